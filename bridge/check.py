@@ -1,0 +1,212 @@
+"""``check_env``: play a few episodes of an agent and raise on the first rule it breaks.
+
+The rules, in the order they are checked:
+
+    1. Played to the end, the episode ends, with a finite reward.
+    2. Every observation is a non-empty prompt of tokens the tokenizer knows.
+    3. Every observation is what the renderer itself makes of the conversation, or continues the
+       tokens sampled before.
+    4. After the end, a further step is refused.
+    5. Closed at any call, the agent ends, and leaves no task and no thread behind.
+    6. The agent copes with replies that are empty, cut, or no sense, or raises a plain exception.
+
+Each has its deliberately broken agent in the tests.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+from tinker_cookbook.rl.types import ActionExtra, InitialObservationOverflow, StepResult
+
+from evert.bridge.agent import Agent, agent_name
+from evert.bridge.env import ChatAgentEnv
+from evert.bridge.errors import AgentError, EnvCheckError, EnvStateError, RewardError
+from evert.bridge.rendering import PromptRenderer, prompt_renderer
+from evert.bridge.tokens import FlatPrompt, flatten
+
+DEFAULT_REPLIES = ("Hello.", "Guess: 5", "yes", "I am 7", '{"answer": 42}')
+"""Said one after the other, again and again."""
+
+MAX_TURNS = 200
+"""Calls after which an agent is held to go on for ever."""
+
+_Reply = tuple[list[int], ActionExtra]
+
+
+def check_env(
+    env: ChatAgentEnv | Agent,
+    *,
+    replies: Iterable[str] = DEFAULT_REPLIES,
+    max_turns: int = MAX_TURNS,
+) -> None:
+    """Check an agent, by the Env made of it; prints nothing and returns if all is well.
+
+    Args:
+        env: An unused ``ChatAgentEnv`` (its agent, task and options are played several times), or
+            an agent that takes the client only.
+        replies: What the model says, over and over: texts that lead through your agent.
+        max_turns: Calls after which an agent is held to go on for ever.
+
+    Raises:
+        EnvCheckError: A rule is broken; the message names it and says what to do.
+        AgentError, AgentTimeoutError, RewardError: The agent failed; see ``ChatAgentEnv.step``.
+        InvalidAgentError: It is no agent.
+    """
+    first = env if isinstance(env, ChatAgentEnv) else ChatAgentEnv(env)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(_Check(first, list(replies), max_turns).run())
+        return
+    # Called from inside a loop (a notebook): play on a loop of our own, and wait for it.
+    failure: list[BaseException] = []
+
+    def play() -> None:
+        try:
+            asyncio.run(_Check(first, list(replies), max_turns).run())
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=play, name="evert check")
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+
+
+class _Check:
+    def __init__(self, env: ChatAgentEnv, replies: Sequence[str], max_turns: int) -> None:
+        self._make: Callable[[], ChatAgentEnv] = env.renewed
+        self._name = agent_name(env.agent)
+        self._renderer: PromptRenderer = prompt_renderer(env.renderer)
+        self._replies = replies
+        self._max_turns = max_turns
+
+    async def run(self) -> None:
+        turns = await self._play_to_the_end()
+        for turn in range(min(turns, 3)):
+            await self._close_at(turn)
+        for name, reply in self._odd_replies().items():
+            await self._play_oddly(name, reply)
+
+    def _say(self, text: str) -> _Reply:
+        end = self._renderer.end_tokens[:1]
+        return self._renderer.encode(text) + end, ActionExtra(stop_reason="stop")
+
+    def _odd_replies(self) -> dict[str, _Reply]:
+        some = self._renderer.encode("Hello there")
+        return {
+            "an empty reply": self._say(""),
+            "a cut reply": (some[:1], ActionExtra(stop_reason="length")),
+            "a reply without an end": (some, ActionExtra(stop_reason="stop")),
+            "a broken tool call": self._say('<tool_call>\n{"name": \n</tool_call>'),
+        }
+
+    # -- the rules -------------------------------------------------------------------------------
+
+    async def _play_to_the_end(self) -> int:
+        env = self._make()
+        try:
+            first = await env.initial_observation()
+            if isinstance(first, InitialObservationOverflow):
+                return 0
+            prompt = flatten(first[0].chunks)
+            for turn in range(self._max_turns):
+                self._check_prompt(prompt, env, turn)
+                action, extra = self._say(self._replies[turn % len(self._replies)])
+                result = await env.step(action, extra=extra)
+                if result.episode_done:
+                    await self._check_end(env, result)
+                    return turn + 1
+                before = prompt + action
+                prompt = flatten(result.next_observation.chunks)
+                self._check_continues(before, prompt, env, turn)
+        finally:
+            await env.close()
+        raise EnvCheckError(
+            f"Rule 1: the agent {self._name} made {self._max_turns} model calls and did not end. "
+            "Bound its loop, or pass replies=[...] that lead it to its end (or a larger max_turns)."
+        )
+
+    def _check_prompt(self, prompt: FlatPrompt, env: ChatAgentEnv, turn: int) -> None:
+        if not prompt:
+            raise EnvCheckError(f"Rule 2: the observation of turn {turn} is empty.")
+        vocabulary = len(self._renderer.renderer.tokenizer)
+        bad = [t for t in prompt if isinstance(t, int) and not 0 <= t < vocabulary]
+        if bad:
+            raise EnvCheckError(
+                f"Rule 2: the observation of turn {turn} holds token {bad[0]}, but the tokenizer "
+                f"has {vocabulary}. Renderer and tokenizer do not belong together."
+            )
+
+    def _check_continues(
+        self, before: FlatPrompt, prompt: FlatPrompt, env: ChatAgentEnv, turn: int
+    ) -> None:
+        conversation = env.conversation
+        if prompt[: len(before)] == before or conversation is None or conversation.turns:
+            return  # goes on token for token, or from an earlier turn that did
+        if prompt != self._renderer.full(conversation.messages):
+            raise EnvCheckError(
+                f"Rule 3: the observation of turn {turn + 1} neither continues the tokens sampled "
+                f"before nor equals the renderer's own prompt. {type(self._renderer.renderer)} "
+                "claims an extension property that it does not have."
+            )
+
+    async def _check_end(self, env: ChatAgentEnv, result: StepResult) -> None:
+        if not isinstance(result.reward, float):
+            raise EnvCheckError(f"Rule 1: the reward is {result.reward!r}, expected a float.")
+        try:
+            await env.step(*self._say("more")[:1])
+        except EnvStateError:
+            return
+        raise EnvCheckError("Rule 4: a step after the end of the episode was accepted.")
+
+    async def _close_at(self, turn: int) -> None:
+        before = _alive()
+        env = self._make()
+        try:
+            result = await env.initial_observation()
+            if isinstance(result, InitialObservationOverflow):
+                return
+            for number in range(turn):
+                action, extra = self._say(self._replies[number % len(self._replies)])
+                if (await env.step(action, extra=extra)).episode_done:
+                    return
+        finally:
+            await env.close()
+        left = _alive() - before
+        if env.is_running or left:
+            names = (
+                ", ".join(sorted(getattr(one, "name", repr(one)) for one in left)) or "the agent"
+            )
+            raise EnvCheckError(
+                f"Rule 5: closed at call {turn + 1}, the agent {self._name} left {names} running. "
+                "Let CancelledError (async) or EnvClosedError (threads) end the agent, and await "
+                "or join what it starts."
+            )
+
+    async def _play_oddly(self, name: str, reply: _Reply) -> None:
+        env = self._make()
+        action, extra = reply
+        try:
+            result = await env.initial_observation()
+            if isinstance(result, InitialObservationOverflow):
+                return
+            for _ in range(self._max_turns):
+                if (await env.step(action, extra=extra)).episode_done:
+                    return
+        except AgentError:
+            return  # it may raise: the trainer's strategies, or on_agent_error, take that
+        except RewardError as error:
+            raise EnvCheckError(
+                f"Rule 6: given {name} every time, the agent {self._name} ends without a proper "
+                f"reward: {error}"
+            ) from error
+        finally:
+            await env.close()
+
+
+def _alive() -> set[object]:
+    tasks: set[object] = set(asyncio.all_tasks())
+    return tasks | {thread for thread in threading.enumerate() if thread.is_alive()}

@@ -1,0 +1,141 @@
+"""The handle an agent calls the model through: shaped like the OpenAI SDK, without HTTP.
+
+``AgentClient`` is what async agents get, ``BlockingAgentClient`` what plain functions get. Both
+answer ``client.chat.completions.create(messages=[...])`` with the SDK's ``ChatCompletion`` and
+raise the SDK's errors; both take rewards, logs and metrics from inside the agent.
+"""
+
+import itertools
+from typing import Any
+
+from openai.types.chat import ChatCompletion
+
+from evert.bridge.agent import reward_of
+from evert.bridge.completions import chat_completion
+from evert.bridge.messages import Reply
+from evert.bridge.requests import ChatRequest
+from evert.bridge.switch import AgentRun
+
+
+class _Handle:
+    """What both clients share: who they speak for, and the notes an agent makes."""
+
+    def __init__(self, run: AgentRun, model: str) -> None:
+        self._run = run
+        self._numbers = itertools.count()
+        self.model = model
+
+    def reward(self, reward: float) -> None:
+        """Add to the reward of the transition just taken (of the first one, before any call).
+
+        Raises:
+            RewardError: It is no finite number.
+        """
+        value = reward_of(reward, "The reward given to client.reward")
+        self._run.rewarded = True
+        self._run.notes.append(("reward", "", value))
+
+    def log(self, **values: str | int | float) -> None:
+        """Note values for people: they go to the transition's logs."""
+        for key, value in values.items():
+            self._run.notes.append(("log", key, value))
+
+    def metric(self, key: str, value: float) -> None:
+        """Note a number for curves: it goes to the transition's metrics.
+
+        Raises:
+            RewardError: It is no finite number.
+        """
+        self._run.notes.append(("metric", key, reward_of(value, f"The metric {key!r}")))
+
+    def _completion(self, reply: Reply, request: ChatRequest) -> ChatCompletion:
+        return chat_completion(
+            reply, id=f"chatcmpl-evert-{next(self._numbers)}", model=request.model
+        )
+
+
+class AgentClient(_Handle):
+    """The async handle; usable from any task of the agent, on any event loop.
+
+    Attributes:
+        model: The policy's name; what ``create`` uses when it is given no model.
+        chat: ``chat.completions.create(...)``, as in ``openai.AsyncOpenAI``.
+        blocking: The same client for the agent's threads.
+    """
+
+    def __init__(self, run: AgentRun, model: str) -> None:
+        super().__init__(run, model)
+        self.chat = AsyncChat(self)
+
+    @property
+    def blocking(self) -> "BlockingAgentClient":
+        """A blocking client of the same run, for tools that run in threads."""
+        return BlockingAgentClient(self._run, self.model)
+
+
+class BlockingAgentClient(_Handle):
+    """The blocking handle, for plain functions and for threads.
+
+    Attributes:
+        model: The policy's name; what ``create`` uses when it is given no model.
+        chat: ``chat.completions.create(...)``, as in ``openai.OpenAI``.
+    """
+
+    def __init__(self, run: AgentRun, model: str) -> None:
+        super().__init__(run, model)
+        self.chat = BlockingChat(self)
+
+
+class AsyncChat:
+    """``client.chat``."""
+
+    def __init__(self, client: AgentClient) -> None:
+        self.completions = AsyncCompletions(client)
+
+
+class AsyncCompletions:
+    """``client.chat.completions``."""
+
+    def __init__(self, client: AgentClient) -> None:
+        self._client = client
+
+    async def create(self, **fields: Any) -> ChatCompletion:
+        """Ask the policy; the arguments are those of OpenAI's chat completions.
+
+        Suspends the agent until the trainer has sampled. Which fields count is written in
+        ``evert.bridge.requests``.
+
+        Raises:
+            openai.BadRequestError: The request cannot be served as it is, or the prompt is too
+                long (code ``context_length_exceeded``).
+            EnvClosedError: The rollout was given up.
+            EpisodeEndedError: The agent function has already returned.
+        """
+        client = self._client
+        request = ChatRequest.from_fields(fields, client.model)
+        return client._completion(await client._run.call(request), request)
+
+
+class BlockingChat:
+    """``client.chat``."""
+
+    def __init__(self, client: BlockingAgentClient) -> None:
+        self.completions = BlockingCompletions(client)
+
+
+class BlockingCompletions:
+    """``client.chat.completions``."""
+
+    def __init__(self, client: BlockingAgentClient) -> None:
+        self._client = client
+
+    def create(self, **fields: Any) -> ChatCompletion:
+        """Ask the policy and block until it has answered.
+
+        Raises:
+            openai.BadRequestError, EnvClosedError, EpisodeEndedError: As ``AsyncCompletions``.
+            RuntimeError: Called on the Env's own event loop, which has to answer it.
+        """
+        client = self._client
+        request = ChatRequest.from_fields(fields, client.model)
+        return client._completion(client._run.call_blocking(request), request)

@@ -1,0 +1,180 @@
+"""``AgentDataset``: tasks of any sequence, dealt in batches of groups for the Cookbook."""
+
+import importlib
+import math
+import random
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import chz
+from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.rl.rollout_limits import RolloutLimits
+from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+from evert.bridge.agent import Agent
+from evert.bridge.base import BASE_MODEL, BASE_RENDERER
+from evert.bridge.env import EnvOptions
+from evert.bridge.errors import InvalidDatasetError
+from evert.bridge.group import ChatAgentGroupBuilder, GroupReward
+
+
+class AgentDataset(RLDataset):
+    """Batches of groups of one agent over a sequence of tasks.
+
+    Args:
+        agent: The agent, or its import path.
+        tasks: Any sequence; each task is one group.
+        batch_size: Groups a batch. The last batch of an epoch may be shorter; no task is dropped.
+        group_size: Episodes a group.
+        epochs: How often the tasks are gone through.
+        shuffle: Whether each epoch has an order of its own; the same for the same seed.
+        seed: Of the shuffling.
+        group_reward: As of ``ChatAgentGroupBuilder``.
+        tags: As of ``ChatAgentGroupBuilder``.
+        **options: Of ``ChatAgentEnv``.
+
+    Raises:
+        InvalidDatasetError: No task, or a size below 1.
+    """
+
+    def __init__(
+        self,
+        agent: Agent | str,
+        tasks: Sequence[Any],
+        *,
+        batch_size: int,
+        group_size: int,
+        epochs: int = 1,
+        shuffle: bool = True,
+        seed: int = 0,
+        group_reward: GroupReward | None = None,
+        tags: Sequence[str] = (),
+        **options: Unpack[EnvOptions],
+    ) -> None:
+        for name, size in (("batch_size", batch_size), ("epochs", epochs)):
+            if size < 1:
+                raise InvalidDatasetError(f"{name} must be at least 1, got {size}.")
+        if len(tasks) == 0:
+            raise InvalidDatasetError("A dataset needs at least one task, got none.")
+        self.agent = agent
+        self.tasks = tasks
+        self.batch_size = batch_size
+        self.group_size = group_size
+        self.epochs = epochs
+        self.shuffle = shuffle
+        self.seed = seed
+        self.group_reward = group_reward
+        self.tags = list(tags)
+        self.options = options
+        self._batches_per_epoch = math.ceil(len(tasks) / batch_size)
+
+    def __len__(self) -> int:
+        return self.epochs * self._batches_per_epoch
+
+    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
+        """The groups of batch ``index``, ``0 <= index < len(self)``.
+
+        Raises:
+            IndexError: There is no such batch.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"Batch {index} of a dataset of {len(self)} batches.")
+        epoch, batch = divmod(index, self._batches_per_epoch)
+        order = self._order(epoch)[batch * self.batch_size : (batch + 1) * self.batch_size]
+        return [
+            ChatAgentGroupBuilder(
+                self.agent,
+                self.tasks[number],
+                self.group_size,
+                group_reward=self.group_reward,
+                tags=self.tags,
+                **self.options,
+            )
+            for number in order
+        ]
+
+    def _order(self, epoch: int) -> Sequence[int]:
+        order = list(range(len(self.tasks)))
+        if self.shuffle:
+            random.Random(f"{self.seed}/{epoch}").shuffle(order)
+        return order
+
+
+@chz.chz
+class AgentDatasetBuilder(RLDatasetBuilder):
+    """Builds a train and a test ``AgentDataset``, configured by chz."""
+
+    agent: str | Any = chz.field(doc="The agent, or its import path 'package.module:function'.")
+    train_tasks: str | Any = chz.field(doc="Sequence of tasks, or its import path.")
+    test_tasks: str | Any | None = chz.field(
+        default=None, doc="Held-out tasks, or their import path. None: no test set."
+    )
+    batch_size: int = chz.field(default=32, doc="Groups a batch.")
+    group_size: int = chz.field(default=8, doc="Episodes a group in training.")
+    test_group_size: int = chz.field(default=1, doc="Episodes a task in tests.")
+    epochs: int = chz.field(default=1, doc="How often the training tasks are gone through.")
+    shuffle: bool = chz.field(default=True, doc="Whether training tasks are shuffled.")
+    seed: int = chz.field(default=0, doc="Seed of the shuffling.")
+    model_name: str = chz.field(default=BASE_MODEL, doc="Model whose tokenizer is used.")
+    renderer_name: str = chz.field(default=BASE_RENDERER, doc="Cookbook renderer.")
+    limits: RolloutLimits | None = chz.field(default=None, doc="Budgets of an episode.")
+    group_reward: GroupReward | None = chz.field(default=None, doc="Rewards that compare a group.")
+    tags: Sequence[str] = chz.field(default=(), doc="Names to aggregate metrics under.")
+    env_options: EnvOptions = chz.field(
+        default_factory=EnvOptions, doc="Further options of ChatAgentEnv."
+    )
+
+    async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
+        """The train and the test dataset.
+
+        Raises:
+            InvalidAgentError, InvalidDatasetError: The agent or the tasks are not usable.
+        """
+        renderer = get_renderer(
+            self.renderer_name, get_tokenizer(self.model_name), model_name=self.model_name
+        )
+        options: EnvOptions = {"renderer": renderer, "limits": self.limits, **self.env_options}
+        train = self._dataset(self.train_tasks, self.group_size, self.epochs, self.shuffle, options)
+        if self.test_tasks is None:
+            return train, None
+        return train, self._dataset(self.test_tasks, self.test_group_size, 1, False, options)
+
+    def _dataset(
+        self, tasks: Any, group_size: int, epochs: int, shuffle: bool, options: EnvOptions
+    ) -> AgentDataset:
+        return AgentDataset(
+            self.agent,
+            load_tasks(tasks),
+            batch_size=self.batch_size,
+            group_size=group_size,
+            epochs=epochs,
+            shuffle=shuffle,
+            seed=self.seed,
+            group_reward=self.group_reward,
+            tags=self.tags,
+            **options,
+        )
+
+
+def load_tasks(tasks: str | Sequence[Any]) -> Sequence[Any]:
+    """The tasks that ``tasks`` names by 'package.module:name', or itself.
+
+    Raises:
+        InvalidDatasetError: Nothing is found there, or it is no sequence.
+    """
+    if isinstance(tasks, str):
+        module_name, _, name = tasks.partition(":")
+        try:
+            found = getattr(importlib.import_module(module_name), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise InvalidDatasetError(
+                f"No tasks at {tasks!r}: {error}. Expected 'package.module:name'."
+            ) from error
+    else:
+        found = tasks
+    if not hasattr(found, "__len__") or not hasattr(found, "__getitem__"):
+        raise InvalidDatasetError(
+            f"Tasks must be a sequence (with a length and an index), got {type(found).__name__}."
+        )
+    return found  # type: ignore[no-any-return]

@@ -1,0 +1,70 @@
+"""Every error evert raises, under one root; each class names the boundary that was crossed.
+
+    EvertError
+    ├── InvalidAgentError      (TypeError)     what was handed in is no agent we can run
+    ├── RewardError            (ValueError)    a reward is missing, or is none
+    ├── AgentError             (RuntimeError)  the agent raised; its exception is ``__cause__``
+    ├── AgentTimeoutError      (TimeoutError)  the agent neither called again nor ended in time
+    ├── EnvStateError          (RuntimeError)  the Env's methods were called out of order
+    ├── EnvClosedError         (RuntimeError)  the Env was closed before, or meanwhile
+    ├── EpisodeEndedError      (RuntimeError)  a call arrived after the agent had ended
+    ├── RendererMismatchError  (ValueError)    a renderer cannot do what a conversation needs
+    ├── InvalidDatasetError    (ValueError)    tasks or sizes that make no dataset
+    └── EnvCheckError          (RuntimeError)  ``check_env`` found a broken rule
+
+Three ends are three classes: *ended* (the agent is done), *closed* (somebody gave up on it) and
+*broken* (it raised). Each keeps a standard-library parent, pickles, and says what we got, what was
+expected and what to do next. Requests that the Env cannot serve reach the agent as the OpenAI
+SDK's own ``BadRequestError`` (``requests.py``), because that is what agents catch.
+
+``AgentAborted`` stands outside: it is a ``BaseException``, raised inside an agent that goes on
+calling after it was closed, so that ``except Exception`` loops end too.
+"""
+
+
+class EvertError(Exception):
+    """Root of every error that evert raises on purpose."""
+
+
+class InvalidAgentError(EvertError, TypeError):
+    """The object given as an agent cannot be run as one."""
+
+
+class RewardError(EvertError, ValueError):
+    """An agent's reward is missing, not finite, or not a number."""
+
+
+class AgentError(EvertError, RuntimeError):
+    """The agent raised; ``__cause__`` is the agent's exception with its traceback."""
+
+
+class AgentTimeoutError(EvertError, TimeoutError):
+    """The agent neither called the model nor ended within ``agent_timeout`` seconds."""
+
+
+class EnvStateError(EvertError, RuntimeError):
+    """A method of an Env was called in a state that does not allow it."""
+
+
+class EnvClosedError(EvertError, RuntimeError):
+    """The Env was closed; its agent can call no more and it can be stepped no more."""
+
+
+class EpisodeEndedError(EvertError, RuntimeError):
+    """A model call arrived after the agent function had already ended."""
+
+
+class RendererMismatchError(EvertError, ValueError):
+    """The renderer cannot be used, or cannot express what the conversation contains."""
+
+
+class InvalidDatasetError(EvertError, ValueError):
+    """The tasks or sizes given do not make a dataset."""
+
+
+class EnvCheckError(EvertError, RuntimeError):
+    """``check_env`` found that an environment breaks a rule."""
+
+
+class AgentAborted(BaseException):
+    """Ends an agent that ignores every refusal after its Env was closed."""

@@ -1,0 +1,318 @@
+"""Between the messages agents send and the messages the Cookbook's renderers take.
+
+``read_message`` turns one message of a request (a dict, or an SDK message object that the agent
+appended) into a Cookbook ``Message``; ``read_tools`` does the same for tools. ``Reply`` is the
+other way: what the policy's tokens say, as the agent gets it.
+
+A reply has two views. The *model's* view (``Reply.parsed``) is the renderer's own parse, thinking
+and all, and is what gets rendered again if it must be. The *agent's* view (``Reply.text``,
+``tool_calls``) is what an OpenAI client shows; an agent sends it back, and
+``Reply.is_sent_back_as`` recognises it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from tinker_cookbook.renderers.base import (
+    ContentPart,
+    ImagePart,
+    Message,
+    TextPart,
+    ThinkingPart,
+    ToolCall,
+    ToolSpec,
+    UnparsedToolCall,
+)
+
+from evert.bridge.requests import bad_request
+
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+"""Role an agent may use -> role the renderers know."""
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+def as_fields(message: object, index: int) -> Mapping[str, Any]:
+    """The fields of one message: a dict as it is, an SDK object by its attributes.
+
+    Raises:
+        openai.BadRequestError: It is neither.
+    """
+    if isinstance(message, Mapping):
+        return message
+    dump = getattr(message, "model_dump", None)
+    if dump is not None:
+        return cast("Mapping[str, Any]", dump(exclude_none=True))
+    raise bad_request(
+        f"messages[{index}] must be a dict with 'role' and 'content', got "
+        f"{type(message).__name__}: {message!r:.200}.",
+        param=f"messages[{index}]",
+    )
+
+
+def read_message(message: object, index: int, tool_names: Mapping[str, str]) -> Message:
+    """One message of a request in the Cookbook's form.
+
+    Args:
+        message: A dict or an SDK message object.
+        index: Its place in the request, for messages.
+        tool_names: Tool-call id -> function name, from the calls seen before; some templates
+            (GPT-OSS) name the function in a tool's result.
+
+    Raises:
+        openai.BadRequestError: The role is unknown, or the content or a tool call has no form that
+            we can read.
+    """
+    fields = as_fields(message, index)
+    role = ROLES.get(fields.get("role", ""))
+    if role is None:
+        raise bad_request(
+            f"messages[{index}] has role {fields.get('role')!r}; expected one of "
+            f"{', '.join(ROLES)}.",
+            param=f"messages[{index}].role",
+        )
+    calls = fields.get("tool_calls")
+    result = Message(role=role, content=_read_content(fields, index, may_be_empty=bool(calls)))
+    if role == "assistant":
+        _read_assistant(fields, calls, index, result)
+    elif role == "tool":
+        _read_tool_result(fields, tool_names, result)
+    elif fields.get("name"):
+        result["name"] = str(fields["name"])
+    return result
+
+
+def _read_content(
+    fields: Mapping[str, Any], index: int, *, may_be_empty: bool
+) -> str | list[ContentPart]:
+    content = fields.get("content")
+    if isinstance(content, str):
+        return content
+    if content is None and may_be_empty:
+        return ""
+    if isinstance(content, (list, tuple)):
+        parts = [_read_part(part, index, number) for number, part in enumerate(content)]
+        if len(parts) == 1 and parts[0]["type"] == "text":
+            return parts[0]["text"]
+        return parts
+    raise bad_request(
+        f"messages[{index}].content must be a string or a list of parts, got "
+        f"{type(content).__name__}: {content!r:.200}.",
+        param=f"messages[{index}].content",
+    )
+
+
+def _read_part(part: object, index: int, number: int) -> ContentPart:
+    if isinstance(part, Mapping):
+        kind = part.get("type")
+        if kind in ("text", "input_text", "output_text") and isinstance(part.get("text"), str):
+            return TextPart(type="text", text=part["text"])
+        if kind == "thinking" and isinstance(part.get("thinking"), str):
+            return ThinkingPart(type="thinking", thinking=part["thinking"])
+        image = part.get("image_url")
+        url = image.get("url") if isinstance(image, Mapping) else image
+        if kind == "image_url" and isinstance(url, str):
+            return ImagePart(type="image", image=url)
+        if kind == "image" and "image" in part:
+            return ImagePart(type="image", image=part["image"])
+    raise bad_request(
+        f"messages[{index}].content[{number}] is {part!r:.200}; expected a part of type 'text' or "
+        "'image_url'.",
+        param=f"messages[{index}].content[{number}]",
+    )
+
+
+def _read_assistant(fields: Mapping[str, Any], calls: Any, index: int, result: Message) -> None:
+    reasoning = fields.get("reasoning_content") or fields.get("reasoning")
+    if isinstance(reasoning, str) and reasoning:
+        content = result["content"]
+        text = [TextPart(type="text", text=content)] if isinstance(content, str) else content
+        result["content"] = [ThinkingPart(type="thinking", thinking=reasoning), *text]
+    if calls:
+        result["tool_calls"] = [
+            _read_tool_call(call, f"messages[{index}].tool_calls[{number}]")
+            for number, call in enumerate(calls)
+        ]
+
+
+def _read_tool_call(call: object, place: str) -> ToolCall:
+    fields = call if isinstance(call, Mapping) else getattr(call, "model_dump", dict)()
+    function = fields.get("function")
+    name = function.get("name") if isinstance(function, Mapping) else None
+    arguments = function.get("arguments") if isinstance(function, Mapping) else None
+    if not isinstance(name, str) or not isinstance(arguments, str):
+        raise bad_request(
+            f"{place} is {call!r:.200}; expected "
+            "{'id': ..., 'type': 'function', 'function': {'name': str, 'arguments': JSON str}}.",
+            param=place,
+        )
+    try:
+        json.loads(arguments)
+    except ValueError as error:
+        raise bad_request(
+            f"{place}.function.arguments is no JSON ({error}): {arguments!r:.200}.", param=place
+        ) from None
+    return ToolCall(
+        id=fields.get("id"), function=ToolCall.FunctionBody(name=name, arguments=arguments)
+    )
+
+
+def _read_tool_result(
+    fields: Mapping[str, Any], tool_names: Mapping[str, str], result: Message
+) -> None:
+    call_id = fields.get("tool_call_id")
+    if call_id:
+        result["tool_call_id"] = str(call_id)
+    name = fields.get("name") or tool_names.get(str(call_id))
+    if name:
+        result["name"] = str(name)
+
+
+def read_tools(tools: Sequence[Any]) -> list[ToolSpec]:
+    """The Cookbook's tool specs for OpenAI's tool dicts.
+
+    Raises:
+        openai.BadRequestError: A tool is no function with a name and an object schema.
+    """
+    return [_read_tool(tool, f"tools[{number}]") for number, tool in enumerate(tools)]
+
+
+def _read_tool(tool: object, place: str) -> ToolSpec:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise bad_request(
+            f"{place} is {tool!r:.200}; expected {{'type': 'function', 'function': "
+            "{'name': str, 'description': str, 'parameters': JSON schema}}.",
+            param=place,
+        )
+    parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
+        raise bad_request(
+            f"{place}.function.parameters must be a JSON schema of type 'object', got "
+            f"{parameters!r:.200}.",
+            param=f"{place}.function.parameters",
+        )
+    try:
+        json.dumps(parameters)
+    except (TypeError, ValueError) as error:
+        raise bad_request(
+            f"{place}.function.parameters cannot be written as JSON: {error}.",
+            param=f"{place}.function.parameters",
+        ) from None
+    return ToolSpec(
+        name=function["name"],
+        description=str(function.get("description") or ""),
+        parameters=dict(parameters),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the policy said in one action, as the agent gets it.
+
+    Attributes:
+        parsed: The renderer's own parse of the action (the model's view).
+        text: Visible text.
+        reasoning: Thinking, or None when there was none.
+        tool_calls: Calls that parsed, each with an id.
+        unparsed: Tool calls that did not parse; their markup stays in ``text``.
+        finish_reason: "length" when the action was cut, "tool_calls" when there are any.
+        prompt_tokens: Length of the observation.
+        completion_tokens: Length of the action.
+    """
+
+    parsed: Message
+    text: str
+    reasoning: str | None
+    tool_calls: tuple[ToolCall, ...]
+    unparsed: tuple[UnparsedToolCall, ...]
+    finish_reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+
+    def is_sent_back_as(self, message: object) -> bool:
+        """Whether ``message`` of a later request is this reply, unchanged.
+
+        Agents rarely send reasoning back, so a missing one is no change; a different one is.
+        """
+        fields = message if isinstance(message, Mapping) else getattr(message, "__dict__", {})
+        if fields.get("role") != "assistant":
+            return False
+        content = fields.get("content")
+        if content is not self.text and not _same_text(content, self.text):
+            return False
+        reasoning = fields.get("reasoning_content")
+        if reasoning is not None and reasoning != self.reasoning:
+            return False
+        calls = fields.get("tool_calls") or ()
+        return len(calls) == len(self.tool_calls) and all(
+            _same_call(sent, own) for sent, own in zip(calls, self.tool_calls, strict=True)
+        )
+
+
+def _same_text(content: object, text: str) -> bool:
+    if content is None:
+        return text == ""
+    if isinstance(content, (list, tuple)):
+        texts = [str(part.get("text")) for part in content if isinstance(part, Mapping)]
+        return len(texts) == len(content) and "".join(texts) == text
+    return content == text
+
+
+def _same_call(sent: Any, own: ToolCall) -> bool:
+    fields = sent if isinstance(sent, Mapping) else sent.model_dump()
+    function = fields.get("function") or {}
+    if fields.get("id") != own.id or function.get("name") != own.function.name:
+        return False
+    arguments = function.get("arguments")
+    if arguments == own.function.arguments:
+        return True
+    try:  # frameworks write the same arguments anew
+        return bool(json.loads(str(arguments)) == json.loads(own.function.arguments))
+    except ValueError:
+        return False
+
+
+def read_reply(
+    parsed: Message,
+    *,
+    truncated: bool,
+    call_ids: str,
+    prompt_tokens: int,
+    completion_tokens: int,
+) -> Reply:
+    """The reply that a renderer's parse stands for.
+
+    Args:
+        parsed: From ``renderer.parse_response``; its content may be text or a list of parts.
+        truncated: The action was cut at its token cap.
+        call_ids: Prefix of the ids for tool calls whose format has none.
+        prompt_tokens: Length of the observation.
+        completion_tokens: Length of the action.
+    """
+    content = parsed["content"]
+    reasoning: str | None = None
+    if isinstance(content, str):
+        text = content
+    else:
+        text = "".join(part["text"] for part in content if part["type"] == "text")
+        thoughts = [part["thinking"] for part in content if part["type"] == "thinking"]
+        reasoning = "\n".join(thoughts) if thoughts else None
+    calls = tuple(
+        call if call.id else call.model_copy(update={"id": f"{call_ids}-{number}"})
+        for number, call in enumerate(parsed.get("tool_calls") or ())
+    )
+    finish: FinishReason = "length" if truncated else "tool_calls" if calls else "stop"
+    unparsed = tuple(parsed.get("unparsed_tool_calls") or ())
+    for lost in unparsed:
+        if lost.raw_text not in text:  # an agent must see what could not be parsed
+            text += lost.raw_text
+    return Reply(parsed, text, reasoning, calls, unparsed, finish, prompt_tokens, completion_tokens)

@@ -1,0 +1,71 @@
+"""``ScriptedPolicy``: a policy that plays given texts, for tests of agents without a model."""
+
+from collections.abc import Callable, Iterable
+
+import tinker
+from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
+from tinker_cookbook.renderers import Renderer
+
+from evert.bridge.rendering import prompt_renderer
+from evert.bridge.tokens import flatten
+
+
+class ScriptedPolicy(TokenCompleter):
+    """A ``TokenCompleter`` whose replies are written in advance.
+
+    Args:
+        replies: The texts to say, one a call, or a function from the prompt's text to the reply.
+            Only a function makes sense for several episodes at once.
+        renderer: Of the Env it plays; None for the default one.
+        logprob: What is reported for every token.
+
+    A reply ends with the renderer's end-of-turn token unless it is longer than ``max_tokens``.
+    ``prompts`` keeps the prompts' texts, ``actions`` the tokens played.
+
+    Raises:
+        IndexError: There were more calls than texts.
+    """
+
+    def __init__(
+        self,
+        replies: Iterable[str] | Callable[[str], str],
+        renderer: Renderer | None = None,
+        logprob: float = -1.0,
+    ) -> None:
+        self._replies = replies if callable(replies) else list(replies)
+        self._renderer = prompt_renderer(renderer)
+        self._logprob = logprob
+        self.prompts: list[str] = []
+        self.actions: list[list[int]] = []
+
+    async def __call__(
+        self,
+        model_input: tinker.ModelInput,
+        stop: StopCondition,
+        *,
+        max_tokens: int | None = None,
+    ) -> TokensWithLogprobs:
+        """The next reply as tokens; cut, with stop reason "length", at ``max_tokens``."""
+        text = [token for token in flatten(model_input.chunks) if isinstance(token, int)]
+        prompt = self._renderer.decode(text)
+        tokens = self._renderer.encode(self._reply(prompt)) + self._renderer.end_tokens[:1]
+        cut = max_tokens is not None and len(tokens) > max_tokens
+        tokens = tokens[:max_tokens]
+        self.prompts.append(prompt)
+        self.actions.append(tokens)
+        return TokensWithLogprobs(
+            tokens=tokens,
+            maybe_logprobs=[self._logprob] * len(tokens),
+            stop_reason="length" if cut else "stop",
+        )
+
+    def _reply(self, prompt: str) -> str:
+        if callable(self._replies):
+            return self._replies(prompt)
+        number = len(self.actions)
+        if number >= len(self._replies):
+            raise IndexError(
+                f"The script has {len(self._replies)} replies, and the agent made call "
+                f"{number + 1}. Give more replies, or a function from the prompt to the reply."
+            )
+        return self._replies[number]

@@ -1,0 +1,238 @@
+"""One episode of a Gymnasium environment: a ``ChatAgentEnv``, driven on the event loop.
+
+``start`` and ``act`` each give a ``Moment``: everything that can be said of the episode at this
+point, in messages and in tokens. The budgets that the Cookbook leaves to whoever samples are kept
+here, since here nobody else does: a reply longer than its cap is cut, and an episode ends when its
+sampled tokens are used up. (The two wall-clock limits are for samplers and have no effect.)
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tinker
+from tinker_cookbook.rl.rollout_limits import DEFAULT_LIMIT_STOP_REASONS
+from tinker_cookbook.rl.types import (
+    STOP_METRIC_PREFIX,
+    InitialObservationOverflow,
+    StepResult,
+    StopReason,
+)
+
+from evert.bridge.completions import chat_completion
+from evert.bridge.env import ChatAgentEnv
+from evert.bridge.errors import EnvStateError, RendererMismatchError
+from evert.bridge.messages import Reply, as_fields
+from evert.bridge.rendering import PromptRenderer
+from evert.bridge.tokens import flatten
+
+LIMITS = frozenset({*DEFAULT_LIMIT_STOP_REASONS, StopReason.CONTEXT_OVERFLOW})
+"""Stop reasons that cut an episode off (Gymnasium's ``truncated``); all others end it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """An episode between two actions, or at its end.
+
+    Attributes:
+        messages: The conversation to continue, as the agent sent it; at the end, the last one with
+            the last reply.
+        tokens: The same as token ids: the prompt; at the end, the last one with the last action.
+        reward: Earned by the last action; 0 at the start.
+        stop_reason: Why the episode is over; None while it goes on.
+        tools: Tools the agent offers, in OpenAI's form.
+        stop: Strings or token ids that end a reply.
+        max_tokens: Longest reply, in tokens; None for any length.
+        action: The last action's tokens, as taken; empty at the start.
+        metrics: Numbers about the last action, for curves.
+        logs: Values about the last action, for people.
+    """
+
+    messages: list[dict[str, Any]]
+    tokens: tuple[int, ...]
+    reward: float = 0.0
+    stop_reason: str | None = None
+    tools: list[Any] = field(default_factory=list)
+    stop: list[str] | list[int] = field(default_factory=list)
+    max_tokens: int | None = None
+    action: tuple[int, ...] = ()
+    metrics: dict[str, float] = field(default_factory=dict)
+    logs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether a budget cut the episode off."""
+        return self.stop_reason in LIMITS
+
+
+class Episode:
+    """One run of an agent. Its methods belong to one event loop; ``close`` it in any case."""
+
+    def __init__(self, env: ChatAgentEnv, renderer: PromptRenderer) -> None:
+        self._env = env
+        self._renderer = renderer
+        self._moment = Moment([], ())
+        self._sampled = 0
+
+    async def start(self) -> Moment:
+        """Run the agent to its first call.
+
+        Raises:
+            EnvStateError: It ended before it made one.
+            AgentError, AgentTimeoutError, RewardError: As ``ChatAgentEnv.initial_observation``.
+        """
+        first = await self._env.initial_observation()
+        if isinstance(first, InitialObservationOverflow):
+            raise EnvStateError(
+                "The episode ended before the policy was asked anything: its agent made no model "
+                "call, or its first prompt is over max_trajectory_tokens (reward "
+                f"{first.reward}, {first.metrics}). Gymnasium cannot end an episode in reset(): "
+                "take this task out of the tasks, or raise the limit."
+            )
+        self._moment = self._asking(first[0], list(first[1]))
+        return self._moment
+
+    async def act(self, tokens: Sequence[int]) -> Moment:
+        """Answer the agent's call, and run it to the next one or to its end.
+
+        Raises:
+            AgentError, AgentTimeoutError, RewardError: As ``ChatAgentEnv.step``.
+        """
+        action, is_cut = self._within_budget(list(tokens))
+        before = self._moment
+        conversation = self._conversation()
+        old_reply = conversation.reply
+        result = await self._env.step(
+            action, extra={"stop_reason": "length" if is_cut else "stop"}
+        )
+        self._sampled += len(action)
+        if not result.episode_done:
+            asking = self._asking(result.next_observation, list(result.next_stop_condition))
+            if not self._is_used_up():
+                self._moment = _after(asking, action, result, None)
+                return self._moment
+            await self._env.close()
+            self._moment = _after(asking, action, result, StopReason.MAX_SAMPLED_TOKENS)
+            return self._moment
+        reply = conversation.reply if conversation.reply is not old_reply else None
+        said = _message_of(reply) if reply is not None else self._plain(action)
+        ended = Moment([*copy.deepcopy(before.messages), said], (*before.tokens, *action))
+        self._moment = _after(ended, action, result, _stop_reason(result))
+        return self._moment
+
+    async def close(self) -> None:
+        """Give the episode up. Idempotent."""
+        await self._env.close()
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a reply: its text and the end of the turn."""
+        end = self._renderer.end_tokens[:1]
+        if not end and isinstance(self._renderer.stop[0], str):
+            end = self._renderer.encode(self._renderer.stop[0])
+        return self._renderer.encode(text) + end
+
+    # -- what the agent asks ---------------------------------------------------------------------
+
+    def _conversation(self) -> Any:
+        outstanding = self._env._outstanding
+        if outstanding is None:
+            raise EnvStateError("No call of the agent waits for a reply; start a new episode.")
+        return outstanding.conversation
+
+    def _asking(self, prompt: tinker.ModelInput, stop: list[Any]) -> Moment:
+        outstanding = self._env._outstanding
+        assert outstanding is not None
+        request = outstanding.call.request
+        tokens = _token_ids(prompt)
+        return Moment(
+            messages=[
+                copy.deepcopy(dict(as_fields(message, index)))
+                for index, message in enumerate(request.messages)
+            ],
+            tokens=tokens,
+            tools=copy.deepcopy(request.tools or []),
+            stop=stop,
+            max_tokens=self._budget(len(tokens)),
+        )
+
+    def _plain(self, action: list[int]) -> dict[str, Any]:
+        return {"role": "assistant", "content": self._renderer.decode(action)}
+
+    # -- budgets ---------------------------------------------------------------------------------
+
+    def _budget(self, prompt: int) -> int | None:
+        limits = self._env.rollout_limits
+        caps = [limits.max_turn_tokens]
+        if limits.max_trajectory_tokens is not None:
+            caps.append(limits.max_trajectory_tokens - prompt)
+        if limits.max_sampled_tokens is not None:
+            caps.append(limits.max_sampled_tokens - self._sampled)
+        return min((cap for cap in caps if cap is not None), default=None)
+
+    def _within_budget(self, action: list[int]) -> tuple[list[int], bool]:
+        """The action as far as its cap allows, and whether the cap ended it."""
+        cap = self._moment.max_tokens
+        if cap is None or len(action) < cap:
+            return action, False
+        action = action[:cap]
+        ends = self._renderer.end_tokens
+        return action, not ends or action[-1] not in ends
+
+    def _is_used_up(self) -> bool:
+        limit = self._env.rollout_limits.max_sampled_tokens
+        return limit is not None and limit - self._sampled <= 1  # the Cookbook's own rule
+
+
+def _after(moment: Moment, action: list[int], result: StepResult, stop: str | None) -> Moment:
+    return Moment(
+        messages=moment.messages,
+        tokens=moment.tokens,
+        reward=float(result.reward),
+        stop_reason=None if stop is None else str(stop),
+        tools=moment.tools,
+        stop=moment.stop,
+        max_tokens=moment.max_tokens,
+        action=tuple(action),
+        metrics={key: float(value) for key, value in result.metrics.items()},
+        logs=dict(result.logs),
+    )
+
+
+def _stop_reason(result: StepResult) -> str:
+    reasons = [key for key, value in result.metrics.items() if value == 1.0]
+    stops = [key for key in reasons if key.startswith(STOP_METRIC_PREFIX)]
+    return stops[0].removeprefix(STOP_METRIC_PREFIX) if stops else str(StopReason.COMPLETED)
+
+
+def _message_of(reply: Reply) -> dict[str, Any]:
+    completion = chat_completion(reply, id="", model="")
+    return completion.choices[0].message.model_dump(exclude_none=True)
+
+
+def _token_ids(prompt: tinker.ModelInput) -> tuple[int, ...]:
+    flat = flatten(prompt.chunks)
+    ids = tuple(element for element in flat if isinstance(element, int))
+    if len(ids) < len(flat):
+        raise RendererMismatchError(
+            f"The prompt holds {len(flat) - len(ids)} images or other chunks that are no tokens; "
+            "Gymnasium's spaces here carry text only. Use evert.ChatAgentEnv for this agent."
+        )
+    return ids
+
+
+def observed(messages: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str], ...]:
+    """Messages as an observation: role and text, nothing else."""
+    return tuple(
+        {"role": str(message.get("role")), "content": text_of(message)} for message in messages
+    )
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """The text of a message; a part that is no text is named in brackets."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    return "".join(
+        str(part["text"]) if "text" in part else f"[{part.get('type')}]" for part in content or ()
+    )

@@ -1,0 +1,68 @@
+"""Guess the number: find an integer between 0 and 1024 in ten guesses.
+
+Prompt, bounds, replies and rewards are those of the Tinker Cookbook's recipe
+(``tinker_cookbook.recipes.multiplayer_rl.guess_number``), so that results compare: 1 for the right
+guess, -1 for each reply that is no guess, else 0. The numbers are split as there, nine tenths for
+training. A guess drawn at random inside the known bounds wins 0.33 of games, bisection 0.998.
+"""
+
+import random
+import re
+from typing import Any
+
+from evert.bridge.client import AgentClient
+
+UPPER_BOUND = 1024
+MAX_TURNS = 10
+SYSTEM_PROMPT = (
+    f"Your job is to guess a integer between 0 and {UPPER_BOUND}. You can output your guess with "
+    "the format Guess: <guess> (without the angle brackets), and say nothing else. Then we will "
+    "tell you whether you guess is too high, too low, or correct."
+)
+FAIL_TO_PARSE = (
+    "Failed to parse. Please output in the format Guess: <guess> (without the angle brackets), "
+    "and say nothing else."
+)
+FORMAT_PENALTY = -1.0
+
+
+def split_numbers(train_fraction: float = 0.9) -> tuple[list[int], list[int]]:
+    """The Cookbook's split of 0..1023 into training and held-out numbers (its seed 0)."""
+    numbers = random.Random(0).sample(range(UPPER_BOUND), UPPER_BOUND)
+    count = int(UPPER_BOUND * train_fraction)
+    return numbers[:count], numbers[count:]
+
+
+TRAIN_TASKS, TEST_TASKS = split_numbers()
+
+
+async def guess_number_agent(client: AgentClient, task: int) -> float:
+    """Guess ``task``; the reward is 1 for finding it, plus the penalties given on the way."""
+    messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM_PROMPT}]
+    for _ in range(MAX_TURNS):
+        completion = await client.chat.completions.create(messages=messages)
+        answer = completion.choices[0].message.content or ""
+        feedback, reward = judge(answer, task)
+        client.log(guess=answer, feedback=feedback, target=task)
+        if reward == 1.0:
+            return 1.0
+        client.reward(reward)
+        messages += [
+            {"role": "assistant", "content": answer},
+            {"role": "user", "content": feedback},
+        ]
+    return 0.0
+
+
+def judge(answer: str, target: int) -> tuple[str, float]:
+    """What the player is told about an answer, and its reward."""
+    match = re.match(r"Guess: (.*)", answer)
+    try:
+        guess = int(match.group(1)) if match else None
+    except ValueError:
+        guess = None
+    if guess is None:
+        return FAIL_TO_PARSE, FORMAT_PENALTY
+    if guess == target:
+        return "Correct", 1.0
+    return ("Too low", 0.0) if guess < target else ("Too high", 0.0)

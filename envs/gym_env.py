@@ -1,0 +1,298 @@
+"""``AgentGymEnv``: a chat agent as a synchronous ``gymnasium.Env``.
+
+The agent asks, the action answers. Each ``reset`` draws a task and starts the agent anew
+(``episode.py``) on the event loop of all environments (``loop.py``); ``step`` waits there for the
+agent's next call. This file is Gymnasium's side: arguments, seeds, spaces, what comes back.
+"""
+
+import copy
+import difflib
+import inspect
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, Unpack
+
+import gymnasium
+import numpy as np
+from gymnasium import error, spaces
+from tinker_cookbook.rl.rollout_limits import RolloutLimits
+
+from evert.bridge.agent import NO_TASK, Agent, agent_name, inspect_agent
+from evert.bridge.dataset import load_tasks
+from evert.bridge.env import ChatAgentEnv, EnvOptions
+from evert.bridge.errors import InvalidDatasetError
+from evert.bridge.group import load_agent
+from evert.bridge.rendering import prompt_renderer
+from evert.envs.episode import Episode, Moment, observed
+from evert.envs.errors import EnvArgumentError
+from evert.envs.loop import LoopThread, acquire, release
+from evert.envs.registration import unwrap
+from evert.envs.spaces import AnyText, message_space, text_action, token_action, token_space
+from evert.envs.transcript import Screen, transcript
+
+Level = Literal["messages", "tokens"]
+LEVELS: tuple[Level, ...] = ("messages", "tokens")
+
+Observation = tuple[dict[str, str], ...] | tuple[int, ...]
+
+
+class AgentGymEnv(gymnasium.Env[Any, Any]):
+    """A chat agent as a Gymnasium environment.
+
+    Use it through ``gymnasium.make``; ``evert.register_agent`` gives an agent an id. ``__doc__`` of
+    an instance is that of its agent.
+
+    ## Action Space
+
+    level="messages": ``Text``, what the policy says; the end of the turn is added. Anything the
+    renderer understands counts, tool calls included.
+    level="tokens": ``Sequence(Discrete(vocabulary))``, what the policy samples, end of turn
+    included; taken exactly as it is.
+
+    ## Observation Space
+
+    level="messages": ``Sequence(Dict(role: Text, content: Text))``, the conversation the agent asks
+    the policy to continue; at the end, with the last reply.
+    level="tokens": ``Sequence(Discrete(vocabulary))``, the same as a prompt.
+
+    ## Starting State
+
+    A task drawn evenly from ``tasks`` with the environment's seeded generator, or
+    ``options={"task": ...}``; the agent's first model call.
+
+    ## Reward
+
+    What the agent gave for the action (``client.reward``), and its return value at the end.
+
+    ## Episode End
+
+    Terminated: the agent returned. Truncated: a budget was used up; ``info["stop_reason"]`` is
+    then max_turns, max_tokens, max_sampled_tokens, max_tool_calls or context_overflow.
+
+    ## Information
+
+    ``task`` (absent without tasks), ``messages`` (OpenAI's form, tool calls included), ``tokens``,
+    ``tools``, ``stop``, ``max_tokens`` (absent without a cap; a longer action is cut); after a step
+    also ``action_tokens``, ``metrics``, ``logs`` and, in the last one, ``stop_reason``.
+
+    ## Arguments
+
+    agent: The agent, or its import path 'package.module:function'.
+    tasks: Sequence of tasks, or its import path. None: the agent takes no task.
+    level: "messages" or "tokens".
+    render_mode: None, "ansi" (``render()`` returns the conversation) or "human" (it is printed).
+    max_turns: Actions an episode may take. None: as many as the agent asks for.
+    options: All of ``ChatAgentEnv``'s (``renderer``, ``limits``, ``agent_timeout``, ...).
+
+    Raises:
+        EnvArgumentError: An argument has no such value, or there is none of this name.
+        InvalidAgentError: ``agent`` is no agent, or takes other arguments.
+        InvalidDatasetError: ``tasks`` are no sequence, or empty.
+    """
+
+    metadata = {"render_modes": ["ansi", "human"], "render_fps": 1}  # noqa: RUF012 (Gymnasium's)
+
+    def __init__(
+        self,
+        agent: Agent | str,
+        tasks: Sequence[Any] | str | None = None,
+        *,
+        level: Level = "messages",
+        render_mode: str | None = None,
+        max_turns: int | None = None,
+        **options: Unpack[EnvOptions],
+    ) -> None:
+        _one_of("level", level, LEVELS)
+        _one_of("render_mode", render_mode, (None, *self.metadata["render_modes"]))
+        _known("argument", options, EnvOptions.__annotations__)
+        self._agent = load_agent(unwrap(agent))
+        self.tasks = _load_tasks(unwrap(tasks))
+        self._form = inspect_agent(self._agent, NO_TASK if self.tasks is None else None)
+        self.level = level
+        self.render_mode = render_mode
+        self._options = _with_max_turns(options, max_turns)
+        self._renderer = prompt_renderer(self._options.get("renderer"))
+        self._vocabulary = len(self._renderer.renderer.tokenizer)
+        self.observation_space, self.action_space = self._spaces()
+        self.__doc__ = inspect.getdoc(self._agent) or type(self).__doc__
+        self._loop: LoopThread | None = None
+        self._episode: Episode | None = None
+        self._task: Any = NO_TASK
+        self._pid = os.getpid()
+        self._why_over = "reset() was never called"
+
+    def _spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+        if self.level == "messages":
+            return message_space(), AnyText()
+        return token_space(self._vocabulary), token_space(self._vocabulary)
+
+    # -- Gymnasium -------------------------------------------------------------------------------
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Give up the running episode, if any, and start one.
+
+        Args:
+            seed: Seed of the generator that draws tasks.
+            options: ``{"task": task}`` takes this task instead of a drawn one.
+
+        Raises:
+            EnvArgumentError: Unknown option, or a task that is not among the tasks.
+            EnvStateError: The agent ended before its first call.
+            AgentError, AgentTimeoutError, RewardError: As ``ChatAgentEnv``.
+        """
+        super().reset(seed=seed)
+        self._task = self._choose_task(options or {})
+        self._end_episode("its reset failed")
+        if self._loop is None:
+            self._loop = acquire()
+        env = ChatAgentEnv(self._agent, self._task, **self._options)
+        self._episode = Episode(env, self._renderer)
+        self._total = 0.0
+        self._screen = Screen()
+        self._moment = self._advance(self._episode.start())
+        return self._observation(), self._info()
+
+    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Answer the agent with ``action``.
+
+        Raises:
+            gymnasium.error.InvalidAction: The action is not in the action space.
+            gymnasium.error.ResetNeeded: No episode is running.
+            AgentError, AgentTimeoutError, RewardError: As ``ChatAgentEnv``; the episode is over.
+        """
+        episode = self._running_episode()
+        if self.level == "messages":
+            tokens = episode.encode(text_action(action))
+        else:
+            tokens = token_action(action, self._vocabulary)
+        moment = self._moment = self._advance(episode.act(tokens))
+        is_over = moment.stop_reason is not None
+        if is_over:
+            self._end_episode(f"it ended: {moment.stop_reason}")
+        truncated = is_over and moment.is_truncated
+        terminated = is_over and not truncated
+        return self._observation(), moment.reward, terminated, truncated, self._info()
+
+    def render(self) -> str | None:  # type: ignore[override]  # Gymnasium types frames by a variable
+        """The conversation so far as text ("ansi"), or None ("human": it is printed).
+
+        Raises:
+            gymnasium.error.ResetNeeded: There is no episode yet.
+        """
+        if self.render_mode is None:
+            gymnasium.logger.warn(
+                "render() was called on an environment made without a render_mode. Make it with "
+                'gymnasium.make(..., render_mode="ansi") or "human".'
+            )
+            return None
+        if not hasattr(self, "_moment"):
+            raise error.ResetNeeded("There is nothing to render yet: call reset() first.")
+        if self.render_mode == "human":
+            self._screen.show(self._moment, self._total)
+            return None
+        return transcript(self._moment, self._total)
+
+    def close(self) -> None:
+        """Give up the running episode and the event loop. Idempotent; ``reset`` starts anew."""
+        self._end_episode("the environment was closed")
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            release(loop)
+
+    def __del__(self) -> None:
+        loop: LoopThread | None = getattr(self, "_loop", None)
+        if loop is None or not loop.is_alive:
+            return
+        if self._episode is not None:
+            loop.run_later(self._episode.close())
+        release(loop, wait=False)  # wherever the collector runs, it must not wait
+
+    # -- episodes --------------------------------------------------------------------------------
+
+    def _advance(self, work: Any) -> Moment:
+        assert self._loop is not None
+        try:
+            moment: Moment = self._loop.run(work)
+        except BaseException as problem:
+            self._why_over = f"it ended with {type(problem).__name__}"
+            self._is_broken = True
+            raise
+        self._is_broken = False
+        self._total += moment.reward
+        self._why_over = ""
+        if self.render_mode == "human":
+            self._screen.show(moment, self._total)
+        return moment
+
+    def _running_episode(self) -> Episode:
+        self._notice_fork()
+        if self._episode is None or self._why_over:
+            raise error.ResetNeeded(
+                f"step() needs a running episode, and this environment of {self._form.name} has "
+                f"none: {self._why_over}. Call reset() to start one."
+            )
+        return self._episode
+
+    def _end_episode(self, why: str) -> None:
+        self._notice_fork()
+        episode, self._episode = self._episode, None
+        if episode is not None:
+            self._why_over = why
+            if self._loop is not None:
+                self._loop.run(episode.close())
+
+    def _notice_fork(self) -> None:
+        """Threads do not survive a fork: in a child, the parent's episode is not ours to touch."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._episode = self._loop = None
+            self._why_over = "it was started before this process was forked"
+
+    def _choose_task(self, options: dict[str, Any]) -> Any:
+        _known("reset option", options, ("task",))
+        if self.tasks is None:
+            if "task" in options:
+                raise EnvArgumentError(
+                    f"options={options!r:.200}: the agent {self._form.name} takes no task. Leave "
+                    "the option out, or make the environment with tasks=[...]."
+                )
+            return NO_TASK
+        if "task" not in options:
+            return self.tasks[int(self.np_random.integers(len(self.tasks)))]
+        task = options["task"]
+        if not any(_same(task, known) for known in self.tasks):
+            raise EnvArgumentError(
+                f"The task {task!r:.200} is not among the {len(self.tasks)} tasks of this "
+                f"environment, which begin with {self.tasks[0]!r:.200}. Choose one of "
+                f"env.unwrapped.tasks, or make the environment with tasks=[{task!r:.60}]."
+            )
+        return task
+
+    # -- what comes back -------------------------------------------------------------------------
+
+    def _observation(self) -> Observation:
+        if self.level == "messages":
+            return observed(self._moment.messages)
+        return self._moment.tokens
+
+    def _info(self) -> dict[str, Any]:
+        moment = self._moment
+        info: dict[str, Any] = {
+            "messages": copy.deepcopy(moment.messages),
+            "tokens": list(moment.tokens),
+            "tools": moment.tools,
+            "stop": moment.stop,
+        }
+        if self._task is not NO_TASK:
+            info["task"] = copy.deepcopy(self._task)
+        if moment.max_tokens is not None:
+            info["max_tokens"] = moment.max_tokens
+        if moment.action or moment.metrics:
+            info["action_tokens"] = list(moment.action)
+            info["metrics"] = moment.metrics
+            info["logs"] = moment.logs
+        if moment.stop_reason is not None:
+            info["stop_reason"] = moment.stop_reason
+        return info

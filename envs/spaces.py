@@ -1,0 +1,129 @@
+"""What observations and actions may be, at both levels.
+
+    level       observation                                 action
+    messages    Sequence(Dict(role: Text, content: Text))   Text: what the policy says
+    tokens      Sequence(Discrete(vocabulary))              Sequence(Discrete(vocabulary))
+
+An observation is the whole conversation that the agent asks the policy to continue, as a tuple of
+messages or as a tuple of token ids. Lengths have no bound in either space; the budgets of an
+episode (``RolloutLimits``) bound them.
+"""
+
+import string
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import error, spaces
+from numpy.typing import NDArray
+
+SAMPLE_LENGTH = 32
+"""Longest text that ``AnyText.sample`` makes by itself."""
+
+
+class AnyText(spaces.Text):
+    """Every string that has a UTF-8 encoding; samples are short and of printable ASCII.
+
+    ``gymnasium.spaces.Text`` lists its characters, which for Unicode means a hundred megabytes a
+    space, and draws lengths evenly up to the longest. So only ``contains`` and the default length
+    of samples differ from it: ``character_set`` is what samples are made of.
+    """
+
+    def __init__(self, seed: int | np.random.Generator | None = None) -> None:
+        characters = string.digits + string.ascii_letters + string.punctuation + " \n"
+        super().__init__(sys.maxsize, min_length=0, charset=characters, seed=seed)
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, str) and is_encodable(x)
+
+    def sample(
+        self,
+        mask: tuple[int | None, NDArray[np.int8] | None] | None = None,
+        probability: tuple[int | None, NDArray[np.float64] | None] | None = None,
+    ) -> str:
+        if mask is None and probability is None:
+            mask = (None, None)
+        return super().sample(self._with_length(mask), self._with_length(probability))
+
+    def _with_length(self, mask: tuple[int | None, Any] | None) -> tuple[int | None, Any] | None:
+        if mask is None or mask[0] is not None:
+            return mask
+        return int(self.np_random.integers(SAMPLE_LENGTH + 1)), mask[1]
+
+    @property
+    def is_np_flattenable(self) -> bool:
+        return False  # there is no longest text
+
+    def __repr__(self) -> str:
+        return "AnyText()"
+
+
+def is_encodable(text: str) -> bool:
+    """Whether ``text`` has tokens: half of a surrogate pair has none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def message_space() -> spaces.Sequence:
+    """A conversation: a tuple of ``{"role": ..., "content": ...}``."""
+    role = spaces.Text(16, charset=string.ascii_lowercase)
+    return spaces.Sequence(spaces.Dict({"role": role, "content": AnyText()}))
+
+
+def token_space(vocabulary: int) -> spaces.Sequence:
+    """A token sequence: a tuple of ids below ``vocabulary``."""
+    return spaces.Sequence(spaces.Discrete(vocabulary))
+
+
+def text_action(action: object) -> str:
+    """An action at the messages level.
+
+    Raises:
+        gymnasium.error.InvalidAction: It is no string, or has no UTF-8 encoding.
+    """
+    if not isinstance(action, str):
+        raise error.InvalidAction(
+            f"At level='messages' an action is the reply's text (str); got {action!r:.200} of type "
+            f"{type(action).__name__}. Pass the text alone (message['content']), or make the "
+            "environment with level='tokens' to act with token ids."
+        )
+    if not is_encodable(action):
+        raise error.InvalidAction(
+            f"The action {action!r:.200} holds half of a surrogate pair, which has no UTF-8 "
+            "encoding and so no tokens. Decode the bytes with errors='replace' first."
+        )
+    return action
+
+
+def token_action(action: object, vocabulary: int) -> list[int]:
+    """An action at the tokens level, from a tuple, list or one-dimensional array.
+
+    Raises:
+        gymnasium.error.InvalidAction: It is no such sequence, or an id is not in the vocabulary.
+    """
+    items = action.tolist() if isinstance(action, np.ndarray) else action
+    if not isinstance(items, Sequence) or isinstance(items, (str, bytes)):
+        raise error.InvalidAction(
+            f"At level='tokens' an action is a sequence of token ids; got {action!r:.200} of type "
+            f"{type(action).__name__}. Pass a tuple, list or 1-d integer array, or make the "
+            "environment with level='messages' to act with text."
+        )
+    return [_token(item, index, vocabulary) for index, item in enumerate(items)]
+
+
+def _token(item: object, index: int, vocabulary: int) -> int:
+    if isinstance(item, bool) or not isinstance(item, (int, np.integer)):
+        raise error.InvalidAction(
+            f"Token {index} of the action is {item!r:.200} of type {type(item).__name__}; expected "
+            f"an integer from 0 to {vocabulary - 1}. Pass token ids, not text or probabilities."
+        )
+    if not 0 <= item < vocabulary:
+        raise error.InvalidAction(
+            f"Token {index} of the action is {item}, outside of the vocabulary 0..{vocabulary - 1}. "
+            "Encode with the tokenizer of this environment's renderer."
+        )
+    return int(item)

@@ -1,0 +1,67 @@
+"""An episode for people: what ``render()`` shows.
+
+``transcript`` is the whole conversation as text ("ansi"); ``Screen`` prints what is new of it
+("human"), in colour where the output is a terminal that takes colour.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from evert.envs.episode import Moment, text_of
+
+_STYLES = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "magenta"}
+
+
+def transcript(moment: Moment, total: float) -> str:
+    """The conversation as text; a closing line once the episode is over.
+
+    Args:
+        moment: Where the episode stands.
+        total: Sum of its rewards so far.
+    """
+    parts = [f"[{message['role']}]\n{_body(message)}\n" for message in moment.messages]
+    if moment.stop_reason is not None:
+        parts.append(_closing(moment, total))
+    return "\n".join(parts)
+
+
+def _body(message: Mapping[str, Any]) -> str:
+    calls = [
+        f"-> {call['function']['name']}({call['function']['arguments']})"
+        if "function" in call
+        else f"-> {json.dumps(call)}"
+        for call in message.get("tool_calls") or ()
+    ]
+    text = text_of(message)
+    return "\n".join([text, *calls] if text or not calls else calls)
+
+
+def _closing(moment: Moment, total: float) -> str:
+    return f"-- {moment.stop_reason}: reward {moment.reward:g}, {total:g} in all\n"
+
+
+class Screen:
+    """Prints each message of an episode once."""
+
+    def __init__(self) -> None:
+        self._shown: Sequence[Mapping[str, Any]] = ()
+        self._is_closed = False
+
+    def show(self, moment: Moment, total: float) -> None:
+        """Print what was not printed yet."""
+        from rich.console import Console  # here: who never renders should not pay for it
+        from rich.text import Text
+
+        console = Console()
+        known = len(self._shown)
+        if moment.messages[:known] != self._shown:  # another conversation, or an edited one
+            known = 0
+        for message in moment.messages[known:]:
+            style = _STYLES.get(str(message["role"]), "")
+            console.print(Text(f"[{message['role']}]", style=f"bold {style}"))
+            console.print(Text(_body(message) + "\n", style=style), soft_wrap=True)
+        self._shown = moment.messages
+        if moment.stop_reason is not None and not self._is_closed:
+            self._is_closed = True
+            console.print(Text(_closing(moment, total), style="bold"))

@@ -1,0 +1,465 @@
+"""What ``AgentRun`` promises.
+
+1. Calls are served exactly once, in order of arrival, wherever they come from.
+2. Each call knows the task or thread that made it.
+3. A call that waits always learns what became of its peer: answered, refused, ended, closed.
+4. Closing is idempotent, runs ``finally`` blocks, joins threads, and leaves nothing behind.
+5. An agent that goes on calling after its close is ended by a ``BaseException``.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from evert.bridge.agent import inspect_agent
+from evert.bridge.client import AgentClient, BlockingAgentClient
+from evert.bridge.errors import (
+    AgentAborted,
+    AgentTimeoutError,
+    EnvClosedError,
+    EpisodeEndedError,
+)
+from evert.bridge.messages import Reply
+from evert.bridge.requests import bad_request
+from evert.bridge.switch import AgentEnd, AgentRun, ParkedCall, current_run
+from tinker_cookbook.renderers import Message
+
+
+def reply(text: str) -> Reply:
+    parsed = Message(role="assistant", content=text)
+    return Reply(parsed, text, None, (), (), "stop", 1, 1)
+
+
+def begin(agent: Callable[..., Any]) -> AgentRun:
+    run = AgentRun(inspect_agent(agent), asyncio.get_running_loop())
+    client_type = AgentClient if run.form.is_async else BlockingAgentClient
+    run.start(agent, (client_type(run, "policy"),))
+    return run
+
+
+async def expect_call(run: AgentRun) -> ParkedCall:
+    event = await run.next_event(5)
+    assert isinstance(event, ParkedCall), event
+    return event
+
+
+async def expect_end(run: AgentRun) -> AgentEnd:
+    event = await run.next_event(5)
+    assert isinstance(event, AgentEnd), event
+    return event
+
+
+def text_of(call: ParkedCall) -> str:
+    return str(call.request.messages[-1]["content"])
+
+
+async def ask(client: AgentClient, text: str) -> str | None:
+    completion = await client.chat.completions.create(messages=[{"role": "user", "content": text}])
+    return completion.choices[0].message.content
+
+
+def ask_blocking(client: BlockingAgentClient, text: str) -> str | None:
+    completion = client.chat.completions.create(messages=[{"role": "user", "content": text}])
+    return completion.choices[0].message.content
+
+
+def threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("evert agent")}
+
+
+# -- 1. order ------------------------------------------------------------------------------------
+
+
+async def test_an_async_agent_is_suspended_at_its_call_and_resumed_with_the_reply() -> None:
+    async def agent(client: AgentClient) -> str | None:
+        return await ask(client, "one")
+
+    run = begin(agent)
+    call = await expect_call(run)
+    assert text_of(call) == "one"
+    call.answer(reply("yes"))
+    assert (await expect_end(run)).value == "yes"
+
+
+async def test_a_plain_function_runs_in_a_thread_of_its_own() -> None:
+    seen: list[threading.Thread] = []
+
+    def agent(client: BlockingAgentClient) -> str | None:
+        seen.append(threading.current_thread())
+        return ask_blocking(client, "one")
+
+    run = begin(agent)
+    (await expect_call(run)).answer(reply("yes"))
+    assert (await expect_end(run)).value == "yes"
+    assert seen[0] is not threading.main_thread()
+    assert not threads()
+
+
+async def test_calls_made_at_the_same_time_queue_in_order_of_arrival() -> None:
+    async def agent(client: AgentClient) -> list[str | None]:
+        return list(await asyncio.gather(*(ask(client, str(i)) for i in range(20))))
+
+    run = begin(agent)
+    order = []
+    for _ in range(20):
+        call = await expect_call(run)
+        order.append(text_of(call))
+        call.answer(reply(f"to {text_of(call)}"))
+    assert order == [str(i) for i in range(20)]
+    assert (await expect_end(run)).value == [f"to {i}" for i in range(20)]
+
+
+async def test_two_hundred_blocking_agents_at_once_do_not_deadlock() -> None:
+    def agent(client: BlockingAgentClient) -> str | None:
+        return ask_blocking(client, "hello")
+
+    runs = [begin(agent) for _ in range(200)]
+    calls = [await expect_call(run) for run in runs]  # all of them wait at the same time
+    for number, call in enumerate(calls):
+        call.answer(reply(str(number)))
+    ends = [await expect_end(run) for run in runs]
+    assert [end.value for end in ends] == [str(number) for number in range(200)]
+
+
+async def test_calls_from_a_thread_of_an_async_agent_are_served() -> None:
+    async def agent(client: AgentClient) -> str | None:
+        return await asyncio.to_thread(ask_blocking, client.blocking, "from a thread")
+
+    run = begin(agent)
+    (await expect_call(run)).answer(reply("yes"))
+    assert (await expect_end(run)).value == "yes"
+
+
+async def test_calls_from_another_event_loop_are_served() -> None:
+    def agent(client: BlockingAgentClient) -> str | None:
+        return asyncio.run(ask(AgentClient(client._run, "policy"), "from another loop"))
+
+    run = begin(agent)
+    (await expect_call(run)).answer(reply("yes"))
+    assert (await expect_end(run)).value == "yes"
+
+
+async def test_a_blocking_call_on_the_envs_own_loop_is_refused_instead_of_hanging() -> None:
+    async def agent(client: AgentClient) -> str | None:
+        return ask_blocking(client.blocking, "this would wait for ever")
+
+    error = (await expect_end(begin(agent))).error
+    assert isinstance(error, RuntimeError)
+    assert "await client.chat.completions.create" in str(error)
+
+
+async def test_a_call_that_its_agent_gave_up_is_never_served() -> None:
+    async def agent(client: AgentClient) -> str | None:
+        first = asyncio.ensure_future(ask(client, "kept"))
+        await asyncio.sleep(0)
+        second = asyncio.ensure_future(ask(client, "given up"))
+        await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
+        return await first
+
+    run = begin(agent)
+    call = await expect_call(run)
+    await asyncio.sleep(0.01)
+    call.answer(reply("yes"))
+    assert (await expect_end(run)).value == "yes"
+
+
+async def test_an_agent_may_time_out_its_own_call() -> None:
+    async def agent(client: AgentClient) -> str:
+        try:
+            await asyncio.wait_for(ask(client, "slow"), 0.01)
+        except TimeoutError:
+            return "gave up"
+        return "answered"
+
+    run = begin(agent)
+    call = await expect_call(run)
+    await asyncio.sleep(0.05)
+    assert not call.is_waiting
+    call.answer(reply("too late"))
+    assert (await expect_end(run)).value == "gave up"
+
+
+# -- 2. callers ----------------------------------------------------------------------------------
+
+
+async def test_each_call_knows_its_task() -> None:
+    async def agent(client: AgentClient) -> None:
+        searcher = asyncio.create_task(ask(client, "a"), name="searcher")
+        writer = asyncio.create_task(ask(client, "b"), name="writer")
+        await asyncio.gather(searcher, writer)
+
+    run = begin(agent)
+    callers = {}
+    for _ in range(2):
+        call = await expect_call(run)
+        callers[text_of(call)] = call.caller
+        call.answer(reply("yes"))
+    assert callers == {"a": "searcher", "b": "writer"}
+    await expect_end(run)
+
+
+async def test_each_call_knows_its_thread() -> None:
+    def agent(client: BlockingAgentClient) -> None:
+        tools = [
+            threading.Thread(target=ask_blocking, args=(client, name), name=name)
+            for name in ("left", "right")
+        ]
+        for tool in tools:
+            tool.start()
+        for tool in tools:
+            tool.join()
+
+    run = begin(agent)
+    for _ in range(2):
+        call = await expect_call(run)
+        assert call.caller == text_of(call)
+        call.answer(reply("yes"))
+    await expect_end(run)
+
+
+async def test_the_run_is_known_inside_its_agent_and_nowhere_else() -> None:
+    seen: list[AgentRun | None] = []
+
+    async def agent(client: AgentClient) -> None:
+        seen.append(current_run.get())
+        seen.append(await asyncio.to_thread(current_run.get))
+
+    run = begin(agent)
+    await expect_end(run)
+    assert seen == [run, run]
+    assert current_run.get() is None
+
+
+# -- 3. every waiter learns ----------------------------------------------------------------------
+
+
+async def test_a_refused_call_raises_the_refusal_in_the_agent() -> None:
+    async def agent(client: AgentClient) -> str:
+        try:
+            await ask(client, "bad")
+        except Exception as error:
+            return type(error).__name__
+        return "answered"
+
+    run = begin(agent)
+    (await expect_call(run)).refuse(bad_request("no"))
+    assert (await expect_end(run)).value == "BadRequestError"
+
+
+async def test_calls_still_queued_when_the_agent_ends_are_told_so() -> None:
+    told: list[BaseException] = []
+
+    async def straggle(client: AgentClient, text: str) -> None:
+        try:
+            await ask(client, text)
+        except EpisodeEndedError as error:
+            told.append(error)
+
+    stragglers: list[asyncio.Task[None]] = []
+
+    async def agent(client: AgentClient) -> float:
+        stragglers.extend(asyncio.create_task(straggle(client, str(i))) for i in range(3))
+        await asyncio.sleep(0)
+        return 1.0
+
+    run = begin(agent)
+    first = await expect_call(run)  # one is outstanding, two are queued
+    await asyncio.sleep(0.01)  # meanwhile the agent returns
+    assert (await expect_end(run)).value == 1.0
+    await asyncio.gather(*stragglers[1:])
+    assert len(told) == 2
+    assert "outlived its agent" in str(told[0])
+    first.answer(reply("late"))
+    await asyncio.gather(*stragglers)
+
+
+async def test_a_call_after_the_end_is_refused() -> None:
+    clients: list[AgentClient] = []
+
+    async def agent(client: AgentClient) -> float:
+        clients.append(client)
+        return 1.0
+
+    run = begin(agent)
+    await expect_end(run)
+    with pytest.raises(EpisodeEndedError, match="after the agent .* had ended"):
+        await ask(clients[0], "late")
+
+
+async def test_a_call_from_a_thread_after_the_end_is_refused() -> None:
+    clients: list[BlockingAgentClient] = []
+
+    def agent(client: BlockingAgentClient) -> float:
+        clients.append(client)
+        return 1.0
+
+    run = begin(agent)
+    await expect_end(run)
+    with pytest.raises(EpisodeEndedError):
+        await asyncio.to_thread(ask_blocking, clients[0], "late")
+
+
+def test_a_call_after_the_envs_loop_is_gone_is_refused() -> None:
+    clients: list[BlockingAgentClient] = []
+
+    def agent(client: BlockingAgentClient) -> float:
+        clients.append(client)
+        return 1.0
+
+    async def episode() -> None:
+        await expect_end(begin(agent))
+
+    asyncio.run(episode())
+    with pytest.raises(EnvClosedError):
+        ask_blocking(clients[0], "late")
+
+
+async def test_an_agent_that_neither_calls_nor_ends_times_out() -> None:
+    async def agent(client: AgentClient) -> None:
+        await asyncio.sleep(60)
+
+    run = begin(agent)
+    with pytest.raises(AgentTimeoutError, match=r"neither called the model nor ended.*0\.01 s"):
+        await run.next_event(0.01)
+    await run.close(1)
+
+
+# -- 4. closing ----------------------------------------------------------------------------------
+
+
+async def test_closing_cancels_a_task_and_runs_its_finally() -> None:
+    steps: list[str] = []
+
+    async def agent(client: AgentClient) -> None:
+        try:
+            await ask(client, "one")
+        except asyncio.CancelledError:
+            steps.append("cancelled")
+            raise
+        finally:
+            await asyncio.sleep(0)
+            steps.append("finally")
+
+    run = begin(agent)
+    await expect_call(run)
+    assert await run.close(1)
+    assert steps == ["cancelled", "finally"]
+    assert await run.close(1)
+
+
+async def test_closing_releases_a_thread_and_joins_it() -> None:
+    steps: list[str] = []
+
+    def agent(client: BlockingAgentClient) -> None:
+        try:
+            ask_blocking(client, "one")
+        except EnvClosedError:
+            steps.append("closed")
+            raise
+        finally:
+            steps.append("finally")
+
+    run = begin(agent)
+    await expect_call(run)
+    assert await run.close(1)
+    assert steps == ["closed", "finally"]
+    assert not threads()
+
+
+async def test_closing_tells_who_waits_for_the_agent() -> None:
+    async def agent(client: AgentClient) -> None:
+        await asyncio.sleep(60)
+
+    run = begin(agent)
+    waiting = asyncio.create_task(run.next_event(None))
+    await asyncio.sleep(0)
+    assert await run.close(1)
+    with pytest.raises(EnvClosedError, match="was closed"):
+        await waiting
+
+
+async def test_closing_refuses_the_queue() -> None:
+    async def agent(client: AgentClient) -> list[Any]:
+        calls = (ask(client, str(i)) for i in range(5))
+        return list(await asyncio.gather(*calls, return_exceptions=True))
+
+    run = begin(agent)
+    await expect_call(run)
+    assert await run.close(1)
+    assert run.is_over
+
+
+async def test_a_step_cancelled_just_as_a_call_arrives_loses_nothing() -> None:
+    ended = threading.Event()
+
+    def agent(client: BlockingAgentClient) -> None:
+        try:
+            ask_blocking(client, "one")
+        finally:
+            ended.set()
+
+    run = begin(agent)
+    waiting = asyncio.create_task(run.next_event(5))
+    await asyncio.sleep(0.05)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert await run.close(1)
+    assert ended.is_set()
+
+
+# -- 5. agents that do not listen ----------------------------------------------------------------
+
+
+async def test_an_agent_that_swallows_its_cancellation_and_calls_again_is_aborted() -> None:
+    refusals: list[str] = []
+
+    async def agent(client: AgentClient) -> None:
+        while True:
+            try:
+                await ask(client, "again")
+            except (Exception, asyncio.CancelledError) as error:
+                refusals.append(type(error).__name__)
+
+    run = begin(agent)
+    await expect_call(run)
+    assert await run.close(1)
+    assert isinstance((await expect_end(run)).error, AgentAborted)
+    assert refusals[0] == "CancelledError"
+    assert set(refusals[1:]) == {"EnvClosedError"}
+    assert len(refusals) < 10
+
+
+async def test_a_thread_that_swallows_every_exception_is_aborted() -> None:
+    def agent(client: BlockingAgentClient) -> None:
+        while True:
+            try:
+                ask_blocking(client, "again")
+            except Exception:
+                continue
+
+    run = begin(agent)
+    await expect_call(run)
+    assert await run.close(1)
+    assert isinstance((await expect_end(run)).error, AgentAborted)
+    assert not threads()
+
+
+async def test_an_agent_that_cannot_be_stopped_is_reported() -> None:
+    release = threading.Event()
+
+    def agent(client: BlockingAgentClient) -> None:
+        try:
+            ask_blocking(client, "one")
+        except EnvClosedError:
+            release.wait(10)
+
+    run = begin(agent)
+    await expect_call(run)
+    assert not await run.close(0.01)
+    release.set()
+    assert await run.close(1)
+    assert not threads()

@@ -1,0 +1,81 @@
+"""A tiny random chat model, made once a session, and helpers over it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from evert.trainers.engine import Engine, embedded_engine
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tiny operations gain nothing from threads, and shared machines make threads wait."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder of a random Qwen3 model with a byte-level chat tokenizer of 262 tokens."""
+    folder = tmp_path_factory.mktemp("tiny-model")
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(folder)
+    make_model(len(tokenizer), tokenizer.eos_token_id).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    """The embedded engine, in use, with a store of its own."""
+    with embedded_engine(tmp_path / "store", device="cpu") as running:
+        yield running
+
+
+def make_tokenizer() -> Any:
+    """Bytes and five special tokens."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(alphabet)}, []))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    extra = ["<|im_start|>", "<think>", "</think>", "<tool_call>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": extra})
+    return tokenizer
+
+
+def make_model(vocabulary: int, end: int | None) -> Any:
+    """A Qwen3 of 60 thousand parameters whose logits are far from uniform."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config: Any = Qwen3Config
+    torch.manual_seed(0)
+    made: Any = Qwen3ForCausalLM
+    model = made(
+        config(
+            vocab_size=vocabulary,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+            max_position_embeddings=512,
+            tie_word_embeddings=True,
+            eos_token_id=end,
+        )
+    ).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # Norm weights, too: a forward pass that forgets one must not pass for the model.
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model

@@ -1,0 +1,683 @@
+"""The embedded engine's clients, with the surface the Tinker SDK's have.
+
+    ServiceClient    makes the others
+    TrainingClient   a model in training; its calls run in order on one worker thread
+    SamplingClient   frozen weights to sample from; picklable
+    RestClient       questions about, and deletion of, checkpoints
+
+Methods are those the Cookbook calls, in both their plain and ``_async`` forms, with the SDK's
+names, arguments and results; what they do is documented there. Two differences: the ``_async``
+forms do not warn that they are deprecated, and errors are evert's own.
+"""
+
+import asyncio
+import itertools
+import os
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+from tinker import types
+from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
+
+from evert.bridge.base import BASE_MODEL
+from evert.trainers.checkpoints import CheckpointStore, Kind, new_checkpoint_info
+from evert.trainers.engine import Engine, EngineSettings, LoraChoice, TrainingRun
+from evert.trainers.errors import SamplingRequestError, TrainingError
+from evert.trainers.futures import Ready, chain, finished, submit
+from evert.trainers.models import load_tokenizer, resolve_model
+from evert.trainers.sampler import Sampler
+from evert.trainers.training import CustomLoss
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class ServiceClient:
+    """Makes training, sampling and REST clients of one engine."""
+
+    engine: ClassVar[Engine]
+
+    def __init__(
+        self,
+        user_metadata: dict[str, str] | None = None,
+        project_id: str | None = None,
+        **options: Any,
+    ) -> None:
+        """Take what the SDK's client takes; only ``user_metadata`` means anything here."""
+        self._user_metadata = dict(user_metadata or {})
+
+    def create_lora_training_client(
+        self,
+        base_model: str,
+        rank: int = 32,
+        seed: int | None = None,
+        train_mlp: bool = True,
+        train_attn: bool = True,
+        train_unembed: bool = True,
+        user_metadata: dict[str, str] | None = None,
+        optimizer: types.OptimizerConfig | None = None,
+    ) -> AwaitableConcurrentFuture["TrainingClient"]:
+        """Start training a base model: the whole of it, or an adapter, as the engine is set."""
+        choice = LoraChoice(rank, seed, train_mlp, train_attn, train_unembed)
+        metadata = {**self._user_metadata, **(user_metadata or {})}
+        return submit(self.engine.loader, self._start, base_model, choice, metadata)
+
+    async def create_lora_training_client_async(
+        self, base_model: str, rank: int = 32, **options: Any
+    ) -> "TrainingClient":
+        """See ``create_lora_training_client``."""
+        return await self.create_lora_training_client(base_model, rank, **options).result_async()
+
+    def create_training_client_from_state(
+        self, path: str, user_metadata: dict[str, str] | None = None, **options: Any
+    ) -> AwaitableConcurrentFuture["TrainingClient"]:
+        """Start training from a checkpoint's weights, with a fresh optimizer."""
+        return submit(self.engine.loader, self._resume, path, user_metadata, False)
+
+    async def create_training_client_from_state_async(
+        self, path: str, user_metadata: dict[str, str] | None = None, **options: Any
+    ) -> "TrainingClient":
+        """See ``create_training_client_from_state``."""
+        return await self.create_training_client_from_state(
+            path, user_metadata, **options
+        ).result_async()
+
+    def create_training_client_from_state_with_optimizer(
+        self, path: str, user_metadata: dict[str, str] | None = None, **options: Any
+    ) -> AwaitableConcurrentFuture["TrainingClient"]:
+        """Go on training from a checkpoint as if nothing had happened."""
+        return submit(self.engine.loader, self._resume, path, user_metadata, True)
+
+    async def create_training_client_from_state_with_optimizer_async(
+        self, path: str, user_metadata: dict[str, str] | None = None, **options: Any
+    ) -> "TrainingClient":
+        """See ``create_training_client_from_state_with_optimizer``."""
+        return await self.create_training_client_from_state_with_optimizer(
+            path, user_metadata, **options
+        ).result_async()
+
+    def create_sampling_client(
+        self, model_path: str | None = None, base_model: str | None = None, **options: Any
+    ) -> "SamplingClient":
+        """Sample from a checkpoint or a base model, which is loaded in the background.
+
+        Raises:
+            SamplingRequestError: Neither was named.
+            CheckpointError: There is no such checkpoint.
+            ModelNotFoundError: There is no such base model.
+        """
+        engine = self.engine
+        engine.check_open()
+        if model_path is not None:
+            return _saved_client(engine, model_path)
+        if base_model is None:
+            raise SamplingRequestError(
+                "create_sampling_client got neither model_path nor base_model; expected a "
+                "tinker:// path that saving returned, or a model name."
+            )
+        resolve_model(base_model)
+        loading = engine.loader.submit(engine.base_sampler, base_model)
+        return SamplingClient(engine, base_model, loading, _Source(base_model, None))
+
+    async def create_sampling_client_async(
+        self, model_path: str | None = None, base_model: str | None = None, **options: Any
+    ) -> "SamplingClient":
+        """See ``create_sampling_client``; here the weights are loaded when it returns."""
+        client = self.create_sampling_client(model_path, base_model, **options)
+        await client.loaded()
+        return client
+
+    def create_rest_client(self) -> "RestClient":
+        """Ask about checkpoints."""
+        return type("RestClient", (RestClient,), {"engine": self.engine})()  # type: ignore[no-any-return]
+
+    def get_server_capabilities(self) -> types.GetServerCapabilitiesResponse:
+        """The models that always work here; any folder or cached Hub model does, too."""
+        return _capabilities()
+
+    async def get_server_capabilities_async(self) -> types.GetServerCapabilitiesResponse:
+        """See ``get_server_capabilities``."""
+        return _capabilities()
+
+    def get_telemetry(self) -> None:
+        """None: nothing is reported to anybody."""
+
+    def close(self, status: str, detail: str | None = None) -> AwaitableConcurrentFuture[None]:
+        """Nothing to finish: the engine outlives its service clients."""
+        return finished(None)
+
+    def __enter__(self) -> Self:
+        """The client; leaving its block does nothing."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """See ``close``."""
+
+    def _start(
+        self, base_model: str, choice: LoraChoice, user_metadata: dict[str, str]
+    ) -> "TrainingClient":
+        return TrainingClient(self.engine, self.engine.start_run(base_model, choice, user_metadata))
+
+    def _resume(
+        self, path: str, user_metadata: dict[str, str] | None, with_optimizer: bool
+    ) -> "TrainingClient":
+        run = self.engine.resume_run(path, user_metadata, with_optimizer=with_optimizer)
+        return TrainingClient(self.engine, run)
+
+
+class TrainingClient(Ready):
+    """A model in training. Calls return at once and run in the order they were made."""
+
+    def __init__(self, engine: Engine, run: TrainingRun) -> None:
+        """Train ``run`` on a worker thread of the engine's."""
+        self.model_id = run.run_id
+        self._engine = engine
+        self._run = run
+        self._worker = engine.new_worker()
+        weakref.finalize(self, self._worker.shutdown, wait=False)
+
+    def forward(
+        self,
+        data: list[types.Datum],
+        loss_fn: str,
+        loss_fn_config: Mapping[str, Any] | None = None,
+    ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
+        """The loss and the targets' log-probabilities, without a gradient."""
+        return self._submit(self._run.trainer.forward, data, loss_fn, loss_fn_config)
+
+    async def forward_async(
+        self,
+        data: list[types.Datum],
+        loss_fn: str,
+        loss_fn_config: Mapping[str, Any] | None = None,
+    ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
+        """See ``forward``."""
+        return self.forward(data, loss_fn, loss_fn_config)
+
+    def forward_backward(
+        self,
+        data: list[types.Datum],
+        loss_fn: str,
+        loss_fn_config: Mapping[str, Any] | None = None,
+    ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
+        """Add the gradient of the summed loss to what has accumulated since the last step."""
+        return self._submit(self._run.trainer.forward_backward, data, loss_fn, loss_fn_config)
+
+    async def forward_backward_async(
+        self,
+        data: list[types.Datum],
+        loss_fn: str,
+        loss_fn_config: Mapping[str, Any] | None = None,
+    ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
+        """See ``forward_backward``."""
+        return self.forward_backward(data, loss_fn, loss_fn_config)
+
+    def forward_backward_custom(
+        self, data: list[types.Datum], loss_fn: CustomLoss, *, loss_type_input: str | None = None
+    ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
+        """Like ``forward_backward`` with ``loss_fn(data, logprobs) -> (loss, metrics)``."""
+        return self._submit(self._run.trainer.forward_backward_custom, data, loss_fn)
+
+    async def forward_backward_custom_async(
+        self, data: list[types.Datum], loss_fn: CustomLoss, *, loss_type_input: str | None = None
+    ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
+        """See ``forward_backward_custom``."""
+        return self.forward_backward_custom(data, loss_fn)
+
+    def optim_step(
+        self,
+        optim_params: types.OptimParams | None = None,
+        *,
+        adam_params: types.AdamParams | None = None,
+    ) -> AwaitableConcurrentFuture[types.OptimStepResponse]:
+        """One AdamW step with the accumulated gradient.
+
+        Raises:
+            TrainingError: Parameters of another optimizer.
+        """
+        params = optim_params if optim_params is not None else adam_params
+        if not isinstance(params, types.AdamParams):
+            raise TrainingError(
+                f"optim_step got {params!r}; the embedded engine has AdamW and expects AdamParams."
+            )
+        return self._submit(self._run.trainer.optim_step, params)
+
+    async def optim_step_async(
+        self,
+        optim_params: types.OptimParams | None = None,
+        *,
+        adam_params: types.AdamParams | None = None,
+    ) -> AwaitableConcurrentFuture[types.OptimStepResponse]:
+        """See ``optim_step``."""
+        return self.optim_step(optim_params, adam_params=adam_params)
+
+    def save_state(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        overwrite: bool = False,
+        user_metadata: dict[str, str] | None = None,
+    ) -> AwaitableConcurrentFuture[types.SaveWeightsResponse]:
+        """Save weights and optimizer, to train on from; one of the same name is replaced."""
+        return self._submit(self._save_state, name, ttl_seconds, user_metadata)
+
+    async def save_state_async(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        overwrite: bool = False,
+        user_metadata: dict[str, str] | None = None,
+    ) -> AwaitableConcurrentFuture[types.SaveWeightsResponse]:
+        """See ``save_state``."""
+        return self.save_state(name, ttl_seconds, overwrite, user_metadata)
+
+    def save_weights_for_sampler(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        user_metadata: dict[str, str] | None = None,
+    ) -> AwaitableConcurrentFuture[types.SaveWeightsForSamplerResponse]:
+        """Save weights, to sample from."""
+        return self._submit(self._save_for_sampler, name, ttl_seconds, user_metadata)
+
+    async def save_weights_for_sampler_async(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        user_metadata: dict[str, str] | None = None,
+    ) -> AwaitableConcurrentFuture[types.SaveWeightsForSamplerResponse]:
+        """See ``save_weights_for_sampler``."""
+        return self.save_weights_for_sampler(name, ttl_seconds, user_metadata)
+
+    def save_weights_and_get_sampling_client(
+        self, name: str | None = None, **options: Any
+    ) -> AwaitableConcurrentFuture["SamplingClient"]:
+        """A client for a copy of the present weights, in memory; ``name`` means nothing."""
+        return self._submit(self._snapshot)
+
+    async def save_weights_and_get_sampling_client_async(
+        self, name: str | None = None, **options: Any
+    ) -> "SamplingClient":
+        """See ``save_weights_and_get_sampling_client``."""
+        return await self.save_weights_and_get_sampling_client(name).result_async()
+
+    def create_sampling_client(self, model_path: str, **options: Any) -> "SamplingClient":
+        """Sample from a checkpoint, which is loaded in the background.
+
+        Raises:
+            CheckpointError: There is no such checkpoint.
+        """
+        return _saved_client(self._engine, model_path)
+
+    async def create_sampling_client_async(
+        self, model_path: str, **options: Any
+    ) -> "SamplingClient":
+        """See ``create_sampling_client``; here the weights are loaded when it returns."""
+        client = self.create_sampling_client(model_path)
+        await client.loaded()
+        return client
+
+    def get_info(self) -> types.GetInfoResponse:
+        """The model's name, and its adapter's rank."""
+        run = self._run
+        return types.GetInfoResponse(
+            model_data=types.ModelData(
+                arch=run.trainer.model.config.model_type,
+                model_name=run.base_model,
+                tokenizer_id=run.base_model,
+            ),
+            model_id=run.run_id,
+            is_lora=run.lora_rank is not None,
+            lora_rank=run.lora_rank,
+            model_name=run.base_model,
+        )
+
+    async def get_info_async(self) -> types.GetInfoResponse:
+        """See ``get_info``."""
+        return self.get_info()
+
+    def get_tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The model's tokenizer."""
+        return self._run.trainer.tokenizer
+
+    def get_telemetry(self) -> None:
+        """None: nothing is reported to anybody."""
+
+    def _submit(self, call: Any, *args: Any) -> AwaitableConcurrentFuture[Any]:
+        self._engine.check_open()
+        return submit(self._worker, call, *args)
+
+    def _save_state(
+        self, name: str, ttl_seconds: int | None, user_metadata: dict[str, str] | None
+    ) -> types.SaveWeightsResponse:
+        def write(folder: Path) -> None:
+            self._run.trainer.save_weights(folder)
+            self._run.trainer.save_optimizer(folder)
+
+        path = self._save("weights", name, ttl_seconds, user_metadata, write)
+        return types.SaveWeightsResponse(path=path)
+
+    def _save_for_sampler(
+        self, name: str, ttl_seconds: int | None, user_metadata: dict[str, str] | None
+    ) -> types.SaveWeightsForSamplerResponse:
+        write = self._run.trainer.save_weights
+        path = self._save("sampler_weights", name, ttl_seconds, user_metadata, write)
+        return types.SaveWeightsForSamplerResponse(path=path)
+
+    def _save(
+        self,
+        kind: Kind,
+        name: str,
+        ttl_seconds: int | None,
+        user_metadata: dict[str, str] | None,
+        write: Any,
+    ) -> str:
+        run = self._run
+        info = new_checkpoint_info(
+            run.base_model, run.lora_rank, run.trainer.steps, ttl_seconds, user_metadata
+        )
+        return self._engine.store.save(run.run_id, kind, name, info, write)
+
+    def _snapshot(self) -> "SamplingClient":
+        run = self._run
+        sampler: Future[Sampler] = Future()
+        sampler.set_result(self._engine.sampler_for(run.trainer))
+        state = run.trainer.copy_weights()
+        info = new_checkpoint_info(run.base_model, run.lora_rank, run.trainer.steps, None, None)
+        store, trainer = self._engine.store, run.trainer
+
+        def save() -> str:
+            name = f"snapshot-{next(_snapshot_numbers)}"
+            return store.save(
+                run.run_id,
+                "sampler_weights",
+                name,
+                info,
+                lambda folder: trainer.save_weights(folder, state),
+            )
+
+        return SamplingClient(self._engine, run.base_model, sampler, _Source(run.base_model, save))
+
+
+_snapshot_numbers = itertools.count()
+
+
+class _Source:
+    """Where a sampling client's weights can be found again by another process."""
+
+    def __init__(self, base_model: str, path: Any) -> None:
+        """``path``: a tinker:// path, a function that saves and returns one, None for the base."""
+        self.base_model = base_model
+        self._path = path
+        self._lock = threading.Lock()
+
+    def path(self) -> str | None:
+        """The checkpoint's path, saved now if it was not; None for the base itself."""
+        with self._lock:
+            if callable(self._path):
+                self._path = self._path()
+            return self._path  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class _Pickled:
+    """A sampling client on its way to another process."""
+
+    process: int
+    key: int
+    """Of the client, in the process it was made in."""
+    copy: int
+    """How many copies of it were sent before."""
+    base_model: str
+    path: str | None
+    settings: EngineSettings
+    root: Path
+
+
+class SamplingClient(Ready):
+    """Frozen weights to sample from.
+
+    A copy that is unpickled in the same process is the same client; in another process it loads
+    the weights from disk, on the same kind of device, and draws numbers of its own.
+    """
+
+    def __init__(
+        self, engine: Engine, base_model: str, sampler: "Future[Sampler]", source: _Source
+    ) -> None:
+        """Wrap a sampler that may still be loading."""
+        self._engine = engine
+        self._base_model = base_model
+        self._sampler = sampler
+        self._source = source
+        self._key = next(_client_numbers)
+        self._copies = itertools.count(1)
+        _clients[os.getpid(), self._key] = self
+
+    def sample(
+        self,
+        prompt: types.ModelInput,
+        num_samples: int,
+        sampling_params: types.SamplingParams,
+        include_prompt_logprobs: bool = False,
+        topk_prompt_logprobs: int = 0,
+        topk_sample_logprobs: int = 0,
+        target_prompt_logprobs: types.TensorData | None = None,
+        prompt_alt_tokens_k: int = 0,
+        prompt_logprobs_last_n: int | None = None,
+    ) -> AwaitableConcurrentFuture[types.SampleResponse]:
+        """Sample replies; see ``sampler.py`` for what their log-probabilities are.
+
+        Raises:
+            SamplingRequestError: A prompt that is not text, or an option not served here.
+        """
+        if (
+            topk_prompt_logprobs
+            or topk_sample_logprobs
+            or prompt_alt_tokens_k
+            or (target_prompt_logprobs is not None)
+        ):
+            raise SamplingRequestError(
+                "sample got topk_prompt_logprobs, topk_sample_logprobs, target_prompt_logprobs or "
+                "prompt_alt_tokens_k, which the embedded engine does not compute. Leave them out, "
+                "or use an engine behind base_url."
+            )
+        tokens = _text_tokens(prompt)
+        replies = chain(
+            self._sampler, lambda sampler: sampler.sample(tokens, num_samples, sampling_params)
+        )
+        scores = self._score(tokens, prompt_logprobs_last_n) if include_prompt_logprobs else None
+        return AwaitableConcurrentFuture(chain(replies, lambda found: _respond(found, scores)))
+
+    async def sample_async(
+        self,
+        prompt: types.ModelInput,
+        num_samples: int,
+        sampling_params: types.SamplingParams,
+        include_prompt_logprobs: bool = False,
+        **options: Any,
+    ) -> types.SampleResponse:
+        """See ``sample``."""
+        return await self.sample(
+            prompt, num_samples, sampling_params, include_prompt_logprobs, **options
+        ).result_async()
+
+    def compute_logprobs(
+        self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
+    ) -> AwaitableConcurrentFuture[list[float | None]]:
+        """Log-probability of each token given those before it; None for the first."""
+        return AwaitableConcurrentFuture(self._score(_text_tokens(prompt), prompt_logprobs_last_n))
+
+    async def compute_logprobs_async(
+        self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
+    ) -> list[float | None]:
+        """See ``compute_logprobs``."""
+        return await self.compute_logprobs(prompt, prompt_logprobs_last_n).result_async()
+
+    def get_tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The model's tokenizer."""
+        return load_tokenizer(self._base_model)
+
+    def get_base_model(self) -> str:
+        """The base model's name."""
+        return self._base_model
+
+    async def get_base_model_async(self) -> str:
+        """See ``get_base_model``."""
+        return self._base_model
+
+    def get_telemetry(self) -> None:
+        """None: nothing is reported to anybody."""
+
+    @property
+    def sampler(self) -> Sampler:
+        """The sampler behind this client; waits for it to load. Its ``stats`` count its work."""
+        return self._sampler.result()
+
+    async def loaded(self) -> None:
+        """Wait until the weights are loaded; raises what went wrong if they cannot be."""
+        await asyncio.wrap_future(self._sampler)
+
+    def __reduce__(self) -> tuple[Any, tuple[_Pickled]]:
+        """Pickle by reference to the weights, which are saved now if they were not yet."""
+        state = _Pickled(
+            os.getpid(),
+            self._key,
+            next(self._copies),
+            self._base_model,
+            self._source.path(),
+            self._engine.settings,
+            self._engine.store.root,
+        )
+        return _unpickle, (state,)
+
+    def _score(self, tokens: list[int], last_n: int | None) -> "Future[list[float | None]]":
+        scores = chain(self._sampler, lambda sampler: sampler.score(tokens))
+        if last_n is None:
+            return scores
+        return chain(scores, lambda found: finished(_only_last(found, last_n)).future())
+
+
+_clients: "weakref.WeakValueDictionary[tuple[int, int], SamplingClient]" = (
+    weakref.WeakValueDictionary()
+)
+"""(process, key) -> client, so that a client that comes home is itself again."""
+_client_numbers = itertools.count()
+_guest_engine: list[Engine] = []
+
+
+def _unpickle(state: _Pickled) -> SamplingClient:
+    client = _clients.get((state.process, state.key))
+    if client is None:
+        client = _settle(state)
+        _clients[state.process, state.key] = client
+    return client
+
+
+def _settle(state: _Pickled) -> SamplingClient:
+    """Make a client in a process that is not the one it came from."""
+    from dataclasses import replace
+
+    engine = Engine(replace(state.settings, root=state.root))
+    sampler: Future[Sampler] = Future()
+    if state.path is None:
+        sampler.set_result(engine.base_sampler(state.base_model))
+    else:
+        sampler.set_result(engine.saved_sampler(state.path, state.copy))
+    return SamplingClient(engine, state.base_model, sampler, _Source(state.base_model, state.path))
+
+
+def _saved_client(engine: Engine, path: str) -> SamplingClient:
+    base_model = engine.store.read(path).base_model
+    loading = engine.loader.submit(engine.saved_sampler, path)
+    return SamplingClient(engine, base_model, loading, _Source(base_model, path))
+
+
+def _text_tokens(prompt: types.ModelInput) -> list[int]:
+    try:
+        return prompt.to_ints()
+    except ValueError as error:
+        raise SamplingRequestError(
+            "The prompt has a chunk that is not text; the embedded engine samples from text "
+            "models only. Use an engine for images behind base_url."
+        ) from error
+
+
+def _respond(
+    sequences: Sequence[types.SampledSequence], scores: "Future[list[float | None]] | None"
+) -> "Future[types.SampleResponse]":
+    if scores is None:
+        return finished(types.SampleResponse(sequences=sequences)).future()
+    return chain(
+        scores,
+        lambda found: finished(
+            types.SampleResponse(
+                sequences=sequences, prompt_logprobs_np=np.array(found, dtype=np.float32)
+            )
+        ).future(),
+    )
+
+
+def _only_last(scores: list[float | None], count: int) -> list[float | None]:
+    hidden = len(scores) - count
+    return [None] * hidden + scores[hidden:]
+
+
+def _capabilities() -> types.GetServerCapabilitiesResponse:
+    model = types.SupportedModel(model_name=BASE_MODEL, trainable=True, sampleable=True)
+    return types.GetServerCapabilitiesResponse(supported_models=[model])
+
+
+class RestClient:
+    """Questions about checkpoints, and their deletion."""
+
+    engine: ClassVar[Engine]
+
+    def __init__(self, **options: Any) -> None:
+        """Take what the SDK's client takes; nothing of it means anything here."""
+
+    def get_training_run_by_tinker_path(
+        self, tinker_path: str
+    ) -> AwaitableConcurrentFuture[types.TrainingRun]:
+        """The run a checkpoint belongs to, with the ``user_metadata`` it was started with."""
+        return finished(_training_run(self.engine.store, tinker_path))
+
+    async def get_training_run_by_tinker_path_async(self, tinker_path: str) -> types.TrainingRun:
+        """See ``get_training_run_by_tinker_path``."""
+        return _training_run(self.engine.store, tinker_path)
+
+    def delete_checkpoint_from_tinker_path(
+        self, tinker_path: str
+    ) -> AwaitableConcurrentFuture[None]:
+        """Delete a checkpoint."""
+        self.engine.store.delete(tinker_path)
+        return finished(None)
+
+    async def delete_checkpoint_from_tinker_path_async(self, tinker_path: str) -> None:
+        """See ``delete_checkpoint_from_tinker_path``."""
+        self.engine.store.delete(tinker_path)
+
+    def get_server_capabilities(
+        self,
+    ) -> AwaitableConcurrentFuture[types.GetServerCapabilitiesResponse]:
+        """The models that always work here."""
+        return finished(_capabilities())
+
+
+def _training_run(store: CheckpointStore, path: str) -> types.TrainingRun:
+    info = store.run_info(path)
+    return types.TrainingRun(
+        training_run_id=path.removeprefix("tinker://").split("/")[0],
+        base_model=info.base_model,
+        model_owner="local",
+        is_lora=info.lora_rank is not None,
+        lora_rank=info.lora_rank,
+        last_request_time=datetime.fromtimestamp(info.created, UTC),
+        user_metadata=info.user_metadata,
+    )

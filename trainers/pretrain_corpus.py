@@ -1,0 +1,159 @@
+"""The dialogues the tiny chat base is trained on, as tokens with their targets.
+
+In order: :class:`Example` (one dialogue), :class:`Encoder` (messages to tokens, as the Cookbook's
+``qwen3_instruct`` renderer makes them), the games of guess-number written down with the odds of
+each digit, and :class:`Corpus`, which draws the dialogues of a training step. Nothing is stored:
+a seed is the corpus.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from tinker_cookbook.recipes.multiplayer_rl.guess_number.env import SYSTEM_PROMPT
+from transformers import PreTrainedTokenizerBase
+
+from evert.trainers.pretrain_chats import Dialogue, identity_game, small_talk, tool_use
+from evert.trainers.pretrain_games import UPPER_BOUND, RandomGames, digit_odds, play_random_games
+
+
+@dataclass
+class Example:
+    """One dialogue as tokens; what is to be predicted at each of them."""
+
+    tokens: list[int] = field(default_factory=list)
+    reply: list[bool] = field(default_factory=list)
+    """Whether the token is part of an assistant's reply (its ``<|im_end|>`` included)."""
+    odds: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+    """By position: odds of the eleven choices there, instead of the token itself."""
+
+    def add(self, tokens: Sequence[int], *, reply: bool = False) -> None:
+        """Append tokens that are all part of a reply, or all not."""
+        self.tokens.extend(tokens)
+        self.reply.extend([reply] * len(tokens))
+
+
+class Encoder:
+    """Messages to tokens; each text is encoded once and remembered."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Keep the tokenizer, look up the control tokens."""
+        self._tokenizer = tokenizer
+        self.stop = self._control("<|im_end|>")[0]
+        self.text = cache(self._text)
+        digits = [self.text(str(digit))[0] for digit in range(10)]
+        self.choices = [*digits, self.stop]
+        """Tokens of the eleven choices of a game: ten digits and the end."""
+
+    def _text(self, text: str) -> list[int]:
+        tokens: list[int] = self._tokenizer.encode(
+            text, add_special_tokens=False, split_special_tokens=True
+        )
+        return tokens
+
+    def header(self, role: str, *, first: bool = False) -> list[int]:
+        """Tokens before a message's content."""
+        return self._control(f"{'' if first else chr(10)}<|im_start|>{role}\n")
+
+    @cache  # noqa: B019  (an encoder lives as long as its program)
+    def _control(self, text: str) -> list[int]:
+        tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return tokens
+
+    def dialogue(self, messages: Sequence[tuple[str, str]]) -> Example:
+        """Encode (role, content) messages; the assistant's are the replies."""
+        example = Example()
+        for index, (role, content) in enumerate(messages):
+            reply = role == "assistant"
+            example.add(self.header(role, first=index == 0))
+            example.add([*self.text(content), self.stop], reply=reply)
+        return example
+
+
+BOUNDED_PROMPT = "Guess my number. It is between {low} and {high}."
+"""Opens the short games: the same rule with less to look back on."""
+
+
+def game_examples(encoder: Encoder, rng: np.random.Generator, count: int) -> Iterator[Example]:
+    """Whole games of guess-number under the Cookbook's prompt."""
+    low, high = np.zeros(count, np.int64), np.full(count, UPPER_BOUND, np.int64)
+    games = play_random_games(rng, low, high)
+    for index in range(count):
+        example = encoder.dialogue([("system", SYSTEM_PROMPT)])
+        yield _write_game(encoder, games, index, example)
+
+
+def short_game_examples(
+    encoder: Encoder, rng: np.random.Generator, count: int, turns: int = 4
+) -> Iterator[Example]:
+    """The first few guesses of games between two given numbers, near or far from each other."""
+    width = np.exp(rng.uniform(0, np.log(UPPER_BOUND), count)).astype(np.int64)
+    low = rng.integers(0, UPPER_BOUND + 1 - width)
+    high = low + width
+    games = play_random_games(rng, low, high, turns)
+    for index in range(count):
+        prompt = BOUNDED_PROMPT.format(low=low[index], high=high[index])
+        yield _write_game(encoder, games, index, encoder.dialogue([("user", prompt)]))
+
+
+def _write_game(encoder: Encoder, games: RandomGames, index: int, example: Example) -> Example:
+    answer = int(games.answers[index])
+    bounds = zip(games.lows[index].tolist(), games.highs[index].tolist(), strict=True)
+    for guess, (low, high) in zip(games.guesses[index].tolist(), bounds, strict=True):
+        if guess < 0:
+            break
+        _write_guess(encoder, guess, low, high, example)
+        if guess == answer:
+            break
+        hint = "Too low" if guess < answer else "Too high"
+        example.add([*encoder.header("user"), *encoder.text(hint), encoder.stop])
+    return example
+
+
+def _write_guess(encoder: Encoder, guess: int, low: int, high: int, example: Example) -> None:
+    example.add(encoder.header("assistant"))
+    example.add(encoder.text("Guess: "), reply=True)
+    digits = str(guess)
+    for length in range(len(digits) + 1):
+        odds = digit_odds(digits[:length], low, high)
+        example.odds[len(example.tokens) + length] = odds
+    example.add([*encoder.text(digits), encoder.stop], reply=True)
+
+
+class Part(NamedTuple):
+    """Dialogues of like length that are padded and learned together."""
+
+    name: str
+    weight: float
+    """Of this part's mean loss in the step's loss."""
+    examples: list[Example]
+
+
+class Corpus:
+    """Draws the dialogues of one training step after the other, the same ones for a seed."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
+        """Start at the first step of ``seed``."""
+        self.encoder = Encoder(tokenizer)
+        self._text_rng = random.Random(seed)
+        self._game_rng = np.random.default_rng(seed)
+
+    def step(self, *, whole_games: bool) -> list[Part]:
+        """Draw a step's parts; without ``whole_games`` only what is quick to learn and to run."""
+        chats = [*self._chats(small_talk, 36), *self._chats(identity_game, 12)]
+        chats.sort(key=lambda example: len(example.tokens))
+        parts = [Part("chat", 0.7, chats[:33]), Part("chat", 0.3, chats[33:])]
+        parts.append(Part("tools", 0.2, self._chats(tool_use, 3)))
+        short = short_game_examples(self.encoder, self._game_rng, 24 if whole_games else 40)
+        parts.append(Part("short games", 4.0 if whole_games else 6.0, list(short)))
+        if whole_games:
+            games = game_examples(self.encoder, self._game_rng, 28)
+            parts.append(Part("games", 15.0, list(games)))
+        return parts
+
+    def _chats(self, kind: Callable[[random.Random], Dialogue], count: int) -> list[Example]:
+        return [self.encoder.dialogue(kind(self._text_rng)) for _ in range(count)]

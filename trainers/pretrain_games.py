@@ -1,0 +1,83 @@
+"""Random games of guess-number: the rules, without a strategy.
+
+The base has to know how the game is written down and that a guess must fit every hint so far;
+finding good guesses is left to RL. So each guess of these games is drawn uniformly from the
+numbers that are still possible. In order: :func:`play_random_games` plays many games at once,
+:func:`digit_odds` turns "uniform between low and high" into the odds of each next digit.
+
+Those odds are the training target instead of the one digit that happened to be drawn: the same
+rule, learned from a fraction of the games, because the draw's noise is gone.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+UPPER_BOUND = 1024
+MAX_TURNS = 10
+
+STOP = 10
+"""Index of "the number ends here" among the eleven choices; 0..9 are the digits."""
+
+CHOICES = 11
+
+
+@dataclass(frozen=True)
+class RandomGames:
+    """Games played side by side; arrays are (games, turns), -1 where a game was over."""
+
+    lows: NDArray[np.int64]
+    """Smallest number still possible before each guess."""
+    highs: NDArray[np.int64]
+    """Largest number still possible before each guess."""
+    guesses: NDArray[np.int64]
+    answers: NDArray[np.int64]
+    """(games,): the number to find."""
+
+
+def play_random_games(
+    rng: np.random.Generator,
+    low: NDArray[np.int64],
+    high: NDArray[np.int64],
+    turns: int = MAX_TURNS,
+) -> RandomGames:
+    """Play one game for each pair of bounds, every guess uniform over what is still possible."""
+    answers = rng.integers(low, high + 1)
+    lows, highs, guesses = (np.full((len(low), turns), -1, np.int64) for _ in range(3))
+    playing = np.ones(len(low), bool)
+    for turn in range(turns):
+        guess = rng.integers(low, high + 1)
+        for column, values in ((lows, low), (highs, high), (guesses, guess)):
+            column[playing, turn] = values[playing]
+        low = np.where(guess < answers, guess + 1, low)
+        high = np.where(guess > answers, guess - 1, high)
+        playing &= guess != answers
+    return RandomGames(lows, highs, guesses, answers)
+
+
+def digit_odds(digits: str, low: int, high: int) -> NDArray[np.float32]:
+    """Odds of the eleven choices after ``digits``, for a number uniform in ``low..high``."""
+    odds = np.zeros(CHOICES, np.float32)
+    if digits and low <= int(digits) <= high:
+        odds[STOP] = 1
+    if digits != "0":
+        for digit in range(10):
+            longer = int(digits + str(digit))
+            if longer <= UPPER_BOUND:
+                up_to = _numbers_that_start_with()[longer]
+                odds[digit] = up_to[high + 1] - up_to[low]
+    total: np.float32 = odds.sum()
+    return odds / total
+
+
+@cache
+def _numbers_that_start_with() -> NDArray[np.int64]:
+    """(prefix, bound): how many numbers below the bound start with the prefix."""
+    starts = np.zeros((UPPER_BOUND + 1, UPPER_BOUND + 2), np.int64)
+    for number in range(UPPER_BOUND + 1):
+        text = str(number)
+        for length in range(1, len(text) + 1):
+            starts[int(text[:length]), number + 1] = 1
+    return starts.cumsum(axis=1)
