@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
+
 from evert.bridge.errors import InvalidAgentError, RewardError
 
 Agent = Callable[..., Any]
@@ -79,12 +81,13 @@ def inspect_agent(agent: Agent, task: object = NO_TASK) -> AgentForm:
             f"An agent must be a callable taking (client) or (client, task); got {agent!r} of type "
             f"{type(agent).__name__}. Pass the function itself, not its result."
         )
-    if inspect.isclass(agent):
+    inner = _unwrapped(agent)
+    if inspect.isclass(inner):
         raise InvalidAgentError(
             f"An agent must be a function or an instance with __call__; got the class {name}. "
-            f"Pass an instance: {agent.__qualname__}(...)."
+            f"Pass an instance: {inner.__qualname__}(...)."
         )
-    function = _function_of(agent)
+    function = inner if inspect.isroutine(inner) else type(inner).__call__
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise InvalidAgentError(
             f"The agent {name} is a generator function; an agent runs to its end and returns its "
@@ -95,10 +98,10 @@ def inspect_agent(agent: Agent, task: object = NO_TASK) -> AgentForm:
     return AgentForm(name, inspect.iscoroutinefunction(function), takes_task)
 
 
-def _function_of(agent: Agent) -> Any:
+def _unwrapped(agent: Any) -> Any:
     while isinstance(agent, functools.partial):
         agent = agent.func
-    return agent if inspect.isroutine(agent) else type(agent).__call__
+    return agent
 
 
 def _check_arguments(agent: Agent, name: str, count: int) -> None:
@@ -127,8 +130,12 @@ def reward_of(value: object, where: str) -> float:
     Raises:
         RewardError: It is no number, NaN or infinite; ``where`` says where it came from.
     """
-    if isinstance(value, numbers.Real):  # bool, int, float, Fraction, numpy scalars
-        reward = float(value)
+    # bool, int, float, Fraction, numpy scalars (of which only bool_ is not registered as Real)
+    if isinstance(value, (numbers.Real, np.bool_)):
+        try:
+            reward = float(value)
+        except OverflowError:  # an int or a Fraction beyond every float
+            reward = math.inf
         if math.isfinite(reward):
             return reward
     raise RewardError(

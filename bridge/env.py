@@ -607,6 +607,8 @@ class ChatAgentEnv(Env):
             ending.metrics.update(outcome.metrics)
             ending.logs.update(outcome.logs)
             return ending
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise error
         if self._overflow is not None and _comes_from(error, self._overflow):
             return self._overflown()
         if self._on_agent_error is None:

@@ -120,7 +120,9 @@ class AgentRun:
         context.run(current_run.set, self)
         if self.form.is_async:
             self._task = self.loop.create_task(
-                agent(*arguments), name=f"evert agent {self.form.name}", context=context
+                self._run_in_task(agent, arguments),
+                name=f"evert agent {self.form.name}",
+                context=context,
             )
             self._task.add_done_callback(self._on_task_done)
         else:
@@ -132,12 +134,17 @@ class AgentRun:
             )
             self._thread.start()
 
+    async def _run_in_task(self, agent: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        try:
+            end = AgentEnd(await agent(*arguments))
+        except BaseException as error:  # handed to whoever steps the Env
+            end = AgentEnd(error=error)
+        # At once: a call that a sub-agent makes in this same turn of the loop comes too late.
+        self._on_end(end)
+
     def _on_task_done(self, task: "asyncio.Task[Any]") -> None:
-        if task.cancelled():
+        if self._end is None:  # cancelled before its first step
             self._on_end(AgentEnd(error=asyncio.CancelledError()))
-        else:
-            error = task.exception()
-            self._on_end(AgentEnd(error=error) if error else AgentEnd(task.result()))
 
     def _run_in_thread(self, agent: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         try:

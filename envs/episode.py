@@ -44,7 +44,7 @@ class Moment:
         tools: Tools the agent offers, in OpenAI's form.
         stop: Strings or token ids that end a reply.
         max_tokens: Longest reply, in tokens; None for any length.
-        action: The last action's tokens, as taken; empty at the start.
+        action: The last action's tokens, as taken; None at the start.
         metrics: Numbers about the last action, for curves.
         logs: Values about the last action, for people.
     """
@@ -56,7 +56,7 @@ class Moment:
     tools: list[Any] = field(default_factory=list)
     stop: list[str] | list[int] = field(default_factory=list)
     max_tokens: int | None = None
-    action: tuple[int, ...] = ()
+    action: tuple[int, ...] | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     logs: dict[str, Any] = field(default_factory=dict)
 
@@ -103,9 +103,7 @@ class Episode:
         before = self._moment
         conversation = self._conversation()
         old_reply = conversation.reply
-        result = await self._env.step(
-            action, extra={"stop_reason": "length" if is_cut else "stop"}
-        )
+        result = await self._env.step(action, extra={"stop_reason": "length" if is_cut else "stop"})
         self._sampled += len(action)
         if not result.episode_done:
             asking = self._asking(result.next_observation, list(result.next_stop_condition))

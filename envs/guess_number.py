@@ -37,7 +37,40 @@ TRAIN_TASKS, TEST_TASKS = split_numbers()
 
 
 async def guess_number_agent(client: AgentClient, task: int) -> float:
-    """Guess ``task``; the reward is 1 for finding it, plus the penalties given on the way."""
+    """Find an integer between 0 and 1024 in ten guesses.
+
+    ## Action Space
+    A guess: ``Text`` that begins with "Guess: " and an integer, or its tokens,
+    ``Sequence(Discrete(vocabulary))``, at ``level="tokens"``.
+
+    ## Observation Space
+    The rules and all guesses so far, each followed by "Too low", "Too high" or the remark that it
+    was no guess: a ``Sequence`` of messages, or of token ids at ``level="tokens"``.
+
+    ## Starting State
+    The rules, and a number drawn from ``TRAIN_TASKS``, nine tenths of 0..1023 as the Tinker
+    Cookbook splits them; ``TEST_TASKS`` are held out.
+
+    ## Reward
+    1 for the right guess, -1 for a reply that is no guess, else 0.
+
+    ## Episode End
+    Terminated by the right guess, or after ten replies; never truncated without a limit on tokens.
+
+    ## Information
+    That of ``AgentGymEnv``; ``task`` is the number to find, ``logs`` hold ``guess``, ``feedback``
+    and ``target``. Keep them from the policy.
+
+    ## Arguments
+    Those of ``AgentGymEnv``: ``level``, ``render_mode``, ``tasks``, ``max_turns``, ...
+
+    ## References
+    ``recipes.multiplayer_rl.guess_number`` in
+    https://github.com/thinking-machines-lab/tinker-cookbook.
+
+    ## Version History
+    v0: first version.
+    """
     messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM_PROMPT}]
     for _ in range(MAX_TURNS):
         completion = await client.chat.completions.create(messages=messages)

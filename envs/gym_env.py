@@ -6,23 +6,25 @@ agent's next call. This file is Gymnasium's side: arguments, seeds, spaces, what
 """
 
 import copy
-import difflib
 import inspect
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, Literal, Unpack
 
 import gymnasium
-import numpy as np
 from gymnasium import error, spaces
-from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
-from evert.bridge.agent import NO_TASK, Agent, agent_name, inspect_agent
-from evert.bridge.dataset import load_tasks
+from evert.bridge.agent import NO_TASK, Agent, inspect_agent
 from evert.bridge.env import ChatAgentEnv, EnvOptions
-from evert.bridge.errors import InvalidDatasetError
 from evert.bridge.group import load_agent
 from evert.bridge.rendering import prompt_renderer
+from evert.envs.arguments import (
+    is_same_task,
+    read_options,
+    read_tasks,
+    require_known,
+    require_one_of,
+)
 from evert.envs.episode import Episode, Moment, observed
 from evert.envs.errors import EnvArgumentError
 from evert.envs.loop import LoopThread, acquire, release
@@ -102,15 +104,14 @@ class AgentGymEnv(gymnasium.Env[Any, Any]):
         max_turns: int | None = None,
         **options: Unpack[EnvOptions],
     ) -> None:
-        _one_of("level", level, LEVELS)
-        _one_of("render_mode", render_mode, (None, *self.metadata["render_modes"]))
-        _known("argument", options, EnvOptions.__annotations__)
+        require_one_of("level", level, LEVELS)
+        require_one_of("render_mode", render_mode, (None, "ansi", "human"))
         self._agent = load_agent(unwrap(agent))
-        self.tasks = _load_tasks(unwrap(tasks))
+        self.tasks = read_tasks(unwrap(tasks))
         self._form = inspect_agent(self._agent, NO_TASK if self.tasks is None else None)
         self.level = level
         self.render_mode = render_mode
-        self._options = _with_max_turns(options, max_turns)
+        self._options = read_options(options, max_turns)
         self._renderer = prompt_renderer(self._options.get("renderer"))
         self._vocabulary = len(self._renderer.renderer.tokenizer)
         self.observation_space, self.action_space = self._spaces()
@@ -119,6 +120,9 @@ class AgentGymEnv(gymnasium.Env[Any, Any]):
         self._episode: Episode | None = None
         self._task: Any = NO_TASK
         self._pid = os.getpid()
+        self._moment: Moment | None = None
+        self._total = 0.0
+        self._screen = Screen()
         self._why_over = "reset() was never called"
 
     def _spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
@@ -144,15 +148,15 @@ class AgentGymEnv(gymnasium.Env[Any, Any]):
         """
         super().reset(seed=seed)
         self._task = self._choose_task(options or {})
-        self._end_episode("its reset failed")
+        self._end_episode("its start failed")
         if self._loop is None:
             self._loop = acquire()
         env = ChatAgentEnv(self._agent, self._task, **self._options)
         self._episode = Episode(env, self._renderer)
         self._total = 0.0
         self._screen = Screen()
-        self._moment = self._advance(self._episode.start())
-        return self._observation(), self._info()
+        moment = self._advance(self._episode.start())
+        return self._observation(moment), self._info(moment)
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Answer the agent with ``action``.
@@ -167,15 +171,16 @@ class AgentGymEnv(gymnasium.Env[Any, Any]):
             tokens = episode.encode(text_action(action))
         else:
             tokens = token_action(action, self._vocabulary)
-        moment = self._moment = self._advance(episode.act(tokens))
+        moment = self._advance(episode.act(tokens))
         is_over = moment.stop_reason is not None
         if is_over:
-            self._end_episode(f"it ended: {moment.stop_reason}")
+            self._end_episode(f"the last one ended ({moment.stop_reason})")
         truncated = is_over and moment.is_truncated
         terminated = is_over and not truncated
-        return self._observation(), moment.reward, terminated, truncated, self._info()
+        info = self._info(moment)
+        return self._observation(moment), moment.reward, terminated, truncated, info
 
-    def render(self) -> str | None:  # type: ignore[override]  # Gymnasium types frames by a variable
+    def render(self) -> str | None:
         """The conversation so far as text ("ansi"), or None ("human": it is printed).
 
         Raises:
@@ -187,7 +192,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any]):
                 'gymnasium.make(..., render_mode="ansi") or "human".'
             )
             return None
-        if not hasattr(self, "_moment"):
+        if self._moment is None:
             raise error.ResetNeeded("There is nothing to render yet: call reset() first.")
         if self.render_mode == "human":
             self._screen.show(self._moment, self._total)
@@ -211,17 +216,16 @@ class AgentGymEnv(gymnasium.Env[Any, Any]):
 
     # -- episodes --------------------------------------------------------------------------------
 
-    def _advance(self, work: Any) -> Moment:
+    def _advance(self, work: Coroutine[Any, Any, Moment]) -> Moment:
         assert self._loop is not None
         try:
-            moment: Moment = self._loop.run(work)
+            moment = self._loop.run(work)
         except BaseException as problem:
-            self._why_over = f"it ended with {type(problem).__name__}"
-            self._is_broken = True
+            self._why_over = f"the last one ended with {type(problem).__name__}"
             raise
-        self._is_broken = False
-        self._total += moment.reward
         self._why_over = ""
+        self._moment = moment
+        self._total += moment.reward
         if self.render_mode == "human":
             self._screen.show(moment, self._total)
         return moment
@@ -238,20 +242,19 @@ class AgentGymEnv(gymnasium.Env[Any, Any]):
     def _end_episode(self, why: str) -> None:
         self._notice_fork()
         episode, self._episode = self._episode, None
-        if episode is not None:
-            self._why_over = why
-            if self._loop is not None:
-                self._loop.run(episode.close())
+        self._why_over = why
+        if episode is not None and self._loop is not None:
+            self._loop.run(episode.close())
 
     def _notice_fork(self) -> None:
         """Threads do not survive a fork: in a child, the parent's episode is not ours to touch."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._episode = self._loop = None
-            self._why_over = "it was started before this process was forked"
+            self._why_over = "the last one was started before this process was forked"
 
     def _choose_task(self, options: dict[str, Any]) -> Any:
-        _known("reset option", options, ("task",))
+        require_known("reset option", options, ("task",))
         if self.tasks is None:
             if "task" in options:
                 raise EnvArgumentError(
@@ -262,7 +265,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any]):
         if "task" not in options:
             return self.tasks[int(self.np_random.integers(len(self.tasks)))]
         task = options["task"]
-        if not any(_same(task, known) for known in self.tasks):
+        if not any(is_same_task(task, known) for known in self.tasks):
             raise EnvArgumentError(
                 f"The task {task!r:.200} is not among the {len(self.tasks)} tasks of this "
                 f"environment, which begin with {self.tasks[0]!r:.200}. Choose one of "
@@ -272,13 +275,10 @@ class AgentGymEnv(gymnasium.Env[Any, Any]):
 
     # -- what comes back -------------------------------------------------------------------------
 
-    def _observation(self) -> Observation:
-        if self.level == "messages":
-            return observed(self._moment.messages)
-        return self._moment.tokens
+    def _observation(self, moment: Moment) -> Observation:
+        return observed(moment.messages) if self.level == "messages" else moment.tokens
 
-    def _info(self) -> dict[str, Any]:
-        moment = self._moment
+    def _info(self, moment: Moment) -> dict[str, Any]:
         info: dict[str, Any] = {
             "messages": copy.deepcopy(moment.messages),
             "tokens": list(moment.tokens),
@@ -289,7 +289,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any]):
             info["task"] = copy.deepcopy(self._task)
         if moment.max_tokens is not None:
             info["max_tokens"] = moment.max_tokens
-        if moment.action or moment.metrics:
+        if moment.action is not None:
             info["action_tokens"] = list(moment.action)
             info["metrics"] = moment.metrics
             info["logs"] = moment.logs

@@ -12,7 +12,36 @@ TEST_TASKS = range(1000, 1024)
 
 
 async def identity_agent(client: AgentClient, task: int) -> float:
-    """One question, one answer; the reward is -1, 0 or 1."""
+    """One question, one answer: the policy is told to say who it is.
+
+    ## Action Space
+    The answer: ``Text``, or ``Sequence(Discrete(vocabulary))`` at ``level="tokens"``.
+
+    ## Observation Space
+    The one question, "Let's play a game. Say you are {task}.": a ``Sequence`` of messages, or of
+    token ids at ``level="tokens"``. The observation after the answer ends with the answer.
+
+    ## Starting State
+    A number drawn from ``TRAIN_TASKS``, 0..999; ``TEST_TASKS``, 1000..1023, are held out.
+
+    ## Reward
+    1 for "I am {task}" or "I'm {task}" anywhere in the answer, -1 for "not {task}", else 0.
+
+    ## Episode End
+    Terminated after one answer; never truncated without a limit on tokens.
+
+    ## Information
+    That of ``AgentGymEnv``; ``task`` is the number.
+
+    ## Arguments
+    Those of ``AgentGymEnv``: ``level``, ``render_mode``, ``tasks``, ``max_turns``, ...
+
+    ## References
+    The "identity" example of Agent-lightning, https://github.com/microsoft/agent-lightning.
+
+    ## Version History
+    v0: first version.
+    """
     completion = await client.chat.completions.create(
         messages=[{"role": "user", "content": f"Let's play a game. Say you are {task}."}],
     )

@@ -35,6 +35,7 @@ class AnyText(spaces.Text):
         super().__init__(sys.maxsize, min_length=0, charset=characters, seed=seed)
 
     def contains(self, x: Any) -> bool:
+        """Whether ``x`` is a string that has tokens."""
         return isinstance(x, str) and is_encodable(x)
 
     def sample(
@@ -42,6 +43,7 @@ class AnyText(spaces.Text):
         mask: tuple[int | None, NDArray[np.int8] | None] | None = None,
         probability: tuple[int | None, NDArray[np.float64] | None] | None = None,
     ) -> str:
+        """A random text of at most ``SAMPLE_LENGTH`` characters, unless a mask gives a length."""
         if mask is None and probability is None:
             mask = (None, None)
         return super().sample(self._with_length(mask), self._with_length(probability))
@@ -53,7 +55,8 @@ class AnyText(spaces.Text):
 
     @property
     def is_np_flattenable(self) -> bool:
-        return False  # there is no longest text
+        """False: there is no longest text."""
+        return False
 
     def __repr__(self) -> str:
         return "AnyText()"
@@ -123,7 +126,7 @@ def _token(item: object, index: int, vocabulary: int) -> int:
         )
     if not 0 <= item < vocabulary:
         raise error.InvalidAction(
-            f"Token {index} of the action is {item}, outside of the vocabulary 0..{vocabulary - 1}. "
-            "Encode with the tokenizer of this environment's renderer."
+            f"Token {index} of the action is {item}, outside of the vocabulary "
+            f"0..{vocabulary - 1}. Encode with the tokenizer of this environment's renderer."
         )
     return int(item)

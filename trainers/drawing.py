@@ -139,7 +139,7 @@ def make_stops(
         return Stops(frozenset(end_tokens))
     items = [stop] if isinstance(stop, str) else list(stop)
     if all(isinstance(item, int) for item in items):
-        return Stops(frozenset(int(item) for item in items))
+        return Stops(frozenset(item for item in items if isinstance(item, int)))
     texts = tuple(item for item in items if isinstance(item, str) and item)
     if len(texts) != len(items):
         raise SamplingRequestError(

@@ -81,12 +81,12 @@ def no_progress_bars() -> Iterator[None]:
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
         if shown:
-            logging.enable_progress_bar()
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def load_tokenizer(base_model: str) -> "PreTrainedTokenizerBase":
@@ -97,7 +97,7 @@ def load_tokenizer(base_model: str) -> "PreTrainedTokenizerBase":
     """
     if base_model == BASE_MODEL:
         resolve_model(base_model)
-        return base_tokenizer()
+        return base_tokenizer()  # type: ignore[no-any-return, unused-ignore]
     from transformers import AutoTokenizer
 
     source = resolve_model(base_model)

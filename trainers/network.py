@@ -15,6 +15,9 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
+
+from tinker.lib.base_url import resolve_base_url
 
 from evert.trainers.errors import NetworkRefusedError
 
@@ -70,6 +73,11 @@ def _raise_guard() -> None:
     import huggingface_hub.constants
 
     _replace(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    # The SDK takes any failure to connect for a passing one and retries for five minutes, so its
+    # own clients are told at the door. All of them connect through this class.
+    from tinker.lib.internal_client_holder import InternalClientHolder
+
+    _replace(InternalClientHolder, "__init__", _guarded_sdk_init(InternalClientHolder.__init__))
 
 
 def _lower_guard() -> None:
@@ -109,6 +117,14 @@ def _guarded_getaddrinfo(original: Callable[..., Any]) -> Callable[..., Any]:
         return found
 
     return getaddrinfo
+
+
+def _guarded_sdk_init(original: Callable[..., Any]) -> Callable[..., Any]:
+    def init(self: Any, *args: Any, base_url: Any = None, **kwargs: Any) -> None:
+        _check(urlsplit(resolve_base_url(base_url)).hostname)
+        original(self, *args, base_url=base_url, **kwargs)
+
+    return init
 
 
 def _check(host: Any) -> None:

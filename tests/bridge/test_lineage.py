@@ -15,6 +15,10 @@ from typing import Any
 
 import openai
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tinker_cookbook.renderers import Renderer
+
 from evert.bridge.base import default_renderer
 from evert.bridge.conversation import Conversation
 from evert.bridge.lineage import ConversationBook, Drift
@@ -22,9 +26,6 @@ from evert.bridge.messages import Reply, read_reply
 from evert.bridge.rendering import PromptRenderer, prompt_renderer
 from evert.bridge.requests import ChatRequest
 from evert.bridge.tokens import flatten
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tinker_cookbook.renderers import Renderer
 
 MakeRenderer = Callable[[str], Renderer]
 Messages = list[dict[str, Any]]
@@ -62,6 +63,9 @@ class Talk:
 
     def prompt(self, conversation: Conversation) -> list[Any]:
         return flatten(conversation.prompt().chunks)
+
+    def read(self, prompt: list[Any]) -> str:
+        return self.renderer.decode(prompt)
 
     def take(self, conversation: Conversation, action: list[int], cut: bool = False) -> Reply:
         ended = action + self.renderer.missing_end(action) if cut else action
@@ -134,7 +138,7 @@ def test_any_texts_give_the_renderers_own_prompts(turns: list[tuple[str, str]]) 
         messages.append(user(question))
         conversation = talk.ask(messages)
         whole = talk.renderer.full(conversation.messages)
-        assert talk.renderer.decode(talk.prompt(conversation)) == talk.renderer.decode(whole)
+        assert talk.read(talk.prompt(conversation)) == talk.read(whole)
         messages.append(said(talk.say(conversation, answer).text))
     assert talk.book.lineages == 1
 
@@ -245,7 +249,7 @@ def test_a_message_changed_in_place_is_seen() -> None:
     messages.append(said(talk.say(talk.ask(messages), "See you.").text))
     messages[0]["content"] = "Hello"
     conversation = talk.ask([*messages, user("Really")])
-    assert "Hello" in talk.renderer.decode(talk.prompt(conversation))
+    assert "Hello" in talk.read(talk.prompt(conversation))
     assert talk.book.lineages == 2
 
 
@@ -256,7 +260,7 @@ def test_an_sdk_message_changed_in_place_is_seen() -> None:
     talk.say(talk.ask([user("Hi"), message, user("Bye")]), "See you.")
     message.content = "Awful."
     conversation = talk.ask([user("Hi"), message, user("Bye"), said("See you."), user("Really")])
-    assert "Awful." in talk.renderer.decode(talk.prompt(conversation))
+    assert "Awful." in talk.read(talk.prompt(conversation))
     assert talk.book.drift == {Drift.EDITED: 1}
 
 
@@ -352,7 +356,7 @@ def test_a_conversation_goes_on_after_template_drift() -> None:
 def test_other_tools_are_drift() -> None:
     talk, messages = two_turns()
     after = talk.ask(messages, tools=[ADD])
-    assert "add" in talk.renderer.decode(talk.prompt(after))
+    assert "add" in talk.read(talk.prompt(after))
     assert (talk.book.lineages, talk.book.drift) == (2, {Drift.TOOLS: 1})
 
 

@@ -13,10 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from tinker_cookbook.renderers import Message, Renderer, ToolSpec
+
 from evert.bridge.base import default_renderer
 from evert.bridge.errors import RendererMismatchError
 from evert.bridge.rendering import PromptRenderer, prompt_renderer
-from tinker_cookbook.renderers import Message, Renderer, ToolSpec
 
 MakeRenderer = Callable[[str], Renderer]
 

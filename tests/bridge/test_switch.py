@@ -13,6 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tinker_cookbook.renderers import Message
+
 from evert.bridge.agent import inspect_agent
 from evert.bridge.client import AgentClient, BlockingAgentClient
 from evert.bridge.errors import (
@@ -24,7 +26,6 @@ from evert.bridge.errors import (
 from evert.bridge.messages import Reply
 from evert.bridge.requests import bad_request
 from evert.bridge.switch import AgentEnd, AgentRun, ParkedCall, current_run
-from tinker_cookbook.renderers import Message
 
 
 def reply(text: str) -> Reply:

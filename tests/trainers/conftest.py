@@ -38,14 +38,20 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 
 def make_tokenizer() -> Any:
     """Bytes and five special tokens."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import (  # type: ignore[import-untyped]
+        Tokenizer,
+        decoders,
+        models,
+        pre_tokenizers,
+    )
     from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     core = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(alphabet)}, []))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
+    wrap: Any = PreTrainedTokenizerFast
+    tokenizer = wrap(
         tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>"
     )
     extra = ["<|im_start|>", "<think>", "</think>", "<tool_call>"]

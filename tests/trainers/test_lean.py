@@ -43,7 +43,7 @@ def _make(family: str, **options: Any) -> Any:
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
+            parameter.add_(torch.randn_like(parameter) * 0.1)
     return model
 
 

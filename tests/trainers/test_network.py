@@ -14,6 +14,9 @@ from pathlib import Path
 import httpx
 import huggingface_hub.constants
 import pytest
+import tinker
+from tinker import RestClient as SdkRestClient
+from tinker import ServiceClient as SdkServiceClient
 
 from evert.trainers.engine import Engine
 from evert.trainers.errors import NetworkRefusedError
@@ -95,23 +98,16 @@ def test_other_threads_are_refused_too() -> None:
     assert len(caught) == 1
 
 
-def test_the_sdks_own_client_cannot_get_out(
+def test_the_sdks_own_clients_are_refused_at_once(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The class as the SDK's module defines it, past the engine's replacement.
-    from tinker.lib.internal_client_holder import InternalClientHolder
-
     monkeypatch.setenv("TINKER_API_KEY", "tml-not-a-key")
     monkeypatch.delenv("TINKER_BASE_URL", raising=False)
-    with pytest.raises(Exception, match="embedded engine is in use") as caught:
-        InternalClientHolder()
-    assert isinstance(_root(caught.value), NetworkRefusedError)
-
-
-def _root(error: BaseException) -> BaseException:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
+    assert SdkServiceClient is not tinker.ServiceClient
+    with pytest.raises(NetworkRefusedError, match="thinkingmachines"):
+        SdkServiceClient().create_sampling_client(base_model="some/model")
+    with pytest.raises(NetworkRefusedError):
+        SdkRestClient()
 
 
 def test_allowed_hosts_get_through_with_the_addresses_they_resolve_to(

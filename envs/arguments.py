@@ -1,0 +1,94 @@
+"""The arguments of an environment, checked: each mistake is named, with what was expected."""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import chz
+import numpy as np
+from tinker_cookbook.rl.rollout_limits import RolloutLimits
+
+from evert.bridge.dataset import load_tasks
+from evert.bridge.env import EnvOptions
+from evert.envs.errors import EnvArgumentError
+from evert.envs.registration import check_tasks, unwrap
+
+
+def require_one_of(name: str, value: object, values: Sequence[object]) -> None:
+    """Check that an argument has one of its values.
+
+    Raises:
+        EnvArgumentError: It has not.
+    """
+    if not any(value == allowed for allowed in values):
+        allowed = ", ".join(map(repr, values))
+        raise EnvArgumentError(
+            f"{name}={value!r} is not supported; expected one of {allowed}."
+            + did_you_mean(str(value), (str(value) for value in values))
+        )
+
+
+def require_known(kind: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Check that every name is a known one.
+
+    Raises:
+        EnvArgumentError: One is not.
+    """
+    names = sorted(known)
+    for name in given:
+        if name not in names:
+            raise EnvArgumentError(
+                f"Unknown {kind} {name!r}; expected {', '.join(names)}." + did_you_mean(name, names)
+            )
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """ " Did you mean ...?", or nothing."""
+    close = difflib.get_close_matches(name, list(names), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def read_tasks(tasks: Any) -> Sequence[Any] | None:
+    """The tasks, found at their import path if that was given; None for none.
+
+    Raises:
+        InvalidDatasetError: Nothing is found there, or they are no sequence, or empty.
+    """
+    if tasks is None:
+        return None
+    check_tasks(tasks)
+    found = load_tasks(tasks)
+    check_tasks(found)
+    return found
+
+
+def read_options(options: EnvOptions, max_turns: int | None) -> EnvOptions:
+    """The options of ``ChatAgentEnv``, with ``max_turns`` among their limits.
+
+    Raises:
+        EnvArgumentError: An option has an unknown name, or ``max_turns`` is no positive integer.
+    """
+    own = ("level", "max_turns", "render_mode", "tasks")
+    require_known("argument", options, (*EnvOptions.__annotations__, *own))
+    plain: Any = {name: unwrap(value) for name, value in options.items()}
+    if max_turns is None:
+        return plain  # type: ignore[no-any-return]
+    if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
+        raise EnvArgumentError(
+            f"max_turns={max_turns!r} is no number of turns; expected an integer of at least 1, or "
+            "None for no limit."
+        )
+    limits = plain.get("limits") or RolloutLimits()
+    turns = max_turns if limits.max_turns is None else min(max_turns, limits.max_turns)
+    plain["limits"] = chz.replace(limits, max_turns=turns)
+    return plain  # type: ignore[no-any-return]
+
+
+def is_same_task(one: Any, other: Any) -> bool:
+    """Whether two tasks are equal, arrays included."""
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return bool(np.array_equal(one, other))
+    try:
+        return bool(one == other)
+    except (TypeError, ValueError):  # a comparison without an answer
+        return one is other

@@ -1,0 +1,200 @@
+"""Agents under ids of Gymnasium: the table of games, and ``register_agent`` for agents of your own.
+
+    evert.register_agent("my/Env-v0", my_agent, tasks=[...])
+    env = gymnasium.make("my/Env-v0")
+
+Nothing here imports torch, tinker or a tokenizer; ``gymnasium.make`` does. A registered environment
+is data: where an agent has an import path it is kept as that, so that its ``EnvSpec`` goes through
+JSON and pickle; anything else is kept as it is, in a ``Kept``.
+"""
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Unpack
+
+import gymnasium
+from gymnasium import error
+from gymnasium.envs.registration import ENV_ID_RE, EnvSpec
+
+from evert.bridge.agent import NO_TASK, Agent, agent_name, inspect_agent
+from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
+
+if TYPE_CHECKING:
+    from evert.bridge.env import EnvOptions
+
+ENTRY_POINT = "evert.envs.gym_env:AgentGymEnv"
+
+
+@dataclass(frozen=True, slots=True)
+class Game:
+    """A row of the table: an id, and the import paths of an agent and its tasks."""
+
+    id: str
+    agent: str
+    tasks: str
+
+
+GAMES = (
+    Game(
+        "evert/Identity-v0",
+        "evert.envs.identity:identity_agent",
+        "evert.envs.identity:TRAIN_TASKS",
+    ),
+    Game(
+        "evert/GuessNumber-v0",
+        "evert.envs.guess_number:guess_number_agent",
+        "evert.envs.guess_number:TRAIN_TASKS",
+    ),
+)
+"""Every game that ships with evert, with its training tasks (``make(id, tasks=...)`` takes
+others)."""
+
+
+def register_builtin_envs() -> None:
+    """Register the games; those that are registered already are left alone."""
+    for game in GAMES:
+        if game.id not in gymnasium.registry:
+            register_agent(game.id, game.agent, game.tasks)
+
+
+def register_agent(
+    id: str,
+    agent: Agent | str,
+    tasks: Any = None,
+    *,
+    max_turns: int | None = None,
+    replace: bool = False,
+    **options: "Unpack[EnvOptions]",
+) -> EnvSpec:
+    """Give an agent an id, so that ``gymnasium.make(id)`` makes an environment of it.
+
+    Args:
+        id: '[namespace/]Name-v0'.
+        agent: The agent, or its import path 'package.module:function', which is then imported (and
+            checked) by ``gymnasium.make`` only.
+        tasks: Sequence of tasks, of which every episode draws one; or its import path. None: the
+            agent takes no task.
+        max_turns: Actions an episode may take before it is truncated. None: no limit.
+        replace: Take the place of an id that is registered, as when a notebook's cell is run again.
+        **options: Of ``ChatAgentEnv``, for every environment of this id.
+
+    Returns:
+        The ``EnvSpec``, as ``gymnasium.spec(id)`` gives it.
+
+    Raises:
+        gymnasium.error.RegistrationError: The id is malformed, or taken.
+        InvalidAgentError: ``agent`` is no agent, or does not take these arguments.
+        InvalidDatasetError: ``tasks`` are no sequence, or empty.
+    """
+    _check_id(id)
+    if id in gymnasium.registry:
+        if not replace:
+            raise error.RegistrationError(_taken(id))
+        del gymnasium.registry[id]
+    check_tasks(tasks)
+    if isinstance(agent, str):
+        _check_path(agent)
+    else:
+        inspect_agent(agent, NO_TASK if tasks is None else None)
+    kwargs: dict[str, Any] = {"agent": kept(import_path(agent) or agent)}
+    if tasks is not None:
+        kwargs["tasks"] = kept(tasks)
+    if max_turns is not None:
+        kwargs["max_turns"] = max_turns
+    kwargs.update({name: kept(value) for name, value in options.items()})
+    gymnasium.register(id, entry_point=ENTRY_POINT, kwargs=kwargs)
+    return gymnasium.spec(id)
+
+
+def _check_id(id: object) -> None:
+    match = ENV_ID_RE.fullmatch(id) if isinstance(id, str) else None
+    if match is None or match.group("version") is None:
+        raise error.RegistrationError(
+            f"An environment id is a string like 'my/Env-v0' ([namespace/]name-v<version>), got "
+            f"{id!r}. Letters, digits, '_', '-' and ':' are allowed, and in the name '.'."
+        )
+
+
+def _taken(id: str) -> str:
+    holder = gymnasium.registry[id].kwargs.get("agent", gymnasium.registry[id].entry_point)
+    holder = unwrap(holder)
+    name = holder if isinstance(holder, str) else agent_name(holder)
+    base, _, version = id.rpartition("-v")
+    return (
+        f"The id {id!r} is taken, by {name}. Choose another id, or the next version "
+        f"({base}-v{int(version) + 1}), or pass replace=True to take its place."
+    )
+
+
+def _check_path(path: str) -> None:
+    module, _, name = path.partition(":")
+    if not module or not name:
+        raise InvalidAgentError(f"An agent is named like 'package.module:function', got {path!r}.")
+
+
+def check_tasks(tasks: Any) -> None:
+    """Check what can be told of tasks without importing them.
+
+    Raises:
+        InvalidDatasetError: They are no sequence, or empty.
+    """
+    if tasks is None or (isinstance(tasks, str) and ":" in tasks):
+        return
+    is_sequence = hasattr(tasks, "__len__") and hasattr(tasks, "__getitem__")
+    if isinstance(tasks, (str, Mapping)) or not is_sequence:
+        raise InvalidDatasetError(
+            f"tasks must be a sequence (with a length and an index) or its import path "
+            f"'package.module:name', got {tasks!r:.200} of type {type(tasks).__name__}. "
+            "list(...) makes a sequence of an iterable."
+        )
+    if len(tasks) == 0:
+        raise InvalidDatasetError(
+            "tasks are empty: an episode draws one of them. Give at least one, or leave tasks out "
+            "for an agent that takes none."
+        )
+
+
+def import_path(value: Any) -> str | None:
+    """The path 'package.module:name' at which ``value`` itself is found; None if there is none."""
+    if isinstance(value, str):
+        return value
+    module_name, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
+    if not module_name or not name or "<" in name:
+        return None
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError):
+        return None
+    return f"{module_name}:{name}" if found is value else None
+
+
+class Kept:
+    """A value that ``gymnasium.make``, which copies arguments deeply, must pass on as it is."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Kept":
+        return self
+
+    def __repr__(self) -> str:
+        return f"{self.value!r:.100}"
+
+
+def kept(value: Any) -> Any:
+    """``value`` if JSON can hold it, else in a ``Kept``."""
+    if isinstance(value, (list, tuple)) and all(_is_scalar(item) for item in value):
+        return list(value)
+    return value if _is_scalar(value) else Kept(value)
+
+
+def unwrap(value: Any) -> Any:
+    """What ``kept`` was given."""
+    return value.value if isinstance(value, Kept) else value
+
+
+def _is_scalar(value: Any) -> bool:
+    return value is None or type(value) in (str, int, float, bool)

@@ -1,0 +1,53 @@
+"""What the tests of ``evert.envs`` share: ids that are forgotten again, and a count of leftovers."""
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import evert.envs  # noqa: F401 (registers the games)
+import gymnasium
+import pytest
+from evert.envs.registration import register_agent
+from gymnasium.envs.registration import EnvSpec
+
+
+@pytest.fixture
+def register() -> Iterator[Callable[..., EnvSpec]]:
+    """``register_agent``; what it registered is gone after the test."""
+    before = set(gymnasium.registry)
+    yield register_agent
+    for id in set(gymnasium.registry) - before:
+        del gymnasium.registry[id]
+
+
+@pytest.fixture
+def leftovers() -> Callable[[], dict[str, list[Any]]]:
+    """Counts threads and files that were not there when the test began; empty when there are none."""
+    env = gymnasium.make("evert/Identity-v0")  # loads the tokenizer, whatever that opens
+    env.reset()
+    env.close()
+    threads = set(threading.enumerate())
+    files = _open_files()
+
+    def found() -> dict[str, list[Any]]:
+        deadline = time.monotonic() + 1.0  # what is just ending may end
+        while True:
+            gc.collect()
+            new_threads = [t.name for t in threading.enumerate() if t not in threads]
+            new_files = sorted(_open_files() - files)
+            left = {"threads": new_threads, "files": new_files}
+            if not (new_threads or new_files):
+                return {}
+            if time.monotonic() > deadline:
+                return {kind: names for kind, names in left.items() if names}
+            time.sleep(0.02)
+
+    return found
+
+
+def _open_files() -> set[str]:
+    folder = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
+    return {name for name in os.listdir(folder) if os.path.exists(f"{folder}/{name}")}
