@@ -16,6 +16,7 @@ Each has its deliberately broken agent in the tests.
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from tinker_cookbook.rl.types import ActionExtra, InitialObservationOverflow, StepResult
 
@@ -177,9 +178,7 @@ class _Check:
             await env.close()
         left = _alive() - before
         if env.is_running or left:
-            names = (
-                ", ".join(sorted(getattr(one, "name", repr(one)) for one in left)) or "the agent"
-            )
+            names = ", ".join(sorted(map(_name, left))) or "the agent"
             raise EnvCheckError(
                 f"Rule 5: closed at call {turn + 1}, the agent {self._name} left {names} running. "
                 "Let CancelledError (async) or EnvClosedError (threads) end the agent, and await "
@@ -207,6 +206,12 @@ class _Check:
             await env.close()
 
 
-def _alive() -> set[object]:
-    tasks: set[object] = set(asyncio.all_tasks())
-    return tasks | {thread for thread in threading.enumerate() if thread.is_alive()}
+_Runner = asyncio.Task[Any] | threading.Thread
+
+
+def _alive() -> set[_Runner]:
+    return {*asyncio.all_tasks(), *threading.enumerate()}
+
+
+def _name(runner: _Runner) -> str:
+    return runner.name if isinstance(runner, threading.Thread) else runner.get_name()

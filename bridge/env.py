@@ -281,6 +281,8 @@ class ChatAgentEnv(Env):
         if ending is not None:
             return self._last_step(ending, metrics, logs)
         reward = self._collect_notes(metrics, logs)
+        if self._book.latest_drift is not None:
+            logs["drift"] = str(self._book.latest_drift)
         observation, stop = self._observation()
         return StepResult(reward, False, observation, stop, metrics, logs)
 
@@ -341,12 +343,22 @@ class ChatAgentEnv(Env):
         """Give the episode up: cancel the agent, run its ``finally`` blocks, join its thread.
 
         Idempotent, and safe while a ``step`` is waiting, which then raises ``EnvClosedError``.
+        From another event loop it works as long as the Env's own is running; once that is gone, a
+        thread that still waits is released.
         """
         self._closed = True
         run = self._run
         if run is None or run.is_over:
             return
-        if not await run.close(self._close_timeout):
+        if not run.loop.is_running():
+            run.abandon()
+            return
+        if run.loop is asyncio.get_running_loop():
+            ended = await run.close(self._close_timeout)
+        else:
+            elsewhere = run.close(self._close_timeout)
+            ended = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(elsewhere, run.loop))
+        if not ended:
             logger.error(
                 "The agent %s did not end within %s s of being cancelled; it is left behind. It "
                 "swallows cancellation, or blocks in a thread.",
@@ -378,6 +390,11 @@ class ChatAgentEnv(Env):
     def _take_outstanding(self) -> _Outstanding:
         self._refuse_if_closed()
         outstanding, self._outstanding = self._outstanding, None
+        if self._run is not None and self._run.loop is not asyncio.get_running_loop():
+            raise EnvStateError(
+                "A ChatAgentEnv was stepped on another event loop than the one it was started on. "
+                "Play an episode within one asyncio.run(...)."
+            )
         if outstanding is None:
             raise EnvStateError(
                 "No observation is outstanding. Call initial_observation() first, then step() once "

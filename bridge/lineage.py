@@ -50,6 +50,7 @@ class ConversationBook:
 
     Attributes:
         drift: How often each cause occurred.
+        latest_drift: The cause that the latest observation met; None when it went on as it was.
         lineages: Number of token sequences begun so far.
     """
 
@@ -57,6 +58,7 @@ class ConversationBook:
         self.renderer = renderer
         self._max_length = max_length
         self.drift: Counter[Drift] = Counter()
+        self.latest_drift: Drift | None = None
         self.lineages = 0
         self._conversations: list[Conversation] = []
         self._latest: dict[str, Conversation] = {}
@@ -73,6 +75,7 @@ class ConversationBook:
             openai.BadRequestError: A message or a tool cannot be read or rendered, or the prompt is
                 too long (code ``context_length_exceeded``).
         """
+        self.latest_drift = None
         try:
             conversation = self._known(request, caller)
             if conversation is None:
@@ -153,7 +156,7 @@ class ConversationBook:
         self.lineages += 1
         self._conversations.append(conversation)
         if cause is not None:
-            self.drift[cause] += 1
+            self._count(cause)
         return conversation
 
     def _continue(
@@ -174,11 +177,15 @@ class ConversationBook:
         conversation.add(new)
         fit = conversation.render(start, renderer)
         if fit is Fit.RETOKENISED:
-            self.drift[Drift.RETOKENISED] += 1
+            self._count(Drift.RETOKENISED)
         elif fit is Fit.CHANGED:
-            self.drift[Drift.TEMPLATE] += 1
+            self._count(Drift.TEMPLATE)
             conversation.restart(self.lineages, renderer)
             self.lineages += 1
+
+    def _count(self, cause: Drift) -> None:
+        self.drift[cause] += 1
+        self.latest_drift = cause
 
     def _check_length(self, conversation: Conversation) -> None:
         length = conversation.length

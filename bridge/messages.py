@@ -72,11 +72,11 @@ def read_message(message: object, index: int, tool_names: Mapping[str, str]) -> 
             we can read.
     """
     fields = as_fields(message, index)
-    role = ROLES.get(fields.get("role", ""))
+    sent_role = fields.get("role")
+    role = ROLES.get(sent_role) if isinstance(sent_role, str) else None
     if role is None:
         raise bad_request(
-            f"messages[{index}] has role {fields.get('role')!r}; expected one of "
-            f"{', '.join(ROLES)}.",
+            f"messages[{index}] has role {sent_role!r}; expected one of {', '.join(ROLES)}.",
             param=f"messages[{index}].role",
         )
     calls = fields.get("tool_calls")
@@ -136,6 +136,11 @@ def _read_assistant(fields: Mapping[str, Any], calls: Any, index: int, result: M
         content = result["content"]
         text = [TextPart(type="text", text=content)] if isinstance(content, str) else content
         result["content"] = [ThinkingPart(type="thinking", thinking=reasoning), *text]
+    if calls and not isinstance(calls, (list, tuple)):
+        raise bad_request(
+            f"messages[{index}].tool_calls must be a list of calls, got {calls!r:.200}.",
+            param=f"messages[{index}].tool_calls",
+        )
     if calls:
         result["tool_calls"] = [
             _read_tool_call(call, f"messages[{index}].tool_calls[{number}]")
@@ -148,7 +153,12 @@ def _read_tool_call(call: object, place: str) -> ToolCall:
     function = fields.get("function")
     name = function.get("name") if isinstance(function, Mapping) else None
     arguments = function.get("arguments") if isinstance(function, Mapping) else None
-    if not isinstance(name, str) or not isinstance(arguments, str):
+    call_id = fields.get("id")
+    if (
+        not isinstance(name, str)
+        or not isinstance(arguments, str)
+        or not isinstance(call_id, str | None)
+    ):
         raise bad_request(
             f"{place} is {call!r:.200}; expected "
             "{'id': ..., 'type': 'function', 'function': {'name': str, 'arguments': JSON str}}.",
@@ -160,9 +170,7 @@ def _read_tool_call(call: object, place: str) -> ToolCall:
         raise bad_request(
             f"{place}.function.arguments is no JSON ({error}): {arguments!r:.200}.", param=place
         ) from None
-    return ToolCall(
-        id=fields.get("id"), function=ToolCall.FunctionBody(name=name, arguments=arguments)
-    )
+    return ToolCall(id=call_id, function=ToolCall.FunctionBody(name=name, arguments=arguments))
 
 
 def _read_tool_result(
@@ -243,33 +251,41 @@ class Reply:
 
         Agents rarely send reasoning back, so a missing one is no change; a different one is.
         """
-        fields = message if isinstance(message, Mapping) else getattr(message, "__dict__", {})
+        fields = message if isinstance(message, Mapping) else _attributes(message)
         if fields.get("role") != "assistant":
             return False
         content = fields.get("content")
         if content is not self.text and not _same_text(content, self.text):
             return False
-        reasoning = fields.get("reasoning_content")
-        if reasoning is not None and reasoning != self.reasoning:
+        reasoning = fields.get("reasoning_content") or fields.get("reasoning")
+        if isinstance(reasoning, str) and reasoning and reasoning != self.reasoning:
             return False
         calls = fields.get("tool_calls") or ()
-        return len(calls) == len(self.tool_calls) and all(
-            _same_call(sent, own) for sent, own in zip(calls, self.tool_calls, strict=True)
-        )
+        if not isinstance(calls, (list, tuple)) or len(calls) != len(self.tool_calls):
+            return False
+        return all(map(_same_call, calls, self.tool_calls))
+
+
+def _attributes(message: object) -> Mapping[str, Any]:
+    fields: Mapping[str, Any] = getattr(message, "__dict__", {})
+    extra = getattr(message, "model_extra", None)  # reasoning_content is no field of the SDK's own
+    return {**fields, **extra} if isinstance(extra, dict) and extra else fields
 
 
 def _same_text(content: object, text: str) -> bool:
     if content is None:
         return text == ""
     if isinstance(content, (list, tuple)):
-        texts = [str(part.get("text")) for part in content if isinstance(part, Mapping)]
-        return len(texts) == len(content) and "".join(texts) == text
+        texts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+        return all(isinstance(one, str) for one in texts) and "".join(cast("Any", texts)) == text
     return content == text
 
 
 def _same_call(sent: Any, own: ToolCall) -> bool:
-    fields = sent if isinstance(sent, Mapping) else sent.model_dump()
-    function = fields.get("function") or {}
+    fields = sent if isinstance(sent, Mapping) else getattr(sent, "model_dump", dict)()
+    function = fields.get("function")
+    if not isinstance(function, Mapping):
+        return False
     if fields.get("id") != own.id or function.get("name") != own.function.name:
         return False
     arguments = function.get("arguments")

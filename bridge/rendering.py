@@ -22,6 +22,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from tinker_cookbook.renderers.base import (
+    ContentPart,
     Message,
     ParseTermination,
     RenderContext,
@@ -106,6 +107,8 @@ class PromptRenderer:
         )
         """Whether history is rendered message by message and stays as it is, so that a tail can
         be rendered alone. False for templates that look at the whole conversation."""
+        self.takes_images = getattr(renderer, "image_processor", None) is not None
+        """Whether images become chunks; the other renderers would drop them in silence."""
 
     @cached_property
     def off_loop(self) -> "PromptRenderer":
@@ -116,11 +119,17 @@ class PromptRenderer:
     # -- text ------------------------------------------------------------------------------------
 
     def escape(self, message: Message) -> Message:
-        """``message`` with the text of control tokens marked as literal."""
+        """``message`` with the text of control tokens marked as literal.
+
+        Raises:
+            RendererMismatchError: It holds an image, and the renderer takes none.
+        """
         pattern = self._special_pattern
+        content = message["content"]
+        if isinstance(content, list) and not self.takes_images:
+            _refuse_images(content, type(self.renderer).__name__)
         if pattern is None:
             return message
-        content = message["content"]
         if isinstance(content, str):
             if pattern.search(content) is None:
                 return message
@@ -234,6 +243,15 @@ def _control_tokens(tokenizer: Any) -> list[str]:
     names = {str(token) for token in added if token.special}
     names.update(getattr(tokenizer, "all_special_tokens", ()))
     return sorted(names, key=lambda name: (-len(name), name))  # the longest match first
+
+
+def _refuse_images(content: Sequence[ContentPart], name: str) -> None:
+    kinds = {part["type"] for part in content} - {"text", "thinking"}
+    if kinds:
+        raise RendererMismatchError(
+            f"A message holds a part of type {kinds.pop()!r}, and {name} has no image processor. "
+            "Use a vision renderer (qwen3_vl_instruct, ...) made with one, or send text."
+        )
 
 
 def _context(messages: list[Message], index: int, last_user: int) -> RenderContext:

@@ -51,6 +51,7 @@ IGNORED_FIELDS = frozenset(
         "store",
         "service_tier",
         "prompt_cache_key",
+        "prompt_cache_options",
         "prompt_cache_retention",
         "safety_identifier",
         "stream_options",
@@ -95,10 +96,17 @@ REFUSED_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: not value,
         "The Env carries no logit bias: leave it out.",
     ),
-    "modalities": (lambda value: list(value) == ["text"], "Only text can be generated."),
+    "modalities": (
+        lambda value: value in (["text"], ("text",)),
+        "Only text can be generated.",
+    ),
     "audio": (lambda value: False, "Only text can be generated."),
     "functions": (lambda value: False, "Deprecated by OpenAI: use tools=[...] instead."),
     "function_call": (lambda value: False, "Deprecated by OpenAI: use tools=[...] instead."),
+    "moderation": (
+        lambda value: False,
+        "There is no moderation behind the policy: check what it says in the agent.",
+    ),
     "web_search_options": (
         lambda value: False,
         "There is no search behind the policy: offer one as a tool.",
@@ -141,11 +149,18 @@ class ChatRequest:
                 f"'messages' must be a non-empty list of messages, got {messages!r:.200}.",
                 param="messages",
             )
+        model = fields.get("model") or default_model
+        if not isinstance(model, str):
+            raise bad_request(f"'model' must be a string, got {model!r:.200}.", param="model")
         tools = fields.get("tools") or None
+        if tools is not None and not isinstance(tools, (list, tuple)):
+            raise bad_request(
+                f"'tools' must be a list of tools, got {tools!r:.200}.", param="tools"
+            )
         if fields.get("tool_choice") == "none":
             tools = None
         return cls(
-            model=fields.get("model") or default_model,
+            model=model,
             messages=messages,
             tools=list(tools) if tools else None,
             max_tokens=None if plain else _max_tokens(fields),

@@ -1,9 +1,9 @@
 """``TokenLog``: a conversation's tokens, growing at the end, handed out whole every turn.
 
 Handing out a prompt of n tokens must not cost n. The log keeps its text in chunks whose sizes fall
-like the digits of a binary counter: a new piece is merged with the ones before it as long as they
-are no larger. A log of n tokens then has at most about log2(n) chunks, each token is copied about
-log2(n) times in its whole life, and a snapshot copies pointers to chunks.
+like the digits of a binary counter: a new piece is merged with the ones before it until what stands
+before is at least twice as long. A log of n tokens then has at most log2(n) + 1 chunks, each token
+is copied about log2(n) times in its whole life, and a snapshot copies pointers to chunks.
 
 A *flat prompt* is the other form: one list of token ids, in which an image (or another non-text
 chunk) stands for itself.
@@ -77,7 +77,7 @@ class TokenLog:
     def _append(self, chunk: Chunk) -> None:
         while self._chunks and isinstance(chunk, tinker.EncodedTextChunk):
             last = self._chunks[-1]
-            if not isinstance(last, tinker.EncodedTextChunk) or last.length > chunk.length:
+            if not isinstance(last, tinker.EncodedTextChunk) or last.length >= 2 * chunk.length:
                 break
             chunk = _text_chunk([*last.tokens, *chunk.tokens])
             self._chunks.pop()

@@ -7,7 +7,7 @@ sampled tokens are used up. (The two wall-clock limits are for samplers and have
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -217,20 +217,3 @@ def _token_ids(prompt: tinker.ModelInput) -> tuple[int, ...]:
             "Gymnasium's spaces here carry text only. Use evert.ChatAgentEnv for this agent."
         )
     return ids
-
-
-def observed(messages: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str], ...]:
-    """Messages as an observation: role and text, nothing else."""
-    return tuple(
-        {"role": str(message.get("role")), "content": text_of(message)} for message in messages
-    )
-
-
-def text_of(message: Mapping[str, Any]) -> str:
-    """The text of a message; a part that is no text is named in brackets."""
-    content = message.get("content")
-    if isinstance(content, str):
-        return content
-    return "".join(
-        str(part["text"]) if "text" in part else f"[{part.get('type')}]" for part in content or ()
-    )

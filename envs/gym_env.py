@@ -25,11 +25,18 @@ from evert.envs.arguments import (
     require_known,
     require_one_of,
 )
-from evert.envs.episode import Episode, Moment, observed
+from evert.envs.episode import Episode, Moment
 from evert.envs.errors import EnvArgumentError
-from evert.envs.loop import LoopThread, acquire, release
+from evert.envs.loop import LoopThread, acquire, keep_from_collector, release
 from evert.envs.registration import unwrap
-from evert.envs.spaces import AnyText, message_space, text_action, token_action, token_space
+from evert.envs.spaces import (
+    AnyText,
+    message_space,
+    observed,
+    text_action,
+    token_action,
+    token_space,
+)
 from evert.envs.transcript import Screen, transcript
 
 Level = Literal["messages", "tokens"]
@@ -250,6 +257,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any]):
         """Threads do not survive a fork: in a child, the parent's episode is not ours to touch."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
+            keep_from_collector(self._episode)
             self._episode = self._loop = None
             self._why_over = "the last one was started before this process was forked"
 

@@ -38,7 +38,7 @@ class LoopThread:
     @property
     def is_alive(self) -> bool:
         """Whether it runs in this process."""
-        return self._pid == os.getpid() and self._thread.is_alive()
+        return self._thread.is_alive() and self._pid == os.getpid()
 
     def _run(self) -> None:
         asyncio.run(self._serve())  # which also cancels what is left, and joins its executor
@@ -46,8 +46,10 @@ class LoopThread:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stopped = asyncio.Event()
+        self._later: set[asyncio.Task[Any]] = set()
         self._started.set()
         await self._stopped.wait()
+        await asyncio.gather(*self._later, return_exceptions=True)
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Do ``work`` on the loop and wait for its result.
@@ -70,8 +72,14 @@ class LoopThread:
             raise
 
     def run_later(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Do ``work`` on the loop; wait for nothing."""
-        asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Do ``work`` on the loop, before it stops; wait for nothing."""
+
+        def start() -> None:
+            task = self._loop.create_task(work)
+            self._later.add(task)
+            task.add_done_callback(self._later.discard)
+
+        self._loop.call_soon_threadsafe(start)
 
     def stop(self, *, wait: bool) -> None:
         """End the loop: its tasks are cancelled. ``wait`` until its thread is gone."""
@@ -111,6 +119,14 @@ def release(loop: LoopThread, *, wait: bool = True) -> None:
         if _shared is loop:
             _shared = None
     loop.stop(wait=wait)
+
+
+_strays: list[object] = []
+
+
+def keep_from_collector(stray: object) -> None:
+    """Keep what a forked child inherits but cannot end: collecting it would report lost tasks."""
+    _strays.append(stray)
 
 
 def _forget() -> None:

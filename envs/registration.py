@@ -88,10 +88,8 @@ def register_agent(
         InvalidDatasetError: ``tasks`` are no sequence, or empty.
     """
     _check_id(id)
-    if id in gymnasium.registry:
-        if not replace:
-            raise error.RegistrationError(_taken(id))
-        del gymnasium.registry[id]
+    if id in gymnasium.registry and not replace:
+        raise error.RegistrationError(_taken(id))
     check_tasks(tasks)
     if isinstance(agent, str):
         _check_path(agent)
@@ -103,6 +101,7 @@ def register_agent(
     if max_turns is not None:
         kwargs["max_turns"] = max_turns
     kwargs.update({name: kept(value) for name, value in options.items()})
+    gymnasium.registry.pop(id, None)
     gymnasium.register(id, entry_point=ENTRY_POINT, kwargs=kwargs)
     return gymnasium.spec(id)
 

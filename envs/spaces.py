@@ -11,7 +11,7 @@ episode (``RolloutLimits``) bound them.
 
 import string
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,6 +80,23 @@ def message_space() -> spaces.Sequence:
 def token_space(vocabulary: int) -> spaces.Sequence:
     """A token sequence: a tuple of ids below ``vocabulary``."""
     return spaces.Sequence(spaces.Discrete(vocabulary))
+
+
+def observed(messages: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str], ...]:
+    """Messages as an observation: role and text, nothing else."""
+    return tuple(
+        {"role": str(message.get("role")), "content": text_of(message)} for message in messages
+    )
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """The text of a message; a part that is no text is named in brackets."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    return "".join(
+        str(part["text"]) if "text" in part else f"[{part.get('type')}]" for part in content or ()
+    )
 
 
 def text_action(action: object) -> str:

@@ -6,14 +6,17 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from evert.envs.episode import Moment, text_of
+from evert.envs.spaces import text_of
+
+if TYPE_CHECKING:
+    from evert.envs.episode import Moment
 
 _STYLES = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "magenta"}
 
 
-def transcript(moment: Moment, total: float) -> str:
+def transcript(moment: "Moment", total: float) -> str:
     """The conversation as text; a closing line once the episode is over.
 
     Args:
@@ -22,7 +25,7 @@ def transcript(moment: Moment, total: float) -> str:
     """
     parts = [f"[{message['role']}]\n{_body(message)}\n" for message in moment.messages]
     if moment.stop_reason is not None:
-        parts.append(_closing(moment, total))
+        parts.append(f"{_closing(moment, total)}\n")
     return "\n".join(parts)
 
 
@@ -37,8 +40,8 @@ def _body(message: Mapping[str, Any]) -> str:
     return "\n".join([text, *calls] if text or not calls else calls)
 
 
-def _closing(moment: Moment, total: float) -> str:
-    return f"-- {moment.stop_reason}: reward {moment.reward:g}, {total:g} in all\n"
+def _closing(moment: "Moment", total: float) -> str:
+    return f"-- {moment.stop_reason}: reward {moment.reward:g}, {total:g} in all"
 
 
 class Screen:
@@ -48,7 +51,7 @@ class Screen:
         self._shown: Sequence[Mapping[str, Any]] = ()
         self._is_closed = False
 
-    def show(self, moment: Moment, total: float) -> None:
+    def show(self, moment: "Moment", total: float) -> None:
         """Print what was not printed yet."""
         from rich.console import Console  # here: who never renders should not pay for it
         from rich.text import Text

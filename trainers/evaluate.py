@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import tinker
-    from tinker_cookbook.rl.rollout_strategy import RolloutStrategy
+    from tinker_cookbook.rl.train import Config
     from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, Trajectory
     from tinker_cookbook.tokenizer_utils import Tokenizer
-
-    from evert.bridge.group import ChatAgentGroupBuilder
 
 TEMPERATURES = {"greedy": 0.0, "temperature_1": 1.0}
 """The ways to play, by the names they are reported under."""
@@ -64,6 +62,31 @@ def read_evaluation(record: dict[str, Any]) -> Evaluation:
         [Sample(**sample) for sample in record["samples"]],
         record["seconds"],
     )
+
+
+async def score_weights(
+    config: "Config", dataset: "RLDataset | None", *, samples: int, **weights: Any
+) -> Evaluation | None:
+    """Evaluate some weights of the engine in use.
+
+    Args:
+        config: Of the run.
+        dataset: Held-out tasks; None where the run has none.
+        samples: How many episodes to write down.
+        **weights: ``base_model`` or ``model_path``, as ``create_sampling_client_async`` takes them.
+
+    Returns:
+        How they did; None without held-out tasks.
+    """
+    if dataset is None:
+        return None
+    import tinker
+    from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+    service = tinker.ServiceClient(base_url=config.base_url)
+    client = await service.create_sampling_client_async(**weights)
+    tokenizer = get_tokenizer(config.model_name)
+    return await evaluate(client, dataset, tokenizer, max_tokens=config.max_tokens, samples=samples)
 
 
 async def evaluate(
@@ -124,8 +147,9 @@ def _sample(
     for transition in trajectory.transitions:
         prompt = _text_tokens(transition.ob)
         new = prompt[len(known) :] if prompt[: len(known)] == known else prompt
-        turns.append({"told": _decode(tokenizer, new), "said": _decode(tokenizer, transition.ac.tokens)})
-        known = prompt + list(transition.ac.tokens)
+        said = list(transition.ac.tokens)
+        turns.append({"told": _decode(tokenizer, new), "said": _decode(tokenizer, said)})
+        known = prompt + said
     return Sample(str(getattr(builder, "task", "")), reward, turns)
 
 

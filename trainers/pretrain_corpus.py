@@ -90,14 +90,38 @@ def game_examples(encoder: Encoder, rng: np.random.Generator, count: int) -> Ite
 def short_game_examples(
     encoder: Encoder, rng: np.random.Generator, count: int, turns: int = 4
 ) -> Iterator[Example]:
-    """The first few guesses of games between two given numbers, near or far from each other."""
-    width = np.exp(rng.uniform(0, np.log(UPPER_BOUND), count)).astype(np.int64)
-    low = rng.integers(0, UPPER_BOUND + 1 - width)
-    high = low + width
+    """The first few guesses of games between two given numbers."""
+    low, high = _bounds(rng, count)
     games = play_random_games(rng, low, high, turns)
     for index in range(count):
         prompt = BOUNDED_PROMPT.format(low=low[index], high=high[index])
         yield _write_game(encoder, games, index, encoder.dialogue([("user", prompt)]))
+
+
+PLACED_PROMPT = "Pick a number between {low} and {high}, near the {place}."
+_PLACES = ("bottom", "middle", "top")
+
+
+def placed_examples(encoder: Encoder, rng: np.random.Generator, count: int) -> Iterator[Example]:
+    """Single picks from the lower, the middle or the upper third of two given numbers."""
+    low, high = _bounds(rng, count)
+    for place, a, b in zip(rng.integers(3, size=count).tolist(), low, high, strict=True):
+        prompt = PLACED_PROMPT.format(low=a, high=b, place=_PLACES[place])
+        example = encoder.dialogue([("user", prompt)])
+        third = (int(b) - int(a)) // 3
+        start, stop = int(a) + (third if place else 0), int(b) - (third if place < 2 else 0)
+        start, stop = (stop - third, stop) if place == 2 else (start, stop)
+        start, stop = (start, start + third) if place == 0 else (start, stop)
+        guess = int(rng.integers(start, stop + 1))
+        _write_guess(encoder, guess, start, stop, example)
+        yield example
+
+
+def _bounds(rng: np.random.Generator, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Pairs of numbers, near or far from each other."""
+    width = np.exp(rng.uniform(0, np.log(UPPER_BOUND), count)).astype(np.int64)
+    low = rng.integers(0, UPPER_BOUND + 1 - width)
+    return low, low + width
 
 
 def _write_game(encoder: Encoder, games: RandomGames, index: int, example: Example) -> Example:

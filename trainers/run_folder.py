@@ -15,6 +15,7 @@ run, and a run with other settings. Files of our own are written whole or not at
 """
 
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -76,7 +77,8 @@ class RunFolder:
 
     def steps_done(self) -> int:
         """Steps that a resumed run does not do again."""
-        return max((r.get("batch") or 0 for r in self.checkpoints() if "state_path" in r), default=0)
+        states = [record for record in self.checkpoints() if record.get("state_path")]
+        return int(states[-1].get("batch") or 0) if states else 0
 
     def checkpoints(self) -> list[dict[str, Any]]:
         """The Cookbook's list of checkpoints, oldest first."""
@@ -215,12 +217,11 @@ def versions() -> dict[str, str]:
 
 def machine() -> dict[str, Any]:
     """The kind of computer, without its name."""
-    import os
-
+    here = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
     return {
         "system": platform.system(),
         "processor": platform.machine(),
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpus": len(here) or os.cpu_count(),
     }
 
 

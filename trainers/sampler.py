@@ -296,12 +296,13 @@ class Sampler:
         rows = self._take(run)
         if not rows:
             return
-        if run is None:
-            run = _Run(self._model.new_batch(), self._model.device, self._tokenizer)
-        self._runs = [run, *(other for other in self._runs if other is not run)]
         try:
+            if run is None:
+                run = _Run(self._model.new_batch(), self._model.device, self._tokenizer)
+                self._runs.append(run)
             passes, prompt_tokens = run.admit(rows)
         except Exception as error:
+            # These rows are in no list yet; the caller fails those that are.
             for row in rows:
                 _fail(row.request.future, error)
             raise

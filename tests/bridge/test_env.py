@@ -768,6 +768,31 @@ async def test_a_hooks_messages_are_injected_before_the_call() -> None:
     assert len(trajectory_to_data(trajectory, 1.0)) == 1
 
 
+async def test_drift_is_reported_at_the_transition_where_it_happens() -> None:
+    async def agent(client: AgentClient) -> float:
+        text = await ask(client, user("a"))
+        await ask(client, user("a"), {"role": "assistant", "content": text + "!"}, user("b"))
+        return 1.0
+
+    first, second = (await play(agent)).transitions
+    assert first.logs["drift"] == "edited"
+    assert "drift" not in second.logs
+
+
+async def test_an_image_for_a_renderer_without_images_is_refused() -> None:
+    async def agent(client: AgentClient) -> float:
+        image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+        try:
+            await ask(client, {"role": "user", "content": [image]})
+        except openai.BadRequestError as error:
+            return float("has no image processor" in str(error))
+        return 0.0
+
+    first = await ChatAgentEnv(agent).initial_observation()
+    assert isinstance(first, InitialObservationOverflow)
+    assert first.reward == 1.0
+
+
 async def test_the_report_of_an_episode_is_in_its_last_metrics() -> None:
     async def agent(client: AgentClient) -> float:
         text = await ask(client, user("a"))
@@ -865,6 +890,39 @@ async def test_an_agent_that_ignores_its_close_is_reported(
     assert not env.is_running
 
 
+def test_an_env_is_closed_from_another_event_loop() -> None:
+    envs: list[ChatAgentEnv] = []
+    started, closed = threading.Event(), threading.Event()
+
+    async def episode() -> None:
+        envs.append(ChatAgentEnv(talker(3)))
+        await envs[0].initial_observation()
+        started.set()
+        await asyncio.to_thread(closed.wait, 10)
+
+    thread = threading.Thread(target=asyncio.run, args=(episode(),))
+    thread.start()
+    assert started.wait(10)
+    asyncio.run(envs[0].close())
+    assert not envs[0].is_running
+    closed.set()
+    thread.join(10)
+
+
+def test_an_env_whose_loop_is_gone_releases_its_thread_on_close() -> None:
+    env = ChatAgentEnv(blocking_talker)
+
+    async def start() -> None:
+        await env.initial_observation()
+
+    asyncio.run(start())
+    asyncio.run(env.close())
+    for thread in threading.enumerate():
+        if thread.name.startswith("evert agent"):
+            thread.join(5)
+            assert not thread.is_alive()
+
+
 def test_an_env_that_is_dropped_frees_its_thread_and_warns() -> None:
     async def start() -> None:
         env = ChatAgentEnv(blocking_talker)
@@ -903,6 +961,17 @@ async def test_an_env_is_used_once() -> None:
     with pytest.raises(EnvStateError, match="make a new one"):
         await env.initial_observation()
     await env.close()
+
+
+def test_an_env_is_played_on_one_event_loop() -> None:
+    env = ChatAgentEnv(talker(1))
+
+    async def start() -> None:
+        await env.initial_observation()
+
+    asyncio.run(start())
+    with pytest.raises(EnvStateError, match="another event loop"):
+        asyncio.run(env.step([1]))
 
 
 async def test_two_steps_for_one_observation_are_refused() -> None:

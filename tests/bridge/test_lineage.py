@@ -8,8 +8,12 @@
 5. Drift is counted by cause, once, and starts a new lineage (except ``retokenised``).
 6. Branches share the tokens sampled up to the fork, and are no drift.
 7. A refused request leaves no trace.
+8. Images pass through as the renderer makes them.
 """
 
+import base64
+import copy
+import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +21,9 @@ import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tinker_cookbook.renderers import Renderer
+from PIL import Image
+from tinker_cookbook.renderers import Renderer, get_renderer
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from evert.bridge.base import default_renderer
 from evert.bridge.conversation import Conversation
@@ -512,3 +518,43 @@ def test_what_the_renderer_cannot_express_is_a_400(make_renderer: MakeRenderer) 
 
 def test_the_default_renderer_is_the_base_models() -> None:
     assert Talk().renderer.renderer is default_renderer()
+
+
+# -- images --------------------------------------------------------------------------------------
+
+
+def red_square() -> dict[str, Any]:
+    """A part of a user's message with a real little image."""
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64), "red").save(file, "PNG")
+    url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def test_images_pass_through_as_the_renderer_makes_them() -> None:
+    renderer = get_renderer(
+        "qwen3_vl_instruct",
+        tokenizer_with_vision(),
+        image_processor=Qwen2VLImageProcessorPil(),
+        model_name="test",
+    )
+    talk = Talk(renderer)
+    messages: Messages = [
+        {"role": "user", "content": [red_square(), {"type": "text", "text": "What is it?"}]}
+    ]
+    first = talk.ask(messages)
+    images = [chunk for chunk in first.prompt().chunks if not hasattr(chunk, "tokens")]
+    assert len(images) == 1
+    assert first.length == first.prompt().length
+    reply = talk.say(first, "A square.")
+    messages += [said(reply.text), user("What colour?")]
+    after = talk.ask(messages)
+    assert talk.prompt(after) == talk.renderer.full(after.messages)
+    assert talk.book.lineages == 1
+
+
+def tokenizer_with_vision() -> Any:
+    tokenizer = copy.deepcopy(default_renderer().tokenizer)
+    names = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": names})
+    return tokenizer

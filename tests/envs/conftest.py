@@ -1,4 +1,4 @@
-"""What the tests of ``evert.envs`` share: ids that are forgotten again, and a count of leftovers."""
+"""What the tests of ``evert.envs`` share: ids that are forgotten again, a count of leftovers."""
 
 import gc
 import os
@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import evert.envs  # noqa: F401 (registers the games)
 import gymnasium
 import pytest
-from evert.envs.registration import register_agent
 from gymnasium.envs.registration import EnvSpec
+
+import evert.envs  # noqa: F401 (registers the games)
+from evert.envs.registration import register_agent
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def register() -> Iterator[Callable[..., EnvSpec]]:
 
 @pytest.fixture
 def leftovers() -> Callable[[], dict[str, list[Any]]]:
-    """Counts threads and files that were not there when the test began; empty when there are none."""
+    """Threads and files that were not there when the test began; empty when there are none."""
     env = gymnasium.make("evert/Identity-v0")  # loads the tokenizer, whatever that opens
     env.reset()
     env.close()

@@ -17,12 +17,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.utils.env_checker import check_env
+
 from evert.bridge.client import AgentClient
 from evert.envs.gym_env import LEVELS, AgentGymEnv
 from evert.envs.registration import GAMES
 from evert.envs.spaces import AnyText
-from gymnasium.envs.registration import EnvSpec
-from gymnasium.utils.env_checker import check_env
 
 ALL = list(itertools.product([game.id for game in GAMES], LEVELS))
 both_levels = pytest.mark.parametrize("level", LEVELS)
@@ -78,8 +79,10 @@ class SameInfoEnv(AgentGymEnv):
 
     shared: dict[str, Any] = {}  # noqa: RUF012
 
-    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
-        observation, _ = super().reset(**options)
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        observation, _ = super().reset(seed=seed, options=options)
         return observation, self.shared
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:

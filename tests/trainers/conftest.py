@@ -51,9 +51,7 @@ def make_tokenizer() -> Any:
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
     wrap: Any = PreTrainedTokenizerFast
-    tokenizer = wrap(
-        tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>"
-    )
+    tokenizer = wrap(tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     extra = ["<|im_start|>", "<think>", "</think>", "<tool_call>"]
     tokenizer.add_special_tokens({"additional_special_tokens": extra})
     return tokenizer

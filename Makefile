@@ -1,0 +1,48 @@
+# Everything runs in .venv, which `make` creates itself; it needs Python 3.11 or newer, and nothing else.
+#
+#   make train   train a chat agent in about a minute (main job); ends with a figure and a plot
+#   make test    all tests
+#   make lint    ruff, mypy, pyright
+#   make bench   the benchmarks behind the README's table (about 40 minutes; `make smoke`: one minute)
+
+PYTHON ?= python3
+BIN := .venv/bin
+SETTINGS ?=
+
+.PHONY: train test lint bench smoke clean
+
+train: .venv/installed
+	$(BIN)/python -m evert.trainers.train env=identity $(SETTINGS)
+
+test: .venv/developing
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(SETTINGS)
+
+lint: .venv/developing
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/pyright
+
+bench: .venv/developing
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/concurrency.py
+	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/learning.py
+
+smoke: .venv/developing
+	$(BIN)/python benchmarks/overhead.py --quick --turns 10
+	$(BIN)/python benchmarks/concurrency.py --quick
+	$(BIN)/python benchmarks/engine.py --quick
+
+.venv/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "evert needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + ". Name another: make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	touch $@
+
+.venv/developing: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test,lint]"
+	touch $@
+
+clean:
+	rm -rf .venv build dist *.egg-info src/*.egg-info

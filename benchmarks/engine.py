@@ -1,0 +1,278 @@
+"""Tokens a second of the embedded engine, against plain transformers on the same model.
+
+    python benchmarks/engine.py [--quick] [--device cpu|cuda] [--threads N] [--model NAME]
+
+Sampling is timed three ways on the same prompts and reply lengths: ``transformers.generate`` one
+prompt at a time, ``generate`` once on the padded batch, and the engine's sampler with every request
+made separately, as rollouts make them. ``generate`` must run the padded batch to its longest reply;
+only the tokens that were asked for count. Training is timed against a plain loop over padded
+batches with the same loss. Each ratio is taken within one round; the table shows the median over
+rounds and the range. Exits with 1 if a run fails or gives a wrong number of tokens.
+"""
+
+import argparse
+import os
+import platform
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tinker
+import torch
+from rich.console import Console
+from rich.table import Table
+from tinker import types
+
+from evert.bridge.base import BASE_MODEL, base_path
+from evert.trainers.engine import embedded_engine
+from evert.trainers.models import context_length, load_model
+
+PROMPT = (16, 96)
+REPLY_EQUAL = 32
+REPLY_MIXED = (8, 56)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Prompts, and how many tokens each is to be answered with."""
+
+    prompts: list[list[int]]
+    replies: list[int]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens to sample in all."""
+        return sum(self.replies)
+
+
+def make_work(size: int, vocabulary: int, *, mixed: bool) -> Work:
+    """Random prompts of mixed lengths; replies of 32 tokens, or of 8 to 56."""
+    generator = random.Random(size)
+    return Work(
+        [
+            [generator.randrange(vocabulary) for _ in range(generator.randint(*PROMPT))]
+            for _ in range(size)
+        ],
+        [generator.randint(*REPLY_MIXED) if mixed else REPLY_EQUAL for _ in range(size)],
+    )
+
+
+def seconds(call: Callable[[], int], expected: int) -> float:
+    """Time a call that returns how many tokens it made.
+
+    Raises:
+        SystemExit: It made another number.
+    """
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    made = call()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    if made != expected:
+        raise SystemExit(f"{made} tokens were made, {expected} were asked for")
+    return time.perf_counter() - start
+
+
+def generate_one_by_one(model: Any, work: Work) -> int:
+    """``transformers.generate``, a call a prompt."""
+    made = 0
+    for prompt, length in zip(work.prompts, work.replies, strict=True):
+        made += generate(model, [prompt], length)
+    return made
+
+
+def generate(model: Any, prompts: list[list[int]], length: int) -> int:
+    """One left-padded call; returns the tokens made for one row times the rows."""
+    longest = max(map(len, prompts))
+    tokens = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=model.device)
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+    out = model.generate(
+        tokens,
+        attention_mask=mask.to(model.device),
+        do_sample=True,
+        max_new_tokens=length,
+        min_new_tokens=length,
+        pad_token_id=0,
+        top_k=0,
+    )
+    return int((out.shape[1] - longest) * len(prompts))
+
+
+def generate_padded(model: Any, work: Work) -> int:
+    """``transformers.generate`` once; what goes past a row's own length does not count."""
+    generate(model, work.prompts, max(work.replies))
+    return work.tokens
+
+
+def sample(client: Any, work: Work) -> int:
+    """The engine: one request a prompt, all at once."""
+    futures = [
+        client.sample(
+            types.ModelInput.from_ints(prompt),
+            1,
+            types.SamplingParams(max_tokens=length, stop=[]),
+        )
+        for prompt, length in zip(work.prompts, work.replies, strict=True)
+    ]
+    return sum(len(future.result().sequences[0].tokens) for future in futures)
+
+
+def make_data(work: Work) -> list[types.Datum]:
+    """The prompts as training data: predict each next token."""
+    return [
+        types.Datum(
+            model_input=types.ModelInput.from_ints(prompt[:-1]),
+            loss_fn_inputs={
+                "target_tokens": torch.tensor(prompt[1:]),  # type: ignore[dict-item]
+                "weights": torch.ones(len(prompt) - 1),  # type: ignore[dict-item]
+            },
+        )
+        for prompt in work.prompts
+    ]
+
+
+def train_engine(client: Any, data: list[types.Datum]) -> int:
+    """One pass and one optimizer step."""
+    client.forward_backward(data, "cross_entropy")
+    client.optim_step(types.AdamParams(learning_rate=1e-5)).result()
+    return sum(datum.model_input.length for datum in data)
+
+
+def train_plain(model: Any, optimizer: torch.optim.Optimizer, data: list[types.Datum]) -> int:
+    """One pass over the padded batch, through the model's own loss, and one optimizer step."""
+    rows = [datum.model_input.to_ints() for datum in data]
+    longest = max(map(len, rows))
+    device = model.device
+    tokens = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=device)
+    targets = torch.full_like(tokens, -100)
+    for place, datum in zip(targets, data, strict=True):
+        values = datum.loss_fn_inputs["target_tokens"].to_torch()
+        place[: len(values)] = values.to(device)
+    logits = model(input_ids=tokens, attention_mask=(targets != -100).long()).logits
+    torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1).float(), targets.flatten(), reduction="sum"
+    ).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    optimizer.zero_grad()
+    return sum(map(len, rows))
+
+
+def measure_sampling(model: Any, new_client: Any, args: argparse.Namespace) -> Table:
+    """Tokens a second sampled, over batch sizes."""
+    table = Table(
+        "batch", "replies", "one by one", "padded batch", "engine", "x one by one", "x padded",
+        title="Sampled tokens a second",
+    )  # fmt: skip
+    for size in args.sizes:
+        for mixed in (False, True):
+            work = make_work(size, args.vocabulary, mixed=mixed)
+            rounds = []
+            for _ in range(args.rounds):
+                # Few prompts stand for all where one by one would take minutes.
+                few = Work(work.prompts[: args.few], work.replies[: args.few])
+                one = seconds(lambda few=few: generate_one_by_one(model, few), few.tokens)  # type: ignore[misc]
+                padded = seconds(lambda work=work: generate_padded(model, work), work.tokens)  # type: ignore[misc]
+                client = new_client()
+                ours = seconds(lambda work=work, c=client: sample(c, work), work.tokens)  # type: ignore[misc]
+                rounds.append((few.tokens / one, work.tokens / padded, work.tokens / ours))
+            add_row(table, size, "8 to 56" if mixed else "32", rounds)
+    return table
+
+
+def measure_training(model: Any, client: Any, args: argparse.Namespace) -> Table:
+    """Tokens a second trained on, over batch sizes."""
+    table = Table("batch", "plain loop", "engine", "x plain", title="Trained tokens a second")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    for size in args.sizes:
+        work = make_work(size, args.vocabulary, mixed=False)
+        data, tokens = make_data(work), sum(map(len, work.prompts)) - size
+        rounds = []
+        for _ in range(args.rounds):
+            plain = seconds(lambda d=data: train_plain(model, optimizer, d), tokens)  # type: ignore[misc]
+            ours = seconds(lambda d=data: train_engine(client, d), tokens)  # type: ignore[misc]
+            rounds.append((tokens / plain, tokens / ours))
+        add_row(table, size, None, rounds)
+    return table
+
+
+def add_row(table: Table, size: int, label: str | None, rounds: list[tuple[float, ...]]) -> None:
+    """One line: the median rate of each way, and our ratio to each of the others."""
+    rates = [f"{statistics.median(column):,.0f}" for column in zip(*rounds, strict=True)]
+    ratios = []
+    for other in range(len(rounds[0]) - 1):
+        values = [round_[-1] / round_[other] for round_ in rounds]
+        spread = f" ({min(values):.1f} to {max(values):.1f})" if len(values) > 1 else ""
+        ratios.append(f"{statistics.median(values):.1f}{spread}")
+    table.add_row(str(size), *([label] if label else []), *rates, *ratios)
+
+
+def random_model(folder: str) -> str:
+    """A random Qwen3 of 0.6 M parameters, for a checkout without the shipped base."""
+    from tokenizers import Tokenizer, models  # type: ignore[import-untyped]
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    make_config: Any = Qwen3Config
+    make_model: Any = Qwen3ForCausalLM
+    make_tokenizer: Any = PreTrainedTokenizerFast
+    torch.manual_seed(0)
+    config = make_config(
+        vocab_size=327, hidden_size=128, intermediate_size=384, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=32, max_position_embeddings=2048,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    make_model(config).save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({str(i): i for i in range(327)}, unk_token="0"))
+    make_tokenizer(tokenizer_object=words, eos_token="1").save_pretrained(folder)
+    return folder
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--quick", action="store_true", help="few sizes, one round: under a minute")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, or auto (the default)")
+    parser.add_argument("--threads", type=int, default=1, help="PyTorch's CPU threads (default 1)")
+    parser.add_argument("--model", help="folder or cached Hub name; default: the shipped base")
+    args = parser.parse_args()
+    args.sizes = [1, 64] if args.quick else [1, 4, 16, 64, 256]
+    args.rounds = 1 if args.quick else 5
+    args.few = 2 if args.quick else 8
+    return args
+
+
+def main() -> int:
+    """Measure, and print the tables."""
+    args = parse_arguments()
+    console = Console(width=110)
+    with tempfile.TemporaryDirectory() as folder:
+        name = args.model
+        if name is None:
+            shipped = (base_path() / "model.safetensors").is_file()
+            name = BASE_MODEL if shipped else random_model(folder)
+        with embedded_engine(folder, device=args.device, threads=args.threads) as engine:
+            model = load_model(name, engine.device, torch.float32)
+            args.vocabulary = model.get_input_embeddings().weight.shape[0]  # type: ignore[union-attr]
+            training = tinker.ServiceClient().create_lora_training_client(name).result()
+
+            def new_client() -> Any:
+                # A client of its own a round: nothing may be remembered from the one before.
+                return training.save_weights_and_get_sampling_client().result()
+
+            console.print(
+                f"{name}, {sum(p.numel() for p in model.parameters()):,} parameters, context "
+                f"{context_length(model)}; {engine.device}, {args.threads} of {os.cpu_count()} "
+                f"cores, {platform.machine()}, torch {torch.__version__}; {args.rounds} rounds"
+            )
+            console.print(measure_sampling(model, new_client, args))
+            console.print(measure_training(model, training, args))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

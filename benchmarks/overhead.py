@@ -1,0 +1,215 @@
+"""What a turn costs, without any model: microseconds a turn under the Cookbook's own runner.
+
+The same game (guess-number, the target is never hit), the same renderer and the same scripted
+policy for every row, measured in one run:
+
+    nothing       an Env whose methods return at once: the runner's own cost
+    switch        an agent suspended and resumed, nothing rendered
+    evert         ChatAgentEnv
+    message env   the Cookbook's EnvFromMessageEnv over a hand-written MessageEnv
+    cookbook      the Cookbook's hand-written GuessNumberEnv
+
+    python benchmarks/overhead.py [--quick] [--turns 10 100 1000] [--repeats 5]
+
+Every row is the median of its repeats; the spread is (max - min) / median.
+"""
+
+import argparse
+import asyncio
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import tinker
+from rich.console import Console
+from rich.table import Table
+from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
+from tinker_cookbook.recipes.multiplayer_rl.guess_number import env as cookbook
+from tinker_cookbook.renderers import Message
+from tinker_cookbook.rl.message_env import EnvFromMessageEnv, MessageEnv, MessageStepResult
+from tinker_cookbook.rl.rollouts import do_single_rollout
+from tinker_cookbook.rl.types import Action, ActionExtra, Env, StepResult
+
+from evert import AgentClient, ChatAgentEnv
+from evert.bridge.agent import inspect_agent
+from evert.bridge.base import default_renderer
+from evert.bridge.messages import Reply
+from evert.bridge.switch import AgentRun, ParkedCall
+from evert.envs.guess_number import SYSTEM_PROMPT, judge
+
+TARGET = 777
+GUESS = "Guess: 512"
+EMPTY = tinker.ModelInput.empty()
+
+
+class Scripted(TokenCompleter):
+    """Says the same guess for ever, from tokens made beforehand."""
+
+    def __init__(self) -> None:
+        tokens = default_renderer().tokenizer.encode(f"{GUESS}<|im_end|>")
+        self._answer = TokensWithLogprobs(
+            tokens=tokens, maybe_logprobs=[-1.0] * len(tokens), stop_reason="stop"
+        )
+
+    async def __call__(self, *_: Any, **__: Any) -> TokensWithLogprobs:
+        """The one answer."""
+        return self._answer
+
+
+class Nothing(Env):
+    """Counts its turns."""
+
+    def __init__(self, turns: int) -> None:
+        self._left = turns
+
+    async def initial_observation(self) -> tuple[tinker.ModelInput, StopCondition]:
+        """An empty prompt."""
+        return EMPTY, []
+
+    async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
+        """One turn less."""
+        self._left -= 1
+        return StepResult(0.0, self._left == 0, EMPTY, [])
+
+
+class SwitchOnly(Env):
+    """Suspends and resumes an agent and answers it with the same reply; renders nothing."""
+
+    def __init__(self, turns: int) -> None:
+        self._agent = guesser(turns)
+        message = Message(role="assistant", content=GUESS)
+        self._reply = Reply(message, GUESS, None, (), (), "stop", 0, 0)
+        self._call: ParkedCall | None = None
+
+    async def initial_observation(self) -> tuple[tinker.ModelInput, StopCondition]:
+        """Start the agent and wait for its first call."""
+        self._run = AgentRun(inspect_agent(self._agent), asyncio.get_running_loop())
+        self._run.start(self._agent, (AgentClient(self._run, "policy"),))
+        await self._next()
+        return EMPTY, []
+
+    async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
+        """Answer the call and wait for the next."""
+        assert self._call is not None
+        self._call.answer(self._reply)
+        return StepResult(0.0, not await self._next(), EMPTY, [])
+
+    async def _next(self) -> bool:
+        event = await self._run.next_event(600.0)
+        self._call = event if isinstance(event, ParkedCall) else None
+        return self._call is not None
+
+
+class GuessMessages(MessageEnv):
+    """The game as a MessageEnv."""
+
+    def __init__(self, turns: int) -> None:
+        self._left = turns
+        self._history: list[Message] = [Message(role="system", content=SYSTEM_PROMPT)]
+
+    async def initial_observation(self) -> list[Message]:
+        """The system prompt."""
+        return self._history
+
+    async def step(self, message: Message) -> MessageStepResult:
+        """Judge a guess."""
+        self._left -= 1
+        feedback, reward = judge(str(message["content"]), TARGET)
+        self._history += [message, Message(role="user", content=feedback)]
+        return MessageStepResult(reward, self._left == 0, self._history)
+
+
+def guesser(turns: int) -> Callable[[AgentClient], Any]:
+    """The game as an agent."""
+
+    async def agent(client: AgentClient) -> float:
+        messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM_PROMPT}]
+        for _ in range(turns):
+            completion = await client.chat.completions.create(messages=messages)
+            answer = completion.choices[0].message.content or ""
+            feedback, _reward = judge(answer, TARGET)
+            messages += [
+                {"role": "assistant", "content": answer},
+                {"role": "user", "content": feedback},
+            ]
+        return 0.0
+
+    return agent
+
+
+def cookbook_env(turns: int) -> Env:
+    """The Cookbook's own game, allowed more turns than its ten."""
+    cookbook.MAX_TURNS = turns
+    return cookbook.GuessNumberEnv(TARGET, default_renderer())
+
+
+ROWS: dict[str, Callable[[int], Env]] = {
+    "nothing": Nothing,
+    "switch": SwitchOnly,
+    "evert": lambda turns: ChatAgentEnv(guesser(turns)),
+    "message env": lambda turns: EnvFromMessageEnv(default_renderer(), GuessMessages(turns)),
+    "cookbook": cookbook_env,
+}
+
+
+async def measure(make: Callable[[int], Env], turns: int, episodes: int) -> float:
+    """Microseconds a turn over some episodes.
+
+    Raises:
+        RuntimeError: An episode had another number of turns than it should.
+    """
+    policy = Scripted()
+    start = time.perf_counter()
+    for _ in range(episodes):
+        trajectory = await do_single_rollout(policy, make(turns))
+        if len(trajectory.transitions) != turns:
+            raise RuntimeError(f"{len(trajectory.transitions)} turns instead of {turns}")
+    return (time.perf_counter() - start) / (episodes * turns) * 1e6
+
+
+async def run(turn_counts: list[int], repeats: int, skip_slow: bool) -> dict[tuple[str, int], Any]:
+    """All rows at all lengths: (row, turns) -> microseconds of each repeat."""
+    results: dict[tuple[str, int], list[float]] = {}
+    for turns in turn_counts:
+        for name, make in ROWS.items():
+            slow = name in ("message env", "cookbook")
+            if slow and skip_slow and turns > 100:
+                continue
+            episodes = 1 if slow and turns >= 100 else max(1, 2000 // turns)
+            times = 1 if slow and turns > 100 else repeats
+            await measure(make, min(turns, 10), 2)  # warm
+            results[name, turns] = [await measure(make, turns, episodes) for _ in range(times)]
+    return results
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--turns", type=int, nargs="+", default=[10, 100, 1000])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="two repeats, nothing slow at 1000")
+    options = parser.parse_args()
+    repeats = 2 if options.quick else options.repeats
+    results = asyncio.run(run(options.turns, repeats, options.quick))
+    table = Table(title="Microseconds a turn (median, spread), and times evert's")
+    table.add_column("row")
+    for turns in options.turns:
+        table.add_column(f"{turns} turns", justify="right")
+    for name in ROWS:
+        cells = []
+        for turns in options.turns:
+            times = results.get((name, turns))
+            if times is None:
+                cells.append("-")
+                continue
+            median = statistics.median(times)
+            spread = (max(times) - min(times)) / median
+            ratio = median / statistics.median(results["evert", turns])
+            cells.append(f"{median:,.1f} ±{spread:.0%}  x{ratio:.2f}")
+        table.add_row(name, *cells)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

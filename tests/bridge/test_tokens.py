@@ -1,0 +1,167 @@
+"""``TokenLog`` is a plain list of tokens that is cheap to hand out.
+
+1. Whatever is appended, in whatever pieces: the log equals the list.
+2. It has O(log n) chunks, none of them empty, however it grew.
+3. What was handed out never changes afterwards.
+4. Non-text chunks keep their place and count by their own length.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+import tinker
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from evert.bridge.tokens import (
+    Chunk,
+    FlatPrompt,
+    TokenLog,
+    chunks_of,
+    flatten,
+    is_text,
+    length_of,
+)
+
+IMAGES = [
+    tinker.types.ImageAssetPointerChunk(
+        format="png", location=f"https://example.invalid/{number}.png", expected_tokens=tokens
+    )
+    for number, tokens in enumerate((1, 7, 300))
+]
+
+tokens = st.integers(min_value=0, max_value=200_000)
+texts = st.lists(tokens, max_size=40)
+flats = st.lists(st.one_of(tokens, st.sampled_from(IMAGES)), max_size=20)
+pieces = st.lists(st.one_of(texts, flats), max_size=30)
+
+
+def grown(*parts: Sequence[int | Chunk]) -> TokenLog:
+    log = TokenLog()
+    for part in parts:
+        log.extend(list(part))
+    return log
+
+
+def chunks_in(log: TokenLog) -> list[Chunk]:
+    return log.followed_by([]).chunks
+
+
+# -- flat prompts --------------------------------------------------------------------------------
+
+
+@given(flats)
+def test_chunks_of_a_flat_prompt_flatten_to_it_again(flat: FlatPrompt) -> None:
+    chunks = chunks_of(flat)
+
+    assert flatten(chunks) == flat
+    assert all(chunk.length > 0 for chunk in chunks)
+
+
+@given(flats)
+def test_text_between_images_is_one_chunk(flat: FlatPrompt) -> None:
+    kinds = [isinstance(chunk, tinker.EncodedTextChunk) for chunk in chunks_of(flat)]
+
+    assert (True, True) not in set(pairwise(kinds))
+
+
+@given(flats)
+def test_lengths_are_tinkers_own(flat: FlatPrompt) -> None:
+    assert length_of(flat) == tinker.ModelInput(chunks=chunks_of(flat)).length
+
+
+@given(flats)
+def test_text_is_what_holds_token_ids_only(flat: FlatPrompt) -> None:
+    assert is_text(flat) == (not any(image in flat for image in IMAGES))
+
+
+def test_nothing_is_no_chunk() -> None:
+    assert chunks_of([]) == []
+    assert flatten([]) == []
+    assert length_of([]) == 0
+    assert is_text([])
+
+
+# -- the log -------------------------------------------------------------------------------------
+
+
+@given(pieces)
+@example([[1], [], [2]])
+@example([[1], [IMAGES[1]], [2]])
+@example([[1] * 3, [2] * 2, [3] * 5, [IMAGES[0], 4], [5]])
+def test_a_log_equals_the_plain_list(parts: list[FlatPrompt]) -> None:
+    log = grown(*parts)
+    expected = [element for part in parts for element in part]
+
+    assert log.flat() == expected
+    assert log.length == length_of(expected)
+    assert log.followed_by([]).length == log.length
+
+
+@given(pieces, flats)
+def test_a_prompt_is_the_log_and_then_the_tail(parts: list[FlatPrompt], tail: FlatPrompt) -> None:
+    log = grown(*parts)
+    before = log.flat()
+    prompt = log.followed_by(tail)
+
+    assert flatten(prompt.chunks) == before + tail
+    assert prompt.length == log.length + length_of(tail)
+    assert log.flat() == before
+
+
+@given(pieces)
+def test_no_chunk_is_ever_empty(parts: list[FlatPrompt]) -> None:
+    assert all(chunk.length > 0 for chunk in chunks_in(grown(*parts)))
+
+
+@given(pieces, flats)
+def test_a_prompt_is_one_that_tinker_accepts(parts: list[FlatPrompt], tail: FlatPrompt) -> None:
+    prompt = grown(*parts).followed_by(tail)
+
+    assert tinker.ModelInput.model_validate(prompt.model_dump()) == prompt
+
+
+@given(pieces)
+def test_what_was_handed_out_never_changes_afterwards(parts: list[FlatPrompt]) -> None:
+    log = TokenLog()
+    handed_out = []
+    for part in parts:
+        log.extend(list(part))
+        snapshot = log.followed_by([1, 2])
+        handed_out.append((snapshot, flatten(snapshot.chunks), len(snapshot.chunks)))
+
+    for snapshot, flat, count in handed_out:
+        assert flatten(snapshot.chunks) == flat
+        assert len(snapshot.chunks) == count
+
+
+@given(st.lists(st.integers(min_value=1, max_value=64), max_size=100))
+@example(list(range(64, 0, -1)))  # falling sizes: the ones that are hardest to keep few
+@example([64, 32, 16, 8, 4, 2, 1])
+def test_a_text_of_n_tokens_has_at_most_log2_n_chunks_however_it_grew(sizes: list[int]) -> None:
+    log = TokenLog()
+    for size in sizes:
+        log.extend([7] * size)
+        lengths = [chunk.length for chunk in chunks_in(log)]
+        assert all(longer >= 2 * shorter for longer, shorter in pairwise(lengths))
+        assert len(lengths) <= math.log2(log.length) + 1
+
+
+@pytest.mark.parametrize("size", [1, 3, 17])
+def test_a_log_that_grows_evenly_counts_in_binary(size: int) -> None:
+    log = TokenLog()
+    for number in range(1, 1025):
+        log.extend([number] * size)
+        assert len(chunks_in(log)) == number.bit_count()
+
+
+def test_images_separate_texts_that_stay_logarithmic_each() -> None:
+    log = TokenLog()
+    for number in range(1, 65):
+        log.extend([number])
+        if number % 32 == 0:
+            log.extend([IMAGES[0]])
+
+    assert [chunk.length for chunk in chunks_in(log)] == [32, 1, 32, 1]

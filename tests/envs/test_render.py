@@ -1,0 +1,122 @@
+"""``render``: "ansi" returns the conversation, "human" prints each message once, colour only on a
+terminal, and without a mode there is a warning, as Gymnasium has it."""
+
+import os
+import pty
+import subprocess
+import sys
+from typing import Any
+
+import gymnasium
+import pytest
+
+from evert.envs.gym_env import AgentGymEnv
+
+EPISODE = """[user]
+Let's play a game. Say you are 3.
+
+[assistant]
+I am 3
+
+-- completed: reward 1, 1 in all
+"""
+
+
+@pytest.mark.parametrize("level", ["messages", "tokens"])
+def test_ansi_returns_the_conversation_so_far(level: Any) -> None:
+    env = AgentGymEnv("evert.envs.identity:identity_agent", [3], level=level, render_mode="ansi")
+    env.reset()
+    assert env.render() == EPISODE.partition("\n[assistant]")[0]
+    text = "I am 3"
+    env.step(text if level == "messages" else [*env._renderer.encode(text), 505])
+    assert env.render() == EPISODE
+    assert env.render() == EPISODE
+    env.close()
+
+
+def test_the_closing_line_sums_the_rewards() -> None:
+    env = gymnasium.make("evert/GuessNumber-v0", render_mode="ansi", tasks=[3])
+    env.reset()
+    env.step("what?")
+    env.step("Guess: 3")
+    assert str(env.render()).endswith("[assistant]\nGuess: 3\n\n-- completed: reward 1, 0 in all\n")
+    env.reset()
+    env.step("Guess: 3")
+    assert str(env.render()).endswith("-- completed: reward 1, 1 in all\n")
+    env.close()
+
+
+def test_human_prints_each_message_once(capsys: pytest.CaptureFixture[str]) -> None:
+    env = gymnasium.make("evert/Identity-v0", render_mode="human", tasks=[3])
+    env.reset()
+    assert env.render() is None
+    env.step("I am 3")
+    assert env.render() is None
+    env.close()
+    assert capsys.readouterr().out == EPISODE
+
+
+def test_a_new_episode_is_printed_from_its_beginning(capsys: pytest.CaptureFixture[str]) -> None:
+    env = gymnasium.make("evert/Identity-v0", render_mode="human", tasks=[3])
+    env.reset()
+    env.reset()
+    env.close()
+    assert capsys.readouterr().out.count("[user]") == 2
+
+
+def test_markup_in_a_message_is_text(capsys: pytest.CaptureFixture[str]) -> None:
+    env = gymnasium.make("evert/Identity-v0", render_mode="human", tasks=[3])
+    env.reset()
+    env.step("[bold]I am 3[/nothing] " + "long " * 60)
+    env.close()
+    assert "[bold]I am 3[/nothing] " + "long " * 60 in capsys.readouterr().out
+
+
+def test_without_a_mode_render_warns_and_returns_nothing() -> None:
+    env = gymnasium.make("evert/Identity-v0", disable_env_checker=True)
+    env.reset()
+    with pytest.warns(UserWarning, match="made without a render_mode"):
+        assert env.render() is None
+    env.close()
+
+
+def test_there_is_nothing_to_render_before_the_first_reset() -> None:
+    env = AgentGymEnv("evert.envs.identity:identity_agent", [3], render_mode="ansi")
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.render()
+
+
+def test_gymnasiums_list_mode_collects_the_frames() -> None:
+    env = gymnasium.make("evert/Identity-v0", render_mode="ansi_list", tasks=[3])
+    env.reset()
+    env.step("I am 3")
+    frames = env.render()
+    assert isinstance(frames, list)
+    assert frames[-1] == EPISODE
+    env.close()
+
+
+SHOW = """
+from types import SimpleNamespace
+from evert.envs.transcript import Screen
+messages = [{"role": "user", "content": "Who?"}]
+Screen().show(SimpleNamespace(messages=messages, stop_reason=None), 0.0)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_colour_is_for_terminals_only() -> None:
+    command = [sys.executable, "-c", SHOW]
+    unset = ("NO_COLOR", "FORCE_COLOR", "COLORTERM")
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
+    environment["TERM"] = "xterm-256color"
+    ours, theirs = pty.openpty()
+    subprocess.run(command, stdout=theirs, check=True, timeout=60, env=environment)
+    os.close(theirs)
+    shown = os.read(ours, 10_000).decode()
+    os.close(ours)
+    assert "\x1b[" in shown
+    piped = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=True, env=environment
+    )
+    assert piped.stdout == "[user]\nWho?\n\n"

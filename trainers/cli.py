@@ -1,0 +1,65 @@
+"""The ``evert`` command: ``evert train env=identity``, ``evert pretrain out=FOLDER``.
+
+Each word is a module that also runs on its own (``python -m evert.trainers.train``); it is
+imported when it is asked for, so that ``evert --help`` is quick.
+"""
+
+import difflib
+import sys
+from collections.abc import Sequence
+
+from evert.trainers.recipes import RECIPES
+
+USAGE = f"""\
+Usage: evert COMMAND [key=value ...]
+
+Commands:
+  train      train an agent by reinforcement learning, on this machine or on a Tinker service
+  pretrain   make the tiny base model that ships with evert anew
+
+  evert train env=identity                 games: {", ".join(RECIPES)}
+  evert train agent=my_module:my_agent train_tasks=my_module:TASKS
+  evert train env=identity --help          every setting, with the recipe's values
+  evert train log_path=runs/NAME           go on with a run that was interrupted
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    command, *arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    if command in ("--help", "-h", "help"):
+        print(USAGE, end="")
+        return 0
+    if command == "--version":
+        import evert
+
+        print(f"evert {evert.__version__}")
+        return 0
+    if command not in _COMMANDS:
+        near = difflib.get_close_matches(command, _COMMANDS, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        print(f"error: there is no command {command!r}.{hint}\n\n{USAGE}", end="", file=sys.stderr)
+        return 2
+    return _COMMANDS[command](arguments)
+
+
+def _train(arguments: list[str]) -> int:
+    from evert.trainers import train
+
+    return train.main(arguments, program=("evert", "train"))
+
+
+def _pretrain(arguments: list[str]) -> int:
+    import chz
+
+    from evert.trainers import pretrain
+
+    pretrain.main(chz.entrypoint(pretrain.PretrainConfig, argv=arguments))
+    return 0
+
+
+_COMMANDS = {"train": _train, "pretrain": _pretrain}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
