@@ -18,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,7 +201,9 @@ def measure_training(model: Any, client: Any, args: argparse.Namespace) -> Table
     return table
 
 
-def add_row(table: Table, size: int, label: str | None, rounds: list[tuple[float, ...]]) -> None:
+def add_row(
+    table: Table, size: int, label: str | None, rounds: Sequence[tuple[float, ...]]
+) -> None:
     """One line: the median rate of each way, and our ratio to each of the others."""
     rates = [f"{statistics.median(column):,.0f}" for column in zip(*rounds, strict=True)]
     ratios = []
@@ -234,7 +236,7 @@ def random_model(folder: str) -> str:
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help="few sizes, one round: under a minute")
     parser.add_argument("--device", default="auto", help="cpu, cuda, or auto (the default)")
     parser.add_argument("--threads", type=int, default=1, help="PyTorch's CPU threads (default 1)")
@@ -257,7 +259,7 @@ def main() -> int:
             name = BASE_MODEL if shipped else random_model(folder)
         with embedded_engine(folder, device=args.device, threads=args.threads) as engine:
             model = load_model(name, engine.device, torch.float32)
-            args.vocabulary = model.get_input_embeddings().weight.shape[0]  # type: ignore[union-attr]
+            args.vocabulary = model.config.vocab_size
             training = tinker.ServiceClient().create_lora_training_client(name).result()
 
             def new_client() -> Any:

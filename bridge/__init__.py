@@ -12,6 +12,9 @@ Read in this order:
     tokens.py        a growing token sequence
     conversation.py  one conversation, in messages and in exact tokens
     lineage.py       which conversation a call continues; drift
+    actions.py       what sampled tokens say, and what if they do not parse
+    limits.py        the Cookbook's limits, with the agent's own max_tokens
+    endings.py       the last transition of an episode
     env.py           ChatAgentEnv: all of it as an Env
     group.py         groups of episodes
     dataset.py       batches of groups

@@ -21,24 +21,15 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
 
-import tinker
 from tinker_cookbook.completers import StopCondition
-from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import Renderer
-from tinker_cookbook.renderers.base import (
-    Message,
-    ParseFailureKind,
-    ParseTermination,
-    classify_parse_failure,
-)
+from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 from tinker_cookbook.rl.types import (
-    PARSE_ERROR_MASKED_METRIC_KEY,
-    STOP_METRIC_PREFIX,
     Action,
     ActionExtra,
     Env,
@@ -50,12 +41,14 @@ from tinker_cookbook.rl.types import (
     StopReason,
 )
 
+from evert.bridge.actions import ParseErrors, ToolBudget, Verdict, read_action
 from evert.bridge.agent import NO_TASK, Agent, inspect_agent, outcome_of
 from evert.bridge.client import AgentClient, BlockingAgentClient
 from evert.bridge.conversation import Conversation
+from evert.bridge.endings import Ending, comes_from, end_with, take_notes
 from evert.bridge.errors import AgentError, AgentTimeoutError, EnvClosedError, EnvStateError
+from evert.bridge.limits import NO_LIMITS, LiveLimits, longest_prompt
 from evert.bridge.lineage import ConversationBook, Drift
-from evert.bridge.messages import Reply, read_reply
 from evert.bridge.rendering import prompt_renderer
 from evert.bridge.switch import AgentEnd, AgentRun, ParkedCall
 
@@ -89,41 +82,11 @@ class EnvOptions(TypedDict, total=False):
 
 
 @dataclass(slots=True)
-class _Ending:
-    """How an episode ended."""
-
-    reward: float
-    metrics: Metrics
-    logs: Logs
-
-
-@dataclass(slots=True)
 class _Outstanding:
     """The observation the trainer holds: the parked call and its conversation."""
 
     call: ParkedCall
     conversation: Conversation
-
-
-class _LiveLimits:
-    """The Env's ``RolloutLimits`` as the runner reads them, with the present call's own token cap.
-
-    A runner takes them once and reads them every turn; ``RolloutLimits`` itself is frozen.
-    """
-
-    def __init__(self, env: "ChatAgentEnv") -> None:
-        self._env = env
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._env._limits, name)
-
-    @property
-    def max_turn_tokens(self) -> int | None:
-        """The smaller of the run's cap on a reply and the one the agent asked for."""
-        outstanding = self._env._outstanding
-        own = outstanding.call.request.max_tokens if outstanding is not None else None
-        caps = [cap for cap in (own, self._env._limits.max_turn_tokens) if cap is not None]
-        return min(caps, default=None)
 
 
 class ChatAgentEnv(Env):
@@ -186,20 +149,18 @@ class ChatAgentEnv(Env):
         self._task = task
         self._renderer = prompt_renderer(renderer)
         self._model_name = model_name
-        self._limits = limits if limits is not None else _NO_LIMITS
+        self._limits = limits if limits is not None else NO_LIMITS
         self._agent_timeout = agent_timeout
         self._on_agent_error = on_agent_error
         self._on_truncation = on_truncation
-        self._parse_errors = parse_error_policy
+        self._parse_errors = ParseErrors(parse_error_policy)
         self._context_overflow_reward = context_overflow_reward
         self._close_timeout = close_timeout
-        self._max_tool_calls = self._limits.max_tool_calls
-        self._book = ConversationBook(self._renderer, _max_prompt(self._limits))
+        self._tool_budget = ToolBudget(self._limits.max_tool_calls)
+        self._book = ConversationBook(self._renderer, longest_prompt(self._limits))
         self._run: AgentRun | None = None
         self._outstanding: _Outstanding | None = None
         self._closed = False
-        self._tool_calls = 0
-        self._parse_errors_in_a_row = 0
         self._refusals = 0
         self._overflow: openai.BadRequestError | None = None
         self._stop_reason: StopReason | None = None
@@ -232,12 +193,13 @@ class ChatAgentEnv(Env):
         client_type = AgentClient if self._form.is_async else BlockingAgentClient
         client = client_type(run, self._model_name)
         run.start(self.agent, (client, self._task) if self._form.takes_task else (client,))
-        ending = await self._advance()
-        if ending is None:
-            return self._observation()
+        upcoming = await self._advance()
+        if isinstance(upcoming, _Outstanding):
+            return self._hand_out(upcoming)
+        ending = upcoming
         if self._overflow is None:
             ending.metrics["no_llm_call"] = 1.0
-        return InitialObservationOverflow(ending.reward, ending.metrics, ending.logs)
+        return ending.as_overflow()
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
         """Resume the agent with a sampled action and return at its next call or its end.
@@ -254,37 +216,47 @@ class ChatAgentEnv(Env):
             EnvClosedError: The Env was closed before or meanwhile.
         """
         outstanding = self._take_outstanding()
+        call, conversation = outstanding.call, outstanding.conversation
+        tokens = list(action)
         truncated = (extra or {}).get("stop_reason") == "length"
         metrics: Metrics = {}
         logs: Logs = {}
-        self.turn_lineages.append(outstanding.conversation.lineage)
-        self.turn_callers.append(outstanding.call.caller)
+        call_ids = f"call-{self.turns}"
+        self.turn_lineages.append(conversation.lineage)
+        self.turn_callers.append(call.caller)
         if truncated and self._on_truncation == "end":
             return self._last_step(await self._stop_truncated(), metrics, logs)
-        reply, problem = self._parse(list(action), outstanding, truncated)
-        if problem is not None:
-            metrics["parse_error"] = 1.0
-            logs["parse_error"] = problem[1]
-            if self._parse_errors is not None:
-                handled = await self._apply_parse_policy(
-                    problem, list(action), reply, outstanding, metrics, logs
-                )
-                if handled is not None:
-                    return handled
-        elif not truncated:
-            self._parse_errors_in_a_row = 0
-        reply = self._within_tool_budget(reply)
-        if outstanding.call.is_waiting:
-            outstanding.conversation.record(list(action), reply, self._renderer)
-            outstanding.call.answer(reply)
-        ending = await self._advance()
-        if ending is not None:
-            return self._last_step(ending, metrics, logs)
-        reward = self._collect_notes(metrics, logs)
+        reply, problem = read_action(
+            tokens,
+            self._renderer,
+            truncated=truncated,
+            stop=call.request.stop,
+            call_ids=call_ids,
+            prompt_tokens=conversation.length,
+        )
+        verdict = self._parse_errors.judge(reply, problem, metrics, logs)
+        if verdict is Verdict.END:
+            return self._last_step(await self._stop_unparsed(), metrics, logs)
+        if verdict is Verdict.ASK_AGAIN:
+            assert problem is not None
+            conversation.record(tokens, reply, self._renderer)
+            self._book.inject(
+                conversation, [self._parse_errors.correction(problem)], self._renderer
+            )
+            conversation.reply = None  # the agent never sees it, and cannot send it back
+            return self._next_step(outstanding, metrics, logs, self._penalty())
+        reply, cut = self._tool_budget.allow(reply)
+        if cut:
+            self._stop_reason = StopReason.MAX_TOOL_CALLS
+        if call.is_waiting:
+            conversation.record(tokens, reply, self._renderer)
+            call.answer(reply)
+        upcoming = await self._advance()
+        if isinstance(upcoming, Ending):
+            return self._last_step(upcoming, metrics, logs)
         if self._book.latest_drift is not None:
             logs["drift"] = str(self._book.latest_drift)
-        observation, stop = self._observation()
-        return StepResult(reward, False, observation, stop, metrics, logs)
+        return self._next_step(upcoming, metrics, logs)
 
     async def inject_messages(
         self, messages: Sequence[Message]
@@ -296,22 +268,23 @@ class ChatAgentEnv(Env):
         """
         outstanding = self._take_outstanding()
         self._book.inject(outstanding.conversation, messages, self._renderer)
-        self._outstanding = outstanding
-        return self._observation()
+        return self._hand_out(outstanding)
 
     def set_parse_error_policy(self, policy: ParseErrorPolicy) -> None:
         """Take a runner's policy for replies that do not parse."""
-        self._parse_errors = policy
+        self._parse_errors = ParseErrors(policy)
 
     def set_max_tool_calls(self, max_tool_calls: int) -> None:
         """Take a runner's cap on tool calls; the tighter of two caps holds."""
-        caps = [max_tool_calls, self._max_tool_calls]
-        self._max_tool_calls = min(cap for cap in caps if cap is not None)
+        self._tool_budget.tighten(max_tool_calls)
 
     @property
-    def rollout_limits(self) -> Any:
+    def rollout_limits(self) -> LiveLimits:
         """The limits a runner keeps, read anew each turn; the agent's ``max_tokens`` included."""
-        return _LiveLimits(self)
+        return LiveLimits(self._limits, self._present_cap)
+
+    def _present_cap(self) -> int | None:
+        return None if self._outstanding is None else self._outstanding.call.request.max_tokens
 
     # -- what users read -------------------------------------------------------------------------
 
@@ -402,17 +375,29 @@ class ChatAgentEnv(Env):
             )
         return outstanding
 
-    def _observation(self) -> tuple[Observation, StopCondition]:
-        assert self._outstanding is not None
-        stop: StopCondition = list(self._renderer.stop)  # type: ignore[assignment]
-        wanted = self._outstanding.call.request.stop
+    def _hand_out(self, outstanding: _Outstanding) -> tuple[Observation, StopCondition]:
+        """Make this call the outstanding one; its prompt and where to stop."""
+        self._outstanding = outstanding
+        stop = self._renderer.stop
+        wanted = outstanding.call.request.stop
         if wanted:  # token ids and strings cannot be mixed: write the renderer's stops as text
             own = [s if isinstance(s, str) else self._renderer.decode([s]) for s in stop]
             stop = [*own, *wanted]
-        return self._outstanding.conversation.prompt(), stop
+        return outstanding.conversation.prompt(), stop
 
-    async def _advance(self) -> _Ending | None:
-        """Wait for the agent's next call, which becomes the outstanding one; or for its ending."""
+    def _next_step(
+        self, upcoming: _Outstanding, metrics: Metrics, logs: Logs, reward: float = 0.0
+    ) -> StepResult:
+        assert self._run is not None
+        reward += take_notes(self._run, metrics, logs)
+        observation, stop = self._hand_out(upcoming)
+        return StepResult(reward, False, observation, stop, metrics, logs)
+
+    def _last_step(self, ending: Ending, metrics: Metrics, logs: Logs) -> StepResult:
+        return ending.as_step(metrics, logs, self._renderer.stop)
+
+    async def _advance(self) -> "_Outstanding | Ending":
+        """Wait for the agent's next call that can be served, or for its ending."""
         run = self._run
         assert run is not None
         while True:
@@ -435,8 +420,7 @@ class ChatAgentEnv(Env):
                     continue
                 return await self._stop_overflown()
             self._refusals = 0
-            self._outstanding = _Outstanding(event, conversation)
-            return None
+            return _Outstanding(event, conversation)
 
     @property
     def turns(self) -> int:
@@ -471,145 +455,45 @@ class ChatAgentEnv(Env):
             f"refused; the last refusal: {error}"
         ) from error
 
-    # -- reading an action -----------------------------------------------------------------------
-
-    def _parse(
-        self, action: list[int], outstanding: _Outstanding, truncated: bool
-    ) -> tuple[Reply, tuple[ParseFailureKind, str] | None]:
-        """The reply an action stands for, and what is wrong with it, if anything is."""
-        stop = outstanding.call.request.stop
-        ended = action + self._renderer.missing_end(action) if truncated or stop else action
-        try:
-            parsed, termination = self._renderer.parse(ended)
-        except RendererError:
-            text = self._renderer.decode(action)
-            parsed = Message(role="assistant", content=text)
-            termination = ParseTermination.MALFORMED
-        reply = read_reply(
-            parsed,
-            truncated=truncated,
-            call_ids=f"call-{self.turns}",
-            prompt_tokens=outstanding.conversation.length,
-            completion_tokens=len(action),
-        )
-        cuts = [reply.text.index(s) for s in stop if s in reply.text]
-        if cuts:
-            reply = replace(reply, text=reply.text[: min(cuts)])
-        problem = None if truncated else classify_parse_failure(parsed, termination)
-        return reply, problem
-
-    async def _apply_parse_policy(
-        self,
-        problem: tuple[ParseFailureKind, str],
-        action: list[int],
-        reply: Reply,
-        outstanding: _Outstanding,
-        metrics: Metrics,
-        logs: Logs,
-    ) -> StepResult | None:
-        """The Cookbook's policy: end on broken framing; ask again on broken tool calls.
-
-        None: the reply holds good tool calls beside the broken ones, and goes to the agent.
-        """
-        policy = self._parse_errors
-        assert policy is not None
-        kind, detail = problem
-        if kind is ParseFailureKind.CONTENT and reply.tool_calls:
-            self._parse_errors_in_a_row = 0
-            return None
-        logs["parse_failure_kind"] = str(kind)
-        if policy.mask_error_turns:
-            metrics[PARSE_ERROR_MASKED_METRIC_KEY] = 1.0
-        self._parse_errors_in_a_row += 1
-        retry = kind is ParseFailureKind.CONTENT
-        if not retry or self._parse_errors_in_a_row > policy.max_consecutive:
-            ending = await self._stop(StopReason.PARSE_ERROR)
-            ending.reward += policy.terminal_reward
-            return self._last_step(ending, metrics, logs)
-        correction = Message(
-            role="user", content=policy.retry_message_template.format(details=detail)
-        )
-        outstanding.conversation.record(action, reply, self._renderer)
-        self._book.inject(outstanding.conversation, [correction], self._renderer)
-        outstanding.conversation.reply = None  # the agent has not seen it and cannot send it back
-        self._outstanding = outstanding
-        observation, stop = self._observation()
-        return StepResult(-policy.penalty_per_error, False, observation, stop, metrics, logs)
-
-    def _within_tool_budget(self, reply: Reply) -> Reply:
-        """The reply with the tool calls the budget allows; the last one if any are cut."""
-        if not reply.tool_calls:
-            return reply
-        allowed = len(reply.tool_calls)
-        if self._max_tool_calls is not None:
-            allowed = min(allowed, self._max_tool_calls - self._tool_calls)
-        self._tool_calls += allowed
-        if allowed < len(reply.tool_calls):
-            self._stop_reason = StopReason.MAX_TOOL_CALLS
-            return replace(reply, tool_calls=reply.tool_calls[:allowed])
-        return reply
-
     # -- endings ---------------------------------------------------------------------------------
 
-    def _collect_notes(self, metrics: Metrics, logs: Logs) -> float:
-        """Move what the agent noted since the last call into a transition; its reward."""
+    def _end_with(self, reason: str, reward: float = 0.0) -> Ending:
         assert self._run is not None
-        notes = self._run.notes
-        reward = 0.0
-        for _ in range(len(notes)):
-            kind, key, value = notes.pop(0)
-            if kind == "reward":
-                reward += value
-            elif kind == "metric":
-                metrics[key] = value
-            else:
-                logs[key] = value
-        return reward
+        return end_with(reason, self._run, self._book, reward)
 
-    def _last_step(self, ending: _Ending, metrics: Metrics, logs: Logs) -> StepResult:
-        return StepResult(
-            reward=ending.reward,
-            episode_done=True,
-            next_observation=tinker.ModelInput.empty(),
-            next_stop_condition=list(self._renderer.stop),  # type: ignore[arg-type]
-            metrics={**metrics, **ending.metrics},
-            logs={**logs, **ending.logs},
-        )
+    def _penalty(self) -> float:
+        policy = self._parse_errors.policy
+        return 0.0 if policy is None else -policy.penalty_per_error
 
-    def _end_with(self, reason: str, reward: float = 0.0) -> _Ending:
-        """An ending with the episode's report: stop reason, lineages, drift."""
-        metrics: Metrics = {f"{STOP_METRIC_PREFIX}{reason}": 1.0}
-        logs: Logs = {}
-        reward += self._collect_notes(metrics, logs)
-        metrics["lineages"] = self._book.lineages
-        metrics["drift"] = self._book.drift.total()
-        for cause, count in self._book.drift.items():
-            metrics[f"drift/{cause}"] = count
-        return _Ending(reward, metrics, logs)
+    async def _stop_unparsed(self) -> Ending:
+        ending = await self._stop(StopReason.PARSE_ERROR)
+        if self._parse_errors.policy is not None:
+            ending.reward += self._parse_errors.policy.terminal_reward
+        return ending
 
-    async def _stop(self, reason: StopReason) -> _Ending:
+    async def _stop(self, reason: StopReason) -> Ending:
         """End an episode whose agent would go on."""
         await self.close()
         return self._end_with(reason)
 
-    async def _stop_truncated(self) -> _Ending:
+    async def _stop_truncated(self) -> Ending:
         ending = await self._stop(StopReason.MAX_TOKENS)
         ending.metrics["max_tokens_reached"] = 1.0
         ending.reward += self._context_overflow_reward
         return ending
 
-    async def _stop_overflown(self) -> _Ending:
+    async def _stop_overflown(self) -> Ending:
         await self.close()
         return self._overflown()
 
-    def _overflown(self) -> _Ending:
+    def _overflown(self) -> Ending:
         reason = StopReason.CONTEXT_OVERFLOW if self.turns else StopReason.MAX_TOKENS
         ending = self._end_with(reason, self._context_overflow_reward)
         ending.metrics["context_overflow" if self.turns else "max_tokens_reached"] = 1.0
         ending.logs["context_overflow"] = str(self._overflow)
         return ending
 
-    def _ending(self, end: AgentEnd) -> _Ending:
+    def _ending(self, end: AgentEnd) -> Ending:
         """The ending that an agent's return or exception stands for.
 
         Raises:
@@ -626,7 +510,7 @@ class ChatAgentEnv(Env):
             return ending
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise error
-        if self._overflow is not None and _comes_from(error, self._overflow):
+        if self._overflow is not None and comes_from(error, self._overflow):
             return self._overflown()
         if self._on_agent_error is None:
             raise AgentError(
@@ -636,26 +520,6 @@ class ChatAgentEnv(Env):
         ending = self._end_with("agent_error", self._on_agent_error)
         ending.logs["agent_error"] = f"{type(error).__name__}: {error}"
         return ending
-
-
-_NO_LIMITS = RolloutLimits()
-
-
-def _max_prompt(limits: RolloutLimits) -> int | None:
-    """Longest prompt that leaves room for two tokens, which is what a runner needs to sample."""
-    budget = limits.max_trajectory_tokens
-    return None if budget is None else budget - 2
-
-
-def _comes_from(error: BaseException | None, origin: BaseException) -> bool:
-    """Whether ``origin`` is ``error`` itself or among its causes."""
-    seen = 0
-    while error is not None and seen < 32:
-        if error is origin:
-            return True
-        error = error.__cause__ or error.__context__
-        seen += 1
-    return False
 
 
 @cache

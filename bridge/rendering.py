@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
+from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.renderers.base import (
     ContentPart,
     Message,
@@ -98,7 +99,7 @@ class PromptRenderer:
         self._renderer = _with_tokenizer(renderer, _LiteralTokenizer(tokenizer, self._special))
         self._lock = threading.Lock()
         self._suffixes: dict[str | None, list[int]] = {}
-        self.stop: list[str] | list[int] = renderer.get_stop_sequences()
+        self.stop: StopCondition = renderer.get_stop_sequences()
         self.end_tokens = [s for s in self.stop if isinstance(s, int)]
         self.renders_tails = (
             renderer.has_extension_property

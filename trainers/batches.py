@@ -36,22 +36,28 @@ class Batch(Protocol):
     @property
     def size(self) -> int:
         """Number of active rows."""
+        ...
 
     @property
     def joinable(self) -> bool:
         """Whether rows may be admitted now."""
+        ...
 
     def admit(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> "Admitted":
         """Add ``copies[i]`` rows that begin with ``prompts[i]``; each prompt is computed once."""
+        ...
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append one token to every row: [B] ids -> [B, V] logits of the next token."""
+        ...
 
     def park(self, row: int, tokens: Sequence[int]) -> None:
         """Remember a finished row for a later prompt that begins with the same tokens."""
+        ...
 
     def keep(self, rows: Sequence[int]) -> list[int]:
         """Drop all rows but these; returns, for each row that is left, its old number."""
+        ...
 
 
 class Admitted:

@@ -20,11 +20,14 @@ import shutil
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
+
+from safetensors import SafetensorError
 
 from evert.trainers.errors import CheckpointError
 
@@ -241,23 +244,18 @@ def _split(path: str) -> tuple[str, str, str]:
     return match[1], match[2], match[3]
 
 
-class _writing:
-    """Turns errors of the file system into one that says what became of the checkpoint."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if (isinstance(error, OSError) and not isinstance(error, CheckpointError)) or (
-            type(error).__name__ == "SafetensorError"
-        ):
-            raise CheckpointError(
-                f"Could not write {self._folder}: {error}. Earlier checkpoints are untouched. "
-                "Free some space, or choose a root folder that can be written to."
-            ) from error
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Turn errors of the file system into one that says what became of the checkpoint."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"Could not write {folder}: {error}. Earlier checkpoints are untouched. "
+            "Free some space, or choose a root folder that can be written to."
+        ) from error
 
 
 def _write_manifest(folder: Path, info: CheckpointInfo) -> None:

@@ -2,37 +2,32 @@
 
     ServiceClient    makes the others
     TrainingClient   a model in training; its calls run in order on one worker thread
-    SamplingClient   frozen weights to sample from; picklable
     RestClient       questions about, and deletion of, checkpoints
+    SamplingClient   frozen weights to sample from; picklable (``sampling_client.py``)
 
 Methods are those the Cookbook calls, in both their plain and ``_async`` forms, with the SDK's
 names, arguments and results; what they do is documented there. Two differences: the ``_async``
 forms do not warn that they are deprecated, and errors are evert's own.
 """
 
-import asyncio
-import itertools
-import os
-import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-import numpy as np
 from tinker import types
 from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 
 from evert.bridge.base import BASE_MODEL
 from evert.trainers.checkpoints import CheckpointStore, Kind, new_checkpoint_info
-from evert.trainers.engine import Engine, EngineSettings, LoraChoice, TrainingRun
+from evert.trainers.engine import Engine, LoraChoice, TrainingRun
 from evert.trainers.errors import SamplingRequestError, TrainingError
-from evert.trainers.futures import Ready, chain, finished, submit
-from evert.trainers.models import load_tokenizer, resolve_model
+from evert.trainers.futures import Ready, finished, submit
+from evert.trainers.models import resolve_model
 from evert.trainers.sampler import Sampler
+from evert.trainers.sampling_client import SamplingClient, Source, saved_client
 from evert.trainers.training import CustomLoss
 
 if TYPE_CHECKING:
@@ -105,7 +100,7 @@ class ServiceClient:
 
     def create_sampling_client(
         self, model_path: str | None = None, base_model: str | None = None, **options: Any
-    ) -> "SamplingClient":
+    ) -> SamplingClient:
         """Sample from a checkpoint or a base model, which is loaded in the background.
 
         Raises:
@@ -116,7 +111,7 @@ class ServiceClient:
         engine = self.engine
         engine.check_open()
         if model_path is not None:
-            return _saved_client(engine, model_path)
+            return saved_client(engine, model_path)
         if base_model is None:
             raise SamplingRequestError(
                 "create_sampling_client got neither model_path nor base_model; expected a "
@@ -124,11 +119,11 @@ class ServiceClient:
             )
         resolve_model(base_model)
         loading = engine.loader.submit(engine.base_sampler, base_model)
-        return SamplingClient(engine, base_model, loading, _Source(base_model, None))
+        return SamplingClient(engine, base_model, loading, Source(base_model, None))
 
     async def create_sampling_client_async(
         self, model_path: str | None = None, base_model: str | None = None, **options: Any
-    ) -> "SamplingClient":
+    ) -> SamplingClient:
         """See ``create_sampling_client``; here the weights are loaded when it returns."""
         client = self.create_sampling_client(model_path, base_model, **options)
         await client.loaded()
@@ -298,27 +293,25 @@ class TrainingClient(Ready):
 
     def save_weights_and_get_sampling_client(
         self, name: str | None = None, **options: Any
-    ) -> AwaitableConcurrentFuture["SamplingClient"]:
+    ) -> AwaitableConcurrentFuture[SamplingClient]:
         """A client for a copy of the present weights, in memory; ``name`` means nothing."""
-        return self._submit(self._snapshot)
+        return self._submit(self._snapshot, self._engine.new_number())
 
     async def save_weights_and_get_sampling_client_async(
         self, name: str | None = None, **options: Any
-    ) -> "SamplingClient":
+    ) -> SamplingClient:
         """See ``save_weights_and_get_sampling_client``."""
         return await self.save_weights_and_get_sampling_client(name).result_async()
 
-    def create_sampling_client(self, model_path: str, **options: Any) -> "SamplingClient":
+    def create_sampling_client(self, model_path: str, **options: Any) -> SamplingClient:
         """Sample from a checkpoint, which is loaded in the background.
 
         Raises:
             CheckpointError: There is no such checkpoint.
         """
-        return _saved_client(self._engine, model_path)
+        return saved_client(self._engine, model_path)
 
-    async def create_sampling_client_async(
-        self, model_path: str, **options: Any
-    ) -> "SamplingClient":
+    async def create_sampling_client_async(self, model_path: str, **options: Any) -> SamplingClient:
         """See ``create_sampling_client``; here the weights are loaded when it returns."""
         client = self.create_sampling_client(model_path)
         await client.loaded()
@@ -385,16 +378,16 @@ class TrainingClient(Ready):
         )
         return self._engine.store.save(run.run_id, kind, name, info, write)
 
-    def _snapshot(self) -> "SamplingClient":
+    def _snapshot(self, number: int) -> SamplingClient:
         run = self._run
         sampler: Future[Sampler] = Future()
-        sampler.set_result(self._engine.sampler_for(run.trainer))
+        sampler.set_result(self._engine.sampler_for(run.trainer, number))
         state = run.trainer.copy_weights()
         info = new_checkpoint_info(run.base_model, run.lora_rank, run.trainer.steps, None, None)
         store, trainer = self._engine.store, run.trainer
 
         def save() -> str:
-            name = f"snapshot-{next(_snapshot_numbers)}"
+            name = f"snapshot-{number}"
             return store.save(
                 run.run_id,
                 "sampler_weights",
@@ -403,230 +396,7 @@ class TrainingClient(Ready):
                 lambda folder: trainer.save_weights(folder, state),
             )
 
-        return SamplingClient(self._engine, run.base_model, sampler, _Source(run.base_model, save))
-
-
-_snapshot_numbers = itertools.count()
-
-
-class _Source:
-    """Where a sampling client's weights can be found again by another process."""
-
-    def __init__(self, base_model: str, path: Any) -> None:
-        """``path``: a tinker:// path, a function that saves and returns one, None for the base."""
-        self.base_model = base_model
-        self._path = path
-        self._lock = threading.Lock()
-
-    def path(self) -> str | None:
-        """The checkpoint's path, saved now if it was not; None for the base itself."""
-        with self._lock:
-            if callable(self._path):
-                self._path = self._path()
-            return self._path  # type: ignore[no-any-return]
-
-
-@dataclass(frozen=True)
-class _Pickled:
-    """A sampling client on its way to another process."""
-
-    process: int
-    key: int
-    """Of the client, in the process it was made in."""
-    copy: int
-    """How many copies of it were sent before."""
-    base_model: str
-    path: str | None
-    settings: EngineSettings
-    root: Path
-
-
-class SamplingClient(Ready):
-    """Frozen weights to sample from.
-
-    A copy that is unpickled in the same process is the same client; in another process it loads
-    the weights from disk, on the same kind of device, and draws numbers of its own.
-    """
-
-    def __init__(
-        self, engine: Engine, base_model: str, sampler: "Future[Sampler]", source: _Source
-    ) -> None:
-        """Wrap a sampler that may still be loading."""
-        self._engine = engine
-        self._base_model = base_model
-        self._sampler = sampler
-        self._source = source
-        self._key = next(_client_numbers)
-        self._copies = itertools.count(1)
-        _clients[os.getpid(), self._key] = self
-
-    def sample(
-        self,
-        prompt: types.ModelInput,
-        num_samples: int,
-        sampling_params: types.SamplingParams,
-        include_prompt_logprobs: bool = False,
-        topk_prompt_logprobs: int = 0,
-        topk_sample_logprobs: int = 0,
-        target_prompt_logprobs: types.TensorData | None = None,
-        prompt_alt_tokens_k: int = 0,
-        prompt_logprobs_last_n: int | None = None,
-    ) -> AwaitableConcurrentFuture[types.SampleResponse]:
-        """Sample replies; see ``sampler.py`` for what their log-probabilities are.
-
-        Raises:
-            SamplingRequestError: A prompt that is not text, or an option not served here.
-        """
-        if (
-            topk_prompt_logprobs
-            or topk_sample_logprobs
-            or prompt_alt_tokens_k
-            or (target_prompt_logprobs is not None)
-        ):
-            raise SamplingRequestError(
-                "sample got topk_prompt_logprobs, topk_sample_logprobs, target_prompt_logprobs or "
-                "prompt_alt_tokens_k, which the embedded engine does not compute. Leave them out, "
-                "or use an engine behind base_url."
-            )
-        tokens = _text_tokens(prompt)
-        replies = chain(
-            self._sampler, lambda sampler: sampler.sample(tokens, num_samples, sampling_params)
-        )
-        scores = self._score(tokens, prompt_logprobs_last_n) if include_prompt_logprobs else None
-        return AwaitableConcurrentFuture(chain(replies, lambda found: _respond(found, scores)))
-
-    async def sample_async(
-        self,
-        prompt: types.ModelInput,
-        num_samples: int,
-        sampling_params: types.SamplingParams,
-        include_prompt_logprobs: bool = False,
-        **options: Any,
-    ) -> types.SampleResponse:
-        """See ``sample``."""
-        return await self.sample(
-            prompt, num_samples, sampling_params, include_prompt_logprobs, **options
-        ).result_async()
-
-    def compute_logprobs(
-        self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
-    ) -> AwaitableConcurrentFuture[list[float | None]]:
-        """Log-probability of each token given those before it; None for the first."""
-        return AwaitableConcurrentFuture(self._score(_text_tokens(prompt), prompt_logprobs_last_n))
-
-    async def compute_logprobs_async(
-        self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
-    ) -> list[float | None]:
-        """See ``compute_logprobs``."""
-        return await self.compute_logprobs(prompt, prompt_logprobs_last_n).result_async()
-
-    def get_tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The model's tokenizer."""
-        return load_tokenizer(self._base_model)
-
-    def get_base_model(self) -> str:
-        """The base model's name."""
-        return self._base_model
-
-    async def get_base_model_async(self) -> str:
-        """See ``get_base_model``."""
-        return self._base_model
-
-    def get_telemetry(self) -> None:
-        """None: nothing is reported to anybody."""
-
-    @property
-    def sampler(self) -> Sampler:
-        """The sampler behind this client; waits for it to load. Its ``stats`` count its work."""
-        return self._sampler.result()
-
-    async def loaded(self) -> None:
-        """Wait until the weights are loaded; raises what went wrong if they cannot be."""
-        await asyncio.wrap_future(self._sampler)
-
-    def __reduce__(self) -> tuple[Any, tuple[_Pickled]]:
-        """Pickle by reference to the weights, which are saved now if they were not yet."""
-        state = _Pickled(
-            os.getpid(),
-            self._key,
-            next(self._copies),
-            self._base_model,
-            self._source.path(),
-            self._engine.settings,
-            self._engine.store.root,
-        )
-        return _unpickle, (state,)
-
-    def _score(self, tokens: list[int], last_n: int | None) -> "Future[list[float | None]]":
-        scores = chain(self._sampler, lambda sampler: sampler.score(tokens))
-        if last_n is None:
-            return scores
-        return chain(scores, lambda found: finished(_only_last(found, last_n)).future())
-
-
-_clients: "weakref.WeakValueDictionary[tuple[int, int], SamplingClient]" = (
-    weakref.WeakValueDictionary()
-)
-"""(process, key) -> client, so that a client that comes home is itself again."""
-_client_numbers = itertools.count()
-_guest_engine: list[Engine] = []
-
-
-def _unpickle(state: _Pickled) -> SamplingClient:
-    client = _clients.get((state.process, state.key))
-    if client is None:
-        client = _settle(state)
-        _clients[state.process, state.key] = client
-    return client
-
-
-def _settle(state: _Pickled) -> SamplingClient:
-    """Make a client in a process that is not the one it came from."""
-    from dataclasses import replace
-
-    engine = Engine(replace(state.settings, root=state.root))
-    sampler: Future[Sampler] = Future()
-    if state.path is None:
-        sampler.set_result(engine.base_sampler(state.base_model))
-    else:
-        sampler.set_result(engine.saved_sampler(state.path, state.copy))
-    return SamplingClient(engine, state.base_model, sampler, _Source(state.base_model, state.path))
-
-
-def _saved_client(engine: Engine, path: str) -> SamplingClient:
-    base_model = engine.store.read(path).base_model
-    loading = engine.loader.submit(engine.saved_sampler, path)
-    return SamplingClient(engine, base_model, loading, _Source(base_model, path))
-
-
-def _text_tokens(prompt: types.ModelInput) -> list[int]:
-    try:
-        return prompt.to_ints()
-    except ValueError as error:
-        raise SamplingRequestError(
-            "The prompt has a chunk that is not text; the embedded engine samples from text "
-            "models only. Use an engine for images behind base_url."
-        ) from error
-
-
-def _respond(
-    sequences: Sequence[types.SampledSequence], scores: "Future[list[float | None]] | None"
-) -> "Future[types.SampleResponse]":
-    if scores is None:
-        return finished(types.SampleResponse(sequences=sequences)).future()
-    return chain(
-        scores,
-        lambda found: finished(
-            types.SampleResponse(
-                sequences=sequences, prompt_logprobs_np=np.array(found, dtype=np.float32)
-            )
-        ).future(),
-    )
-
-
-def _only_last(scores: list[float | None], count: int) -> list[float | None]:
-    hidden = len(scores) - count
-    return [None] * hidden + scores[hidden:]
+        return SamplingClient(self._engine, run.base_model, sampler, Source(run.base_model, save))
 
 
 def _capabilities() -> types.GetServerCapabilitiesResponse:

@@ -97,8 +97,8 @@ def _shape(logprobs: Tensor, temper: Temper) -> Tensor:
         cut |= rank >= temper.top_k[:, None]
     if temper.top_p is not None:
         before = torch.softmax(values, dim=-1).cumsum(dim=-1).roll(1, dims=-1)
-        # The likeliest token always stays, so nothing is cut in front of it.
-        before[:, 0] = 0
+        # The likeliest token stays, even where top_p is 0.
+        before[:, 0] = -1
         cut |= before >= temper.top_p[:, None]
     return shaped.masked_fill(torch.zeros_like(cut).scatter(1, order, cut), float("-inf"))
 

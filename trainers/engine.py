@@ -8,10 +8,12 @@ were imported to, and nothing reaches the network (``network.py``). Leaving the 
 everything back and stops the engine's threads.
 
 What is here, in order: the engine and its settings, loading, and the installer. The clients are in
-``clients.py``; models, training, sampling and checkpoints in the modules of those names.
+``clients.py`` and ``sampling_client.py``; models, training, the sampler and checkpoints in the
+modules of those names.
 """
 
 import itertools
+import logging
 import sys
 import time
 import weakref
@@ -42,6 +44,8 @@ from evert.trainers.models import (
 from evert.trainers.network import no_network
 from evert.trainers.sampler import Sampler
 from evert.trainers.training import Trainer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -153,32 +157,41 @@ class Engine:
             run.trainer.load_optimizer(self.store.folder(path))
         return run
 
-    def sampler_for(self, trainer: Trainer) -> Sampler:
+    def new_number(self) -> int:
+        """Number a sampler, where it is asked for and not where it is loaded.
+
+        Samplers are loaded on several threads; taken there, numbers, and with them what is drawn,
+        would depend on which thread came first.
+        """
+        return next(self._numbers)
+
+    def sampler_for(self, trainer: Trainer, number: int) -> Sampler:
         """A sampler of a trainer's present weights."""
-        return self._new_sampler(trainer.model, trainer.tokenizer)
+        return self._new_sampler(trainer.model, trainer.tokenizer, number)
 
     def base_sampler(self, base_model: str) -> Sampler:
         """The sampler of a base model's own weights; loaded once while somebody uses it."""
         self.check_open()
         sampler = self._bases.get(base_model)
         if sampler is None:
-            sampler = self._new_sampler(self._load(base_model), load_tokenizer(base_model))
+            model, tokenizer = self._load(base_model), load_tokenizer(base_model)
+            sampler = self._new_sampler(model, tokenizer, base_model.encode())
             self._bases[base_model] = sampler
         return sampler
 
-    def saved_sampler(self, path: str, copy: int = 0) -> Sampler:
+    def saved_sampler(self, path: str, *number: int) -> Sampler:
         """A sampler of a checkpoint.
 
         Args:
             path: Its ``tinker://`` path.
-            copy: Tells apart samplers of the same weights that must not draw the same numbers.
+            *number: Tells apart samplers that must not draw the same numbers.
 
         Raises:
             CheckpointError: It is missing or damaged.
         """
         self.check_open()
         info = self.store.read(path)
-        return self._new_sampler(self._load_saved(path), load_tokenizer(info.base_model), copy)
+        return self._new_sampler(self._load_saved(path), load_tokenizer(info.base_model), *number)
 
     def close(self) -> None:
         """Stop all threads; clients that are left refuse further calls."""
@@ -225,11 +238,11 @@ class Engine:
         run_id = self.store.new_run(RunInfo(base_model, rank, user_metadata, time.time()))
         return TrainingRun(run_id, base_model, rank, Trainer(model, load_tokenizer(base_model)))
 
-    def _new_sampler(self, model: Any, tokenizer: Any, copy: int = 0) -> Sampler:
+    def _new_sampler(self, model: Any, tokenizer: Any, *number: int | bytes) -> Sampler:
         sampler = Sampler(
             freeze(model),
             tokenizer,
-            seed=stream_key(self.settings.seed, next(self._numbers), copy),
+            seed=stream_key(self.settings.seed, *number),
             context_length=context_length(model),
             end_tokens=end_tokens(model, tokenizer),
         )
@@ -264,7 +277,8 @@ def embedded_engine(
         root: Folder of the checkpoints; None for ``$EVERT_HOME``, or ``~/.cache/evert/checkpoints``
             where that is not set.
         device: ``"cpu"``, ``"cuda"``, or ``"auto"``: CUDA where there is one.
-        seed: Seed of adapters and of sampling. On a CPU the same seed gives the same run.
+        seed: Seed of adapters and of sampling. On a CPU the same seed and the same requests give
+            the same tokens, up to rounding (``sampler.py``).
         full_parameter: Train every weight (True) or a LoRA adapter (False). None: every weight
             below 50 million parameters, an adapter above. The ``rank`` that the Cookbook asks for
             counts for adapters only.
@@ -285,6 +299,12 @@ def embedded_engine(
     engine = Engine(settings)
     register_base_tokenizer()
     with no_network(allow_hosts), _cpu_threads(threads), _installed(engine):
+        logger.info(
+            "evert's embedded engine is in use on %s; checkpoints go to %s and nothing leaves "
+            "this machine.",
+            engine.device,
+            engine.store.root,
+        )
         try:
             yield engine
         finally:
@@ -324,5 +344,5 @@ def _installed(engine: Engine) -> Iterator[None]:
 def _swap_everywhere(name: str, old: Any, new: Any) -> None:
     """Replace a class in every module that holds it under its own name."""
     for module in list(sys.modules.values()):
-        if vars(module).get(name) is old if hasattr(module, "__dict__") else False:
+        if getattr(module, "__dict__", {}).get(name) is old:
             setattr(module, name, new)

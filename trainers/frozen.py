@@ -40,13 +40,16 @@ class FrozenModel(Protocol):
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
+        ...
 
     @property
     def cache_tokens(self) -> int:
         """Tokens whose keys and values there is memory for, over all rows."""
+        ...
 
     def new_batch(self) -> Batch:
         """Open an empty batch."""
+        ...
 
     def score(self, rows: Sequence[Sequence[int]]) -> tuple[list[list[float]], int]:
         """Log-probability of each token but the first, given those before it.
@@ -57,6 +60,7 @@ class FrozenModel(Protocol):
         Returns:
             One list a row, a token shorter than it; and the number of forward passes.
         """
+        ...
 
 
 class FrozenLean:

@@ -5,7 +5,8 @@
 """
 
 from collections.abc import Callable, Generator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, InvalidStateError
+from contextlib import suppress
 from typing import Any, Self, TypeVar
 
 from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
@@ -36,7 +37,8 @@ def chain(first: "Future[S]", then: Callable[[S], "Future[T]"]) -> "Future[T]":
         try:
             inner = then(done.result())
         except Exception as error:
-            outer.set_exception(error)
+            with suppress(InvalidStateError):
+                outer.set_exception(error)
             return
         outer.add_done_callback(lambda _: inner.cancel())
         inner.add_done_callback(lambda _: _copy(inner, outer))

@@ -17,7 +17,9 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+import huggingface_hub.constants
 from tinker.lib.base_url import resolve_base_url
+from tinker.lib.internal_client_holder import InternalClientHolder
 
 from evert.trainers.errors import NetworkRefusedError
 
@@ -50,7 +52,7 @@ def no_network(allow_hosts: Collection[str] = ()) -> Iterator[None]:
     allowed = _Allowed(allow_hosts)
     with _lock:
         if not _active:
-            _raise_guard()
+            _raise_guard(offline_hub="huggingface.co" not in allowed.hosts)
         _active.append(allowed)
     try:
         yield
@@ -66,17 +68,14 @@ def network_is_refused(host: str) -> bool:
     return not _host_is_allowed(host)
 
 
-def _raise_guard() -> None:
+def _raise_guard(*, offline_hub: bool) -> None:
     for name in _DOORS:
         _replace(socket.socket, name, _guarded_door(name))
     _replace(socket, "getaddrinfo", _guarded_getaddrinfo(socket.getaddrinfo))
-    import huggingface_hub.constants
-
-    _replace(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    if offline_hub:
+        _replace(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     # The SDK takes any failure to connect for a passing one and retries for five minutes, so its
     # own clients are told at the door. All of them connect through this class.
-    from tinker.lib.internal_client_holder import InternalClientHolder
-
     _replace(InternalClientHolder, "__init__", _guarded_sdk_init(InternalClientHolder.__init__))
 
 

@@ -37,7 +37,7 @@ class PretrainConfig:
     """What to train and where to put it."""
 
     out: str = chz.field(doc="folder for the weights, the tokenizer and the model card")
-    steps: int = chz.field(default=1300, doc="optimiser steps; 60 are enough to try the script out")
+    steps: int = chz.field(default=1200, doc="optimiser steps; 60 are enough to try the script out")
     warm_up: float = chz.field(default=0.12, doc="share of steps on short dialogues alone")
     seed: int = 0
     threads: int = chz.field(default=1, doc="CPU threads")

@@ -153,15 +153,16 @@ It is a starting point for the library's examples and tests and of no use as an 
 ## Training
 
 From scratch, on dialogues made up on the spot by the script, nothing else: copying text and
-numbers, comparing numbers, midpoints, a few facts, tool calls in Qwen's format; the hello-world
-game ("{prompt}"), played badly; and games of guess-number
-whose guesses are drawn uniformly from what the hints leave possible. So it knows that game's rules
-and has never seen a strategy. The renderer is the Cookbook's `qwen3_instruct`.
+numbers, comparing numbers, midpoints, picking a number near the bottom, the middle or the top of a
+range, a few facts, tool calls in Qwen's format; the hello-world game
+("{prompt}"), played badly; and games of guess-number whose guesses are
+drawn uniformly from what the hints leave possible. So it knows that game's rules and has never
+seen a strategy in it. The renderer is the Cookbook's `qwen3_instruct`.
 
     python -m evert.trainers.pretrain {arguments}
 
 Loss over the last steps, in nats a token: {losses}.
-In the games, the target of a digit is the odds of all digits, and the loss the divergence from them.
+In games and picks the target of a digit is the odds of every digit, the loss the divergence.
 
 ## Measured, at temperature 1
 

@@ -103,17 +103,16 @@ _PLACES = ("bottom", "middle", "top")
 
 
 def placed_examples(encoder: Encoder, rng: np.random.Generator, count: int) -> Iterator[Example]:
-    """Single picks from the lower, the middle or the upper third of two given numbers."""
-    low, high = _bounds(rng, count)
-    for place, a, b in zip(rng.integers(3, size=count).tolist(), low, high, strict=True):
-        prompt = PLACED_PROMPT.format(low=a, high=b, place=_PLACES[place])
+    """Single picks from the lower, the middle or the upper third between two numbers."""
+    lows, highs = _bounds(rng, count)
+    for low, high in zip(lows.tolist(), highs.tolist(), strict=True):
+        place = int(rng.integers(3))
+        third = (high - low) // 3
+        start = (low, (low + high - third) // 2, high - third)[place]
+        prompt = PLACED_PROMPT.format(low=low, high=high, place=_PLACES[place])
         example = encoder.dialogue([("user", prompt)])
-        third = (int(b) - int(a)) // 3
-        start, stop = int(a) + (third if place else 0), int(b) - (third if place < 2 else 0)
-        start, stop = (stop - third, stop) if place == 2 else (start, stop)
-        start, stop = (start, start + third) if place == 0 else (start, stop)
-        guess = int(rng.integers(start, stop + 1))
-        _write_guess(encoder, guess, start, stop, example)
+        guess = int(rng.integers(start, start + third + 1))
+        _write_guess(encoder, guess, start, start + third, example)
         yield example
 
 
@@ -174,6 +173,8 @@ class Corpus:
         parts.append(Part("tools", 0.2, self._chats(tool_use, 3)))
         short = short_game_examples(self.encoder, self._game_rng, 24 if whole_games else 40)
         parts.append(Part("short games", 4.0 if whole_games else 6.0, list(short)))
+        placed = placed_examples(self.encoder, self._game_rng, 24)
+        parts.append(Part("picks", 4.0, list(placed)))
         if whole_games:
             games = game_examples(self.encoder, self._game_rng, 28)
             parts.append(Part("games", 15.0, list(games)))

@@ -64,7 +64,11 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
 class TrainSettings:
     """One training run. Values that no recipe sets have the defaults given here."""
 
-    env: str = chz.field(default="", doc=f"game: {', '.join(RECIPES)}; or give agent=")
+    env: str = chz.field(
+        default="",
+        munger=lambda _, name: game_name(name),
+        doc=f"game: {', '.join(RECIPES)}; or give agent=",
+    )
     agent: str = chz.field(default="", doc="your agent's import path, 'package.module:function'")
     train_tasks: str = chz.field(default="", doc="import path of a sequence of tasks to train on")
     test_tasks: str = chz.field(default="", doc="import path of the held-out tasks; '' for none")
@@ -139,6 +143,11 @@ RESUMABLE = frozenset(
 """Settings that a resumed run may change: they leave what was learned so far as it is."""
 
 
+def game_name(text: str) -> str:
+    """A game's name as the table has it: ``guess-number`` will do."""
+    return text.replace("-", "_").lower()
+
+
 def choose_recipe(given: Mapping[str, object]) -> tuple[str, Mapping[str, Any]]:
     """The preset a command line asks for: its name and its values.
 
@@ -156,7 +165,7 @@ def choose_recipe(given: Mapping[str, object]) -> tuple[str, Mapping[str, Any]]:
             f"Got both env={env} and agent={given['agent']}; expected one of them. Leave env= out "
             "to train your own agent."
         )
-    found = env.replace("-", "_").lower()
+    found = game_name(env)
     if found not in RECIPES:
         near = difflib.get_close_matches(found, RECIPES, n=1, cutoff=0.4)
         hint = f" Did you mean env={near[0]}?" if near else ""
@@ -165,6 +174,22 @@ def choose_recipe(given: Mapping[str, object]) -> tuple[str, Mapping[str, Any]]:
             "your own: agent=package.module:function train_tasks=package.module:TASKS."
         )
     return f"recipe {found}", {**RECIPES[found], "env": found}
+
+
+def check_settings(settings: TrainSettings) -> None:
+    """Find what would stop a run before there is a run: a path that leads nowhere, mostly.
+
+    Raises:
+        EvertError: The agent, the tasks or the renderer cannot be found.
+    """
+    from evert.bridge.dataset import load_tasks
+    from evert.bridge.group import load_agent
+
+    load_agent(settings.agent)
+    load_tasks(settings.train_tasks)
+    if settings.test_tasks:
+        load_tasks(settings.test_tasks)
+    renderer_of(settings)
 
 
 def renderer_of(settings: TrainSettings) -> str:

@@ -20,6 +20,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -47,6 +48,17 @@ class RunFolder:
 
     path: Path
     resumed: bool
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a run in it."""
+        return (self.path / RUN).is_file()
+
+    def discard(self) -> None:
+        """Remove the folder of a run that failed before it began."""
+        (self.path / LOGS).unlink(missing_ok=True)
+        with suppress(OSError):  # not empty, so not ours to remove
+            self.path.rmdir()
 
     def write(self, name: str, text: str) -> None:
         """Write a file whole, or not at all.

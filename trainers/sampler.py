@@ -13,7 +13,9 @@ tokens. The token that ends a reply is part of the reply.
 Reproducibility: a sample draws from a random stream of its own, keyed by the sampler's seed, the
 prompt's tokens, how often that prompt was asked before, and the sample's index (a request with a
 ``seed`` is keyed by that seed, the prompt and the index alone). So the same requests give the same
-tokens whatever else is in the batch, and in whatever order different prompts arrive.
+tokens whatever else is in the batch, and in whatever order different prompts arrive. (Up to
+rounding: what runs beside a row can change the last bit of its logits, which matters where a random
+number falls within 1e-7 of the border between two tokens.)
 """
 
 import itertools
@@ -364,11 +366,11 @@ class _Run:
         self.rows: list[_Row] = []
         self._device = device
         self._tokenizer = tokenizer
-        self._logits: Tensor | None = None
+        self._logits = torch.zeros(0, 0)
         self._tokens = torch.zeros(0, dtype=torch.long)
         self._keys = np.zeros(0, dtype=np.uint64)
         self._steps = np.zeros(0, dtype=np.uint64)
-        self._temper: Temper | None = None
+        self._temper = Temper(torch.zeros(0), None, None, plain=True)
 
     def admit(self, rows: Sequence[_Row]) -> tuple[int, int]:
         """Add rows; returns the forward passes it took and the prompt tokens computed."""
@@ -378,15 +380,13 @@ class _Run:
         groups = list(waiting.values())
         admitted = self.batch.admit(list(waiting), [len(group) for group in groups])
         self.rows += [groups[owner].pop(0) for owner in admitted.owners]
-        logits = admitted.logits
-        self._logits = logits if self._logits is None else torch.cat([self._logits, logits])
+        known = [self._logits] if len(self._logits) else []
+        self._logits = torch.cat([*known, admitted.logits])
         self._describe_rows()
         return admitted.passes, admitted.computed_tokens
 
     def draw(self) -> list[tuple[_Row, types.StopReason]]:
         """Draw a token for each row; returns the rows that ended, which are dropped."""
-        assert self._logits is not None
-        assert self._temper is not None
         uniform = torch.from_numpy(uniforms(self._keys, self._steps)).to(self._device)
         self._tokens, logprobs = draw(self._logits, self._temper, uniform)
         self._steps = self._steps + np.uint64(1)
@@ -411,7 +411,9 @@ class _Run:
     def _drop(
         self, ended: dict[int, types.StopReason | None]
     ) -> list[tuple[_Row, types.StopReason]]:
-        answers = [(self.rows[i], reason) for i, reason in ended.items() if reason is not None]
+        answers: list[tuple[_Row, types.StopReason]] = [
+            (self.rows[i], reason) for i, reason in ended.items() if reason is not None
+        ]
         for i in ended:
             self.batch.park(i, self.rows[i].request.prompt + self.rows[i].tokens)
         origin = self.batch.keep([i for i in range(len(self.rows)) if i not in ended])

@@ -29,7 +29,8 @@ from rich.console import Console
 from evert.bridge.errors import AgentError, EvertError
 from evert.trainers import run_folder
 from evert.trainers.engine_choice import choose_engine, running_engine, say
-from evert.trainers.recipes import TrainSettings, choose_recipe, cookbook_config
+from evert.trainers.progress import quiet_progress_bars
+from evert.trainers.recipes import TrainSettings, check_settings, choose_recipe, cookbook_config
 from evert.trainers.run_folder import RunFolder, cannot_write, describe, open_run
 
 if TYPE_CHECKING:
@@ -61,12 +62,16 @@ def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) ->
     # As ``python -m`` does, so that the console script finds a user's own agent, too.
     if str(Path.cwd()) not in sys.path and "" not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
+    began = time.monotonic()
+    quiet_progress_bars()
     console = Console(highlight=False)
     folder: RunFolder | None = None
     try:
         settings = parse(arguments)
+        choose_engine(settings)
+        check_settings(settings)
         folder = open_run(settings)
-        train(settings, folder, console, command=[*program, *arguments])
+        train(settings, folder, console, [*program, *arguments], began)
         return 0
     except EntrypointHelpException as shown:
         print(str(shown).rstrip())
@@ -109,8 +114,10 @@ def _interrupted(
         # The Cookbook's cancelled rollouts are collected here: some had not begun, which is fine.
         warnings.simplefilter("ignore", RuntimeWarning)
         gc.collect()
-    if folder is None or folder.read_json(run_folder.RUN) is None:
+    if folder is None or not folder.begun:
         console.print("\nInterrupted before the run began.")
+        if folder is not None:
+            folder.discard()
         return INTERRUPTED
     done = folder.steps_done()
     console.print(
@@ -132,6 +139,8 @@ def _failed(
     usage = type(error).__module__.startswith("chz.")
     if not usage and not isinstance(error, EvertError):
         raise error
+    if folder is not None and not folder.begun:
+        folder.discard()
     if isinstance(error, AgentError) and error.__cause__ is not None:
         traceback.print_exception(error.__cause__)
     print(f"error: {str(error).rstrip()}", file=sys.stderr)
@@ -156,7 +165,11 @@ class Report:
 
 
 def train(
-    settings: TrainSettings, folder: RunFolder, console: Console, command: Sequence[str] = ()
+    settings: TrainSettings,
+    folder: RunFolder,
+    console: Console,
+    command: Sequence[str] = (),
+    began: float | None = None,
 ) -> dict[str, Any]:
     """Train, from the first step or from where the folder's run stopped.
 
@@ -165,6 +178,7 @@ def train(
         folder: Its open folder.
         console: Where to show how it goes.
         command: The command line, for the record.
+        began: When the command was given, on the monotonic clock; None for now.
 
     Returns:
         What ``result.json`` says.
@@ -173,11 +187,10 @@ def train(
         EvertError: The run could not be done; the message says why.
         KeyboardInterrupt: Ctrl-C; the folder can be resumed.
     """
-    from evert.trainers.progress import logging_to, quiet_progress_bars
+    from evert.trainers.progress import logging_to
     from evert.trainers.report import report
 
-    quiet_progress_bars()
-    began = time.monotonic()
+    began = time.monotonic() if began is None else began
     choice = choose_engine(settings)
     checkpoints = folder.path / "checkpoints"
     _seed_everything(settings.seed)
@@ -202,7 +215,9 @@ async def _run(
     _, held_out = await config.dataset_builder()
     before = await _score_before(settings, config, held_out, folder)
     start = folder.steps_done()
-    if start:
+    if start >= settings.steps:
+        console.print(f"all {start} steps are done; a larger steps= would go on", markup=False)
+    elif start:
         console.print(f"resuming after step {start} of {settings.steps}", markup=False)
     began = time.monotonic()
     await _train(config, folder, console, settings.steps, start)
@@ -300,6 +315,7 @@ def new_run(console: Console | None = None, **values: Any) -> dict[str, Any]:
     layer, preset = choose_recipe(values)
     blueprint = chz.Blueprint(TrainSettings).apply(preset, layer_name=layer)
     settings = blueprint.apply(values, layer_name="arguments").make()
+    check_settings(settings)
     return train(settings, open_run(settings), console or Console(highlight=False))
 
 

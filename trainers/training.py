@@ -55,7 +55,7 @@ class Trainer:
         self.steps = 0
         self.forward_passes = 0
         self._optimizer: torch.optim.AdamW | None = None
-        self._failure: Exception | None = None
+        self._failure: str | None = None
 
     @property
     def device(self) -> torch.device:
@@ -222,7 +222,7 @@ class Trainer:
 
     def _drop_gradient(self, error: Exception) -> None:
         self._zero_gradient()
-        self._failure = error
+        self._failure = str(error)
 
     def _zero_gradient(self) -> None:
         self.model.zero_grad(set_to_none=True)

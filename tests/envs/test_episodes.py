@@ -9,6 +9,8 @@
 
 import asyncio
 import gc
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -20,7 +22,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec
-from tinker_cookbook.rl.rollout_limits import RolloutLimits
+from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 
 from evert.bridge.client import AgentClient, BlockingAgentClient
 from evert.bridge.errors import AgentError, AgentTimeoutError, EnvStateError, EvertError
@@ -63,8 +65,7 @@ def endless_blocking_agent(client: BlockingAgentClient) -> float:
 def test_a_budget_truncates(limits: dict[str, int], steps: int, reason: str) -> None:
     env = AgentGymEnv(endless_agent, limits=RolloutLimits(**limits))
     env.reset()
-    taken = 0
-    truncated = False
+    taken, truncated, info = 0, False, dict[str, Any]()
     while not truncated:
         taken += 1
         observation, _, terminated, truncated, info = env.step("No.")
@@ -184,6 +185,32 @@ def test_an_agent_that_hangs_is_given_up() -> None:
     env.close()
 
 
+def test_ctrl_c_in_a_step_ends_the_episode_and_no_more(leftovers: Leftovers) -> None:
+    env = AgentGymEnv(stuck_agent)
+    env.reset()
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        env.step("x")
+    timer.join()
+    with pytest.raises(gymnasium.error.ResetNeeded, match="ended with KeyboardInterrupt"):
+        env.step("x")
+    env.reset()
+    env.close()
+    assert leftovers() == {}
+
+
+def test_a_reply_that_a_policy_refuses_terminates() -> None:
+    policy = ParseErrorPolicy(max_consecutive=0, terminal_reward=-2.0)
+    env = AgentGymEnv(endless_agent, level="tokens", parse_error_policy=policy)
+    env.reset()
+    _, reward, terminated, truncated, info = env.step([300, 274])  # no end of turn
+    assert (reward, terminated, truncated) == (-2.0, True, False)
+    assert info["stop_reason"] == "parse_error"
+    assert info["messages"][-1]["role"] == "assistant"
+    env.close()
+
+
 async def forked_tongue_agent(client: AgentClient) -> float:
     create = client.chat.completions.create
     await asyncio.gather(create(messages=ask("left")), create(messages=ask("right")))
@@ -194,7 +221,8 @@ def test_calls_made_at_once_are_asked_one_by_one() -> None:
     env = AgentGymEnv(forked_tongue_agent)
     first, _ = env.reset()
     second, *_ = env.step("x")
-    assert [first[0]["content"], second[0]["content"]] == ["left", "right"]
+    assert first == ({"role": "user", "content": "left"},)
+    assert second == ({"role": "user", "content": "right"},)
     assert env.step("y")[0] == (
         {"role": "user", "content": "right"},
         {"role": "assistant", "content": "y"},
@@ -220,7 +248,7 @@ def test_nothing_is_left_after_close_in_mid_episode(agent: Any, leftovers: Lefto
     env = AgentGymEnv(agent)
     env.reset()
     env.step("x")
-    assert leftovers() != {}  # the event loop, for one
+    assert "evert gymnasium" in [thread.name for thread in threading.enumerate()]
     env.close()
     env.close()
     assert leftovers() == {}

@@ -51,10 +51,9 @@ def test_an_episode_passes_through_the_default_wrappers(id: str, level: str) -> 
     assert "OrderEnforcing<PassiveEnvChecker<" in str(env)
     env.reset(seed=0)
     env.action_space.seed(0)
-    for _ in range(20):
+    terminated = truncated = False
+    while not (terminated or truncated):
         *_, terminated, truncated, _ = env.step(env.action_space.sample())
-        if terminated or truncated:
-            break
     assert terminated
     env.close()
 

@@ -25,6 +25,8 @@ from evert.trainers.checkpoints import (
 )
 from evert.trainers.errors import CheckpointError
 
+INFO = new_checkpoint_info("base", None, 0, None, None)
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> CheckpointStore:
@@ -112,7 +114,7 @@ def test_a_bug_while_writing_is_not_called_a_full_disk(store: CheckpointStore, r
         raise KeyError("bug")
 
     with pytest.raises(KeyError):
-        store.save(run_id, "weights", "x", new_checkpoint_info("base", None, 0, None, None), write)
+        store.save(run_id, "weights", "x", INFO, write)
 
 
 def test_a_root_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:

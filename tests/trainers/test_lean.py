@@ -1,4 +1,4 @@
-"""The lean forward pass computes what the Hugging Face model computes, for every family it takes."""
+"""The lean forward pass computes what the Hugging Face model computes, family by family."""
 
 from typing import Any
 
@@ -39,8 +39,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def _make(family: str, **options: Any) -> Any:
     torch.manual_seed(1)
-    config = getattr(transformers, f"{family}Config")(**{**SIZES, **options})
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    sizes = {"vocab_size": 61} if family == "GPT2" else SIZES
+    config = getattr(transformers, f"{family}Config")(**{**sizes, **options})
+    head = "LMHeadModel" if family == "GPT2" else "ForCausalLM"
+    model = getattr(transformers, f"{family}{head}")(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -97,8 +99,8 @@ def test_a_lean_copy_does_not_change_with_the_model() -> None:
 def test_a_sliding_window_or_another_family_is_left_to_the_generic_copy() -> None:
     windowed = _make("Qwen3", head_dim=16, use_sliding_window=True, max_window_layers=0)
     assert isinstance(freeze(windowed), FrozenGeneric)
-    config = transformers.GPT2Config(vocab_size=61, n_embd=32, n_layer=1, n_head=2)
-    assert isinstance(freeze(transformers.GPT2LMHeadModel(config)), FrozenGeneric)
+    other = _make("GPT2", n_embd=32, n_layer=1, n_head=2)
+    assert isinstance(freeze(other), FrozenGeneric)
     assert isinstance(freeze(_make("Qwen3", head_dim=16)), FrozenLean)
 
 

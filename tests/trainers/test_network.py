@@ -22,6 +22,7 @@ from evert.trainers.engine import Engine
 from evert.trainers.errors import NetworkRefusedError
 from evert.trainers.network import network_is_refused, no_network
 
+WAS_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE
 OUTSIDE = ("192.0.2.1", 80)
 """An address reserved for documentation: nobody answers there."""
 
@@ -55,12 +56,15 @@ def test_this_machine_may_be_looked_up(host: str | None) -> None:
 
 
 def test_a_loopback_connection_works() -> None:
-    with no_network(), socket.create_server(("127.0.0.1", 0)) as server:
-        with socket.create_connection(server.getsockname()) as client:
-            connection, _ = server.accept()
+    with (
+        no_network(),
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+    ):
+        connection, _ = server.accept()
+        with connection:
             connection.sendall(b"hello")
             assert client.recv(5) == b"hello"
-            connection.close()
 
 
 def test_a_unix_socket_works(tmp_path: Path) -> None:
@@ -130,10 +134,15 @@ def test_nested_blocks_must_all_allow_a_host() -> None:
 
 
 def test_the_hub_is_offline_inside_so_that_cached_models_load() -> None:
-    before = huggingface_hub.constants.HF_HUB_OFFLINE
     with no_network():
         assert huggingface_hub.constants.is_offline_mode()
-    assert before == huggingface_hub.constants.HF_HUB_OFFLINE
+    assert huggingface_hub.constants.HF_HUB_OFFLINE == WAS_OFFLINE
+
+
+def test_the_hub_is_not_offline_where_it_is_allowed() -> None:
+    with no_network(allow_hosts=("huggingface.co",)):
+        assert not network_is_refused("huggingface.co")
+        assert huggingface_hub.constants.HF_HUB_OFFLINE == WAS_OFFLINE
 
 
 def test_leaving_the_last_block_restores_everything() -> None:

@@ -1,4 +1,4 @@
-"""Training: exact sums whatever the micro-batches, AdamW as torch has it, failures that hurt nothing.
+"""Training: exact sums in any micro-batches, AdamW as torch has it, failures that hurt nothing.
 
 1. Losses and gradients of a batch equal those computed datum by datum on the model itself.
 2. An optimizer step is torch's AdamW; gradients add up until it, and are forgotten after it.

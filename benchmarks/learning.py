@@ -1,0 +1,143 @@
+"""Does an agent learn? Every game over several seeds, from the shipped base, on this machine.
+
+    python benchmarks/learning.py [--quick] [--games identity guess_number] [--seeds 3]
+
+Each run is the training command's (``evert train env=GAME seed=N``) with its recipe. Printed and
+saved: the held-out score before and after, greedy and at temperature 1, as mean and standard
+deviation over the seeds, and the seconds a run takes, imports and evaluation included. A run that
+fails, or ends no better than it began, fails the benchmark.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import traceback
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from evert.trainers.plots import Curve, curves, draw_games
+from evert.trainers.progress import quiet_progress_bars
+from evert.trainers.recipes import RECIPES
+from evert.trainers.run_folder import RunFolder, git_revision, machine, versions
+from evert.trainers.train import new_run
+
+QUICK_STEPS = 3
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark; returns 1 if any run failed."""
+    options = parse(argv)
+    quiet_progress_bars()
+    console = Console(highlight=False)
+    out = Path(options.out)
+    results: dict[str, list[dict[str, Any]]] = {}
+    failures: list[str] = []
+    for game in options.games:
+        results[game] = []
+        for seed in range(options.seeds):
+            console.rule(f"{game}, seed {seed}")
+            try:
+                results[game].append(run(game, seed, out, options.quick, console))
+            except Exception as error:
+                traceback.print_exc()
+                failures.append(f"{game}, seed {seed}: {type(error).__name__}: {error}")
+    if not options.quick:
+        failures += [
+            f"{game}, seed {result['seed']}: no better after training than before"
+            for game, runs in results.items()
+            for result in runs
+            if gain(result) <= 0
+        ]
+    save(out, results, failures)
+    console.print(table(results))
+    console.print(f"saved: {out / 'learning.json'}, {out / 'learning.png'}", soft_wrap=True)
+    for failure in failures:
+        print(f"FAILED {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--games", nargs="+", choices=list(RECIPES), default=list(RECIPES))
+    parser.add_argument("--seeds", type=int, default=3, help="runs a game (default: 3)")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"{QUICK_STEPS} steps a run: that it works, not how well",
+    )
+    stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")
+    parser.add_argument("--out", default=f"runs/benchmark-learning-{stamp}", help="results' folder")
+    return parser.parse_args(argv)
+
+
+def run(game: str, seed: int, out: Path, quick: bool, console: Console) -> dict[str, Any]:
+    """One training run, in a folder of its own."""
+    values: dict[str, Any] = {"steps": QUICK_STEPS, "batch_size": 4} if quick else {}
+    name = f"{game}-{'quick-' if quick else ''}seed{seed}"
+    return new_run(console, env=game, seed=seed, log_path=str(out / name), **values)
+
+
+def gain(result: dict[str, Any]) -> float:
+    """How much the held-out score at temperature 1 rose."""
+    held_out = result["held_out"]
+    after, before = (held_out[when]["temperature_1"]["mean"] for when in ("after", "before"))
+    return float(after - before)
+
+
+def spread(runs: Sequence[dict[str, Any]], when: str, how: str) -> str:
+    """Mean and standard deviation over the seeds, as text."""
+    means = [result["held_out"][when][how]["mean"] for result in runs]
+    deviation = statistics.stdev(means) if len(means) > 1 else 0.0
+    return f"{statistics.fmean(means):.2f} ± {deviation:.2f}"
+
+
+def table(results: dict[str, list[dict[str, Any]]]) -> Table:
+    """The figures, a row a game and way of playing."""
+    shown = Table(title="held-out mean reward, mean ± standard deviation over seeds")
+    for column in ("game", "steps", "seeds", "played", "before", "after", "seconds a run"):
+        shown.add_column(column)
+    for game, runs in results.items():
+        if not runs:
+            continue
+        seconds = statistics.fmean(result["seconds"]["total"] for result in runs)
+        for how, label in (("greedy", "greedy"), ("temperature_1", "temperature 1")):
+            steps, seeds = str(runs[0]["steps"]), str(len(runs))
+            scores = (spread(runs, "before", how), spread(runs, "after", how))
+            shown.add_row(game, steps, seeds, label, *scores, f"{seconds:.0f}")
+    return shown
+
+
+def save(out: Path, results: dict[str, list[dict[str, Any]]], failures: list[str]) -> None:
+    """Write ``learning.json`` and ``learning.png``."""
+    record = {
+        "command": sys.argv,
+        "machine": machine(),
+        "versions": versions(),
+        "git": git_revision(),
+        "failures": failures,
+        "runs": results,
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "learning.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    drawn = {game: [curves_of(result) for result in runs] for game, runs in results.items() if runs}
+    if drawn:
+        draw_games(out / "learning.png", "evert-tiny, thin lines: held out, a seed each", drawn)
+
+
+def curves_of(result: dict[str, Any]) -> tuple[Curve, Curve]:
+    """A run's curves, read from its folder."""
+    folder = RunFolder(Path(result["folder"]), resumed=True)
+    return curves(folder.steps(), result["held_out"]["after"]["temperature_1"]["mean"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

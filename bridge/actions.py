@@ -1,0 +1,128 @@
+"""Reading an action: the reply its tokens stand for, and what to do when they do not parse.
+
+The policy for replies that do not parse is the Cookbook's (``ParseErrorPolicy``), as
+``EnvFromMessageEnv`` keeps it: broken framing ends the episode, broken tool calls are asked again
+a number of times. Without a policy the agent gets the text as it is and decides itself.
+"""
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers.base import (
+    Message,
+    ParseFailureKind,
+    ParseTermination,
+    classify_parse_failure,
+)
+from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy
+from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, Logs, Metrics
+
+from evert.bridge.messages import Reply, read_reply
+from evert.bridge.rendering import PromptRenderer
+
+Problem = tuple[ParseFailureKind, str]
+"""What is wrong with a reply: the Cookbook's kind of failure, and its detail."""
+
+
+def read_action(
+    action: list[int],
+    renderer: PromptRenderer,
+    *,
+    truncated: bool,
+    stop: tuple[str, ...],
+    call_ids: str,
+    prompt_tokens: int,
+) -> tuple[Reply, Problem | None]:
+    """The reply of an action, and what is wrong with it (None: nothing, or only that it was cut).
+
+    Args:
+        action: Sampled token ids.
+        renderer: Of the policy.
+        truncated: The action was cut at its token cap.
+        stop: The agent's own stop strings; the reply is cut before the first of them.
+        call_ids: Prefix for the ids of tool calls.
+        prompt_tokens: Length of the observation.
+    """
+    ended = action + renderer.missing_end(action) if truncated or stop else action
+    try:
+        parsed, termination = renderer.parse(ended)
+    except RendererError:  # several ends of turn, say: no parse at all
+        parsed = Message(role="assistant", content=renderer.decode(action))
+        termination = ParseTermination.MALFORMED
+    reply = read_reply(
+        parsed,
+        truncated=truncated,
+        call_ids=call_ids,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=len(action),
+    )
+    cuts = [reply.text.index(string) for string in stop if string in reply.text]
+    if cuts:
+        reply = replace(reply, text=reply.text[: min(cuts)])
+    return reply, None if truncated else classify_parse_failure(parsed, termination)
+
+
+class Verdict(StrEnum):
+    """What becomes of a reply."""
+
+    DELIVER = "deliver"
+    ASK_AGAIN = "ask again"
+    END = "end"
+
+
+@dataclass(slots=True)
+class ParseErrors:
+    """Applies a ``ParseErrorPolicy`` over an episode; None: every reply is delivered."""
+
+    policy: ParseErrorPolicy | None
+    _in_a_row: int = field(default=0, init=False)
+
+    def judge(self, reply: Reply, problem: Problem | None, metrics: Metrics, logs: Logs) -> Verdict:
+        """Decide about a reply; notes go to the transition's ``metrics`` and ``logs``."""
+        if problem is None:
+            if reply.finish_reason != "length":
+                self._in_a_row = 0
+            return Verdict.DELIVER
+        kind, detail = problem
+        metrics["parse_error"] = 1.0
+        logs["parse_error"] = detail
+        if self.policy is None:
+            return Verdict.DELIVER
+        if kind is ParseFailureKind.CONTENT and reply.tool_calls:
+            self._in_a_row = 0  # there are good calls beside the broken ones
+            return Verdict.DELIVER
+        logs["parse_failure_kind"] = str(kind)
+        if self.policy.mask_error_turns:
+            metrics[PARSE_ERROR_MASKED_METRIC_KEY] = 1.0
+        self._in_a_row += 1
+        again = kind is ParseFailureKind.CONTENT and self._in_a_row <= self.policy.max_consecutive
+        return Verdict.ASK_AGAIN if again else Verdict.END
+
+    def correction(self, problem: Problem) -> Message:
+        """The message that asks for the reply again."""
+        assert self.policy is not None
+        content = self.policy.retry_message_template.format(details=problem[1])
+        return Message(role="user", content=content)
+
+
+@dataclass(slots=True)
+class ToolBudget:
+    """How many tool calls an episode may still make; ``limit`` None: any number."""
+
+    limit: int | None
+    _made: int = field(default=0, init=False)
+
+    def tighten(self, limit: int) -> None:
+        """Take another limit; the tighter of the two holds."""
+        self.limit = limit if self.limit is None else min(limit, self.limit)
+
+    def allow(self, reply: Reply) -> tuple[Reply, bool]:
+        """The reply with the calls that are allowed, and whether any were cut."""
+        calls = reply.tool_calls
+        allowed = len(calls)
+        if self.limit is not None:
+            allowed = max(0, min(allowed, self.limit - self._made))
+        self._made += allowed
+        cut = allowed < len(calls)
+        return (replace(reply, tool_calls=calls[:allowed]) if cut else reply), cut

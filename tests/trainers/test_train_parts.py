@@ -1,0 +1,342 @@
+"""The parts of the training command, without training.
+
+1. A recipe is a layer of defaults under the command line; a wrong name gets a suggestion.
+2. The engine is the embedded one unless a key, and a model a service could have, say otherwise.
+3. A run folder is opened only if it is empty or holds the same run; broken lines are set aside.
+4. Curves take each step once; the figure is a PNG that can be looked at.
+5. Progress is a line now and then where there is no terminal.
+"""
+
+import io
+import json
+import struct
+import warnings
+from pathlib import Path
+from typing import Any
+
+import chz
+import pytest
+from chz.blueprint import EntrypointHelpException
+from rich.console import Console
+
+from evert.bridge.base import BASE_MODEL
+from evert.trainers import cli
+from evert.trainers.engine_choice import (
+    EngineChoice,
+    choose_engine,
+    running_engine,
+    say,
+    threads_of,
+)
+from evert.trainers.evaluate import Sample, sample_records, samples_markdown
+from evert.trainers.plots import curves, draw_curves, draw_games
+from evert.trainers.progress import Lines, display
+from evert.trainers.recipes import (
+    RECIPES,
+    RecipeError,
+    TrainSettings,
+    check_settings,
+    choose_recipe,
+    differing,
+    plain,
+    renderer_of,
+    slug,
+)
+from evert.trainers.run_folder import (
+    METRICS,
+    RUN,
+    RunFolder,
+    RunFolderError,
+    drop_broken_lines,
+    open_run,
+)
+from evert.trainers.train import parse
+
+OWN = {"agent": "my.module:my_agent", "train_tasks": "my.module:TASKS"}
+
+
+def settings(**values: Any) -> TrainSettings:
+    """Of the user's own agent, unless said otherwise."""
+    return TrainSettings(**{**OWN, **values})
+
+
+# -- settings ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env", RECIPES)
+def test_every_recipe_is_complete_and_its_paths_lead_somewhere(env: str) -> None:
+    chosen = parse([f"env={env}"])
+    check_settings(chosen)
+    assert chosen.env == env
+    assert chosen.test_tasks
+
+
+def test_the_command_line_overrides_every_value_of_a_recipe() -> None:
+    given = ["env=identity", "steps=3", "batch_size=2", "learning_rate=0.5", "loss_fn=ppo"]
+    chosen = parse(given)
+    assert (chosen.steps, chosen.batch_size, chosen.learning_rate) == (3, 2, 0.5)
+    assert chosen.loss_fn == "ppo"
+    assert chosen.max_tokens == RECIPES["identity"]["max_tokens"]
+
+
+def test_a_game_may_be_written_with_a_hyphen() -> None:
+    assert parse(["env=guess-number"]).env == "guess_number"
+
+
+def test_an_unknown_game_gets_a_suggestion() -> None:
+    with pytest.raises(RecipeError, match=r"no game 'identiy'\. Did you mean env=identity\?"):
+        parse(["env=identiy"])
+
+
+def test_a_game_and_an_agent_at_once_are_refused() -> None:
+    with pytest.raises(RecipeError, match="expected one of them"):
+        choose_recipe({"env": "identity", "agent": "a:b"})
+
+
+def test_no_agent_at_all_is_refused_with_both_ways_to_name_one() -> None:
+    with pytest.raises(RecipeError, match=r"env= with one of identity.*agent=package\.module"):
+        parse([])
+
+
+@pytest.mark.parametrize("name", ["steps", "batch_size", "group_size", "max_tokens"])
+def test_a_size_below_one_is_refused(name: str) -> None:
+    with pytest.raises(RecipeError, match=f"{name} must be at least 1, got 0"):
+        settings(**{name: 0})
+
+
+def test_help_shows_what_the_recipe_chose() -> None:
+    with pytest.raises(EntrypointHelpException) as shown:
+        parse(["env=identity", "--help"])
+    assert "from recipe identity" in str(shown.value)
+
+
+def test_an_unknown_model_needs_a_renderer() -> None:
+    with pytest.raises(RecipeError, match="renderer_name="):
+        renderer_of(settings(model_name="nobody/knows-this"))
+    assert renderer_of(settings(model_name="Qwen/Qwen3-8B")).startswith("qwen3")
+
+
+def test_only_settings_that_matter_to_what_was_learned_count_as_differing() -> None:
+    recorded = json.loads(json.dumps(plain(settings(allow_hosts=("a", "b")))))
+    again = settings(allow_hosts=("a", "b"), steps=99, log_path="elsewhere", eval_every=1)
+    assert not differing(recorded, again)
+    assert differing(recorded, settings(seed=3, learning_rate=1.0)) == [
+        "allow_hosts: ['a', 'b'] -> []",
+        "learning_rate: 0.0001 -> 1.0",
+        "seed: 0 -> 3",
+    ]
+
+
+def test_names_of_files_are_plain() -> None:
+    assert slug("Qwen/Qwen3 8B?") == "Qwen-Qwen3-8B"
+    assert slug("///") == "run"
+
+
+# -- the engine ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "kind", "reason"),
+    [
+        (None, {}, "embedded", "no TINKER_API_KEY is set"),
+        (None, {"model_name": "Qwen/Qwen3-8B"}, "embedded", "no TINKER_API_KEY is set"),
+        ("k", {"model_name": "Qwen/Qwen3-8B"}, "service", "TINKER_API_KEY is set"),
+        ("k", {}, "embedded", f"TINKER_API_KEY is set, but {BASE_MODEL} is on no service"),
+        ("k", {"engine": "embedded", "model_name": "Qwen/Qwen3-8B"}, "embedded", "engine=embedded"),
+        ("k", {"engine": "service", "base_url": "http://x"}, "service", "TINKER_API_KEY is set"),
+    ],
+)
+def test_the_engine_follows_from_the_key_and_the_model(
+    monkeypatch: pytest.MonkeyPatch, key: str | None, values: Any, kind: Any, reason: str
+) -> None:
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    if key:
+        monkeypatch.setenv("TINKER_API_KEY", key)
+    assert choose_engine(settings(**values)) == EngineChoice(kind, reason)
+
+
+def test_a_service_without_a_key_or_with_the_shipped_base_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    for values in ({"engine": "service"}, {"model_name": "Qwen/Qwen3-8B", "base_url": "http://x"}):
+        with pytest.raises(RecipeError, match="TINKER_API_KEY is not set"):
+            choose_engine(settings(**values))
+    monkeypatch.setenv("TINKER_API_KEY", "k")
+    with pytest.raises(RecipeError, match="ships with evert and is on no service"):
+        choose_engine(settings(engine="service"))
+
+
+def test_a_model_in_a_folder_is_trained_here_though_there_is_a_key(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "k")
+    assert choose_engine(settings(model_name=str(tmp_path))).kind == "embedded"
+
+
+def test_the_engine_describes_itself_in_one_line(tiny_model: str, tmp_path: Path) -> None:
+    chosen = settings(model_name=tiny_model, device="cpu", threads=1, full_parameter=False)
+    with running_engine(EngineChoice("embedded", "a reason"), chosen, tmp_path) as facts:
+        line = say(facts)
+    assert line.startswith("engine: embedded on cpu, 1 thread (a reason); ")
+    assert line.endswith(" M parameters, training LoRA of rank 32")
+    with running_engine(
+        EngineChoice("service", "a key"), settings(base_url="u"), tmp_path
+    ) as facts:
+        assert say(facts) == f"engine: u (a key); {BASE_MODEL}, LoRA of rank 32"
+
+
+def test_only_the_tiny_base_gets_one_thread_by_itself() -> None:
+    assert threads_of(settings()) == 1
+    assert threads_of(settings(threads=4)) == 4
+    assert threads_of(settings(model_name="Qwen/Qwen3-8B")) is None
+
+
+# -- the folder ----------------------------------------------------------------------------------
+
+
+def test_a_new_run_gets_a_folder_with_a_name_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, second = open_run(settings()), open_run(settings())
+    assert first.path != second.path
+    assert first.path.name.startswith("my_agent-evert-tiny-2")
+    assert not first.resumed
+
+
+def test_a_folder_that_is_no_run_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(RunFolderError, match="no run of evert's"):
+        open_run(settings(log_path=str(tmp_path)))
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match="cannot be written to.*choose a log_path"):
+        open_run(settings(log_path=str(tmp_path / "file" / "run")))
+
+
+def test_the_same_run_is_opened_again_and_another_is_refused(tmp_path: Path) -> None:
+    mine = settings(log_path=str(tmp_path))
+    open_run(mine).write_json(RUN, {"settings": plain(mine)})
+    assert open_run(mine).resumed
+    with pytest.raises(RunFolderError, match=r"seed: 0 -> 1\nTo resume it, leave these out"):
+        open_run(settings(log_path=str(tmp_path), seed=1))
+
+
+def test_a_failed_write_leaves_the_old_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path, resumed=False)
+    folder.write("a.json", "old")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(RunFolderError, match=r"No space left.*untouched"):
+        folder.write("a.json", "new")
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
+    assert (tmp_path / "a.json").read_text() == "old"
+
+
+def test_a_line_cut_off_by_a_crash_is_set_aside(tmp_path: Path) -> None:
+    file = tmp_path / METRICS
+    file.write_text('{"step": 0}\n{"step": 1}\n{"ste')
+    assert drop_broken_lines(file) == 1
+    assert file.read_text() == '{"step": 0}\n{"step": 1}\n'
+    assert file.with_suffix(".jsonl.broken").read_text().endswith('{"ste')
+    assert drop_broken_lines(file) == 0
+    assert drop_broken_lines(tmp_path / "missing.jsonl") == 0
+
+
+def test_of_a_step_done_twice_the_last_metrics_count(tmp_path: Path) -> None:
+    rows = [{"step": 0, "x": 1}, {"step": 1, "x": 2}, {"step": 1, "x": 3}]
+    (tmp_path / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert RunFolder(tmp_path, resumed=True).steps() == [rows[0], rows[2]]
+
+
+# -- what is shown -------------------------------------------------------------------------------
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    """Metrics of some steps, a second each, held-out scores at the even ones."""
+    made: list[dict[str, Any]] = []
+    for step in range(count):
+        row = {"step": step, "time/total": 1.0, "env/all/reward/total": step / count}
+        made.append(row | ({"test/env/all/reward/total": 0.5} if step % 2 == 0 else {}))
+    return made
+
+
+def test_curves_hold_each_score_where_it_was_taken() -> None:
+    train, held_out = curves(rows(3), after=0.9)
+    assert (train.steps, train.seconds) == ([0, 1, 2], [1.0, 2.0, 3.0])
+    assert (held_out.steps, held_out.seconds) == ([0, 2, 3], [0.0, 2.0, 3.0])
+    assert held_out.scores == [0.5, 0.5, 0.9]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:pyparsing")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:matplotlib")
+def test_figures_are_pngs_of_a_size_to_look_at(tmp_path: Path) -> None:
+    draw_curves(tmp_path / "one.png", "a run", *curves(rows(4), after=1.0))
+    draw_curves(tmp_path / "none.png", "a run without steps", *curves([]))
+    games = {"a": [curves(rows(4)), curves(rows(4))], "b": [curves(rows(2))]}
+    draw_games(tmp_path / "games.png", "games", games)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["games.png", "none.png", "one.png"]
+    for file in tmp_path.iterdir():
+        assert png_size(file) >= (600, 400), file
+
+
+def png_size(file: Path) -> tuple[int, ...]:
+    """Width and height, from the header."""
+    content = file.read_bytes()
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    return struct.unpack(">II", content[16:24])
+
+
+def test_samples_show_what_was_told_and_said() -> None:
+    before = Sample("7", 0.0, [{"told": "Say 7", "said": "```8"}])
+    after = Sample("7", 1.0, [{"told": "Say 7", "said": "7"}])
+    text = samples_markdown("game", [before], [after])
+    assert "## Task 7" in text
+    assert "### Before: reward 0" in text
+    assert "Say 7\n>>> '''8" in text
+    assert "### After: reward 1" in text
+    assert sample_records([before], [after])[0]["after"]["reward"] == 1.0
+
+
+def test_a_long_run_prints_a_line_now_and_then() -> None:
+    written = io.StringIO()
+    lines = Lines(Console(file=written), total=100)
+    for step in range(1, 101):
+        lines.show(step, 0.5, None)
+    shown = written.getvalue().splitlines()
+    assert len(shown) == 10
+    assert shown[-1].startswith("step 100/100  reward 0.50  ")
+
+
+def test_a_terminal_gets_a_bar_and_a_pipe_does_not() -> None:
+    terminal, pipe = io.StringIO(), io.StringIO()
+    for stream, is_terminal in ((terminal, True), (pipe, False)):
+        with display(Console(file=stream, force_terminal=is_terminal), 2, 0) as shown:
+            shown.show(2, 1.0, 0.25)
+    assert "\x1b[" in terminal.getvalue()
+    assert "held-out 0.25" in terminal.getvalue()
+    assert "\x1b" not in pipe.getvalue()
+
+
+def test_the_command_lists_its_words_and_suggests_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    assert "evert train env=identity" in capsys.readouterr().out
+    assert cli.main(["trian"]) == 2
+    assert "Did you mean 'train'?" in capsys.readouterr().err
+    assert cli.main(["train", "env=identity", "--help"]) == 0
+    assert "from recipe identity" in capsys.readouterr().out
+
+
+def test_settings_survive_chz_without_a_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert chz.asdict(settings())["steps"] == 20
