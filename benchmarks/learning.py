@@ -102,14 +102,14 @@ def spread(runs: Sequence[dict[str, Any]], when: str, how: str) -> str:
 
 def table(results: dict[str, list[dict[str, Any]]]) -> Table:
     """The figures, a row a game and way of playing."""
-    shown = Table(title="held-out mean reward, mean ± standard deviation over seeds")
-    for column in ("game", "steps", "seeds", "played", "before", "after", "seconds a run"):
-        shown.add_column(column)
+    shown = Table(title="held-out mean reward: mean ± standard deviation over seeds")
+    for column in ("game", "steps", "seeds", "played", "before", "after", "seconds"):
+        shown.add_column(column, no_wrap=True)
     for game, runs in results.items():
         if not runs:
             continue
         seconds = statistics.fmean(result["seconds"]["total"] for result in runs)
-        for how, label in (("greedy", "greedy"), ("temperature_1", "temperature 1")):
+        for how, label in (("greedy", "greedy"), ("temperature_1", "at T = 1")):
             steps, seeds = str(runs[0]["steps"]), str(len(runs))
             scores = (spread(runs, "before", how), spread(runs, "after", how))
             shown.add_row(game, steps, seeds, label, *scores, f"{seconds:.0f}")

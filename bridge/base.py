@@ -5,6 +5,7 @@ and the tokenizer. The bridge uses only the tokenizer, as the default of ``ChatA
 one argument is enough and no network is needed; the embedded engine uses the weights.
 """
 
+import sys
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,8 @@ def base_tokenizer() -> Any:
     tokenizer = AutoTokenizer.from_pretrained(base_path())
     # The Cookbook pickles a renderer by its tokenizer's name: the name, not this machine's path.
     tokenizer.name_or_path = BASE_MODEL
+    # How long a prompt may be is the Env's limit and the engine's business, no reason to warn here.
+    tokenizer.model_max_length = sys.maxsize
     return tokenizer
 
 

@@ -35,6 +35,7 @@ class AgentDataset(RLDataset):
         **options: Of ``ChatAgentEnv``.
 
     Raises:
+        InvalidAgentError: As ``ChatAgentGroupBuilder``.
         InvalidDatasetError: No task, or a size below 1.
     """
 
@@ -68,6 +69,7 @@ class AgentDataset(RLDataset):
         self.tags = list(tags)
         self.options = options
         self._batches_per_epoch = math.ceil(len(tasks) / batch_size)
+        self._group(0)  # raises now, not in the middle of a run
 
     def __len__(self) -> int:
         return self.epochs * self._batches_per_epoch
@@ -82,17 +84,17 @@ class AgentDataset(RLDataset):
             raise IndexError(f"Batch {index} of a dataset of {len(self)} batches.")
         epoch, batch = divmod(index, self._batches_per_epoch)
         order = self._order(epoch)[batch * self.batch_size : (batch + 1) * self.batch_size]
-        return [
-            ChatAgentGroupBuilder(
-                self.agent,
-                self.tasks[number],
-                self.group_size,
-                group_reward=self.group_reward,
-                tags=self.tags,
-                **self.options,
-            )
-            for number in order
-        ]
+        return [self._group(number) for number in order]
+
+    def _group(self, number: int) -> ChatAgentGroupBuilder:
+        return ChatAgentGroupBuilder(
+            self.agent,
+            self.tasks[number],
+            self.group_size,
+            group_reward=self.group_reward,
+            tags=self.tags,
+            **self.options,
+        )
 
     def _order(self, epoch: int) -> Sequence[int]:
         order = list(range(len(self.tasks)))
@@ -167,7 +169,7 @@ def load_tasks(tasks: str | Sequence[Any]) -> Sequence[Any]:
         module_name, _, name = tasks.partition(":")
         try:
             found = getattr(importlib.import_module(module_name), name)
-        except (ImportError, AttributeError, ValueError) as error:
+        except (ImportError, AttributeError, TypeError, ValueError) as error:
             raise InvalidDatasetError(
                 f"No tasks at {tasks!r}: {error}. Expected 'package.module:name'."
             ) from error

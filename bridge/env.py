@@ -50,6 +50,7 @@ from evert.bridge.errors import AgentError, AgentTimeoutError, EnvClosedError, E
 from evert.bridge.limits import NO_LIMITS, LiveLimits, longest_prompt
 from evert.bridge.lineage import ConversationBook, Drift
 from evert.bridge.rendering import prompt_renderer
+from evert.bridge.requests import ChatRequest
 from evert.bridge.switch import AgentEnd, AgentRun, ParkedCall
 
 if TYPE_CHECKING:
@@ -284,7 +285,7 @@ class ChatAgentEnv(Env):
         return LiveLimits(self._limits, self._present_cap)
 
     def _present_cap(self) -> int | None:
-        return None if self._outstanding is None else self._outstanding.call.request.max_tokens
+        return self.request.max_tokens if self.request is not None else None
 
     # -- what users read -------------------------------------------------------------------------
 
@@ -301,6 +302,11 @@ class ChatAgentEnv(Env):
     def is_running(self) -> bool:
         """Whether the agent was started and has not ended."""
         return self._run is not None and not self._run.is_over
+
+    @property
+    def request(self) -> ChatRequest | None:
+        """The agent's call that waits for a reply; None when there is none."""
+        return self._outstanding.call.request if self._outstanding is not None else None
 
     @property
     def conversation(self) -> Conversation | None:

@@ -38,7 +38,7 @@ def load_agent(agent: Agent | str) -> Agent:
         found: Any = importlib.import_module(module_name)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise InvalidAgentError(
             f"No agent at {agent!r}: {error}. Expected an importable 'package.module:function'."
         ) from error
@@ -49,12 +49,12 @@ def require_import_path(agent: Agent, role: str = "agent") -> None:
     """Check that another process could find ``agent`` by name.
 
     Raises:
-        InvalidAgentError: It is a lambda or a function inside a function.
+        InvalidAgentError: It is a lambda, or was defined inside a function.
     """
     inner = agent
     while isinstance(inner, functools.partial):
         inner = inner.func
-    name = getattr(inner, "__qualname__", "")
+    name = getattr(inner, "__qualname__", None) or type(inner).__qualname__
     if "<lambda>" in name or "<locals>" in name:
         raise InvalidAgentError(
             f"The {role} {agent_name(agent)} has no import path: group builders are pickled for "

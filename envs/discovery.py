@@ -1,21 +1,24 @@
 """When the games are registered: at once if Gymnasium is imported, else as soon as it is.
 
-Gymnasium 1.0 dropped the entry points by which plugins were found, so importing evert has to do it,
-and either order of imports must work:
+Gymnasium 1.0 dropped the entry points by which plugins were found. So importing evert does it, in
+either order of imports, and a ``.pth`` file beside the installed package (``setup.py``) imports
+evert when Python starts, so that nobody else has to.
 
-    import evert, gymnasium                             # gymnasium.make("evert/GuessNumber-v0")
-    gymnasium.make("evert.envs:evert/GuessNumber-v0")   # Gymnasium imports us itself
-
-Importing Gymnasium from here would make everybody who imports evert pay for it (and for NumPy).
-Instead a finder waits for the import of ``gymnasium``, steps aside, and registers when it is done.
+Importing Gymnasium from here would make every start of Python pay for it (and for NumPy). Instead a
+finder waits for the import of ``gymnasium``, steps aside, and registers when it is done. For the
+same reason this module imports next to nothing.
 """
 
-import importlib.abc
-import importlib.machinery
-import importlib.util
+from __future__ import annotations
+
 import sys
-from collections.abc import Sequence
-from types import ModuleType
+
+TYPE_CHECKING = False  # not typing's, which takes longer than all of this
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.abc import Loader
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
 
 def register_when_gymnasium_is_there() -> None:
@@ -32,29 +35,31 @@ def _register() -> None:
     register_builtin_envs()
 
 
-class _GymnasiumWatcher(importlib.abc.MetaPathFinder):
+class _GymnasiumWatcher:
     """Finds nothing itself: lets the other finders find ``gymnasium`` and watches its loader."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    ) -> ModuleSpec | None:
         if fullname != "gymnasium":
             return None
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        from importlib.util import find_spec
+
+        spec = find_spec(fullname)
         if spec is not None and spec.loader is not None:
-            spec.loader = _RegisteringLoader(spec.loader)
+            spec.loader = _RegisteringLoader(spec.loader)  # type: ignore[assignment]
         return spec
 
 
-class _RegisteringLoader(importlib.abc.Loader):
+class _RegisteringLoader:
     """Loads as the loader it wraps, then hands the module back to it and registers the games."""
 
-    def __init__(self, loader: importlib.abc.Loader) -> None:
+    def __init__(self, loader: Loader) -> None:
         self._loader = loader
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:

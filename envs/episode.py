@@ -21,6 +21,7 @@ from tinker_cookbook.rl.types import (
 )
 
 from evert.bridge.completions import chat_completion
+from evert.bridge.conversation import Conversation
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import EnvStateError, RendererMismatchError
 from evert.bridge.messages import Reply, as_fields
@@ -132,16 +133,15 @@ class Episode:
 
     # -- what the agent asks ---------------------------------------------------------------------
 
-    def _conversation(self) -> Any:
-        outstanding = self._env._outstanding
-        if outstanding is None:
+    def _conversation(self) -> Conversation:
+        conversation = self._env.conversation
+        if conversation is None:
             raise EnvStateError("No call of the agent waits for a reply; start a new episode.")
-        return outstanding.conversation
+        return conversation
 
     def _asking(self, prompt: tinker.ModelInput, stop: list[Any]) -> Moment:
-        outstanding = self._env._outstanding
-        assert outstanding is not None
-        request = outstanding.call.request
+        request = self._env.request
+        assert request is not None
         tokens = _token_ids(prompt)
         return Moment(
             messages=[

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import tinker
     from tinker_cookbook.rl.train import Config
-    from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, Trajectory
+    from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, TrajectoryGroup
     from tinker_cookbook.tokenizer_utils import Tokenizer
 
 TEMPERATURES = {"greedy": 0.0, "temperature_1": 1.0}
@@ -101,7 +101,7 @@ async def evaluate(
 
     Args:
         client: The weights.
-        dataset: Held-out tasks; one episode of each a temperature.
+        dataset: Held-out tasks; a group of episodes of each at temperature 1, and one greedily.
         tokenizer: Of the weights, for the samples' text.
         max_tokens: Most tokens of one reply.
         samples: How many greedy episodes to write down.
@@ -109,47 +109,48 @@ async def evaluate(
     from tinker_cookbook.completers import TinkerTokenCompleter
     from tinker_cookbook.rl.metric_util import dataset_to_env_group_builders
 
+    from evert.bridge.group import ChatAgentGroupBuilder
+
     loop = asyncio.get_running_loop()
     began = loop.time()
     policies = [TinkerTokenCompleter(client, max_tokens, t) for t in TEMPERATURES.values()]
     # Each group is played once: its episodes belong to it.
     games = [dataset_to_env_group_builders(dataset) for _ in policies]
+    for builder in games[0]:
+        if isinstance(builder, ChatAgentGroupBuilder):
+            builder.group_size = 1  # greedy episodes of a task are all the same
     played = await asyncio.gather(
         *(_play(builders, policy) for builders, policy in zip(games, policies, strict=True))
     )
     scores = {
-        name: _score([reward for _, reward in episodes])
-        for name, episodes in zip(TEMPERATURES, played, strict=True)
+        name: _score([reward for group in groups for reward in group.get_total_rewards()])
+        for name, groups in zip(TEMPERATURES, played, strict=True)
     }
     shown = zip(games[0], played[0][:samples], strict=False)
-    kept = [_sample(builder, *episode, tokenizer) for builder, episode in shown]
+    kept = [_sample(builder, group, tokenizer) for builder, group in shown]
     return Evaluation(scores, kept, loop.time() - began)
 
 
-async def _play(
-    builders: Sequence["EnvGroupBuilder"], policy: Any
-) -> list[tuple["Trajectory", float]]:
-    """The first episode of each group, with its reward."""
+async def _play(builders: Sequence["EnvGroupBuilder"], policy: Any) -> list["TrajectoryGroup"]:
+    """One group of episodes each, all at the same time."""
     from tinker_cookbook.rl.rollouts import do_group_rollout
 
-    groups = await asyncio.gather(*(do_group_rollout(builder, policy) for builder in builders))
-    return [(group.trajectories_G[0], group.get_total_rewards()[0]) for group in groups]
+    return await asyncio.gather(*(do_group_rollout(builder, policy) for builder in builders))
 
 
 def _score(rewards: Sequence[float]) -> Score:
     return Score(statistics.fmean(rewards), min(rewards), max(rewards), len(rewards))
 
 
-def _sample(
-    builder: "EnvGroupBuilder", trajectory: "Trajectory", reward: float, tokenizer: "Tokenizer"
-) -> Sample:
+def _sample(builder: "EnvGroupBuilder", group: "TrajectoryGroup", tokenizer: "Tokenizer") -> Sample:
     turns, known = [], list[int]()
-    for transition in trajectory.transitions:
+    for transition in group.trajectories_G[0].transitions:
         prompt = _text_tokens(transition.ob)
         new = prompt[len(known) :] if prompt[: len(known)] == known else prompt
         said = list(transition.ac.tokens)
         turns.append({"told": _decode(tokenizer, new), "said": _decode(tokenizer, said)})
         known = prompt + said
+    reward = group.get_total_rewards()[0]
     return Sample(str(getattr(builder, "task", "")), reward, turns)
 
 

@@ -41,6 +41,7 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
         "group_size": 8,
         "learning_rate": 1e-3,
         "max_tokens": 16,
+        "test_group_size": 4,
         "eval_every": 5,
         "save_every": 5,
     },
@@ -94,6 +95,7 @@ class TrainSettings:
     steps: int = chz.field(default=20, doc="training steps, one batch each")
     batch_size: int = chz.field(default=32, doc="groups (tasks) a step")
     group_size: int = chz.field(default=8, doc="episodes a group")
+    test_group_size: int = chz.field(default=1, doc="episodes a held-out task, at temperature 1")
     learning_rate: float = chz.field(default=1e-4, doc="Adam's")
     loss_fn: Literal["importance_sampling", "ppo", "cispo", "dro"] = "importance_sampling"
     num_substeps: int = chz.field(default=1, doc="optimizer steps a training step")
@@ -115,8 +117,16 @@ class TrainSettings:
 
     @chz.validate
     def _sizes(self) -> None:
-        least = {"steps": 1, "batch_size": 1, "group_size": 1, "max_tokens": 1, "num_substeps": 1}
-        for name, minimum in (least | {"eval_every": 0, "save_every": 0, "samples": 0}).items():
+        ones = (
+            "steps",
+            "batch_size",
+            "group_size",
+            "test_group_size",
+            "max_tokens",
+            "num_substeps",
+        )
+        least = dict.fromkeys(ones, 1) | {"eval_every": 0, "save_every": 0, "samples": 0}
+        for name, minimum in least.items():
             if getattr(self, name) < minimum:
                 raise RecipeError(
                     f"{name} must be at least {minimum}, got {getattr(self, name)}. "
@@ -233,6 +243,7 @@ def dataset_builder(settings: TrainSettings) -> "AgentDatasetBuilder":
         test_tasks=settings.test_tasks or None,
         batch_size=settings.batch_size,
         group_size=settings.group_size,
+        test_group_size=settings.test_group_size,
         epochs=math.ceil(settings.steps / max(1, batches_per_epoch)),
         seed=settings.seed,
         model_name=settings.model_name,

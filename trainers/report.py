@@ -79,7 +79,8 @@ def _samples(settings: TrainSettings, folder: RunFolder, done: "Report") -> None
 def _show(settings: TrainSettings, folder: RunFolder, done: "Report", console: Console) -> None:
     if done.before is not None and done.after is not None:
         title = f"{settings.name}: mean reward, {done.steps} steps, seed {settings.seed}"
-        table = Table(title=title)
+        console.print(title, soft_wrap=True, markup=False)  # a table's own would wrap to its width
+        table = Table()
         episodes = done.after.scores["greedy"].episodes
         table.add_column(f"{episodes} held-out tasks")
         for column in ("before", "after"):

@@ -13,9 +13,10 @@ tokens. The token that ends a reply is part of the reply.
 Reproducibility: a sample draws from a random stream of its own, keyed by the sampler's seed, the
 prompt's tokens, how often that prompt was asked before, and the sample's index (a request with a
 ``seed`` is keyed by that seed, the prompt and the index alone). So the same requests give the same
-tokens whatever else is in the batch, and in whatever order different prompts arrive. (Up to
-rounding: what runs beside a row can change the last bit of its logits, which matters where a random
-number falls within 1e-7 of the border between two tokens.)
+tokens whatever else is in the batch, and in whatever order different prompts arrive; equal prompts
+are told apart by the order they arrive in. (Up to rounding: what runs beside a row can change the
+last bit of its logits, which matters where a random number falls within 1e-7 of the border between
+two tokens.)
 """
 
 import itertools

@@ -10,10 +10,16 @@ to register the games) costs neither torch nor tinker. Where things live:
     evert.trainers   the embedded engine, training, evaluation
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
+import importlib
+
+from evert import envs as envs  # registers the games once Gymnasium is imported
+
+TYPE_CHECKING = False  # not typing's: this module is imported whenever Python starts
 if TYPE_CHECKING:
+    from typing import Any
+
     from evert.bridge.agent import Outcome
     from evert.bridge.check import check_env
     from evert.bridge.client import AgentClient, BlockingAgentClient

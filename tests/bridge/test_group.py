@@ -14,7 +14,7 @@ import math
 import multiprocessing
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, cast
@@ -79,11 +79,10 @@ failing: set[int] = set()
 
 
 @pytest.fixture(autouse=True)
-def _fresh_counts() -> Iterator[None]:
+def _fresh_counts() -> None:
     global runs
     runs = itertools.count()
     failing.clear()
-    yield
 
 
 async def fails_sometimes(client: AgentClient) -> float:
@@ -372,6 +371,7 @@ async def test_running_episodes_stay_in_their_process() -> None:
 
 ELSEWHERE = '''
 """Agents, rewards and a scripted model that a spawned process can import."""
+import numpy as np
 import tinker
 from evert import ScriptedPolicy
 
@@ -394,7 +394,10 @@ class Model:
     async def sample_async(self, prompt, num_samples, sampling_params):
         said = await ScriptedPolicy(["please"])(prompt, [], max_tokens=sampling_params.max_tokens)
         sequence = tinker.SampledSequence(
-            tokens=said.tokens, logprobs=said.maybe_logprobs, stop_reason="stop"
+            stop_reason="stop",
+            sequence_id="",
+            tokens_np=np.array(said.tokens),
+            logprobs_np=np.array(said.maybe_logprobs),
         )
         return tinker.SampleResponse(sequences=[sequence])
 '''

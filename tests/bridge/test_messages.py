@@ -235,7 +235,7 @@ def test_the_arguments_of_a_call_are_kept_to_the_letter() -> None:
     function = {"name": "add", "arguments": spaced}
     message = read({"role": "assistant", "tool_calls": [{**CALL, "function": function}]})
 
-    assert message["tool_calls"] == [tool_call(arguments=spaced)]
+    assert message.get("tool_calls") == [tool_call(arguments=spaced)]
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_a_tool_result_keeps_its_id_and_finds_its_name() -> None:
 def test_a_name_that_was_sent_goes_before_the_one_that_was_found() -> None:
     result = {"role": "tool", "content": "2", "tool_call_id": "call-1", "name": "sum"}
 
-    assert read(result, {"call-1": "add"})["name"] == "sum"
+    assert read(result, {"call-1": "add"}).get("name") == "sum"
 
 
 def test_a_tool_result_without_an_id_is_read() -> None:
@@ -359,7 +359,7 @@ def test_an_sdk_call_inside_of_a_dict_is_read() -> None:
     )
     message = read({"role": "assistant", "content": None, "tool_calls": [call]})
 
-    assert message["tool_calls"] == [tool_call()]
+    assert message.get("tool_calls") == [tool_call()]
 
 
 # -- tools ---------------------------------------------------------------------------------------
@@ -505,7 +505,11 @@ def test_calls_without_an_id_get_one_each() -> None:
     reply = replied("", calls=[tool_call(None), tool_call("own"), tool_call(None)])
 
     assert [call.id for call in reply.tool_calls] == ["call-7-0", "own", "call-7-2"]
-    assert reply.parsed["tool_calls"][0].id is None  # the model's view stays as it was
+    assert [call.id for call in reply.parsed.get("tool_calls", [])] == [
+        None,
+        "own",
+        None,
+    ]  # the model's view stays as it was
 
 
 @pytest.mark.parametrize(

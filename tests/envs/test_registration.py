@@ -66,10 +66,10 @@ def test_gymnasium_loads_as_ever_when_it_is_watched() -> None:
     assert said.splitlines() == ["SourceFileLoader SourceFileLoader", "False", "True"]
 
 
-def test_make_finds_a_game_without_an_import_of_evert() -> None:
+def test_a_game_is_made_and_played_without_an_import_of_evert() -> None:
     said = python(
         "import gymnasium\n"
-        "env = gymnasium.make('evert.envs:evert/GuessNumber-v0')\n"
+        "env = gymnasium.make('evert/GuessNumber-v0')\n"
         "observation, info = env.reset(seed=1, options={'task': 13})\n"
         "print(env.step('Guess: 13')[1:4])\n"
         "env.close()\n"
@@ -78,16 +78,16 @@ def test_make_finds_a_game_without_an_import_of_evert() -> None:
     assert said.splitlines() == ["(1.0, True, False)", "evert/Identity-v0"]
 
 
-@pytest.mark.xfail(reason="evert/__init__.py does not import evert.envs yet")
 @pytest.mark.parametrize(
     "code",
     [
+        "import gymnasium; print(gymnasium.make('evert/Identity-v0').spec.id)",
         "import evert, gymnasium; print(gymnasium.spec('evert/Identity-v0').id)",
         "import gymnasium, evert; print(gymnasium.spec('evert/Identity-v0').id)",
         "import gymnasium; print(gymnasium.make('evert:evert/Identity-v0').spec.id)",
     ],
 )
-def test_importing_evert_alone_is_enough(code: str) -> None:
+def test_the_games_are_there_in_whatever_way_one_comes(code: str) -> None:
     assert python(code) == "evert/Identity-v0\n"
 
 

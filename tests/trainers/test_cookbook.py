@@ -43,12 +43,13 @@ pytestmark = [
 class TwoTurns(Env):
     """Rewards the share of even tokens, twice."""
 
-    def __init__(self, renderer: Any) -> None:
+    def __init__(self, renderer: Any, number: int) -> None:
         self._renderer = renderer
+        self._number = number
         self._observation: list[int] = []
 
     async def initial_observation(self) -> tuple[tinker.ModelInput, list[int]]:
-        message = {"role": "user", "content": "go"}
+        message = {"role": "user", "content": f"go {self._number}"}
         prompt = self._renderer.build_generation_prompt([message])
         self._observation = prompt.to_ints()
         return prompt, self._renderer.get_stop_sequences()
@@ -67,9 +68,10 @@ class TwoTurns(Env):
 @dataclass(frozen=True)
 class Group(EnvGroupBuilder):
     renderer: Any
+    number: int
 
     async def make_envs(self) -> Sequence[Env]:
-        return [TwoTurns(self.renderer) for _ in range(4)]
+        return [TwoTurns(self.renderer, self.number) for _ in range(4)]
 
     async def compute_group_rewards(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
@@ -82,7 +84,7 @@ class Groups(RLDataset):
         self._renderer = renderer
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
-        return [Group(self._renderer) for _ in range(4)]
+        return [Group(self._renderer, number) for number in range(4)]
 
     def __len__(self) -> int:
         return 4

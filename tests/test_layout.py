@@ -1,0 +1,242 @@
+"""How the project is laid out.
+
+1. Imports point one way: bridge <- envs <- trainers, lazy ones inside of functions too.
+2. Three folders, three links, three lines in pyproject.toml: all the same, and flat.
+3. The public face lists what it loads, loads it lazily, and claims no name but ``evert``.
+4. Every module has a docstring, and its package's map names it.
+"""
+
+import ast
+import importlib
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import evert
+
+ROOT = Path(__file__).parent.parent
+FACE = ROOT / "src" / "evert"
+FOLDERS = ("bridge", "envs", "trainers")
+"""In the order in which they may import each other: each one those before it."""
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+MODULES = [path for folder in FOLDERS for path in sorted((ROOT / folder).glob("*.py"))]
+PUBLIC = [path for path in MODULES if not path.stem.startswith("_")]
+
+
+def module_name(path: Path) -> str:
+    return f"{path.parent.name}/{path.name}"
+
+
+def python(code: str, cwd: Path) -> str:
+    """What a fresh interpreter, away from the checkout, prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def modules_after(code: str, cwd: Path) -> set[str]:
+    """The modules that a fresh interpreter has loaded after ``code``."""
+    report = "; import json, sys; print(json.dumps([*sys.modules]))"
+    return set(json.loads(python(code + report, cwd)))
+
+
+# -- imports -------------------------------------------------------------------------------------
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Every module and member that a file imports, at its top or inside of a function."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "a relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            arguments = [argument for argument in node.args if isinstance(argument, ast.Constant)]
+            yield from (str(argument.value) for argument in arguments)
+
+
+def home(name: str) -> str | None:
+    """Which of our folders an imported name lives in, also by way of the public face."""
+    first, _, rest = name.partition(".")
+    if first != "evert" or not rest:
+        return None
+    name = f"{evert._HOMES[rest]}." if rest in evert._HOMES else f"{name}."
+    return name.split(".")[1]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_imports_point_one_way(path: Path) -> None:
+    allowed = {*FOLDERS[: FOLDERS.index(path.parent.name) + 1], "__version__", None}
+    wrong = [name for name in imported(ast.parse(path.read_text())) if home(name) not in allowed]
+
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("code", "folder"),
+    [
+        ("import evert.trainers.engine", "trainers"),
+        ("from evert.trainers import engine", "trainers"),
+        ("from evert import trainers", "trainers"),
+        ("from evert import embedded_engine", "trainers"),
+        ("def later():\n    from evert.envs.identity import score", "envs"),
+        ("importlib.import_module('evert.envs.identity')", "envs"),
+        ("import evert", None),
+        ("import torch", None),
+    ],
+)
+def test_every_way_to_import_is_seen(code: str, folder: str | None) -> None:
+    assert [home(name) for name in imported(ast.parse(code))] == [folder]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_our_folders_are_never_imported_as_top_level_packages(path: Path) -> None:
+    names = {name.partition(".")[0] for name in imported(ast.parse(path.read_text()))}
+
+    assert not names & set(FOLDERS)
+
+
+# -- folders, links, pyproject.toml --------------------------------------------------------------
+
+
+def test_the_mapping_the_links_and_the_folders_are_the_same() -> None:
+    links = {path.name: path.resolve() for path in FACE.iterdir() if path.is_symlink()}
+    mapping = PROJECT["tool"]["setuptools"]["package-dir"]
+
+    assert links == {folder: ROOT / folder for folder in FOLDERS}
+    assert mapping == {"": "src"} | {f"evert.{folder}": folder for folder in FOLDERS}
+    assert PROJECT["tool"]["setuptools"]["packages"] == [
+        "evert",
+        *(f"evert.{folder}" for folder in FOLDERS),
+    ]
+
+
+def test_the_links_are_relative_so_that_a_checkout_may_move() -> None:
+    for folder in FOLDERS:
+        assert (FACE / folder).readlink() == Path("..", "..", folder)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_folders_are_flat(folder: str) -> None:
+    inside = [path.name for path in (ROOT / folder).iterdir() if path.is_dir()]
+
+    assert set(inside) <= {"__pycache__"}
+    assert (ROOT / folder / "__init__.py").is_file()
+
+
+def test_the_package_is_typed() -> None:
+    assert (FACE / "py.typed").is_file()
+    assert "py.typed" in PROJECT["tool"]["setuptools"]["package-data"]["evert"]
+
+
+def test_the_version_is_written_the_same_twice() -> None:
+    assert PROJECT["project"]["version"] == evert.__version__
+
+
+# -- the public face -----------------------------------------------------------------------------
+
+
+def test_the_public_list_is_what_the_face_loads() -> None:
+    assert sorted(evert.__all__) == sorted([*evert._HOMES, "__version__"])
+    assert len(set(evert.__all__)) == len(evert.__all__)
+    assert dir(evert) == sorted(evert.__all__)
+
+
+@pytest.mark.parametrize("name", sorted(evert._HOMES))
+def test_every_public_name_loads_from_its_home(name: str) -> None:
+    value = getattr(evert, name)
+
+    assert value is getattr(importlib.import_module(evert._HOMES[name]), name)
+    assert value.__doc__
+
+
+def test_type_checkers_see_the_same_names_from_the_same_homes() -> None:
+    tree = ast.parse((FACE / "__init__.py").read_text())
+    [block] = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {
+        alias.name: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("evert.")
+        for alias in node.names
+    }
+
+    assert seen == evert._HOMES
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'evert' has no attribute 'ChatEnv'"):
+        evert.ChatEnv  # noqa: B018
+
+
+def test_importing_evert_is_cheap(tmp_path: Path) -> None:
+    loaded = modules_after("import evert", tmp_path)
+
+    assert "evert" in loaded
+    heavy = {"torch", "tinker", "tinker_cookbook", "transformers", "openai", "gymnasium", "numpy"}
+    assert not loaded & heavy
+
+
+def test_importing_the_games_is_cheap(tmp_path: Path) -> None:
+    loaded = modules_after("import evert.envs", tmp_path)
+
+    assert not loaded & {"torch", "tinker", "tinker_cookbook", "transformers", "openai"}
+
+
+def test_the_distribution_claims_the_name_evert_and_no_other() -> None:
+    owned = importlib.metadata.packages_distributions()
+    ours = {name for name, owners in owned.items() if "evert" in owners}
+
+    # an editable install's finder is a module of setuptools' making
+    assert {name for name in ours if not name.startswith("__editable__")} == {"evert"}
+    files = importlib.metadata.files("evert") or []
+    assert files
+    assert not [file for file in files if file.parts[0].removesuffix(".py") in FOLDERS]
+
+
+def test_a_users_own_folder_of_the_same_name_is_found(tmp_path: Path) -> None:
+    for folder in FOLDERS:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "__init__.py").write_text("MINE = True\n")
+    code = "\n".join(
+        f"import {folder}, evert.{folder}; assert {folder}.MINE; "
+        f"assert not hasattr(evert.{folder}, 'MINE')"
+        for folder in FOLDERS
+    )
+
+    assert python(code, tmp_path) == ""
+
+
+# -- docstrings and maps -------------------------------------------------------------------------
+
+MAP_LINE = re.compile(r"^    (\w+\.py)\s+\S", re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", PUBLIC, ids=module_name)
+def test_every_module_says_what_it_is_for(path: Path) -> None:
+    docstring = ast.get_docstring(ast.parse(path.read_text()))
+
+    assert docstring
+    assert len(docstring.splitlines()[0]) <= 100
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_every_module_is_on_its_packages_map_and_the_map_names_no_other(folder: str) -> None:
+    tree = ast.parse((ROOT / folder / "__init__.py").read_text())
+    drawn = MAP_LINE.findall(ast.get_docstring(tree, clean=False) or "")
+    if not drawn and folder != "bridge":
+        pytest.skip(f"the map of {folder} is not drawn yet")
+    there = {path.name for path in PUBLIC if path.parent.name == folder} - {"__init__.py"}
+
+    assert len(set(drawn)) == len(drawn)
+    assert set(drawn) == there
