@@ -16,6 +16,7 @@ Each has its deliberately broken agent in the tests.
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tinker_cookbook.rl.types import ActionExtra, InitialObservationOverflow, StepResult
@@ -55,25 +56,26 @@ def check_env(
         InvalidAgentError: It is no agent.
     """
     first = env if isinstance(env, ChatAgentEnv) else ChatAgentEnv(env)
+    check = _Check(first, list(replies), max_turns)
+    # On a thread of its own, so that it also works inside a running loop (a notebook).
+    with ThreadPoolExecutor(1, thread_name_prefix="evert check") as thread:
+        thread.submit(_play, check).result()
+
+
+def _play(check: "_Check") -> None:
+    loop = asyncio.new_event_loop()
     try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        asyncio.run(_Check(first, list(replies), max_turns).run())
-        return
-    # Called from inside a loop (a notebook): play on a loop of our own, and wait for it.
-    failure: list[BaseException] = []
-
-    def play() -> None:
-        try:
-            asyncio.run(_Check(first, list(replies), max_turns).run())
-        except BaseException as error:
-            failure.append(error)
-
-    thread = threading.Thread(target=play, name="evert check")
-    thread.start()
-    thread.join()
-    if failure:
-        raise failure[0]
+        loop.run_until_complete(check.run())
+    finally:
+        # As asyncio.run does, except that an agent which ignores every cancellation, as rule 5
+        # may just have found, does not keep us for ever.
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.wait(left, timeout=1))
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
 
 
 class _Check:
@@ -210,7 +212,9 @@ _Runner = asyncio.Task[Any] | threading.Thread
 
 
 def _alive() -> set[_Runner]:
-    return {*asyncio.all_tasks(), *threading.enumerate()}
+    # The threads of the loop's own pool (asyncio.to_thread) stay for the next work.
+    threads = (t for t in threading.enumerate() if not t.name.startswith("asyncio_"))
+    return {*asyncio.all_tasks(), *threads}
 
 
 def _name(runner: _Runner) -> str:

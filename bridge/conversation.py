@@ -74,7 +74,7 @@ class Conversation:
     turns: list[Turn] = field(default_factory=list)
     last_user: int = -1
     tool_names: dict[str, str] = field(default_factory=dict)
-    _objects: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
+    _objects: list[tuple[Any, tuple[dict[str, Any], Any]]] = field(default_factory=list)
 
     # -- the agent's view ------------------------------------------------------------------------
 
@@ -91,12 +91,12 @@ class Conversation:
             and len(messages) > count
             and messages[:count] == self.sent
             and self.reply.is_sent_back_as(messages[count])
-            and all(vars(message) == before for message, before in self._objects)
+            and all(_state(message) == before for message, before in self._objects)
         )
 
     def shared_with(self, messages: Sequence[Any]) -> int:
         """Number of leading messages that are the same, also where their form differs."""
-        changed = [message for message, before in self._objects if vars(message) != before]
+        changed = [message for message, before in self._objects if _state(message) != before]
         for index, (own, other) in enumerate(zip(self.sent, messages, strict=False)):
             if any(other is message for message in changed):
                 return index
@@ -115,7 +115,7 @@ class Conversation:
                 self.sent.append(dict(message) if plain else copy.deepcopy(message))
             else:  # comparing SDK objects is slow; the same object is equal at once
                 self.sent.append(message)
-                self._objects.append((message, copy.deepcopy(vars(message))))
+                self._objects.append((message, copy.deepcopy(_state(message))))
 
     @contextmanager
     def undone_on_error(self) -> Iterator[None]:
@@ -232,6 +232,11 @@ def _fit(shown: FlatPrompt, sampled: list[int], renderer: PromptRenderer) -> Fit
 
 def _after(whole: FlatPrompt, beginning: Sequence[Any]) -> FlatPrompt | None:
     return whole[len(beginning) :] if whole[: len(beginning)] == beginning else None
+
+
+def _state(message: Any) -> tuple[dict[str, Any], Any]:
+    """All that can change in an SDK object; reasoning is among its extra fields."""
+    return vars(message), getattr(message, "__pydantic_extra__", None)
 
 
 def _readable(message: Any, index: int) -> Message:

@@ -30,9 +30,8 @@ def register_when_gymnasium_is_there() -> None:
 
 
 def _register() -> None:
-    from evert.envs.registration import register_builtin_envs
-
-    register_builtin_envs()
+    # Registers as it is loaded; asked for nothing, since this may be happening half way through it.
+    import evert.envs.registration  # noqa: F401
 
 
 class _GymnasiumWatcher:

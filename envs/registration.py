@@ -197,3 +197,6 @@ def unwrap(value: Any) -> Any:
 
 def _is_scalar(value: Any) -> bool:
     return value is None or type(value) in (str, int, float, bool)
+
+
+register_builtin_envs()  # last, when all it needs is there

@@ -36,10 +36,10 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
         "agent": "evert.envs.identity:identity_agent",
         "train_tasks": "evert.envs.identity:TRAIN_TASKS",
         "test_tasks": "evert.envs.identity:TEST_TASKS",
-        "steps": 20,
+        "steps": 25,
         "batch_size": 32,
         "group_size": 8,
-        "learning_rate": 1e-3,
+        "learning_rate": 7e-4,
         "max_tokens": 16,
         "test_group_size": 4,
         "eval_every": 5,
@@ -117,15 +117,9 @@ class TrainSettings:
 
     @chz.validate
     def _sizes(self) -> None:
-        ones = (
-            "steps",
-            "batch_size",
-            "group_size",
-            "test_group_size",
-            "max_tokens",
-            "num_substeps",
-        )
-        least = dict.fromkeys(ones, 1) | {"eval_every": 0, "save_every": 0, "samples": 0}
+        least = {"steps": 1, "batch_size": 1, "group_size": 1, "test_group_size": 1}
+        least |= {"max_tokens": 1, "num_substeps": 1}
+        least |= {"eval_every": 0, "save_every": 0, "samples": 0}
         for name, minimum in least.items():
             if getattr(self, name) < minimum:
                 raise RecipeError(
@@ -291,15 +285,9 @@ def slug(text: str) -> str:
 
 def differing(recorded: Mapping[str, Any], settings: TrainSettings) -> Sequence[str]:
     """What a resumed run would change and may not, one line ``key: recorded -> now`` each."""
-    now = plain(settings)
+    now = chz.asdict(settings)
     return [
         f"{key}: {recorded.get(key)!r} -> {now[key]!r}"
         for key in now
         if key not in RESUMABLE and recorded.get(key) != now[key]
     ]
-
-
-def plain(settings: TrainSettings) -> dict[str, Any]:
-    """The settings as JSON has them."""
-    values = chz.asdict(settings)
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}

@@ -27,8 +27,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import chz
+
 from evert.bridge.errors import EvertError
-from evert.trainers.recipes import TrainSettings, differing, plain, slug
+from evert.trainers.recipes import TrainSettings, differing, slug
 
 RUN, BEFORE, RESULT = "run.json", "before.json", "result.json"
 METRICS, CHECKPOINTS, LOGS = "metrics.jsonl", "checkpoints.jsonl", "logs.log"
@@ -118,9 +120,17 @@ def open_run(settings: TrainSettings) -> RunFolder:
 
 
 def recorded_settings(log_path: str | Path) -> dict[str, Any]:
-    """The settings of the run in a folder; empty where there is no run."""
-    run = read_json(Path(log_path).expanduser() / RUN) or {}
-    return dict(run.get("settings") or {})
+    """The settings of the run in a folder; empty where there is no run.
+
+    Those that this version of evert does not have any more are left out.
+    """
+    run = read_json(Path(log_path).expanduser() / RUN) if log_path else None
+    recorded = dict((run or {}).get("settings") or {})
+    return {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in recorded.items()
+        if key in chz.chz_fields(TrainSettings)
+    }
 
 
 def _check_is_ours(path: Path, settings: TrainSettings) -> None:
@@ -206,7 +216,7 @@ def describe(settings: TrainSettings, command: Sequence[str], engine: Mapping[st
     """``run.json``: what the run is, and what it ran on."""
     return {
         "name": settings.name,
-        "settings": plain(settings),
+        "settings": chz.asdict(settings),
         "command": list(command),
         "engine": dict(engine),
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),

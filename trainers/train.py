@@ -92,11 +92,8 @@ def parse(arguments: list[str]) -> TrainSettings:
     """
     given = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
     layer, preset = choose_recipe(given)
-    if recorded := given.get("log_path") and run_folder.recorded_settings(given["log_path"]):
-        layer, preset = "the run to resume", {
-            key: tuple(value) if isinstance(value, list) else value
-            for key, value in dict(recorded).items()
-        }  # fmt: skip
+    if recorded := run_folder.recorded_settings(given.get("log_path", "")):
+        layer, preset = "the run to resume", recorded
     blueprint = chz.Blueprint(TrainSettings).apply(preset, layer_name=layer)
     return blueprint.make_from_argv(list(arguments))
 

@@ -321,6 +321,33 @@ def test_rule_5_an_agent_that_swallows_its_cancellation() -> None:
     )
 
 
+async def swallows_every_cancellation(client: AgentClient) -> float:
+    try:
+        await client.chat.completions.create(messages=QUESTION)
+    except (EvertError, asyncio.CancelledError):
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                continue
+    return 1.0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_rule_5_an_agent_that_swallows_every_cancellation_does_not_keep_us_for_ever() -> None:
+    env = ChatAgentEnv(swallows_every_cancellation, close_timeout=0.02)
+    assert "running. Let CancelledError" in broken(env)
+
+
+async def works_in_a_thread(client: AgentClient) -> float:
+    await asyncio.to_thread(client.blocking.chat.completions.create, messages=QUESTION)
+    return 1.0
+
+
+def test_the_threads_of_the_loops_own_pool_are_not_left_behind() -> None:
+    check_env(works_in_a_thread)
+
+
 def test_rule_5_an_agent_that_leaves_a_task_when_it_is_closed() -> None:
     assert broken(forgets_a_task) == (
         f"Rule 5: closed at call 1, the agent {__name__}.forgets_a_task left forgotten task "

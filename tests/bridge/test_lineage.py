@@ -270,6 +270,20 @@ def test_an_sdk_message_changed_in_place_is_seen() -> None:
     assert talk.book.drift == {Drift.EDITED: 1}
 
 
+def test_reasoning_changed_in_place_in_an_sdk_message_is_seen() -> None:
+    talk = Talk()
+    message = openai.types.chat.ChatCompletionMessage.model_validate(
+        {"role": "assistant", "content": "Fine.", "reasoning_content": "hm"}
+    )
+    talk.say(talk.ask([user("Hi")]), "<think>hm</think>Fine.")
+    talk.say(talk.ask([user("Hi"), message, user("Bye")]), "See you.")
+    assert message.model_extra is not None
+    message.model_extra["reasoning_content"] = "something else"
+    before = talk.book.lineages
+    talk.ask([user("Hi"), message, user("Bye"), said("See you."), user("Really")])
+    assert talk.book.lineages == before + 1
+
+
 def test_equal_conversations_of_two_callers_stay_apart() -> None:
     talk = Talk()
     first = talk.ask([user("Hi")], "one")

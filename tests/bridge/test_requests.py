@@ -10,7 +10,9 @@
 
 import inspect
 import pickle
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, get_overloads
 
 import openai
@@ -323,3 +325,18 @@ def test_a_request_is_frozen_and_travels() -> None:
     assert pickle.loads(pickle.dumps(sent)) == sent
     with pytest.raises(AttributeError):
         sent.model = "other"  # type: ignore[misc]
+
+
+# -- the README ----------------------------------------------------------------------------------
+
+
+def test_the_readme_names_every_field_with_its_policy() -> None:
+    readme = (Path(__file__).parent.parent.parent / "README.md").read_text()
+    table = readme.partition("## Request fields")[2].partition("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| `")]
+    for name in IGNORED_FIELDS:
+        assert any(f"`{name}`" in row and "| ignored" in row for row in rows), name
+    for name in REFUSED_FIELDS:
+        assert any(f"`{name}`" in row and "refused" in row for row in rows), name
+    named = set(re.findall(r"`([a-z_]+)`", "".join(row.split("|")[1] for row in rows)))
+    assert named == {*HONOURED_FIELDS, *IGNORED_FIELDS, *REFUSED_FIELDS}

@@ -28,6 +28,7 @@ from tinker_cookbook.stores.training_store import TrainingRunStore
 
 from evert.trainers import run_folder, train
 from evert.trainers.engine import embedded_engine
+from evert.trainers.recipes import RECIPES
 from evert.trainers.run_folder import RunFolder
 
 SMALL = ["env=identity", "device=cpu", "batch_size=4", "group_size=4", "samples=2"]
@@ -224,7 +225,7 @@ def test_another_configuration_is_refused_and_nothing_changed(
     assert run(*SMALL, path, "learning_rate=0.5", "batch_size=8") == 1
     message = capsys.readouterr().err
     assert "batch_size: 4 -> 8" in message
-    assert "learning_rate: 0.001 -> 0.5" in message
+    assert f"learning_rate: {RECIPES['identity']['learning_rate']} -> 0.5" in message
     assert "choose another log_path" in message
     assert sorted(finished.folder.path.rglob("*")) == before
 

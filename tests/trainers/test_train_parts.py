@@ -38,7 +38,6 @@ from evert.trainers.recipes import (
     check_settings,
     choose_recipe,
     differing,
-    plain,
     renderer_of,
     slug,
 )
@@ -117,11 +116,11 @@ def test_an_unknown_model_needs_a_renderer() -> None:
 
 
 def test_only_settings_that_matter_to_what_was_learned_count_as_differing() -> None:
-    recorded = json.loads(json.dumps(plain(settings(allow_hosts=("a", "b")))))
+    recorded = chz.asdict(settings(allow_hosts=("a", "b")))
     again = settings(allow_hosts=("a", "b"), steps=99, log_path="elsewhere", eval_every=1)
     assert not differing(recorded, again)
     assert differing(recorded, settings(seed=3, learning_rate=1.0)) == [
-        "allow_hosts: ['a', 'b'] -> []",
+        "allow_hosts: ('a', 'b') -> ()",
         "learning_rate: 0.0001 -> 1.0",
         "seed: 0 -> 3",
     ]
@@ -219,11 +218,12 @@ def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
 
 
 def test_the_same_run_is_opened_again_and_another_is_refused(tmp_path: Path) -> None:
-    mine = settings(log_path=str(tmp_path))
-    open_run(mine).write_json(RUN, {"settings": plain(mine)})
+    mine = settings(log_path=str(tmp_path), allow_hosts=("a",))
+    open_run(mine).write_json(RUN, {"settings": {**chz.asdict(mine), "of_old": 1}})
     assert open_run(mine).resumed
+    assert parse([f"log_path={tmp_path}"]) == mine
     with pytest.raises(RunFolderError, match=r"seed: 0 -> 1\nTo resume it, leave these out"):
-        open_run(settings(log_path=str(tmp_path), seed=1))
+        open_run(chz.replace(mine, seed=1))
 
 
 def test_a_failed_write_leaves_the_old_file(
