@@ -1,7 +1,8 @@
 """Adds one line to what pyproject.toml says: a ``.pth`` file beside the installed package.
 
-Gymnasium 1.0 dropped the entry points by which plugins were found. For ``gymnasium.make("evert/...")``
-to work without importing evert, something must run when Python starts; the line in
+Gymnasium 1.0 dropped the entry points by which plugins were found. For
+``gymnasium.make("evert/...")`` to work without importing evert, something must run when Python
+starts; the line in
 ``src/evert_gymnasium.pth`` sets a watcher that registers the games when (and only if) Gymnasium is
 imported. setuptools has no setting for a file there, neither in wheels nor in editable installs.
 """

@@ -11,6 +11,7 @@ Memory is counted by tracemalloc, in a pass of its own, since counting slows eve
 import argparse
 import asyncio
 import gc
+import itertools
 import sys
 import threading
 import time
@@ -80,7 +81,7 @@ async def time_phases(count: int) -> tuple[float, float, float, Leftovers, Lefto
     times.append(time.perf_counter())
     await asyncio.gather(*(env.close() for env in envs))
     times.append(time.perf_counter())
-    started, stepped, closed = (b - a for a, b in zip(times, times[1:], strict=False))
+    started, stepped, closed = (b - a for a, b in itertools.pairwise(times))
     del envs
     await asyncio.sleep(0)
     return started, stepped, closed, before, Leftovers.now()
@@ -94,10 +95,10 @@ async def count_memory(count: int) -> tuple[float, float]:
     tasks = [asyncio.create_task(bare_agent()) for _ in range(count)]
     await asyncio.sleep(0)
     bare = tracemalloc.get_traced_memory()[0]
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    tasks.clear()
+    while tasks:
+        tasks.pop().cancel()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
     gc.collect()
     empty = tracemalloc.get_traced_memory()[0]
     envs = await start(count)

@@ -268,9 +268,9 @@ def _context(messages: list[Message], index: int, last_user: int) -> RenderConte
 
 def _with_tokenizer(renderer: Renderer, tokenizer: Any) -> Renderer:
     # copy.copy would go through the renderer's __reduce__ and lose the tokenizer
-    clone = object.__new__(type(renderer))
-    clone.__dict__.update(renderer.__dict__)
-    clone.__dict__.pop(_SHARED, None)
+    clone: Renderer = object.__new__(type(renderer))
+    vars(clone).update(vars(renderer))
+    vars(clone).pop(_SHARED, None)
     clone.tokenizer = tokenizer
     return clone
 

@@ -23,6 +23,7 @@ import numpy as np
 import openai
 import psutil
 import pytest
+from openai.types.chat import ChatCompletion
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.renderers import Message
 from tinker_cookbook.rl.data_processing import trajectory_to_data
@@ -123,7 +124,7 @@ async def test_none_is_a_task_like_any_other() -> None:
 
 
 async def test_a_completion_is_the_sdks_own_object() -> None:
-    seen: list[openai.types.chat.ChatCompletion] = []
+    seen: list[ChatCompletion] = []
 
     async def agent(client: AgentClient) -> float:
         seen.append(await client.chat.completions.create(messages=[user("Hi")]))

@@ -21,6 +21,7 @@ import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai.types.chat import ChatCompletionMessage
 from PIL import Image
 from tinker_cookbook.renderers import Renderer, get_renderer
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -222,7 +223,7 @@ def test_a_conversation_of_a_hundred_turns_is_one_sequence_of_what_was_sampled()
         {"role": "assistant", "content": "Fine."},
         {"role": "assistant", "content": "Fine.", "refusal": None, "tool_calls": None},
         {"role": "assistant", "content": [{"type": "text", "text": "Fine."}]},
-        openai.types.chat.ChatCompletionMessage(role="assistant", content="Fine."),
+        ChatCompletionMessage(role="assistant", content="Fine."),
     ],
 )
 def test_a_reply_is_recognised_in_every_form(written: Any) -> None:
@@ -238,7 +239,7 @@ def test_a_history_written_in_another_form_each_time_is_recognised() -> None:
     talk.say(talk.ask([user("Hi"), said("Fine."), user("Bye")]), "See you.")
     rewritten = [
         {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
-        openai.types.chat.ChatCompletionMessage(role="assistant", content="Fine."),
+        ChatCompletionMessage(role="assistant", content="Fine."),
         {"role": "user", "content": "Bye", "name": None},
         said("See you."),
         user("Really"),
@@ -261,7 +262,7 @@ def test_a_message_changed_in_place_is_seen() -> None:
 
 def test_an_sdk_message_changed_in_place_is_seen() -> None:
     talk = Talk()
-    message = openai.types.chat.ChatCompletionMessage(role="assistant", content="Fine.")
+    message = ChatCompletionMessage(role="assistant", content="Fine.")
     talk.say(talk.ask([user("Hi")]), "Fine.")
     talk.say(talk.ask([user("Hi"), message, user("Bye")]), "See you.")
     message.content = "Awful."
@@ -272,7 +273,7 @@ def test_an_sdk_message_changed_in_place_is_seen() -> None:
 
 def test_reasoning_changed_in_place_in_an_sdk_message_is_seen() -> None:
     talk = Talk()
-    message = openai.types.chat.ChatCompletionMessage.model_validate(
+    message = ChatCompletionMessage.model_validate(
         {"role": "assistant", "content": "Fine.", "reasoning_content": "hm"}
     )
     talk.say(talk.ask([user("Hi")]), "<think>hm</think>Fine.")
