@@ -3,7 +3,8 @@
 A Qwen3 of 0.85 M parameters is trained from scratch, on one core, on dialogues made up on the
 spot (``pretrain_corpus``), and written in Hugging Face format with its tokenizer
 (``tiny_tokenizer``) and a model card (``pretrain_card``). The seed decides everything; on another
-machine or PyTorch the last bits of the weights may differ.
+machine or PyTorch the last bits of the weights may differ. The default 1200 steps take about half
+an hour; ``steps=60`` tries the script out.
 
 In order: the config, :func:`make_model`, :func:`part_loss` (what a step minimises),
 :func:`train`, :func:`main`.
@@ -25,7 +26,7 @@ from torch.nn import functional
 from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
-from evert.trainers.pretrain_card import measure, write_card
+from evert.trainers.pretrain_card import commands_of, measure, write_card
 from evert.trainers.pretrain_corpus import Corpus, Example, Part
 from evert.trainers.tiny_tokenizer import MAX_LENGTH, make_tokenizer
 
@@ -37,7 +38,9 @@ class PretrainConfig:
     """What to train and where to put it."""
 
     out: str = chz.field(doc="folder for the weights, the tokenizer and the model card")
-    steps: int = chz.field(default=1200, doc="optimiser steps; 60 are enough to try the script out")
+    start: str = chz.field(default="", doc="folder of weights to go on from; empty: from scratch")
+    habits: bool = chz.field(default=False, doc="whether players of guess-number have habits")
+    steps: int = chz.field(default=1200, doc="optimiser steps")
     warm_up: float = chz.field(default=0.12, doc="share of steps on short dialogues alone")
     seed: int = 0
     threads: int = chz.field(default=1, doc="CPU threads")
@@ -108,7 +111,7 @@ def train(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, config: PretrainConfig
 ) -> dict[str, float]:
     """Train the model in place; return each part's mean loss over the last steps."""
-    corpus = Corpus(tokenizer, config.seed)
+    corpus = Corpus(tokenizer, config.seed, habits=config.habits)
     optimizers = _optimizers(model, config)
     recent: deque[dict[str, float]] = deque(maxlen=50)
     columns = (TextColumn("{task.completed}"), BarColumn(20), TextColumn("{task.description}"))
@@ -169,20 +172,34 @@ def _mean(recent: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: fmean(losses[name] for losses in recent if name in losses) for name in names}
 
 
+def _command(config: PretrainConfig) -> str:
+    """The command line that made this base; folders are named by what they are."""
+    places = {"out": "FOLDER", "start": "THE_FOLDER_ABOVE"}
+    plain = PretrainConfig(out="")
+    words = [
+        f"{name}={places.get(name, value)}"
+        for name, value in chz.asdict(config).items()
+        if value != getattr(plain, name) or name in ("out", "steps", "seed")
+    ]
+    return " ".join(["python -m evert.trainers.pretrain", *words])
+
+
 def main(config: PretrainConfig) -> None:
     """Train, save, measure, and write the model card."""
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer)
+    if config.start:
+        model = Qwen3ForCausalLM.from_pretrained(config.start, dtype=torch.float32)
     losses = train(model, tokenizer, config)
     model.save_pretrained(config.out)
     tokenizer.save_pretrained(config.out)
     for file in Path(config.out).iterdir():
         file.chmod(0o644)  # safetensors writes for the owner alone; package data is for all
     abilities = measure(model, tokenizer, games=config.measured_games)
-    arguments = {k: v for k, v in chz.asdict(config).items() if k in ("steps", "seed")}
-    write_card(Path(config.out), model, arguments, losses, abilities)
+    before = commands_of(Path(config.start)) if config.start else []
+    write_card(Path(config.out), model, [*before, _command(config)], losses, abilities)
     print(Path(config.out, "README.md").read_text())
 
 

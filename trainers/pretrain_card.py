@@ -155,11 +155,13 @@ It is a starting point for the library's examples and tests and of no use as an 
 From scratch, on dialogues made up on the spot by the script, nothing else: copying text and
 numbers, comparing numbers, midpoints, picking a number near the bottom, the middle or the top of a
 range, a few facts, tool calls in Qwen's format; the hello-world game
-("{prompt}"), played badly; and games of guess-number whose guesses are
-drawn uniformly from what the hints leave possible. So it knows that game's rules and has never
-seen a strategy in it. The renderer is the Cookbook's `qwen3_instruct`.
+("{prompt}"), played badly; and games of guess-number. First their
+guesses are drawn uniformly from what the hints leave possible: the rules. Then come players of
+habit, who keep to one place in what is left, near the bottom, two thirds up, wherever, every place
+as frequent as any other. So the base knows the rules, keeps to a habit once it has one, and has no
+idea which habit wins: that is what RL has to find. The renderer is the Cookbook's `qwen3_instruct`.
 
-    python -m evert.trainers.pretrain {arguments}
+{commands}
 
 Loss over the last steps, in nats a token: {losses}.
 In games and picks the target of a digit is the odds of every digit, the loss the divergence.
@@ -179,16 +181,16 @@ In games and picks the target of a digit is the odds of every digit, the loss th
 def write_card(
     folder: Path,
     model: Qwen3ForCausalLM,
-    arguments: Mapping[str, object],
+    commands: list[str],
     losses: Mapping[str, float],
     abilities: Abilities,
 ) -> None:
-    """Write ``README.md``: what the base is, how it was made, what it can do."""
+    """Write ``README.md``: what the base is, how it was made (``commands``), what it can do."""
     text = _CARD.format(
         parameters=model.num_parameters() / 1e6,
         vocabulary=model.config.vocab_size,
         prompt=IDENTITY_PROMPT.format(task=7),
-        arguments=" ".join(f"{name}={value}" for name, value in arguments.items()),
+        commands="\n".join(f"    {command}" for command in commands),
         losses=", ".join(f"{name} {loss:.3f}" for name, loss in losses.items()),
         **{
             **asdict(abilities),
@@ -196,3 +198,10 @@ def write_card(
         },
     )
     (folder / "README.md").write_text(text)
+
+
+def commands_of(folder: Path) -> list[str]:
+    """The commands that made a base, from its model card; none if it has none."""
+    card = folder / "README.md"
+    lines = card.read_text().splitlines() if card.is_file() else []
+    return [line.strip() for line in lines if line.startswith("    python -m ")]

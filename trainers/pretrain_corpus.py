@@ -78,21 +78,28 @@ BOUNDED_PROMPT = "Guess my number. It is between {low} and {high}."
 """Opens the short games: the same rule with less to look back on."""
 
 
-def game_examples(encoder: Encoder, rng: np.random.Generator, count: int) -> Iterator[Example]:
+def game_examples(
+    encoder: Encoder, rng: np.random.Generator, count: int, *, habits: bool = False
+) -> Iterator[Example]:
     """Whole games of guess-number under the Cookbook's prompt."""
     low, high = np.zeros(count, np.int64), np.full(count, UPPER_BOUND, np.int64)
-    games = play_random_games(rng, low, high)
+    games = play_random_games(rng, low, high, habits=habits)
     for index in range(count):
         example = encoder.dialogue([("system", SYSTEM_PROMPT)])
         yield _write_game(encoder, games, index, example)
 
 
 def short_game_examples(
-    encoder: Encoder, rng: np.random.Generator, count: int, turns: int = 4
+    encoder: Encoder,
+    rng: np.random.Generator,
+    count: int,
+    turns: int = 4,
+    *,
+    habits: bool = False,
 ) -> Iterator[Example]:
     """The first few guesses of games between two given numbers."""
     low, high = _bounds(rng, count)
-    games = play_random_games(rng, low, high, turns)
+    games = play_random_games(rng, low, high, turns, habits=habits)
     for index in range(count):
         prompt = BOUNDED_PROMPT.format(low=low[index], high=high[index])
         yield _write_game(encoder, games, index, encoder.dialogue([("user", prompt)]))
@@ -159,8 +166,11 @@ class Part(NamedTuple):
 class Corpus:
     """Draws the dialogues of one training step after the other, the same ones for a seed."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
-        """Start at the first step of ``seed``."""
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, seed: int, *, habits: bool = False
+    ) -> None:
+        """Start at the first step of ``seed``; ``habits`` as of ``play_random_games``."""
+        self._habits = habits
         self.encoder = Encoder(tokenizer)
         self._text_rng = random.Random(seed)
         self._game_rng = np.random.default_rng(seed)
@@ -171,12 +181,13 @@ class Corpus:
         chats.sort(key=lambda example: len(example.tokens))
         parts = [Part("chat", 0.7, chats[:33]), Part("chat", 0.3, chats[33:])]
         parts.append(Part("tools", 0.2, self._chats(tool_use, 3)))
-        short = short_game_examples(self.encoder, self._game_rng, 24 if whole_games else 40)
+        count = 24 if whole_games else 40
+        short = short_game_examples(self.encoder, self._game_rng, count, habits=self._habits)
         parts.append(Part("short games", 4.0 if whole_games else 6.0, list(short)))
         placed = placed_examples(self.encoder, self._game_rng, 24)
         parts.append(Part("picks", 4.0, list(placed)))
         if whole_games:
-            games = game_examples(self.encoder, self._game_rng, 28)
+            games = game_examples(self.encoder, self._game_rng, 28, habits=self._habits)
             parts.append(Part("games", 15.0, list(games)))
         return parts
 

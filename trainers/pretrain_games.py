@@ -1,9 +1,15 @@
-"""Random games of guess-number: the rules, without a strategy.
+"""Games of guess-number for the base to learn from: the rules, and players of every habit.
 
 The base has to know how the game is written down and that a guess must fit every hint so far;
-finding good guesses is left to RL. So each guess of these games is drawn uniformly from the
-numbers that are still possible. In order: :func:`play_random_games` plays many games at once,
-:func:`digit_odds` turns "uniform between low and high" into the odds of each next digit.
+finding good guesses is left to RL. So the guesses of these games are drawn uniformly, in two ways:
+
+- from all the numbers that are still possible: the rules alone;
+- from a stretch of them that is the player's habit: always near the same place, the bottom, two
+  thirds up, wherever. Every place is as frequent as any other, so that no strategy is shown; but
+  the base learns that a player keeps to a habit, and RL has something to choose among.
+
+In order: :func:`play_random_games` plays many games at once, :func:`digit_odds` turns "uniform
+between low and high" into the odds of each next digit.
 
 Those odds are the training target instead of the one digit that happened to be drawn: the same
 rule, learned from a fraction of the games, because the draw's noise is gone.
@@ -18,6 +24,9 @@ from numpy.typing import NDArray
 UPPER_BOUND = 1024
 MAX_TURNS = 10
 
+HABIT_WIDTH = 0.25
+"""How much of what is still possible a player's habit covers."""
+
 STOP = 10
 """Index of "the number ends here" among the eleven choices; 0..9 are the digits."""
 
@@ -29,9 +38,9 @@ class RandomGames:
     """Games played side by side; arrays are (games, turns), -1 where a game was over."""
 
     lows: NDArray[np.int64]
-    """Smallest number still possible before each guess."""
+    """Smallest number that each guess was drawn from."""
     highs: NDArray[np.int64]
-    """Largest number still possible before each guess."""
+    """Largest number that each guess was drawn from."""
     guesses: NDArray[np.int64]
     answers: NDArray[np.int64]
     """(games,): the number to find."""
@@ -42,19 +51,34 @@ def play_random_games(
     low: NDArray[np.int64],
     high: NDArray[np.int64],
     turns: int = MAX_TURNS,
+    *,
+    habits: bool = False,
 ) -> RandomGames:
-    """Play one game for each pair of bounds, every guess uniform over what is still possible."""
+    """Play one game for each pair of bounds; see the module's docstring for ``habits``."""
     answers = rng.integers(low, high + 1)
+    place = rng.uniform(0, 1, len(low)) if habits else None
     lows, highs, guesses = (np.full((len(low), turns), -1, np.int64) for _ in range(3))
     playing = np.ones(len(low), bool)
     for turn in range(turns):
-        guess = rng.integers(low, high + 1)
-        for column, values in ((lows, low), (highs, high), (guesses, guess)):
+        first, last = (low, high) if place is None else _stretch(low, high, place)
+        guess = rng.integers(first, last + 1)
+        for column, values in ((lows, first), (highs, last), (guesses, guess)):
             column[playing, turn] = values[playing]
         low = np.where(guess < answers, guess + 1, low)
         high = np.where(guess > answers, guess - 1, high)
         playing &= guess != answers
     return RandomGames(lows, highs, guesses, answers)
+
+
+def _stretch(
+    low: NDArray[np.int64], high: NDArray[np.int64], place: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The part of ``low..high`` around ``place`` (0 the bottom, 1 the top), both ends included."""
+    size = high - low + 1
+    first = low + np.floor((place - HABIT_WIDTH / 2) * size)
+    last = low + np.ceil((place + HABIT_WIDTH / 2) * size) - 1
+    first, last = np.clip(first, low, high).astype(np.int64), np.clip(last, low, high)
+    return first, np.maximum(first, last.astype(np.int64))
 
 
 def digit_odds(digits: str, low: int, high: int) -> NDArray[np.float32]:
