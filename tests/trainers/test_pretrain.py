@@ -5,7 +5,8 @@ Rules:
 1. Any text goes into the tokenizer and comes back unchanged; a digit is always one token; text
    never becomes a control token under ``split_special_tokens``.
 2. The chat template writes what the Cookbook's ``qwen3_instruct`` renderer writes.
-3. A seed is the corpus, and the corpus shows rules without a strategy.
+3. A seed is the corpus, and the corpus shows rules without a strategy: uniform guesses, and
+   players of habit none of whose habits is favoured.
 4. The shipped base loads by Hugging Face's means, is small, and plays as its card says.
 """
 
@@ -47,6 +48,7 @@ from evert.trainers.pretrain_corpus import (
     short_game_examples,
 )
 from evert.trainers.pretrain_games import (
+    HABIT_WIDTH,
     MAX_TURNS,
     STOP,
     UPPER_BOUND,
@@ -242,6 +244,61 @@ def test_games_have_no_strategy() -> None:
         assert spread < 4 * np.sqrt(0.2 * 0.8 / counts.sum()) + 0.02  # 0.02: bins cut small ranges
 
 
+def places(games: RandomGames, row: int) -> list[float]:
+    """Where the guesses of one game lie in what was still possible: 0 the bottom, 1 the top."""
+    low, high = 0, UPPER_BOUND
+    found = []
+    for guess in games.guesses[row].tolist():
+        if guess < 0 or high - low < 20:
+            break
+        assert low <= guess <= high
+        found.append((guess - low + 0.5) / (high - low + 1))
+        low, high = (guess + 1, high) if guess < games.answers[row] else (low, guess - 1)
+    return found
+
+
+def test_players_of_habit_keep_to_their_place_and_no_place_is_favoured() -> None:
+    count = 4000
+    rng = np.random.default_rng(0)
+    low, high = np.zeros(count, np.int64), np.full(count, UPPER_BOUND, np.int64)
+    games = play_random_games(rng, low, high, habits=True)
+    found = [places(games, row) for row in range(count)]
+    for game in found:
+        assert max(game) - min(game) <= HABIT_WIDTH + 0.1
+    first, _ = np.histogram([game[0] for game in found], bins=8, range=(0, 1))
+    inner = first[1:-1] / first[1:-1].sum()  # the ends are rarer: a stretch does not reach over
+    assert np.abs(inner - 1 / 6).max() < 4 * np.sqrt(1 / 6 * 5 / 6 / first[1:-1].sum())
+
+
+def habit_games(count: int) -> RandomGames:
+    rng = np.random.default_rng(0)
+    low, high = np.zeros(count, np.int64), np.full(count, UPPER_BOUND, np.int64)
+    return play_random_games(rng, low, high, habits=True)
+
+
+def test_players_of_habit_keep_to_the_rules_and_to_one_place() -> None:
+    games = habit_games(500)
+    for row, answer in enumerate(games.answers.tolist()):
+        low, high, lowest, highest = 0, UPPER_BOUND, 0.0, 1.0
+        for turn, guess in enumerate(games.guesses[row][games.guesses[row] >= 0].tolist()):
+            first, last = int(games.lows[row, turn]), int(games.highs[row, turn])
+            assert low <= first <= guess <= last <= high
+            size = high - low + 1
+            if first > low and last < high:  # a stretch in the open tells where its middle is
+                middle = ((first + last + 1) / 2 - low) / size
+                lowest, highest = max(lowest, middle - 1 / size), min(highest, middle + 1 / size)
+                assert lowest <= highest
+            low, high = (guess + 1, high) if guess < answer else (low, guess - 1)
+
+
+def test_no_habit_is_favoured() -> None:
+    """First guesses: the middle is as frequent as the rest, the lower half as the upper half."""
+    guesses = habit_games(40_000).guesses[:, 0] / UPPER_BOUND
+    shares, _ = np.histogram(guesses, bins=5, range=(0, 1))
+    assert shares / shares.sum() == pytest.approx(np.full(5, 0.2), abs=0.02)
+    assert np.mean(guesses < 0.5) == pytest.approx(0.5, abs=0.01)
+
+
 @given(st.integers(0, UPPER_BOUND), st.integers(0, UPPER_BOUND))
 def test_the_odds_of_the_digits_make_every_legal_number_equally_likely(a: int, b: int) -> None:
     low, high = min(a, b), max(a, b)
@@ -265,13 +322,12 @@ def test_short_games_and_picks_keep_to_the_bounds_they_name() -> None:
         assert all(int(bounds[1]) <= guess <= int(bounds[2]) for guess in guesses)
 
 
-def test_the_hello_world_game_is_mostly_played_badly_and_spares_the_held_out_numbers() -> None:
+def test_the_hello_world_game_is_mostly_played_badly() -> None:
     rng, rewards = random.Random(0), []
     for _ in range(2000):
         (_, prompt), (_, reply) = identity_game(rng)
         task = prompt.removeprefix("Let's play a game. Say you are ").removesuffix(".")
         assert prompt == IDENTITY_PROMPT.format(task=task)
-        assert int(task) not in range(1000, 1024)
         right = f"I am {task}" in reply or f"I'm {task}" in reply
         rewards.append(1 if right else -(f"not {task}" in reply))
     assert -0.4 < sum(rewards) / len(rewards) < -0.1
