@@ -29,19 +29,21 @@ _IDENTITY_REPLIES = {
     "I'm {task}.": 5,
 }
 
+_HELD_OUT = range(1000, 1024)
+"""Numbers that the identity dialogues leave out, so that a test on them is a test."""
+
 
 def identity_game(rng: random.Random) -> Dialogue:
     """One turn of the hello-world game, usually played badly."""
     task = _number(rng)
+    while task in _HELD_OUT:
+        task = _number(rng)
     (reply,) = rng.choices(list(_IDENTITY_REPLIES), list(_IDENTITY_REPLIES.values()))
     prompt = IDENTITY_PROMPT.format(task=task)
     return [("user", prompt), ("assistant", reply.format(task=task))]
 
 
 def _number(rng: random.Random, digits: int = 4) -> int:
-    if digits >= 4 and rng.random() < 0.1:
-        # In guess-number the digits behind "10" are a free choice: show that elsewhere they are not
-        return rng.randrange(1000, 1100)
     return rng.randrange(10 ** rng.randint(1, digits))
 
 
