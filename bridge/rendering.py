@@ -35,33 +35,34 @@ from evert.bridge.base import default_renderer, register_base_tokenizer
 from evert.bridge.errors import RendererMismatchError
 from evert.bridge.tokens import FlatPrompt, flatten
 
-_MARK = f"evertliteral{secrets.token_hex(12)}x"  # longer than any text that is remembered
+_MARK = f"evertliteral{secrets.token_hex(12)}x"
 _MARKED = re.compile(f"{_MARK}([0-9]+)y")
 
 
 register_base_tokenizer()  # here, since every Env, pickled ones too, comes past this module
 
-_CACHED_LENGTH = 32  # characters: a template's headers, "<|im_end|>", short standing phrases
+_CACHED_LENGTH = 2000  # characters: a template's headers, phrases, the system prompt of a task
 
 
 class _LiteralTokenizer:
     """A tokenizer that encodes marked literals as plain text and leaves the rest to the real one.
 
-    Renderers encode the same few headers for every message; those are remembered.
+    Renderers encode the same few headers for every message, and the episodes of a group open with
+    the same prompt; those are remembered.
     """
 
     def __init__(self, tokenizer: Any, literals: Sequence[str]) -> None:
         self._tokenizer = tokenizer
         self._literals = literals
-        self._encode_short = lru_cache(1024)(self._encode)
+        self._remembered = lru_cache(1024)(self._encode_anew)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
 
     def encode(self, text: str, **options: Any) -> list[int]:
         """Token ids of ``text``; each marked literal becomes the tokens of its two halves."""
-        if len(text) <= _CACHED_LENGTH:
-            return list(self._encode_short(text, **options))
+        if _MARK not in text:
+            return list(self._encode(text, **options))
         pieces = _MARKED.split(text)
         tokens = list(self._encode(pieces[0], **options))
         options.pop("add_special_tokens", None)
@@ -73,6 +74,10 @@ class _LiteralTokenizer:
         return tokens
 
     def _encode(self, text: str, **options: Any) -> tuple[int, ...]:
+        encode = self._remembered if len(text) <= _CACHED_LENGTH else self._encode_anew
+        return encode(text, **options)
+
+    def _encode_anew(self, text: str, **options: Any) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, **options))
 
 

@@ -104,6 +104,8 @@ class AgentRun:
     _queue: deque[ParkedCall] = field(default_factory=deque)
     _parked: ParkedCall | None = None
     _waiter: "asyncio.Future[ParkedCall | AgentEnd] | None" = None
+    _timer: asyncio.TimerHandle | None = None
+    _deadline: float = 0.0
     _end: AgentEnd | None = None
     _closed: bool = False
     _refused: int = 0
@@ -158,6 +160,7 @@ class AgentRun:
 
     def _on_end(self, end: AgentEnd) -> None:
         self._end = end
+        self._stop_timer()
         if self._thread is not None:
             self._thread.join()  # its last act was to schedule this
         self._ended.set()
@@ -187,6 +190,7 @@ class AgentRun:
             from outside if it runs in a thread; the thread is a daemon and ends with the process.
         """
         self.abandon()
+        self._stop_timer()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(_closed(self.form.name))
         for _ in range(2):
@@ -229,25 +233,38 @@ class AgentRun:
         if self._end is not None:
             return self._end
         self._waiter = self.loop.create_future()
-        timer = None
         if patience is not None:
-            timer = self.loop.call_later(patience, self._on_timeout, patience)
+            self._deadline = self.loop.time() + patience
+            if self._timer is None:
+                self._timer = self.loop.call_at(self._deadline, self._on_timer, patience)
         try:
             return await self._waiter
         finally:
             self._waiter = None
-            if timer is not None:
-                timer.cancel()
 
-    def _on_timeout(self, patience: float) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(
-                AgentTimeoutError(
-                    f"The agent {self.form.name} neither called the model nor ended within "
-                    f"agent_timeout={patience} s. Raise agent_timeout if its tools are slow, or "
-                    "look for a wait that never ends."
-                )
+    def _on_timer(self, patience: float) -> None:
+        """Time out whoever waits, or look again at the deadline of the present wait.
+
+        One timer serves many turns: to arm and cancel one for each would cost a tenth of a turn.
+        """
+        self._timer = None
+        if self._waiter is None or self._waiter.done():
+            return  # the next wait arms it again
+        if self.loop.time() < self._deadline:
+            self._timer = self.loop.call_at(self._deadline, self._on_timer, patience)
+            return
+        self._waiter.set_exception(
+            AgentTimeoutError(
+                f"The agent {self.form.name} neither called the model nor ended within "
+                f"agent_timeout={patience} s. Raise agent_timeout if its tools are slow, or "
+                "look for a wait that never ends."
             )
+        )
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     # -- the agent's side ------------------------------------------------------------------------
 
