@@ -34,7 +34,9 @@ from tinker_cookbook.rl.types import Action, ActionExtra, Env, StepResult
 from evert import AgentClient, ChatAgentEnv
 from evert.bridge.agent import inspect_agent
 from evert.bridge.base import default_renderer
+from evert.bridge.faces.endpoint import Endpoint
 from evert.bridge.messages import Reply
+from evert.bridge.rendering import prompt_renderer
 from evert.bridge.switch import AgentRun, ParkedCall
 from evert.envs.guess_number import SYSTEM_PROMPT, judge
 
@@ -85,7 +87,8 @@ class SwitchOnly(Env):
     async def initial_observation(self) -> tuple[tinker.ModelInput, StopCondition]:
         """Start the agent and wait for its first call."""
         self._run = AgentRun(inspect_agent(self._agent), asyncio.get_running_loop())
-        self._run.start(self._agent, (AgentClient(self._run, "policy"),))
+        endpoint = Endpoint(self._run, "policy", prompt_renderer(None))
+        self._run.start(self._agent, (AgentClient(self._run, "policy", endpoint),))
         await self._next()
         return EMPTY, []
 

@@ -3,11 +3,13 @@
 Read in this order:
 
     agent.py         what an agent is, and what it may return
-    requests.py      a model call: which fields count, the 400s
+    requests.py      a model call, whatever API it came by; the 400s
+    formats.py       what a reply has to look like: response_format, forced tools
     messages.py      messages and replies, ours and the Cookbook's
-    completions.py   a reply as OpenAI's ChatCompletion
-    client.py        the handle an agent calls
+    dialects/        the APIs agents speak: chat completions, responses, Anthropic's messages
+    faces/           the ways in: the handle, real SDKs, take-over, a loopback server, commands
     switch.py        parking calls, resuming agents
+    models.py        the models beside the policy, by name
     rendering.py     what is needed of a Cookbook renderer
     tokens.py        a growing token sequence
     conversation.py  one conversation, in messages and in exact tokens

@@ -18,6 +18,7 @@ from tinker_cookbook.renderers.base import (
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy
 from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, Logs, Metrics
 
+from evert.bridge.formats import ReplyFormat
 from evert.bridge.messages import Reply, read_reply
 from evert.bridge.rendering import PromptRenderer
 
@@ -57,9 +58,10 @@ def read_action(
         prompt_tokens=prompt_tokens,
         completion_tokens=len(action),
     )
-    cuts = [reply.text.index(string) for string in stop if string in reply.text]
+    cuts = [(reply.text.index(string), string) for string in stop if string in reply.text]
     if cuts:
-        reply = replace(reply, text=reply.text[: min(cuts)])
+        cut, string = min(cuts)
+        reply = replace(reply, text=reply.text[:cut], stop_string=string)
     return reply, None if truncated else classify_parse_failure(parsed, termination)
 
 
@@ -104,6 +106,33 @@ class ParseErrors:
         assert self.policy is not None
         content = self.policy.retry_message_template.format(details=problem[1])
         return Message(role="user", content=content)
+
+
+@dataclass(slots=True)
+class FormatRetries:
+    """Asks again for replies that are not in the format the agent asked for, a bounded time."""
+
+    limit: int
+    _in_a_row: int = field(default=0, init=False)
+
+    def judge(
+        self, reply: Reply, wanted: ReplyFormat, metrics: Metrics, logs: Logs
+    ) -> tuple[Reply, Message | None]:
+        """The reply as the agent is to get it, and the message that asks again (None: deliver)."""
+        if reply.finish_reason == "length":
+            return reply, None
+        reply = wanted.cleaned(reply)
+        problem = wanted.problem(reply)
+        if problem is None:
+            self._in_a_row = 0
+            return reply, None
+        metrics["format_error"] = 1.0
+        logs["format_error"] = problem
+        self._in_a_row += 1
+        if self._in_a_row <= self.limit:
+            return reply, wanted.correction(problem)
+        self._in_a_row = 0
+        return reply, None
 
 
 @dataclass(slots=True)

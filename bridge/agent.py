@@ -18,7 +18,10 @@ import numpy as np
 from evert.bridge.errors import InvalidAgentError, RewardError
 
 Agent = Callable[..., Any]
-"""``(client)`` or ``(client, task)``, sync or async, returning a reward, an ``Outcome`` or None."""
+"""``(client)`` or ``(client, task)``, sync or async, returning a reward, an ``Outcome`` or None.
+
+An agent that builds its own client takes nothing, or the task alone (``faces/takeover.py``).
+"""
 
 
 class NoTask:
@@ -51,10 +54,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class AgentForm:
-    """How to run an agent: ``name`` for messages, ``is_async``, and whether it takes a task."""
+    """How to run an agent: ``name`` for messages, ``is_async``, and what it is called with."""
 
     name: str
     is_async: bool
+    takes_client: bool
     takes_task: bool
 
 
@@ -73,7 +77,7 @@ def inspect_agent(agent: Agent, task: object = NO_TASK) -> AgentForm:
 
     Raises:
         InvalidAgentError: It is no callable, a class, a generator function, or it does not take
-            ``(client)`` (without a task) or ``(client, task)`` (with one).
+            ``(client)`` or ``()`` (without a task), or ``(client, task)`` or ``(task)`` (with one).
     """
     name = agent_name(agent)
     if not callable(agent):
@@ -93,9 +97,10 @@ def inspect_agent(agent: Agent, task: object = NO_TASK) -> AgentForm:
             f"The agent {name} is a generator function; an agent runs to its end and returns its "
             "reward. Replace `yield` by calls to the client and `return` the reward."
         )
-    takes_task = task is not NO_TASK
-    _check_arguments(agent, name, 2 if takes_task else 1)
-    return AgentForm(name, inspect.iscoroutinefunction(function), takes_task)
+    has_task = task is not NO_TASK
+    takes_client = _takes_client(agent, has_task=has_task)
+    _check_arguments(agent, name, takes_client + has_task)
+    return AgentForm(name, inspect.iscoroutinefunction(function), takes_client, has_task)
 
 
 def _unwrapped(agent: Any) -> Any:
@@ -104,17 +109,39 @@ def _unwrapped(agent: Any) -> Any:
     return agent
 
 
-def _check_arguments(agent: Agent, name: str, count: int) -> None:
+def _signature(agent: Agent) -> inspect.Signature | None:
     try:
-        signature = inspect.signature(agent)
+        return inspect.signature(agent)
     except (TypeError, ValueError):
-        return  # a builtin without a signature: the call itself will tell
+        return None  # a builtin without a signature: the call itself will tell
+
+
+def _takes_client(agent: Agent, *, has_task: bool) -> bool:
+    """Whether an agent wants the client; one without it builds its own.
+
+    That is one parameter less: none at all, or with a task a single one that is not named client.
+    """
+    signature = _signature(agent)
+    if signature is None:
+        return True
+    parameters = list(signature.parameters.values())
+    if any(p.kind in (p.VAR_POSITIONAL, p.KEYWORD_ONLY) for p in parameters):
+        return True
+    named_client = bool(parameters) and parameters[0].name == "client"
+    return len(parameters) != int(has_task) or named_client
+
+
+def _check_arguments(agent: Agent, name: str, count: int) -> None:
+    signature = _signature(agent)
+    if signature is None:
+        return
     try:
         signature.bind(*[None] * count)
     except TypeError as error:
         given = "(client, task)" if count == 2 else "(client)"
         hint = (
-            "Give the agent a second parameter for the task, or leave the task out."
+            "Give the agent a second parameter for the task, or leave the task out. (An agent that "
+            "builds its own client may take the task alone.)"
             if count == 2
             else "An agent takes the client as its only required parameter when no task is given; "
             "pass task=... if it needs one."

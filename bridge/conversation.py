@@ -19,6 +19,7 @@ from typing import Any
 import tinker
 from tinker_cookbook.renderers.base import Message
 
+from evert.bridge.formats import ReplyFormat
 from evert.bridge.messages import Reply, read_message
 from evert.bridge.rendering import PromptRenderer
 from evert.bridge.tokens import FlatPrompt, TokenLog, length_of
@@ -56,6 +57,7 @@ class Conversation:
             fresh start.
         caller: Task or thread that made its latest call.
         tools: Tools offered, as sent; None for none.
+        format: What the latest reply had to look like, and the policy was told; None for anything.
         reply: The latest reply until the agent sends it back; None before the first.
         action: Its tokens as sampled, end of turn included, until the next message is rendered.
         turns: Points of the present lineage to branch from.
@@ -64,6 +66,7 @@ class Conversation:
     lineage: int
     caller: str
     tools: list[Any] | None = None
+    format: ReplyFormat | None = None
     sent: list[Any] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     log: TokenLog = field(default_factory=TokenLog)

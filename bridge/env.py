@@ -11,6 +11,7 @@ order of these steps, and the rules for every way an episode can end:
     prompt over the token budget      the agent gets a 400; if it does not cope,
                                       ``stop/context_overflow`` and ``context_overflow_reward``
     tool calls over the budget        ``stop/max_tool_calls``
+    reply not in the format asked     asked again ``format_retries`` times, then delivered as it is
     parse error under a policy        ``stop/parse_error`` (without one, the agent gets the text)
     ``close()``                       the agent is cancelled, whatever waits is told
 """
@@ -19,11 +20,11 @@ import asyncio
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.renderers import Renderer
@@ -41,17 +42,21 @@ from tinker_cookbook.rl.types import (
     StopReason,
 )
 
-from evert.bridge.actions import ParseErrors, ToolBudget, Verdict, read_action
+from evert.bridge.actions import FormatRetries, ParseErrors, ToolBudget, Verdict, read_action
 from evert.bridge.agent import NO_TASK, Agent, inspect_agent, outcome_of
-from evert.bridge.client import AgentClient, BlockingAgentClient
 from evert.bridge.conversation import Conversation
 from evert.bridge.endings import Ending, comes_from, end_with, take_notes
 from evert.bridge.errors import AgentError, AgentTimeoutError, EnvClosedError, EnvStateError
+from evert.bridge.faces import takeover
+from evert.bridge.faces.client import AgentClient, BlockingAgentClient
+from evert.bridge.faces.endpoint import Endpoint
 from evert.bridge.limits import NO_LIMITS, LiveLimits, longest_prompt
 from evert.bridge.lineage import ConversationBook, Drift
+from evert.bridge.messages import Reply
+from evert.bridge.models import FrozenModel, frozen_models
 from evert.bridge.rendering import prompt_renderer
 from evert.bridge.requests import ChatRequest
-from evert.bridge.switch import AgentEnd, AgentRun, ParkedCall
+from evert.bridge.switch import AgentEnd, AgentRun, ParkedCall, give_threads
 
 if TYPE_CHECKING:
     import openai
@@ -80,6 +85,8 @@ class EnvOptions(TypedDict, total=False):
     parse_error_policy: ParseErrorPolicy | None
     context_overflow_reward: float
     close_timeout: float
+    models: Mapping[str, FrozenModel] | None
+    format_retries: int
 
 
 @dataclass(slots=True)
@@ -110,9 +117,13 @@ class ChatAgentEnv(Env):
             gets the text as it is, and the transition is marked with ``parse_error``.
         context_overflow_reward: Added when an episode ends because its prompt grew too long.
         close_timeout: Seconds that ``close`` waits for the agent, twice.
+        models: Models that the agent may call beside the policy, by name (``models.py``).
+        format_retries: How often a reply is asked for again that is not as ``response_format`` or
+            a forced ``tool_choice`` has it; each time is a transition.
 
     Raises:
         InvalidAgentError: ``agent`` is no agent, or does not take these arguments.
+        InvalidModelError: One of ``models`` is none.
         RendererMismatchError: ``renderer`` is no renderer.
 
     Like every Env it is single-use. When a rollout is given up, call ``close()`` (a group builder's
@@ -133,6 +144,8 @@ class ChatAgentEnv(Env):
         parse_error_policy: ParseErrorPolicy | None = None,
         context_overflow_reward: float = -0.1,
         close_timeout: float = 1.0,
+        models: Mapping[str, FrozenModel] | None = None,
+        format_retries: int = 2,
     ) -> None:
         self._form = inspect_agent(agent, task)
         self._options: EnvOptions = {
@@ -145,6 +158,8 @@ class ChatAgentEnv(Env):
             "parse_error_policy": parse_error_policy,
             "context_overflow_reward": context_overflow_reward,
             "close_timeout": close_timeout,
+            "models": models,
+            "format_retries": format_retries,
         }
         self.agent = agent
         self._task = task
@@ -157,6 +172,8 @@ class ChatAgentEnv(Env):
         self._parse_errors = ParseErrors(parse_error_policy)
         self._context_overflow_reward = context_overflow_reward
         self._close_timeout = close_timeout
+        self._frozen = frozen_models(models or {}, model_name, self._renderer)
+        self._formats = FormatRetries(format_retries)
         self._tool_budget = ToolBudget(self._limits.max_tool_calls)
         self._book = ConversationBook(self._renderer, longest_prompt(self._limits))
         self._run: AgentRun | None = None
@@ -190,10 +207,11 @@ class ChatAgentEnv(Env):
                 "episode: make a new one for the next."
             )
         self._refuse_if_closed()
-        run = self._run = AgentRun(self._form, asyncio.get_running_loop())
-        client_type = AgentClient if self._form.is_async else BlockingAgentClient
-        client = client_type(run, self._model_name)
-        run.start(self.agent, (client, self._task) if self._form.takes_task else (client,))
+        run = self._run = AgentRun(self._form, asyncio.get_running_loop(), self._frozen)
+        endpoint = Endpoint(run, self._model_name, self._renderer)
+        takeover.install()
+        give_threads(run.loop)
+        run.start(self.agent, self._arguments(run, endpoint), takeover.agent_context(endpoint))
         upcoming = await self._advance()
         if isinstance(upcoming, _Outstanding):
             return self._hand_out(upcoming)
@@ -240,12 +258,14 @@ class ChatAgentEnv(Env):
             return self._last_step(await self._stop_unparsed(), metrics, logs)
         if verdict is Verdict.ASK_AGAIN:
             assert problem is not None
-            conversation.record(tokens, reply, self._renderer)
-            self._book.inject(
-                conversation, [self._parse_errors.correction(problem)], self._renderer
-            )
-            conversation.reply = None  # the agent never sees it, and cannot send it back
+            correction = self._parse_errors.correction(problem)
+            self._ask_again(conversation, tokens, reply, correction)
             return self._next_step(outstanding, metrics, logs, self._penalty())
+        if call.request.format is not None:
+            reply, complaint = self._formats.judge(reply, call.request.format, metrics, logs)
+            if complaint is not None and call.is_waiting:
+                self._ask_again(conversation, tokens, reply, complaint)
+                return self._next_step(outstanding, metrics, logs)
         reply, cut = self._tool_budget.allow(reply)
         if cut:
             self._stop_reason = StopReason.MAX_TOOL_CALLS
@@ -258,6 +278,14 @@ class ChatAgentEnv(Env):
         if self._book.latest_drift is not None:
             logs["drift"] = str(self._book.latest_drift)
         return self._next_step(upcoming, metrics, logs)
+
+    def _ask_again(
+        self, conversation: Conversation, action: list[int], reply: Reply, correction: Message
+    ) -> None:
+        """Put an action that the agent never sees, and what was wrong with it, into the prompt."""
+        conversation.record(action, reply, self._renderer)
+        self._book.inject(conversation, [correction], self._renderer)
+        conversation.reply = None  # the agent cannot send it back
 
     async def inject_messages(
         self, messages: Sequence[Message]
@@ -359,6 +387,13 @@ class ChatAgentEnv(Env):
 
     # -- from one call to the next ---------------------------------------------------------------
 
+    def _arguments(self, run: AgentRun, endpoint: Endpoint) -> tuple[Any, ...]:
+        """What the agent is called with."""
+        form = self._form
+        client_type = AgentClient if self._form.is_async else BlockingAgentClient
+        client = client_type(run, self._model_name, endpoint)
+        return (client,) * form.takes_client + (self._task,) * form.takes_task
+
     def _refuse_if_closed(self) -> None:
         if self._closed:
             raise EnvClosedError(
@@ -384,11 +419,7 @@ class ChatAgentEnv(Env):
     def _hand_out(self, outstanding: _Outstanding) -> tuple[Observation, StopCondition]:
         """Make this call the outstanding one; its prompt and where to stop."""
         self._outstanding = outstanding
-        stop = self._renderer.stop
-        wanted = outstanding.call.request.stop
-        if wanted:  # token ids and strings cannot be mixed: write the renderer's stops as text
-            own = [s if isinstance(s, str) else self._renderer.decode([s]) for s in stop]
-            stop = [*own, *wanted]
+        stop = self._renderer.stop_with(outstanding.call.request.stop)
         return outstanding.conversation.prompt(), stop
 
     def _next_step(

@@ -8,7 +8,10 @@
     ├── EnvStateError          (RuntimeError)  the Env's methods were called out of order
     ├── EnvClosedError         (RuntimeError)  the Env was closed before, or meanwhile
     ├── EpisodeEndedError      (RuntimeError)  a call arrived after the agent had ended
+    ├── InvalidModelError      (TypeError)     a frozen model is none, or has the policy's name
+    ├── MissingPackageError    (ImportError)   a client was asked for whose package is not there
     ├── RendererMismatchError  (ValueError)    a renderer cannot do what a conversation needs
+    ├── BlockingCallError      (RuntimeError)  a blocking model call on the loop that answers it
     ├── InvalidDatasetError    (ValueError)    tasks or sizes that make no dataset
     └── EnvCheckError          (RuntimeError)  ``check_env`` found a broken rule
 
@@ -54,8 +57,20 @@ class EpisodeEndedError(EvertError, RuntimeError):
     """A model call arrived after the agent function had already ended."""
 
 
+class BlockingCallError(EvertError, RuntimeError):
+    """A blocking model call was made on the event loop that has to answer it."""
+
+
 class RendererMismatchError(EvertError, ValueError):
     """The renderer cannot be used, or cannot express what the conversation contains."""
+
+
+class InvalidModelError(EvertError, TypeError):
+    """What was given as a frozen model is none, or is named like the policy."""
+
+
+class MissingPackageError(EvertError, ImportError):
+    """An optional package is not installed."""
 
 
 class InvalidDatasetError(EvertError, ValueError):

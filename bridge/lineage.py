@@ -82,9 +82,10 @@ class ConversationBook:
                 conversation = self._begin(request, caller, renderer)
             else:
                 self._continue(conversation, request, renderer)
-        except (RendererMismatchError, RendererError) as error:
+        except (RendererMismatchError, RendererError, UnicodeEncodeError) as error:
             raise bad_request(f"The renderer cannot express this request: {error}") from error
         conversation.caller = caller
+        conversation.format = request.format
         self._latest[caller] = conversation
         return conversation
 
@@ -216,6 +217,8 @@ class ConversationBook:
                 system = messages[0]["content"]
                 del messages[0]
             messages[:0] = renderer.tool_prefix(read_tools(request.tools), system)
+        if request.format is not None and request.format != conversation.format:
+            messages.append(renderer.escape(request.format.request()))
         return messages
 
 

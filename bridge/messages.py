@@ -235,6 +235,7 @@ class Reply:
         finish_reason: "length" when the action was cut, "tool_calls" when there are any.
         prompt_tokens: Length of the observation.
         completion_tokens: Length of the action.
+        stop_string: The agent's own stop string that cut the text; None when none did.
     """
 
     parsed: Message
@@ -245,6 +246,7 @@ class Reply:
     finish_reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
+    stop_string: str | None = None
 
     def is_sent_back_as(self, message: object) -> bool:
         """Whether ``message`` of a later request is this reply, unchanged.

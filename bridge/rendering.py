@@ -211,6 +211,14 @@ class PromptRenderer:
             context = _context(messages, index, last_user)
             return flatten(self._renderer.render_message(messages[index], context).output)
 
+    def stop_with(self, wanted: Sequence[str]) -> StopCondition:
+        """Where to stop: at the renderer's own stops, and at some further strings."""
+        if not wanted:
+            return self.stop
+        # token ids and strings cannot be mixed: write the renderer's stops as text
+        own = [stop if isinstance(stop, str) else self.decode([stop]) for stop in self.stop]
+        return [*own, *wanted]
+
     def missing_end(self, action: list[int]) -> list[int]:
         """The end-of-turn token that a cut action lacks; empty if it is there, or is no token."""
         if action and action[-1] in self.end_tokens:

@@ -15,27 +15,29 @@ import concurrent.futures
 import contextvars
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from evert.bridge.agent import AgentForm
 from evert.bridge.errors import (
     AgentAborted,
     AgentTimeoutError,
+    BlockingCallError,
     EnvClosedError,
     EpisodeEndedError,
 )
 from evert.bridge.messages import Reply
+from evert.bridge.models import Answers
 from evert.bridge.requests import ChatRequest
 
 REFUSALS_BEFORE_ABORT = 3
 """Calls refused after the close before an agent that goes on calling gets ``AgentAborted``."""
 
-current_run: contextvars.ContextVar["AgentRun | None"] = contextvars.ContextVar(
-    "evert_current_run", default=None
-)
-"""The run whose agent the current task or thread belongs to; None outside of agents."""
+AGENT_THREADS = 1024
+"""Threads that the agents of one event loop may block at once; each is made when it is needed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -95,10 +97,12 @@ class AgentRun:
         loop: The Env's event loop.
         notes: What the agent recorded between calls: ("reward" | "metric" | "log", key, value).
         rewarded: Whether the agent ever called ``client.reward``.
+        frozen: What answers the calls to models that are not the policy, by name.
     """
 
     form: AgentForm
     loop: asyncio.AbstractEventLoop
+    frozen: Mapping[str, Answers] = field(default_factory=dict)
     notes: list[tuple[str, str, Any]] = field(default_factory=list)
     rewarded: bool = False
     _queue: deque[ParkedCall] = field(default_factory=deque)
@@ -109,6 +113,7 @@ class AgentRun:
     _end: AgentEnd | None = None
     _closed: bool = False
     _refused: int = 0
+    _frozen_calls: "dict[asyncio.Task[None], ParkedCall]" = field(default_factory=dict)
     _task: "asyncio.Task[Any] | None" = None
     _thread: threading.Thread | None = None
     _ended: "asyncio.Event" = field(default_factory=asyncio.Event)
@@ -116,10 +121,20 @@ class AgentRun:
 
     # -- life ------------------------------------------------------------------------------------
 
-    def start(self, agent: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        """Start the agent; async agents as a task, others in a daemon thread of their own."""
-        context = contextvars.copy_context()
-        context.run(current_run.set, self)
+    def start(
+        self,
+        agent: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        context: contextvars.Context | None = None,
+    ) -> None:
+        """Start the agent; async agents as a task, others in a daemon thread of their own.
+
+        Args:
+            agent: What to call.
+            arguments: What to call it with.
+            context: The context variables it is to see; None: a copy of the present ones.
+        """
+        context = contextvars.copy_context() if context is None else context
         if self.form.is_async:
             self._task = self.loop.create_task(
                 self._run_in_task(agent, arguments),
@@ -164,6 +179,8 @@ class AgentRun:
         if self._thread is not None:
             self._thread.join()  # its last act was to schedule this
         self._ended.set()
+        for task in self._frozen_calls:
+            task.cancel()
         ended = EpisodeEndedError(
             f"This model call outlived its agent {self.form.name}, which has already returned. "
             "Await (or join) every call before the agent returns."
@@ -191,6 +208,8 @@ class AgentRun:
         """
         self.abandon()
         self._stop_timer()
+        for task in self._frozen_calls:
+            task.cancel()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(_closed(self.form.name))
         for _ in range(2):
@@ -215,6 +234,8 @@ class AgentRun:
                 self._queue.popleft().refuse(error)
             except IndexError:
                 break
+        for call in [*self._frozen_calls.values()]:
+            call.refuse(error)
 
     # -- the Env's side --------------------------------------------------------------------------
 
@@ -298,11 +319,11 @@ class AgentRun:
         """Park a request from a thread and block until its reply.
 
         Raises:
-            RuntimeError: Called on the Env's own loop, which it would block for ever.
+            BlockingCallError: Called on the Env's own loop, which it would block for ever.
             openai.BadRequestError, EnvClosedError, EpisodeEndedError: As ``call``.
         """
         if threading.get_ident() == self._loop_thread and self.loop.is_running():
-            raise RuntimeError(
+            raise BlockingCallError(
                 "A blocking model call on the event loop that has to answer it would wait for "
                 "ever. Use `await client.chat.completions.create(...)` here, or make the blocking "
                 "call in a thread (asyncio.to_thread)."
@@ -340,11 +361,49 @@ class AgentRun:
                     "answer it. Await (or join) every call before the agent returns."
                 )
             )
+        elif call.request.model in self.frozen:
+            self._ask_frozen(call)
         elif self._waiter is not None and not self._waiter.done():
             self._parked = call  # known here, in case whoever waits is cancelled at this moment
             self._waiter.set_result(call)
         else:
             self._queue.append(call)
+
+    def _ask_frozen(self, call: ParkedCall) -> None:
+        """Answer a call from a model that is not the policy; outside of the agent's context."""
+        task = self.loop.create_task(
+            self._answer_from_frozen(call), context=contextvars.Context(), name="evert frozen model"
+        )
+        self._frozen_calls[task] = call
+        task.add_done_callback(self._frozen_calls.pop)
+
+    async def _answer_from_frozen(self, call: ParkedCall) -> None:
+        try:
+            call.answer(await self.frozen[call.request.model](call.request))
+        except BaseException as error:  # the agent called it, and the agent gets it
+            call.refuse(_closed(self.form.name) if self._closed else error)
+
+
+def give_threads(loop: asyncio.AbstractEventLoop) -> None:
+    """Give an event loop's default executor enough threads for frameworks that block in them.
+
+    They run blocking clients there, and its default is a handful of threads: as many agents would
+    wait in them, and the rest could never make the calls that a trainer waits for. An executor that
+    somebody chose is left alone.
+    """
+    present = getattr(loop, "_default_executor", None)
+    size = getattr(present, "_max_workers", 0)
+    if present is None or (type(present) is ThreadPoolExecutor and size == _default_size()):
+        loop.set_default_executor(ThreadPoolExecutor(AGENT_THREADS, thread_name_prefix="asyncio"))
+        if present is not None:
+            present.shutdown(wait=False)  # what it was given, it still does
+
+
+@cache
+def _default_size() -> int:
+    pool = ThreadPoolExecutor()
+    pool.shutdown()
+    return pool._max_workers
 
 
 def _closed(name: str) -> EnvClosedError:

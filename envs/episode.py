@@ -20,8 +20,8 @@ from tinker_cookbook.rl.types import (
     StopReason,
 )
 
-from evert.bridge.completions import chat_completion
 from evert.bridge.conversation import Conversation
+from evert.bridge.dialects.chat_completions import completion
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import EnvStateError, RendererMismatchError
 from evert.bridge.messages import Reply, as_fields
@@ -204,8 +204,8 @@ def _stop_reason(result: StepResult) -> str:
 
 
 def _message_of(reply: Reply) -> dict[str, Any]:
-    completion = chat_completion(reply, id="", model="")
-    return completion.choices[0].message.model_dump(exclude_none=True)
+    sent = completion(reply, id="", model="")
+    return sent.choices[0].message.model_dump(exclude_none=True)
 
 
 def _token_ids(prompt: tinker.ModelInput) -> tuple[int, ...]:

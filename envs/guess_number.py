@@ -10,7 +10,7 @@ import random
 import re
 from typing import Any
 
-from evert.bridge.client import AgentClient
+from evert.bridge.faces.client import AgentClient
 
 UPPER_BOUND = 1024
 MAX_TURNS = 10

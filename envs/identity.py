@@ -5,7 +5,7 @@ you are {task}.", the reward 1 for "I am {task}" or "I'm {task}", -1 for "not {t
 are numbers; training uses 0..999, and 1000..1023 are held out.
 """
 
-from evert.bridge.client import AgentClient
+from evert.bridge.faces.client import AgentClient
 
 TRAIN_TASKS = range(1000)
 TEST_TASKS = range(1000, 1024)

@@ -25,14 +25,17 @@ ROOT = Path(__file__).parent.parent
 FACE = ROOT / "src" / "evert"
 FOLDERS = ("bridge", "envs", "trainers")
 """In the order in which they may import each other: each one those before it."""
+SUBFOLDERS = ("bridge/dialects", "bridge/faces")
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-MODULES = [path for folder in FOLDERS for path in sorted((ROOT / folder).glob("*.py"))]
+MODULES = [
+    path for folder in (*FOLDERS, *SUBFOLDERS) for path in sorted((ROOT / folder).glob("*.py"))
+]
 PUBLIC = [path for path in MODULES if not path.stem.startswith("_")]
 
 
 def module_name(path: Path) -> str:
-    return f"{path.parent.name}/{path.name}"
+    return str(path.relative_to(ROOT))
 
 
 def python(code: str, cwd: Path) -> str:
@@ -77,7 +80,8 @@ def home(name: str) -> str | None:
 
 @pytest.mark.parametrize("path", MODULES, ids=module_name)
 def test_imports_point_one_way(path: Path) -> None:
-    allowed = {*FOLDERS[: FOLDERS.index(path.parent.name) + 1], "__version__", None}
+    folder = path.relative_to(ROOT).parts[0]
+    allowed = {*FOLDERS[: FOLDERS.index(folder) + 1], "__version__", None}
     wrong = [name for name in imported(ast.parse(path.read_text())) if home(name) not in allowed]
 
     assert not wrong
@@ -118,7 +122,7 @@ def test_the_mapping_the_links_and_the_folders_are_the_same() -> None:
     assert mapping == {"": "src"} | {f"evert.{folder}": folder for folder in FOLDERS}
     assert PROJECT["tool"]["setuptools"]["packages"] == [
         "evert",
-        *(f"evert.{folder}" for folder in FOLDERS),
+        *sorted(f"evert.{folder.replace('/', '.')}" for folder in (*FOLDERS, *SUBFOLDERS)),
     ]
 
 
@@ -127,11 +131,11 @@ def test_the_links_are_relative_so_that_a_checkout_may_move() -> None:
         assert (FACE / folder).readlink() == Path("..", "..", folder)
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_the_folders_are_flat(folder: str) -> None:
-    inside = [path.name for path in (ROOT / folder).iterdir() if path.is_dir()]
+@pytest.mark.parametrize("folder", [*FOLDERS, *SUBFOLDERS])
+def test_the_folders_hold_modules_and_the_subfolders_named_here(folder: str) -> None:
+    inside = {f"{folder}/{path.name}" for path in (ROOT / folder).iterdir() if path.is_dir()}
 
-    assert set(inside) <= {"__pycache__"}
+    assert inside <= {f"{folder}/__pycache__", *SUBFOLDERS}
     assert (ROOT / folder / "__init__.py").is_file()
 
 
@@ -219,7 +223,7 @@ def test_a_users_own_folder_of_the_same_name_is_found(tmp_path: Path) -> None:
 
 # -- docstrings and maps -------------------------------------------------------------------------
 
-MAP_LINE = re.compile(r"^    (\w+\.py)\s+\S", re.MULTILINE)
+MAP_LINE = re.compile(r"^    (\w+(?:\.py|/))\s+\S", re.MULTILINE)
 
 
 @pytest.mark.parametrize("path", PUBLIC, ids=module_name)
@@ -230,11 +234,14 @@ def test_every_module_says_what_it_is_for(path: Path) -> None:
     assert len(docstring.splitlines()[0]) <= 100
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("folder", [*FOLDERS, *SUBFOLDERS])
 def test_every_module_is_on_its_packages_map_and_the_map_names_no_other(folder: str) -> None:
     tree = ast.parse((ROOT / folder / "__init__.py").read_text())
     drawn = MAP_LINE.findall(ast.get_docstring(tree, clean=False) or "")
-    there = {path.name for path in PUBLIC if path.parent.name == folder} - {"__init__.py"}
+    there = {path.name for path in PUBLIC if path.parent == ROOT / folder} - {"__init__.py"}
+    there |= {
+        f"{path.name}/" for path in map(ROOT.joinpath, SUBFOLDERS) if path.parent == ROOT / folder
+    }
 
     assert len(set(drawn)) == len(drawn)
     assert set(drawn) == there

@@ -157,9 +157,10 @@ numbers, comparing numbers, midpoints, picking a number near the bottom, the mid
 range, a few facts, tool calls in Qwen's format; the hello-world game
 ("{prompt}"), played badly; and games of guess-number. First their
 guesses are drawn uniformly from what the hints leave possible: the rules. Then come players of
-habit, who keep to one place in what is left, near the bottom, two thirds up, wherever, every place
-as frequent as any other. So the base knows the rules, keeps to a habit once it has one, and has no
-idea which habit wins: that is what RL has to find. The renderer is the Cookbook's `qwen3_instruct`.
+habit, who keep to one place in what is left: its bottom, a quarter up, the middle, three quarters
+up or its top, each as frequent as the others. So the base knows the rules, keeps to a habit once it
+has one, and has no idea which habit wins: that is what RL has to find. The renderer is the
+Cookbook's `qwen3_instruct`.
 
 {commands}
 

@@ -1,12 +1,12 @@
 """Games of guess-number for the base to learn from: the rules, and players of every habit.
 
 The base has to know how the game is written down and that a guess must fit every hint so far;
-finding good guesses is left to RL. So the guesses of these games are drawn uniformly, in two ways:
+finding good guesses is left to RL. So these games are played in two ways that favour no guess:
 
-- from all the numbers that are still possible: the rules alone;
-- from a stretch of them that is the player's habit: always near the same place, the bottom, two
-  thirds up, wherever. Every place is as frequent as any other, so that no strategy is shown; but
-  the base learns that a player keeps to a habit, and RL has something to choose among.
+- uniformly from all the numbers that are still possible: the rules alone;
+- by habit: always the same place of what is left, the bottom, a quarter up, the middle, three
+  quarters up or the top. Every habit is as frequent as any other, so none is shown to be better;
+  but the base learns that a player keeps to a habit, and RL has something to choose among.
 
 In order: :func:`play_random_games` plays many games at once, :func:`digit_odds` turns "uniform
 between low and high" into the odds of each next digit.
@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 UPPER_BOUND = 1024
 MAX_TURNS = 10
 
-HABIT_WIDTH = 0.25
-"""How much of what is still possible a player's habit covers."""
+HABITS = 5
+"""Places in what is still possible that a player may keep to, evenly spread from end to end."""
 
 STOP = 10
 """Index of "the number ends here" among the eleven choices; 0..9 are the digits."""
@@ -56,11 +56,11 @@ def play_random_games(
 ) -> RandomGames:
     """Play one game for each pair of bounds; see the module's docstring for ``habits``."""
     answers = rng.integers(low, high + 1)
-    place = rng.uniform(0, 1, len(low)) if habits else None
+    habit = rng.integers(HABITS, size=len(low)) if habits else None
     lows, highs, guesses = (np.full((len(low), turns), -1, np.int64) for _ in range(3))
     playing = np.ones(len(low), bool)
     for turn in range(turns):
-        first, last = (low, high) if place is None else _stretch(low, high, place)
+        first, last = (low, high) if habit is None else (_place(low, high, habit),) * 2
         guess = rng.integers(first, last + 1)
         for column, values in ((lows, first), (highs, last), (guesses, guess)):
             column[playing, turn] = values[playing]
@@ -70,15 +70,11 @@ def play_random_games(
     return RandomGames(lows, highs, guesses, answers)
 
 
-def _stretch(
-    low: NDArray[np.int64], high: NDArray[np.int64], place: NDArray[np.float64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The part of ``low..high`` around ``place`` (0 the bottom, 1 the top), both ends included."""
-    size = high - low + 1
-    first = low + np.floor((place - HABIT_WIDTH / 2) * size)
-    last = low + np.ceil((place + HABIT_WIDTH / 2) * size) - 1
-    first, last = np.clip(first, low, high).astype(np.int64), np.clip(last, low, high)
-    return first, np.maximum(first, last.astype(np.int64))
+def _place(
+    low: NDArray[np.int64], high: NDArray[np.int64], habit: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The number in ``low..high`` that a player of ``habit`` guesses (0 the lowest of them)."""
+    return low + (high - low) * habit // (HABITS - 1)
 
 
 def digit_odds(digits: str, low: int, high: int) -> NDArray[np.float32]:

@@ -49,7 +49,7 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
         "agent": "evert.envs.guess_number:guess_number_agent",
         "train_tasks": "evert.envs.guess_number:TRAIN_TASKS",
         "test_tasks": "evert.envs.guess_number:TEST_TASKS",
-        "steps": 75,
+        "steps": 40,
         "batch_size": 32,
         "group_size": 8,
         "learning_rate": 1e-3,

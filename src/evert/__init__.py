@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from evert.bridge.agent import Outcome
     from evert.bridge.check import check_env
-    from evert.bridge.client import AgentClient, BlockingAgentClient
     from evert.bridge.dataset import AgentDataset, AgentDatasetBuilder
     from evert.bridge.env import ChatAgentEnv
     from evert.bridge.errors import (
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
         InvalidAgentError,
         RewardError,
     )
+    from evert.bridge.faces.client import AgentClient, BlockingAgentClient
     from evert.bridge.group import ChatAgentGroupBuilder
     from evert.bridge.scripted import ScriptedPolicy
     from evert.envs.registration import register_agent
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "AgentClient": "evert.bridge.client",
+    "AgentClient": "evert.bridge.faces.client",
     "AgentDataset": "evert.bridge.dataset",
     "AgentDatasetBuilder": "evert.bridge.dataset",
     "AgentError": "evert.bridge.errors",
     "AgentTimeoutError": "evert.bridge.errors",
-    "BlockingAgentClient": "evert.bridge.client",
+    "BlockingAgentClient": "evert.bridge.faces.client",
     "ChatAgentEnv": "evert.bridge.env",
     "ChatAgentGroupBuilder": "evert.bridge.group",
     "EnvCheckError": "evert.bridge.errors",

@@ -149,7 +149,30 @@ class GeneratorCallable:
 def test_every_form_of_agent_is_told_apart(agent: Any, task: object, is_async: bool) -> None:
     form = inspect_agent(agent, task)
 
-    assert form == AgentForm(agent_name(agent), is_async, task is not NO_TASK)
+    assert form == AgentForm(agent_name(agent), is_async, True, task is not NO_TASK)
+
+
+async def with_its_task_alone(question: str) -> float:
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("agent", "task", "form"),
+    [
+        (without_client, NO_TASK, (False, False)),
+        (with_its_task_alone, 7, (False, True)),
+        (functools.partial(with_its_task_alone), 7, (False, True)),
+        (functools.partial(with_client, None), NO_TASK, (False, False)),
+        (with_client, NO_TASK, (True, False)),
+        (with_its_task_alone, NO_TASK, (True, False)),
+    ],
+)
+def test_an_agent_that_builds_its_own_client_takes_none(
+    agent: Any, task: object, form: tuple[bool, bool]
+) -> None:
+    found = inspect_agent(agent, task)
+
+    assert (found.takes_client, found.takes_task) == form
 
 
 def test_none_is_a_task_like_any_other() -> None:
@@ -237,13 +260,11 @@ def test_generators_are_refused_in_every_disguise(agent: Any) -> None:
 @pytest.mark.parametrize(
     "agent",
     [
-        without_client,
         with_task,
         blocking_with_task,
         with_options,
         Agents().method,
         BlockingCallable(),
-        functools.partial(with_client, None),
         divmod,
     ],
     ids=agent_name,
@@ -270,8 +291,6 @@ def test_without_a_task_an_agent_must_take_the_client_alone(agent: Any) -> None:
         with_required_option,
         Agents().blocking_method,
         AsyncCallable(),
-        functools.partial(with_task, None),
-        len,
     ],
     ids=agent_name,
 )
@@ -283,7 +302,8 @@ def test_with_a_task_an_agent_must_take_client_and_task(agent: Any) -> None:
     assert message.startswith(f"The agent {agent_name(agent)}(")
     assert " cannot be called with (client, task): " in message
     assert message.endswith(
-        "Give the agent a second parameter for the task, or leave the task out."
+        "Give the agent a second parameter for the task, or leave the task out. (An agent that "
+        "builds its own client may take the task alone.)"
     )
 
 

@@ -26,7 +26,6 @@ from tinker_cookbook.rl.types import ActionExtra, StepResult
 from evert.bridge.agent import Outcome
 from evert.bridge.base import default_renderer
 from evert.bridge.check import DEFAULT_REPLIES, check_env
-from evert.bridge.client import AgentClient, BlockingAgentClient
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import (
     AgentError,
@@ -36,6 +35,7 @@ from evert.bridge.errors import (
     InvalidAgentError,
     RewardError,
 )
+from evert.bridge.faces.client import AgentClient, BlockingAgentClient
 from evert.envs.guess_number import guess_number_agent
 from evert.envs.identity import identity_agent
 

@@ -34,7 +34,6 @@ from tinker_cookbook.rl.types import Trajectory, Transition
 
 from evert.bridge.agent import NO_TASK
 from evert.bridge.base import default_renderer
-from evert.bridge.client import AgentClient, BlockingAgentClient
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import (
     AgentError,
@@ -43,6 +42,7 @@ from evert.bridge.errors import (
     InvalidDatasetError,
     RewardError,
 )
+from evert.bridge.faces.client import AgentClient, BlockingAgentClient
 from evert.bridge.group import (
     ChatAgentGroupBuilder,
     load_agent,

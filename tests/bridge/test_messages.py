@@ -22,7 +22,7 @@ from openai.types.chat.chat_completion_message_function_tool_call import (
 from tinker_cookbook.renderers.base import Message, ToolCall, UnparsedToolCall
 
 from evert.bridge.base import default_renderer
-from evert.bridge.completions import chat_completion
+from evert.bridge.dialects.chat_completions import completion
 from evert.bridge.messages import ROLES, Reply, as_fields, read_message, read_reply, read_tools
 
 CALL = {"id": "call-1", "type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}}
@@ -61,7 +61,7 @@ def replied(
 
 
 def sdk_message(reply: Reply) -> ChatCompletionMessage:
-    return chat_completion(reply, id="chatcmpl-evert-0", model="policy").choices[0].message
+    return completion(reply, id="chatcmpl-evert-0", model="policy").choices[0].message
 
 
 # -- roles and text ------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert.bridge.base import default_renderer
-from evert.bridge.client import AgentClient
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import RendererMismatchError
+from evert.bridge.faces.client import AgentClient
 from evert.bridge.rendering import prompt_renderer
 from evert.bridge.scripted import ScriptedPolicy
 

@@ -16,16 +16,18 @@ import pytest
 from tinker_cookbook.renderers import Message
 
 from evert.bridge.agent import inspect_agent
-from evert.bridge.client import AgentClient, BlockingAgentClient
 from evert.bridge.errors import (
     AgentAborted,
     AgentTimeoutError,
     EnvClosedError,
     EpisodeEndedError,
 )
+from evert.bridge.faces.client import AgentClient, BlockingAgentClient
+from evert.bridge.faces.endpoint import Endpoint
 from evert.bridge.messages import Reply
+from evert.bridge.rendering import prompt_renderer
 from evert.bridge.requests import bad_request
-from evert.bridge.switch import AgentEnd, AgentRun, ParkedCall, current_run
+from evert.bridge.switch import AgentEnd, AgentRun, ParkedCall
 
 
 def reply(text: str) -> Reply:
@@ -35,8 +37,9 @@ def reply(text: str) -> Reply:
 
 def begin(agent: Callable[..., Any]) -> AgentRun:
     run = AgentRun(inspect_agent(agent), asyncio.get_running_loop())
+    endpoint = Endpoint(run, "policy", prompt_renderer(None))
     client_type = AgentClient if run.form.is_async else BlockingAgentClient
-    run.start(agent, (client_type(run, "policy"),))
+    run.start(agent, (client_type(run, "policy", endpoint),))
     return run
 
 
@@ -135,7 +138,9 @@ async def test_calls_from_a_thread_of_an_async_agent_are_served() -> None:
 
 async def test_calls_from_another_event_loop_are_served() -> None:
     def agent(client: BlockingAgentClient) -> str | None:
-        return asyncio.run(ask(AgentClient(client._run, "policy"), "from another loop"))
+        return asyncio.run(
+            ask(AgentClient(client._run, "policy", client._endpoint), "from another loop")
+        )
 
     run = begin(agent)
     (await expect_call(run)).answer(reply("yes"))
@@ -220,19 +225,6 @@ async def test_each_call_knows_its_thread() -> None:
         assert call.caller == text_of(call)
         call.answer(reply("yes"))
     await expect_end(run)
-
-
-async def test_the_run_is_known_inside_its_agent_and_nowhere_else() -> None:
-    seen: list[AgentRun | None] = []
-
-    async def agent(client: AgentClient) -> None:
-        seen.append(current_run.get())
-        seen.append(await asyncio.to_thread(current_run.get))
-
-    run = begin(agent)
-    await expect_end(run)
-    assert seen == [run, run]
-    assert current_run.get() is None
 
 
 # -- 3. every waiter learns ----------------------------------------------------------------------

@@ -24,8 +24,8 @@ import pytest
 from gymnasium.envs.registration import EnvSpec
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 
-from evert.bridge.client import AgentClient, BlockingAgentClient
 from evert.bridge.errors import AgentError, AgentTimeoutError, EnvStateError, EvertError
+from evert.bridge.faces.client import AgentClient, BlockingAgentClient
 from evert.envs.errors import EnvArgumentError
 from evert.envs.gym_env import AgentGymEnv
 

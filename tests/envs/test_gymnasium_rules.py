@@ -20,7 +20,7 @@ import pytest
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 
-from evert.bridge.client import AgentClient
+from evert.bridge.faces.client import AgentClient
 from evert.envs.gym_env import LEVELS, AgentGymEnv
 from evert.envs.registration import GAMES
 from evert.envs.spaces import AnyText

@@ -17,8 +17,8 @@ import gymnasium
 import pytest
 from gymnasium.envs.registration import EnvSpec
 
-from evert.bridge.client import AgentClient, BlockingAgentClient
 from evert.bridge.errors import EvertError, InvalidAgentError, InvalidDatasetError
+from evert.bridge.faces.client import AgentClient, BlockingAgentClient
 from evert.envs.gym_env import AgentGymEnv
 from evert.envs.registration import GAMES, Kept, import_path, kept, register_builtin_envs
 

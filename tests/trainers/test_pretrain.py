@@ -48,7 +48,7 @@ from evert.trainers.pretrain_corpus import (
     short_game_examples,
 )
 from evert.trainers.pretrain_games import (
-    HABIT_WIDTH,
+    HABITS,
     MAX_TURNS,
     STOP,
     UPPER_BOUND,
@@ -244,32 +244,6 @@ def test_games_have_no_strategy() -> None:
         assert spread < 4 * np.sqrt(0.2 * 0.8 / counts.sum()) + 0.02  # 0.02: bins cut small ranges
 
 
-def places(games: RandomGames, row: int) -> list[float]:
-    """Where the guesses of one game lie in what was still possible: 0 the bottom, 1 the top."""
-    low, high = 0, UPPER_BOUND
-    found = []
-    for guess in games.guesses[row].tolist():
-        if guess < 0 or high - low < 20:
-            break
-        assert low <= guess <= high
-        found.append((guess - low + 0.5) / (high - low + 1))
-        low, high = (guess + 1, high) if guess < games.answers[row] else (low, guess - 1)
-    return found
-
-
-def test_players_of_habit_keep_to_their_place_and_no_place_is_favoured() -> None:
-    count = 4000
-    rng = np.random.default_rng(0)
-    low, high = np.zeros(count, np.int64), np.full(count, UPPER_BOUND, np.int64)
-    games = play_random_games(rng, low, high, habits=True)
-    found = [places(games, row) for row in range(count)]
-    for game in found:
-        assert max(game) - min(game) <= HABIT_WIDTH + 0.1
-    first, _ = np.histogram([game[0] for game in found], bins=8, range=(0, 1))
-    inner = first[1:-1] / first[1:-1].sum()  # the ends are rarer: a stretch does not reach over
-    assert np.abs(inner - 1 / 6).max() < 4 * np.sqrt(1 / 6 * 5 / 6 / first[1:-1].sum())
-
-
 def habit_games(count: int) -> RandomGames:
     rng = np.random.default_rng(0)
     low, high = np.zeros(count, np.int64), np.full(count, UPPER_BOUND, np.int64)
@@ -279,24 +253,21 @@ def habit_games(count: int) -> RandomGames:
 def test_players_of_habit_keep_to_the_rules_and_to_one_place() -> None:
     games = habit_games(500)
     for row, answer in enumerate(games.answers.tolist()):
-        low, high, lowest, highest = 0, UPPER_BOUND, 0.0, 1.0
+        low, high = 0, UPPER_BOUND
+        habits = set(range(HABITS))
         for turn, guess in enumerate(games.guesses[row][games.guesses[row] >= 0].tolist()):
-            first, last = int(games.lows[row, turn]), int(games.highs[row, turn])
-            assert low <= first <= guess <= last <= high
-            size = high - low + 1
-            if first > low and last < high:  # a stretch in the open tells where its middle is
-                middle = ((first + last + 1) / 2 - low) / size
-                lowest, highest = max(lowest, middle - 1 / size), min(highest, middle + 1 / size)
-                assert lowest <= highest
+            assert games.lows[row, turn] == guess == games.highs[row, turn]
+            assert low <= guess <= high
+            habits &= {h for h in habits if guess == low + (high - low) * h // (HABITS - 1)}
             low, high = (guess + 1, high) if guess < answer else (low, guess - 1)
+        assert habits, "no one place explains all guesses of the game"
 
 
 def test_no_habit_is_favoured() -> None:
-    """First guesses: the middle is as frequent as the rest, the lower half as the upper half."""
-    guesses = habit_games(40_000).guesses[:, 0] / UPPER_BOUND
-    shares, _ = np.histogram(guesses, bins=5, range=(0, 1))
-    assert shares / shares.sum() == pytest.approx(np.full(5, 0.2), abs=0.02)
-    assert np.mean(guesses < 0.5) == pytest.approx(0.5, abs=0.01)
+    """Each first guess there is, the ends and the quarters, is as frequent as the others."""
+    values, counts = np.unique(habit_games(40_000).guesses[:, 0], return_counts=True)
+    assert values.tolist() == [UPPER_BOUND * habit // (HABITS - 1) for habit in range(HABITS)]
+    assert counts / counts.sum() == pytest.approx(np.full(HABITS, 1 / HABITS), abs=0.01)
 
 
 @given(st.integers(0, UPPER_BOUND), st.integers(0, UPPER_BOUND))

@@ -1,27 +1,36 @@
-"""The handle an agent calls the model through: shaped like the OpenAI SDK, without HTTP.
+"""The handle an agent calls the model through.
 
 ``AgentClient`` is what async agents get, ``BlockingAgentClient`` what plain functions get. Both
-answer ``client.chat.completions.create(messages=[...])`` with the SDK's ``ChatCompletion`` and
-raise the SDK's errors; both take rewards, logs and metrics from inside the agent.
+answer ``client.chat.completions.create(messages=[...])`` natively, shaped like the OpenAI SDK but
+without HTTP; both give the genuine SDKs (``openai``, ``anthropic``), a transport for frameworks and
+an address for other processes; both take rewards, logs and metrics from inside the agent.
 """
 
 import itertools
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from openai.types.chat import ChatCompletion
 
 from evert.bridge.agent import reward_of
-from evert.bridge.completions import chat_completion
+from evert.bridge.dialects.chat_completions import completion, read
+from evert.bridge.faces.endpoint import Endpoint
+from evert.bridge.faces.transport import Transport
 from evert.bridge.messages import Reply
-from evert.bridge.requests import ChatRequest
+from evert.bridge.requests import ChatRequest, bad_request
 from evert.bridge.switch import AgentRun
+
+if TYPE_CHECKING:
+    from anthropic import Anthropic, AsyncAnthropic
+    from openai import AsyncOpenAI, OpenAI
 
 
 class _Handle:
     """What both clients share: who they speak for, and the notes an agent makes."""
 
-    def __init__(self, run: AgentRun, model: str) -> None:
+    def __init__(self, run: AgentRun, model: str, endpoint: Endpoint) -> None:
         self._run = run
+        self._endpoint = endpoint
         self._numbers = itertools.count()
         self.model = model
 
@@ -49,9 +58,50 @@ class _Handle:
         self._run.notes.append(("metric", key, reward_of(value, f"The metric {key!r}")))
 
     def _completion(self, reply: Reply, request: ChatRequest) -> ChatCompletion:
-        return chat_completion(
-            reply, id=f"chatcmpl-evert-{next(self._numbers)}", model=request.model
-        )
+        return completion(reply, id=f"chatcmpl-evert-{next(self._numbers)}", model=request.model)
+
+    # -- real SDKs and endpoints -----------------------------------------------------------------
+
+    @cached_property
+    def transport(self) -> Transport:
+        """For frameworks that take an ``httpx`` or ``httpx2`` client, sync or async."""
+        return Transport(self._endpoint)
+
+    @cached_property
+    def openai(self) -> "AsyncOpenAI":
+        """The OpenAI SDK's async client; its calls are this rollout's, and open no socket."""
+        from evert.bridge.faces import sdks
+
+        return sdks.async_openai(self.transport)
+
+    @cached_property
+    def openai_sync(self) -> "OpenAI":
+        """The OpenAI SDK's blocking client, for threads."""
+        from evert.bridge.faces import sdks
+
+        return sdks.blocking_openai(self.transport)
+
+    @cached_property
+    def anthropic(self) -> "AsyncAnthropic":
+        """The Anthropic SDK's async client.
+
+        Raises:
+            MissingPackageError: The Anthropic SDK is not installed.
+        """
+        from evert.bridge.faces import sdks
+
+        return sdks.async_anthropic(self.transport)
+
+    @cached_property
+    def anthropic_sync(self) -> "Anthropic":
+        """The Anthropic SDK's blocking client, for threads.
+
+        Raises:
+            MissingPackageError: The Anthropic SDK is not installed.
+        """
+        from evert.bridge.faces import sdks
+
+        return sdks.blocking_anthropic(self.transport)
 
 
 class AgentClient(_Handle):
@@ -63,14 +113,14 @@ class AgentClient(_Handle):
         blocking: The same client for the agent's threads.
     """
 
-    def __init__(self, run: AgentRun, model: str) -> None:
-        super().__init__(run, model)
+    def __init__(self, run: AgentRun, model: str, endpoint: Endpoint) -> None:
+        super().__init__(run, model, endpoint)
         self.chat = AsyncChat(self)
 
     @property
     def blocking(self) -> "BlockingAgentClient":
         """A blocking client of the same run, for tools that run in threads."""
-        return BlockingAgentClient(self._run, self.model)
+        return BlockingAgentClient(self._run, self.model, self._endpoint)
 
 
 class BlockingAgentClient(_Handle):
@@ -81,8 +131,8 @@ class BlockingAgentClient(_Handle):
         chat: ``chat.completions.create(...)``, as in ``openai.OpenAI``.
     """
 
-    def __init__(self, run: AgentRun, model: str) -> None:
-        super().__init__(run, model)
+    def __init__(self, run: AgentRun, model: str, endpoint: Endpoint) -> None:
+        super().__init__(run, model, endpoint)
         self.chat = BlockingChat(self)
 
 
@@ -103,7 +153,7 @@ class AsyncCompletions:
         """Ask the policy; the arguments are those of OpenAI's chat completions.
 
         Suspends the agent until the trainer has sampled. Which fields count is written in
-        ``evert.bridge.requests``.
+        ``evert.bridge.dialects.chat_completions``.
 
         Raises:
             openai.BadRequestError: The request cannot be served as it is, or the prompt is too
@@ -112,7 +162,7 @@ class AsyncCompletions:
             EpisodeEndedError: The agent function has already returned.
         """
         client = self._client
-        request = ChatRequest.from_fields(fields, client.model)
+        request = _read(fields, client.model)
         return client._completion(await client._run.call(request), request)
 
 
@@ -134,8 +184,19 @@ class BlockingCompletions:
 
         Raises:
             openai.BadRequestError, EnvClosedError, EpisodeEndedError: As ``AsyncCompletions``.
-            RuntimeError: Called on the Env's own event loop, which has to answer it.
+            BlockingCallError: Called on the Env's own event loop, which has to answer it.
         """
         client = self._client
-        request = ChatRequest.from_fields(fields, client.model)
+        request = _read(fields, client.model)
         return client._completion(client._run.call_blocking(request), request)
+
+
+def _read(fields: dict[str, Any], model: str) -> ChatRequest:
+    stream = fields.get("stream")
+    if stream is True:
+        raise bad_request(
+            "'stream'=True: this handle answers at once and whole. Take client.openai, the SDK's "
+            "own client, to stream.",
+            param="stream",
+        )
+    return read(fields, model, strict=True)

@@ -7,7 +7,7 @@ import pytest
 from openai.types.chat import ChatCompletion
 from tinker_cookbook.renderers.base import Message, ToolCall
 
-from evert.bridge.completions import chat_completion
+from evert.bridge.dialects.chat_completions import completion
 from evert.bridge.messages import FinishReason, Reply
 
 
@@ -27,7 +27,7 @@ def call(id: str | None = "call-1", arguments: str = '{"x": 1}') -> ToolCall:
 
 
 def complete(said: Reply) -> ChatCompletion:
-    return chat_completion(said, id="chatcmpl-evert-0", model="policy")
+    return completion(said, id="chatcmpl-evert-0", model="policy")
 
 
 REPLIES = {

@@ -1,0 +1,10 @@
+"""The APIs that agents speak, each read into a ``ChatRequest`` and written from a ``Reply``.
+
+One module an API, and what they share:
+
+    chat_completions.py    OpenAI's chat completions
+    responses.py           OpenAI's responses, with the state behind ``previous_response_id``
+    anthropic_messages.py  Anthropic's messages
+    fields.py              reading bodies: formats, forced tools, flags
+    events.py              server-sent events, and text cut into deltas
+"""

@@ -1,0 +1,276 @@
+"""OpenAI's chat completions: the dialect the native handle and most frameworks speak.
+
+https://platform.openai.com/docs/api-reference/chat
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from openai.types.chat import ChatCompletion, ChatCompletionMessage
+from openai.types.chat.chat_completion import Choice
+from openai.types.chat.chat_completion_message_function_tool_call import (
+    ChatCompletionMessageFunctionToolCall,
+    Function,
+)
+from openai.types.completion_usage import CompletionUsage
+from tinker_cookbook.renderers.base import ToolCall
+
+from evert.bridge.dialects.events import deltas, unnamed_events
+from evert.bridge.dialects.fields import forced_tools, read_flag, read_format
+from evert.bridge.formats import ReplyFormat
+from evert.bridge.messages import Reply
+from evert.bridge.requests import (
+    ChatRequest,
+    FieldPolicy,
+    bad_request,
+    is_absent,
+    read_cap,
+    read_messages,
+    read_model,
+    read_stop,
+    read_tool_list,
+)
+
+_NO_LOGPROBS = "Log-probabilities stay with the trainer and do not reach the Env: leave it out."
+
+FIELDS = FieldPolicy(
+    honoured=frozenset(
+        {
+            "model",
+            "messages",
+            "tools",
+            "tool_choice",
+            "max_tokens",
+            "max_completion_tokens",
+            "stop",
+            "stream",
+            "stream_options",
+            "response_format",
+        }
+    ),
+    ignored=frozenset(
+        {
+            # Sampling is the trainer's: one policy, one temperature for the whole run.
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+            "seed",
+            "presence_penalty",
+            "frequency_penalty",
+            "repetition_penalty",
+            "reasoning_effort",
+            "verbosity",
+            "chat_template_kwargs",
+            # Bookkeeping of the hosted API.
+            "user",
+            "metadata",
+            "store",
+            "service_tier",
+            "prompt_cache_key",
+            "prompt_cache_options",
+            "prompt_cache_retention",
+            "safety_identifier",
+            "prediction",
+            # A hint: a policy that makes several calls in one reply is parsed as it is.
+            "parallel_tool_calls",
+            # Options of the SDK's own call, not of the API.
+            "timeout",
+            "extra_headers",
+            "extra_query",
+            "extra_body",
+        }
+    ),
+    refused={
+        "n": (
+            lambda value: value == 1,
+            "One call is one transition: make the call again for a further sample.",
+        ),
+        "logprobs": (lambda value: value is False, _NO_LOGPROBS),
+        "top_logprobs": (lambda value: value == 0, _NO_LOGPROBS),
+        "logit_bias": (lambda value: not value, "The Env carries no logit bias: leave it out."),
+        "modalities": (
+            lambda value: value in (["text"], ("text",)),
+            "Only text can be generated.",
+        ),
+        "audio": (lambda value: False, "Only text can be generated."),
+        "functions": (lambda value: False, "Deprecated by OpenAI: use tools=[...] instead."),
+        "function_call": (lambda value: False, "Deprecated by OpenAI: use tools=[...] instead."),
+        "moderation": (
+            lambda value: False,
+            "There is no moderation behind the policy: check what it says in the agent.",
+        ),
+        "web_search_options": (
+            lambda value: False,
+            "There is no search behind the policy: offer one as a tool.",
+        ),
+    },
+)
+"""Of every request field; docs/requests.md is the table for people."""
+
+_PLAIN = frozenset({"model", "messages"})
+
+
+def read(fields: Mapping[str, Any], default_model: str, *, strict: bool = False) -> ChatRequest:
+    """Check the fields of a call and keep what counts.
+
+    Args:
+        fields: The body, or the arguments of ``create``.
+        default_model: For a call that names none.
+        strict: Whether an unknown field is an error.
+
+    Raises:
+        openai.BadRequestError: A field is refused, or of the wrong form.
+    """
+    messages = read_messages(fields.get("messages"))
+    model = read_model(fields.get("model"), default_model)
+    if _PLAIN.issuperset(fields):  # most calls: nothing more to look through
+        return ChatRequest(model, messages)
+    FIELDS.check(fields, strict=strict)
+    choice = fields.get("tool_choice")
+    tools = None if choice == "none" else read_tool_list(fields.get("tools"))
+    return ChatRequest(
+        model,
+        messages,
+        tools,
+        read_cap(fields, "max_tokens", "max_completion_tokens"),
+        read_stop(fields.get("stop")),
+        _read_format(fields.get("response_format"), _must_call(choice, tools)),
+    )
+
+
+def _must_call(choice: object, tools: list[Any] | None) -> tuple[str, ...]:
+    if is_absent(choice) or choice in ("auto", "none"):
+        return ()
+    if choice == "required":
+        return forced_tools(choice, None, tools)
+    function = choice.get("function") if isinstance(choice, Mapping) else None
+    if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+        return forced_tools(None, function["name"], tools)
+    raise bad_request(
+        f"'tool_choice'={choice!r:.200}; expected 'auto', 'none', 'required' or "
+        "{'type': 'function', 'function': {'name': ...}}.",
+        param="tool_choice",
+    )
+
+
+def _read_format(value: object, must_call: tuple[str, ...]) -> ReplyFormat | None:
+    if is_absent(value):
+        return read_format(None, None, must_call, "response_format")
+    if not isinstance(value, Mapping):
+        raise bad_request(
+            f"'response_format' must be an object, got {value!r:.200}.", param="response_format"
+        )
+    wrapped = value.get("json_schema")
+    schema = wrapped.get("schema") if isinstance(wrapped, Mapping) else None
+    return read_format(value.get("type", ""), schema, must_call, "response_format")
+
+
+def completion(reply: Reply, *, id: str, model: str) -> ChatCompletion:
+    """The SDK object an agent gets; reasoning goes to ``message.reasoning_content``.
+
+    Usage is counted in tokens of the observation and of the action.
+    """
+    message = ChatCompletionMessage(
+        role="assistant",
+        content=reply.text or (None if reply.tool_calls else ""),
+        tool_calls=[_tool_call(call) for call in reply.tool_calls] if reply.tool_calls else None,
+    )
+    if reply.reasoning is not None:
+        message.reasoning_content = reply.reasoning  # type: ignore[attr-defined]
+    return ChatCompletion(
+        id=id,
+        object="chat.completion",
+        created=int(time.time()),
+        model=model,
+        choices=[Choice(index=0, finish_reason=reply.finish_reason, message=message)],
+        usage=CompletionUsage(
+            prompt_tokens=reply.prompt_tokens,
+            completion_tokens=reply.completion_tokens,
+            total_tokens=reply.prompt_tokens + reply.completion_tokens,
+        ),
+    )
+
+
+def _tool_call(call: ToolCall) -> ChatCompletionMessageFunctionToolCall:
+    return ChatCompletionMessageFunctionToolCall(
+        id=call.id or "",
+        type="function",
+        function=Function(name=call.function.name, arguments=call.function.arguments),
+    )
+
+
+class ChatCompletions:
+    """The dialect over the wire."""
+
+    def __init__(self, default_model: str) -> None:
+        self._default_model = default_model
+
+    def read(self, body: Mapping[str, Any]) -> ChatRequest:
+        """The request of a body.
+
+        Raises:
+            openai.BadRequestError: See ``read``.
+        """
+        read_flag(body, "stream")
+        options = body.get("stream_options")
+        if options is not None and not isinstance(options, Mapping):
+            raise bad_request(
+                f"'stream_options' must be an object, got {options!r:.200}.", param="stream_options"
+            )
+        return read(body, self._default_model)
+
+    def write(
+        self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
+    ) -> Any:
+        """The JSON object of a whole answer; ``number`` tells it from the rollout's others."""
+        whole = completion(reply, id=f"chatcmpl-{number}", model=request.model)
+        return whole.model_dump(mode="json", exclude_unset=True)
+
+    def stream(
+        self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
+    ) -> bytes:
+        """The same as server-sent events."""
+        usage = bool((body.get("stream_options") or {}).get("include_usage"))
+        whole = self.write(reply, request, number, body)
+        return unnamed_events(_chunks(whole, include_usage=usage))
+
+    def error(self, error: Mapping[str, Any]) -> Any:
+        """The JSON object of a refusal, from the OpenAI SDK's ``error.body``."""
+        return {"error": dict(error)}
+
+    def error_event(self, error: Mapping[str, Any]) -> bytes:
+        """A refusal in the middle of a stream."""
+        return unnamed_events([self.error(error)])
+
+
+def _chunks(whole: Mapping[str, Any], *, include_usage: bool) -> Iterator[dict[str, Any]]:
+    [choice] = whole["choices"]
+    message = choice["message"]
+    head = {name: whole[name] for name in ("id", "created", "model")}
+    head["object"] = "chat.completion.chunk"
+    if include_usage:
+        head["usage"] = None
+
+    def chunk(delta: Mapping[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+        return {
+            **head,
+            "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}],
+        }
+
+    yield chunk({"role": "assistant", "content": ""})
+    for piece in deltas(message.get("reasoning_content") or ""):
+        yield chunk({"reasoning_content": piece})
+    for piece in deltas(message["content"] or ""):
+        yield chunk({"content": piece})
+    for index, call in enumerate(message.get("tool_calls") or ()):
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        opening = {"name": name, "arguments": ""}
+        named = {"index": index, "id": call["id"], "type": "function", "function": opening}
+        yield chunk({"tool_calls": [named]})
+        for piece in deltas(arguments):
+            yield chunk({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
+    yield chunk({}, choice["finish_reason"])
+    if include_usage:
+        yield {**head, "choices": [], "usage": whole["usage"]}

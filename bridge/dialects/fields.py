@@ -1,0 +1,96 @@
+"""What the dialects' readers share: JSON schemas, forced tools."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from evert.bridge.formats import ANY_OBJECT, ReplyFormat, validator
+from evert.bridge.requests import bad_request, is_absent
+
+
+def read_format(
+    kind: object, schema: object, must_call: tuple[str, ...], param: str
+) -> ReplyFormat | None:
+    """The format that a request asks for; None for anything.
+
+    Args:
+        kind: "text", "json_object" or "json_schema"; None for text.
+        schema: For "json_schema".
+        must_call: Tools of which one has to be called.
+        param: The field, for messages.
+
+    Raises:
+        openai.BadRequestError: The kind is another, or the schema is none.
+    """
+    text: str | None = None
+    if kind == "json_object":
+        text = ANY_OBJECT
+    elif kind == "json_schema":
+        text = _schema_text(schema, param)
+    elif kind is not None and kind != "text":
+        raise bad_request(
+            f"'{param}' has the type {kind!r:.200}; expected 'text', 'json_object' or "
+            "'json_schema'.",
+            param=param,
+        )
+    return ReplyFormat(text, must_call) if text is not None or must_call else None
+
+
+def _schema_text(schema: object, param: str) -> str:
+    if not isinstance(schema, Mapping):
+        raise bad_request(f"'{param}' needs a JSON schema, got {schema!r:.200}.", param=param)
+    try:
+        text = json.dumps(schema)
+        validator(text)
+    except Exception as error:  # whatever a validator makes of a schema that is none
+        raise bad_request(
+            f"'{param}' is no valid JSON schema: {error!s:.300}", param=param
+        ) from None
+    return text
+
+
+def forced_tools(choice: object, named: object, tools: Sequence[Any] | None) -> tuple[str, ...]:
+    """The tools of which one has to be called.
+
+    Args:
+        choice: "required", "any" (every tool will do) or anything else (none is forced).
+        named: One tool's name; None for no particular one.
+        tools: In the form of chat completions.
+
+    Raises:
+        openai.BadRequestError: A tool is forced that is not offered.
+    """
+    names = tuple(_tool_name(tool) for tool in tools or ())
+    if named is not None:
+        if named not in names:
+            raise bad_request(
+                f"'tool_choice' names the tool {named!r:.200}; offered are: {', '.join(names)}.",
+                param="tool_choice",
+            )
+        return (str(named),)
+    if choice in ("required", "any"):
+        if not names:
+            raise bad_request(
+                f"'tool_choice'={choice!r} needs tools to choose from.", param="tool_choice"
+            )
+        return names
+    return ()
+
+
+def _tool_name(tool: object) -> str:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    return str(function.get("name")) if isinstance(function, Mapping) else ""
+
+
+def read_flag(fields: Mapping[str, Any], name: str) -> bool:
+    """A boolean field; False when it is absent.
+
+    Raises:
+        openai.BadRequestError: It is no boolean.
+    """
+    value = fields.get(name)
+    if is_absent(value):
+        return False
+    if isinstance(value, bool):
+        return value
+    raise bad_request(f"'{name}' must be true or false, got {value!r:.200}.", param=name)

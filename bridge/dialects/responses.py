@@ -1,0 +1,485 @@
+"""OpenAI's responses, with the state behind ``previous_response_id``.
+
+https://platform.openai.com/docs/api-reference/responses
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from evert.bridge.dialects.events import deltas, named_events
+from evert.bridge.dialects.fields import forced_tools, read_flag, read_format
+from evert.bridge.formats import ReplyFormat
+from evert.bridge.messages import Reply
+from evert.bridge.requests import (
+    ChatRequest,
+    FieldPolicy,
+    bad_request,
+    is_absent,
+    read_cap,
+    read_model,
+    read_tool_list,
+)
+
+FIELDS = FieldPolicy(
+    honoured=frozenset(
+        {
+            "model",
+            "input",
+            "instructions",
+            "previous_response_id",
+            "tools",
+            "tool_choice",
+            "max_output_tokens",
+            "text",
+            "stream",
+        }
+    ),
+    ignored=frozenset(
+        {
+            # Sampling is the trainer's; whether the policy thinks is the renderer's.
+            "temperature",
+            "top_p",
+            "reasoning",
+            "verbosity",
+            # Bookkeeping of the hosted API. Every response is kept for its rollout.
+            "include",
+            "store",
+            "metadata",
+            "user",
+            "service_tier",
+            "prompt_cache_key",
+            "prompt_cache_options",
+            "prompt_cache_retention",
+            "safety_identifier",
+            "stream_options",
+            "client_metadata",
+            "truncation",
+            "context_management",
+            # Hints: a policy that makes several calls in one reply is parsed as it is.
+            "parallel_tool_calls",
+            "max_tool_calls",
+        }
+    ),
+    refused={
+        "background": (lambda value: value is False, "The policy answers while you wait."),
+        "conversation": (
+            lambda value: False,
+            "Keep the conversation in the agent, or pass previous_response_id.",
+        ),
+        "prompt": (lambda value: False, "Stored prompts are the hosted API's: send the text."),
+        "moderation": (
+            lambda value: False,
+            "There is no moderation behind the policy: check what it says in the agent.",
+        ),
+        "top_logprobs": (
+            lambda value: value == 0,
+            "Log-probabilities stay with the trainer and do not reach the Env: leave it out.",
+        ),
+    },
+)
+"""Of every request field; docs/requests.md is the table for people."""
+
+CUSTOM_ARGUMENT = "input"
+"""A custom tool takes free text; the policy sees a function with this one string argument."""
+
+HOSTED_TOOLS = frozenset(
+    {
+        "web_search",
+        "web_search_preview",
+        "file_search",
+        "code_interpreter",
+        "image_generation",
+        "computer_use_preview",
+        "computer",
+        "tool_search",
+    }
+)
+"""Tools that OpenAI runs. Coding agents offer them beside their own; the policy gets none."""
+
+
+class Responses:
+    """The dialect over the wire; one for each rollout, since it keeps the rollout's responses."""
+
+    def __init__(self, default_model: str) -> None:
+        self._default_model = default_model
+        self._conversations: dict[str, list[Any]] = {}
+
+    def read(self, body: Mapping[str, Any]) -> ChatRequest:
+        """The request of a body.
+
+        Raises:
+            openai.BadRequestError: A field is refused, or of the wrong form, or the previous
+                response is not one of this rollout's.
+        """
+        FIELDS.check(body, strict=False)
+        read_flag(body, "stream")
+        choice = body.get("tool_choice")
+        offered = None if choice == "none" else read_tool_list(body.get("tools"))
+        tools = [*_read_tools(offered or ())] or None
+        return ChatRequest(
+            read_model(body.get("model"), self._default_model),
+            [*_read_instructions(body.get("instructions")), *self._messages(body)],
+            tools,
+            read_cap(body, "max_output_tokens"),
+            (),
+            _read_text(body.get("text"), _must_call(choice, tools)),
+        )
+
+    def _messages(self, body: Mapping[str, Any]) -> list[Any]:
+        """The conversation without instructions, which do not carry over to the next response."""
+        new = read_input(body.get("input"))
+        previous = body.get("previous_response_id")
+        if is_absent(previous):
+            return new
+        known = self._conversations.get(previous) if isinstance(previous, str) else None
+        if known is None:
+            raise bad_request(
+                f"Previous response with id {previous!r:.200} not found in this rollout.",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        return [*known, *new]
+
+    def write(
+        self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
+    ) -> Any:
+        """The JSON object of a whole answer; ``number`` tells it from the rollout's others."""
+        custom = _custom_names(body.get("tools"))
+        output = [*_output(reply, number, custom)]
+        whole = {
+            **_envelope(request, number, body),
+            "status": "incomplete" if reply.finish_reason == "length" else "completed",
+            "output": output,
+            "usage": _usage(reply),
+        }
+        if reply.finish_reason == "length":
+            whole["incomplete_details"] = {"reason": "max_output_tokens"}
+        self._conversations[whole["id"]] = [*self._messages(body), *read_input(output)]
+        return whole
+
+    def stream(
+        self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
+    ) -> bytes:
+        """The same as server-sent events."""
+        whole = self.write(reply, request, number, body)
+        events = _events(whole)
+        return named_events({**event, "sequence_number": i} for i, event in enumerate(events))
+
+    def error(self, error: Mapping[str, Any]) -> Any:
+        """The JSON object of a refusal, from the OpenAI SDK's ``error.body``."""
+        return {"error": dict(error)}
+
+    def error_event(self, error: Mapping[str, Any]) -> bytes:
+        """A refusal in the middle of a stream."""
+        event = {
+            "type": "error",
+            "code": error.get("code") or error.get("type"),
+            "message": error["message"],
+            "param": error.get("param"),
+            "sequence_number": 0,
+        }
+        return named_events([event])
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+def _read_instructions(value: object) -> list[dict[str, Any]]:
+    if is_absent(value) or value == "":
+        return []
+    if isinstance(value, str):
+        return [{"role": "system", "content": value}]
+    return read_input(value, "instructions")
+
+
+def read_input(value: object, name: str = "input") -> list[dict[str, Any]]:
+    """Items as messages of chat completions; what one reply consisted of is one message again.
+
+    Raises:
+        openai.BadRequestError: It is neither text nor a list of items that we can read.
+    """
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if not isinstance(value, (list, tuple)) or not value:
+        raise bad_request(
+            f"'{name}' must be a string or a non-empty list of items, got {value!r:.200}.",
+            param=name,
+        )
+    messages: list[dict[str, Any]] = []
+    for index, item in enumerate(value):
+        place = f"{name}[{index}]"
+        message = _read_item(item, place)
+        last = messages[-1] if messages else None
+        if last is not None and message["role"] == last["role"] == "assistant":
+            if not _joins(last, message):
+                messages.append(message)
+        else:
+            messages.append(message)
+    for message in messages:
+        message.setdefault("content", "")
+    return messages
+
+
+def _joins(last: dict[str, Any], message: dict[str, Any]) -> bool:
+    """Add an item of a reply to those before it; False when it belongs to the next reply.
+
+    A reply is thinking, then text, then calls: the order in which they are written.
+    """
+    if "reasoning_content" in message and last:
+        if "content" in last or "tool_calls" in last or "reasoning_content" in last:
+            return False
+        last["reasoning_content"] = message["reasoning_content"]
+    elif "content" in message:
+        if "tool_calls" in last or "content" in last:
+            return False
+        last["content"] = message["content"]
+    else:
+        last.setdefault("tool_calls", []).extend(message["tool_calls"])
+    return True
+
+
+def _read_item(item: object, place: str) -> dict[str, Any]:
+    if not isinstance(item, Mapping):
+        raise bad_request(f"{place} is {item!r:.200}; expected an object.", param=place)
+    kind = item.get("type", "message")
+    if kind == "message":
+        return _read_message(item, place)
+    if kind == "reasoning":
+        return {"role": "assistant", "reasoning_content": _reasoning(item)}
+    if kind in ("function_call", "custom_tool_call"):
+        arguments = item.get("arguments")
+        if kind == "custom_tool_call":
+            arguments = json.dumps({CUSTOM_ARGUMENT: item.get("input")})
+        function = {"name": item.get("name"), "arguments": arguments}
+        call = {"id": item.get("call_id"), "type": "function", "function": function}
+        return {"role": "assistant", "tool_calls": [call]}
+    if kind in ("function_call_output", "custom_tool_call_output"):
+        content = item.get("output")
+        if isinstance(content, (list, tuple)):
+            content = [_read_part(part, place) for part in content]
+        return {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
+    raise bad_request(
+        f"{place} has the type {kind!r:.200}; expected a message, reasoning, a function or custom "
+        "tool call, or the output of one. Send items whole: there is no store to refer to.",
+        param=place,
+    )
+
+
+def _read_message(item: Mapping[str, Any], place: str) -> dict[str, Any]:
+    content = item.get("content")
+    if isinstance(content, (list, tuple)):
+        content = [_read_part(part, place) for part in content]
+        if all(part.get("type") == "text" for part in content) and item.get("role") == "assistant":
+            content = "".join(part["text"] for part in content)
+    return {"role": item.get("role"), "content": content}
+
+
+def _read_part(part: object, place: str) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if isinstance(part, Mapping):
+        text = part.get("refusal") if kind == "refusal" else part.get("text")
+        if kind in ("input_text", "output_text", "text", "refusal") and isinstance(text, str):
+            return {"type": "text", "text": text}
+        if kind == "input_image" and isinstance(part.get("image_url"), str):
+            return {"type": "image_url", "image_url": {"url": part["image_url"]}}
+    raise bad_request(
+        f"{place} holds the part {part!r:.200}; expected 'input_text', 'output_text' or "
+        "'input_image' with an image_url.",
+        param=place,
+    )
+
+
+def _reasoning(item: Mapping[str, Any]) -> str:
+    parts = item.get("content") or item.get("summary") or ()
+    if not isinstance(parts, (list, tuple)):
+        return ""
+    return "\n".join(str(part.get("text") or "") for part in parts if isinstance(part, Mapping))
+
+
+def _read_tools(tools: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """Functions and custom tools in the form of chat completions; see ``HOSTED_TOOLS``."""
+    for index, tool in enumerate(tools):
+        place = f"tools[{index}]"
+        kind = tool.get("type") if isinstance(tool, Mapping) else None
+        if not isinstance(tool, Mapping) or kind not in {"function", "custom", *HOSTED_TOOLS}:
+            raise bad_request(
+                f"{place} is {tool!r:.200}; expected {{'type': 'function', 'name': ..., "
+                "'parameters': ...}.",
+                param=place,
+            )
+        if kind in HOSTED_TOOLS:
+            continue
+        parameters = tool.get("parameters")
+        if kind == "custom":
+            argument = {CUSTOM_ARGUMENT: {"type": "string"}}
+            parameters = {
+                "type": "object",
+                "properties": argument,
+                "required": [CUSTOM_ARGUMENT],
+            }
+        function = {
+            "name": tool.get("name"),
+            "description": tool.get("description"),
+            "parameters": parameters,
+        }
+        yield {"type": "function", "function": function}
+
+
+def _custom_names(tools: object) -> frozenset[str]:
+    offered = tools if isinstance(tools, (list, tuple)) else ()
+    return frozenset(
+        str(tool.get("name"))
+        for tool in offered
+        if isinstance(tool, Mapping) and tool.get("type") == "custom"
+    )
+
+
+def _must_call(choice: object, tools: list[Any] | None) -> tuple[str, ...]:
+    if is_absent(choice) or choice in ("auto", "none"):
+        return ()
+    if choice == "required":
+        return forced_tools(choice, None, tools)
+    if isinstance(choice, Mapping):
+        if choice.get("type") in ("function", "custom") and isinstance(choice.get("name"), str):
+            return forced_tools(None, choice["name"], tools)
+        if choice.get("type") == "allowed_tools" and choice.get("mode") == "auto":
+            return ()
+    raise bad_request(
+        f"'tool_choice'={choice!r:.200}; expected 'auto', 'none', 'required' or "
+        "{'type': 'function', 'name': ...}.",
+        param="tool_choice",
+    )
+
+
+def _read_text(value: object, must_call: tuple[str, ...]) -> ReplyFormat | None:
+    wanted = value.get("format") if isinstance(value, Mapping) else None
+    if not is_absent(value) and not isinstance(value, Mapping):
+        raise bad_request(f"'text' must be an object, got {value!r:.200}.", param="text")
+    if is_absent(wanted):
+        return read_format(None, None, must_call, "text.format")
+    if not isinstance(wanted, Mapping):
+        raise bad_request(
+            f"'text.format' must be an object, got {wanted!r:.200}.", param="text.format"
+        )
+    return read_format(wanted.get("type", ""), wanted.get("schema"), must_call, "text.format")
+
+
+# -- writing -------------------------------------------------------------------------------------
+
+
+def _envelope(request: ChatRequest, number: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "id": f"resp_{number}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.get("instructions"),
+        "metadata": body.get("metadata") or {},
+        "model": request.model,
+        "output": [],
+        "parallel_tool_calls": True,
+        "previous_response_id": body.get("previous_response_id"),
+        "temperature": None,
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": body.get("tools") or [],
+        "top_p": None,
+        "max_output_tokens": body.get("max_output_tokens"),
+        "text": body.get("text") or {"format": {"type": "text"}},
+        "usage": None,
+    }
+
+
+def _usage(reply: Reply) -> dict[str, Any]:
+    return {
+        "input_tokens": reply.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": reply.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": reply.prompt_tokens + reply.completion_tokens,
+    }
+
+
+def _output(reply: Reply, number: str, custom: frozenset[str]) -> Iterator[dict[str, Any]]:
+    if reply.reasoning is not None:
+        yield {
+            "id": f"rs_{number}",
+            "type": "reasoning",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": reply.reasoning}],
+        }
+    if reply.text or not reply.tool_calls:
+        yield {
+            "id": f"msg_{number}",
+            "type": "message",
+            "role": "assistant",
+            "status": "incomplete" if reply.finish_reason == "length" else "completed",
+            "content": [{"type": "output_text", "text": reply.text, "annotations": []}],
+        }
+    for index, call in enumerate(reply.tool_calls):
+        item = {"call_id": call.id, "name": call.function.name}
+        if call.function.name in custom:
+            text = _custom_input(call.function.arguments)
+            yield {"id": f"ctc_{number}_{index}", "type": "custom_tool_call", **item, "input": text}
+        else:
+            yield {
+                "id": f"fc_{number}_{index}",
+                "type": "function_call",
+                "status": "completed",
+                **item,
+                "arguments": call.function.arguments,
+            }
+
+
+def _custom_input(arguments: str) -> str:
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return arguments
+    text = value.get(CUSTOM_ARGUMENT) if isinstance(value, dict) else None
+    return text if isinstance(text, str) else arguments
+
+
+def _events(whole: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    opening = {**whole, "status": "in_progress", "output": [], "usage": None}
+    yield {"type": "response.created", "response": opening}
+    yield {"type": "response.in_progress", "response": opening}
+    for index, item in enumerate(whole["output"]):
+        place = {"output_index": index, "item_id": item["id"]}
+        added = {**item, **{name: empty for name, empty in _EMPTY.items() if name in item}}
+        yield {"type": "response.output_item.added", "output_index": index, "item": added}
+        yield from _item_events(item, place)
+        yield {"type": "response.output_item.done", "output_index": index, "item": item}
+    yield {"type": f"response.{whole['status']}", "response": whole}
+
+
+_EMPTY: dict[str, Any] = {"content": [], "arguments": "", "input": "", "status": "in_progress"}
+
+
+def _item_events(item: Mapping[str, Any], place: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if item["type"] == "function_call":
+        whole = {"arguments": item["arguments"], "name": item["name"]}
+        yield from _piecewise("response.function_call_arguments", item["arguments"], place, whole)
+    elif item["type"] == "custom_tool_call":
+        whole = {"input": item["input"]}
+        yield from _piecewise("response.custom_tool_call_input", item["input"], place, whole)
+    else:
+        [part] = item["content"]
+        text = part["text"]
+        place = {**place, "content_index": 0}
+        more: dict[str, Any] = {"logprobs": []} if part["type"] == "output_text" else {}
+        yield {"type": "response.content_part.added", **place, "part": {**part, "text": ""}}
+        whole = {"text": text, **more}
+        yield from _piecewise(f"response.{part['type']}", text, {**place, **more}, whole)
+        yield {"type": "response.content_part.done", **place, "part": part}
+
+
+def _piecewise(
+    name: str, text: str, place: Mapping[str, Any], whole: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    for piece in deltas(text):
+        yield {"type": f"{name}.delta", **place, "delta": piece}
+    yield {"type": f"{name}.done", **place, **whole}

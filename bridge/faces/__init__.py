@@ -1,0 +1,10 @@
+"""The ways in which an agent's model calls reach its rollout.
+
+From the inside outwards:
+
+    client.py     the handle agents are given: native calls, real SDKs, notes
+    endpoint.py   one rollout's API: a request's path and body to an answer
+    transport.py  the API in process: a transport for httpx and httpx2
+    sdks.py       the OpenAI and Anthropic SDKs over the transport
+    takeover.py   the calls of agents that build their own client
+"""

@@ -1,0 +1,262 @@
+"""One rollout's API: a request's path and body to an answer, whoever carries the bytes.
+
+    POST .../chat/completions        OpenAI's chat completions
+    POST .../responses               OpenAI's responses
+    POST .../messages                Anthropic's messages
+    POST .../messages/count_tokens   how long a prompt would be
+    GET  .../models[/name]           the names that are answered here
+
+What goes wrong is an answer too: a 400 (a 404 for other paths) in the API's own shape, so that the
+agent's SDK raises its own exception. An episode that is over is a 400 as well, since no exception
+passes unharmed through every framework; an agent that goes on calling gets ``AgentAborted``.
+"""
+
+import itertools
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import openai
+
+from evert.bridge.dialects.anthropic_messages import AnthropicMessages
+from evert.bridge.dialects.chat_completions import ChatCompletions
+from evert.bridge.dialects.responses import Responses
+from evert.bridge.errors import BlockingCallError, EnvClosedError, EpisodeEndedError
+from evert.bridge.messages import Reply
+from evert.bridge.models import count_tokens
+from evert.bridge.rendering import PromptRenderer
+from evert.bridge.requests import ChatRequest, bad_request
+from evert.bridge.switch import AgentRun
+
+REFUSALS = (openai.APIStatusError, EnvClosedError, EpisodeEndedError, BlockingCallError)
+"""What a call may meet that is an answer: a 400, a frozen model's own refusal, the end."""
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+
+
+class Dialect(Protocol):
+    """One API (see ``evert.bridge.dialects``)."""
+
+    def read(self, body: Mapping[str, Any]) -> ChatRequest:
+        """The request of a body."""
+        ...
+
+    def write(
+        self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
+    ) -> Any:
+        """The JSON object of a whole answer."""
+        ...
+
+    def stream(
+        self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
+    ) -> bytes:
+        """The same as server-sent events."""
+        ...
+
+    def error(self, error: Mapping[str, Any]) -> Any:
+        """The JSON object of a refusal."""
+        ...
+
+    def error_event(self, error: Mapping[str, Any]) -> bytes:
+        """A refusal in the middle of a stream."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What goes back over the wire.
+
+    Attributes:
+        status: HTTP status.
+        content: The whole body.
+        content_type: JSON or server-sent events.
+    """
+
+    status: int
+    content: bytes
+    content_type: str = JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A model call that was read and waits to be made.
+
+    Attributes:
+        request: What to ask.
+        stream: Whether the agent wants events.
+        answered: Makes the answer of a reply.
+        refused: Makes the answer of an error.
+        refused_late: Makes the event of an error, for a stream that has begun.
+    """
+
+    request: ChatRequest
+    stream: bool
+    answered: Callable[[Reply], Answer]
+    refused: Callable[[Exception], Answer]
+    refused_late: Callable[[Exception], bytes]
+
+
+class Endpoint:
+    """The API of one rollout.
+
+    Args:
+        run: The rollout.
+        model: The policy's name.
+        renderer: Of the policy, to count tokens.
+    """
+
+    def __init__(self, run: AgentRun, model: str, renderer: PromptRenderer) -> None:
+        self._run = run
+        self._renderer = renderer
+        self.models = (model, *run.frozen)
+        self._numbers = itertools.count()
+        self._prefix = secrets.token_hex(6)  # ids of different rollouts may meet in one agent
+        self._chat = ChatCompletions(model)
+        self._responses = Responses(model)
+        self._anthropic = AnthropicMessages(model)
+
+    def is_chat(self, method: str, path: str) -> bool:
+        """Whether a request goes to one of the APIs, judging by its path."""
+        return method == "POST" and self._dialect(path.rstrip("/")) is not None
+
+    def serves(self, content: bytes) -> bool:
+        """Whether a body names a model that is answered here."""
+        try:
+            body = json.loads(content)
+        except (ValueError, RecursionError):
+            return False
+        return isinstance(body, dict) and body.get("model") in self.models
+
+    async def answer(self, method: str, path: str, content: bytes) -> Answer:
+        """Answer a request of an async agent; waits until the trainer has sampled.
+
+        Raises:
+            AgentAborted: The agent goes on calling after its episode is over.
+        """
+        call = self.read(method, path, content)
+        if isinstance(call, Answer):
+            return call
+        try:
+            return call.answered(await self._run.call(call.request))
+        except REFUSALS as error:
+            return call.refused(error)
+
+    def answer_blocking(self, method: str, path: str, content: bytes) -> Answer:
+        """The same for a thread.
+
+        Raises:
+            AgentAborted: As ``answer``.
+        """
+        call = self.read(method, path, content)
+        if isinstance(call, Answer):
+            return call
+        try:
+            return call.answered(self._run.call_blocking(call.request))
+        except REFUSALS as error:
+            return call.refused(error)
+
+    def read(self, method: str, path: str, content: bytes) -> Call | Answer:
+        """The model call that a request makes, or its answer if it is none, or a bad one."""
+        path = path.rstrip("/")
+        if method == "GET" and "/models" in path:
+            return self._models(path)
+        dialect = self._dialect(path) if method == "POST" else None
+        if dialect is None:
+            return _not_found(method, path)
+        try:
+            body = _read_body(content)
+            request = dialect.read(body)
+            stream = body.get("stream") is True
+        except openai.BadRequestError as error:
+            return _refusal(dialect, error)
+        if path.endswith("/count_tokens"):
+            return self._count(request, dialect)
+        return self._call(dialect, request, body, stream=stream)
+
+    def _dialect(self, path: str) -> Dialect | None:
+        if path.endswith("/chat/completions"):
+            return self._chat
+        if path.endswith("/responses"):
+            return self._responses
+        if path.endswith(("/messages", "/messages/count_tokens")):
+            return self._anthropic
+        return None
+
+    def _call(
+        self, dialect: Dialect, request: ChatRequest, body: Mapping[str, Any], *, stream: bool
+    ) -> Call:
+        def answered(reply: Reply) -> Answer:
+            number = f"{self._prefix}{next(self._numbers)}"
+            if stream:
+                return Answer(200, dialect.stream(reply, request, number, body), EVENTS)
+            return Answer(200, _json(dialect.write(reply, request, number, body)))
+
+        return Call(
+            request,
+            stream,
+            answered,
+            lambda error: _refusal(dialect, error),
+            lambda error: dialect.error_event(_error_body(error)),
+        )
+
+    def _count(self, request: ChatRequest, dialect: Dialect) -> Answer:
+        try:
+            return Answer(200, _json({"input_tokens": count_tokens(request, self._renderer)}))
+        except openai.BadRequestError as error:
+            return _refusal(dialect, error)
+
+    def _models(self, path: str) -> Answer:
+        names = self.models
+        listed = [
+            {"id": name, "object": "model", "created": 0, "owned_by": "evert"} for name in names
+        ]
+        name = path.partition("/models")[2].lstrip("/")
+        if not name:
+            return Answer(200, _json({"object": "list", "data": listed, "has_more": False}))
+        if name in names:
+            return Answer(200, _json(listed[names.index(name)]))
+        return _not_found("GET", path)
+
+
+def _read_body(content: bytes) -> Mapping[str, Any]:
+    try:
+        body = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise bad_request(f"The body is no JSON: {error}.") from None
+    if not isinstance(body, dict):
+        raise bad_request(f"The body must be a JSON object, got {body!r:.200}.")
+    return body
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
+def _refusal(dialect: Dialect, error: Exception) -> Answer:
+    status = error.status_code if isinstance(error, openai.APIStatusError) else 400
+    return Answer(status, _json(dialect.error(_error_body(error))))
+
+
+def _error_body(error: Exception) -> Mapping[str, Any]:
+    body = getattr(error, "body", None)
+    if isinstance(body, Mapping):
+        return body
+    blocked = isinstance(error, BlockingCallError)
+    return {
+        "message": str(error),
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "blocking_call" if blocked else "rollout_over",
+    }
+
+
+def _not_found(method: str, path: str) -> Answer:
+    message = (
+        f"Nothing answers {method} {path} here. There are POST /v1/chat/completions, "
+        "/v1/responses, /v1/messages and /v1/messages/count_tokens, and GET /v1/models."
+    )
+    error = {"message": message, "type": "not_found_error", "param": None, "code": "not_found"}
+    return Answer(404, _json({"type": "error", "error": error}))

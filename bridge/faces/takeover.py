@@ -1,0 +1,149 @@
+"""Take-over: the calls of agents that build their own client, ``openai.OpenAI()`` deep inside.
+
+Within an agent's context, requests to a chat API whose body names one of the rollout's models are
+answered by the rollout; every other request, and every request of other code in the process, goes
+where it would have gone. It works below the SDKs, where ``httpx`` and ``httpx2`` choose the
+transport of a request, so it does not matter which SDK or framework made it, or over what
+transport.
+
+Whose call it is, a context variable says. Tasks and ``asyncio.to_thread`` carry it by themselves;
+for plain threads and thread pools, which start from an empty context, ``Thread.start`` and
+``ThreadPoolExecutor.submit`` hand it on, inside of agents only.
+
+``install`` is called by every Env and takes effect once; ``remove`` undoes it.
+"""
+
+import concurrent.futures
+import concurrent.futures.thread
+import contextvars
+import functools
+import importlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from evert.bridge.faces.endpoint import Endpoint
+from evert.bridge.faces.transport import response_for
+
+current_endpoint: contextvars.ContextVar[Endpoint | None] = contextvars.ContextVar(
+    "evert_current_endpoint", default=None
+)
+"""The API of the rollout that the current task or thread belongs to; None outside of agents."""
+
+_originals: list[tuple[type, str, Any]] = []
+_lock = threading.Lock()
+
+
+def agent_context(endpoint: Endpoint) -> contextvars.Context:
+    """A copy of the current context in which the calls are ``endpoint``'s."""
+    context = contextvars.copy_context()
+    context.run(current_endpoint.set, endpoint)
+    return context
+
+
+def install() -> None:
+    """Make take-over work from now on; again to no effect."""
+    with _lock:
+        if _originals:
+            return
+        for name in ("httpx", "httpx2"):
+            try:
+                library: Any = importlib.import_module(name)
+            except ImportError:
+                continue
+            for client in (library.Client, library.AsyncClient):
+                _patch(client, "_transport_for_url", _choosing_transport)
+        _patch(threading.Thread, "start", _starting_in_rollout)
+        _patch(concurrent.futures.ThreadPoolExecutor, "submit", _submitting_in_rollout)
+
+
+def remove() -> None:
+    """Undo ``install``, until the next Env starts."""
+    with _lock:
+        while _originals:
+            owner, name, original = _originals.pop()
+            setattr(owner, name, original)
+
+
+def is_installed() -> bool:
+    """Whether take-over is in effect."""
+    return bool(_originals)
+
+
+def _patch(owner: type, name: str, replacement: Callable[[Any], Any]) -> None:
+    original = getattr(owner, name)
+    _originals.append((owner, name, original))
+    setattr(owner, name, functools.wraps(original)(replacement(original)))
+
+
+# -- requests ------------------------------------------------------------------------------------
+
+
+def _choosing_transport(original: Callable[..., Any]) -> Callable[..., Any]:
+    def transport_for_url(client: Any, url: Any) -> Any:
+        transport = original(client, url)
+        endpoint = current_endpoint.get()
+        return transport if endpoint is None else _Sorting(transport, endpoint)
+
+    return transport_for_url
+
+
+class _Sorting:
+    """A transport that answers the rollout's requests and passes the others on."""
+
+    def __init__(self, transport: Any, endpoint: Endpoint) -> None:
+        self._transport = transport
+        self._endpoint = endpoint
+
+    async def handle_async_request(self, request: Any) -> Any:
+        """Answer, or pass on."""
+        endpoint, path = self._endpoint, request.url.path
+        if endpoint.is_chat(request.method, path) and endpoint.serves(await request.aread()):
+            answer = await endpoint.answer(request.method, path, request.content)
+            return response_for(request, answer)
+        return await self._transport.handle_async_request(request)
+
+    def handle_request(self, request: Any) -> Any:
+        """Answer, or pass on."""
+        endpoint, path = self._endpoint, request.url.path
+        if endpoint.is_chat(request.method, path) and endpoint.serves(request.read()):
+            answer = endpoint.answer_blocking(request.method, path, request.content)
+            return response_for(request, answer)
+        return self._transport.handle_request(request)
+
+
+# -- threads -------------------------------------------------------------------------------------
+
+
+def _starting_in_rollout(original: Callable[..., Any]) -> Callable[..., Any]:
+    def start(thread: threading.Thread) -> None:
+        endpoint = current_endpoint.get()
+        if endpoint is not None and not _serves_a_pool(thread):
+            thread.run = functools.partial(_run_in, endpoint, thread.run)  # type: ignore[method-assign]
+        original(thread)
+
+    return start
+
+
+def _serves_a_pool(thread: threading.Thread) -> bool:
+    """Whether a thread will do other people's work too: its tasks say whose they are."""
+    worker = getattr(concurrent.futures.thread, "_worker", None)
+    return worker is not None and getattr(thread, "_target", None) is worker
+
+
+def _submitting_in_rollout(original: Callable[..., Any]) -> Callable[..., Any]:
+    def submit(pool: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        endpoint = current_endpoint.get()
+        if endpoint is None:
+            return original(pool, fn, *args, **kwargs)
+        return original(pool, _run_in, endpoint, fn, *args, **kwargs)
+
+    return submit
+
+
+def _run_in(endpoint: Endpoint, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    token = current_endpoint.set(endpoint)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        current_endpoint.reset(token)

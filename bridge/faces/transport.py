@@ -1,0 +1,69 @@
+"""The rollout's API in process: a transport for ``httpx`` and ``httpx2``, sync and async.
+
+    openai.AsyncOpenAI(http_client=openai.DefaultAsyncHttpxClient(transport=client.transport), ...)
+
+One duck-typed class serves both libraries, since neither takes the other's base class; the answer
+is a ``Response`` of whichever library the request came from. It is bound to its rollout, because
+some frameworks lose context variables on the way. No socket is opened, and the HTTP client's
+timeouts, which live below the transport, never fire while the trainer samples.
+"""
+
+import sys
+from typing import Any, Self
+
+from evert.bridge.faces.endpoint import Answer, Endpoint
+
+ROOT_URL = "http://rollout.invalid"
+"""Where SDKs believe the API is; the name can never resolve."""
+
+
+class Transport:
+    """Answers an SDK's requests from a rollout.
+
+    Attributes:
+        root_url: Base URL for the Anthropic SDK.
+        base_url: Base URL for the OpenAI SDK.
+    """
+
+    root_url = ROOT_URL
+    base_url = f"{ROOT_URL}/v1"
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    async def handle_async_request(self, request: Any) -> Any:
+        """Answer a request of an async client."""
+        content = await request.aread()
+        answer = await self._endpoint.answer(request.method, request.url.path, content)
+        return response_for(request, answer)
+
+    def handle_request(self, request: Any) -> Any:
+        """Answer a request of a blocking client."""
+        content = request.read()
+        answer = self._endpoint.answer_blocking(request.method, request.url.path, content)
+        return response_for(request, answer)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    async def aclose(self) -> None:
+        """Nothing is held open."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+
+def response_for(request: Any, answer: Answer) -> Any:
+    """The answer as a response of the library that ``request`` belongs to."""
+    library = sys.modules[type(request).__module__.partition(".")[0]]
+    headers = {"content-type": answer.content_type}
+    return library.Response(answer.status, headers=headers, content=answer.content, request=request)

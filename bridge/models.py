@@ -1,0 +1,168 @@
+"""The models an agent may call beside the policy: frozen ones, by name.
+
+``ChatAgentEnv(agent, models={"judge": ...})`` answers the agent's calls to "judge" from there. They
+are no transitions, and nothing is trained on them. A frozen model is one of
+
+    a Cookbook ``MessageCompleter``
+    a Cookbook ``TokenCompleter`` or a ``tinker.SamplingClient``, read with the Env's own renderer
+    a ``RemoteModel``: an endpoint that speaks OpenAI's chat completions
+"""
+
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import tinker
+from tinker_cookbook.completers import MessageCompleter, TinkerTokenCompleter, TokenCompleter
+
+from evert.bridge.actions import read_action
+from evert.bridge.errors import InvalidModelError
+from evert.bridge.lineage import ConversationBook
+from evert.bridge.messages import Reply, as_fields, read_message, read_reply
+from evert.bridge.rendering import PromptRenderer
+from evert.bridge.requests import ChatRequest, bad_request
+
+MAX_TOKENS = 2048
+"""Cap on a sampling client's reply when neither the agent nor the user gives one."""
+
+Answers: TypeAlias = Callable[[ChatRequest], Awaitable[Reply]]
+
+
+@dataclass(frozen=True)
+class RemoteModel:
+    """A model behind an endpoint that speaks OpenAI's chat completions.
+
+    Attributes:
+        model: Its name there.
+        base_url: For example ``https://api.openai.com/v1``.
+        api_key_env: Environment variable that holds the key; read at each call, never stored.
+        timeout: Seconds for a call.
+
+    The agent's fields that count are passed on; errors reach the agent as the SDK raises them.
+    """
+
+    model: str
+    base_url: str = "https://api.openai.com/v1"
+    api_key_env: str = "OPENAI_API_KEY"
+    timeout: float = 600.0
+
+    async def __call__(self, request: ChatRequest) -> Reply:
+        """Ask the endpoint.
+
+        Raises:
+            openai.OpenAIError: As the SDK raises it.
+        """
+        import openai
+
+        fields: dict[str, Any] = {
+            "tools": request.tools,
+            "max_completion_tokens": request.max_tokens,
+            "stop": list(request.stop) or None,
+        }
+        messages: Any = [as_fields(m, index) for index, m in enumerate(request.messages)]
+        async with openai.AsyncOpenAI(
+            base_url=self.base_url,
+            api_key=os.environ.get(self.api_key_env) or "none",
+            timeout=self.timeout,
+        ) as client:
+            completion = await client.chat.completions.create(
+                model=self.model,
+                messages=messages,
+                **{name: value for name, value in fields.items() if value is not None},
+            )
+        [choice, *_] = completion.choices
+        sent = {"role": "assistant", **choice.message.model_dump(exclude_none=True)}
+        sent.setdefault("content", "")
+        usage = completion.usage
+        return read_reply(
+            read_message(sent, 0, {}),
+            truncated=choice.finish_reason == "length",
+            call_ids="call",
+            prompt_tokens=usage.prompt_tokens if usage is not None else 0,
+            completion_tokens=usage.completion_tokens if usage is not None else 0,
+        )
+
+
+FrozenModel: TypeAlias = MessageCompleter | TokenCompleter | tinker.SamplingClient | RemoteModel
+
+
+def frozen_models(
+    models: Mapping[str, FrozenModel], policy: str, renderer: PromptRenderer
+) -> dict[str, Answers]:
+    """What answers the calls to each name.
+
+    Raises:
+        InvalidModelError: One is no model, or has the policy's name.
+    """
+    if policy in models:
+        raise InvalidModelError(
+            f"models={{{policy!r}: ...}} has the policy's own name. Name the policy otherwise "
+            "(model_name=...), or leave the entry out."
+        )
+    return {name: _answers(name, model, renderer) for name, model in models.items()}
+
+
+def _answers(name: str, model: FrozenModel, renderer: PromptRenderer) -> Answers:
+    if isinstance(model, RemoteModel):
+        return model
+    if isinstance(model, MessageCompleter):
+        return _FromMessages(model)
+    if isinstance(model, TokenCompleter):
+        return _FromTokens(model, renderer)
+    if hasattr(model, "sample_async"):
+        return _FromTokens(TinkerTokenCompleter(model, MAX_TOKENS), renderer)
+    raise InvalidModelError(
+        f"models[{name!r}] is {model!r:.200}; expected a MessageCompleter, a TokenCompleter, a "
+        "tinker.SamplingClient or an evert.RemoteModel."
+    )
+
+
+@dataclass(frozen=True)
+class _FromMessages:
+    completer: MessageCompleter
+
+    async def __call__(self, request: ChatRequest) -> Reply:
+        if request.tools:
+            raise bad_request(
+                f"The model {request.model!r} is a MessageCompleter, which takes no tools. Give "
+                "the Env a TokenCompleter, a sampling client or a RemoteModel for it.",
+                param="tools",
+            )
+        messages = [read_message(m, index, {}) for index, m in enumerate(request.messages)]
+        parsed = await self.completer(messages)
+        return read_reply(
+            parsed, truncated=False, call_ids="call", prompt_tokens=0, completion_tokens=0
+        )
+
+
+@dataclass(frozen=True)
+class _FromTokens:
+    completer: TokenCompleter
+    renderer: PromptRenderer
+
+    async def __call__(self, request: ChatRequest) -> Reply:
+        conversation = ConversationBook(self.renderer).observe(request, "", self.renderer)
+        action = await self.completer(
+            conversation.prompt(),
+            self.renderer.stop_with(request.stop),
+            max_tokens=request.max_tokens,
+        )
+        reply, _ = read_action(
+            list(action.tokens),
+            self.renderer,
+            truncated=action.stop_reason == "length",
+            stop=request.stop,
+            call_ids="call",
+            prompt_tokens=conversation.length,
+        )
+        return reply
+
+
+def count_tokens(request: ChatRequest, renderer: PromptRenderer) -> int:
+    """Length of the prompt that a request would be.
+
+    Raises:
+        openai.BadRequestError: It cannot be read or rendered.
+    """
+    return ConversationBook(renderer).observe(request, "", renderer).length
