@@ -444,6 +444,7 @@ class ChatAgentEnv(Env):
                 await self.close()
                 raise
             if isinstance(event, AgentEnd):
+                await run.release()
                 return self._ending(event)
             reason = self._stop_reason
             if self._limits.max_turns is not None and self.turns >= self._limits.max_turns:

@@ -15,7 +15,7 @@ import concurrent.futures
 import contextvars
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
@@ -113,6 +113,7 @@ class AgentRun:
     _end: AgentEnd | None = None
     _closed: bool = False
     _refused: int = 0
+    _releases: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     _frozen_calls: "dict[asyncio.Task[None], ParkedCall]" = field(default_factory=dict)
     _task: "asyncio.Task[Any] | None" = None
     _thread: threading.Thread | None = None
@@ -190,6 +191,15 @@ class AgentRun:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(end)
 
+    def on_release(self, release: Callable[[], Awaitable[None]]) -> None:
+        """Have something let go when the run is over. Safe from any thread."""
+        self._releases.append(release)
+
+    async def release(self) -> None:
+        """Let go of what was held for the agent; again to no effect."""
+        while self._releases:
+            await self._releases.pop()()
+
     @property
     def is_over(self) -> bool:
         """Whether the agent function is done."""
@@ -221,6 +231,7 @@ class AgentRun:
                 await asyncio.wait_for(self._ended.wait(), patience)
             except TimeoutError:
                 continue
+        await self.release()
         return self.is_over
 
     def abandon(self) -> None:

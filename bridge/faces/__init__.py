@@ -7,4 +7,6 @@ From the inside outwards:
     transport.py  the API in process: a transport for httpx and httpx2
     sdks.py       the OpenAI and Anthropic SDKs over the transport
     takeover.py   the calls of agents that build their own client
+    server.py     the API over loopback HTTP, for other processes
+    process.py    agents that are commands
 """

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from anthropic import Anthropic, AsyncAnthropic
     from openai import AsyncOpenAI, OpenAI
 
+    from evert.bridge.faces.server import Address
+
 
 class _Handle:
     """What both clients share: who they speak for, and the notes an agent makes."""
@@ -31,6 +33,7 @@ class _Handle:
     def __init__(self, run: AgentRun, model: str, endpoint: Endpoint) -> None:
         self._run = run
         self._endpoint = endpoint
+        self._addresses: dict[str, Address] = {}
         self._numbers = itertools.count()
         self.model = model
 
@@ -66,6 +69,32 @@ class _Handle:
     def transport(self) -> Transport:
         """For frameworks that take an ``httpx`` or ``httpx2`` client, sync or async."""
         return Transport(self._endpoint)
+
+    def serve(self, host: str = "127.0.0.1") -> "Address":
+        """An HTTP address of this rollout, for agents in other processes; once a host.
+
+        Args:
+            host: Interface to listen on. Another than loopback lets other machines in, over plain
+                HTTP.
+
+        Raises:
+            OSError: The interface cannot be listened on.
+        """
+        from evert.bridge.faces.server import serve
+
+        if host not in self._addresses:
+            self._addresses[host] = serve(self._endpoint, host)
+        return self._addresses[host]
+
+    @property
+    def base_url(self) -> str:
+        """Base URL of this rollout for an OpenAI client in any process on this machine."""
+        return self.serve().base_url
+
+    @property
+    def api_key(self) -> str:
+        """The key that goes with ``base_url``."""
+        return self.serve().api_key
 
     @cached_property
     def openai(self) -> "AsyncOpenAI":

@@ -109,7 +109,7 @@ class Endpoint:
     """
 
     def __init__(self, run: AgentRun, model: str, renderer: PromptRenderer) -> None:
-        self._run = run
+        self.run = run
         self._renderer = renderer
         self.models = (model, *run.frozen)
         self._numbers = itertools.count()
@@ -140,7 +140,7 @@ class Endpoint:
         if isinstance(call, Answer):
             return call
         try:
-            return call.answered(await self._run.call(call.request))
+            return call.answered(await self.ask(call.request))
         except REFUSALS as error:
             return call.refused(error)
 
@@ -154,9 +154,13 @@ class Endpoint:
         if isinstance(call, Answer):
             return call
         try:
-            return call.answered(self._run.call_blocking(call.request))
+            return call.answered(self.run.call_blocking(call.request))
         except REFUSALS as error:
             return call.refused(error)
+
+    async def ask(self, request: ChatRequest) -> Reply:
+        """Make a call that was read; raises what the run raises."""
+        return await self.run.call(request)
 
     def read(self, method: str, path: str, content: bytes) -> Call | Answer:
         """The model call that a request makes, or its answer if it is none, or a bad one."""

@@ -1,0 +1,270 @@
+"""The rollouts' APIs over loopback HTTP, for agents in other processes.
+
+One server an event loop, however many rollouts there are; each has an unguessable key, which its
+process sends as the API key. The server starts with the first rollout that asks for an address and
+stops with the last that is released.
+
+- A retry that the SDK marks as one (``x-stainless-retry-count``), with the same body, gets the
+  reply of the call it repeats: nothing is sampled twice. An equal body without the mark is a new
+  call.
+- A stream that waits for the trainer is kept alive by comments, which every SDK skips.
+- A call whose client has gone is given up, unless it is retried within some seconds.
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+import secrets
+import socket
+import weakref
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from evert.bridge.errors import AgentAborted
+from evert.bridge.faces.endpoint import JSON, REFUSALS, Answer, Call, Endpoint
+from evert.bridge.messages import Reply
+
+logger = logging.getLogger(__name__)
+
+LOOPBACK = "127.0.0.1"
+
+BODY_LIMIT = 64 * 2**20
+"""Bytes of a request's body; a longer one is a 413."""
+
+PING_EVERY = 10.0
+"""Seconds between the comments that keep a waiting stream alive."""
+
+RETRY_PATIENCE = 10.0
+"""Seconds that a call outlives its client, for a retry to find it."""
+
+REMEMBERED = 8
+"""Latest calls of a rollout that a retry can find."""
+
+BACKLOG = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a rollout is served.
+
+    Attributes:
+        root_url: Base URL for the Anthropic SDK.
+        base_url: Base URL for the OpenAI SDK.
+        api_key: The rollout's key.
+    """
+
+    root_url: str
+    base_url: str
+    api_key: str
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """A call that is being answered, and how many clients wait for it."""
+
+    reply: "asyncio.Task[Reply]"
+    clients: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Rollout:
+    """One rollout's endpoint, and its latest calls by path and body."""
+
+    endpoint: Endpoint
+    calls: "OrderedDict[bytes, _Pending]" = field(default_factory=OrderedDict)
+
+
+class Server:
+    """The server of one event loop on one interface.
+
+    Args:
+        loop: Where it runs; the rollouts' own.
+        host: Interface to listen on.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, host: str) -> None:
+        self._loop = loop
+        self._rollouts: dict[str, _Rollout] = {}
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, 0), family=family, backlog=BACKLOG)
+        self._host = f"[{host}]" if ":" in host else host
+        app = web.Application(client_max_size=BODY_LIMIT)
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1
+        )
+        self._started: asyncio.Task[None] | None = None
+        loop.call_soon_threadsafe(self._begin)
+
+    def _begin(self) -> None:
+        self._started = self._loop.create_task(self._start(), name="evert server")
+
+    async def _start(self) -> None:
+        await self._runner.setup()
+        await web.SockSite(self._runner, self._socket, backlog=BACKLOG).start()
+
+    def add(self, endpoint: Endpoint) -> Address:
+        """Serve a rollout. Safe from any thread."""
+        key = f"evert-{secrets.token_urlsafe(24)}"
+        self._rollouts[key] = _Rollout(endpoint)
+        port = self._socket.getsockname()[1]
+        root = f"http://{self._host}:{port}"
+        return Address(root, f"{root}/v1", key)
+
+    async def release(self, key: str) -> bool:
+        """Serve a rollout no more; True when it was the last and the server has stopped."""
+        rollout = self._rollouts.pop(key)
+        for pending in rollout.calls.values():
+            pending.reply.cancel()
+        if self._rollouts:
+            return False
+        if self._started is not None:
+            await self._started
+        await self._runner.cleanup()
+        self._socket.close()
+        return True
+
+    # -- requests --------------------------------------------------------------------------------
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        rollout = self._rollouts.get(_key_of(request))
+        if rollout is None:
+            message = "No rollout has this API key. It ends with its episode."
+            return _whole(_error(401, message, "authentication_error", "invalid_api_key"))
+        try:
+            content = await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            message = f"The body is longer than {BODY_LIMIT} bytes."
+            return _whole(_error(413, message, "invalid_request_error", "request_too_large"))
+        call = rollout.endpoint.read(request.method, request.path, content)
+        if isinstance(call, Answer):
+            return _whole(call)
+        identity = hashlib.sha256(request.path.encode() + b"\0" + content).digest()
+        pending = self._pending(rollout, call, identity, is_retry=_is_retry(request))
+        pending.clients += 1
+        try:
+            if call.stream:
+                return await _streamed(request, call, pending.reply)
+            return _whole(await _answer(call, pending.reply))
+        finally:
+            pending.clients -= 1
+            if pending.clients == 0 and not pending.reply.done():  # the client has gone
+                self._loop.call_later(RETRY_PATIENCE, _give_up, pending)
+
+    def _pending(
+        self, rollout: _Rollout, call: Call, identity: bytes, *, is_retry: bool
+    ) -> _Pending:
+        known = rollout.calls.get(identity)
+        if is_retry and known is not None and not known.reply.cancelled():
+            return known
+        reply = self._loop.create_task(rollout.endpoint.ask(call.request), name="http")
+        reply.add_done_callback(_retrieve)
+        pending = rollout.calls[identity] = _Pending(reply)
+        rollout.calls.move_to_end(identity)
+        while len(rollout.calls) > REMEMBERED:
+            oldest = next(iter(rollout.calls.items()))
+            if not oldest[1].reply.done():
+                break  # many calls at once: all of them are still needed
+            del rollout.calls[oldest[0]]
+        return pending
+
+
+def _retrieve(reply: "asyncio.Task[Reply]") -> None:
+    if not reply.cancelled():
+        reply.exception()  # whoever waited has it; nobody may be left to
+
+
+def _give_up(pending: _Pending) -> None:
+    if pending.clients == 0:
+        pending.reply.cancel()
+
+
+def _key_of(request: web.Request) -> str:
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+
+
+def _is_retry(request: web.Request) -> bool:
+    return request.headers.get("x-stainless-retry-count", "0") not in ("0", "")
+
+
+async def _answer(call: Call, reply: "asyncio.Task[Reply]") -> Answer:
+    try:
+        return call.answered(await asyncio.shield(reply))
+    except REFUSALS as error:
+        return call.refused(error)
+    except AgentAborted as error:
+        return call.refused(RuntimeError(str(error)))
+
+
+def _whole(answer: Answer) -> web.Response:
+    return web.Response(
+        status=answer.status, body=answer.content, headers={"content-type": answer.content_type}
+    )
+
+
+async def _streamed(
+    request: web.Request, call: Call, reply: "asyncio.Task[Reply]"
+) -> web.StreamResponse:
+    """A stream; a refusal that comes at once is an answer of its own, with its status."""
+    await asyncio.wait({reply}, timeout=PING_EVERY)
+    if reply.done():
+        return _whole(await _answer(call, reply))
+    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    await response.prepare(request)
+    while not reply.done():
+        await response.write(b": waiting\n\n")
+        await asyncio.wait({reply}, timeout=PING_EVERY)
+    try:
+        await response.write(call.answered(reply.result()).content)
+    except REFUSALS as error:
+        await response.write(call.refused_late(error))
+    await response.write_eof()
+    return response
+
+
+def _error(status: int, message: str, kind: str, code: str) -> Answer:
+    error = {"message": message, "type": kind, "param": None, "code": code}
+    return Answer(status, json.dumps({"type": "error", "error": error}).encode(), JSON)
+
+
+# -- one server a loop -----------------------------------------------------------------------------
+
+_servers: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Server]]" = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def serve(endpoint: Endpoint, host: str = LOOPBACK) -> Address:
+    """Give a rollout an address until it is released. Safe from any thread.
+
+    Args:
+        endpoint: The rollout's API.
+        host: Interface to listen on. Another than loopback lets other machines in, over plain
+            HTTP: that is said in a warning.
+
+    Raises:
+        OSError: The interface cannot be listened on.
+    """
+    run = endpoint.run
+    if host not in (LOOPBACK, "::1", "localhost"):
+        logger.warning(
+            "Model calls are served on %s over plain HTTP: whoever can read the traffic can read "
+            "the rollouts and their keys. Put a proxy with TLS or an SSH tunnel in front.",
+            host,
+        )
+    servers = _servers.setdefault(run.loop, {})
+    server = servers.get(host)
+    if server is None:
+        server = servers[host] = Server(run.loop, host)
+    address = server.add(endpoint)
+
+    async def release() -> None:
+        if await server.release(address.api_key) and servers.get(host) is server:
+            del servers[host]
+
+    run.on_release(release)
+    return address
