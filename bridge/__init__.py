@@ -17,6 +17,8 @@ Read in this order:
     actions.py       what sampled tokens say, and what if they do not parse
     limits.py        the Cookbook's limits, with the agent's own max_tokens
     endings.py       the last transition of an episode
+    diagnosis.py     tool calls that were lost
+    explain.py       a rollout for people
     env.py           ChatAgentEnv: all of it as an Env
     group.py         groups of episodes
     dataset.py       batches of groups

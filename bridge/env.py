@@ -45,8 +45,10 @@ from tinker_cookbook.rl.types import (
 from evert.bridge.actions import FormatRetries, ParseErrors, ToolBudget, Verdict, read_action
 from evert.bridge.agent import NO_TASK, Agent, inspect_agent, outcome_of
 from evert.bridge.conversation import Conversation
+from evert.bridge.diagnosis import ToolCounts
 from evert.bridge.endings import Ending, comes_from, end_with, take_notes
 from evert.bridge.errors import AgentError, AgentTimeoutError, EnvClosedError, EnvStateError
+from evert.bridge.explain import CALLER, DRIFT, LINEAGE
 from evert.bridge.faces import takeover
 from evert.bridge.faces.client import AgentClient, BlockingAgentClient
 from evert.bridge.faces.endpoint import Endpoint
@@ -174,6 +176,7 @@ class ChatAgentEnv(Env):
         self._close_timeout = close_timeout
         self._frozen = frozen_models(models or {}, model_name, self._renderer)
         self._formats = FormatRetries(format_retries)
+        self._tool_counts = ToolCounts()
         self._tool_budget = ToolBudget(self._limits.max_tool_calls)
         self._book = ConversationBook(self._renderer, longest_prompt(self._limits))
         self._run: AgentRun | None = None
@@ -240,6 +243,7 @@ class ChatAgentEnv(Env):
         truncated = (extra or {}).get("stop_reason") == "length"
         metrics: Metrics = {}
         logs: Logs = {}
+        logs[CALLER], logs[LINEAGE] = call.caller, conversation.lineage
         call_ids = f"call-{self.turns}"
         self.turn_lineages.append(conversation.lineage)
         self.turn_callers.append(call.caller)
@@ -253,6 +257,7 @@ class ChatAgentEnv(Env):
             call_ids=call_ids,
             prompt_tokens=conversation.length,
         )
+        self._tool_counts.count(call.request, reply)
         verdict = self._parse_errors.judge(reply, problem, metrics, logs)
         if verdict is Verdict.END:
             return self._last_step(await self._stop_unparsed(), metrics, logs)
@@ -276,7 +281,7 @@ class ChatAgentEnv(Env):
         if isinstance(upcoming, Ending):
             return self._last_step(upcoming, metrics, logs)
         if self._book.latest_drift is not None:
-            logs["drift"] = str(self._book.latest_drift)
+            logs[DRIFT] = str(self._book.latest_drift)
         return self._next_step(upcoming, metrics, logs)
 
     def _ask_again(
@@ -497,7 +502,9 @@ class ChatAgentEnv(Env):
 
     def _end_with(self, reason: str, reward: float = 0.0) -> Ending:
         assert self._run is not None
-        return end_with(reason, self._run, self._book, reward)
+        ending = end_with(reason, self._run, self._book, reward)
+        self._tool_counts.report(ending.metrics)
+        return ending
 
     def _penalty(self) -> float:
         policy = self._parse_errors.policy

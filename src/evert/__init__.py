@@ -35,8 +35,11 @@ if TYPE_CHECKING:
         InvalidAgentError,
         RewardError,
     )
+    from evert.bridge.explain import explain
     from evert.bridge.faces.client import AgentClient, BlockingAgentClient
+    from evert.bridge.faces.process import ProcessAgent
     from evert.bridge.group import ChatAgentGroupBuilder
+    from evert.bridge.models import RemoteModel
     from evert.bridge.scripted import ScriptedPolicy
     from evert.envs.registration import register_agent
     from evert.trainers.engine import embedded_engine
@@ -59,10 +62,13 @@ _HOMES = {
     "EvertError": "evert.bridge.errors",
     "InvalidAgentError": "evert.bridge.errors",
     "Outcome": "evert.bridge.agent",
+    "ProcessAgent": "evert.bridge.faces.process",
+    "RemoteModel": "evert.bridge.models",
     "RewardError": "evert.bridge.errors",
     "ScriptedPolicy": "evert.bridge.scripted",
     "check_env": "evert.bridge.check",
     "embedded_engine": "evert.trainers.engine",
+    "explain": "evert.bridge.explain",
     "register_agent": "evert.envs.registration",
 }
 
@@ -82,11 +88,14 @@ __all__ = [
     "EvertError",
     "InvalidAgentError",
     "Outcome",
+    "ProcessAgent",
+    "RemoteModel",
     "RewardError",
     "ScriptedPolicy",
     "__version__",
     "check_env",
     "embedded_engine",
+    "explain",
     "register_agent",
 ]
 

@@ -175,7 +175,7 @@ async def test_texts_and_rewards_are_those_of_the_cookbooks_environment(script: 
         expected = await theirs.step(action)
         _, reward, terminated, _, info = ours.step(action)
         assert (reward, terminated) == (expected.reward, expected.episode_done)
-        assert info["logs"] == expected.logs
+        assert info["logs"].items() >= expected.logs.items()
         if terminated:
             break
         # Theirs names the policy "player" where ours, as any chat agent, says "assistant".

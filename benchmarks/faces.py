@@ -1,0 +1,350 @@
+"""What a model call costs on each way in, without any model.
+
+In process, one call of the real OpenAI SDK in a growing conversation (microseconds):
+
+    nothing    the SDK over a transport that answers at once: the SDK's own cost
+    evert      the SDK over evert's transport, the Cookbook's runner and the policy included
+    echo       the SDK against an HTTP server in another process that only echoes
+
+Over HTTP, whole conversations (milliseconds), one aiohttp client, the same renderer and replies:
+
+    evert      the loopback server, the Cookbook's runner included
+    cookbook   the Cookbook's chat proxy
+
+And 1,000 rollouts at once over HTTP: none lost, none mixed up, nothing left.
+
+    python benchmarks/faces.py [--quick] [--turns 10 100] [--repeats 5] [--rollouts 1000]
+
+Every row is the median of its repeats; the spread is (max - min) / median.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import resource
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import openai
+import psutil
+from aiohttp import web
+from rich.console import Console
+from rich.table import Table
+from tinker_cookbook.capture.proxy.app import ProxyDeps, make_app
+from tinker_cookbook.rl.rollouts import do_single_rollout
+
+from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
+from evert.bridge.base import default_renderer
+from evert.bridge.faces.endpoint import Answer
+from evert.bridge.faces.transport import response_for
+
+SYSTEM = "You are a player in a game of questions. Ask one question at a time, and keep it short."
+REPLY = "Is it something that people keep in the kitchen?"
+FEEDBACK = "No, it is not, think of a place where people go to work instead."
+
+WHOLE = {
+    "id": "x",
+    "object": "chat.completion",
+    "created": 0,
+    "model": "policy",
+    "choices": [
+        {
+            "index": 0,
+            "finish_reason": "stop",
+            "message": {"role": "assistant", "content": REPLY},
+        }
+    ],
+    "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+}
+BODY = json.dumps(WHOLE).encode()
+
+
+# -- in process ------------------------------------------------------------------------------------
+
+
+class Nothing:
+    """A transport that answers at once."""
+
+    async def handle_async_request(self, request: Any) -> Any:
+        """The same answer to everything."""
+        await request.aread()
+        return response_for(request, Answer(200, BODY))
+
+    async def aclose(self) -> None:
+        """Nothing is open."""
+
+    async def __aenter__(self) -> "Nothing":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+
+async def converse(client: openai.AsyncOpenAI, turns: int) -> float:
+    """Seconds that the calls of a conversation took."""
+    messages: list[Any] = [{"role": "system", "content": SYSTEM}]
+    spent = 0.0
+    for _ in range(turns):
+        start = time.perf_counter()
+        completion = await client.chat.completions.create(model="policy", messages=messages)
+        spent += time.perf_counter() - start
+        reply = completion.choices[0].message.content
+        messages += [
+            {"role": "assistant", "content": reply},
+            {"role": "user", "content": FEEDBACK},
+        ]
+    return spent
+
+
+async def over_nothing(turns: int, url: str) -> float:
+    """The SDK's own cost."""
+    transport: Any = Nothing()
+    http = openai.DefaultAsyncHttpxClient(transport=transport, trust_env=False)
+    async with openai.AsyncOpenAI(api_key="x", base_url="http://x/v1", http_client=http) as client:
+        return await converse(client, turns)
+
+
+async def over_evert(turns: int, url: str) -> float:
+    """A whole episode; the time is the agent's, from call to reply."""
+    spent = 0.0
+
+    async def agent(client: AgentClient) -> float:
+        nonlocal spent
+        spent = await converse(client.openai, turns)
+        return 0.0
+
+    await do_single_rollout(ScriptedPolicy([REPLY] * turns), ChatAgentEnv(agent))
+    return spent
+
+
+async def over_echo(turns: int, url: str) -> float:
+    """The same SDK over loopback HTTP."""
+    async with openai.AsyncOpenAI(api_key="x", base_url=url) as client:
+        await converse(client, 1)  # connect
+        return await converse(client, turns)
+
+
+def echo_server(port: Any) -> None:
+    """Serve the same answer for ever, in a process of its own."""
+
+    async def handle(request: web.Request) -> web.Response:
+        await request.read()
+        return web.Response(body=BODY, content_type="application/json")
+
+    async def serve() -> None:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", handle)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        port.put(runner.addresses[0][1])
+        await asyncio.Event().wait()
+
+    asyncio.run(serve())
+
+
+# -- over HTTP -------------------------------------------------------------------------------------
+
+
+async def chat(session: aiohttp.ClientSession, url: str, key: str, turns: int, text: str) -> None:
+    """A conversation with a bare HTTP client; checks that every reply is its own."""
+    headers = {"authorization": f"Bearer {key}"}
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
+    for _ in range(turns):
+        body = {"model": "policy", "messages": messages, "max_tokens": 64}
+        async with session.post(f"{url}/chat/completions", json=body, headers=headers) as response:
+            answer = await response.json()
+        content = answer["choices"][0]["message"]["content"]
+        if not content.endswith(text):
+            raise RuntimeError(f"the rollout of {text!r} got {content!r}")
+        messages += [
+            {"role": "assistant", "content": content},
+            {"role": "user", "content": FEEDBACK},
+        ]
+
+
+def answering(text: str) -> Callable[[str], str]:
+    """A policy's reply that shows whose it is."""
+    return lambda prompt: f"{REPLY} {text}"
+
+
+async def http_evert(turns: int) -> float:
+    """One rollout over the loopback server."""
+    spent = 0.0
+
+    async def agent(client: AgentClient) -> float:
+        nonlocal spent
+        async with aiohttp.ClientSession() as session:
+            start = time.perf_counter()
+            await chat(session, client.base_url, client.api_key, turns, "one")
+            spent = time.perf_counter() - start
+        return 0.0
+
+    await do_single_rollout(ScriptedPolicy(answering("one")), ChatAgentEnv(agent))
+    return spent
+
+
+class Sampling:
+    """The scripted policy as the sampling client that the Cookbook's proxy wants."""
+
+    def __init__(self) -> None:
+        renderer = default_renderer()
+        self._tokens = renderer.tokenizer.encode(f"{REPLY} one<|im_end|>")
+
+    async def sample_async(self, **_: Any) -> Any:
+        """The same tokens."""
+        return SimpleNamespace(sequences=[SimpleNamespace(tokens=self._tokens, stop_reason="stop")])
+
+
+async def http_cookbook(turns: int) -> float:
+    """The same conversation over the Cookbook's chat proxy."""
+    deps = ProxyDeps(default_renderer(), Sampling(), "policy")  # type: ignore[arg-type]
+    runner = web.AppRunner(make_app(deps), access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    async with aiohttp.ClientSession() as session:
+        start = time.perf_counter()
+        await chat(session, url, "x", turns, "one")
+        spent = time.perf_counter() - start
+    await runner.cleanup()
+    return spent
+
+
+async def many(rollouts: int, turns: int = 3) -> dict[str, float]:
+    """Rollouts at once over HTTP: seconds, and what is left afterwards."""
+    process = psutil.Process()
+    connector = aiohttp.TCPConnector(limit=0)
+
+    async def agent(client: AgentClient, task: str) -> float:
+        await chat(session, client.base_url, client.api_key, turns, task)
+        return 1.0
+
+    async def one(number: int) -> int:
+        task = f"rollout {number}."
+        policy = ScriptedPolicy(lambda prompt: f"{REPLY} {_asked(prompt)}")
+        trajectory = await do_single_rollout(policy, ChatAgentEnv(agent, task))
+        return len(trajectory.transitions)
+
+    def _asked(prompt: str) -> str:
+        return "rollout" + prompt.split("rollout")[1].split(".")[0] + "."
+
+    before = process.num_fds(), process.num_threads()
+    start = time.perf_counter()
+    async with aiohttp.ClientSession(connector=connector) as session:
+        lengths = await asyncio.gather(*map(one, range(rollouts)))
+    seconds = time.perf_counter() - start
+    await asyncio.sleep(0.3)
+    if lengths != [turns] * rollouts:
+        raise RuntimeError("a rollout lost a call")
+    after = process.num_fds(), process.num_threads()
+    return {
+        "seconds": seconds,
+        "files left": after[0] - before[0],
+        "threads left": after[1] - before[1],
+        "tasks left": len(asyncio.all_tasks()) - 1,
+    }
+
+
+# -- the tables ------------------------------------------------------------------------------------
+
+
+async def repeat(measure: Callable[[], Awaitable[float]], times: int) -> list[float]:
+    """Some measurements after one to warm up."""
+    await measure()
+    return [await measure() for _ in range(times)]
+
+
+def show(times: list[float], unit: float, best: float) -> str:
+    """Median, spread, and times ``best``."""
+    median = statistics.median(times)
+    spread = (max(times) - min(times)) / median
+    return f"{median * unit:,.1f} ±{spread:.0%}  x{median / best:.2f}"
+
+
+async def run(options: argparse.Namespace, url: str, console: Console) -> None:
+    """Measure and print."""
+    rows: dict[str, Callable[[int, str], Awaitable[float]]] = {
+        "nothing": over_nothing,
+        "evert": over_evert,
+        "echo": over_echo,
+    }
+    table = Table(title="One call of the OpenAI SDK, microseconds (times evert's)")
+    table.add_column("row")
+    measured: dict[tuple[str, int], list[float]] = {}
+    for turns in options.turns:
+        table.add_column(f"{turns} turns", justify="right")
+        for name, measure in rows.items():
+            count = max(1, options.calls // turns)
+
+            async def calls(
+                measure: Any = measure, turns: int = turns, count: int = count
+            ) -> float:
+                return sum([await measure(turns, url) for _ in range(count)]) / (count * turns)
+
+            measured[name, turns] = await repeat(calls, options.repeats)
+    for name in rows:
+        best = [statistics.median(measured["evert", turns]) for turns in options.turns]
+        cells = [show(measured[name, t], 1e6, b) for t, b in zip(options.turns, best, strict=True)]
+        table.add_row(name, *cells)
+    console.print(table)
+    for turns in options.turns:
+        medians = [statistics.median(measured[name, turns]) for name in ("evert", "nothing")]
+        console.print(
+            f"evert's own share at {turns} turns: {(medians[0] - medians[1]) * 1e6:.0f} us"
+        )
+
+    table = Table(title="A conversation over HTTP, milliseconds (times evert's)")
+    table.add_column("row")
+    http = {"evert": http_evert, "cookbook": http_cookbook}
+    for turns in options.turns:
+        table.add_column(f"{turns} turns", justify="right")
+        for name, face in http.items():
+            times = max(options.repeats, 100 // turns)
+            measured[f"http {name}", turns] = await repeat(lambda f=face, t=turns: f(t), times)  # type: ignore[misc]
+    for name in http:
+        best = [statistics.median(measured["http evert", turns]) for turns in options.turns]
+        table.add_row(
+            name,
+            *(
+                show(measured[f"http {name}", t], 1e3, b)
+                for t, b in zip(options.turns, best, strict=True)
+            ),
+        )
+    console.print(table)
+    left = await many(options.rollouts)
+    found = ", ".join(f"{name} {value:.4g}" for name, value in left.items())
+    console.print(f"{options.rollouts} rollouts of 3 turns at once over HTTP: {found}")
+
+
+def main() -> None:
+    """Measure and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--turns", type=int, nargs="+", default=[10, 100])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--calls", type=int, default=500, help="calls a repeat")
+    parser.add_argument("--rollouts", type=int, default=1000)
+    parser.add_argument("--quick", action="store_true", help="two repeats, few calls and rollouts")
+    options = parser.parse_args()
+    if options.quick:
+        options.repeats, options.calls, options.rollouts = 2, 100, 100
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 3 * options.rollouts + 500  # both ends of a connection are ours
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(wanted, hard)), hard))
+    port: Any = multiprocessing.Queue()
+    server = multiprocessing.Process(target=echo_server, args=(port,), daemon=True)
+    server.start()
+    try:
+        url = f"http://127.0.0.1:{port.get(timeout=60)}/v1"
+        asyncio.run(run(options, url, Console()))
+    finally:
+        server.terminate()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""What goes wrong in silence: tools that were offered and calls that were lost.
+
+A policy that writes tool calls in another format than its renderer parses loses every one of them,
+and the run's reward alone does not say so. These counts join the last transition's metrics.
+"""
+
+import re
+from dataclasses import dataclass
+
+from tinker_cookbook.rl.types import Metrics
+
+from evert.bridge.messages import Reply
+from evert.bridge.requests import ChatRequest
+
+MARKUP = re.compile(
+    r"</?tool_call|<function=|<\|python_tag\|>|<\|tool_call|\[TOOL_CALLS\]|<｜tool"
+    r'|<invoke name=|"arguments"\s*:|functions\.\w+:\d'
+)
+"""How the formats of common models write a tool call."""
+
+
+@dataclass(slots=True)
+class ToolCounts:
+    """Counts over an episode.
+
+    Attributes:
+        offered: Most tools that one call offered.
+        parsed: Tool calls that reached the agent.
+        unparsed: Tool calls that the renderer saw and could not parse.
+        markup: Replies in whose text a tool call's markup was left.
+    """
+
+    offered: int = 0
+    parsed: int = 0
+    unparsed: int = 0
+    markup: int = 0
+
+    def count(self, request: ChatRequest, reply: Reply) -> None:
+        """Take a reply into account."""
+        if request.tools:
+            self.offered = max(self.offered, len(request.tools))
+        self.parsed += len(reply.tool_calls)
+        self.unparsed += len(reply.unparsed)
+        if "<" in reply.text or '"' in reply.text or "[" in reply.text or "." in reply.text:
+            self.markup += MARKUP.search(reply.text) is not None
+
+    def report(self, metrics: Metrics) -> None:
+        """Write the counts down, unless the episode had nothing to do with tools."""
+        if self.offered or self.parsed or self.unparsed or self.markup:
+            metrics["tools/offered"] = self.offered
+            metrics["tools/calls"] = self.parsed
+            metrics["tools/calls_unparsed"] = self.unparsed
+            metrics["tools/markup_in_text"] = self.markup

@@ -1,0 +1,155 @@
+"""``explain``: a rollout for people. Who called, what was new, what was sampled, what it earned."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.text import Text
+from tinker_cookbook.renderers import Renderer
+from tinker_cookbook.rl.types import STOP_METRIC_PREFIX, Trajectory, Transition
+
+from evert.bridge.rendering import PromptRenderer, prompt_renderer
+from evert.bridge.tokens import FlatPrompt, flatten
+
+CALLER = "caller"
+LINEAGE = "lineage"
+DRIFT = "drift"
+"""Keys of a transition's logs that ``ChatAgentEnv`` writes and ``explain`` reads."""
+
+_OURS = (CALLER, LINEAGE, DRIFT)
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """Which earlier tokens a prompt repeats: all of transition ``turn``'s up to ``length``."""
+
+    turn: int
+    length: int
+    is_whole: bool
+
+
+def explain(
+    trajectory: Trajectory, *, renderer: Renderer | None = None, console: Console | None = None
+) -> None:
+    """Print a rollout, turn by turn.
+
+    Args:
+        trajectory: From ``do_single_rollout``, or one of a group's.
+        renderer: Of the Env that made it; None for the default one. Only decodes.
+        console: Where to print; None: standard output, in colour if that is a terminal.
+
+    Every turn shows the task or thread that made the call, the token sequence (lineage) it
+    continues, the part of the prompt that was new, what was sampled and what it earned. Where a
+    lineage begins, it says which turn it forked from, and why.
+    """
+    out = console if console is not None else Console(highlight=False)
+    decoder = prompt_renderer(renderer)
+    known: list[FlatPrompt] = []
+    for number, transition in enumerate(trajectory.transitions):
+        prompt = flatten(transition.ob.chunks)
+        origin = _origin(prompt, known)
+        out.print(_heading(number, transition, len(prompt)))
+        out.print(_source(origin, transition))
+        new = prompt[origin.length :] if origin is not None else prompt
+        out.print(_block("new", _decoded(new, decoder), "cyan"))
+        out.print(_block("sampled", _decoded(transition.ac.tokens, decoder), "green"))
+        out.print(_earned(transition))
+        known.append([*prompt, *transition.ac.tokens])
+    out.print(_summary(trajectory))
+
+
+def _origin(prompt: FlatPrompt, known: Sequence[FlatPrompt]) -> _Origin | None:
+    """The latest of the earlier turns that the prompt shares most with; None: with none."""
+    best: _Origin | None = None
+    for turn, before in enumerate(known):
+        length = _shared(prompt, before)
+        if length and (best is None or length >= best.length):
+            best = _Origin(turn, length, length == len(before))
+    return best
+
+
+def _shared(first: FlatPrompt, second: FlatPrompt) -> int:
+    """Length of the common beginning, by halving: whole slices compare fast."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _heading(number: int, transition: Transition, length: int) -> Text:
+    text = Text(f"turn {number}", style="bold")
+    caller = transition.logs.get(CALLER)
+    lineage = transition.logs.get(LINEAGE)
+    if caller is not None:
+        text.append(f"  called by {caller}")
+    if lineage is not None:
+        text.append(f"  lineage {lineage}")
+    text.append(f"  prompt {length} tokens, sampled {len(transition.ac.tokens)}", style="dim")
+    return text
+
+
+def _source(origin: _Origin | None, transition: Transition) -> Text:
+    cause = transition.logs.get(DRIFT)
+    why = f" (drift: {cause})" if cause else ""
+    if origin is not None and origin.is_whole:
+        return Text(f"  continues turn {origin.turn}{why}", style="dim")
+    text = Text(f"  begins a new sequence{why}", style="yellow" if cause else "dim")
+    if origin is not None:
+        text.append(f"; its first {origin.length} tokens are those of turn {origin.turn}")
+    return text
+
+
+def _block(name: str, text: str, style: str) -> Text:
+    block = Text()
+    for index, line in enumerate(text.splitlines() or [""]):
+        block.append(f"  {name if index == 0 else '':<8}| ", style="dim")
+        block.append(f"{line}\n", style=style)
+    block.rstrip()
+    return block
+
+
+def _decoded(tokens: Sequence[object], decoder: PromptRenderer) -> str:
+    """Text of a flat prompt; a chunk that is no text is shown as what it is."""
+    parts: list[str] = []
+    run: list[int] = []
+    for token in [*tokens, None]:
+        if isinstance(token, int):
+            run.append(token)
+            continue
+        if run:
+            parts.append(decoder.decode(run))
+            run = []
+        if token is not None:
+            parts.append(f"[{type(token).__name__}]")
+    return "".join(parts)
+
+
+def _earned(transition: Transition) -> Text:
+    text = Text(f"  reward {transition.reward:g}", style="bold" if transition.reward else "dim")
+    for name, value in transition.metrics.items():
+        if not name.startswith((STOP_METRIC_PREFIX, "tools/", DRIFT)) and name != "lineages":
+            text.append(f"  {name}={value:g}", style="dim")
+    for name, note in transition.logs.items():
+        if name not in _OURS:
+            text.append(f"  {name}: {note}", style="dim")
+    return text
+
+
+def _summary(trajectory: Trajectory) -> Text:
+    transitions = trajectory.transitions
+    total = sum(transition.reward for transition in transitions)
+    last = transitions[-1].metrics if transitions else {}
+    stops = [n.removeprefix(STOP_METRIC_PREFIX) for n in last if n.startswith(STOP_METRIC_PREFIX)]
+    text = Text(f"{len(transitions)} turns, reward {total:g}", style="bold")
+    text.append(f", {', '.join(stops)}" if stops else "")
+    if "lineages" in last:
+        count = int(last["lineages"])
+        text.append(f"; {count} {'datum' if count == 1 else 'data'}")
+    for name, value in last.items():
+        if name.startswith((f"{DRIFT}/", "tools/")):
+            text.append(f", {name} {value:g}", style="dim")
+    return text
