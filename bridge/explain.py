@@ -45,15 +45,17 @@ def explain(
     out = console if console is not None else Console(highlight=False)
     decoder = prompt_renderer(renderer)
     known: list[FlatPrompt] = []
+    cause: object = None  # of the break before a prompt: noted with the action that led to it
     for number, transition in enumerate(trajectory.transitions):
         prompt = flatten(transition.ob.chunks)
         origin = _origin(prompt, known)
         out.print(_heading(number, transition, len(prompt)))
-        out.print(_source(origin, transition))
+        out.print(_source(origin, cause))
         new = prompt[origin.length :] if origin is not None else prompt
         out.print(_block("new", _decoded(new, decoder), "cyan"))
         out.print(_block("sampled", _decoded(transition.ac.tokens, decoder), "green"))
         out.print(_earned(transition))
+        cause = transition.logs.get(DRIFT)
         known.append([*prompt, *transition.ac.tokens])
     out.print(_summary(trajectory))
 
@@ -92,8 +94,7 @@ def _heading(number: int, transition: Transition, length: int) -> Text:
     return text
 
 
-def _source(origin: _Origin | None, transition: Transition) -> Text:
-    cause = transition.logs.get(DRIFT)
+def _source(origin: _Origin | None, cause: object) -> Text:
     why = f" (drift: {cause})" if cause else ""
     if origin is not None and origin.is_whole:
         return Text(f"  continues turn {origin.turn}{why}", style="dim")

@@ -4,6 +4,7 @@ One module an API, and what they share:
 
     chat_completions.py    OpenAI's chat completions
     responses.py           OpenAI's responses, with the state behind ``previous_response_id``
+    responses_tools.py     its tools: functions, custom tools, namespaces
     anthropic_messages.py  Anthropic's messages
     fields.py              reading bodies: formats, forced tools, flags
     events.py              server-sent events, and text cut into deltas

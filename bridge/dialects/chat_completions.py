@@ -259,7 +259,7 @@ def _chunks(whole: Mapping[str, Any], *, include_usage: bool) -> Iterator[dict[s
             "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}],
         }
 
-    yield chunk({"role": "assistant", "content": message["content"] and ""})
+    yield chunk({"role": "assistant", "content": None if message["content"] is None else ""})
     for piece in deltas(message.get("reasoning_content") or ""):
         yield chunk({"reasoning_content": piece})
     for piece in deltas(message["content"] or ""):

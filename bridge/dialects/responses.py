@@ -3,13 +3,13 @@
 https://platform.openai.com/docs/api-reference/responses
 """
 
-import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from evert.bridge.dialects.events import deltas, named_events
 from evert.bridge.dialects.fields import forced_tools, read_flag, read_format
+from evert.bridge.dialects.responses_tools import read_call, read_tools, write_call
 from evert.bridge.formats import ReplyFormat
 from evert.bridge.messages import Reply
 from evert.bridge.requests import (
@@ -81,23 +81,6 @@ FIELDS = FieldPolicy(
 )
 """Of every request field; docs/requests.md is the table for people."""
 
-CUSTOM_ARGUMENT = "input"
-"""A custom tool takes free text; the policy sees a function with this one string argument."""
-
-HOSTED_TOOLS = frozenset(
-    {
-        "web_search",
-        "web_search_preview",
-        "file_search",
-        "code_interpreter",
-        "image_generation",
-        "computer_use_preview",
-        "computer",
-        "tool_search",
-    }
-)
-"""Tools that OpenAI runs. Coding agents offer them beside their own; the policy gets none."""
-
 
 class Responses:
     """The dialect over the wire; one for each rollout, since it keeps the rollout's responses."""
@@ -117,7 +100,7 @@ class Responses:
         read_flag(body, "stream")
         choice = body.get("tool_choice")
         offered = None if choice == "none" else read_tool_list(body.get("tools"))
-        tools = [*_read_tools(offered or ())] or None
+        tools = [*read_tools(offered or ())] or None
         return ChatRequest(
             read_model(body.get("model"), self._default_model),
             [*_read_instructions(body.get("instructions")), *self._messages(body)],
@@ -146,8 +129,7 @@ class Responses:
         self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
     ) -> Any:
         """The JSON object of a whole answer; ``number`` tells it from the rollout's others."""
-        custom = _custom_names(body.get("tools"))
-        output = [*_output(reply, number, custom)]
+        output = [*_output(reply, number, body.get("tools"))]
         whole = {
             **_envelope(request, number, body),
             "status": "incomplete" if reply.finish_reason == "length" else "completed",
@@ -249,12 +231,7 @@ def _read_item(item: object, place: str) -> dict[str, Any]:
     if kind == "reasoning":
         return {"role": "assistant", "reasoning_content": _reasoning(item)}
     if kind in ("function_call", "custom_tool_call"):
-        arguments = item.get("arguments")
-        if kind == "custom_tool_call":
-            arguments = json.dumps({CUSTOM_ARGUMENT: item.get("input")})
-        function = {"name": item.get("name"), "arguments": arguments}
-        call = {"id": item.get("call_id"), "type": "function", "function": function}
-        return {"role": "assistant", "tool_calls": [call]}
+        return {"role": "assistant", "tool_calls": [read_call(item)]}
     if kind in ("function_call_output", "custom_tool_call_output"):
         content = item.get("output")
         if isinstance(content, (list, tuple)):
@@ -296,44 +273,6 @@ def _reasoning(item: Mapping[str, Any]) -> str:
     if not isinstance(parts, (list, tuple)):
         return ""
     return "\n".join(str(part.get("text") or "") for part in parts if isinstance(part, Mapping))
-
-
-def _read_tools(tools: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """Functions and custom tools in the form of chat completions; see ``HOSTED_TOOLS``."""
-    for index, tool in enumerate(tools):
-        place = f"tools[{index}]"
-        kind = tool.get("type") if isinstance(tool, Mapping) else None
-        if not isinstance(tool, Mapping) or kind not in {"function", "custom", *HOSTED_TOOLS}:
-            raise bad_request(
-                f"{place} is {tool!r:.200}; expected {{'type': 'function', 'name': ..., "
-                "'parameters': ...}.",
-                param=place,
-            )
-        if kind in HOSTED_TOOLS:
-            continue
-        parameters = tool.get("parameters")
-        if kind == "custom":
-            argument = {CUSTOM_ARGUMENT: {"type": "string"}}
-            parameters = {
-                "type": "object",
-                "properties": argument,
-                "required": [CUSTOM_ARGUMENT],
-            }
-        function = {
-            "name": tool.get("name"),
-            "description": tool.get("description"),
-            "parameters": parameters,
-        }
-        yield {"type": "function", "function": function}
-
-
-def _custom_names(tools: object) -> frozenset[str]:
-    offered = tools if isinstance(tools, (list, tuple)) else ()
-    return frozenset(
-        str(tool.get("name"))
-        for tool in offered
-        if isinstance(tool, Mapping) and tool.get("type") == "custom"
-    )
 
 
 def _must_call(choice: object, tools: list[Any] | None) -> tuple[str, ...]:
@@ -403,7 +342,7 @@ def _usage(reply: Reply) -> dict[str, Any]:
     }
 
 
-def _output(reply: Reply, number: str, custom: frozenset[str]) -> Iterator[dict[str, Any]]:
+def _output(reply: Reply, number: str, tools: object) -> Iterator[dict[str, Any]]:
     if reply.reasoning is not None:
         yield {
             "id": f"rs_{number}",
@@ -420,27 +359,7 @@ def _output(reply: Reply, number: str, custom: frozenset[str]) -> Iterator[dict[
             "content": [{"type": "output_text", "text": reply.text, "annotations": []}],
         }
     for index, call in enumerate(reply.tool_calls):
-        item = {"call_id": call.id, "name": call.function.name}
-        if call.function.name in custom:
-            text = _custom_input(call.function.arguments)
-            yield {"id": f"ctc_{number}_{index}", "type": "custom_tool_call", **item, "input": text}
-        else:
-            yield {
-                "id": f"fc_{number}_{index}",
-                "type": "function_call",
-                "status": "completed",
-                **item,
-                "arguments": call.function.arguments,
-            }
-
-
-def _custom_input(arguments: str) -> str:
-    try:
-        value = json.loads(arguments)
-    except ValueError:
-        return arguments
-    text = value.get(CUSTOM_ARGUMENT) if isinstance(value, dict) else None
-    return text if isinstance(text, str) else arguments
+        yield write_call(call, tools, f"{number}_{index}")
 
 
 def _events(whole: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -21,9 +21,7 @@ import psutil
 from evert.bridge.agent import NO_TASK, Outcome
 from evert.bridge.errors import InvalidAgentError, RewardError
 from evert.bridge.faces.client import AgentClient
-
-TASK = "{task}"
-"""What is replaced by the task in each argument of the command."""
+from evert.bridge.faces.server import Address
 
 KEPT_OUTPUT = 4000
 """Characters of the end of each output that go to the transition's logs."""
@@ -53,8 +51,10 @@ class ProcessAgent:
     """An agent that runs a command.
 
     Args:
-        command: Program and arguments; ``{task}`` in them is replaced by the task (text as it is,
-            anything else as JSON), which is also in the environment as ``EVERT_TASK``.
+        command: Program and arguments. In them ``{task}`` is replaced by the task (text as it is,
+            anything else as JSON), and ``{model}``, ``{base_url}``, ``{root_url}`` and
+            ``{api_key}`` by what they say; all of it is in the environment as well (``environment``
+            and ``EVERT_TASK``).
         reward: "exit": 1.0 for exit status 0, else 0.0. "file": what the command writes to the file
             named by ``EVERT_REWARD_FILE``: a number, or JSON with "reward" and "metrics". Or a
             function of the ``ProcessResult`` and the task that returns what an agent returns.
@@ -102,15 +102,16 @@ class ProcessAgent:
             folder.mkdir(parents=True, exist_ok=True)
             reward_file = Path(scratch, "reward")
             text = "" if task is NO_TASK else task if isinstance(task, str) else json.dumps(task)
+            address = client.serve(self.host)
             env = {
                 **os.environ,
-                **addresses(client, self.host),
+                **environment(address, client.model, self.host),
                 "EVERT_TASK": text,
                 "EVERT_REWARD_FILE": str(reward_file),
                 **self.env,
             }
             out, err = Path(scratch, "stdout"), Path(scratch, "stderr")
-            command = [argument.replace(TASK, text) for argument in self.command]
+            command = [_filled(argument, address, client.model, text) for argument in self.command]
             async with _running(command, folder, env, out, err) as process:
                 status = await process.wait()
             result = ProcessResult(status, _text(out), _text(err), folder)
@@ -140,16 +141,28 @@ class ProcessAgent:
         return value
 
 
-def addresses(client: AgentClient, host: str = "127.0.0.1") -> dict[str, str]:
+def _filled(argument: str, address: Address, model: str, task: str) -> str:
+    values = {
+        "{model}": model,
+        "{base_url}": address.base_url,
+        "{root_url}": address.root_url,
+        "{api_key}": address.api_key,
+        "{task}": task,  # last: what a task says is not filled in again
+    }
+    for name, value in values.items():
+        argument = argument.replace(name, value)
+    return argument
+
+
+def environment(address: Address, model: str, host: str) -> dict[str, str]:
     """Environment variables that lead the usual SDKs and command lines to a rollout."""
-    address = client.serve(host)
     return {
         "OPENAI_BASE_URL": address.base_url,
         "OPENAI_API_KEY": address.api_key,
         "ANTHROPIC_BASE_URL": address.root_url,
         "ANTHROPIC_API_KEY": address.api_key,
-        "ANTHROPIC_MODEL": client.model,
-        "EVERT_MODEL": client.model,
+        "ANTHROPIC_MODEL": model,
+        "EVERT_MODEL": model,
         # a proxy would be asked for an address that only this machine has
         "NO_PROXY": ",".join(filter(None, [os.environ.get("NO_PROXY"), host])),
         "no_proxy": ",".join(filter(None, [os.environ.get("no_proxy"), host])),

@@ -1,0 +1,125 @@
+"""The tools of OpenAI's responses: functions, custom tools of free text, namespaces of both.
+
+The policy sees plain functions. A custom tool becomes a function with one string argument, a tool
+in a namespace becomes ``namespace.name``; a call to one is written back in its own form.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tinker_cookbook.renderers.base import ToolCall
+
+from evert.bridge.requests import bad_request
+
+CUSTOM_ARGUMENT = "input"
+"""The one argument of the function that stands for a custom tool."""
+
+HOSTED_TOOLS = frozenset(
+    {
+        "web_search",
+        "web_search_preview",
+        "file_search",
+        "code_interpreter",
+        "image_generation",
+        "computer_use_preview",
+        "computer",
+        "tool_search",
+    }
+)
+"""Tools that OpenAI runs. Coding agents offer them beside their own; the policy gets none."""
+
+_CUSTOM_PARAMETERS = {
+    "type": "object",
+    "properties": {CUSTOM_ARGUMENT: {"type": "string"}},
+    "required": [CUSTOM_ARGUMENT],
+}
+
+
+def read_tools(tools: Sequence[Any], place: str = "tools", prefix: str = "") -> Iterator[Any]:
+    """Tools in the form of chat completions; hosted ones are left out.
+
+    Raises:
+        openai.BadRequestError: One is of another kind.
+    """
+    for index, tool in enumerate(tools):
+        where = f"{place}[{index}]"
+        kind = tool.get("type") if isinstance(tool, Mapping) else None
+        if kind == "namespace" and isinstance(tool.get("tools"), list) and not prefix:
+            yield from read_tools(tool["tools"], f"{where}.tools", f"{tool.get('name')}.")
+        elif kind in ("function", "custom"):
+            function = {
+                "name": _prefixed(prefix, tool.get("name")),
+                "description": tool.get("description"),
+                "parameters": _CUSTOM_PARAMETERS if kind == "custom" else tool.get("parameters"),
+            }
+            yield {"type": "function", "function": function}
+        elif not isinstance(kind, str) or kind not in HOSTED_TOOLS:
+            raise bad_request(
+                f"{where} is {tool!r:.200}; expected {{'type': 'function', 'name': ..., "
+                "'parameters': ...}, a custom tool, or a namespace of them.",
+                param=where,
+            )
+
+
+def _prefixed(prefix: str, name: object) -> object:
+    return f"{prefix}{name}" if prefix and isinstance(name, str) else name
+
+
+def read_call(item: Mapping[str, Any]) -> dict[str, Any]:
+    """A call among the input items, in the form of chat completions."""
+    arguments = item.get("arguments")
+    if item.get("type") == "custom_tool_call":
+        arguments = json.dumps({CUSTOM_ARGUMENT: item.get("input")})
+    space = item.get("namespace")
+    name = _prefixed(f"{space}." if isinstance(space, str) else "", item.get("name"))
+    function = {"name": name, "arguments": arguments}
+    return {"id": item.get("call_id"), "type": "function", "function": function}
+
+
+def write_call(call: ToolCall, tools: object, number: str) -> dict[str, Any]:
+    """The output item of a call, in the form of the tool that was offered.
+
+    Args:
+        call: The policy's.
+        tools: As offered in the request.
+        number: Tells the item from others.
+    """
+    space, tool = _offered(call.function.name, tools if isinstance(tools, (list, tuple)) else ())
+    name = call.function.name.removeprefix(f"{space}.") if space else call.function.name
+    item: dict[str, Any] = {"call_id": call.id, "name": name}
+    if space:
+        item["namespace"] = space
+    if tool.get("type") == "custom":
+        text = _custom_input(call.function.arguments)
+        return {"id": f"ctc_{number}", "type": "custom_tool_call", **item, "input": text}
+    return {
+        "id": f"fc_{number}",
+        "type": "function_call",
+        "status": "completed",
+        **item,
+        "arguments": call.function.arguments,
+    }
+
+
+def _offered(name: str, tools: Sequence[Any]) -> tuple[str, Mapping[str, Any]]:
+    """The namespace and the definition of the tool that the policy knows as ``name``."""
+    for tool in tools:
+        if not isinstance(tool, Mapping):
+            continue
+        if tool.get("type") != "namespace" and tool.get("name") == name:
+            return "", tool
+        space = tool.get("name")
+        for inner in tool.get("tools") or () if tool.get("type") == "namespace" else ():
+            if isinstance(inner, Mapping) and f"{space}.{inner.get('name')}" == name:
+                return str(space), inner
+    return "", {}
+
+
+def _custom_input(arguments: str) -> str:
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return arguments
+    text = value.get(CUSTOM_ARGUMENT) if isinstance(value, dict) else None
+    return text if isinstance(text, str) else arguments

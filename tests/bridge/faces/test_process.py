@@ -1,0 +1,281 @@
+"""Agents that are commands: real processes, over real HTTP.
+
+1. A command finds its model, its task and where to leave its reward in its environment, and in
+   its arguments.
+2. Its reward is its exit status, a file, or what a function makes of its output.
+3. Its whole process tree is gone in the end, however it ends.
+4. What cannot be run or has no reward is an error that says so.
+"""
+
+import asyncio
+import json
+import os
+import pickle
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tinker_cookbook.rl.rollouts import do_single_rollout
+from tinker_cookbook.rl.types import InitialObservationOverflow, Trajectory
+
+from evert import AgentError, ChatAgentEnv, Outcome, ProcessAgent, ScriptedPolicy
+from evert.bridge.agent import NO_TASK
+from evert.bridge.errors import InvalidAgentError, RewardError
+from evert.bridge.faces.process import ProcessResult
+
+ASK = """
+import json, os, urllib.request
+
+def ask(text, model=os.environ["EVERT_MODEL"]):
+    request = urllib.request.Request(
+        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+        json.dumps({"model": model, "messages": [{"role": "user", "content": text}]}).encode(),
+        {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+    )
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)["choices"][0]["message"]["content"]
+"""
+
+
+def python(code: str, *arguments: str, **options: Any) -> ProcessAgent:
+    return ProcessAgent([sys.executable, "-c", ASK + code, *arguments], **options)
+
+
+async def play(agent: ProcessAgent, replies: Any = ("yes",), task: object = NO_TASK) -> Trajectory:
+    return await do_single_rollout(ScriptedPolicy(replies), ChatAgentEnv(agent, task))
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Live processes that have ``mark`` among their arguments."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if mark in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+# -- 1. what it finds ------------------------------------------------------------------------------
+
+
+async def test_a_script_plays_an_episode_and_its_exit_status_is_the_reward() -> None:
+    code = 'import sys; sys.exit(0 if ask("Is it?") + ask("Sure?") == "yesno" else 3)'
+    trajectory = await play(python(code), ["yes", "no"])
+
+    assert [transition.reward for transition in trajectory.transitions] == [0.0, 1.0]
+    assert trajectory.transitions[-1].logs["exit_status"] == 0
+
+
+async def test_another_exit_status_is_no_reward() -> None:
+    trajectory = await play(python('ask("Is it?"); raise SystemExit(3)'))
+
+    assert trajectory.transitions[-1].reward == 0.0
+    assert trajectory.transitions[-1].logs["exit_status"] == 3
+
+
+async def test_a_script_with_the_real_sdks_needs_no_setting() -> None:
+    code = """
+import anthropic, openai
+model = os.environ["EVERT_MODEL"]
+messages = [{"role": "user", "content": "Hi"}]
+first = openai.OpenAI().chat.completions.create(model=model, messages=messages)
+second = anthropic.Anthropic().messages.create(model=model, messages=messages, max_tokens=99)
+print(first.choices[0].message.content, second.content[0].text)
+"""
+    trajectory = await play(python(code), ["one", "two"])
+
+    assert trajectory.transitions[-1].logs["stdout"] == "one two\n"
+    assert trajectory.transitions[-1].reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("task", "text"),
+    [("say {model}", "say {model}"), ({"a": [1]}, '{"a": [1]}'), (7, "7"), (NO_TASK, "")],
+)
+async def test_the_task_is_in_the_environment_and_in_the_arguments(task: Any, text: str) -> None:
+    code = 'import sys; ask("x"); print(sys.argv[1], os.environ["EVERT_TASK"], sep="|")'
+    trajectory = await play(python(code, "<{task}>"), task=task)
+
+    assert trajectory.transitions[-1].logs["stdout"] == f"<{text}>|{text}\n"
+
+
+async def test_the_address_can_be_put_into_the_arguments() -> None:
+    code = 'import sys; ask("x"); print(*sys.argv[1:], sep="\\n")'
+    names = ("{base_url}", "{root_url}", "{api_key}", "{model}")
+    trajectory = await play(python(code, *names))
+
+    base, root, key, model = str(trajectory.transitions[-1].logs["stdout"]).split()
+    assert base == f"{root}/v1"
+    assert root.startswith("http://127.0.0.1:")
+    assert key.startswith("evert-")
+    assert model == "policy"
+
+
+async def test_it_runs_in_a_folder_of_its_own_that_is_gone_afterwards() -> None:
+    code = 'ask("x"); open("made", "w").close(); print(os.getcwd())'
+    first, second = [
+        Path(str((await play(python(code))).transitions[-1].logs["stdout"]).strip())
+        for _ in range(2)
+    ]
+
+    assert first != second
+    assert not first.exists()
+
+
+async def test_it_runs_where_it_is_told_to_and_with_further_variables(tmp_path: Path) -> None:
+    agent = python(
+        'ask("x"); open("made", "w").write(os.environ["COLOUR"])',
+        cwd=tmp_path,
+        env={"COLOUR": "green"},
+    )
+    await play(agent)
+
+    assert (tmp_path / "made").read_text() == "green"
+
+
+# -- 2. rewards ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "reward", "metrics"),
+    [
+        ("0.25", 0.25, {}),
+        ('{"reward": -1, "metrics": {"tests": 3}}', -1.0, {"tests": 3}),
+        ("true", 1.0, {}),
+    ],
+)
+async def test_a_reward_may_be_left_in_a_file(
+    written: str, reward: float, metrics: dict[str, float]
+) -> None:
+    code = f'ask("x"); open(os.environ["EVERT_REWARD_FILE"], "w").write({written!r})'
+    last = (await play(python(code, reward="file"))).transitions[-1]
+
+    assert last.reward == reward
+    assert last.metrics.items() >= metrics.items()
+
+
+async def test_a_reward_may_be_a_function_of_output_files_and_task() -> None:
+    def score(result: ProcessResult, task: Any) -> Outcome:
+        made = (result.folder / "made").read_text()
+        return Outcome(float(result.stdout == "yes\n" and made == task and result.status == 0))
+
+    code = 'print(ask("x")); open("made", "w").write("seven")'
+    trajectory = await play(python(code, reward=score), task="seven")
+
+    assert trajectory.transitions[-1].reward == 1.0
+
+
+async def test_a_reward_function_may_be_async() -> None:
+    async def score(result: ProcessResult, task: Any) -> float:
+        await asyncio.sleep(0)
+        return len(result.stderr)
+
+    code = 'import sys; ask("x"); print("abc", end="", file=sys.stderr)'
+    trajectory = await play(python(code, reward=score))
+
+    assert trajectory.transitions[-1].reward == 3.0
+
+
+# -- 3. the process tree ---------------------------------------------------------------------------
+
+FAMILY = """
+import subprocess, sys
+sleep = [sys.executable, "-c", "import time; time.sleep(600)", sys.argv[1]]
+subprocess.Popen(sleep)
+subprocess.Popen(sleep, start_new_session=True)
+ask("x")
+"""
+
+
+async def test_closing_kills_the_whole_tree() -> None:
+    mark = f"evert-test-{time.time_ns()}"
+    env = ChatAgentEnv(python(FAMILY, mark))
+    await env.initial_observation()
+    assert len(marked(mark)) == 3
+    await env.close()
+
+    assert not env.is_running
+    assert not marked(mark)
+
+
+async def test_what_a_command_left_running_is_killed_when_it_has_ended() -> None:
+    mark = f"evert-test-{time.time_ns()}"
+    trajectory = await play(python(FAMILY, mark))
+
+    assert trajectory.transitions[-1].reward == 1.0
+    assert not marked(mark)
+
+
+async def test_a_command_that_ignores_signals_is_killed_all_the_same() -> None:
+    mark = f"evert-test-{time.time_ns()}"
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); ask('x')"
+    env = ChatAgentEnv(python(code, mark))
+    await env.initial_observation()
+    await env.close()
+
+    assert not marked(mark)
+
+
+async def test_twenty_processes_at_once_are_not_mixed_up() -> None:
+    code = 'print(ask("task " + os.environ["EVERT_TASK"]))'
+
+    def echo(prompt: str) -> str:
+        return prompt.partition("task ")[2].partition("<")[0]
+
+    played = [
+        do_single_rollout(ScriptedPolicy(echo), ChatAgentEnv(python(code), str(number)))
+        for number in range(20)
+    ]
+    trajectories = await asyncio.gather(*played)
+
+    outputs = [str(t.transitions[-1].logs["stdout"]).strip() for t in trajectories]
+    assert outputs == [str(number) for number in range(20)]
+
+
+# -- 4. errors -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["ls -l", [], [1, 2], ["ls", None]])
+def test_a_command_is_a_list_of_strings(command: Any) -> None:
+    with pytest.raises(InvalidAgentError, match="takes the command as a list of strings"):
+        ProcessAgent(command)
+
+
+@pytest.mark.parametrize("reward", ["exit_status", None, 1.0])
+def test_a_reward_of_another_kind_is_refused(reward: Any) -> None:
+    with pytest.raises(InvalidAgentError, match="expected 'exit', 'file' or a function"):
+        ProcessAgent(["ls"], reward=reward)
+
+
+async def test_a_program_that_is_not_there_is_the_agents_error() -> None:
+    with pytest.raises(AgentError, match="evert-no-such-program"):
+        await ChatAgentEnv(ProcessAgent(["evert-no-such-program"])).initial_observation()
+
+
+@pytest.mark.parametrize("code", ["", 'open(os.environ["EVERT_REWARD_FILE"], "w").write("?")'])
+async def test_a_command_that_leaves_no_reward_is_an_error_with_its_output(code: str) -> None:
+    agent = python(f"{code}\nraise SystemExit('it broke')", reward="file")
+    with pytest.raises(AgentError) as caught:
+        await ChatAgentEnv(agent).initial_observation()
+
+    assert isinstance(caught.value.__cause__, RewardError)
+    assert "left no reward in EVERT_REWARD_FILE" in str(caught.value)
+    assert "it broke" in str(caught.value)
+
+
+async def test_a_command_that_makes_no_call_is_an_episode_without_a_turn() -> None:
+    result = await ChatAgentEnv(python("")).initial_observation()
+
+    assert isinstance(result, InitialObservationOverflow)
+    assert result.reward == 1.0
+
+
+def test_an_agent_that_is_a_command_travels() -> None:
+    agent = ProcessAgent(["ls", "{task}"], reward="file", env={"A": "b"}, cwd=os.curdir)
+
+    assert json.dumps(vars(pickle.loads(pickle.dumps(agent)))) == json.dumps(vars(agent))

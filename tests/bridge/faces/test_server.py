@@ -1,0 +1,441 @@
+"""The loopback server: rollouts of other processes, over real HTTP with the real SDKs.
+
+1. One server for all rollouts of a loop; each is told by its key, and no other key is let in.
+2. It listens on loopback unless asked, and then says what that means.
+3. A retry that the SDK marks gets the reply of the call it repeats; an equal body does not.
+4. A client that goes away takes its call along, unless it retries.
+5. A stream that waits is kept alive; what goes wrong in it is an event.
+6. Bodies have a limit; what is no API is a 404; errors are the SDKs' own.
+7. Nothing is left: no task, thread, socket or file.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import anthropic
+import openai
+import psutil
+import pytest
+from tinker_cookbook.rl.rollouts import do_single_rollout
+from tinker_cookbook.rl.types import InitialObservationOverflow, Trajectory
+
+from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
+from evert.bridge.faces import server
+from evert.bridge.rendering import prompt_renderer
+
+SERVED = "any-name"
+"""Not the policy's, whose calls take-over would answer before they came to a socket."""
+
+QUESTION: list[Any] = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.fixture(autouse=True)
+async def nothing_is_left() -> AsyncIterator[None]:
+    process = psutil.Process()
+    before = process.num_fds()
+    yield
+    for _ in range(50):  # a closed connection takes a turn of the loop or two
+        if process.num_fds() <= before and len(asyncio.all_tasks()) == 1:
+            break
+        await asyncio.sleep(0.02)
+    assert process.num_fds() <= before
+    assert len(asyncio.all_tasks()) == 1
+    assert (
+        asyncio.get_running_loop() not in server._servers
+        or not server._servers[asyncio.get_running_loop()]
+    )
+
+
+async def play(agent: Any, replies: Any, **options: Any) -> Trajectory:
+    return await do_single_rollout(ScriptedPolicy(replies), ChatAgentEnv(agent, **options))
+
+
+def headers(client: AgentClient) -> dict[str, str]:
+    return {"authorization": f"Bearer {client.api_key}"}
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": SERVED, "messages": QUESTION, **fields}
+
+
+async def step(env: ChatAgentEnv, text: str) -> Any:
+    renderer = prompt_renderer(None)
+    return await env.step(renderer.encode(text) + renderer.end_tokens[:1])
+
+
+# -- 1. one server, one key a rollout --------------------------------------------------------------
+
+
+async def test_the_real_sdks_of_a_process_reach_their_rollout() -> None:
+    seen: list[Any] = []
+
+    async def agent(client: AgentClient) -> float:
+        async with openai.AsyncOpenAI(base_url=client.base_url, api_key=client.api_key) as sdk:
+            chat = await sdk.chat.completions.create(model=SERVED, messages=QUESTION)
+            response = await sdk.responses.create(model=SERVED, input="Hi")
+            seen.extend([chat.choices[0].message.content, response.output_text])
+            seen.append([model.id async for model in sdk.models.list()])
+        root = client.serve().root_url
+        async with anthropic.AsyncAnthropic(base_url=root, api_key=client.api_key) as other:
+            message = await other.messages.create(model=SERVED, messages=QUESTION, max_tokens=100)
+            seen.append(message.content[0].text)  # type: ignore[union-attr]
+            count = await other.messages.count_tokens(model=SERVED, messages=QUESTION)
+            seen.append(count.input_tokens == message.usage.input_tokens)
+        return 1.0
+
+    trajectory = await play(agent, ["one", "two", "three"])
+
+    assert seen == ["one", "two", ["policy"], "three", True]
+    assert len(trajectory.transitions) == 3
+
+
+async def test_many_rollouts_share_a_server_and_none_is_mixed_up() -> None:
+    addresses: set[str] = set()
+
+    async def agent(client: AgentClient, task: str) -> float:
+        addresses.add(client.base_url)
+        messages = [{"role": "user", "content": task}]
+        async with aiohttp.ClientSession() as session:
+            for _ in range(3):
+                url = f"{client.base_url}/chat/completions"
+                request = session.post(url, json=body(messages=messages), headers=headers(client))
+                async with request as response:
+                    answer = await response.json()
+                content = answer["choices"][0]["message"]["content"]
+                assert content == f"echo of {task}"
+                messages += [
+                    {"role": "assistant", "content": content},
+                    {"role": "user", "content": "more"},
+                ]
+        return 1.0
+
+    def echo(prompt: str) -> str:
+        return f"echo of task {prompt.partition('task ')[2].partition('<')[0]}"
+
+    played = [
+        do_single_rollout(ScriptedPolicy(echo), ChatAgentEnv(agent, f"task {number}"))
+        for number in range(50)
+    ]
+    trajectories = await asyncio.gather(*played)
+
+    assert len(addresses) == 1
+    assert [len(trajectory.transitions) for trajectory in trajectories] == [3] * 50
+    assert all(trajectory.transitions[-1].metrics["lineages"] == 1 for trajectory in trajectories)
+
+
+async def test_another_key_is_a_401_of_the_sdks_own() -> None:
+    async def agent(client: AgentClient) -> float:
+        async with openai.AsyncOpenAI(base_url=client.base_url, api_key="evert-guess") as sdk:
+            with pytest.raises(openai.AuthenticationError, match="No rollout has this API key"):
+                await sdk.chat.completions.create(model=SERVED, messages=QUESTION)
+        root = client.serve().root_url
+        async with anthropic.AsyncAnthropic(base_url=root, api_key="evert-guess") as other:
+            with pytest.raises(anthropic.AuthenticationError, match="No rollout has this API key"):
+                await other.messages.create(model=SERVED, messages=QUESTION, max_tokens=9)
+        return 1.0
+
+    assert isinstance(await ChatAgentEnv(agent).initial_observation(), InitialObservationOverflow)
+
+
+async def test_a_key_is_of_no_use_after_its_episode() -> None:
+    keys: list[tuple[str, str]] = []
+
+    async def agent(client: AgentClient) -> float:
+        keys.append((client.base_url, client.api_key))
+        return 1.0
+
+    async def outer(client: AgentClient) -> float:
+        url = client.base_url  # keeps the server up while the other's key goes
+        await ChatAgentEnv(agent).initial_observation()
+        assert keys[0][0] == url
+        async with openai.AsyncOpenAI(base_url=url, api_key=keys[0][1]) as sdk:
+            with pytest.raises(openai.AuthenticationError):
+                await sdk.chat.completions.create(model=SERVED, messages=QUESTION)
+        return 1.0
+
+    await ChatAgentEnv(outer).initial_observation()
+    assert keys
+
+
+# -- 2. interfaces ---------------------------------------------------------------------------------
+
+
+async def test_it_listens_on_loopback_only() -> None:
+    async def agent(client: AgentClient) -> float:
+        port = int(client.base_url.rpartition(":")[2].partition("/")[0])
+        listening = [c for c in psutil.Process().net_connections() if c.status == "LISTEN"]
+        assert [c.laddr.ip for c in listening if c.laddr.port == port] == ["127.0.0.1"]
+        return 1.0
+
+    await ChatAgentEnv(agent).initial_observation()
+
+
+async def test_another_interface_is_listened_on_when_asked_and_tls_advised(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def agent(client: AgentClient) -> float:
+        with caplog.at_level(logging.WARNING):
+            address = client.serve("0.0.0.0")
+        assert address.base_url.startswith("http://0.0.0.0:")
+        return 1.0
+
+    await ChatAgentEnv(agent).initial_observation()
+    assert "Put a proxy with TLS or an SSH tunnel in front" in caplog.text
+
+
+async def test_an_interface_that_is_not_there_is_an_os_error() -> None:
+    async def agent(client: AgentClient) -> float:
+        with pytest.raises(OSError, match="assign requested address"):
+            client.serve("203.0.113.7")
+        return 1.0
+
+    await ChatAgentEnv(agent).initial_observation()
+
+
+# -- 3. retries ------------------------------------------------------------------------------------
+
+
+async def test_a_marked_retry_gets_the_same_reply_and_an_equal_body_another() -> None:
+    contents: list[str] = []
+
+    async def agent(client: AgentClient) -> float:
+        url = f"{client.base_url}/chat/completions"
+        marks: list[dict[str, str]] = [{}, {"x-stainless-retry-count": "1"}, {}]
+        async with aiohttp.ClientSession() as session:
+            for mark in marks:
+                request = session.post(url, json=body(), headers={**headers(client), **mark})
+                async with request as response:
+                    answer = await response.json()
+                contents.append(answer["choices"][0]["message"]["content"])
+        return 1.0
+
+    trajectory = await play(agent, ["first", "second"])
+
+    assert contents == ["first", "first", "second"]
+    assert len(trajectory.transitions) == 2
+
+
+async def test_an_sdk_that_timed_out_gets_its_reply_on_its_own_retry() -> None:
+    contents: list[str | None] = []
+
+    async def agent(client: AgentClient) -> float:
+        async with openai.AsyncOpenAI(
+            base_url=client.base_url, api_key=client.api_key, timeout=0.3, max_retries=5
+        ) as sdk:
+            completion = await sdk.chat.completions.create(model=SERVED, messages=QUESTION)
+            contents.append(completion.choices[0].message.content)
+        return 1.0
+
+    env = ChatAgentEnv(agent)
+    await env.initial_observation()
+    await asyncio.sleep(1.0)  # the SDK gives up and asks again meanwhile
+    result = await step(env, "late")
+
+    assert result.episode_done
+    assert contents == ["late"]
+    assert env.turns == 1
+
+
+# -- 4. clients that go away -----------------------------------------------------------------------
+
+
+async def test_a_call_whose_client_has_gone_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "RETRY_PATIENCE", 0.05)
+
+    async def agent(client: AgentClient) -> float:
+        async with openai.AsyncOpenAI(
+            base_url=client.base_url, api_key=client.api_key, timeout=0.2, max_retries=0
+        ) as sdk:
+            with pytest.raises(openai.APITimeoutError):
+                await sdk.chat.completions.create(model=SERVED, messages=QUESTION)
+            await asyncio.sleep(0.2)
+            completion = await sdk.with_options(timeout=30).chat.completions.create(
+                model=SERVED, messages=[{"role": "user", "content": "Again"}]
+            )
+        return float(completion.choices[0].message.content == "second")
+
+    env = ChatAgentEnv(agent)
+    await env.initial_observation()
+    await asyncio.sleep(0.6)
+    between = await step(env, "first")  # nobody waits for it any more
+    assert not between.episode_done
+    assert "Again" in prompt_renderer(None).decode(
+        [token for chunk in between.next_observation.chunks for token in chunk.tokens]  # type: ignore[union-attr]
+    )
+    result = await step(env, "second")
+
+    assert result.reward == 1.0
+
+
+# -- 5. streams ------------------------------------------------------------------------------------
+
+
+async def test_a_waiting_stream_is_kept_alive_by_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "PING_EVERY", 0.05)
+    raw: list[bytes] = []
+
+    async def agent(client: AgentClient) -> float:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(
+                f"{client.base_url}/chat/completions",
+                json=body(stream=True),
+                headers=headers(client),
+            ) as response,
+        ):
+            assert response.content_type == "text/event-stream"
+            raw.append(await response.read())
+        return 1.0
+
+    env = ChatAgentEnv(agent)
+    await env.initial_observation()
+    await asyncio.sleep(0.3)
+    await step(env, "patience")
+
+    assert raw[0].count(b": waiting\n\n") >= 2
+    assert raw[0].endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("slow", [False, True])
+async def test_the_sdks_read_a_stream_that_waited(
+    slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if slow:
+        monkeypatch.setattr(server, "PING_EVERY", 0.05)
+    texts: list[str] = []
+
+    async def agent(client: AgentClient) -> float:
+        async with (
+            openai.AsyncOpenAI(base_url=client.base_url, api_key=client.api_key) as sdk,
+            sdk.responses.stream(model=SERVED, input="Hi") as events,
+        ):
+            texts.append((await events.get_final_response()).output_text)
+        root = client.serve().root_url
+        async with (
+            anthropic.AsyncAnthropic(base_url=root, api_key=client.api_key) as other,
+            other.messages.stream(model=SERVED, messages=QUESTION, max_tokens=99) as events,
+        ):
+            texts.append(await events.get_final_text())
+        return 1.0
+
+    env = ChatAgentEnv(agent)
+    await env.initial_observation()
+    for reply in ("a reply in several pieces", "and another one of those"):
+        await asyncio.sleep(0.2 if slow else 0)
+        await step(env, reply)
+
+    assert texts == ["a reply in several pieces", "and another one of those"]
+
+
+async def test_a_rollout_that_is_closed_ends_a_waiting_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "PING_EVERY", 0.05)
+    raised: list[Exception] = []
+
+    async def agent(client: AgentClient) -> float:
+        async with openai.AsyncOpenAI(
+            base_url=client.base_url, api_key=client.api_key, max_retries=0
+        ) as sdk:
+            stream = await sdk.chat.completions.create(model=SERVED, messages=QUESTION, stream=True)
+            try:
+                async for _ in stream:
+                    pass
+            except openai.APIError as error:
+                raised.append(error)
+                raise
+        return 1.0
+
+    env = ChatAgentEnv(agent)
+    await env.initial_observation()
+    await asyncio.sleep(0.2)
+    await asyncio.wait_for(env.close(), 5)
+
+    assert not env.is_running
+
+
+# -- 6. bad requests -------------------------------------------------------------------------------
+
+
+async def test_a_body_over_the_limit_is_a_413(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "BODY_LIMIT", 1000)
+
+    async def agent(client: AgentClient) -> float:
+        async with openai.AsyncOpenAI(base_url=client.base_url, api_key=client.api_key) as sdk:
+            with pytest.raises(openai.APIStatusError, match="longer than 1000 bytes") as caught:
+                await sdk.chat.completions.create(
+                    model=SERVED, messages=[{"role": "user", "content": "x" * 2000}]
+                )
+        assert caught.value.status_code == 413
+        return 1.0
+
+    await ChatAgentEnv(agent).initial_observation()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "status"),
+    [
+        ("POST", "/v1/embeddings", b"{}", 404),
+        ("GET", "/v1/chat/completions", b"", 404),
+        ("GET", "/", b"", 404),
+        ("POST", "/v1/chat/completions", b"{", 400),
+        ("POST", "/v1/responses", b"[]", 400),
+        ("POST", "/v1/messages", b"\xff\xfe", 400),
+        ("POST", "/v1/messages/count_tokens", b"{}", 400),
+    ],
+)
+async def test_a_bad_request_is_an_error_in_json(
+    method: str, path: str, content: bytes, status: int
+) -> None:
+    async def agent(client: AgentClient) -> float:
+        url = f"{client.serve().root_url}{path}"
+        async with (
+            aiohttp.ClientSession() as session,
+            session.request(method, url, data=content, headers=headers(client)) as response,
+        ):
+            assert response.status == status
+            assert (await response.json())["error"]["message"]
+        return 1.0
+
+    await ChatAgentEnv(agent).initial_observation()
+
+
+# -- 7. nothing is left ----------------------------------------------------------------------------
+
+
+async def test_closing_in_the_middle_of_a_call_frees_everything() -> None:
+    async def agent(client: AgentClient) -> float:
+        async with openai.AsyncOpenAI(
+            base_url=client.base_url, api_key=client.api_key, max_retries=0
+        ) as sdk:
+            await sdk.chat.completions.create(model=SERVED, messages=QUESTION)
+        return 1.0
+
+    env = ChatAgentEnv(agent)
+    await env.initial_observation()
+    await asyncio.wait_for(env.close(), 5)
+
+    assert not env.is_running
+
+
+async def test_a_blocking_agent_may_ask_for_an_address_from_its_thread() -> None:
+    def agent(client: Any) -> float:
+        with openai.OpenAI(base_url=client.base_url, api_key=client.api_key) as sdk:
+            completion = sdk.chat.completions.create(model=SERVED, messages=QUESTION)
+        return float(completion.choices[0].message.content == "hello")
+
+    trajectory = await play(agent, ["hello"])
+
+    assert trajectory.transitions[-1].reward == 1.0
+
+
+async def test_an_address_is_the_same_however_often_it_is_asked_for() -> None:
+    async def agent(client: AgentClient) -> float:
+        assert client.serve() == client.serve()
+        assert (client.base_url, client.api_key) == (client.base_url, client.api_key)
+        return 1.0
+
+    await ChatAgentEnv(agent).initial_observation()
