@@ -295,7 +295,7 @@ class TrainingClient(Ready):
         self, name: str | None = None, **options: Any
     ) -> AwaitableConcurrentFuture[SamplingClient]:
         """A client for a copy of the present weights, in memory; ``name`` means nothing."""
-        return self._submit(self._snapshot, self._engine.new_number())
+        return self._submit(self._snapshot)
 
     async def save_weights_and_get_sampling_client_async(
         self, name: str | None = None, **options: Any
@@ -378,16 +378,18 @@ class TrainingClient(Ready):
         )
         return self._engine.store.save(run.run_id, kind, name, info, write)
 
-    def _snapshot(self, number: int) -> SamplingClient:
+    def _snapshot(self) -> SamplingClient:
         run = self._run
+        steps = run.trainer.steps
+        occasion = self._engine.occasion(steps)
         sampler: Future[Sampler] = Future()
-        sampler.set_result(self._engine.sampler_for(run.trainer, number))
+        sampler.set_result(self._engine.sampler_for(run.trainer, occasion))
         state = run.trainer.copy_weights()
-        info = new_checkpoint_info(run.base_model, run.lora_rank, run.trainer.steps, None, None)
+        info = new_checkpoint_info(run.base_model, run.lora_rank, steps, None, None)
         store, trainer = self._engine.store, run.trainer
 
         def save() -> str:
-            name = f"snapshot-{number}"
+            name = f"snapshot-{steps}-{occasion}"
             return store.save(
                 run.run_id,
                 "sampler_weights",

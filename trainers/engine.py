@@ -12,11 +12,11 @@ What is here, in order: the engine and its settings, loading, and the installer.
 modules of those names.
 """
 
-import itertools
 import logging
 import sys
 import time
 import weakref
+from collections import Counter
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -94,7 +94,7 @@ class Engine:
         self.device = _resolve_device(self.settings.device)
         self.store = CheckpointStore(self.settings.root)
         self.loader = ThreadPoolExecutor(1, thread_name_prefix="evert-loader")
-        self._numbers = itertools.count()
+        self._occasions: Counter[int] = Counter()
         self._samplers: weakref.WeakSet[Sampler] = weakref.WeakSet()
         self._workers: weakref.WeakSet[ThreadPoolExecutor] = weakref.WeakSet()
         self._bases: weakref.WeakValueDictionary[str, Sampler] = weakref.WeakValueDictionary()
@@ -157,17 +157,20 @@ class Engine:
             run.trainer.load_optimizer(self.store.folder(path))
         return run
 
-    def new_number(self) -> int:
-        """Number a sampler, where it is asked for and not where it is loaded.
+    def occasion(self, steps: int) -> int:
+        """How often before a sampler of weights after ``steps`` steps was asked for: 0, 1, ...
 
-        Samplers are loaded on several threads; taken there, numbers, and with them what is drawn,
-        would depend on which thread came first.
+        Steps and occasion key what a sampler draws, so that a resumed run draws what the whole run
+        would have drawn, whether its weights come from a trainer or from a checkpoint. Counted
+        where a sampler is asked for, and not where it is loaded: loading threads race.
         """
-        return next(self._numbers)
+        occasion = self._occasions[steps]
+        self._occasions[steps] += 1
+        return occasion
 
-    def sampler_for(self, trainer: Trainer, number: int) -> Sampler:
+    def sampler_for(self, trainer: Trainer, occasion: int) -> Sampler:
         """A sampler of a trainer's present weights."""
-        return self._new_sampler(trainer.model, trainer.tokenizer, number)
+        return self._new_sampler(trainer.model, trainer.tokenizer, trainer.steps, occasion)
 
     def base_sampler(self, base_model: str) -> Sampler:
         """The sampler of a base model's own weights; loaded once while somebody uses it."""
@@ -191,7 +194,8 @@ class Engine:
         """
         self.check_open()
         info = self.store.read(path)
-        return self._new_sampler(self._load_saved(path), load_tokenizer(info.base_model), *number)
+        tokenizer = load_tokenizer(info.base_model)
+        return self._new_sampler(self._load_saved(path), tokenizer, info.steps, *number)
 
     def close(self) -> None:
         """Stop all threads; clients that are left refuse further calls."""

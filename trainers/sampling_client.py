@@ -230,9 +230,9 @@ def saved_client(engine: Engine, path: str) -> SamplingClient:
     Raises:
         CheckpointError: There is no such checkpoint.
     """
-    base_model = engine.store.read(path).base_model
-    loading = engine.loader.submit(engine.saved_sampler, path, engine.new_number())
-    return SamplingClient(engine, base_model, loading, Source(base_model, path))
+    info = engine.store.read(path)
+    loading = engine.loader.submit(engine.saved_sampler, path, engine.occasion(info.steps))
+    return SamplingClient(engine, info.base_model, loading, Source(info.base_model, path))
 
 
 def _text_tokens(prompt: types.ModelInput) -> list[int]:

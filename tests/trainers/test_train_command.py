@@ -217,6 +217,15 @@ def test_a_finished_run_goes_on_with_more_steps(
     assert len(copied.steps()) == 4
 
 
+def test_a_resumed_run_draws_what_the_whole_run_would_have_drawn(
+    copied: RunFolder, tmp_path: Path
+) -> None:
+    schedule = ["save_every=1", "eval_every=2"]
+    assert run(f"log_path={copied.path}", "steps=5") == 0
+    assert run(*SMALL, "steps=5", *schedule, f"log_path={tmp_path / 'whole'}") == 0
+    assert rewards(copied) == rewards(RunFolder(tmp_path / "whole", resumed=True))
+
+
 def test_another_configuration_is_refused_and_nothing_changed(
     finished: Finished, capsys: pytest.CaptureFixture[str]
 ) -> None:
