@@ -20,6 +20,7 @@ Read in this order:
     diagnosis.py     tool calls that were lost
     explain.py       a rollout for people
     env.py           ChatAgentEnv: all of it as an Env
+    seats.py         agents with several trained roles
     group.py         groups of episodes
     dataset.py       batches of groups
     scripted.py      a policy of given texts

@@ -30,6 +30,7 @@ class AgentDataset(RLDataset):
         epochs: How often the tasks are gone through.
         shuffle: Whether each epoch has an order of its own; the same for the same seed.
         seed: Of the shuffling.
+        seats: As of ``ChatAgentGroupBuilder``.
         group_reward: As of ``ChatAgentGroupBuilder``.
         tags: As of ``ChatAgentGroupBuilder``.
         **options: Of ``ChatAgentEnv``.
@@ -49,6 +50,7 @@ class AgentDataset(RLDataset):
         epochs: int = 1,
         shuffle: bool = True,
         seed: int = 0,
+        seats: Sequence[str] = (),
         group_reward: GroupReward | None = None,
         tags: Sequence[str] = (),
         **options: Unpack[EnvOptions],
@@ -65,6 +67,7 @@ class AgentDataset(RLDataset):
         self.epochs = epochs
         self.shuffle = shuffle
         self.seed = seed
+        self.seats = tuple(seats)
         self.group_reward = group_reward
         self.tags = list(tags)
         self.options = options
@@ -91,6 +94,7 @@ class AgentDataset(RLDataset):
             self.agent,
             self.tasks[number],
             self.group_size,
+            seats=self.seats,
             group_reward=self.group_reward,
             tags=self.tags,
             **self.options,
@@ -121,6 +125,7 @@ class AgentDatasetBuilder(RLDatasetBuilder):
     model_name: str = chz.field(default=BASE_MODEL, doc="Model whose tokenizer is used.")
     renderer_name: str = chz.field(default=BASE_RENDERER, doc="Cookbook renderer.")
     limits: RolloutLimits | None = chz.field(default=None, doc="Budgets of an episode.")
+    seats: Sequence[str] = chz.field(default=(), doc="Names of the agent's trained roles, if many.")
     group_reward: GroupReward | None = chz.field(default=None, doc="Rewards that compare a group.")
     tags: Sequence[str] = chz.field(default=(), doc="Names to aggregate metrics under.")
     env_options: EnvOptions = chz.field(
@@ -153,6 +158,7 @@ class AgentDatasetBuilder(RLDatasetBuilder):
             epochs=epochs,
             shuffle=shuffle,
             seed=self.seed,
+            seats=self.seats,
             group_reward=self.group_reward,
             tags=self.tags,
             **options,

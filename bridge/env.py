@@ -68,6 +68,9 @@ logger = logging.getLogger(__name__)
 DEFAULT_MODEL_NAME = "policy"
 """What the policy is called when nobody names it."""
 
+PEER_STOPPED = "peer_stopped"
+"""Stop reason of a seat whose episode was ended at another seat (``seats.py``)."""
+
 LONG_TEXT = 20_000
 """Characters of new text that take a tokenizer some milliseconds: more is rendered off the loop."""
 
@@ -211,10 +214,7 @@ class ChatAgentEnv(Env):
             )
         self._refuse_if_closed()
         run = self._run = AgentRun(self._form, asyncio.get_running_loop(), self._frozen)
-        endpoint = Endpoint(run, self._model_name, self._renderer)
-        takeover.install()
-        give_threads(run.loop)
-        run.start(self.agent, self._arguments(run, endpoint), takeover.agent_context(endpoint))
+        await self._begin(run, self._model_name)
         upcoming = await self._advance()
         if isinstance(upcoming, _Outstanding):
             return self._hand_out(upcoming)
@@ -392,12 +392,20 @@ class ChatAgentEnv(Env):
 
     # -- from one call to the next ---------------------------------------------------------------
 
-    def _arguments(self, run: AgentRun, endpoint: Endpoint) -> tuple[Any, ...]:
-        """What the agent is called with."""
+    async def _begin(self, run: AgentRun, model: str) -> None:
+        """Start the agent; its calls are ``run``'s, and go to ``model`` unless they name one."""
         form = self._form
-        client_type = AgentClient if self._form.is_async else BlockingAgentClient
-        client = client_type(run, self._model_name, endpoint)
-        return (client,) * form.takes_client + (self._task,) * form.takes_task
+        endpoint = Endpoint(run, model, self._renderer)
+        client_type = AgentClient if form.is_async else BlockingAgentClient
+        client = client_type(run, model, endpoint)
+        arguments = (client,) * form.takes_client + (self._task,) * form.takes_task
+        takeover.install()
+        give_threads(run.loop)
+        run.start(self.agent, arguments, takeover.agent_context(endpoint))
+
+    def _own_share(self, value: Any) -> Any:
+        """The part of the agent's return value that is this Env's: all of it."""
+        return value
 
     def _refuse_if_closed(self) -> None:
         if self._closed:
@@ -448,6 +456,13 @@ class ChatAgentEnv(Env):
             except AgentTimeoutError:
                 await self.close()
                 raise
+            except EnvClosedError:
+                if self._closed:
+                    raise
+                return self._end_with(PEER_STOPPED)
+            if run.is_closed and not self._closed:
+                await run.release()
+                return self._end_with(PEER_STOPPED)
             if isinstance(event, AgentEnd):
                 await run.release()
                 return self._ending(event)
@@ -547,7 +562,8 @@ class ChatAgentEnv(Env):
         assert self._run is not None
         error = end.error
         if error is None:
-            outcome = outcome_of(end.value, self._form.name, rewarded=self._run.rewarded)
+            value = self._own_share(end.value)
+            outcome = outcome_of(value, self._form.name, rewarded=self._run.rewarded)
             ending = self._end_with(self._stop_reason or StopReason.COMPLETED)
             ending.reward += outcome.reward or 0.0
             ending.metrics.update(outcome.metrics)

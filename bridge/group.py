@@ -16,6 +16,7 @@ from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
 from evert.bridge.agent import NO_TASK, Agent, agent_name, inspect_agent, reward_of
 from evert.bridge.env import ChatAgentEnv, EnvOptions
 from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
+from evert.bridge.seats import check_seats, seat_envs
 
 logger = logging.getLogger(__name__)
 
@@ -69,14 +70,16 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
     Args:
         agent: The agent, at the top level of a module; or its path 'package.module:function'.
         task: Handed to the agent; picklable. Left out: the agent takes the client only.
-        group_size: Number of environments, at least 1.
+        group_size: Number of episodes, at least 1.
+        seats: Names of the agent's trained roles, where it has several: each episode then gives one
+            Env a seat, side by side (``seats.py``). Empty: one policy.
         group_reward: Further rewards that compare the trajectories; at module level too.
         tags: Names under which the Cookbook aggregates metrics.
         **options: Of ``ChatAgentEnv``.
 
     Raises:
         InvalidAgentError: The agent is none, takes other arguments, or has no import path.
-        InvalidDatasetError: ``group_size`` is below 1.
+        InvalidDatasetError: ``group_size`` is below 1, or the seats have no different names.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         task: object = NO_TASK,
         group_size: int = 1,
         *,
+        seats: Sequence[str] = (),
         group_reward: GroupReward | None = None,
         tags: Sequence[str] = (),
         **options: Unpack[EnvOptions],
@@ -98,6 +102,9 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
             raise InvalidDatasetError(f"group_size must be at least 1, got {group_size}.")
         self.task = task
         self.group_size = group_size
+        if seats:
+            check_seats(seats)
+        self.seats = tuple(seats)
         self.group_reward = group_reward
         self.tags = list(tags)
         self.options = options
@@ -108,7 +115,12 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
 
     async def make_envs(self) -> Sequence[Env]:
         """New environments; a retry may ask again, and ``cleanup`` closes them all."""
-        envs = [ChatAgentEnv(self.agent, self.task, **self.options) for _ in range(self.group_size)]
+        envs: list[ChatAgentEnv] = []
+        for _ in range(self.group_size):
+            if self.seats:
+                envs += seat_envs(self.agent, self.seats, self.task, **self.options)
+            else:
+                envs.append(ChatAgentEnv(self.agent, self.task, **self.options))
         self._envs += envs
         return envs
 

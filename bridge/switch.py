@@ -31,10 +31,13 @@ from evert.bridge.errors import (
 )
 from evert.bridge.messages import Reply
 from evert.bridge.models import Answers
-from evert.bridge.requests import ChatRequest
+from evert.bridge.requests import ChatRequest, bad_request
 
 REFUSALS_BEFORE_ABORT = 3
 """Calls refused after the close before an agent that goes on calling gets ``AgentAborted``."""
+
+SEAT_PREFIX = "evert/"
+"""What a seat's model name begins with."""
 
 AGENT_THREADS = 1024
 """Threads that the agents of one event loop may block at once; each is made when it is needed."""
@@ -98,11 +101,14 @@ class AgentRun:
         notes: What the agent recorded between calls: ("reward" | "metric" | "log", key, value).
         rewarded: Whether the agent ever called ``client.reward``.
         frozen: What answers the calls to models that are not the policy, by name.
+        seats: Where the agent has several trained roles: each one's run, by model name, this one
+            included. The agent belongs to the first; the others hear from it. Else empty.
     """
 
     form: AgentForm
     loop: asyncio.AbstractEventLoop
     frozen: Mapping[str, Answers] = field(default_factory=dict)
+    seats: "Mapping[str, AgentRun]" = field(default_factory=dict)
     notes: list[tuple[str, str, Any]] = field(default_factory=list)
     rewarded: bool = False
     _queue: deque[ParkedCall] = field(default_factory=deque)
@@ -190,6 +196,12 @@ class AgentRun:
             self._queue.popleft().refuse(ended)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(end)
+        for peer in self._peers():
+            if not peer.is_over:
+                peer._on_end(end)
+
+    def _peers(self) -> "list[AgentRun]":
+        return [run for run in self.seats.values() if run is not self]
 
     def on_release(self, release: Callable[[], Awaitable[None]]) -> None:
         """Have something let go when the run is over. Safe from any thread."""
@@ -205,6 +217,11 @@ class AgentRun:
         """Whether the agent function is done."""
         return self._end is not None
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the run was given up, by its own Env or by another seat's."""
+        return self._closed
+
     async def close(self, patience: float) -> bool:
         """Give the run up: refuse its calls, cancel it, wait for its ``finally`` blocks.
 
@@ -216,12 +233,16 @@ class AgentRun:
             Whether the agent ended. One that computes or sleeps without calling cannot be stopped
             from outside if it runs in a thread; the thread is a daemon and ends with the process.
         """
+        leader = next(iter(self.seats.values()), self)
+        if leader is not self:
+            return await leader.close(patience)
         self.abandon()
         self._stop_timer()
         for task in self._frozen_calls:
             task.cancel()
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(_closed(self.form.name))
+        for run in (self, *self._peers()):
+            if run._waiter is not None and not run._waiter.done():
+                run._waiter.set_exception(_closed(self.form.name))
         for _ in range(2):
             if self.is_over:
                 break
@@ -231,11 +252,16 @@ class AgentRun:
                 await asyncio.wait_for(self._ended.wait(), patience)
             except TimeoutError:
                 continue
-        await self.release()
+        for run in (self, *self._peers()):
+            await run.release()
         return self.is_over
 
     def abandon(self) -> None:
         """Refuse the parked call, the queue and all later calls. Safe from any thread."""
+        for run in (self, *self._peers()):
+            run._abandon()
+
+    def _abandon(self) -> None:
         self._closed = True
         error = _closed(self.form.name)
         if self._parked is not None:
@@ -282,6 +308,8 @@ class AgentRun:
         self._timer = None
         if self._waiter is None or self._waiter.done():
             return  # the next wait arms it again
+        if any(peer._is_asked() for peer in self._peers()):
+            self._deadline = self.loop.time() + patience  # the trainer's turn, not the agent's
         if self.loop.time() < self._deadline:
             self._timer = self.loop.call_at(self._deadline, self._on_timer, patience)
             return
@@ -292,6 +320,9 @@ class AgentRun:
                 "look for a wait that never ends."
             )
         )
+
+    def _is_asked(self) -> bool:
+        return self._parked is not None and self._parked.is_waiting
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -363,6 +394,14 @@ class AgentRun:
             call.refuse(_closed(self.form.name))
 
     def _arrive(self, call: ParkedCall) -> None:
+        if self.seats and call.request.model not in self.frozen:
+            seat = self.seats.get(call.request.model)
+            if seat is None:
+                call.refuse(_no_seat(call.request.model, self.seats))
+                return
+            if seat is not self:
+                seat._arrive(call)
+                return
         if self._closed:
             call.refuse(_closed(self.form.name))
         elif self._end is not None:
@@ -395,6 +434,16 @@ class AgentRun:
             call.refuse(_closed(self.form.name) if self._closed else error)
 
 
+def seat_model(name: str) -> str:
+    """The model name that calls a seat."""
+    return f"{SEAT_PREFIX}{name}"
+
+
+def seat_name(model: str) -> str:
+    """The seat that a model name calls."""
+    return model.removeprefix(SEAT_PREFIX)
+
+
 def give_threads(loop: asyncio.AbstractEventLoop) -> None:
     """Give an event loop's default executor enough threads for frameworks that block in them.
 
@@ -415,6 +464,14 @@ def _default_size() -> int:
     pool = ThreadPoolExecutor()
     pool.shutdown()
     return pool._max_workers
+
+
+def _no_seat(model: str, seats: Mapping[str, AgentRun]) -> Exception:
+    return bad_request(
+        f"The model {model!r} is none of this episode's seats: {', '.join(seats)}. Name one of "
+        "them, or take client.seat(name).",
+        param="model",
+    )
 
 
 def _closed(name: str) -> EnvClosedError:

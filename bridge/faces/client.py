@@ -14,11 +14,12 @@ from openai.types.chat import ChatCompletion
 
 from evert.bridge.agent import reward_of
 from evert.bridge.dialects.chat_completions import completion, read
+from evert.bridge.errors import InvalidAgentError
 from evert.bridge.faces.endpoint import Endpoint
 from evert.bridge.faces.transport import Transport
 from evert.bridge.messages import Reply
 from evert.bridge.requests import ChatRequest, bad_request
-from evert.bridge.switch import AgentRun
+from evert.bridge.switch import AgentRun, seat_model, seat_name
 
 if TYPE_CHECKING:
     from anthropic import Anthropic, AsyncAnthropic
@@ -62,6 +63,16 @@ class _Handle:
 
     def _completion(self, reply: Reply, request: ChatRequest) -> ChatCompletion:
         return completion(reply, id=f"chatcmpl-evert-{next(self._numbers)}", model=request.model)
+
+    def _of_seat(self, name: str) -> "tuple[AgentRun, str, Endpoint]":
+        model = seat_model(name)
+        run = self._run.seats.get(model)
+        if run is None:
+            raise InvalidAgentError(
+                f"There is no seat {name!r} in this episode. Its seats: "
+                f"{', '.join(map(seat_name, self._run.seats)) or 'none; give the builder seats='}."
+            )
+        return run, model, Endpoint(run, model, self._endpoint.renderer)
 
     # -- real SDKs and endpoints -----------------------------------------------------------------
 
@@ -146,6 +157,14 @@ class AgentClient(_Handle):
         super().__init__(run, model, endpoint)
         self.chat = AsyncChat(self)
 
+    def seat(self, name: str) -> "AgentClient":
+        """The client of one of the agent's trained roles; its rewards and notes are the role's.
+
+        Raises:
+            InvalidAgentError: The episode has no such seat.
+        """
+        return AgentClient(*self._of_seat(name))
+
     @property
     def blocking(self) -> "BlockingAgentClient":
         """A blocking client of the same run, for tools that run in threads."""
@@ -163,6 +182,14 @@ class BlockingAgentClient(_Handle):
     def __init__(self, run: AgentRun, model: str, endpoint: Endpoint) -> None:
         super().__init__(run, model, endpoint)
         self.chat = BlockingChat(self)
+
+    def seat(self, name: str) -> "BlockingAgentClient":
+        """The client of one of the agent's trained roles; see ``AgentClient.seat``.
+
+        Raises:
+            InvalidAgentError: The episode has no such seat.
+        """
+        return BlockingAgentClient(*self._of_seat(name))
 
 
 class AsyncChat:
