@@ -229,8 +229,31 @@ def _fit(shown: FlatPrompt, sampled: list[int], renderer: PromptRenderer) -> Fit
     if shown == sampled:
         return Fit.EXACT
     tokens = [token for token in shown if isinstance(token, int)]
-    same = len(tokens) == len(shown) and renderer.parse(tokens) == renderer.parse(sampled)
+    if len(tokens) < len(shown):
+        return Fit.CHANGED
+    (rendered, ended), (said, end) = renderer.parse(tokens), renderer.parse(sampled)
+    same = ended == end and _without_margins(rendered) == _without_margins(said)
     return Fit.RETOKENISED if same else Fit.CHANGED
+
+
+def _without_margins(message: Message) -> dict[str, Any]:
+    """A reply with tool calls without the white space around its texts.
+
+    Templates set it as they like, between calls and between text and calls; it says nothing.
+    """
+    content = message["content"]
+    if not message.get("tool_calls"):
+        return {**message}
+    if isinstance(content, list):
+        trimmed: list[Any] = []
+        for part in content:
+            text = {**part, "text": part["text"].strip()} if part["type"] == "text" else part
+            if text.get("text") != "":
+                trimmed.append(text)
+        content = trimmed
+        if all(part["type"] == "text" for part in trimmed):
+            content = "".join(part["text"] for part in trimmed)
+    return {**message, "content": content.strip() if isinstance(content, str) else content}
 
 
 def _after(whole: FlatPrompt, beginning: Sequence[Any]) -> FlatPrompt | None:

@@ -266,7 +266,15 @@ def _keeps_reply(conversation: Conversation, shared: int, messages: Sequence[Any
     replies = [t.messages - 1 for t in conversation.turns if t.sent >= shared]
     texts = {get_text_content(conversation.messages[reply]) for reply in replies}
     fields = [as_fields(message, index) for index, message in enumerate(messages)][shared:]
-    return any(f.get("role") == "assistant" and f.get("content") in texts for f in fields)
+    return any(f.get("role") == "assistant" and _text(f.get("content")) in texts for f in fields)
+
+
+def _text(content: object) -> str | None:
+    """The text of a message's content, in whatever form; None for none."""
+    if isinstance(content, (list, tuple)):
+        texts = [part.get("text") for part in content if isinstance(part, Mapping)]
+        return "".join(text for text in texts if isinstance(text, str))
+    return content if isinstance(content, str) else None
 
 
 def _shortened(conversation: Conversation, messages: Sequence[Any]) -> Drift:
