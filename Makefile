@@ -2,6 +2,7 @@
 #
 #   make train   train a chat agent in about a minute (main job); ends with a figure and a plot
 #   make test    all tests
+#   make frameworks   the examples of twelve agent frameworks, in environments of their own
 #   make lint    ruff, mypy, pyright
 #   make bench   the benchmarks behind the README's table (about 40 minutes; `make smoke`: one minute)
 
@@ -9,13 +10,21 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETTINGS ?=
 
-.PHONY: train test lint bench smoke clean
+.PHONY: train test frameworks lint bench smoke clean
 
 train: .venv/installed
 	$(BIN)/python -m evert.trainers.train env=identity $(SETTINGS)
 
 test: .venv/developing
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(SETTINGS)
+
+# Two environments, since the frameworks conflict, and programs from npm; kept until their pins change.
+frameworks: .venv/developing
+	$(BIN)/python frameworks/make_environment.py openai3
+	$(BIN)/python frameworks/make_environment.py openai2
+	$(BIN)/python frameworks/make_programs.py
+	.frameworks/openai3/bin/python -m pytest tests/frameworks --environment openai3 -n 2
+	.frameworks/openai2/bin/python -m pytest tests/frameworks --environment openai2 -n 2
 
 lint: .venv/developing
 	$(BIN)/ruff check
@@ -26,12 +35,14 @@ lint: .venv/developing
 bench: .venv/developing
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/concurrency.py
+	$(BIN)/python benchmarks/faces.py
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/learning.py
 
 smoke: .venv/developing
 	$(BIN)/python benchmarks/overhead.py --quick --turns 10
 	$(BIN)/python benchmarks/concurrency.py --quick
+	$(BIN)/python benchmarks/faces.py --quick
 	$(BIN)/python benchmarks/engine.py --quick
 
 .venv/installed: pyproject.toml constraints.txt

@@ -13,7 +13,8 @@ Over HTTP, whole conversations (milliseconds), one aiohttp client, the same rend
 
 And 1,000 rollouts at once over HTTP: none lost, none mixed up, nothing left.
 
-    python benchmarks/faces.py [--quick] [--turns 10 100] [--repeats 5] [--rollouts 1000]
+    python benchmarks/faces.py [--quick] [--sdk-turns 1 3 10] [--turns 10 100] [--repeats 5]
+                               [--rollouts 1000]
 
 Every row is the median of its repeats; the spread is (max - min) / median.
 """
@@ -26,6 +27,7 @@ import resource
 import statistics
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,6 +38,7 @@ from aiohttp import web
 from rich.console import Console
 from rich.table import Table
 from tinker_cookbook.capture.proxy.app import ProxyDeps, make_app
+from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
@@ -65,6 +68,18 @@ BODY = json.dumps(WHOLE).encode()
 
 
 # -- in process ------------------------------------------------------------------------------------
+
+
+class Scripted(TokenCompleter):
+    """Says the same for ever, from tokens made beforehand."""
+
+    def __init__(self, text: str = REPLY) -> None:
+        tokens = default_renderer().tokenizer.encode(f"{text}<|im_end|>")
+        self._answer = TokensWithLogprobs(tokens=tokens, maybe_logprobs=[-1.0] * len(tokens))
+
+    async def __call__(self, *_: Any, **__: Any) -> TokensWithLogprobs:
+        """The one answer."""
+        return self._answer
 
 
 class Nothing:
@@ -118,7 +133,7 @@ async def over_evert(turns: int, url: str) -> float:
         spent = await converse(client.openai, turns)
         return 0.0
 
-    await do_single_rollout(ScriptedPolicy([REPLY] * turns), ChatAgentEnv(agent))
+    await do_single_rollout(Scripted(), ChatAgentEnv(agent))
     return spent
 
 
@@ -168,11 +183,6 @@ async def chat(session: aiohttp.ClientSession, url: str, key: str, turns: int, t
         ]
 
 
-def answering(text: str) -> Callable[[str], str]:
-    """A policy's reply that shows whose it is."""
-    return lambda prompt: f"{REPLY} {text}"
-
-
 async def http_evert(turns: int) -> float:
     """One rollout over the loopback server."""
     spent = 0.0
@@ -185,7 +195,7 @@ async def http_evert(turns: int) -> float:
             spent = time.perf_counter() - start
         return 0.0
 
-    await do_single_rollout(ScriptedPolicy(answering("one")), ChatAgentEnv(agent))
+    await do_single_rollout(Scripted(f"{REPLY} one"), ChatAgentEnv(agent))
     return spent
 
 
@@ -254,69 +264,68 @@ async def many(rollouts: int, turns: int = 3) -> dict[str, float]:
 # -- the tables ------------------------------------------------------------------------------------
 
 
-async def repeat(measure: Callable[[], Awaitable[float]], times: int) -> list[float]:
-    """Some measurements after one to warm up."""
-    await measure()
-    return [await measure() for _ in range(times)]
+Measure = Callable[[], Awaitable[float]]
 
 
-def show(times: list[float], unit: float, best: float) -> str:
-    """Median, spread, and times ``best``."""
-    median = statistics.median(times)
-    spread = (max(times) - min(times)) / median
-    return f"{median * unit:,.1f} ±{spread:.0%}  x{median / best:.2f}"
+async def alternate(rows: dict[str, Measure], repeats: int) -> dict[str, list[float]]:
+    """Measure the rows in turn, so that whatever the machine does meanwhile is shared by all."""
+    times: dict[str, list[float]] = {name: [] for name in rows}
+    for number in range(repeats + 1):  # the first to warm up
+        for name, measure in rows.items():
+            seconds = await measure()
+            if number:
+                times[name].append(seconds)
+    return times
+
+
+def show(title: str, unit: float, columns: dict[str, dict[str, list[float]]]) -> Table:
+    """Medians, spreads, and times evert's, a column for each length."""
+    table = Table(title=title)
+    table.add_column("row")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for name in next(iter(columns.values())):
+        cells = []
+        for times in columns.values():
+            median = statistics.median(times[name])
+            spread = (max(times[name]) - min(times[name])) / median
+            ratio = median / statistics.median(times["evert"])
+            cells.append(f"{median * unit:,.1f} ±{spread:.0%}  x{ratio:.2f}")
+        table.add_row(name, *cells)
+    return table
 
 
 async def run(options: argparse.Namespace, url: str, console: Console) -> None:
     """Measure and print."""
-    rows: dict[str, Callable[[int, str], Awaitable[float]]] = {
-        "nothing": over_nothing,
-        "evert": over_evert,
-        "echo": over_echo,
-    }
-    table = Table(title="One call of the OpenAI SDK, microseconds (times evert's)")
-    table.add_column("row")
-    measured: dict[tuple[str, int], list[float]] = {}
-    for turns in options.turns:
-        table.add_column(f"{turns} turns", justify="right")
-        for name, measure in rows.items():
-            count = max(1, options.calls // turns)
+    sdk: dict[str, dict[str, list[float]]] = {}
+    for turns in options.sdk_turns:
+        count = max(1, options.calls // turns)
 
-            async def calls(
-                measure: Any = measure, turns: int = turns, count: int = count
-            ) -> float:
-                return sum([await measure(turns, url) for _ in range(count)]) / (count * turns)
+        def calls(over: Callable[[int, str], Awaitable[float]], turns: int, count: int) -> Measure:
+            async def measure() -> float:
+                seconds = [await over(turns, url) for _ in range(count)]
+                return sum(seconds) / (count * turns)
 
-            measured[name, turns] = await repeat(calls, options.repeats)
-    for name in rows:
-        best = [statistics.median(measured["evert", turns]) for turns in options.turns]
-        cells = [show(measured[name, t], 1e6, b) for t, b in zip(options.turns, best, strict=True)]
-        table.add_row(name, *cells)
-    console.print(table)
-    for turns in options.turns:
-        medians = [statistics.median(measured[name, turns]) for name in ("evert", "nothing")]
-        console.print(
-            f"evert's own share at {turns} turns: {(medians[0] - medians[1]) * 1e6:.0f} us"
-        )
+            return measure
 
-    table = Table(title="A conversation over HTTP, milliseconds (times evert's)")
-    table.add_column("row")
-    http = {"evert": http_evert, "cookbook": http_cookbook}
+        rows = {"nothing": over_nothing, "evert": over_evert, "echo": over_echo}
+        measures = {name: calls(over, turns, count) for name, over in rows.items()}
+        sdk[f"{turns} turns"] = await alternate(measures, options.repeats)
+    console.print(show("One call of the OpenAI SDK, microseconds (times evert's)", 1e6, sdk))
+    for column, times in sdk.items():
+        share = statistics.median(times["evert"]) - statistics.median(times["nothing"])
+        console.print(f"evert's own share at {column}: {share * 1e6:.0f} us")
+
+    http: dict[str, dict[str, list[float]]] = {}
     for turns in options.turns:
-        table.add_column(f"{turns} turns", justify="right")
-        for name, face in http.items():
-            times = max(options.repeats, 100 // turns)
-            measured[f"http {name}", turns] = await repeat(lambda f=face, t=turns: f(t), times)  # type: ignore[misc]
-    for name in http:
-        best = [statistics.median(measured["http evert", turns]) for turns in options.turns]
-        table.add_row(
-            name,
-            *(
-                show(measured[f"http {name}", t], 1e3, b)
-                for t, b in zip(options.turns, best, strict=True)
-            ),
-        )
-    console.print(table)
+        repeats = max(options.repeats, 100 // turns)
+        conversations: dict[str, Measure] = {
+            "evert": partial(http_evert, turns),
+            "cookbook": partial(http_cookbook, turns),
+        }
+        http[f"{turns} turns"] = await alternate(conversations, repeats)
+    console.print(show("A conversation over HTTP, milliseconds (times evert's)", 1e3, http))
+
     left = await many(options.rollouts)
     found = ", ".join(f"{name} {value:.4g}" for name, value in left.items())
     console.print(f"{options.rollouts} rollouts of 3 turns at once over HTTP: {found}")
@@ -325,6 +334,7 @@ async def run(options: argparse.Namespace, url: str, console: Console) -> None:
 def main() -> None:
     """Measure and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--sdk-turns", type=int, nargs="+", default=[1, 3, 10])
     parser.add_argument("--turns", type=int, nargs="+", default=[10, 100])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--calls", type=int, default=500, help="calls a repeat")

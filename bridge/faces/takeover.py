@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 from evert.bridge.faces.endpoint import Endpoint
-from evert.bridge.faces.transport import response_for
+from evert.bridge.faces.transport import Transport, response_for
 
 current_endpoint: contextvars.ContextVar[Endpoint | None] = contextvars.ContextVar(
     "evert_current_endpoint", default=None
@@ -83,7 +83,9 @@ def _choosing_transport(original: Callable[..., Any]) -> Callable[..., Any]:
     def transport_for_url(client: Any, url: Any) -> Any:
         transport = original(client, url)
         endpoint = current_endpoint.get()
-        return transport if endpoint is None else _Sorting(transport, endpoint)
+        if endpoint is None or isinstance(transport, Transport):  # not an agent, or its own client
+            return transport
+        return _Sorting(transport, endpoint)
 
     return transport_for_url
 
