@@ -20,11 +20,11 @@ test: .venv/developing
 
 # Two environments, since the frameworks conflict, and programs from npm; kept until their pins change.
 frameworks: .venv/developing
-	$(BIN)/python frameworks/make_environment.py openai3
-	$(BIN)/python frameworks/make_environment.py openai2
 	$(BIN)/python frameworks/make_programs.py
-	.frameworks/openai3/bin/python -m pytest tests/frameworks --environment openai3 -n 2
-	.frameworks/openai2/bin/python -m pytest tests/frameworks --environment openai2 -n 2
+	$(BIN)/python frameworks/make_environment.py openai3
+	.frameworks/openai3/bin/python -m pytest tests/frameworks --environment openai3
+	$(BIN)/python frameworks/make_environment.py openai2
+	.frameworks/openai2/bin/python -m pytest tests/frameworks/test_examples.py --environment openai2
 
 lint: .venv/developing
 	$(BIN)/ruff check
@@ -56,4 +56,4 @@ smoke: .venv/developing
 	touch $@
 
 clean:
-	rm -rf .venv build dist *.egg-info src/*.egg-info
+	rm -rf .venv .frameworks build dist *.egg-info src/*.egg-info

@@ -359,6 +359,7 @@ class ChatAgentEnv(Env):
         thread that still waits is released.
         """
         self._closed = True
+        self._outstanding = None
         run = self._run
         if run is None or run.is_over:
             return

@@ -32,7 +32,7 @@ MARKERS = (
 )
 """Added tokens that are not special: like Qwen3's, they are found in plain text too."""
 
-MAX_LENGTH = 2048
+MAX_LENGTH = 8192
 
 # One token never spans two of these pieces. A digit stands alone, so that numbers are spelt in one
 # way only; punctuation takes the space behind it (": "), a word the space before it (" high").

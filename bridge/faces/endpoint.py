@@ -3,7 +3,8 @@
     POST .../chat/completions        OpenAI's chat completions
     POST .../responses               OpenAI's responses
     POST .../messages                Anthropic's messages
-    POST .../messages/count_tokens   how long a prompt would be
+    POST .../messages/count_tokens   how long a prompt would be, by the one API
+    POST .../responses/input_tokens  and by the other
     GET  .../models[/name]           the names that are answered here
 
 What goes wrong is an answer too: a 400 (a 404 for other paths) in the API's own shape, so that the
@@ -14,7 +15,7 @@ passes unharmed through every framework; an agent that goes on calling gets ``Ag
 import itertools
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -35,6 +36,12 @@ REFUSALS = (openai.APIStatusError, EnvClosedError, EpisodeEndedError, BlockingCa
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
+
+COUNTS = ("/count_tokens", "/input_tokens")
+"""Ends of the paths that only count."""
+
+MAX_DEPTH = 100
+"""Levels of lists and objects in a body; what copies or checks a deeper one would break."""
 
 
 class Dialect(Protocol):
@@ -110,8 +117,8 @@ class Endpoint:
 
     def __init__(self, run: AgentRun, model: str, renderer: PromptRenderer) -> None:
         self.run = run
-        self._renderer = renderer
-        self.models = (model, *run.frozen)
+        self.renderer = renderer
+        self.models = (*(run.seats or (model,)), *run.frozen)
         self._numbers = itertools.count()
         self._prefix = secrets.token_hex(6)  # ids of different rollouts may meet in one agent
         self._chat = ChatCompletions(model)
@@ -176,14 +183,14 @@ class Endpoint:
             stream = body.get("stream") is True
         except openai.BadRequestError as error:
             return _refusal(dialect, error)
-        if path.endswith("/count_tokens"):
+        if path.endswith(COUNTS):
             return self._count(request, dialect)
         return self._call(dialect, request, body, stream=stream)
 
     def _dialect(self, path: str) -> Dialect | None:
         if path.endswith("/chat/completions"):
             return self._chat
-        if path.endswith("/responses"):
+        if path.endswith(("/responses", "/responses/input_tokens")):
             return self._responses
         if path.endswith(("/messages", "/messages/count_tokens")):
             return self._anthropic
@@ -208,7 +215,9 @@ class Endpoint:
 
     def _count(self, request: ChatRequest, dialect: Dialect) -> Answer:
         try:
-            return Answer(200, _json({"input_tokens": count_tokens(request, self._renderer)}))
+            count = count_tokens(request, self.renderer)
+            kind = {"object": "response.input_tokens"} if dialect is self._responses else {}
+            return Answer(200, _json({**kind, "input_tokens": count}))
         except openai.BadRequestError as error:
             return _refusal(dialect, error)
 
@@ -230,9 +239,26 @@ def _read_body(content: bytes) -> Mapping[str, Any]:
         body = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise bad_request(f"The body is no JSON: {error}.") from None
+    if _is_deeper(body, MAX_DEPTH):
+        raise bad_request(f"The body is nested more than {MAX_DEPTH} levels deep.")
     if not isinstance(body, dict):
         raise bad_request(f"The body must be a JSON object, got {body!r:.200}.")
     return body
+
+
+def _is_deeper(value: object, depth: int) -> bool:
+    level = [value]
+    for _ in range(depth + 1):
+        level = [inner for one in level for inner in _inside(one)]
+        if not level:
+            return False
+    return True
+
+
+def _inside(value: object) -> Collection[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _json(value: object) -> bytes:
@@ -260,7 +286,8 @@ def _error_body(error: Exception) -> Mapping[str, Any]:
 def _not_found(method: str, path: str) -> Answer:
     message = (
         f"Nothing answers {method} {path} here. There are POST /v1/chat/completions, "
-        "/v1/responses, /v1/messages and /v1/messages/count_tokens, and GET /v1/models."
+        "/v1/responses, /v1/messages, /v1/messages/count_tokens and "
+        "/v1/responses/input_tokens, and GET /v1/models."
     )
     error = {"message": message, "type": "not_found_error", "param": None, "code": "not_found"}
     return Answer(404, _json({"type": "error", "error": error}))

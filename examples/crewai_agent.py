@@ -1,0 +1,37 @@
+"""CrewAI, a blocking framework, with no client passed: calls to the policy are taken over."""
+
+import os
+
+from crewai import LLM, Agent, Crew, Task
+from crewai.tools import tool
+from game import TURNS, Game, play
+
+os.environ.setdefault("CREWAI_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("CREWAI_DISABLE_VERSION_CHECK", "true")
+
+
+def agent(client, task):
+    """A crew of one, with one tool."""
+    game = Game(task)
+
+    @tool("check_guess")
+    def check_guess(number: int) -> str:
+        """Check a guess."""
+        return game.check(number)
+
+    llm = LLM(client.model, provider="openai", api_key="unused")
+    player = Agent(
+        role="Player",
+        goal="Find the number.",
+        backstory="You like to guess.",
+        tools=[check_guess],
+        llm=llm,
+        max_iter=TURNS + 1,
+    )
+    guessing = Task(description=game.rules, expected_output="The number.", agent=player)
+    Crew(agents=[player], tasks=[guessing]).kickoff()
+    return game.reward
+
+
+if __name__ == "__main__":
+    play(agent)

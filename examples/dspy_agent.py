@@ -1,0 +1,48 @@
+"""DSPy, with no client passed: calls to the policy's model name are taken over."""
+
+import json
+import os
+
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or it downloads prices on import
+
+import dspy
+from game import TURNS, Game, next_guess, play
+
+
+async def agent(client, task):
+    """A ``ReAct`` module with one tool. Each step is a new prompt with the whole story so far."""
+    game = Game(task)
+
+    def check_guess(number: int) -> str:
+        """Check a guess."""
+        return game.check(number)
+
+    # The other engine has an HTTP client of its own: api_base=client.base_url would reach that.
+    lm = dspy.LM(
+        f"openai/{client.model}", engine="litellm", api_key="unused", cache=False, num_retries=0
+    )
+    with dspy.context(lm=lm, adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
+        player = dspy.ReAct("rules -> number: int", tools=[check_guess], max_iters=TURNS)
+        await player.acall(rules=game.rules)
+    return game.reward
+
+
+def model(prompt):
+    """Write the fields that DSPy asks for."""
+    if "next_tool_name" not in prompt:
+        return fields(reasoning="The guesses say so.", number=0)
+    number = next_guess(prompt)
+    if number is None:
+        return fields(next_thought="Found it.", next_tool_name="finish", next_tool_args="{}")
+    arguments = json.dumps({"number": number})
+    return fields(next_thought="Bisect.", next_tool_name="check_guess", next_tool_args=arguments)
+
+
+def fields(**values):
+    """A reply in DSPy's format."""
+    written = [f"[[ ## {name} ## ]]\n{value}\n" for name, value in values.items()]
+    return "\n".join([*written, "[[ ## completed ## ]]"])
+
+
+if __name__ == "__main__":
+    play(agent, model)

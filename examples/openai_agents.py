@@ -1,0 +1,35 @@
+"""OpenAI Agents SDK, by its default, the Responses API: the model takes ``client.openai``."""
+
+from agents import (
+    Agent,
+    OpenAIResponsesModel,
+    Runner,
+    function_tool,
+    set_tracing_disabled,
+)
+from game import TURNS, Game, play
+
+set_tracing_disabled(True)  # or it sends traces home as soon as it finds an OPENAI_API_KEY
+
+
+async def agent(client, task):
+    """One agent, one tool, ``Runner.run``."""
+    game = Game(task)
+
+    @function_tool
+    def check_guess(number: int) -> str:
+        """Check a guess."""
+        return game.check(number)
+
+    player = Agent(
+        name="Player",
+        instructions="Use the tool check_guess.",
+        tools=[check_guess],
+        model=OpenAIResponsesModel(model=client.model, openai_client=client.openai),
+    )
+    await Runner.run(player, game.rules, max_turns=TURNS + 1)
+    return game.reward
+
+
+if __name__ == "__main__":
+    play(agent)

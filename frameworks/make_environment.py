@@ -1,0 +1,90 @@
+"""Makes the environment ``.frameworks/<name>`` for the requirement file of that name.
+
+    python frameworks/make_environment.py openai3
+
+A virtual environment with evert (editable, with what its tests need), the agent frameworks of
+``frameworks/<name>.txt``, and the versions of ``constraints.txt``, but for packages that the
+requirement file pins itself. It is made anew only when one of these files has changed. Ends with
+``pip check``; whatever fails ends it with an error.
+"""
+
+import argparse
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CONSTRAINTS = ROOT / "constraints.txt"
+
+
+def main() -> None:
+    """Make the environment named on the command line, unless it is there."""
+    names = sorted(path.stem for path in (ROOT / "frameworks").glob("*.txt"))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("name", choices=names)
+    name = parser.parse_args().name
+    requirements = ROOT / "frameworks" / f"{name}.txt"
+    environment = ROOT / ".frameworks" / name
+    stamp = environment / "made-from"
+    fingerprint = fingerprint_of(requirements, CONSTRAINTS, ROOT / "pyproject.toml")
+    if stamp.exists() and stamp.read_text() == fingerprint:
+        print(f"{environment.relative_to(ROOT)} is up to date")
+        return
+    print(f"making {environment.relative_to(ROOT)}", flush=True)
+    started = time.monotonic()
+    run(sys.executable, "-m", "venv", "--clear", str(environment))
+    install(environment / "bin" / "python", requirements)
+    stamp.write_text(fingerprint)
+    print(f"made {environment.relative_to(ROOT)} in {time.monotonic() - started:.0f} s")
+
+
+def install(python: Path, requirements: Path) -> None:
+    """Install evert and the frameworks with pip, and let it check the result."""
+    with tempfile.TemporaryDirectory() as folder:
+        constraints = Path(folder) / "constraints.txt"
+        constraints.write_text(constraints_beside(requirements.read_text()))
+        # Not compiled: what is imported is compiled then, and most of it never is.
+        pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
+        options = ["-qq", "--no-compile", "--constraint", str(constraints)]
+        what = ["--requirement", str(requirements), "--editable", f"{ROOT}[test]"]
+        print(f"installing evert and {requirements.name}: a minute or two", flush=True)
+        run(*pip, "install", *options, *what)
+    run(*pip, "check")
+
+
+def constraints_beside(requirements: str) -> str:
+    """The lines of constraints.txt on packages that the requirements do not pin themselves."""
+    pinned = {package(line) for line in requirements.splitlines()}
+    lines = CONSTRAINTS.read_text().splitlines()
+    return "\n".join(line for line in lines if package(line) not in pinned)
+
+
+def package(line: str) -> str:
+    """Normalised name of the package that a line is about; the line itself if about none."""
+    found = re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", line)
+    return re.sub(r"[-_.]+", "-", found[0]).lower() if found else line
+
+
+def fingerprint_of(*files: Path) -> str:
+    """Changes whenever one of the files, or Python, does."""
+    contents = b"\0".join(file.read_bytes() for file in files)
+    return hashlib.sha256(contents + sys.version.encode()).hexdigest()
+
+
+def run(*command: str) -> None:
+    """Run a command; if it fails, end with its error code."""
+    # Whoever calls may sit in another virtual environment or have set a PYTHONPATH.
+    own = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    code = subprocess.run(command, cwd=ROOT, env=own, check=False).returncode
+    if code != 0:
+        print(f"failed with code {code}: {' '.join(command)}", file=sys.stderr)
+        sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

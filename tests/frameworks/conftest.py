@@ -1,0 +1,185 @@
+"""The examples of one environment, and a guard that no socket is opened.
+
+    .frameworks/openai3/bin/python -m pytest tests/frameworks --environment openai3
+
+``frameworks/make_environment.py`` makes the environments. Without ``--environment`` nothing here is
+collected: the frameworks are not in .venv.
+"""
+
+import importlib
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+EXAMPLES = {
+    "openai3": [
+        "openai_sdk",
+        "anthropic_sdk",
+        "langchain_agent",
+        "openai_agents",
+        "google_adk",
+        "microsoft_agent_framework",
+        "pydantic_ai_agent",
+        "autogen_agent",
+        "smolagents_agent",
+    ],
+    "openai2": [
+        "openai_sdk",
+        "anthropic_sdk",
+        "langchain_agent",
+        "autogen_agent",
+        "smolagents_agent",
+        "crewai_agent",
+        "litellm_agent",
+        "dspy_agent",
+    ],
+}
+"""Environment -> the examples that must run in it."""
+
+OTHER_WAYS = {
+    "openai3": [
+        "openai_in_a_thread",
+        "openai_responses",
+        "anthropic_stream",
+        "langchain_stream",
+        "langgraph_blocking_node",
+        "openai_agents_stream",
+        "google_adk_stream",
+        "microsoft_stream",
+        "pydantic_ai_responses_stream",
+        "autogen_team",
+        "smolagents_stream",
+    ],
+    "openai2": [
+        "anthropic_stream",
+        "langchain_stream",
+        "langgraph_blocking_node",
+        "autogen_team",
+        "litellm_messages_stream",
+        "crewai_stream",
+        "dspy_in_a_thread",
+        "dspy_over_loopback",
+    ],
+}
+"""Environment -> the agents of other_ways.py that must run in it."""
+
+MODELS = {
+    "smolagents_stream": "smolagents_agent",
+    "dspy_in_a_thread": "dspy_agent",
+    "dspy_over_loopback": "dspy_agent",
+}
+"""Agent of other_ways.py -> the example whose scripted model it needs."""
+
+SWITCHES = {
+    "CREWAI_DISABLE_TELEMETRY": "true",
+    "CREWAI_DISABLE_VERSION_CHECK": "true",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "OPENAI_AGENTS_DISABLE_TRACING": "1",
+}
+"""What keeps frameworks from calling home."""
+
+KEYS = ("OPENAI_API", "ANTHROPIC_", "LANGSMITH_", "LANGCHAIN_", "TINKER_")
+"""What keys, and the addresses they are for, begin with: no example may need one."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """An agent, and the script that plays its model."""
+
+    name: str
+    agent: Callable[..., Any]
+    model: Callable[[str], str]
+
+    @property
+    def path(self) -> str:
+        """How a dataset names the agent."""
+        return f"{self.agent.__module__}:{self.agent.__name__}"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--environment", choices=sorted(EXAMPLES), help="which frameworks must be here"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("environment", None) is None:
+        return
+    sys.path[:0] = [str(ROOT / "examples"), str(Path(__file__).parent)]  # as when one is run
+    for name in [name for name in os.environ if name.startswith(KEYS)]:
+        del os.environ[name]
+    os.environ.update(SWITCHES)  # before any framework is imported
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return True if config.getoption("environment", None) is None else None
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    environment = metafunc.config.getoption("environment")
+    if "example" in metafunc.fixturenames:
+        names = EXAMPLES[environment] + OTHER_WAYS[environment]
+        metafunc.parametrize("example", names, indirect=True)
+    if "script" in metafunc.fixturenames:
+        metafunc.parametrize("script", EXAMPLES[environment])
+
+
+@pytest.fixture
+def environment(request: pytest.FixtureRequest) -> str:
+    """Name of the environment that these tests run in."""
+    return str(request.config.getoption("environment"))
+
+
+@pytest.fixture
+def played() -> dict[str, list[str]]:
+    """The examples of each environment."""
+    return EXAMPLES
+
+
+@pytest.fixture
+def example(request: pytest.FixtureRequest) -> Example:
+    """Each agent in turn; one whose framework is missing is an error."""
+    name = request.param
+    is_file = (ROOT / "examples" / f"{name}.py").exists()
+    home = importlib.import_module(name if is_file else "other_ways")
+    script = importlib.import_module(MODELS.get(name, home.__name__))
+    model = getattr(script, "model", importlib.import_module("game").guess_with_tool)
+    return Example(name, getattr(home, "agent" if is_file else name), model)
+
+
+@pytest.fixture
+def no_sockets(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[list[str]]:
+    """Nobody connects to anything, this machine included, or looks a name up.
+
+    Agents that ask for an address may use it, and no other.
+    """
+    attempts: list[str] = []
+    allowed = "127.0.0.1" if request.node.name.endswith("_over_loopback]") else None
+
+    def forbid(where: object, name: str) -> None:
+        original = getattr(where, name)
+
+        def refuse(*arguments: Any, **options: Any) -> Any:
+            if allowed is not None and allowed in str(arguments):
+                return original(*arguments, **options)
+            attempts.append(f"{name}{arguments[-2:]}")
+            raise OSError(f"{name} is forbidden here")
+
+        monkeypatch.setattr(where, name, refuse)
+
+    for name in ("connect", "connect_ex", "sendto"):
+        forbid(socket.socket, name)
+    for name in ("getaddrinfo", "gethostbyname", "create_connection"):
+        forbid(socket, name)
+    yield attempts
+    assert not attempts

@@ -1,0 +1,442 @@
+"""The same game by other ways into the same frameworks: streaming, teams, flows, threads.
+
+Agents as in examples/, one a function; each imports its framework itself, since no environment has
+them all. ``OTHER_WAYS`` in conftest.py says which run where.
+"""
+
+import asyncio
+import json
+
+from game import TURNS, Game
+
+MESSAGE_TOOL = {
+    "name": "check_guess",
+    "description": "Check a guess.",
+    "input_schema": {
+        "type": "object",
+        "properties": {"number": {"type": "integer"}},
+        "required": ["number"],
+    },
+}
+RESPONSE_TOOL = {
+    "type": "function",
+    "name": "check_guess",
+    "description": "Check a guess.",
+    "parameters": MESSAGE_TOOL["input_schema"],
+}
+
+
+# -- SDKs ----------------------------------------------------------------------------------------
+
+
+def openai_in_a_thread(client, task):
+    """A blocking agent, streamed chat completions."""
+    game = Game(task)
+    tool = {"type": "function", "function": {**RESPONSE_TOOL}}
+    del tool["function"]["type"]
+    messages = [{"role": "user", "content": game.rules}]
+    for _ in range(TURNS + 1):
+        with client.openai_sync.chat.completions.stream(
+            model=client.model, messages=messages, tools=[tool]
+        ) as stream:
+            message = stream.get_final_completion().choices[0].message
+        if not message.tool_calls:
+            break
+        messages.append(message)
+        for call in message.tool_calls:
+            number = json.loads(call.function.arguments)["number"]
+            messages.append(
+                {"role": "tool", "tool_call_id": call.id, "content": game.check(int(number))}
+            )
+    return game.reward
+
+
+async def openai_responses(client, task):
+    """Streamed responses, each with the last one's id in place of the history."""
+    game = Game(task)
+    new, previous = [{"role": "user", "content": game.rules}], None
+    for _ in range(TURNS + 1):
+        async with client.openai.responses.stream(
+            model=client.model, input=new, tools=[RESPONSE_TOOL], previous_response_id=previous
+        ) as stream:
+            response = await stream.get_final_response()
+        calls = [item for item in response.output if item.type == "function_call"]
+        if not calls:
+            break
+        previous = response.id
+        new = [
+            {
+                "type": "function_call_output",
+                "call_id": call.call_id,
+                "output": game.check(int(json.loads(call.arguments)["number"])),
+            }
+            for call in calls
+        ]
+    return game.reward
+
+
+async def anthropic_stream(client, task):
+    """Streamed messages."""
+    game = Game(task)
+    messages = [{"role": "user", "content": game.rules}]
+    for _ in range(TURNS + 1):
+        async with client.anthropic.messages.stream(
+            model=client.model, max_tokens=256, messages=messages, tools=[MESSAGE_TOOL]
+        ) as stream:
+            message = await stream.get_final_message()
+        if message.stop_reason != "tool_use":
+            break
+        results = [
+            {
+                "type": "tool_result",
+                "tool_use_id": block.id,
+                "content": game.check(int(block.input["number"])),
+            }
+            for block in message.content
+            if block.type == "tool_use"
+        ]
+        messages += [
+            {"role": "assistant", "content": message.content},
+            {"role": "user", "content": results},
+        ]
+    return game.reward
+
+
+# -- LangChain and LangGraph ---------------------------------------------------------------------
+
+
+def _chat_openai(client):
+    import openai
+    from langchain_openai import ChatOpenAI
+
+    return ChatOpenAI(
+        model=client.model,
+        api_key="unused",
+        base_url=client.transport.base_url,
+        http_async_client=openai.DefaultAsyncHttpxClient(transport=client.transport),
+        http_client=openai.DefaultHttpxClient(transport=client.transport),
+        max_retries=0,
+    )
+
+
+async def langchain_stream(client, task):
+    """Messages streamed out of the graph make the model stream too."""
+    from langchain.agents import create_agent
+    from langchain_core.tools import tool
+
+    game = Game(task)
+
+    @tool
+    def check_guess(number: int) -> str:
+        """Check a guess."""
+        return game.check(number)
+
+    graph = create_agent(_chat_openai(client), [check_guess])
+    async for _ in graph.astream(
+        {"messages": [{"role": "user", "content": game.rules}]},
+        {"recursion_limit": 2 * TURNS + 2},
+        stream_mode="messages",
+    ):
+        pass
+    return game.reward
+
+
+async def langgraph_blocking_node(client, task):
+    """Blocking nodes of an async graph run in the event loop's default executor."""
+    from langchain_core.tools import tool
+    from langgraph.graph import START, MessagesState, StateGraph
+    from langgraph.prebuilt import ToolNode, tools_condition
+
+    game = Game(task)
+
+    @tool
+    def check_guess(number: int) -> str:
+        """Check a guess."""
+        return game.check(number)
+
+    model = _chat_openai(client).bind_tools([check_guess])
+    graph = StateGraph(MessagesState)
+    graph.add_node("player", lambda state: {"messages": [model.invoke(state["messages"])]})
+    graph.add_node("tools", ToolNode([check_guess]))
+    graph.add_edge(START, "player")
+    graph.add_conditional_edges("player", tools_condition)
+    graph.add_edge("tools", "player")
+    await graph.compile().ainvoke(
+        {"messages": [{"role": "user", "content": game.rules}]},
+        {"recursion_limit": 2 * TURNS + 2},
+    )
+    return game.reward
+
+
+# -- the others with openai 3 --------------------------------------------------------------------
+
+
+async def openai_agents_stream(client, task):
+    """``Runner.run_streamed`` over chat completions."""
+    from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool
+
+    game = Game(task)
+
+    @function_tool
+    def check_guess(number: int) -> str:
+        """Check a guess."""
+        return game.check(number)
+
+    model = OpenAIChatCompletionsModel(model=client.model, openai_client=client.openai)
+    player = Agent(name="Player", tools=[check_guess], model=model)
+    result = Runner.run_streamed(player, game.rules, max_turns=TURNS + 1)
+    async for _ in result.stream_events():
+        pass
+    return game.reward
+
+
+async def google_adk_stream(client, task):
+    """Streamed chat completions."""
+    from google.adk.agents import LlmAgent, RunConfig
+    from google.adk.agents.run_config import StreamingMode
+    from google.adk.integrations.openai import OpenAILlm
+    from google.adk.runners import InMemoryRunner
+    from google.genai import types
+
+    game = Game(task)
+
+    def check_guess(number: int) -> str:
+        """Check a guess."""
+        return game.check(number)
+
+    model = OpenAILlm(model=client.model, client=client.openai)
+    runner = InMemoryRunner(LlmAgent(name="player", tools=[check_guess], model=model), app_name="a")
+    session = await runner.session_service.create_session(app_name="a", user_id="user")
+    async for _ in runner.run_async(
+        user_id="user",
+        session_id=session.id,
+        new_message=types.UserContent(game.rules),
+        run_config=RunConfig(max_llm_calls=TURNS + 1, streaming_mode=StreamingMode.SSE),
+    ):
+        pass
+    return game.reward
+
+
+async def microsoft_stream(client, task):
+    """Streamed responses."""
+    from agent_framework import Agent
+    from agent_framework.openai import OpenAIChatClient
+
+    game = Game(task)
+
+    def check_guess(number: int) -> str:
+        """Check a guess."""
+        return game.check(number)
+
+    chat = OpenAIChatClient(
+        model=client.model,
+        async_client=client.openai,
+        function_invocation_configuration={"max_iterations": TURNS},
+    )
+    player = Agent(chat, tools=[check_guess])
+    async for _ in player.run(game.rules, stream=True):
+        pass
+    return game.reward
+
+
+async def pydantic_ai_responses_stream(client, task):
+    """Streamed responses."""
+    from pydantic_ai import Agent, UsageLimits
+    from pydantic_ai.models.openai import OpenAIResponsesModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    game = Game(task)
+    model = OpenAIResponsesModel(client.model, provider=OpenAIProvider(openai_client=client.openai))
+    player = Agent(model)
+
+    @player.tool_plain
+    def check_guess(number: int) -> str:
+        """Check a guess."""
+        return game.check(number)
+
+    async with player.run_stream(
+        game.rules, usage_limits=UsageLimits(request_limit=TURNS + 1)
+    ) as result:
+        await result.get_output()
+    return game.reward
+
+
+# -- AutoGen and smolagents ----------------------------------------------------------------------
+
+
+async def autogen_team(client, task):
+    """A team of one that streams; its actors are tasks of their own."""
+    import openai
+    from autogen_agentchat.agents import AssistantAgent
+    from autogen_agentchat.teams import RoundRobinGroupChat
+    from autogen_core.models import ModelFamily
+    from autogen_ext.models.openai import OpenAIChatCompletionClient
+
+    game = Game(task)
+
+    async def check_guess(number: int) -> str:
+        """Check a guess."""
+        return game.check(number)
+
+    info = {
+        "function_calling": True,
+        "json_output": True,
+        "structured_output": True,
+        "vision": False,
+        "family": ModelFamily.UNKNOWN,
+    }
+    model = OpenAIChatCompletionClient(
+        model=client.model,
+        api_key="unused",
+        base_url=client.transport.base_url,
+        model_info=info,
+        http_client=openai.DefaultAsyncHttpxClient(transport=client.transport),
+        max_retries=0,
+    )
+    player = AssistantAgent(
+        "player",
+        model,
+        tools=[check_guess],
+        max_tool_iterations=TURNS,
+        model_client_stream=True,
+    )
+    await RoundRobinGroupChat([player], max_turns=1).run(task=game.rules)
+    return game.reward
+
+
+async def smolagents_stream(client, task):
+    """A blocking framework inside of an async agent: ``asyncio.to_thread``. It streams."""
+    import openai
+    from smolagents import LogLevel, OpenAIModel, ToolCallingAgent, tool
+
+    game = Game(task)
+
+    @tool
+    def check_guess(number: int) -> str:
+        """Check a guess.
+
+        Args:
+            number: The guess.
+        """
+        return game.check(number)
+
+    http_client = openai.DefaultHttpxClient(transport=client.transport)
+    model = OpenAIModel(
+        client.model,
+        api_base=client.transport.base_url,
+        api_key="unused",
+        client_kwargs={"http_client": http_client, "max_retries": 0},
+    )
+    player = ToolCallingAgent(
+        [check_guess],
+        model,
+        max_steps=TURNS + 1,
+        verbosity_level=LogLevel.OFF,
+        stream_outputs=True,
+    )
+    await asyncio.to_thread(player.run, game.rules)
+    return game.reward
+
+
+# -- the others with openai 2 --------------------------------------------------------------------
+
+
+async def litellm_messages_stream(client, task):
+    """A model of Anthropic's by its name: LiteLLM speaks their API, streamed, taken over."""
+    import litellm
+    from litellm_agent import TOOLS
+
+    game = Game(task)
+    messages = [{"role": "user", "content": game.rules}]
+    for _ in range(TURNS + 1):
+        chunks = await litellm.acompletion(
+            model=f"anthropic/{client.model}",
+            messages=messages,
+            tools=TOOLS,
+            api_key="unused",
+            max_tokens=256,
+            stream=True,
+        )
+        seen = [chunk async for chunk in chunks]
+        message = litellm.stream_chunk_builder(seen, messages=messages).choices[0].message
+        if not message.tool_calls:
+            break
+        messages.append(message)
+        for call in message.tool_calls:
+            number = json.loads(call.function.arguments)["number"]
+            messages.append(
+                {"role": "tool", "tool_call_id": call.id, "content": game.check(int(number))}
+            )
+    return game.reward
+
+
+async def crewai_stream(client, task):
+    """``akickoff``: blocking calls in threads of the event loop's default executor, streamed."""
+    from crewai import LLM, Agent
+    from crewai.tools import tool
+
+    game = Game(task)
+
+    @tool("check_guess")
+    def check_guess(number: int) -> str:
+        """Check a guess."""
+        return game.check(number)
+
+    llm = LLM(
+        client.model,
+        provider="openai",
+        base_url=client.transport.base_url,
+        api_key="unused",
+        stream=True,
+    )
+    player = Agent(
+        role="Player",
+        goal="Find the number.",
+        backstory="You like to guess.",
+        tools=[check_guess],
+        llm=llm,
+        max_iter=TURNS + 1,
+    )
+    await player.akickoff(game.rules)
+    return game.reward
+
+
+def dspy_in_a_thread(client, task):
+    """The blocking call of a module."""
+    import dspy
+
+    game = Game(task)
+
+    def check_guess(number: int) -> str:
+        """Check a guess."""
+        return game.check(number)
+
+    lm = dspy.LM(
+        f"openai/{client.model}", engine="litellm", api_key="unused", cache=False, num_retries=0
+    )
+    with dspy.context(lm=lm, adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
+        dspy.ReAct("rules -> number: int", tools=[check_guess], max_iters=TURNS)(rules=game.rules)
+    return game.reward
+
+
+async def dspy_over_loopback(client, task):
+    """DSPy's own engine has an HTTP client that takes no transport: it gets an address."""
+    import dspy
+
+    game = Game(task)
+
+    def check_guess(number: int) -> str:
+        """Check a guess."""
+        return game.check(number)
+
+    lm = dspy.LM(
+        f"openai/{client.model}",
+        api_base=client.base_url,
+        api_key=client.api_key,
+        cache=False,
+        num_retries=0,
+    )
+    with dspy.context(lm=lm, adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
+        player = dspy.ReAct("rules -> number: int", tools=[check_guess], max_iters=TURNS)
+        await player.acall(rules=game.rules)
+    return game.reward
