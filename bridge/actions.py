@@ -48,7 +48,7 @@ def read_action(
     ended = action + renderer.missing_end(action) if truncated or stop else action
     try:
         parsed, termination = renderer.parse(ended)
-    except RendererError:  # several ends of turn, say: no parse at all
+    except (RendererError, RecursionError):  # several ends of turn, say: no parse at all
         parsed = Message(role="assistant", content=renderer.decode(action))
         termination = ParseTermination.MALFORMED
     reply = read_reply(

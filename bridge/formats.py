@@ -75,13 +75,17 @@ class ReplyFormat:
         if self.schema is None or reply.tool_calls:
             return None
         try:
-            value = json.loads(reply.text)
-        except ValueError as error:
+            value = json.loads(reply.text, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
             return f"Your answer is no JSON ({error})."
         worst = first_error(self.schema, value)
         if worst is None:
             return None
         return f"Your answer does not fit the schema at {worst.json_path}: {worst.message:.200}."
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is none of its values")  # Python reads NaN and Infinity
 
 
 def first_error(schema: str, value: Any) -> "ValidationError | None":
@@ -90,10 +94,13 @@ def first_error(schema: str, value: Any) -> "ValidationError | None":
     A schema that cannot be followed to its end (a reference into nothing, or in a circle) cannot
     be held against the policy: everything fits it.
     """
+    from jsonschema.exceptions import ValidationError
     from referencing.exceptions import Unresolvable
 
     try:
         return next(iter(validator(schema).iter_errors(value)), None)
+    except ArithmeticError as error:
+        return ValidationError(f"a number in it cannot be checked ({error})")
     except (Unresolvable, RecursionError) as error:
         logger.warning("A JSON schema cannot be checked, so every reply fits it: %s", error)
         return None
@@ -108,9 +115,10 @@ def validator(schema: str) -> "Validator":
     """
     import jsonschema
     import referencing
+    from jsonschema.validators import validator_for
 
     value: Any = json.loads(schema)
-    kind = jsonschema.validators.validator_for(value, default=jsonschema.Draft202012Validator)
+    kind = validator_for(value, default=jsonschema.Draft202012Validator)
     kind.check_schema(value)
     checked: Validator = kind(value, registry=referencing.Registry())
     return checked

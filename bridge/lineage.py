@@ -168,7 +168,7 @@ class ConversationBook:
             new = self._read(conversation, request, start + 1, renderer)
             self._grow(conversation, new, renderer)
             self._check_length(conversation)
-        conversation.remember(request.messages[start:])
+            conversation.remember(request.messages[start:])
         conversation.reply = None
 
     def _grow(

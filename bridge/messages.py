@@ -100,9 +100,9 @@ def _read_content(
         return ""
     if isinstance(content, (list, tuple)):
         parts = [_read_part(part, index, number) for number, part in enumerate(content)]
-        if len(parts) == 1 and parts[0]["type"] == "text":
-            return parts[0]["text"]
-        return parts
+        texts = [part["text"] for part in parts if part["type"] == "text"]
+        # Not every renderer takes several texts, and one text is the same message.
+        return "".join(texts) if parts and len(texts) == len(parts) else parts
     raise bad_request(
         f"messages[{index}].content must be a string or a list of parts, got "
         f"{type(content).__name__}: {content!r:.200}.",
@@ -166,7 +166,7 @@ def _read_tool_call(call: object, place: str) -> ToolCall:
         )
     try:
         json.loads(arguments)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise bad_request(
             f"{place}.function.arguments is no JSON ({error}): {arguments!r:.200}.", param=place
         ) from None
@@ -295,7 +295,7 @@ def _same_call(sent: Any, own: ToolCall) -> bool:
         return True
     try:  # frameworks write the same arguments anew
         return bool(json.loads(str(arguments)) == json.loads(own.function.arguments))
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 

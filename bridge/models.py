@@ -8,6 +8,7 @@ are no transitions, and nothing is trained on them. A frozen model is one of
     a ``RemoteModel``: an endpoint that speaks OpenAI's chat completions
 """
 
+import json
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from tinker_cookbook.completers import MessageCompleter, TinkerTokenCompleter, T
 
 from evert.bridge.actions import read_action
 from evert.bridge.errors import InvalidModelError
+from evert.bridge.formats import ANY_OBJECT, ReplyFormat
 from evert.bridge.lineage import ConversationBook
 from evert.bridge.messages import Reply, as_fields, read_message, read_reply
 from evert.bridge.rendering import PromptRenderer
@@ -59,6 +61,7 @@ class RemoteModel:
             "tools": request.tools,
             "max_completion_tokens": request.max_tokens,
             "stop": list(request.stop) or None,
+            **_format_fields(request.format),
         }
         messages: Any = [as_fields(m, index) for index, m in enumerate(request.messages)]
         async with openai.AsyncOpenAI(
@@ -82,6 +85,22 @@ class RemoteModel:
             prompt_tokens=usage.prompt_tokens if usage is not None else 0,
             completion_tokens=usage.completion_tokens if usage is not None else 0,
         )
+
+
+def _format_fields(wanted: ReplyFormat | None) -> dict[str, Any]:
+    """A format as the fields of chat completions that ask for it."""
+    fields: dict[str, Any] = {}
+    if wanted is not None and wanted.schema == ANY_OBJECT:
+        fields["response_format"] = {"type": "json_object"}
+    elif wanted is not None and wanted.schema is not None:
+        schema = {"name": "reply", "schema": json.loads(wanted.schema)}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    if wanted is not None and len(wanted.must_call) == 1:
+        [name] = wanted.must_call
+        fields["tool_choice"] = {"type": "function", "function": {"name": name}}
+    elif wanted is not None and wanted.must_call:
+        fields["tool_choice"] = "required"
+    return fields
 
 
 FrozenModel: TypeAlias = MessageCompleter | TokenCompleter | tinker.SamplingClient | RemoteModel
@@ -130,6 +149,8 @@ class _FromMessages:
                 param="tools",
             )
         messages = [read_message(m, index, {}) for index, m in enumerate(request.messages)]
+        if request.format is not None:
+            messages.append(request.format.request())
         parsed = await self.completer(messages)
         return read_reply(
             parsed, truncated=False, call_ids="call", prompt_tokens=0, completion_tokens=0

@@ -17,11 +17,13 @@ import copy
 import re
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from typing import Any
 
 from tinker_cookbook.completers import StopCondition
+from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import (
     ContentPart,
     Message,
@@ -171,7 +173,8 @@ class PromptRenderer:
             RendererMismatchError: The renderer has no tool support.
         """
         try:
-            return self._renderer.create_conversation_prefix_with_tools(tools, system_prompt)
+            with self._refusing(NotImplementedError):
+                return self._renderer.create_conversation_prefix_with_tools(tools, system_prompt)
         except NotImplementedError:
             raise RendererMismatchError(
                 f"{type(self.renderer).__name__} has no tool support, but the agent offers "
@@ -179,9 +182,25 @@ class PromptRenderer:
                 "or put the tools into the prompt as text."
             ) from None
 
+    @contextmanager
+    def _refusing(self, *but: type[Exception]) -> Iterator[None]:
+        """Turn whatever the renderer raises over what it cannot render into a refusal of it."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, (RendererError, RendererMismatchError, *but)):
+                raise
+            raise RendererMismatchError(
+                f"{type(self.renderer).__name__} raised {type(error).__name__}: {error}"
+            ) from error
+
     def full(self, messages: list[Message]) -> FlatPrompt:
-        """The whole prompt, generation suffix included, as the renderer itself makes it."""
-        with self._lock:
+        """The whole prompt, generation suffix included, as the renderer itself makes it.
+
+        Raises:
+            RendererMismatchError: The renderer cannot render these messages.
+        """
+        with self._lock, self._refusing():
             prompt = self._renderer.build_generation_prompt(messages)
         return flatten(prompt.chunks)
 
@@ -192,9 +211,12 @@ class PromptRenderer:
             messages: The whole conversation.
             start: First message to render.
             last_user: Index of the last user message of the whole conversation; -1 for none.
+
+        Raises:
+            RendererMismatchError: The renderer cannot render these messages.
         """
         flat: FlatPrompt = []
-        with self._lock:
+        with self._lock, self._refusing():
             if start == 0:
                 flat.extend(self._renderer._bos_tokens)
             for index in range(start, len(messages)):

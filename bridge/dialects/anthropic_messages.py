@@ -54,14 +54,34 @@ FIELDS = FieldPolicy(
             "context_management",
             "betas",
             "diagnostics",
+            "billing_policy",
+            "fallback_credit_token",
+            # Sent as headers by the SDK.
+            "user_profile_id",
+            "workspace_id",
+            # The policy answers every request itself.
+            "fallbacks",
+            # Options of the SDK's own call, not of the API.
+            "timeout",
+            "extra_headers",
+            "extra_query",
+            "extra_body",
         }
     ),
     refused={
-        "container": (lambda value: False, "There is no code execution behind the policy."),
+        "compaction": (
+            lambda value: False,
+            "The policy keeps no summaries: compact the conversation in the agent.",
+        ),
+        "container": (
+            lambda value: False,
+            "There is no code execution behind the policy: offer it as a tool.",
+        ),
         "mcp_servers": (
             lambda value: not value,
             "There is no MCP client behind the policy: offer the tools as tools.",
         ),
+        "thread": (lambda value: False, "No conversation is kept: send all of its messages."),
     },
 )
 """Of every request field; docs/requests.md is the table for people."""
@@ -325,7 +345,7 @@ def _blocks(reply: Reply) -> Iterator[dict[str, Any]]:
     for call in reply.tool_calls:
         try:
             arguments = json.loads(call.function.arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             arguments = None
         if not isinstance(arguments, dict):
             arguments = {"arguments": call.function.arguments}

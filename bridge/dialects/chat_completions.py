@@ -92,9 +92,9 @@ FIELDS = FieldPolicy(
         "logit_bias": (lambda value: not value, "The Env carries no logit bias: leave it out."),
         "modalities": (
             lambda value: value in (["text"], ("text",)),
-            "Only text can be generated.",
+            "Only text can be generated: leave it out.",
         ),
-        "audio": (lambda value: False, "Only text can be generated."),
+        "audio": (lambda value: False, "Only text can be generated: leave it out."),
         "functions": (lambda value: False, "Deprecated by OpenAI: use tools=[...] instead."),
         "function_call": (lambda value: False, "Deprecated by OpenAI: use tools=[...] instead."),
         "moderation": (

@@ -55,15 +55,26 @@ FIELDS = FieldPolicy(
             "safety_identifier",
             "stream_options",
             "client_metadata",
+            "access_programs",
             "truncation",
             "context_management",
+            # How much of an image counts is the renderer's.
+            "image",
             # Hints: a policy that makes several calls in one reply is parsed as it is.
             "parallel_tool_calls",
             "max_tool_calls",
+            # Options of the SDK's own call, not of the API.
+            "timeout",
+            "extra_headers",
+            "extra_query",
+            "extra_body",
         }
     ),
     refused={
-        "background": (lambda value: value is False, "The policy answers while you wait."),
+        "background": (
+            lambda value: value is False,
+            "The policy answers while you wait: leave it out.",
+        ),
         "conversation": (
             lambda value: False,
             "Keep the conversation in the agent, or pass previous_response_id.",

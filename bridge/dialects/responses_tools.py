@@ -5,6 +5,7 @@ in a namespace becomes ``namespace.name``; a call to one is written back in its 
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,9 +26,15 @@ HOSTED_TOOLS = frozenset(
         "computer_use_preview",
         "computer",
         "tool_search",
+        "mcp",
+        "local_shell",
+        "shell",
+        "apply_patch",
     }
 )
 """Tools that OpenAI runs. Coding agents offer them beside their own; the policy gets none."""
+
+_DATED = re.compile(r"_\d{4}_\d{2}_\d{2}$")
 
 _CUSTOM_PARAMETERS = {
     "type": "object",
@@ -54,7 +61,7 @@ def read_tools(tools: Sequence[Any], place: str = "tools", prefix: str = "") -> 
                 "parameters": _CUSTOM_PARAMETERS if kind == "custom" else tool.get("parameters"),
             }
             yield {"type": "function", "function": function}
-        elif not isinstance(kind, str) or kind not in HOSTED_TOOLS:
+        elif not isinstance(kind, str) or _DATED.sub("", kind) not in HOSTED_TOOLS:
             raise bad_request(
                 f"{where} is {tool!r:.200}; expected {{'type': 'function', 'name': ..., "
                 "'parameters': ...}, a custom tool, or a namespace of them.",
@@ -119,7 +126,7 @@ def _offered(name: str, tools: Sequence[Any]) -> tuple[str, Mapping[str, Any]]:
 def _custom_input(arguments: str) -> str:
     try:
         value = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
     text = value.get(CUSTOM_ARGUMENT) if isinstance(value, dict) else None
     return text if isinstance(text, str) else arguments

@@ -187,18 +187,26 @@ async def _running(
         try:
             yield process
         finally:
-            _kill_tree(process.pid, env["EVERT_REWARD_FILE"])
+            await asyncio.to_thread(_kill_tree, process.pid, env["EVERT_REWARD_FILE"])
             await process.wait()
 
 
 def _kill_tree(pid: int, mark: str) -> None:
     """Kill a session's processes, and those that left it but still carry its environment."""
+    family = [process for process in psutil.process_iter() if _is_marked(process, mark)]
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    for process in psutil.process_iter():
+    for process in family:
         with suppress(psutil.Error):
-            if process.pid != os.getpid() and process.environ().get("EVERT_REWARD_FILE") == mark:
-                process.kill()
+            process.kill()
+    psutil.wait_procs([process for process in family if process.pid != pid], timeout=2)
+
+
+def _is_marked(process: psutil.Process, mark: str) -> bool:
+    try:
+        return process.pid != os.getpid() and process.environ().get("EVERT_REWARD_FILE") == mark
+    except psutil.Error:
+        return False
 
 
 def _text(path: Path) -> str:

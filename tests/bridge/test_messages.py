@@ -129,13 +129,10 @@ def test_fields_of_a_dict_are_the_dict_itself() -> None:
 
 
 @pytest.mark.parametrize("kind", ["text", "input_text", "output_text"])
-def test_text_parts_of_every_dialect_are_text(kind: str) -> None:
+def test_text_parts_of_every_dialect_are_one_text(kind: str) -> None:
     content = [{"type": kind, "text": "One."}, {"type": kind, "text": "Two."}]
 
-    assert read({"role": "user", "content": content})["content"] == [
-        {"type": "text", "text": "One."},
-        {"type": "text", "text": "Two."},
-    ]
+    assert read({"role": "user", "content": content})["content"] == "One.Two."
 
 
 @pytest.mark.parametrize(
@@ -293,7 +290,10 @@ def test_reasoning_goes_before_parts_too() -> None:
     parts = [{"type": "text", "text": "One."}, {"type": "text", "text": "Two."}]
     message = read({"role": "assistant", "content": parts, "reasoning_content": "Hm."})
 
-    assert message["content"] == [{"type": "thinking", "thinking": "Hm."}, *parts]
+    assert message["content"] == [
+        {"type": "thinking", "thinking": "Hm."},
+        {"type": "text", "text": "One.Two."},
+    ]
 
 
 @pytest.mark.parametrize("reasoning", [None, "", {"effort": "low"}])
@@ -736,3 +736,23 @@ def test_a_text_is_recognised_exactly_when_it_is_equal(said: str, sent: str) -> 
 
     assert reply.is_sent_back_as({"role": "assistant", "content": said})
     assert reply.is_sent_back_as({"role": "assistant", "content": sent}) == (said == sent)
+
+
+# -- nesting that Python cannot follow -----------------------------------------------------------
+
+DEEP = "[" * 5000
+
+
+def test_arguments_nested_too_deeply_to_read_are_refused() -> None:
+    function = {"name": "add", "arguments": DEEP}
+    error = refusal({"role": "assistant", "tool_calls": [{"id": "c", "function": function}]})
+
+    assert error.param == "messages[3].tool_calls[0]"
+    assert "arguments is no JSON (" in error.message
+
+
+def test_a_call_with_other_arguments_nested_too_deeply_is_not_the_same() -> None:
+    reply = replied("", calls=[tool_call("c", DEEP)])
+    call = {"id": "c", "function": {"name": "add", "arguments": f"{DEEP} "}}
+
+    assert not reply.is_sent_back_as({"role": "assistant", "content": "", "tool_calls": [call]})

@@ -1,279 +1,253 @@
-"""What becomes of each field of a chat request.
+"""Requests, whatever API they came by: the gate that fields pass, what is read of them, the 400s.
 
-1. Every parameter of the SDK's ``chat.completions.create`` has exactly one policy: honoured,
-   ignored, or refused.
-2. Honoured fields reach the ``ChatRequest``; ignored ones change nothing; refused ones are a 400
-   that names the field and says what to do instead.
-3. An explicit null, and the SDK's own markers for "not passed", are the same as an absent field.
-4. Every 400 is a genuine ``openai.BadRequestError``, as it would come over the network.
+1. A field is honoured, ignored or refused; a refused value is a 400 that names the field and says
+   what to do instead, but for the values that ask for nothing.
+2. A field that no policy knows is an error for the native handle; over the wire it is let pass,
+   with one warning a name.
+3. An explicit null, and the SDKs' own markers for "not passed", are the same as an absent field.
+4. What is read is of the right form, or it is a 400 that says what was expected.
+5. Every 400 is a genuine ``openai.BadRequestError``, as it would come over the network.
+6. ``docs/requests.md`` names every field of every API with its policy.
 """
 
-import inspect
+import logging
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, get_overloads
+from typing import Any
 
+import anthropic
 import openai
 import pytest
-from openai.resources.chat.completions import AsyncCompletions, Completions
 
+from evert import ChatAgentEnv
+from evert.bridge.dialects import anthropic_messages, chat_completions, responses
+from evert.bridge.formats import ReplyFormat
 from evert.bridge.requests import (
-    HONOURED_FIELDS,
-    IGNORED_FIELDS,
-    REFUSED_FIELDS,
     ChatRequest,
+    FieldPolicy,
     bad_request,
     context_length_exceeded,
+    is_absent,
+    read_cap,
+    read_messages,
+    read_model,
+    read_stop,
+    read_tool_list,
 )
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+POLICY = FieldPolicy(
+    honoured=frozenset({"messages", "partly"}),
+    ignored=frozenset({"temperature"}),
+    refused={
+        "n": (lambda value: value == 1, "Call again."),
+        "partly": (lambda value: value != 2, "Say another number."),
+    },
+)
 
 
-def request(**fields: Any) -> ChatRequest:
-    return ChatRequest.from_fields({"messages": MESSAGES, **fields}, "policy")
-
-
-def refusal(**fields: Any) -> openai.BadRequestError:
+def refusal(read: Callable[[], Any]) -> openai.BadRequestError:
     with pytest.raises(openai.BadRequestError) as caught:
-        request(**fields)
+        read()
     return caught.value
 
 
-def sdk_parameters() -> set[str]:
-    names: set[str] = set()
-    for resource in (Completions, AsyncCompletions):
-        for create in (resource.create, *get_overloads(resource.create)):
-            names.update(inspect.signature(create).parameters)
-    return names - {"self"}
+def check(*, strict: bool = True, **fields: Any) -> None:
+    POLICY.check(fields, strict=strict)
 
 
-# -- the table -----------------------------------------------------------------------------------
+# -- the gate ------------------------------------------------------------------------------------
 
 
-def test_every_parameter_of_the_sdk_has_exactly_one_policy() -> None:
-    always_refused = set(REFUSED_FIELDS) - HONOURED_FIELDS  # the rest is refused for some values
-    for name in sorted(sdk_parameters()):
-        policies = [name in names for names in (HONOURED_FIELDS, IGNORED_FIELDS, always_refused)]
-        assert sum(policies) == 1, f"{name} has {sum(policies)} policies"
+@pytest.mark.parametrize("strict", [True, False])
+def test_honoured_and_ignored_fields_pass_whatever_they_hold(strict: bool) -> None:
+    check(messages=object(), temperature=object(), strict=strict)
 
 
-def test_the_overloads_of_the_sdk_are_seen() -> None:
-    assert {"messages", "stream", "extra_body", "timeout"} <= sdk_parameters()
-    assert len(get_overloads(Completions.create)) >= 3
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_refused_value_is_a_400_that_says_what_to_do(strict: bool) -> None:
+    error = refusal(lambda: check(n=2, strict=strict))
+
+    assert error.message == "'n'=2 is not supported. Call again."
+    assert error.param == "n"
 
 
-def test_no_ignored_field_is_refused_for_some_values() -> None:
-    assert not IGNORED_FIELDS & set(REFUSED_FIELDS)
-    assert not IGNORED_FIELDS & HONOURED_FIELDS
+def test_a_value_that_asks_for_nothing_passes() -> None:
+    check(n=1)
 
 
-# -- honoured ------------------------------------------------------------------------------------
+def test_a_field_may_be_honoured_and_still_be_refused_for_some_values() -> None:
+    check(partly=1)
+    assert refusal(lambda: check(partly=2)).param == "partly"
 
 
-def test_a_request_of_messages_alone_has_the_policys_name_and_no_more() -> None:
-    assert request() == ChatRequest("policy", MESSAGES)
+def test_a_long_refused_value_is_cut_in_the_message() -> None:
+    error = refusal(lambda: check(n=[*range(1000)]))
+
+    assert len(error.message) < 300
+    assert error.message.endswith(" is not supported. Call again.")
+
+
+def test_an_unknown_field_is_an_error_where_fields_are_arguments() -> None:
+    error = refusal(lambda: check(temprature=1))
+
+    assert error.param == "temprature"
+    assert error.message == (
+        "Unknown field 'temprature'. The fields that evert knows are listed in docs/requests.md."
+    )
+
+
+def test_an_unknown_field_over_the_wire_passes_with_one_warning_a_name(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "evert.bridge.requests"):
+        for _ in range(3):
+            check(brand_new_one=1, brand_new_two=2, strict=False)
+
+    assert [record.getMessage() for record in caplog.records] == [
+        f"An agent sends the field 'brand_new_{number}', which evert does not know: it is ignored."
+        for number in ("one", "two")
+    ]
+
+
+ABSENT: dict[str, Any] = {
+    "null": None,
+    "openai's NOT_GIVEN": openai.NOT_GIVEN,
+    "openai's omit": openai.omit,
+    "anthropic's NOT_GIVEN": anthropic.NOT_GIVEN,
+    "anthropic's omit": anthropic.omit,
+}
+every_absence = pytest.mark.parametrize("absent", ABSENT.values(), ids=ABSENT)
+
+
+@every_absence
+def test_an_absent_field_is_neither_refused_nor_unknown(absent: object) -> None:
+    assert is_absent(absent)
+    check(n=absent, temprature=absent)
+
+
+@pytest.mark.parametrize("value", [0, "", False, [], {}, "NotGiven", object()])
+def test_every_other_value_is_there(value: object) -> None:
+    assert not is_absent(value)
+
+
+# -- what is read --------------------------------------------------------------------------------
 
 
 def test_messages_are_taken_as_they_are_and_not_copied() -> None:
-    assert request().messages is MESSAGES
-    assert request(messages=tuple(MESSAGES)).messages == tuple(MESSAGES)
+    assert read_messages(MESSAGES) is MESSAGES
+    assert read_messages(tuple(MESSAGES)) == tuple(MESSAGES)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, [], (), "Hi", {"role": "user", "content": "Hi"}, 5, openai.NOT_GIVEN, iter(MESSAGES)],
+    ids=lambda value: type(value).__name__,
+)
+def test_messages_must_be_a_non_empty_list(value: Any) -> None:
+    error = refusal(lambda: read_messages(value))
+
+    assert error.param == "messages"
+    assert error.message.startswith("'messages' must be a non-empty list of messages, got ")
 
 
 def test_the_model_that_was_asked_for_is_kept() -> None:
-    assert request(model="gpt-4o-mini").model == "gpt-4o-mini"
-    assert request(model="").model == "policy"
-    assert request(model=None).model == "policy"
+    assert read_model("gpt-4o-mini", "policy") == "gpt-4o-mini"
 
 
-def test_tools_are_kept_and_an_empty_list_is_none() -> None:
-    assert request(tools=[TOOL]).tools == [TOOL]
-    assert request(tools=(TOOL,)).tools == [TOOL]
-    assert request(tools=[]).tools is None
-    assert request(tools=None).tools is None
+@pytest.mark.parametrize("value", ["", *ABSENT.values()])
+def test_no_model_is_the_policy(value: Any) -> None:
+    assert read_model(value, "policy") == "policy"
 
 
-def test_tool_choice_auto_keeps_the_tools_and_none_hides_them() -> None:
-    assert request(tools=[TOOL], tool_choice="auto").tools == [TOOL]
-    assert request(tools=[TOOL], tool_choice="none").tools is None
+@pytest.mark.parametrize("value", [5, ["policy"], {"name": "policy"}])
+def test_a_model_must_be_named_by_a_string(value: Any) -> None:
+    error = refusal(lambda: read_model(value, "policy"))
+
+    assert error.param == "model"
+    assert error.message == f"'model' must be a string, got {value!r}."
+
+
+def test_tools_are_a_list_and_an_empty_one_is_none() -> None:
+    assert read_tool_list([TOOL]) == read_tool_list((TOOL,)) == [TOOL]
+    assert read_tool_list([]) is read_tool_list(None) is None
+
+
+def test_a_list_of_tools_is_copied() -> None:
+    tools = [TOOL]
+    read = read_tool_list(tools)
+    tools.append(TOOL)
+
+    assert read == [TOOL]
+
+
+@pytest.mark.parametrize("value", [5, "add", {"add": TOOL}, TOOL], ids=repr)
+def test_tools_must_be_a_list(value: Any) -> None:
+    error = refusal(lambda: read_tool_list(value))
+
+    assert error.param == "tools"
+    assert error.message.startswith("'tools' must be a list of tools, got ")
 
 
 @pytest.mark.parametrize(
     ("fields", "cap"),
     [
         ({}, None),
-        ({"max_tokens": 5}, 5),
-        ({"max_completion_tokens": 6}, 6),
-        ({"max_tokens": 5, "max_completion_tokens": 6}, 5),
-        ({"max_tokens": 7, "max_completion_tokens": 6}, 6),
-        ({"max_tokens": None, "max_completion_tokens": 6}, 6),
-        ({"max_tokens": 1}, 1),
+        ({"a": 5}, 5),
+        ({"b": 6}, 6),
+        ({"a": 5, "b": 6}, 5),
+        ({"a": 7, "b": 6}, 6),
+        ({"a": None, "b": 6}, 6),
+        ({"a": openai.omit, "b": openai.NOT_GIVEN}, None),
+        ({"a": 1, "c": 0}, 1),
     ],
 )
-def test_the_smaller_token_cap_counts(fields: Mapping[str, Any], cap: int | None) -> None:
-    assert request(**fields).max_tokens == cap
+def test_the_smallest_token_cap_counts(fields: Mapping[str, Any], cap: int | None) -> None:
+    assert read_cap(fields, "a", "b") == cap
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "10", True, [5], {}])
+def test_a_token_cap_must_be_a_positive_integer(value: Any) -> None:
+    error = refusal(lambda: read_cap({"max_tokens": value}, "max_tokens"))
+
+    assert error.param == "max_tokens"
+    assert error.message == f"'max_tokens' must be a positive integer, got {value!r}."
 
 
 @pytest.mark.parametrize(
-    ("stop", "stops"),
+    ("value", "stops"),
     [
         (None, ()),
+        (openai.omit, ()),
         ([], ()),
         ("END", ("END",)),
         (["END", "\n"], ("END", "\n")),
         (("END",), ("END",)),
     ],
 )
-def test_stop_is_a_string_or_a_list_of_them(stop: Any, stops: tuple[str, ...]) -> None:
-    assert request(stop=stop).stop == stops
+def test_stop_is_a_string_or_a_list_of_them(value: Any, stops: tuple[str, ...]) -> None:
+    assert read_stop(value) == stops
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("n", 1),
-        ("stream", False),
-        ("logprobs", False),
-        ("tool_choice", "auto"),
-        ("response_format", {"type": "text"}),
-        ("logit_bias", {}),
-        ("modalities", ["text"]),
-        ("modalities", ("text",)),
-    ],
-)
-def test_a_value_that_asks_for_nothing_special_passes(name: str, value: Any) -> None:
-    assert request(**{name: value}) == request()
+@pytest.mark.parametrize("value", ["", [""], ["END", ""], [1], 5, {"END": 1}, ["END", None]])
+def test_stop_of_another_form_is_refused(value: Any) -> None:
+    error = refusal(lambda: read_stop(value, "stop_sequences"))
 
-
-# -- ignored -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", sorted(IGNORED_FIELDS))
-def test_an_ignored_field_changes_nothing(name: str) -> None:
-    assert request(**{name: object()}) == request()
-
-
-# -- refused -------------------------------------------------------------------------------------
-
-REFUSED_VALUES: dict[str, list[Any]] = {
-    "n": [2, 0, "1"],
-    "stream": [True, 1],
-    "logprobs": [True, 5],
-    "top_logprobs": [0, 5],
-    "tool_choice": ["required", {"type": "function", "function": {"name": "add"}}],
-    "response_format": [{"type": "json_object"}, {"type": "json_schema"}, "text", {}, int],
-    "logit_bias": [{"50256": -100}],
-    "modalities": [["text", "audio"], ["audio"], [], "text", 5],
-    "audio": [{"voice": "alloy", "format": "wav"}],
-    "functions": [[], [{"name": "add"}]],
-    "function_call": ["auto", {"name": "add"}],
-    "web_search_options": [{}],
-    "moderation": [{"model": "omni-moderation-latest"}],
-}
-
-
-def test_every_refused_field_has_a_value_here() -> None:
-    assert set(REFUSED_VALUES) == set(REFUSED_FIELDS)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [(name, value) for name, values in REFUSED_VALUES.items() for value in values],
-)
-def test_a_refused_field_is_a_400_that_says_what_to_do(name: str, value: Any) -> None:
-    error = refusal(**{name: value})
-
-    assert error.message == f"'{name}'={value!r} is not supported. {REFUSED_FIELDS[name][1]}"
-    assert error.param == name
-    assert error.status_code == 400
-
-
-def test_a_long_refused_value_is_cut_in_the_message() -> None:
-    error = refusal(logit_bias={number: 1 for number in range(1000)})
-
-    assert len(error.message) < 300
-    assert "is not supported. The Env carries no logit bias" in error.message
-
-
-@pytest.mark.parametrize("name", ["temprature", "max_output_tokens", "input", "thinking"])
-def test_an_unknown_field_is_refused_by_name(name: str) -> None:
-    error = refusal(**{name: 1})
-
-    assert error.param == name
+    assert error.param == "stop_sequences"
     assert error.message == (
-        f"Unknown field '{name}'. Fields evert knows are listed in evert.bridge.requests "
-        "(honoured, ignored, refused)."
+        f"'stop_sequences' must be a non-empty string or a list of them, got {value!r}."
     )
 
 
-def test_an_unknown_field_that_is_null_asks_for_nothing() -> None:
-    assert request(temprature=None) == request()
+def test_a_request_is_frozen_and_travels() -> None:
+    sent = ChatRequest("policy", MESSAGES, [TOOL], 3, ("END",), ReplyFormat(must_call=("add",)))
 
-
-# -- absent in three spellings -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", sorted(sdk_parameters() - {"messages"}))
-@pytest.mark.parametrize(
-    "absent", [None, openai.NOT_GIVEN, openai.omit], ids=["null", "NOT_GIVEN", "omit"]
-)
-def test_an_absent_field_is_absent_in_every_spelling(name: str, absent: object) -> None:
-    assert request(**{name: absent}) == request()
-
-
-# -- wrong forms ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "messages",
-    [None, [], (), "Hi", {"role": "user", "content": "Hi"}, 5, openai.NOT_GIVEN, iter(MESSAGES)],
-    ids=lambda value: type(value).__name__,
-)
-def test_messages_must_be_a_non_empty_list(messages: Any) -> None:
-    error = refusal(messages=messages)
-
-    assert error.param == "messages"
-    assert error.message.startswith("'messages' must be a non-empty list of messages, got ")
-
-
-def test_a_request_without_messages_says_so() -> None:
-    with pytest.raises(openai.BadRequestError, match="'messages' must be a non-empty list"):
-        ChatRequest.from_fields({}, "policy")
-
-
-@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
-@pytest.mark.parametrize("value", [0, -1, 1.5, "10", True, [5]])
-def test_a_token_cap_must_be_a_positive_integer(name: str, value: Any) -> None:
-    error = refusal(**{name: value})
-
-    assert error.param == name
-    assert error.message == f"'{name}' must be a positive integer, got {value!r}."
-
-
-@pytest.mark.parametrize("stop", ["", [""], ["END", ""], [1], 5, {"END": 1}, ["END", None]])
-def test_stop_of_another_form_is_refused(stop: Any) -> None:
-    error = refusal(stop=stop)
-
-    assert error.param == "stop"
-    assert error.message == f"'stop' must be a non-empty string or a list of them, got {stop!r}."
-
-
-@pytest.mark.parametrize("model", [5, ["policy"], {"name": "policy"}])
-def test_a_model_must_be_named_by_a_string(model: Any) -> None:
-    error = refusal(model=model)
-
-    assert error.param == "model"
-    assert error.message == f"'model' must be a string, got {model!r}."
-
-
-@pytest.mark.parametrize("tools", [5, "add", {"add": TOOL}, TOOL], ids=repr)
-def test_tools_must_be_a_list(tools: Any) -> None:
-    error = refusal(tools=tools)
-
-    assert error.param == "tools"
-    assert error.message.startswith("'tools' must be a list of tools, got ")
+    assert pickle.loads(pickle.dumps(sent)) == sent
+    with pytest.raises(AttributeError):
+        sent.model = "other"  # type: ignore[misc]
 
 
 # -- the errors themselves -----------------------------------------------------------------------
@@ -308,35 +282,65 @@ def test_param_and_code_may_be_missing() -> None:
     assert error.code is None
 
 
-def test_a_prompt_that_is_too_long_has_the_code_on_which_agents_compact() -> None:
+def test_a_prompt_that_is_too_long_has_the_code_and_the_sentences_on_which_agents_compact() -> None:
     error = context_length_exceeded(5000, 4096)
 
     assert error.code == "context_length_exceeded"
     assert error.param == "messages"
     assert error.message == (
-        "The prompt is too long: this model's maximum context length is 4096 tokens, however your "
-        "messages resulted in 5000 tokens. Please reduce the length of the messages."
+        "prompt is too long: 5000 tokens > 4096 maximum. This model's maximum context length is "
+        "4096 tokens, however your messages resulted in 5000 tokens. Please reduce the length of "
+        "the messages."
     )
 
 
-def test_a_request_is_frozen_and_travels() -> None:
-    sent = request(tools=[TOOL], stop="END", max_tokens=3)
-
-    assert pickle.loads(pickle.dumps(sent)) == sent
-    with pytest.raises(AttributeError):
-        sent.model = "other"  # type: ignore[misc]
+# -- the native handle ---------------------------------------------------------------------------
 
 
-# -- the README ----------------------------------------------------------------------------------
+async def test_the_native_handle_is_strict_about_names_and_says_how_to_stream() -> None:
+    errors: list[openai.BadRequestError] = []
+
+    async def agent(client: Any) -> float:
+        for fields in ({"temprature": 1}, {"stream": True}, {"n": 3}):
+            with pytest.raises(openai.BadRequestError) as caught:
+                await client.chat.completions.create(messages=MESSAGES, **fields)
+            errors.append(caught.value)
+        return 1.0
+
+    await ChatAgentEnv(agent).initial_observation()
+
+    assert [error.param for error in errors] == ["temprature", "stream", "n"]
+    assert "Take client.openai" in errors[1].message
 
 
-def test_the_readme_names_every_field_with_its_policy() -> None:
-    readme = (Path(__file__).parent.parent.parent / "README.md").read_text()
-    table = readme.partition("## Request fields")[2].partition("\n## ")[0]
-    rows = [line for line in table.splitlines() if line.startswith("| `")]
-    for name in IGNORED_FIELDS:
-        assert any(f"`{name}`" in row and "| ignored" in row for row in rows), name
-    for name in REFUSED_FIELDS:
-        assert any(f"`{name}`" in row and "refused" in row for row in rows), name
-    named = set(re.findall(r"`([a-z_]+)`", "".join(row.split("|")[1] for row in rows)))
-    assert named == {*HONOURED_FIELDS, *IGNORED_FIELDS, *REFUSED_FIELDS}
+# -- the page for people -------------------------------------------------------------------------
+
+SECTIONS = {
+    "Chat completions": chat_completions.FIELDS,
+    "Responses": responses.FIELDS,
+    "Anthropic's messages": anthropic_messages.FIELDS,
+}
+
+
+@pytest.mark.parametrize(("section", "fields"), SECTIONS.items(), ids=SECTIONS)
+def test_the_page_names_every_field_with_its_policy(section: str, fields: FieldPolicy) -> None:
+    rows = list(table(section))
+    written = {name: policy for names, policy, _ in rows for name in names}
+
+    assert sum(len(names) for names, _, _ in rows) == len(written), "a field stands there twice"
+    assert written == {
+        **dict.fromkeys(fields.honoured, "honoured"),
+        **dict.fromkeys(fields.ignored, "ignored"),
+        **dict.fromkeys(fields.refused, "refused"),
+    }
+    for names, policy, text in rows:
+        assert text
+        if policy == "refused":
+            assert {fields.refused[name][1] for name in names} == {text}
+
+
+def table(section: str) -> list[tuple[list[str], str, str]]:
+    page = (Path(__file__).parent.parent.parent / "docs" / "requests.md").read_text()
+    lines = page.partition(f"\n## {section}\n")[2].partition("\n## ")[0].splitlines()
+    rows = [line.strip("|").split(" | ", 2) for line in lines if line.startswith("| `")]
+    return [(re.findall(r"`(\w+)`", row[0]), row[1].strip(), row[2].strip()) for row in rows]

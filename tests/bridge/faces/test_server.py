@@ -263,7 +263,7 @@ async def test_a_call_whose_client_has_gone_is_given_up(monkeypatch: pytest.Monk
     between = await step(env, "first")  # nobody waits for it any more
     assert not between.episode_done
     assert "Again" in prompt_renderer(None).decode(
-        [token for chunk in between.next_observation.chunks for token in chunk.tokens]  # type: ignore[union-attr]
+        [token for chunk in between.next_observation.chunks for token in chunk.tokens]
     )
     result = await step(env, "second")
 

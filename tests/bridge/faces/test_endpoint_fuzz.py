@@ -1,0 +1,444 @@
+"""Whatever an agent sends, it gets an answer.
+
+1. ``Endpoint.read`` makes a call of a request, or an answer of status 400 or 404 in the error form
+   of the API that was asked; it never raises.
+2. Whatever the policy replies to such a call, there is an answer of status 200, whole or streamed.
+3. What ``read`` has let pass can be sampled for, or is refused with a 400: an Env never breaks.
+"""
+
+import asyncio
+import copy
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import tinker_cookbook.renderers as cookbook
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tinker_cookbook.renderers.base import Message, ToolCall
+from tinker_cookbook.rl.rollouts import do_single_rollout
+
+from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
+from evert.bridge.agent import inspect_agent
+from evert.bridge.faces.endpoint import MAX_DEPTH, Answer, Call, Endpoint
+from evert.bridge.messages import Reply
+from evert.bridge.rendering import prompt_renderer
+from evert.bridge.switch import AgentRun
+
+SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+
+CHAT: dict[str, Any] = {
+    "model": "policy",
+    "messages": [
+        {"role": "system", "content": "You add."},
+        {"role": "user", "content": [{"type": "text", "text": "What is"}], "name": "Ann"},
+        {
+            "role": "assistant",
+            "content": None,
+            "reasoning_content": "Hm.",
+            "tool_calls": [
+                {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c", "content": "5"},
+        {"role": "user", "content": "So?"},
+    ],
+    "tools": [
+        {"type": "function", "function": {"name": "add", "description": "", "parameters": SCHEMA}}
+    ],
+    "tool_choice": {"type": "function", "function": {"name": "add"}},
+    "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}},
+    "max_completion_tokens": 20,
+    "stop": ["END"],
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "temperature": 1.0,
+    "n": 1,
+    "logprobs": False,
+}
+RESPONSES: dict[str, Any] = {
+    "model": "policy",
+    "instructions": "You add.",
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "What is"}]},
+        {"type": "reasoning", "id": "r", "summary": [], "content": [{"text": "Hm."}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "A"}]},
+        {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"},
+        {"type": "custom_tool_call", "call_id": "d", "name": "run", "input": "ls"},
+        {"type": "function_call_output", "call_id": "c", "output": [{"type": "text", "text": "5"}]},
+        {"type": "custom_tool_call_output", "call_id": "d", "output": "5"},
+        {"role": "developer", "content": "So?"},
+    ],
+    "tools": [
+        {"type": "function", "name": "add", "parameters": SCHEMA, "strict": True},
+        {"type": "custom", "name": "run", "format": {"type": "text"}},
+        {"type": "web_search"},
+    ],
+    "tool_choice": {"type": "function", "name": "add"},
+    "text": {"format": {"type": "json_schema", "name": "s", "schema": SCHEMA}},
+    "max_output_tokens": 20,
+    "stream": True,
+    "reasoning": {"effort": "low"},
+    "previous_response_id": None,
+}
+ANTHROPIC: dict[str, Any] = {
+    "model": "policy",
+    "system": [{"type": "text", "text": "You add.", "cache_control": {"type": "ephemeral"}}],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "What is"}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+                {"type": "text", "text": "Let me see."},
+                {"type": "tool_use", "id": "c", "name": "add", "input": {"x": 1}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "c",
+                    "content": [{"type": "text", "text": "5"}],
+                },
+                {"type": "text", "text": "So?"},
+            ],
+        },
+    ],
+    "tools": [{"name": "add", "description": "", "input_schema": SCHEMA}],
+    "tool_choice": {"type": "tool", "name": "add"},
+    "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
+    "stop_sequences": ["END"],
+    "max_tokens": 20,
+    "stream": True,
+    "thinking": {"type": "disabled"},
+}
+BODIES = {
+    "/v1/chat/completions": CHAT,
+    "/v1/responses": RESPONSES,
+    "/v1/messages": ANTHROPIC,
+}
+COUNT = "/v1/messages/count_tokens"
+every_api = pytest.mark.parametrize("path", BODIES)
+
+
+# -- strategies ----------------------------------------------------------------------------------
+
+TEXTS = st.text(st.characters(exclude_categories=()), max_size=8) | st.sampled_from(
+    [
+        "",
+        "user",
+        "assistant",
+        "tool",
+        "text",
+        "function",
+        "<|im_start|>",
+        "\ud800",
+        "null",
+        "{}",
+        "[",
+    ]
+)
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([10**400, -1, 2**63, 1e308, float("nan"), float("inf")])
+    | TEXTS
+)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Each container with each of its keys, all the way down."""
+    keys = (
+        value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    )
+    for key in list(keys):
+        yield value, key
+        yield from places(value[key])
+
+
+@st.composite
+def mutated(draw: st.DrawFn, body: dict[str, Any]) -> dict[str, Any]:
+    """A body with some things in it replaced, removed, wrapped or added."""
+    body = copy.deepcopy(body)
+    for _ in range(draw(st.integers(1, 3))):
+        container, key = draw(st.sampled_from([*places(body), (body, "model")]))
+        way = draw(st.integers(0, 5))
+        if way == 0:
+            del container[key]
+            body.setdefault("model", "policy")
+        elif way == 1:
+            container[key] = [container[key]]
+        elif way == 2 and isinstance(container, dict):
+            container[draw(TEXTS)] = draw(VALUES)
+        else:
+            container[key] = draw(VALUES)
+    return body
+
+
+@st.composite
+def subset(draw: st.DrawFn, body: dict[str, Any]) -> dict[str, Any]:
+    """Some of a body's fields as they are, some with anything at all."""
+    names = draw(st.sets(st.sampled_from(sorted(body))))
+    return {name: body[name] if draw(st.booleans()) else draw(VALUES) for name in names}
+
+
+def deep(kind: str, depth: int) -> str:
+    """JSON of lists or objects in each other."""
+    opening, closing = ("[", "]") if kind == "lists" else ('{"x":', "}")
+    return f"{opening * depth}1{closing * depth}"
+
+
+ARGUMENTS = (
+    TEXTS | VALUES.map(json.dumps) | st.just(deep("lists", 3000)) | st.just('{"input": "x"}')
+)
+CALLS = st.builds(
+    lambda name, arguments: ToolCall(
+        id="c", function=ToolCall.FunctionBody(name=name, arguments=arguments)
+    ),
+    st.sampled_from(["add", "run", ""]),
+    ARGUMENTS,
+)
+REPLIES = st.builds(
+    lambda text, reasoning, calls, reason: Reply(
+        Message(role="assistant", content=text), text, reasoning, tuple(calls), (), reason, 3, 4
+    ),
+    TEXTS,
+    st.none() | TEXTS,
+    st.lists(CALLS, max_size=2),
+    st.sampled_from(["stop", "length", "tool_calls"]),
+)
+
+
+# -- the test itself -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[Endpoint]:
+    loop = asyncio.new_event_loop()
+    run = AgentRun(inspect_agent(lambda client: 0.0), loop)
+    yield Endpoint(run, "policy", prompt_renderer(None))
+    loop.close()
+
+
+def check(endpoint: Endpoint, path: str, content: bytes, reply: Reply | None = None) -> None:
+    answer = endpoint.read("POST", path, content)
+    if isinstance(answer, Call):
+        assert answer.request.messages
+        answer = answer.answered(REPLY if reply is None else reply)
+        assert answer.status == 200
+    if answer.status != 200:
+        check_error(answer, path)
+    elif answer.content_type == "application/json":
+        assert isinstance(json.loads(answer.content), dict)
+    else:
+        assert answer.content_type == "text/event-stream"
+
+
+def check_error(answer: Answer, path: str) -> None:
+    assert answer.status == 400
+    assert len(answer.content) < 3000
+    body = json.loads(answer.content)
+    if path.startswith("/v1/messages"):
+        assert set(body) == {"type", "error"}
+        assert body["type"] == "error"
+        assert set(body["error"]) == {"type", "message"}
+    else:
+        assert set(body) == {"error"}
+        assert set(body["error"]) == {"type", "message", "param", "code"}
+    assert body["error"]["type"] == "invalid_request_error"
+    assert isinstance(body["error"]["message"], str)
+
+
+REPLY = Reply(Message(role="assistant", content="Hi"), "Hi", None, (), (), "stop", 3, 4)
+
+
+def examples(count: int) -> settings:
+    return settings(
+        max_examples=count,
+        derandomize=True,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    )
+
+
+def dumped(body: Any) -> bytes:
+    return json.dumps(body).encode()
+
+
+@every_api
+def test_the_bodies_here_are_calls(endpoint: Endpoint, path: str) -> None:
+    assert isinstance(endpoint.read("POST", path, dumped(BODIES[path])), Call)
+
+
+@every_api
+@examples(1500)
+@given(data=st.data())
+def test_a_body_that_is_almost_right_is_a_call_or_a_400(
+    endpoint: Endpoint, path: str, data: st.DataObject
+) -> None:
+    check(endpoint, path, dumped(data.draw(mutated(BODIES[path]))))
+
+
+@every_api
+@examples(1200)
+@given(data=st.data())
+def test_fields_with_anything_in_them_are_a_call_or_a_400(
+    endpoint: Endpoint, path: str, data: st.DataObject
+) -> None:
+    check(endpoint, path, dumped(data.draw(subset(BODIES[path]))))
+
+
+@every_api
+@examples(300)
+@given(content=st.binary() | VALUES.map(dumped) | TEXTS.map(lambda t: t.encode(errors="replace")))
+def test_any_bytes_are_a_call_or_a_400(endpoint: Endpoint, path: str, content: bytes) -> None:
+    check(endpoint, path, content)
+
+
+@examples(300)
+@given(body=mutated(ANTHROPIC) | subset(ANTHROPIC))
+def test_tokens_are_counted_or_it_is_a_400(endpoint: Endpoint, body: dict[str, Any]) -> None:
+    check(endpoint, COUNT, dumped(body))
+
+
+@every_api
+@pytest.mark.parametrize("kind", ["lists", "objects"])
+@pytest.mark.parametrize("depth", [90, 100, 110, 200, 500, *range(900, 1000, 9), 5000, 100_000])
+def test_a_body_of_any_depth_is_a_call_or_a_400(
+    endpoint: Endpoint, path: str, depth: int, kind: str
+) -> None:
+    check(endpoint, path, deep(kind, depth).encode())
+    for name in BODIES[path]:
+        body = dumped({**BODIES[path], name: "deep"}).decode()
+        check(endpoint, path, body.replace('"deep"', deep(kind, depth)).encode())
+
+
+@every_api
+def test_a_body_that_is_nested_too_deeply_says_so(endpoint: Endpoint, path: str) -> None:
+    fine = {**BODIES[path], "metadata": json.loads(deep("objects", MAX_DEPTH - 1))}
+    deeper = {**BODIES[path], "metadata": json.loads(deep("objects", MAX_DEPTH))}
+
+    assert isinstance(endpoint.read("POST", path, dumped(fine)), Call)
+    answer = endpoint.read("POST", path, dumped(deeper))
+    assert isinstance(answer, Answer)
+    assert b"The body is nested more than 100 levels deep." in answer.content
+
+
+@every_api
+@examples(600)
+@given(reply=REPLIES, stream=st.booleans())
+def test_any_reply_is_an_answer(endpoint: Endpoint, path: str, reply: Reply, stream: bool) -> None:
+    check(endpoint, path, dumped({**BODIES[path], "stream": stream}), reply)
+
+
+@examples(300)
+@given(method=st.sampled_from(["GET", "PUT", "DELETE", "HEAD"]) | TEXTS, path=TEXTS)
+def test_another_path_is_a_404_that_says_what_there_is(
+    endpoint: Endpoint, method: str, path: str
+) -> None:
+    for place in (path, f"/v1/{path}", f"/v1/models/{path}/", "/v1/files"):
+        answer = endpoint.read(method, place, b"")
+        assert isinstance(answer, Answer)
+        if method != "GET" or "/models" not in place:
+            assert answer.status == 404
+            assert json.loads(answer.content)["error"]["code"] == "not_found"
+
+
+# -- through an Env ------------------------------------------------------------------------------
+
+
+async def play(bodies: list[tuple[str, bytes]], reply: str) -> None:
+    """One episode of an agent that sends these bodies, one after the other."""
+    answers: list[Answer] = []
+
+    async def agent(client: AgentClient) -> float:
+        for path, content in bodies:
+            answers.append(await Endpoint.answer(client._endpoint, "POST", path, content))
+            if answers[-1].status != 200:
+                check_error(answers[-1], path)
+                # else too many refusals in a row would end the episode
+                await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
+        return 1.0
+
+    env = ChatAgentEnv(agent, agent_timeout=20, format_retries=1)
+    await do_single_rollout(ScriptedPolicy(lambda prompt: reply), env)
+    assert len(answers) == len(bodies)
+
+
+OPEN = {
+    path: {name: body[name] for name in body.keys() - {"tool_choice", "response_format", "text"}}
+    for path, body in BODIES.items()
+}
+"""Bodies that force nothing upon the policy."""
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[str, bytes]:
+    path = draw(st.sampled_from(sorted(BODIES)))
+    return path, dumped(draw(mutated(BODIES[path]) | subset(OPEN[path]) | mutated(OPEN[path])))
+
+
+@examples(300)
+@given(
+    sent=st.lists(requests(), min_size=1, max_size=4),
+    reply=st.text(max_size=8)
+    | st.sampled_from(['{"x": 1}', "[" * 3000, "<tool_call>\n{}\n</tool_call>", "<tool_call>"])
+    | st.just('<tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call>'),
+)
+def test_whatever_is_let_pass_is_sampled_for_or_refused(
+    sent: list[tuple[str, bytes]], reply: str
+) -> None:
+    asyncio.run(play(sent, reply))
+
+
+async def test_a_reply_in_parts_that_belongs_to_no_known_conversation_is_sampled_for() -> None:
+    parts = {"role": "assistant", "content": [{"type": "text", "text": "Yes."}]}
+    other = {"role": "user", "content": "Something else."}
+    bodies = [dumped({"messages": messages}) for messages in ([other], [parts, other])]
+
+    await play([("/v1/chat/completions", body) for body in bodies], "Fine.")
+
+
+async def test_a_call_nested_too_deeply_to_read_is_delivered_as_text() -> None:
+    said = f'<tool_call>\n{{"name": "add", "arguments": {deep("lists", 3000)}}}\n</tool_call>'
+
+    await play([("/v1/chat/completions", dumped({"messages": CHAT["messages"]}))], said)
+
+
+TWO_PARTS = [{"role": "user", "content": [{"type": "text", "text": text} for text in ("a", "b")]}]
+ANY_X = {"type": "object", "properties": {"x": True}}  # a schema that everything fits
+UNRENDERED = {
+    "kimi_k2": {"messages": TWO_PARTS},
+    "gpt_oss_no_sysprompt": {
+        "messages": [{"role": "user", "content": "Hi"}],
+        "tools": [{"type": "function", "function": {"name": "add", "parameters": ANY_X}}],
+    },
+}
+
+
+@pytest.mark.parametrize(("name", "body"), UNRENDERED.items(), ids=UNRENDERED)
+async def test_what_a_renderer_cannot_render_is_a_400(
+    make_renderer: Callable[[str], cookbook.Renderer], name: str, body: dict[str, Any]
+) -> None:
+    answers: list[Answer] = []
+
+    async def agent(client: AgentClient) -> float:
+        answers.append(await client._endpoint.answer("POST", "/v1/chat/completions", dumped(body)))
+        return 1.0
+
+    renderer = make_renderer(name)
+    env = ChatAgentEnv(agent, renderer=renderer)
+    try:
+        await env.initial_observation()
+    finally:
+        await env.close()
+    assert not answers or answers[0].status == 400
