@@ -11,7 +11,8 @@
     learning_curve.png  samples.md  samples.jsonl  logs.log
 
 ``open_run`` makes a new folder or opens one to resume, and refuses the rest: a folder that is no
-run, and a run with other settings. Files of our own are written whole or not at all.
+run, and a run with other settings. One process at a time works in a folder (``.lock``).
+Files of our own are written whole or not at all.
 """
 
 import json
@@ -19,8 +20,8 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -28,12 +29,14 @@ from pathlib import Path
 from typing import Any
 
 import chz
+from filelock import FileLock, Timeout
 
 from evert.bridge.errors import EvertError
 from evert.trainers.recipes import TrainSettings, differing, slug
 
 RUN, BEFORE, RESULT = "run.json", "before.json", "result.json"
 METRICS, CHECKPOINTS, LOGS = "metrics.jsonl", "checkpoints.jsonl", "logs.log"
+LOCK = ".lock"
 PLOT, SAMPLES_MD, SAMPLES_JSONL = "learning_curve.png", "samples.md", "samples.jsonl"
 
 TRAIN_REWARD = "env/all/reward/total"
@@ -55,6 +58,27 @@ class RunFolder:
     def begun(self) -> bool:
         """Whether there is a run in it."""
         return (self.path / RUN).is_file()
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keep every other process out of the folder inside the block.
+
+        Raises:
+            RunFolderError: Another process is at work in it.
+        """
+        lock = FileLock(self.path / LOCK)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise RunFolderError(
+                f"Another process is training in {self.path}. Wait until it is done, or stop it "
+                "with Ctrl-C; for a run beside it, choose another log_path."
+            ) from None
+        try:
+            yield
+        finally:
+            (self.path / LOCK).unlink(missing_ok=True)
+            lock.release()
 
     def discard(self) -> None:
         """Remove the folder of a run that failed before it began."""
@@ -108,7 +132,7 @@ def open_run(settings: TrainSettings) -> RunFolder:
     path = Path(settings.log_path).expanduser() if settings.log_path else _new_path(settings)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        resumed = any(path.iterdir())
+        resumed = any(file.name != LOCK for file in path.iterdir())
         probe = path / ".probe"
         probe.write_text("")
         probe.unlink()

@@ -191,7 +191,11 @@ def train(
     choice = choose_engine(settings)
     checkpoints = folder.path / "checkpoints"
     _seed_everything(settings.seed)
-    with logging_to(folder.path), running_engine(choice, settings, checkpoints) as facts:
+    with (
+        folder.in_use(),
+        logging_to(folder.path),
+        running_engine(choice, settings, checkpoints) as facts,
+    ):
         console.print(say(facts), soft_wrap=True, markup=False)
         console.print(f"run folder: {folder.path}", soft_wrap=True, markup=False)
         if choice.kind == "embedded":

@@ -226,6 +226,18 @@ def test_a_resumed_run_draws_what_the_whole_run_would_have_drawn(
     assert rewards(copied) == rewards(RunFolder(tmp_path / "whole", resumed=True))
 
 
+def test_a_folder_in_which_another_process_trains_is_refused(
+    copied: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {file.name: file.stat().st_mtime_ns for file in copied.path.iterdir()}
+    with copied.in_use():
+        assert run(f"log_path={copied.path}", "steps=4") == 1
+    assert "Another process is training in" in capsys.readouterr().err
+    after = {file.name: file.stat().st_mtime_ns for file in copied.path.iterdir()}
+    assert before.items() <= after.items()
+    assert run(f"log_path={copied.path}", "steps=4") == 0
+
+
 def test_another_configuration_is_refused_and_nothing_changed(
     finished: Finished, capsys: pytest.CaptureFixture[str]
 ) -> None:
