@@ -277,23 +277,30 @@ def _read_user(blocks: Sequence[Any], role: str, place: str) -> Iterator[dict[st
             yield {
                 "role": "tool",
                 "tool_call_id": block.get("tool_use_id"),
-                "content": _result_text(block.get("content"), where),
+                "content": _result(block.get("content"), where),
             }
-        elif kind == "image":
-            parts.append({"type": "image_url", "image_url": {"url": _image_url(block, where)}})
         else:
-            parts.append({"type": "text", "text": _text(block, where)})
+            parts.append(_part(block, where))
     if parts:
         yield {"role": role, "content": parts}
 
 
-def _result_text(content: object, place: str) -> str:
+def _result(content: object, place: str) -> str | list[dict[str, Any]]:
+    """What a tool returned: its texts, a line each, or parts where there are images."""
     if is_absent(content):
         return ""
     if isinstance(content, str):
         return content
     blocks = _block_list(content, place)
-    return "\n".join(_text(block, f"{place}.content[{i}]") for i, block in enumerate(blocks))
+    parts = [_part(block, f"{place}.content[{i}]") for i, block in enumerate(blocks)]
+    texts = [part["text"] for part in parts if part["type"] == "text"]
+    return "\n".join(texts) if len(texts) == len(parts) else parts
+
+
+def _part(block: object, place: str) -> dict[str, Any]:
+    if isinstance(block, Mapping) and block.get("type") == "image":
+        return {"type": "image_url", "image_url": {"url": _image_url(block, place)}}
+    return {"type": "text", "text": _text(block, place)}
 
 
 def _image_url(block: Mapping[str, Any], place: str) -> str:

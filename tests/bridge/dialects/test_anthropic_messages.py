@@ -178,6 +178,22 @@ def test_images_are_read(source: Any, url: str) -> None:
     ]
 
 
+def test_images_that_a_tool_returned_are_read_beside_its_text() -> None:
+    image = {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}
+    content = [{"type": "text", "text": "Seen:"}, image]
+    result = {"type": "tool_result", "tool_use_id": "c", "content": content}
+
+    [message] = request(messages=[{"role": "user", "content": [result]}]).messages
+    assert message == {
+        "role": "tool",
+        "tool_call_id": "c",
+        "content": [
+            {"type": "text", "text": "Seen:"},
+            {"type": "image_url", "image_url": {"url": "https://x/y.png"}},
+        ],
+    }
+
+
 @pytest.mark.parametrize(
     "content",
     [
