@@ -3,6 +3,7 @@
 They never retry and never time out: a call is answered when the trainer has sampled, once.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from evert.bridge.errors import MissingPackageError
@@ -12,33 +13,24 @@ if TYPE_CHECKING:
     import anthropic
     import openai
 
-_KEY = "evert"  # the SDKs want one
+_ONCE: Any = {"api_key": "evert", "max_retries": 0, "timeout": None}
+"""Some key, since the SDKs want one; no retry, no timeout."""
 
 
 def async_openai(transport: Transport) -> "openai.AsyncOpenAI":
     """An ``openai.AsyncOpenAI`` whose calls are the rollout's."""
     import openai
 
-    return openai.AsyncOpenAI(
-        api_key=_KEY,
-        base_url=transport.base_url,
-        http_client=openai.DefaultAsyncHttpxClient(transport=_typed(transport), trust_env=False),
-        max_retries=0,
-        timeout=None,
-    )
+    http = _over(transport, openai.DefaultAsyncHttpxClient)
+    return openai.AsyncOpenAI(base_url=transport.base_url, http_client=http, **_ONCE)
 
 
 def blocking_openai(transport: Transport) -> "openai.OpenAI":
     """An ``openai.OpenAI`` whose calls are the rollout's."""
     import openai
 
-    return openai.OpenAI(
-        api_key=_KEY,
-        base_url=transport.base_url,
-        http_client=openai.DefaultHttpxClient(transport=_typed(transport), trust_env=False),
-        max_retries=0,
-        timeout=None,
-    )
+    http = _over(transport, openai.DefaultHttpxClient)
+    return openai.OpenAI(base_url=transport.base_url, http_client=http, **_ONCE)
 
 
 def async_anthropic(transport: Transport) -> "anthropic.AsyncAnthropic":
@@ -50,13 +42,8 @@ def async_anthropic(transport: Transport) -> "anthropic.AsyncAnthropic":
     _require_anthropic()
     import anthropic
 
-    return anthropic.AsyncAnthropic(
-        api_key=_KEY,
-        base_url=transport.root_url,
-        http_client=anthropic.DefaultAsyncHttpxClient(transport=_typed(transport), trust_env=False),
-        max_retries=0,
-        timeout=None,
-    )
+    http = _over(transport, anthropic.DefaultAsyncHttpxClient)
+    return anthropic.AsyncAnthropic(base_url=transport.root_url, http_client=http, **_ONCE)
 
 
 def blocking_anthropic(transport: Transport) -> "anthropic.Anthropic":
@@ -68,13 +55,13 @@ def blocking_anthropic(transport: Transport) -> "anthropic.Anthropic":
     _require_anthropic()
     import anthropic
 
-    return anthropic.Anthropic(
-        api_key=_KEY,
-        base_url=transport.root_url,
-        http_client=anthropic.DefaultHttpxClient(transport=_typed(transport), trust_env=False),
-        max_retries=0,
-        timeout=None,
-    )
+    http = _over(transport, anthropic.DefaultHttpxClient)
+    return anthropic.Anthropic(base_url=transport.root_url, http_client=http, **_ONCE)
+
+
+def _over(transport: Transport, client: Callable[..., Any]) -> Any:
+    # The transport is of no library's base class: it has to serve clients of both.
+    return client(transport=transport, trust_env=False)
 
 
 def _require_anthropic() -> None:
@@ -85,8 +72,3 @@ def _require_anthropic() -> None:
             f"The agent asks for an Anthropic client, and the package is not there ({error}). "
             "Install it: pip install anthropic."
         ) from error
-
-
-def _typed(transport: Transport) -> Any:
-    # of no library's base class: it has to serve clients of both
-    return transport
