@@ -4,6 +4,7 @@ Read in this order:
 
     identity.py       a game of one turn
     guess_number.py   a game of ten turns
+    twenty_questions/ a game with a world in it: data, answerers, players
     registration.py   the table of games; ``register_agent`` for agents of your own
     gym_env.py        ``AgentGymEnv``: an agent as a synchronous ``gymnasium.Env``
     episode.py        one episode of it, on the event loop

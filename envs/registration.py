@@ -46,6 +46,11 @@ GAMES = (
         "evert.envs.guess_number:guess_number_agent",
         "evert.envs.guess_number:TRAIN_TASKS",
     ),
+    Game(
+        "evert/TwentyQuestions-v0",
+        "evert.envs.twenty_questions.player:twenty_questions_agent",
+        "evert.envs.twenty_questions.player:TRAIN_TASKS",
+    ),
 )
 """Every game that ships with evert, with its training tasks (``make(id, tasks=...)`` takes
 others)."""

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 FACE = ROOT / "src" / "evert"
 FOLDERS = ("bridge", "envs", "trainers")
 """In the order in which they may import each other: each one those before it."""
-SUBFOLDERS = ("bridge/dialects", "bridge/faces")
+SUBFOLDERS = ("bridge/dialects", "bridge/faces", "envs/twenty_questions")
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 MODULES = [

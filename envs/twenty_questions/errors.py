@@ -1,0 +1,26 @@
+"""What can be wrong with nouns, facts, lexicons and answers; the root is ``evert.bridge.errors``.
+
+EvertError
+├── NounsError      (ValueError)    a list of nouns that cannot be read
+├── FactsError      (ValueError)    facts or a lexicon that do not fit the nouns
+├── GameStateError  (RuntimeError)  a turn was played in a game that is over
+└── AnswererError   (RuntimeError)  a model that answers gave no answer that can be read
+"""
+
+from evert.bridge.errors import EvertError
+
+
+class NounsError(EvertError, ValueError):
+    """A file of nouns lacks a column, repeats an answer, or names no such split."""
+
+
+class FactsError(EvertError, ValueError):
+    """Facts or a lexicon are incomplete, or a noun or attribute is not among them."""
+
+
+class GameStateError(EvertError, RuntimeError):
+    """A turn was recorded in a game that is over, or out of order."""
+
+
+class AnswererError(EvertError, RuntimeError):
+    """The model that answers gave no reply that can be read as an answer."""

@@ -1,0 +1,90 @@
+"""What is true of the shipped nouns: a table of yes, no and n/a.
+
+A row a noun, a column an attribute (``has_wings``), as ``facts.csv`` has them. "n/a" is a fact too:
+the question makes no sense for this noun, or depends on which one is meant. Which way attributes
+are asked about is the lexicon's matter (``lexicon.toml``, ``questions.py``).
+"""
+
+import csv
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Literal, TypeAlias, cast, get_args
+
+from evert.envs.twenty_questions.errors import FactsError
+
+FOLDER = Path(__file__).parent
+
+YesNo: TypeAlias = Literal["yes", "no", "n/a"]
+
+
+class Facts:
+    """A table of facts.
+
+    Attributes:
+        attributes: Ids of all attributes, in the order of the file.
+        answers: Names of all nouns, in the order of the file.
+    """
+
+    def __init__(self, table: dict[str, dict[str, YesNo]]) -> None:
+        self._table = table
+        self.answers = tuple(table)
+        self.attributes = tuple(next(iter(table.values()), {}))
+
+    def __contains__(self, answer: object) -> bool:
+        return answer in self._table
+
+    def of(self, answer: str, attribute: str) -> YesNo:
+        """Whether an attribute holds for a noun.
+
+        Raises:
+            FactsError: Nothing is known of this noun, or there is no such attribute.
+        """
+        if answer not in self._table:
+            raise FactsError(
+                f"Nothing is known of {answer!r}; the facts cover {len(self.answers)} nouns "
+                f"({', '.join(self.answers[:3])}, ...). For other nouns let a model answer: "
+                "ModelAnswerer."
+            )
+        if attribute not in self._table[answer]:
+            raise FactsError(f"There is no attribute {attribute!r} among the facts.")
+        return self._table[answer][attribute]
+
+    def row(self, answer: str) -> Sequence[YesNo]:
+        """All facts of one noun, in the order of ``attributes``."""
+        return [self.of(answer, attribute) for attribute in self.attributes]
+
+
+@cache
+def shipped_facts() -> Facts:
+    """The facts of the nouns that ship with evert."""
+    return load_facts(FOLDER / "facts.csv")
+
+
+def load_facts(path: str | Path) -> Facts:
+    """Read a CSV whose first column is ``answer`` and whose others are attributes.
+
+    Raises:
+        FactsError: The first column is another, a value is neither yes, no nor n/a, a row is too
+            short or too long, or a noun is there twice.
+        OSError: The file cannot be read.
+    """
+    table: dict[str, dict[str, YesNo]] = {}
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        reader = csv.reader(file)
+        header = next(reader, [])
+        if header[:1] != ["answer"] or len(header) < 2:
+            raise FactsError(
+                f"{path}: the first line must name 'answer' and then the attributes, got "
+                f"{','.join(header)[:80]!r}."
+            )
+        for answer, *values in filter(None, reader):
+            if len(values) != len(header) - 1 or not set(values) <= set(get_args(YesNo)):
+                raise FactsError(
+                    f"{path}, line {reader.line_num}: {answer!r} needs {len(header) - 1} values, "
+                    "each yes, no or n/a."
+                )
+            if answer in table:
+                raise FactsError(f"{path}, line {reader.line_num}: {answer!r} is there twice.")
+            table[answer] = dict(zip(header[1:], cast(list[YesNo], values), strict=True))
+    return Facts(table)

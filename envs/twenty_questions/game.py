@@ -1,0 +1,176 @@
+"""The game: state, rules, scoring and transcript, and nothing else; no model, no I/O.
+
+Every player shares it. It says what the player may see and records what happens:
+
+    game = Game(noun)
+    while not game.over:
+        question = ...                          from game.situation() and game.turns
+        game.record(question, answer)           the answerer's Answer
+    game.score                                  1.0 if the noun was found, else 0.0
+
+A guess is a question too, and counts as one. A question that is empty counts as one that could not
+be told.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from evert.envs.twenty_questions.errors import GameStateError
+from evert.envs.twenty_questions.facts import YesNo
+from evert.envs.twenty_questions.nouns import Noun
+
+LONGEST_QUESTION = 300
+"""Characters of a question that are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the answerer says.
+
+    Attributes:
+        yes_or_no: "n/a" where it cannot tell, or the question makes no sense for the noun.
+        correct: Whether the question named the noun: the game is won.
+        brief_reason: For people; the player never sees it.
+    """
+
+    yes_or_no: YesNo
+    correct: bool = False
+    brief_reason: str = ""
+
+
+NOTHING_ASKED = Answer("n/a", brief_reason="Nothing was asked.")
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What may be varied.
+
+    Attributes:
+        max_questions: Questions, guesses among them, that a player has.
+        show_category: Whether the player is told the noun's category.
+        max_searches: Uses of the search tool a question, where there is one.
+    """
+
+    max_questions: int = 20
+    show_category: bool = True
+    max_searches: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """A use of the search tool: what was looked up, and what came back."""
+
+    query: str
+    result: str
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A question, its answer, and what was looked up before it."""
+
+    question: str
+    answer: Answer
+    searches: tuple[Search, ...] = ()
+
+
+@dataclass
+class Game:
+    """One game.
+
+    Attributes:
+        noun: What is to be found. Keep it from the player.
+        rules: What the game allows.
+        turns: What happened so far.
+    """
+
+    noun: Noun
+    rules: Rules = field(default_factory=Rules)
+    turns: list[Turn] = field(default_factory=list)
+
+    @property
+    def number(self) -> int:
+        """Number of the question to ask now, from 1."""
+        return len(self.turns) + 1
+
+    @property
+    def won(self) -> bool:
+        """Whether the noun was found."""
+        return bool(self.turns) and self.turns[-1].answer.correct
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing left to ask."""
+        return self.won or len(self.turns) >= self.rules.max_questions
+
+    @property
+    def score(self) -> float:
+        """1.0 if the noun was found, else 0.0."""
+        return float(self.won)
+
+    def record(self, question: str, answer: Answer, searches: tuple[Search, ...] = ()) -> Turn:
+        """Add a turn.
+
+        Raises:
+            GameStateError: The game is over, or more was looked up than the rules allow.
+        """
+        if self.over:
+            raise GameStateError(
+                f"The game is over after {len(self.turns)} of {self.rules.max_questions} "
+                f"questions ({'won' if self.won else 'lost'}); begin another one."
+            )
+        if len(searches) > self.rules.max_searches:
+            raise GameStateError(
+                f"{len(searches)} searches before one question; the rules allow "
+                f"{self.rules.max_searches}. Refuse the others before they are made."
+            )
+        turn = Turn(question, answer, searches)
+        self.turns.append(turn)
+        return turn
+
+    def situation(self) -> str:
+        """What the player is told beside the history: category and number of the question."""
+        category = f"Category: {self.noun.category}. " if self.rules.show_category else ""
+        return f"{category}Question {self.number} of {self.rules.max_questions}."
+
+    def history(self) -> str:
+        """The questions so far with their answers, a line each; empty before the first."""
+        return "\n".join(
+            f"{index}. {turn.question} {turn.answer.yes_or_no}"
+            for index, turn in enumerate(self.turns, 1)
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """Numbers of the game so far: found, questions, n/a answers, searches."""
+        return {
+            "found": self.score,
+            "questions": len(self.turns),
+            "not_told": sum(turn.answer.yes_or_no == "n/a" for turn in self.turns),
+            "searches": sum(len(turn.searches) for turn in self.turns),
+        }
+
+    def transcript(self) -> str:
+        """The whole game for people, with the noun, the reasons and the searches."""
+        lines = [f"{self.noun.answer} ({self.noun.category}, {self.noun.split})"]
+        for index, turn in enumerate(self.turns, 1):
+            lines += [f"    search: {s.query} -> {s.result}" for s in turn.searches]
+            reason = f"  ({turn.answer.brief_reason})" if turn.answer.brief_reason else ""
+            lines.append(f"{index:3}. {turn.question}  {turn.answer.yes_or_no}{reason}")
+        state = "found" if self.won else "not found" if self.over else "in play"
+        return "\n".join([*lines, f"{state}, {len(self.turns)} questions"])
+
+
+def question_of(reply: str) -> str:
+    """The question in a player's reply: its last line that says something, without a label.
+
+    Models tend to think aloud before they ask, so it is the last line, or the last one with a
+    question mark; cut after ``LONGEST_QUESTION`` characters.
+    """
+    lines = [line.strip().strip("*").strip() for line in reply.splitlines() if line.strip()]
+    if not lines:
+        return ""
+    asked = [line for line in lines if line.endswith("?")] or lines
+    question = asked[-1]
+    label, colon, rest = question.partition(":")
+    if colon and rest.strip() and label.lower().split()[:1] in (["question"], ["q"]):
+        question = rest.strip()
+    return question[:LONGEST_QUESTION]

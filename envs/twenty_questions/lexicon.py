@@ -1,0 +1,93 @@
+"""How people ask: phrases for each attribute, other names of the nouns, things to compare with.
+
+``lexicon.toml`` read and made ready. A phrase is a set of stems that must all be in a question; one
+of several words keeps the small words that change its meaning ("made up"), others lose theirs.
+"""
+
+import tomllib
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from evert.envs.twenty_questions import wording
+from evert.envs.twenty_questions.errors import FactsError
+from evert.envs.twenty_questions.wording import FILLER, PARTICLES
+
+LEXICON = Path(__file__).parent / "lexicon.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Phrase:
+    """A way to ask about an attribute.
+
+    Attributes:
+        stems: What must all be in the question.
+        positive: False: the words say that the attribute does not hold.
+        weak: It counts only where it explains all there is.
+    """
+
+    attribute: str
+    stems: frozenset[str]
+    positive: bool
+    weak: bool
+
+
+@dataclass(frozen=True)
+class Lexicon:
+    """How people ask, read from a file and made ready.
+
+    Attributes:
+        questions: The canonical question of every attribute.
+        phrases: Of all attributes, in the order of the file.
+        references: Attribute of size by the stems of what others are compared with.
+        aliases: Other names of nouns.
+    """
+
+    questions: dict[str, str]
+    phrases: tuple[Phrase, ...]
+    references: dict[tuple[str, ...], str]
+    aliases: dict[str, tuple[str, ...]]
+    vocabulary: frozenset[str] = field(repr=False, default=frozenset())
+
+
+@cache
+def load_lexicon(path: Path = LEXICON) -> Lexicon:
+    """Read a lexicon.
+
+    Raises:
+        FactsError: An attribute has no question or no phrases.
+        OSError: The file cannot be read.
+    """
+    tables: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    attributes = tables["attributes"]
+    for name, entry in attributes.items():
+        if not entry.get("question") or not entry.get("phrases"):
+            raise FactsError(f"{path}: the attribute {name!r} needs a question and phrases.")
+    phrases = tuple(
+        _phrase(name, text)
+        for name, entry in attributes.items()
+        for text in [entry["question"], *entry["phrases"]]
+    )
+    return Lexicon(
+        questions={name: entry["question"] for name, entry in attributes.items()},
+        phrases=phrases,
+        references={
+            tuple(wording.stems(text)): name
+            for name, texts in tables["references"].items()
+            for text in texts
+        },
+        aliases={name: tuple(texts) for name, texts in tables["nouns"].items()},
+        vocabulary=frozenset(part for phrase in phrases for part in phrase.stems),
+    )
+
+
+def _phrase(attribute: str, text: str) -> Phrase:
+    negative, weak = text.startswith("!"), "~" in text[:2]
+    found = wording.stems(text)
+    kept = [part for part in found if part not in FILLER or part in PARTICLES]
+    if all(part in FILLER for part in kept):
+        kept = found
+    if text.endswith("?"):
+        kept = [part for part in kept if part not in PARTICLES] or found
+    return Phrase(attribute, frozenset(kept), not negative, weak)

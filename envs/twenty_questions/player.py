@@ -1,0 +1,215 @@
+"""The plain player: an agent function over an OpenAI-shaped client.
+
+    ChatAgentEnv(twenty_questions_agent, TRAIN_TASKS[0])
+    ChatAgentEnv(TwentyQuestions(answerer=ModelAnswerer(...), search=KnowledgeSearch()), task)
+
+``twenty_questions_agent`` is the game as it comes: facts that ship with evert, no search. Any other
+answerer, search, rules or prompt is a ``TwentyQuestions``. The whole game is one conversation that
+only grows, so that it is one datum for the trainer.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal, TypeAlias, TypedDict
+
+from evert.bridge.faces.client import AgentClient
+from evert.envs.twenty_questions.answerers import Answerer, KnowledgeAnswerer
+from evert.envs.twenty_questions.game import NOTHING_ASKED, Game, Rules, Search, question_of
+from evert.envs.twenty_questions.nouns import Noun, Split, of_split, shipped_nouns
+from evert.envs.twenty_questions.search import SearchTool
+
+
+class Task(TypedDict):
+    """A noun to find, as a task of a dataset; plain data, so that it pickles and prints."""
+
+    answer: str
+    category: str
+    split: Split
+
+
+def tasks_of(nouns: Iterable[Noun]) -> list[Task]:
+    """Nouns as tasks."""
+    return [Task(answer=n.answer, category=n.category, split=n.split) for n in nouns]
+
+
+TRAIN_TASKS = tasks_of(of_split(shipped_nouns(), "train"))
+TEST_TASKS = tasks_of(of_split(shipped_nouns(), "test"))
+
+# -- what the player is told ---------------------------------------------------------------------
+
+Style: TypeAlias = Literal["full", "short"]
+
+SYSTEM_PROMPT = (
+    "You play Twenty Questions. Find the secret answer by asking yes/no questions, one at a time; "
+    "you are answered yes, no, or n/a where it cannot be told. A guess, like 'Is it a wombat?', is "
+    "a question too. Use what you know already, and never ask the same twice. Reply with the next "
+    "question only."
+)
+SEARCH_PROMPT = " You may use the search tool at most once before each question."
+SEARCH_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "search",
+        "description": "Look something up, for example which animals can fly.",
+        "parameters": {
+            "type": "object",
+            "properties": {"query": {"type": "string", "description": "What to look up."}},
+            "required": ["query"],
+        },
+    },
+}
+ENOUGH_SEARCHED = "No more searches before this question. Ask your question now."
+PATIENCE = 3
+"""Replies to one question that may be nothing but refused tool calls; then it counts as empty."""
+
+
+def opening(game: Game, style: Style, *, search: bool = False) -> list[dict[str, Any]]:
+    """The messages before the first question.
+
+    "short" is for models of a few million parameters: one user message of a few words.
+    """
+    if style == "short":
+        return [{"role": "user", "content": said(game, style)}]
+    prompt = SYSTEM_PROMPT + (SEARCH_PROMPT if search else "")
+    return [
+        {"role": "system", "content": prompt},
+        {"role": "user", "content": game.situation()},
+    ]
+
+
+def said(game: Game, style: Style) -> str:
+    """What the player hears before the next question: the last answer, and where the game is."""
+    last = game.turns[-1].answer.yes_or_no if game.turns else None
+    if style == "short":
+        first = game.noun.category if game.rules.show_category else "20 questions"
+        return f"{last or first} {game.number}"
+    return f"{last}. {game.situation()}" if last else game.situation()
+
+
+# -- the agent -----------------------------------------------------------------------------------
+
+
+@dataclass
+class TwentyQuestions:
+    """The game as an agent; the parts are chosen when it is made.
+
+    Attributes:
+        answerer: Who answers; None for the facts that ship with evert.
+        search: What the player may look things up in; None: it has no tool.
+        rules: What the game allows.
+        style: "full" prompts, or "short" ones for tiny models.
+    """
+
+    answerer: Answerer | None = None
+    search: SearchTool | None = None
+    rules: Rules = field(default_factory=Rules)
+    style: Style = "full"
+
+    async def __call__(self, client: AgentClient, task: Task) -> float:
+        """Play one game; 1.0 if the noun was found, else 0.0."""
+        game = await self.play(client, Game(Noun(**task), self.rules))
+        for name, value in game.summary().items():
+            client.metric(name, value)
+        client.log(target=game.noun.answer, transcript=game.transcript())
+        return game.score
+
+    async def play(self, client: AgentClient, game: Game) -> Game:
+        """Play a game to its end."""
+        answerer = self.answerer or shipped_answerer()
+        messages = opening(game, self.style, search=self.search is not None)
+        while not game.over:
+            if game.turns:
+                messages.append({"role": "user", "content": said(game, self.style)})
+            question, searches = await self._question(client, game, messages)
+            answer = NOTHING_ASKED
+            if question:
+                answer = await answerer.answer(game.noun, question)
+            game.record(question, answer, searches)
+            client.log(question=question, answer=answer.yes_or_no, reason=answer.brief_reason)
+        return game
+
+    async def _question(
+        self, client: AgentClient, game: Game, messages: list[dict[str, Any]]
+    ) -> tuple[str, tuple[Search, ...]]:
+        """The next question, and what was looked up for it; ``messages`` grow."""
+        options: dict[str, Any] = {} if self.search is None else {"tools": [SEARCH_TOOL]}
+        searches: list[Search] = []
+        refused = 0
+        while refused < PATIENCE:
+            completion = await client.chat.completions.create(messages=messages, **options)
+            message = completion.choices[0].message
+            messages.append(message.model_dump(exclude_none=True))
+            if self.search is None or not message.tool_calls:
+                return question_of(message.content or ""), tuple(searches)
+            for call in message.tool_calls:
+                result = ENOUGH_SEARCHED
+                if len(searches) < game.rules.max_searches:
+                    result = await _look_up(self.search, call, searches)
+                else:
+                    refused += 1
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+        return "", tuple(searches)
+
+
+async def _look_up(tool: SearchTool, call: Any, searches: list[Search]) -> str:
+    try:
+        query = str(json.loads(call.function.arguments)["query"]).strip()
+    except (AttributeError, KeyError, TypeError, ValueError):
+        query = ""
+    result = await tool.search(query) if query else "The search needs a query."
+    searches.append(Search(query, result))
+    return result
+
+
+@cache
+def shipped_answerer() -> KnowledgeAnswerer:
+    """The answerer of all games that were given none."""
+    return KnowledgeAnswerer()
+
+
+async def twenty_questions_agent(client: AgentClient, task: Task) -> float:
+    """Find what the other one thinks of in twenty yes/no questions.
+
+    ## Action Space
+    A question in plain English, ``Text``, or its tokens, ``Sequence(Discrete(vocabulary))``, at
+    ``level="tokens"``. "Is it a zebra?" is a guess.
+
+    ## Observation Space
+    The rules, the category of the noun, and all questions so far, each with its answer ("yes",
+    "no" or "n/a") and the number of the next one: a ``Sequence`` of messages, or of token ids at
+    ``level="tokens"``.
+
+    ## Starting State
+    A noun drawn from ``TRAIN_TASKS``, four fifths of each of 18 categories; ``TEST_TASKS`` are
+    held out.
+
+    ## Reward
+    1 if the noun was found, else 0, at the end.
+
+    ## Episode End
+    Terminated by the right guess, or after twenty questions; never truncated without a limit on
+    tokens.
+
+    ## Information
+    That of ``AgentGymEnv``; ``task`` is the noun to find, ``logs`` hold ``question``, ``answer``,
+    ``reason``, and at the end ``target`` and ``transcript``. Keep them from the policy.
+
+    ## Arguments
+    Those of ``AgentGymEnv``: ``level``, ``render_mode``, ``tasks``, ``max_turns``, ...
+
+    ## References
+    ``recipes.multiplayer_rl.twenty_questions`` in
+    https://github.com/thinking-machines-lab/tinker-cookbook; the article "Tuning ANY AI agent with
+    Tinker and Agent-lightning".
+
+    ## Version History
+    v0: first version.
+    """
+    return await TwentyQuestions()(client, task)
+
+
+async def short_twenty_questions_agent(client: AgentClient, task: Task) -> float:
+    """The same game with prompts of a few words, for models of a few million parameters."""
+    return await TwentyQuestions(style="short")(client, task)

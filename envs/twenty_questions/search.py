@@ -1,0 +1,150 @@
+"""What a player may look things up in.
+
+    KnowledgeSearch()              the facts that ship with evert, without a model or a network
+    ModelSearch(model)             any chat model
+    HttpSearch("http://...?q={}")  any endpoint that answers a GET with text
+
+All are a ``SearchTool``: a query in, a text out. It never learns which noun is to be found.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import quote
+
+from evert.bridge.requests import ChatRequest
+from evert.envs.twenty_questions.facts import Facts, shipped_facts
+from evert.envs.twenty_questions.lexicon import load_lexicon
+from evert.envs.twenty_questions.nouns import Noun, shipped_nouns
+from evert.envs.twenty_questions.questions import Asked, Guess, QuestionParser
+
+if TYPE_CHECKING:
+    from tinker_cookbook.renderers import Renderer
+
+    from evert.bridge.models import FrozenModel
+
+LONGEST_RESULT = 1500
+"""Characters of a result that the player sees."""
+NOTHING = "Nothing found."
+
+
+class SearchTool(Protocol):
+    """Looks things up."""
+
+    async def search(self, query: str) -> str:
+        """What is found, as text; ``NOTHING`` if nothing is."""
+        ...
+
+
+class KnowledgeSearch:
+    """Looks things up in the facts: "animals that can fly, has four legs", or "zebra".
+
+    A query is cut at commas, "and" and "that"; nouns for which everything holds that is understood
+    of it are found. A query that is a noun's name finds what holds for that noun.
+
+    Args:
+        facts: What is known; None for what ships with evert.
+        nouns: What may be found; None for all nouns that ship with evert, held-out ones too.
+    """
+
+    def __init__(self, facts: Facts | None = None, nouns: Sequence[Noun] | None = None) -> None:
+        self._made_of = (facts, nouns)
+        self._facts = facts or shipped_facts()
+        self._nouns = [n for n in (nouns or shipped_nouns()) if n.answer in self._facts]
+        self._parser = QuestionParser(load_lexicon(), [noun.answer for noun in self._nouns])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return KnowledgeSearch, self._made_of
+
+    async def search(self, query: str) -> str:
+        """The nouns that fit, in the order of the list."""
+        whole = self._parser.parse(query)
+        if isinstance(whole, Guess):
+            return self._about(whole.answer)
+        parts = re.split(r",|;|\band\b|\bthat\b|\bwhich\b|\bwith\b", query.lower())
+        asked = [found for part in parts for found in self._parser.parse_all(part)]
+        found = [noun.answer for noun in self._nouns if asked and self._fits(noun, asked)]
+        return ", ".join(found)[:LONGEST_RESULT] if found else NOTHING
+
+    def _fits(self, noun: Noun, asked: Sequence[Asked]) -> bool:
+        return all(
+            self._facts.of(noun.answer, part.attribute) == ("yes" if part.positive else "no")
+            for part in asked
+        )
+
+    def _about(self, answer: str) -> str:
+        if answer not in self._facts:
+            return NOTHING
+        questions = load_lexicon().questions
+        held = [a for a in self._facts.attributes if self._facts.of(answer, a) == "yes"]
+        return f"{answer}: yes to " + " ".join(questions[name] for name in held)[:LONGEST_RESULT]
+
+
+class ModelSearch:
+    """Asks a chat model.
+
+    Args:
+        model: A ``RemoteModel``, a Cookbook completer, or a sampling client.
+        renderer: Of a token completer or sampling client; None for the base's.
+
+    Raises:
+        InvalidModelError: ``model`` is none.
+    """
+
+    PROMPT = (
+        "You are a search engine. Answer the query with the facts that matter most, in at most "
+        "five short lines."
+    )
+
+    def __init__(self, model: "FrozenModel", *, renderer: "Renderer | None" = None) -> None:
+        from evert.bridge.models import frozen_models
+        from evert.bridge.rendering import prompt_renderer
+
+        self._ask = frozen_models({"search": model}, "", prompt_renderer(renderer))["search"]
+
+    async def search(self, query: str) -> str:
+        """What the model says.
+
+        Raises:
+            openai.OpenAIError: Of a remote model, as the SDK raises it.
+        """
+        messages: list[Any] = [
+            {"role": "system", "content": self.PROMPT},
+            {"role": "user", "content": query},
+        ]
+        reply = await self._ask(ChatRequest("search", messages, max_tokens=400))
+        return reply.text.strip()[:LONGEST_RESULT] or NOTHING
+
+
+class HttpSearch:
+    """Gets a page.
+
+    Args:
+        url: Address, with ``{}`` where the query goes.
+        timeout: Seconds for a search.
+
+    Raises:
+        ValueError: ``url`` has no ``{}``.
+    """
+
+    def __init__(self, url: str, *, timeout: float = 30.0) -> None:
+        if "{}" not in url:
+            raise ValueError(f"The URL needs {{}} where the query goes, got {url!r}.")
+        self._url, self._timeout = url, timeout
+
+    async def search(self, query: str) -> str:
+        """The beginning of the page.
+
+        Raises:
+            aiohttp.ClientError: There was no answer, or one with an error status.
+        """
+        import aiohttp
+
+        limit = aiohttp.ClientTimeout(total=self._timeout)
+        url = self._url.replace("{}", quote(query, safe=""))
+        async with (
+            aiohttp.ClientSession(timeout=limit, raise_for_status=True) as session,
+            session.get(url) as response,
+        ):
+            text = await response.text()
+        return text.strip()[:LONGEST_RESULT] or NOTHING

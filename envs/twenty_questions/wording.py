@@ -1,0 +1,157 @@
+"""Words of a question, brought to one form: lower case, no contractions, stems.
+
+``words`` splits; ``stem`` makes "wings", "winged" and "wing" one. The sets at the end say which
+stems count for little or nothing. The same is done to the lexicon's phrases, so that a stem need
+not be a word, only the same one on both sides.
+"""
+
+import re
+from functools import lru_cache
+
+FRAME = re.compile(
+    r"""
+    ^(?: (?:so|ok|okay|well|then|and|but|hm+)\b [\s,]* )*
+    (?: are\ (?:we|you)\ (?:talking|thinking)\ (?:about|of)
+      | (?:do|would|could|can)\ (?:\w+\ ){1,3} (?:say|think|call|classify|describe|consider)
+        (?:\ that)?
+      | (?:can|could)\ you\ tell\ me\ (?:if|whether)
+      | i\ (?:wonder|want\ to\ know)\ (?:if|whether)
+      | is\ it\ (?:true|correct|right|fair\ to\ say)\ that
+    )\s+
+    """,
+    re.VERBOSE,
+)
+"""What people put before a question; it says nothing."""
+
+CONTRACTIONS = (
+    (r"\bcan't\b", "can not"),
+    (r"\bwon't\b", "will not"),
+    (r"\bcannot\b", "can not"),
+    (r"n't\b", " not"),
+    (r"\bi'd\b", "i would"),
+    (r"'(?:s|re|m|ll|ve|d)\b", " "),
+)
+TAG = re.compile(
+    r"""
+    [,;]? \s+
+    (?: right | correct | yes | by\ any\ chance | by\ chance | perhaps | maybe | please | then
+      | or\ something (?:\ like\ that)? | i\ (?:guess|think|suppose)
+      | (?:is|are|was|does|do|did|can|could|has|have|would) n't\ (?:it|he|she|they|you)
+    ) \s* [?.!]* \s* $
+    """,
+    re.VERBOSE,
+)
+"""What makes a question of a statement, at its end; it says nothing."""
+
+FORMS = """
+    bed: bedding; blow: blown blew; bookshelf: bookshelves; break: broken; build: built;
+    building: buildings; buy: bought; child: children; color: colour colours coloured colored
+    colors; die: dies; draw: drawn drew; drive: drove driven; eat: ate eaten; find: found; fly:
+    flown flew; foot: feet; get: gotten got; glass: glasses; grow: grown grew; hold: held; keep:
+    kept; kid: kids; knife: knives; leaf: leaves; lie: lying; light: lit; live: lives lived;
+    loaf: loaves; make: made composed comprised; man: men; metal: metallic; mouse: mice; need:
+    needs; ride: ridden rode; scarf: scarves; see: seen; sell: sold; shelf: shelves; sing: sung
+    sang; sit: sat; sleep: slept; speak: spoken spoke; stick: stuck; sting: stung; strike:
+    struck; string: strings stringed; swim: swam; thing: things; tie: tied; tooth: teeth; use:
+    used using; wear: worn wore; wolf: wolves; woman: women; wool: woolen woollen; write: wrote
+    written
+"""
+"""Words and those of their forms that the rules of ``stem`` would get wrong."""
+
+WHOLE = """
+    actually bed building bus ceiling clothes clothing deadly dice eating evening feed gas
+    hardly headphones his its king living morning need painting pliers put really red ring saw
+    scissors seed speed spring sting string thing this trousers us wing
+"""
+"""Words that only look as if they had an ending."""
+
+IRREGULAR = {
+    form: word.strip()
+    for word, forms in (entry.split(":") for entry in FORMS.split(";"))
+    for form in forms.split()
+} | {word: word for word in WHOLE.split()}
+
+
+def words(text: str) -> list[str]:
+    """Lower-case words of a text, contractions taken apart, without a tag question's tail."""
+    text = FRAME.sub("", TAG.sub("", text.lower().replace("\u2019", "'").strip()))
+    for pattern, replacement in CONTRACTIONS:
+        text = re.sub(pattern, replacement, text)
+    return re.findall(r"[a-z0-9]+", text)
+
+
+@lru_cache(maxsize=20_000)
+def stem(word: str) -> str:
+    """A word without its ending."""
+    if word in IRREGULAR:
+        base = IRREGULAR[word]
+        return base if base in IRREGULAR else stem(base)
+    if word.endswith("ies") and len(word) > 4:
+        word = word[:-3] + "y"
+    elif re.search(r"(?:ss|x|ch|sh|o)es$", word):
+        word = word[:-2]
+    elif word.endswith("s") and not word.endswith(("ss", "us", "is")) and len(word) > 3:
+        word = word[:-1]
+    elif word.endswith("ly") and len(word) > 5:
+        word = word[:-2]
+    for ending in ("ing", "ed"):
+        if word.endswith(ending) and len(word) >= len(ending) + 3:
+            word = word[: -len(ending)]
+            if word[-1] == word[-2] and word[-1] not in "lsz":
+                word = word[:-1]
+            break
+    return word.removesuffix("e") if len(word) > 3 else word
+
+
+def stems(text: str) -> list[str]:
+    """The stems of all words of a text."""
+    return [stem(word) for word in words(text)]
+
+
+def stems_of(text: str) -> frozenset[str]:
+    """A set of words, written with spaces between them, as stems."""
+    return frozenset(map(stem, text.split()))
+
+
+NEGATIONS = stems_of(
+    """
+    hardly impossible incapable lack lacking neither never no non not unable without
+    """
+)
+"""Words that turn an answer round."""
+
+FILLER = stems_of(
+    """
+    a ability about actually allow also am an and answer any anything are around as associate
+    associated at basic be been being best both by called can capable category certain
+    classified classify common commonly component considered could count currently definitely
+    describe described design designed did do does encounter equip equipped especially ever
+    every everything fairly famous for form from function general generally had has have having
+    he her hers him his i if in include instead intend intended into involve involved is it item
+    its itself just kind kinds known likely mainly many may maybe me mean meant might more most
+    mostly much must my normally object of off often ok okay on one ones only or other our out
+    over own part particular perhaps possess possibly pretty primarily probably question quite
+    rather really refer regarded regular relate related require required said secret she should
+    so some somehow something sometimes somewhat sort sorts specific still such tell tend than
+    that the their them themselves then there these they thing think this those to together too
+    totally type types typical typically under up us usual usually very was we well were when
+    which while whose will with word would you your yours yourself
+    """
+)
+"""Words that say nothing about what is asked, unless a phrase of the lexicon names them."""
+
+PARTICLES = stems_of(
+    """
+    many more around as by from in into off on one out over to together under up with
+    """
+)
+"""Fillers that a phrase of several words insists on: "made up", "in one hand"."""
+
+WEAK = stems_of(
+    """
+    able animal belong big buy call character color come consist contain everyday exist feature
+    find flower get give go good help home house human keep like live look main make name need
+    people person purpose put see shape small someone take use want work
+    """
+)
+"""Words that say little: a phrase may need them, alone they are worth a quarter."""
