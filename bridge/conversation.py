@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Any
 
 import tinker
+from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Message
 
 from evert.bridge.formats import ReplyFormat
@@ -231,7 +232,10 @@ def _fit(shown: FlatPrompt, sampled: list[int], renderer: PromptRenderer) -> Fit
     tokens = [token for token in shown if isinstance(token, int)]
     if len(tokens) < len(shown):
         return Fit.CHANGED
-    (rendered, ended), (said, end) = renderer.parse(tokens), renderer.parse(sampled)
+    try:
+        (rendered, ended), (said, end) = renderer.parse(tokens), renderer.parse(sampled)
+    except RendererError:  # an end of turn in the middle of the action, say: no message at all
+        return Fit.CHANGED
     same = ended == end and _without_margins(rendered) == _without_margins(said)
     return Fit.RETOKENISED if same else Fit.CHANGED
 

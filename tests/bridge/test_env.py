@@ -992,3 +992,25 @@ async def test_an_env_is_renewed_with_all_its_options() -> None:
         env = env.renewed()
         trajectory = await do_single_rollout(ScriptedPolicy(lambda prompt: "x"), env)
         assert trajectory.stop_reason == StopReason.MAX_TURNS
+
+
+async def test_an_action_that_ends_in_its_middle_is_delivered_and_the_agent_may_go_on() -> None:
+    async def agent(client: AgentClient) -> float:
+        messages: list[Any] = [{"role": "user", "content": "Hi"}]
+        for _ in range(2):
+            completion = await client.chat.completions.create(messages=messages)
+            messages.append({"role": "assistant", "content": completion.choices[0].message.content})
+            messages.append({"role": "user", "content": "Go on."})
+        return 1.0
+
+    renderer = prompt_renderer(None)
+    end = renderer.end_tokens[:1]
+    env = ChatAgentEnv(agent)
+    await env.initial_observation()
+    between = await env.step([*renderer.encode("Hel"), *end, *renderer.encode("lo"), *end])
+    assert between.metrics["parse_error"] == 1.0
+    assert between.logs["drift"] == "template"
+    result = await env.step([*renderer.encode("Yes."), *end])
+
+    assert result.episode_done
+    assert result.reward == 1.0
