@@ -17,7 +17,7 @@ Read in this order:
     actions.py       what sampled tokens say, and what if they do not parse
     limits.py        the Cookbook's limits, with the agent's own max_tokens
     endings.py       the last transition of an episode
-    diagnosis.py     tool calls that were lost
+    diagnosis.py     who called, tool calls that were lost
     explain.py       a rollout for people
     env.py           ChatAgentEnv: all of it as an Env
     seats.py         agents with several trained roles

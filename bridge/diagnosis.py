@@ -1,4 +1,4 @@
-"""What goes wrong in silence: tools that were offered and calls that were lost.
+"""What transitions carry for whoever looks into a rollout: who called, and what went wrong unseen.
 
 A policy that writes tool calls in another format than its renderer parses loses every one of them,
 and the run's reward alone does not say so. These counts join the last transition's metrics.
@@ -11,6 +11,11 @@ from tinker_cookbook.rl.types import Metrics
 
 from evert.bridge.messages import Reply
 from evert.bridge.requests import ChatRequest
+
+CALLER = "caller"
+LINEAGE = "lineage"
+DRIFT = "drift"
+"""Keys of a transition's logs: who made the call, the token sequence it continues, why it broke."""
 
 MARKUP = re.compile(
     r"</?tool_call|<function=|<\|python_tag\|>|<\|tool_call|\[TOOL_CALLS\]|<｜tool"
@@ -41,8 +46,7 @@ class ToolCounts:
             self.offered = max(self.offered, len(request.tools))
         self.parsed += len(reply.tool_calls)
         self.unparsed += len(reply.unparsed)
-        if "<" in reply.text or '"' in reply.text or "[" in reply.text or "." in reply.text:
-            self.markup += MARKUP.search(reply.text) is not None
+        self.markup += MARKUP.search(reply.text) is not None
 
     def report(self, metrics: Metrics) -> None:
         """Write the counts down, unless the episode had nothing to do with tools."""

@@ -45,10 +45,9 @@ from tinker_cookbook.rl.types import (
 from evert.bridge.actions import FormatRetries, ParseErrors, ToolBudget, Verdict, read_action
 from evert.bridge.agent import NO_TASK, Agent, inspect_agent, outcome_of
 from evert.bridge.conversation import Conversation
-from evert.bridge.diagnosis import ToolCounts
+from evert.bridge.diagnosis import CALLER, DRIFT, LINEAGE, ToolCounts
 from evert.bridge.endings import Ending, comes_from, end_with, take_notes
 from evert.bridge.errors import AgentError, AgentTimeoutError, EnvClosedError, EnvStateError
-from evert.bridge.explain import CALLER, DRIFT, LINEAGE
 from evert.bridge.faces import takeover
 from evert.bridge.faces.client import AgentClient, BlockingAgentClient
 from evert.bridge.faces.endpoint import Endpoint

@@ -8,13 +8,9 @@ from rich.text import Text
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.types import STOP_METRIC_PREFIX, Trajectory, Transition
 
+from evert.bridge.diagnosis import CALLER, DRIFT, LINEAGE
 from evert.bridge.rendering import PromptRenderer, prompt_renderer
 from evert.bridge.tokens import FlatPrompt, flatten
-
-CALLER = "caller"
-LINEAGE = "lineage"
-DRIFT = "drift"
-"""Keys of a transition's logs that ``ChatAgentEnv`` writes and ``explain`` reads."""
 
 _OURS = (CALLER, LINEAGE, DRIFT)
 
