@@ -73,10 +73,14 @@ def take_notes(run: AgentRun, metrics: Metrics, logs: Logs) -> float:
 
 
 def comes_from(error: BaseException | None, origin: BaseException) -> bool:
-    """Whether ``origin`` is ``error`` itself or among its causes."""
+    """Whether ``origin`` is ``error`` itself or among its causes, or one with its code is.
+
+    An SDK that is told of the error over a transport or a socket raises one of its own.
+    """
+    code = getattr(origin, "code", None)
     seen = 0
     while error is not None and seen < 32:
-        if error is origin:
+        if error is origin or (code is not None and getattr(error, "code", None) == code):
             return True
         error = error.__cause__ or error.__context__
         seen += 1

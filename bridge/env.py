@@ -569,7 +569,7 @@ class ChatAgentEnv(Env):
             ending.metrics.update(outcome.metrics)
             ending.logs.update(outcome.logs)
             return ending
-        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+        if isinstance(error, KeyboardInterrupt):
             raise error
         if self._overflow is not None and comes_from(error, self._overflow):
             return self._overflown()

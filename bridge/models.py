@@ -10,8 +10,10 @@ are no transitions, and nothing is trained on them. A frozen model is one of
 
 import json
 import os
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias
 
 import tinker
@@ -68,6 +70,7 @@ class RemoteModel:
             base_url=self.base_url,
             api_key=os.environ.get(self.api_key_env) or "none",
             timeout=self.timeout,
+            http_client=openai.DefaultAsyncHttpxClient(verify=_tls()),
         ) as client:
             completion = await client.chat.completions.create(
                 model=self.model,
@@ -85,6 +88,12 @@ class RemoteModel:
             prompt_tokens=usage.prompt_tokens if usage is not None else 0,
             completion_tokens=usage.completion_tokens if usage is not None else 0,
         )
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """Loading the certificates takes longer than a short call: once a process will do."""
+    return ssl.create_default_context()
 
 
 def _format_fields(wanted: ReplyFormat | None) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from tinker_cookbook.renderers.base import (
     ToolSpec,
 )
 
-from evert.bridge.base import default_renderer, register_base_tokenizer
+from evert.bridge.base import default_renderer, register_base_tokenizers
 from evert.bridge.errors import RendererMismatchError
 from evert.bridge.tokens import FlatPrompt, flatten
 
@@ -41,7 +41,7 @@ _MARK = f"evertliteral{secrets.token_hex(12)}x"
 _MARKED = re.compile(f"{_MARK}([0-9]+)y")
 
 
-register_base_tokenizer()  # here, since every Env, pickled ones too, comes past this module
+register_base_tokenizers()  # here, since every Env, pickled ones too, comes past this module
 
 _CACHED_LENGTH = 2000  # characters: a template's headers, phrases, the system prompt of a task
 

@@ -1,41 +1,31 @@
-"""The embedded engine, and training, on top of the bridge and the games.
+"""Training, what comes before and after it, and the embedded engine; on top of bridge and games.
 
-The command, in reading order:
+The commands, each a module that runs on its own, with its parts in a folder where it has many:
 
     cli.py              the ``evert`` command
-    train.py            ``python -m evert.trainers.train``: a run from top to bottom
+    train.py            ``evert train``: a run from top to bottom
+    evaluate.py         ``evert evaluate``: models beside each other
+    evaluation/         its parts
+    sweep.py            ``evert sweep``: a search over settings
+    sweeping/           its parts
+    report.py           ``evert report``: runs as a page
+    reporting/          its parts
+    pretrain.py         ``evert pretrain``: the tiny bases
+    pretraining/        its parts
+
+What a run is made of:
+
     recipes.py          the games' defaults, the settings of a run
     engine_choice.py    embedded engine or service
+    embedded/           the embedded engine
     run_folder.py       what a run leaves behind, and resuming
+    warm_up.py          supervised steps before RL
+    demonstrations.py   what they are on
+    held_out.py         playing held-out tasks
     progress.py         what is shown meanwhile
-    evaluate.py         playing held-out tasks
-    report.py           the figures, samples and table at the end
+    tracking.py         Weights & Biases and TensorBoard, where asked for
+    wandb_run.py        a run on Weights & Biases
+    tensorboard_log.py  a run in TensorBoard
+    summary.py          the figures, samples and table at the end
     plots.py            the learning curve
-
-The engine, from the outside in:
-
-    engine.py           ``embedded_engine``: installs it, and everything that is loaded
-    clients.py          Tinker's service, training and REST clients
-    sampling_client.py  its sampling client
-    futures.py          the futures they return
-    network.py          nothing leaves this machine
-    checkpoints.py      ``tinker://`` paths and folders
-    models.py           base models by name; LoRA
-    training.py         forward, backward, optimizer step
-    losses.py           the losses
-    sampler.py          many requests, one running batch
-    batches.py          rows decoded together over a cache
-    drawing.py          drawing tokens, stops
-    frozen.py           weights ready to sample from
-    lean.py             a forward pass of our own for Llama-like models
-    errors.py           the engine's errors
-
-The tiny base:
-
-    pretrain.py         ``python -m evert.trainers.pretrain``
-    pretrain_corpus.py  its dialogues as tokens
-    pretrain_chats.py   small talk, numbers, tools, identity
-    pretrain_games.py   random games of guess-number
-    pretrain_card.py    its abilities, measured
-    tiny_tokenizer.py   its tokenizer
 """

@@ -15,12 +15,18 @@ Usage: evert COMMAND [key=value ...]
 
 Commands:
   train      train an agent by reinforcement learning, on this machine or on a Tinker service
-  pretrain   make the tiny base model that ships with evert anew
+  evaluate   compare models on a game or an agent: success rates, a table, figures
+  sweep      search the settings of a run: a grid, at random, or TPE
+  report     one HTML page of one or several runs: curves, time, tokens, cost, transcripts
+  pretrain   make a tiny base model that ships with evert anew
 
   evert train env=identity                 games: {", ".join(RECIPES)}
   evert train agent=my_module:my_agent train_tasks=my_module:TASKS
   evert train env=identity --help          every setting, with the recipe's values
   evert train log_path=runs/NAME           go on with a run that was interrupted
+  evert evaluate env=twenty_questions models=runs/NAME,oracle
+  evert sweep env=identity learning_rate=1e-4,1e-3 steps=10
+  evert report runs/A runs/B               compare runs on one page
 """
 
 
@@ -49,6 +55,24 @@ def _train(arguments: list[str]) -> int:
     return train.main(arguments, program=("evert", "train"))
 
 
+def _evaluate(arguments: list[str]) -> int:
+    from evert.trainers import evaluate
+
+    return evaluate.main(arguments, program=("evert", "evaluate"))
+
+
+def _sweep(arguments: list[str]) -> int:
+    from evert.trainers import sweep
+
+    return sweep.main(arguments, program=("evert", "sweep"))
+
+
+def _report(arguments: list[str]) -> int:
+    from evert.trainers import report
+
+    return report.main(arguments, program=("evert", "report"))
+
+
 def _pretrain(arguments: list[str]) -> int:
     import chz
 
@@ -58,7 +82,13 @@ def _pretrain(arguments: list[str]) -> int:
     return 0
 
 
-_COMMANDS = {"train": _train, "pretrain": _pretrain}
+_COMMANDS = {
+    "train": _train,
+    "evaluate": _evaluate,
+    "sweep": _sweep,
+    "report": _report,
+    "pretrain": _pretrain,
+}
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from evert.bridge.base import BASE_MODEL
+from evert.bridge.base import BASES
 from evert.trainers.recipes import RecipeError, TrainSettings
 
 KEY = "TINKER_API_KEY"
@@ -36,7 +36,7 @@ def choose_engine(settings: TrainSettings) -> EngineChoice:
     Raises:
         RecipeError: The service is asked for, and there is no key, or it cannot have the model.
     """
-    local = settings.model_name == BASE_MODEL or Path(settings.model_name).expanduser().is_dir()
+    local = settings.model_name in BASES or Path(settings.model_name).expanduser().is_dir()
     if settings.engine == "embedded":
         return EngineChoice("embedded", "engine=embedded")
     if settings.engine == "auto":
@@ -51,10 +51,10 @@ def choose_engine(settings: TrainSettings) -> EngineChoice:
             "Set it to your key (for a service of your own: to what it accepts), or pass "
             "engine=embedded to train on this machine."
         )
-    if settings.model_name == BASE_MODEL and not settings.base_url:
+    if settings.model_name in BASES and not settings.base_url:
         raise RecipeError(
-            f"engine=service got model_name={BASE_MODEL}, which ships with evert and is on no "
-            "service. Pass a model the service trains, for example model_name=Qwen/Qwen3-8B."
+            f"engine=service got model_name={settings.model_name}, which ships with evert and is "
+            "on no service. Pass a model the service trains, for example model_name=Qwen/Qwen3-8B."
         )
     return EngineChoice("service", f"{KEY} is set")
 
@@ -65,7 +65,7 @@ def threads_of(settings: TrainSettings) -> int | None:
     The tiny base's operations are too small to share: one thread is the fastest, leaves the other
     cores to the agents, and adds up in one order, which makes runs repeatable.
     """
-    if settings.threads is None and settings.model_name == BASE_MODEL:
+    if settings.threads is None and settings.model_name in BASES:
         return 1
     return settings.threads
 
@@ -88,7 +88,8 @@ def running_engine(
             "model": settings.model_name, "trains": f"LoRA of rank {settings.lora_rank}",
         }  # fmt: skip
         return
-    from evert.trainers.engine import embedded_engine
+    from evert.trainers.embedded.engine import embedded_engine
+    from evert.trainers.tracking import wandb_hosts
 
     with embedded_engine(
         checkpoints,
@@ -96,7 +97,7 @@ def running_engine(
         seed=settings.seed,
         full_parameter=settings.full_parameter,
         threads=threads_of(settings),
-        allow_hosts=settings.allow_hosts,
+        allow_hosts=(*settings.allow_hosts, *wandb_hosts(settings)),
     ) as engine:
         yield {"engine": "embedded", "reason": choice.reason, **_model_facts(settings, engine)}
 
@@ -104,7 +105,7 @@ def running_engine(
 def _model_facts(settings: TrainSettings, engine: Any) -> dict[str, Any]:
     import torch
 
-    from evert.trainers.models import SMALL_MODEL_PARAMETERS
+    from evert.trainers.embedded.models import SMALL_MODEL_PARAMETERS
 
     parameters = parameter_count(settings.model_name)
     whole = settings.full_parameter
@@ -128,7 +129,7 @@ def parameter_count(model_name: str) -> int:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from evert.trainers.models import count_parameters, load_tokenizer, resolve_model
+    from evert.trainers.embedded.models import count_parameters, load_tokenizer, resolve_model
 
     source = resolve_model(model_name)
     try:

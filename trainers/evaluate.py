@@ -1,190 +1,294 @@
-"""Held-out tasks: playing them, scoring them, and writing down how they went.
+"""Evaluate models on a game or an agent: ``evert evaluate env=twenty_questions models=...``.
 
-``evaluate`` plays every held-out task twice, greedily and at temperature 1, all at the same time,
-so that the sampler has full batches. A score is the mean reward of an episode. The first few
-greedy games are kept as samples: what the model was told, what it said, what it earned.
+Every model plays every task several times; the table has the success rate with its 95 % interval by
+model and split, and the folder
+
+    evaluation.json                 what was evaluated, with versions
+    episodes.jsonl                  every episode, written when it is over
+    scores.csv                      by model, split and category
+    splits.png  categories.png      the same as bars
+
+An evaluation that was interrupted goes on where it stopped (``out=FOLDER``), and ends with the same
+table: each episode is drawn from a seed of its own. The parts are in ``evaluation/``.
 """
 
 import asyncio
-import statistics
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    import tinker
-    from tinker_cookbook.rl.train import Config
-    from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, TrajectoryGroup
-    from tinker_cookbook.tokenizer_utils import Tokenizer
+import chz
+import openai
+from chz.blueprint import EntrypointHelpException
+from filelock import FileLock, Timeout
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-TEMPERATURES = {"greedy": 0.0, "temperature_1": 1.0}
-"""The ways to play, by the names they are reported under."""
+from evert.bridge.errors import EvertError
+from evert.trainers import run_folder
+from evert.trainers.evaluation import scores
+from evert.trainers.evaluation.contestants import Contestant, find
+from evert.trainers.evaluation.episodes import Episode, EpisodeLog, Planned, planned, play
+from evert.trainers.evaluation.figures import draw_categories, draw_splits
+from evert.trainers.evaluation.settings import EvaluateSettings
+from evert.trainers.recipes import slug
+from evert.trainers.run_folder import RunFolder, RunFolderError
 
+PROGRAM = ("python", "-m", "evert.trainers.evaluate")
+EVALUATION, SCORES = "evaluation.json", "scores.csv"
+SPLITS_FIGURE, CATEGORIES_FIGURE = "splits.png", "categories.png"
+INTERRUPTED = 130
 
-@dataclass(frozen=True)
-class Score:
-    """The rewards of some episodes."""
-
-    mean: float
-    low: float
-    high: float
-    episodes: int
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One greedy episode, for people to read."""
-
-    task: str
-    reward: float
-    turns: list[dict[str, str]]
-    """Each with ``told``, the new text of the prompt, and ``said``, the reply."""
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """How some weights did on the held-out tasks."""
-
-    scores: dict[str, Score]
-    """By the names in ``TEMPERATURES``."""
-    samples: list[Sample]
-    seconds: float
-
-    def as_json(self) -> dict[str, Any]:
-        """For a file."""
-        return asdict(self)
+MAY_CHANGE = frozenset({"models", "seeds", "parallel", "device", "threads", "out"})
+"""Settings with which an evaluation may go on: they leave what was played as it is."""
 
 
-def read_evaluation(record: dict[str, Any]) -> Evaluation:
-    """The evaluation that ``as_json`` wrote."""
-    return Evaluation(
-        {name: Score(**score) for name, score in record["scores"].items()},
-        [Sample(**sample) for sample in record["samples"]],
-        record["seconds"],
-    )
+class EvaluationError(EvertError, RuntimeError):
+    """An evaluation stopped on the way; what was played is kept."""
 
 
-async def score_weights(
-    config: "Config", dataset: "RLDataset | None", *, samples: int, **weights: Any
-) -> Evaluation | None:
-    """Evaluate some weights of the engine in use.
+# -- the command ---------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) -> int:
+    """Run the command.
 
     Args:
-        config: Of the run.
-        dataset: Held-out tasks; None where the run has none.
-        samples: How many episodes to write down.
-        **weights: ``base_model`` or ``model_path``, as ``create_sampling_client_async`` takes them.
+        argv: ``key=value`` settings; None for those of this process.
+        program: What to call to run this command again.
 
     Returns:
-        How they did; None without held-out tasks.
+        The exit status: 0, 1 for what could not be done, 130 after Ctrl-C.
     """
-    if dataset is None:
-        return None
-    import tinker
-    from tinker_cookbook.tokenizer_utils import get_tokenizer
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if str(Path.cwd()) not in sys.path and "" not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    console = Console(highlight=False)
+    folder: Path | None = None
+    try:
+        settings = parse(arguments)
+        contestants = [find(name, settings) for name in settings.models]
+        check(settings, contestants)
+        folder = open_folder(settings)
+        evaluate(settings, contestants, folder, console)
+        return 0
+    except EntrypointHelpException as shown:
+        print(str(shown).rstrip())
+        return 0
+    except KeyboardInterrupt:
+        console.print("\nInterrupted.", _to_go_on(folder, program), soft_wrap=True, markup=False)
+        return INTERRUPTED
+    except Exception as error:
+        if not isinstance(error, EvertError) and not type(error).__module__.startswith("chz."):
+            raise
+        said = f"error: {str(error).rstrip()} {_to_go_on(folder, program)}"
+        print(said.rstrip(), file=sys.stderr)
+        return 1
 
-    service = tinker.ServiceClient(base_url=config.base_url)
-    client = await service.create_sampling_client_async(**weights)
-    tokenizer = get_tokenizer(config.model_name)
-    return await evaluate(client, dataset, tokenizer, max_tokens=config.max_tokens, samples=samples)
+
+def _to_go_on(folder: Path | None, program: Sequence[str]) -> str:
+    if folder is None:
+        return ""
+    return f"What was played is kept; to go on: {' '.join(program)} out={folder}"
 
 
-async def evaluate(
-    client: "tinker.SamplingClient",
-    dataset: "RLDataset",
-    tokenizer: "Tokenizer",
-    *,
-    max_tokens: int,
-    samples: int,
-) -> Evaluation:
-    """Play every task of a dataset, greedily and at temperature 1.
+def parse(arguments: Sequence[str]) -> EvaluateSettings:
+    """Read ``key=value`` arguments, over the settings of the evaluation to go on with.
+
+    Raises:
+        RecipeError: There is no such game, or a value is out of range.
+        EntrypointHelpException: ``--help`` was asked for; its text is the help.
+    """
+    given = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    blueprint = chz.Blueprint(EvaluateSettings)
+    if recorded := _recorded(Path(given.get("out", ""))):
+        blueprint = blueprint.apply(recorded, layer_name="the evaluation to go on with")
+    return blueprint.make_from_argv(list(arguments))
+
+
+def _recorded(folder: Path) -> dict[str, Any]:
+    found = run_folder.read_json(folder / EVALUATION) or {}
+    return {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in (found.get("settings") or {}).items()
+        if key in chz.chz_fields(EvaluateSettings)
+    }
+
+
+def check(settings: EvaluateSettings, contestants: Sequence[Contestant]) -> None:
+    """Find what would stop an evaluation before there is one: a path that leads nowhere, mostly.
+
+    Raises:
+        EvertError: The tasks or an agent cannot be found.
+    """
+    settings.tasks()
+    for contestant in contestants:
+        contestant.agent(settings)
+
+
+def open_folder(settings: EvaluateSettings) -> Path:
+    """Make the folder of a new evaluation, or open that of one to go on with.
+
+    Raises:
+        RunFolderError: It holds something else, or an evaluation of something else.
+    """
+    stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")
+    path = Path(settings.out or Path("evaluations") / f"{slug(settings.name)}-{stamp}").expanduser()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        strange = any(path.iterdir()) and not (path / EVALUATION).is_file()
+    except OSError as error:
+        raise run_folder.cannot_write(path, error) from error
+    if strange:
+        raise RunFolderError(f"{path} is not empty, and no evaluation. Choose another out=.")
+    now, before = chz.asdict(settings), _recorded(path)
+    changed = [key for key in before if key not in MAY_CHANGE and before[key] != now[key]]
+    if changed:
+        raise RunFolderError(
+            f"{path} holds an evaluation with other settings:\n  "
+            + "\n  ".join(f"{key}: {before[key]!r} -> {now[key]!r}" for key in changed)
+            + "\nTo go on with it leave these out; else choose another out=."
+        )
+    return path
+
+
+# -- the evaluation ------------------------------------------------------------------------------
+
+
+def evaluate(
+    settings: EvaluateSettings, contestants: Sequence[Contestant], path: Path, console: Console
+) -> list[scores.Score]:
+    """Play what is not on record, and show how it went.
 
     Args:
-        client: The weights.
-        dataset: Held-out tasks; a group of episodes of each at temperature 1, and one greedily.
-        tokenizer: Of the weights, for the samples' text.
-        max_tokens: Most tokens of one reply.
-        samples: How many greedy episodes to write down.
+        settings: What to evaluate.
+        contestants: Who plays, one after the other.
+        path: The evaluation's folder.
+        console: Where to show it.
+
+    Returns:
+        The scores by model and split.
+
+    Raises:
+        EvertError: It could not be done; what was played is on record.
+        KeyboardInterrupt: Ctrl-C; the same.
     """
-    from tinker_cookbook.completers import TinkerTokenCompleter
-    from tinker_cookbook.rl.metric_util import dataset_to_env_group_builders
+    tasks = settings.tasks()
+    folder = RunFolder(path, resumed=True)
+    with _alone(path):
+        description = {"settings": chz.asdict(settings), "versions": run_folder.versions()}
+        folder.write_json(EVALUATION, {**description, "git": run_folder.git_revision()})
+        log = EpisodeLog(path)
+        console.print(f"evaluation: {path}", soft_wrap=True, markup=False)
+        for contestant in contestants:
+            todo = [e for e in planned(contestant.name, tasks, settings) if e.key not in log.keys]
+            _play(contestant, todo, settings, log, console)
+        wanted = {e.key for c in contestants for e in planned(c.name, tasks, settings)}
+        played = [episode for episode in log.episodes if episode.key in wanted]
+        return _report(scores.in_order(played, settings.models), settings, folder, console)
 
-    from evert.bridge.group import ChatAgentGroupBuilder
 
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    policies = [TinkerTokenCompleter(client, max_tokens, t) for t in TEMPERATURES.values()]
-    # Each group is played once: its episodes belong to it.
-    games = [dataset_to_env_group_builders(dataset) for _ in policies]
-    for builder in games[0]:
-        if isinstance(builder, ChatAgentGroupBuilder):
-            builder.group_size = 1  # greedy episodes of a task are all the same
-    played = await asyncio.gather(
-        *(_play(builders, policy) for builders, policy in zip(games, policies, strict=True))
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    lock = FileLock(path / run_folder.LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise RunFolderError(
+            f"Another process is evaluating in {path}. Wait until it is done, or choose another "
+            "out=."
+        ) from None
+    try:
+        yield
+    finally:
+        (path / run_folder.LOCK).unlink(missing_ok=True)
+        lock.release()
+
+
+def _play(
+    contestant: Contestant,
+    todo: Sequence[Planned],
+    settings: EvaluateSettings,
+    log: EpisodeLog,
+    console: Console,
+) -> None:
+    if not todo:
+        return
+    began = time.monotonic()
+
+    def say(line: str) -> None:
+        console.print(f"{contestant.name}: {line}", soft_wrap=True, markup=False)
+
+    with contestant.seated(settings, say) as seat, _progress(contestant, todo, console) as done:
+        try:
+            asyncio.run(play(todo, seat, settings, log.add, done))
+        except openai.OpenAIError as error:
+            raise EvaluationError(
+                f"{contestant.name}: the endpoint does not answer as it should: "
+                f"{type(error).__name__}: {error}. Check base_url, {settings.api_key_env} and the "
+                "model's name."
+            ) from error
+    say(f"{len(todo)} episodes in {time.monotonic() - began:.0f} s")
+
+
+@contextmanager
+def _progress(
+    contestant: Contestant, todo: Sequence[Planned], console: Console
+) -> Iterator[Callable[[Episode], None]]:
+    """Shows how far a model is: a bar on a terminal, a line now and then elsewhere."""
+    won = count = 0
+    every = max(1, -(-len(todo) // 5))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[found]}"),
+        TimeRemainingColumn(),
     )
-    scores = {
-        name: _score([reward for group in groups for reward in group.get_total_rewards()])
-        for name, groups in zip(TEMPERATURES, played, strict=True)
-    }
-    shown = zip(games[0], played[0][:samples], strict=False)
-    kept = [_sample(builder, group, tokenizer) for builder, group in shown]
-    return Evaluation(scores, kept, loop.time() - began)
+    bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+
+    def done(episode: Episode) -> None:
+        nonlocal won, count
+        won, count = won + episode.success, count + 1
+        found = f"{won} successes"  # no rate: those that are over first are the short ones
+        bar.update(task, advance=1, found=found)
+        if not console.is_terminal and count % every == 0:
+            console.print(f"{contestant.name}: {count}/{len(todo)}  {found}", soft_wrap=True)
+
+    with bar:
+        task = bar.add_task(contestant.name, total=len(todo), found="")
+        yield done
 
 
-async def _play(builders: Sequence["EnvGroupBuilder"], policy: Any) -> list["TrajectoryGroup"]:
-    """One group of episodes each, all at the same time."""
-    from tinker_cookbook.rl.rollouts import do_group_rollout
-
-    return await asyncio.gather(*(do_group_rollout(builder, policy) for builder in builders))
-
-
-def _score(rewards: Sequence[float]) -> Score:
-    return Score(statistics.fmean(rewards), min(rewards), max(rewards), len(rewards))
-
-
-def _sample(builder: "EnvGroupBuilder", group: "TrajectoryGroup", tokenizer: "Tokenizer") -> Sample:
-    turns, known = [], list[int]()
-    for transition in group.trajectories_G[0].transitions:
-        prompt = _text_tokens(transition.ob)
-        new = prompt[len(known) :] if prompt[: len(known)] == known else prompt
-        said = list(transition.ac.tokens)
-        turns.append({"told": _decode(tokenizer, new), "said": _decode(tokenizer, said)})
-        known = prompt + said
-    reward = group.get_total_rewards()[0]
-    return Sample(str(getattr(builder, "task", "")), reward, turns)
-
-
-def _text_tokens(prompt: "tinker.ModelInput") -> list[int]:
-    return [token for chunk in prompt.chunks for token in getattr(chunk, "tokens", ())]
+def _report(
+    episodes: Sequence[Episode], settings: EvaluateSettings, folder: RunFolder, console: Console
+) -> list[scores.Score]:
+    splits = scores.scores(episodes, scores.by_split)
+    totals = scores.scores(episodes, scores.by_model)
+    categories = scores.scores([e for e in episodes if e.category], scores.by_category)
+    both = [row for total in totals for row in (*_of(total.model, splits), total)]
+    shown = both if len({row.split for row in splits}) > 1 else splits
+    title = f"{settings.name}: {settings.seeds} episodes a task"
+    title += f", temperature {settings.temperature:g}" + ", with search" * settings.search
+    console.print(title, soft_wrap=True, markup=False)
+    console.print(scores.as_table(shown))
+    folder.write(SCORES, scores.as_csv([*shown, *categories]))
+    draw_splits(folder.path / SPLITS_FIGURE, title, splits)
+    files = [SCORES, SPLITS_FIGURE]
+    if categories:
+        draw_categories(folder.path / CATEGORIES_FIGURE, title, categories)
+        files.append(CATEGORIES_FIGURE)
+    console.print(f"{folder.path}: {', '.join(files)}", soft_wrap=True, markup=False)
+    return splits
 
 
-def _decode(tokenizer: "Tokenizer", tokens: Sequence[int]) -> str:
-    return str(tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
+def _of(model: str, rows: Sequence[scores.Score]) -> list[scores.Score]:
+    return [row for row in rows if row.model == model]
 
 
-def samples_markdown(name: str, before: Sequence[Sample], after: Sequence[Sample]) -> str:
-    """The same held-out tasks before and after training, as Markdown."""
-    parts = [
-        f"# {name}: held-out samples\n",
-        "Greedy episodes of the first held-out tasks, by the weights before and after training.\n",
-    ]
-    for old, new in zip(before, after, strict=False):
-        parts.append(f"## Task {old.task}\n")
-        parts += [_episode_markdown("Before", old), _episode_markdown("After", new)]
-    return "\n".join(parts)
-
-
-def _episode_markdown(title: str, sample: Sample) -> str:
-    lines = [f"### {title}: reward {sample.reward:g}\n", "```text"]
-    for turn in sample.turns:
-        # A fence inside the text would end ours.
-        lines += [f"{turn['told']}\n>>> {turn['said']}".replace("```", "'''")]
-    return "\n".join([*lines, "```\n"])
-
-
-def sample_records(before: Sequence[Sample], after: Sequence[Sample]) -> list[dict[str, Any]]:
-    """The same as ``samples_markdown``, as records: one a task."""
-    return [
-        {"task": old.task, "before": asdict(old), "after": asdict(new)}
-        for old, new in zip(before, after, strict=False)
-    ]
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,10 +1,12 @@
 """The figure of a run: reward by training step and by wall clock, in training and held out.
 
-``curves`` reads both lines off the Cookbook's metrics; ``draw_curves`` draws one run, and
-``draw_games`` several seeds of several games. Matplotlib's ``Figure`` is used without ``pyplot``:
-no window system is looked for, and no state is left behind.
+``read_curve`` reads one line off the Cookbook's metrics, ``curves`` the two of a run;
+``draw_curves`` draws one run, and ``draw_games`` several seeds of several games. Matplotlib's
+``Figure`` is used without ``pyplot``: no window system is looked for, and no state is left behind.
+(The page of ``evert report`` has figures of its own: ``reporting/figures.py``.)
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,16 +45,35 @@ def curves(rows: Sequence[Mapping[str, Any]], after: float | None = None) -> tup
         rows: A step's metrics each, in order. The held-out score of a step was taken before it.
         after: The held-out score of the final weights.
     """
-    train, held_out, seconds = Curve(), Curve(), 0.0
-    for row in rows:
-        if HELD_OUT_REWARD in row:
-            held_out.add(row["step"], seconds, row[HELD_OUT_REWARD])
-        seconds += row.get("time/total", 0.0)
-        if TRAIN_REWARD in row:
-            train.add(row["step"], seconds, row[TRAIN_REWARD])
+    train = read_curve(rows, TRAIN_REWARD)
+    held_out = read_curve(rows, HELD_OUT_REWARD, before_step=True)
     if after is not None and rows:
-        held_out.add(rows[-1]["step"] + 1, seconds, after)
+        held_out.add(rows[-1]["step"] + 1, clock(rows)[-1], after)
     return train, held_out
+
+
+def read_curve(rows: Sequence[Mapping[str, Any]], key: str, *, before_step: bool = False) -> Curve:
+    """One metric's curve; rows without it, or where it is no finite number, have no point.
+
+    Args:
+        rows: A step's metrics each, in order.
+        key: Of the metric.
+        before_step: The metric was measured before the step was done, as held-out scores are.
+    """
+    curve, times = Curve(), clock(rows)
+    for number, row in enumerate(rows):
+        value = row.get(key)
+        if isinstance(value, int | float) and math.isfinite(value):
+            curve.add(row["step"], times[number if before_step else number + 1], value)
+    return curve
+
+
+def clock(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Seconds of training gone by before each step, and at the end: one more than rows."""
+    times = [0.0]
+    for row in rows:
+        times.append(times[-1] + row.get("time/total", 0.0))
+    return times
 
 
 def draw_curves(path: Path, title: str, train: Curve, held_out: Curve) -> None:

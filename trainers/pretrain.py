@@ -1,12 +1,12 @@
-"""Make the tiny chat base that ships with evert: ``python -m evert.trainers.pretrain out=FOLDER``.
+"""Make a tiny chat base that ships with evert: ``python -m evert.trainers.pretrain out=FOLDER``.
 
-A Qwen3 of 0.85 M parameters is trained from scratch, on one core, on dialogues made up on the
-spot (``pretrain_corpus``), and written in Hugging Face format with its tokenizer
-(``tiny_tokenizer``) and a model card (``pretrain_card``). The seed decides everything; on another
+A Qwen3 of 0.85 or 0.98 M parameters is trained from scratch, on one core, on dialogues made up on
+the spot, and written in Hugging Face format with its tokenizer and a model card. ``base=`` says
+which one; what each is made of is in ``pretraining/``. The seed decides everything; on another
 machine or PyTorch the last bits of the weights may differ. The default 1200 steps take about half
 an hour; ``steps=60`` tries the script out.
 
-In order: the config, :func:`make_model`, :func:`part_loss` (what a step minimises),
+In order: the config, the bases, :func:`make_model`, :func:`part_loss` (what a step minimises),
 :func:`train`, :func:`main`.
 """
 
@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import chz
 import numpy as np
@@ -26,11 +26,26 @@ from torch.nn import functional
 from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
-from evert.trainers.pretrain_card import commands_of, measure, write_card
-from evert.trainers.pretrain_corpus import Corpus, Example, Part
-from evert.trainers.tiny_tokenizer import MAX_LENGTH, make_tokenizer
+from evert.trainers.pretraining import riddles
+from evert.trainers.pretraining.chat_card import commands_of, measure, write_card
+from evert.trainers.pretraining.chat_corpus import ChatCorpus
+from evert.trainers.pretraining.dialogues import Example, Part
+from evert.trainers.pretraining.riddle_card import measure_knowledge, write_riddle_card
+from evert.trainers.pretraining.riddles import RiddleCorpus
+from evert.trainers.pretraining.tokenizer import MAX_LENGTH, make_tokenizer
 
 _Places: TypeAlias = tuple[Tensor, ...]
+
+
+class Corpus(Protocol):
+    """Draws the dialogues of one training step after the other."""
+
+    choices: list[int]
+    """The tokens that an example's odds are the odds of."""
+
+    def step(self, *, whole_games: bool) -> list[Part]:
+        """Draw a step's parts; without ``whole_games`` only what is quick to learn and to run."""
+        ...
 
 
 @chz.chz
@@ -38,16 +53,58 @@ class PretrainConfig:
     """What to train and where to put it."""
 
     out: str = chz.field(doc="folder for the weights, the tokenizer and the model card")
+    base: Literal["evert-tiny", "evert-tiny-20q"] = chz.field(
+        default="evert-tiny", doc="which one to make"
+    )
     start: str = chz.field(default="", doc="folder of weights to go on from; empty: from scratch")
-    habits: bool = chz.field(default=False, doc="whether players of guess-number have habits")
+    habits: bool = chz.field(
+        default=False, doc="evert-tiny: whether players of guess-number have habits"
+    )
     steps: int = chz.field(default=1200, doc="optimiser steps")
     warm_up: float = chz.field(default=0.12, doc="share of steps on short dialogues alone")
     seed: int = 0
     threads: int = chz.field(default=1, doc="CPU threads")
     save_every: int = chz.field(default=100, doc="steps between two savings of the weights")
-    measured_games: int = chz.field(default=200, doc="games of guess-number for the model card")
+    measured_games: int = chz.field(default=200, doc="games, or riddles, for the model card")
     matrix_lr: float = chz.field(default=0.02, doc="Muon's, for the layers' matrices")
     other_lr: float = chz.field(default=3e-3, doc="AdamW's, for embeddings and norms")
+
+
+# -- the bases -----------------------------------------------------------------------------------
+
+
+def corpus_of(config: PretrainConfig, tokenizer: PreTrainedTokenizerBase) -> Corpus:
+    """What a base is trained on."""
+    if config.base == "evert-tiny":
+        return ChatCorpus(tokenizer, config.seed, habits=config.habits)
+    return RiddleCorpus(tokenizer, config.seed)
+
+
+def tokenizer_of(config: PretrainConfig) -> PreTrainedTokenizerBase:
+    """A base's tokenizer, made anew."""
+    if config.base == "evert-tiny":
+        return make_tokenizer()
+    return make_tokenizer(riddles.tokenizer_text(), riddles.VOCAB_SIZE)
+
+
+def describe(
+    config: PretrainConfig,
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    losses: Mapping[str, float],
+) -> None:
+    """Measure what a base can do, and write its model card."""
+    before = commands_of(Path(config.start)) if config.start else []
+    commands = [*before, _command(config)]
+    if config.base == "evert-tiny":
+        abilities = measure(model, tokenizer, games=config.measured_games)
+        write_card(Path(config.out), model, commands, losses, abilities)
+    else:
+        knowledge = measure_knowledge(model, tokenizer, riddles=config.measured_games)
+        write_riddle_card(Path(config.out), model, commands, losses, knowledge)
+
+
+# -- training ------------------------------------------------------------------------------------
 
 
 def make_model(tokenizer: PreTrainedTokenizerBase) -> Qwen3ForCausalLM:
@@ -111,7 +168,7 @@ def train(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, config: PretrainConfig
 ) -> dict[str, float]:
     """Train the model in place; return each part's mean loss over the last steps."""
-    corpus = Corpus(tokenizer, config.seed, habits=config.habits)
+    corpus = corpus_of(config, tokenizer)
     optimizers = _optimizers(model, config)
     recent: deque[dict[str, float]] = deque(maxlen=50)
     columns = (TextColumn("{task.completed}"), BarColumn(20), TextColumn("{task.description}"))
@@ -120,7 +177,7 @@ def train(
         for step in range(config.steps):
             parts = corpus.step(whole_games=step >= config.warm_up * config.steps)
             _set_learning_rate(optimizers, step / config.steps)
-            recent.append(_step(model, optimizers, parts, corpus.encoder.choices))
+            recent.append(_step(model, optimizers, parts, corpus.choices))
             progress.update(bar, advance=1, description=_shown(_mean(recent)))
             if (step + 1) % config.save_every == 0:
                 model.save_pretrained(config.out)
@@ -188,7 +245,7 @@ def main(config: PretrainConfig) -> None:
     """Train, save, measure, and write the model card."""
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
-    tokenizer = make_tokenizer()
+    tokenizer = tokenizer_of(config)
     model = make_model(tokenizer)
     if config.start:
         model = Qwen3ForCausalLM.from_pretrained(config.start, dtype=torch.float32)
@@ -197,9 +254,7 @@ def main(config: PretrainConfig) -> None:
     tokenizer.save_pretrained(config.out)
     for file in Path(config.out).iterdir():
         file.chmod(0o644)  # safetensors writes for the owner alone; package data is for all
-    abilities = measure(model, tokenizer, games=config.measured_games)
-    before = commands_of(Path(config.start)) if config.start else []
-    write_card(Path(config.out), model, [*before, _command(config)], losses, abilities)
+    describe(config, model, tokenizer, losses)
     print(Path(config.out, "README.md").read_text())
 
 

@@ -1,8 +1,8 @@
 """What a run shows while it trains: a bar on a terminal, now and then a line elsewhere.
 
 The Cookbook's loop offers no hook for progress, and stays unchanged. It does write a line a step
-to ``metrics.jsonl``, which is its public record; ``follow`` reads that file as it grows, with the
-Cookbook's own incremental reader. So the display works with any engine, sees exactly what is
+to ``metrics.jsonl``, which is its public record; ``follow_rows`` reads that file as it grows, with
+the Cookbook's own incremental reader. So the display works with any engine, sees exactly what is
 recorded, and cannot disturb the training.
 
 ``quiet_cookbook`` sends what the Cookbook prints to the run's ``logs.log``.
@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, redirect_stderr, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from evert.trainers.run_folder import HELD_OUT_REWARD, LOGS, TRAIN_REWARD
+from evert.trainers.run_folder import HELD_OUT_REWARD, LOGS, METRICS, TRAIN_REWARD, read_jsonl
 
 POLL_SECONDS = 0.2
 LINES = 10
@@ -39,9 +39,9 @@ class Display(Protocol):
 class Bar:
     """A progress bar, for terminals."""
 
-    def __init__(self, progress: Progress, total: int, done: int) -> None:
+    def __init__(self, progress: Progress, total: int, done: int, doing: str) -> None:
         self._progress = progress
-        self._task = progress.add_task("training", total=total, completed=done, scores="")
+        self._task = progress.add_task(doing, total=total, completed=done, scores="")
 
     def show(self, step: int, reward: float | None, held_out: float | None) -> None:
         """Move the bar."""
@@ -51,9 +51,10 @@ class Bar:
 class Lines:
     """A line every few steps, for files and pipes."""
 
-    def __init__(self, console: Console, total: int) -> None:
+    def __init__(self, console: Console, total: int, doing: str) -> None:
         self._console = console
         self._total = total
+        self._doing = doing
         self._every = max(1, -(-total // LINES))
         self._began = time.monotonic()
 
@@ -61,9 +62,9 @@ class Lines:
         """Print a line, if it is time for one."""
         if step % self._every == 0 or step == self._total:
             seconds = time.monotonic() - self._began
+            done = f"{self._doing}: step {step}/{self._total}"
             self._console.print(
-                f"step {step}/{self._total}  {_scores(reward, held_out)}  {seconds:.0f} s",
-                soft_wrap=True,
+                f"{done}  {_scores(reward, held_out)}  {seconds:.0f} s", soft_wrap=True
             )
 
 
@@ -77,16 +78,17 @@ def _scores(reward: float | None, held_out: float | None) -> str:
 
 
 @contextmanager
-def display(console: Console, total: int, done: int) -> Iterator[Display]:
+def display(console: Console, total: int, done: int, doing: str = "training") -> Iterator[Display]:
     """The display that fits where ``console`` writes.
 
     Args:
         console: Of the command.
         total: Steps of the run.
         done: Steps done before, in a resumed run.
+        doing: What the steps do, in a word or two.
     """
     if not console.is_terminal:
-        yield Lines(console, total)
+        yield Lines(console, total, doing)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -96,24 +98,38 @@ def display(console: Console, total: int, done: int) -> Iterator[Display]:
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console) as progress:
-        yield Bar(progress, total, done)
+        yield Bar(progress, total, done, doing)
 
 
 @asynccontextmanager
 async def follow(folder: Path, shown: Display) -> AsyncIterator[None]:
     """Keep a display up to date with a run folder's ``metrics.jsonl`` inside the block."""
+    latest: dict[str, Any] = {}
+    for row in read_jsonl(folder / METRICS):  # of before a resumption
+        latest.update(row)
+
+    def show(row: Mapping[str, Any]) -> None:
+        latest.update(row)
+        _show(shown, latest)
+
+    async with follow_rows(folder, show):
+        yield
+
+
+@asynccontextmanager
+async def follow_rows(
+    folder: Path, take: Callable[[Mapping[str, Any]], None]
+) -> AsyncIterator[None]:
+    """Hand over each line that ``metrics.jsonl`` grows by inside the block, in order."""
     from tinker_cookbook.stores.storage import storage_from_uri
     from tinker_cookbook.stores.training_store import TrainingRunStore
 
     store = TrainingRunStore(storage_from_uri(str(folder)))
-    latest: dict[str, Any] = {}
-    for row in store.read_metrics():  # of before a resumption
-        latest.update(row)
+    store.read_metrics()  # of before a resumption
 
     def catch_up() -> None:
         for row in store.read_new_metrics():
-            latest.update(row)
-            _show(shown, latest)
+            take(row)
 
     async def poll() -> None:
         while True:

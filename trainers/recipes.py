@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import chz
 
-from evert.bridge.base import BASE_MODEL, BASE_RENDERER
+from evert.bridge.base import BASE_MODEL, BASE_RENDERER, BASES
 from evert.bridge.errors import EvertError
 
 if TYPE_CHECKING:
@@ -57,8 +57,52 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
         "eval_every": 10,
         "save_every": 10,
     },
+    "twenty_questions": {
+        "agent": "evert.envs.twenty_questions.player:short_twenty_questions_agent",
+        "train_tasks": "evert.envs.twenty_questions.player:TRAIN_TASKS",
+        "test_tasks": "evert.envs.twenty_questions.player:TEST_TASKS",
+        "model_name": "evert-tiny-20q",
+        "demonstrations": "evert.envs.twenty_questions.demonstrations:demonstrations",
+        "warm_up_steps": 20,
+        "steps": 30,
+        "batch_size": 32,
+        "group_size": 8,
+        "learning_rate": 1e-3,
+        "max_tokens": 24,
+        "test_group_size": 4,
+        "eval_every": 10,
+        "save_every": 10,
+    },
 }
-"""Game -> its defaults, by the names of ``TrainSettings``."""
+"""Game -> its defaults, by the names of ``TrainSettings``; they fit the tiny bases."""
+
+FULL_SIZE: Mapping[str, Mapping[str, Any]] = {
+    "twenty_questions": {
+        "agent": "evert.envs.twenty_questions.player:twenty_questions_agent",
+        "demonstrations": "",
+        "warm_up_steps": 0,
+        "steps": 60,
+        "learning_rate": 4e-5,
+        "max_tokens": 256,
+    },
+}
+"""Game -> what of its recipe is otherwise for a model that is none of the tiny bases."""
+
+PLAYERS: Mapping[str, Mapping[str, str]] = {
+    "twenty_questions": {
+        "random": "evert.envs.twenty_questions.baselines:random_agent",
+        "oracle": "evert.envs.twenty_questions.baselines:oracle_agent",
+    },
+}
+"""Game -> its players without a model: import paths of functions from a seed to an agent."""
+
+SEARCHING: Mapping[str, str] = {
+    f"evert.envs.twenty_questions.player:{style}twenty_questions_agent": (
+        f"evert.envs.twenty_questions.player:searching_{style}twenty_questions_agent"
+    )
+    for style in ("", "short_")
+}
+"""Agent -> the same one with a search tool."""
 
 
 @chz.chz
@@ -75,7 +119,7 @@ class TrainSettings:
     test_tasks: str = chz.field(default="", doc="import path of the held-out tasks; '' for none")
 
     model_name: str = chz.field(
-        default=BASE_MODEL, doc="the shipped base, a Hugging Face folder, or a model's name"
+        default=BASE_MODEL, doc="a shipped base, a Hugging Face folder, or a model's name"
     )
     renderer_name: str | None = chz.field(default=None, doc="None: the one that fits the model")
     engine: Literal["auto", "embedded", "service"] = chz.field(
@@ -91,6 +135,13 @@ class TrainSettings:
     allow_hosts: tuple[str, ...] = chz.field(
         default=(), doc="embedded: hosts that stay reachable, for example an agent's tools"
     )
+
+    warm_up_steps: int = chz.field(default=0, doc="supervised steps before RL; 0: none")
+    demonstrations: str = chz.field(
+        default="", doc="warm-up: import path of a function from a seed to conversations"
+    )
+    warm_up_batch: int = chz.field(default=64, doc="warm-up: conversations a step")
+    warm_up_learning_rate: float = chz.field(default=1e-3, doc="warm-up: Adam's, falls to 0")
 
     steps: int = chz.field(default=20, doc="training steps, one batch each")
     batch_size: int = chz.field(default=32, doc="groups (tasks) a step")
@@ -115,11 +166,17 @@ class TrainSettings:
         default=None, doc="run folder, new or to resume; None: runs/<env>-<model>-<date-time>"
     )
 
+    wandb_project: str | None = chz.field(default=None, doc="log to this Weights & Biases project")
+    wandb_name: str | None = chz.field(default=None, doc="the run's name there; None: its folder's")
+    tags: tuple[str, ...] = chz.field(default=(), doc="tags there, beside the game and the model")
+    tensorboard: bool = chz.field(default=False, doc="write event files into RUN/tensorboard")
+
     @chz.validate
     def _sizes(self) -> None:
         least = {"steps": 1, "batch_size": 1, "group_size": 1, "test_group_size": 1}
         least |= {"max_tokens": 1, "num_substeps": 1}
         least |= {"eval_every": 0, "save_every": 0, "samples": 0}
+        least |= {"warm_up_steps": 0, "warm_up_batch": 1}
         for name, minimum in least.items():
             if getattr(self, name) < minimum:
                 raise RecipeError(
@@ -135,6 +192,14 @@ class TrainSettings:
                 "your own: agent=package.module:function train_tasks=package.module:TASKS."
             )
 
+    @chz.validate
+    def _demonstrations(self) -> None:
+        if self.warm_up_steps and not self.demonstrations:
+            raise RecipeError(
+                f"warm_up_steps={self.warm_up_steps} has nothing to warm up on. Pass "
+                "demonstrations=package.module:function, or leave warm_up_steps out."
+            )
+
     @property
     def name(self) -> str:
         """What the run trains, as a short name: the game, or the agent's function."""
@@ -142,7 +207,8 @@ class TrainSettings:
 
 
 RESUMABLE = frozenset(
-    {"log_path", "steps", "eval_every", "save_every", "samples", "engine", "base_url", "threads"}
+    {"wandb_project", "wandb_name", "tags", "tensorboard"}
+    | {"log_path", "steps", "eval_every", "save_every", "samples", "engine", "base_url", "threads"}
 )
 """Settings that a resumed run may change: they leave what was learned so far as it is."""
 
@@ -156,7 +222,8 @@ def choose_recipe(given: Mapping[str, object]) -> tuple[str, Mapping[str, Any]]:
     """The preset a command line asks for: its name and its values.
 
     Args:
-        given: The command line's keys and values; only ``env`` and ``agent`` are looked at.
+        given: The command line's keys and values; ``env``, ``agent`` and ``model_name`` are looked
+            at.
 
     Raises:
         RecipeError: There is no such game, or both a game and an agent are named.
@@ -177,22 +244,29 @@ def choose_recipe(given: Mapping[str, object]) -> tuple[str, Mapping[str, Any]]:
             f"There is no game {env!r}.{hint} Games: {', '.join(RECIPES)}. To train an agent of "
             "your own: agent=package.module:function train_tasks=package.module:TASKS."
         )
-    return f"recipe {found}", {**RECIPES[found], "env": found}
+    model = str(given.get("model_name") or "")
+    other = FULL_SIZE.get(found, {}) if model and model not in BASES else {}
+    return f"recipe {found}", {**RECIPES[found], **other, "env": found}
 
 
 def check_settings(settings: TrainSettings) -> None:
     """Find what would stop a run before there is a run: a path that leads nowhere, mostly.
 
     Raises:
-        EvertError: The agent, the tasks or the renderer cannot be found.
+        EvertError: The agent, the tasks, the renderer or a tracker cannot be found.
     """
     from evert.bridge.dataset import load_tasks
     from evert.bridge.group import load_agent
+    from evert.trainers.demonstrations import load_demonstrations
+    from evert.trainers.tracking import check_tracking
 
+    check_tracking(settings)
     load_agent(settings.agent)
     load_tasks(settings.train_tasks)
     if settings.test_tasks:
         load_tasks(settings.test_tasks)
+    if settings.warm_up_steps:
+        load_demonstrations(settings.demonstrations)
     renderer_of(settings)
 
 
@@ -204,7 +278,7 @@ def renderer_of(settings: TrainSettings) -> str:
     """
     if settings.renderer_name:
         return settings.renderer_name
-    if settings.model_name == BASE_MODEL:
+    if settings.model_name in BASES:
         return BASE_RENDERER
     from tinker_cookbook import model_info
     from tinker_cookbook.exceptions import ConfigurationError
@@ -246,12 +320,15 @@ def dataset_builder(settings: TrainSettings) -> "AgentDatasetBuilder":
     )
 
 
-def cookbook_config(settings: TrainSettings, folder: Path, *, embedded: bool) -> "Config":
+def cookbook_config(
+    settings: TrainSettings, folder: Path, *, embedded: bool, start: str | None = None
+) -> "Config":
     """The settings as ``tinker_cookbook.rl.train.main`` takes them.
 
     Args:
         settings: Of the run.
         folder: The run folder.
+        start: ``tinker://`` path of the weights to start from; None for the model's own.
         embedded: Checkpoints cost nothing but disk: one is saved every step, to resume from,
             and those of ``save_every`` never expire.
     """
@@ -263,6 +340,7 @@ def cookbook_config(settings: TrainSettings, folder: Path, *, embedded: bool) ->
         model_name=settings.model_name,
         renderer_name=renderer_of(settings),
         base_url=settings.base_url,
+        load_checkpoint_path=start,
         log_path=str(folder),
         learning_rate=settings.learning_rate,
         lora_rank=settings.lora_rank,
@@ -275,6 +353,8 @@ def cookbook_config(settings: TrainSettings, folder: Path, *, embedded: bool) ->
         rolling_save_every=1 if embedded else 0,
         ttl_seconds=None if embedded else 7 * 24 * 3600,
         num_groups_to_log=1,
+        wandb_project=settings.wandb_project,
+        wandb_name=settings.wandb_name,
     )
 
 

@@ -1,98 +1,183 @@
-"""What a finished run leaves behind: figures, samples, the plot, and the table on the screen."""
+"""``evert report RUN [RUN ...]``: one HTML page, and its figures as PNG, of one or several runs.
 
-from typing import TYPE_CHECKING, Any
+The command lives here; what it is made of is in ``reporting/``.
+"""
 
-from rich.console import Console
-from rich.table import Table
+import difflib
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from evert.trainers import run_folder
-from evert.trainers.recipes import TrainSettings
-from evert.trainers.run_folder import RunFolder
+from evert.bridge.errors import EvertError
+from evert.trainers.reporting.data import ReportError, Run, labels, read_run
 
-if TYPE_CHECKING:
-    from evert.trainers.evaluate import Evaluation
-    from evert.trainers.train import Report
+PROGRAM = ("python", "-m", "evert.trainers.report")
+PAGE = "index.html"
+USAGE = """\
+Usage: {program} RUN [RUN ...] [key=value ...]
 
-LABELS = {"greedy": "greedy", "temperature_1": "at temperature 1"}
+Makes one HTML page of one or several run folders of `evert train`, finished or not, with its
+figures as PNG files beside it. The page needs nothing else and can be sent to somebody.
+
+  out=FOLDER         where to write it; default: the folder `report` in the first run's
+  title=TEXT         of the page; default: the names of the runs
+  smooth=0.6         how much of the past the bold lines hold, from 0 (nothing) to below 1
+  prefill_price=     dollars per million tokens that the model is given,
+  sample_price=        that it samples,
+  train_price=         and that it is trained on; without prices no cost is shown
+
+  {program} runs/NAME
+  {program} runs/* out=comparison sample_price=1.5
+"""
+PRICES = ("prefill_price", "sample_price", "train_price")
+KEYS = ("out", "title", "smooth", *PRICES)
 
 
-def report(
-    settings: TrainSettings,
-    facts: dict[str, Any],
-    folder: RunFolder,
-    done: "Report",
-    console: Console,
-) -> dict[str, Any]:
-    """Write a finished run's files and show its table.
+@dataclass(frozen=True)
+class Options:
+    """What a report is made of."""
+
+    runs: tuple[Path, ...]
+    out: Path
+    title: str | None
+    """None: the names of the runs."""
+    smooth: float
+    prices: dict[str, float]
+    """By the names in ``PRICES``; those that were given."""
+
+
+def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) -> int:
+    """Run the command.
+
+    Args:
+        argv: Run folders and ``key=value`` options; None for those of this process.
+        program: What to call to run this command again.
 
     Returns:
-        What ``result.json`` says.
+        The exit status: 0, or 1 for what could not be done.
     """
-    _plot(settings, folder, done)
-    _samples(settings, folder, done)
-    result = {
-        "name": settings.name,
-        "model": settings.model_name,
-        "engine": facts,
-        "steps": done.steps,
-        "seed": settings.seed,
-        "held_out": {
-            "before": _scores(done.before),
-            "after": _scores(done.after),
-        },
-        "seconds": {name: round(seconds, 2) for name, seconds in done.seconds.items()},
-        "versions": run_folder.versions(),
-        "git": run_folder.git_revision(),
-        "machine": run_folder.machine(),
-        "folder": str(folder.path),
-    }
-    folder.write_json(run_folder.RESULT, result)
-    _show(settings, folder, done, console)
-    return result
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or {"--help", "-h"} & set(arguments):
+        print(USAGE.format(program=" ".join(program)), end="")
+        return 0 if arguments else 1
+    try:
+        options = parse(arguments)
+        runs = [read_run(path) for path in options.runs]
+        page, figures = write_report(runs, options)
+    except EvertError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"report: {page}")
+    print(f"figures: {figures} PNG files beside it")
+    return 0
 
 
-def _scores(evaluation: "Evaluation | None") -> dict[str, Any] | None:
-    return evaluation.as_json()["scores"] if evaluation is not None else None
+def parse(arguments: Sequence[str]) -> Options:
+    """Read the command line.
+
+    Raises:
+        ReportError: There is no run in it, no such option, or a value that cannot be.
+    """
+    given: dict[str, str] = {}
+    folders: list[Path] = []
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if equals and not Path(argument).exists():
+            if key not in KEYS:
+                raise ReportError(_no_such_option(argument, key))
+            given[key] = value
+        else:
+            folders.append(Path(argument).expanduser())
+    runs = tuple({path.resolve(): path for path in folders}.values())
+    _check_number_of(runs)
+    return Options(
+        runs=runs,
+        out=Path(given["out"]).expanduser() if given.get("out") else runs[0] / "report",
+        title=given.get("title") or None,
+        smooth=_number("smooth", given.get("smooth", "0.6"), below=1.0),
+        prices={key: _number(key, given[key]) for key in PRICES if key in given},
+    )
 
 
-def _plot(settings: TrainSettings, folder: RunFolder, done: "Report") -> None:
-    from evert.trainers.plots import curves, draw_curves
-
-    after = done.after.scores["temperature_1"].mean if done.after is not None else None
-    title = f"{settings.name}: {settings.model_name}, {done.steps} steps, seed {settings.seed}"
-    draw_curves(folder.path / run_folder.PLOT, title, *curves(folder.steps(), after))
+def _no_such_option(argument: str, key: str) -> str:
+    near = difflib.get_close_matches(key, KEYS, n=1)
+    hint = f" Did you mean {near[0]}=?" if near else ""
+    return f"Got {argument!r}, which is no option and no folder.{hint} Options: {', '.join(KEYS)}."
 
 
-def _samples(settings: TrainSettings, folder: RunFolder, done: "Report") -> None:
-    import json
+def _check_number_of(runs: Sequence[Path]) -> None:
+    from evert.trainers.reporting.figures import MOST_RUNS
 
-    from evert.trainers.evaluate import sample_records, samples_markdown
+    if not runs:
+        raise ReportError("No run to report. Name the folder of a run, for example runs/NAME.")
+    if len(runs) > MOST_RUNS:
+        raise ReportError(
+            f"Got {len(runs)} runs; a figure can tell {MOST_RUNS} apart. Name fewer, or make "
+            "several reports."
+        )
 
-    if done.before is None or done.after is None:
-        return
-    old, new = done.before.samples, done.after.samples
-    folder.write(run_folder.SAMPLES_MD, samples_markdown(settings.name, old, new))
-    lines = [json.dumps(record) + "\n" for record in sample_records(old, new)]
-    folder.write(run_folder.SAMPLES_JSONL, "".join(lines))
+
+def _number(key: str, text: str, below: float = math.inf) -> float:
+    """A number from 0 to below a bound.
+
+    Raises:
+        ReportError: It is none.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < below:
+        bound = f" and below {below:g}" if below < math.inf else ""
+        raise ReportError(f"{key} must be a number from 0{bound}, got {text!r}.")
+    return value
 
 
-def _show(settings: TrainSettings, folder: RunFolder, done: "Report", console: Console) -> None:
-    if done.before is not None and done.after is not None:
-        title = f"{settings.name}: mean reward, {done.steps} steps, seed {settings.seed}"
-        console.print(title, soft_wrap=True, markup=False)  # a table's own would wrap to its width
-        table = Table()
-        episodes = done.after.scores["greedy"].episodes
-        table.add_column(f"{episodes} held-out tasks")
-        for column in ("before", "after"):
-            table.add_column(column, justify="right")
-        for name, label in LABELS.items():
-            means = (done.before.scores[name].mean, done.after.scores[name].mean)
-            table.add_row(label, *(f"{mean:.2f}" for mean in means))
-        console.print(table)
-    lines = [
-        f"{done.seconds['total']:.0f} s, of which training {done.seconds['training']:.0f} s",
-        f"plot: {folder.path / run_folder.PLOT}",
-    ]
-    if done.after is not None:
-        lines.append(f"samples: {folder.path / run_folder.SAMPLES_MD}")
-    console.print("\n".join(lines), soft_wrap=True, markup=False)
+def write_report(runs: Sequence[Run], options: Options) -> tuple[Path, int]:
+    """Write the page and its figures.
+
+    Args:
+        runs: What is reported.
+        options: Where to, and how.
+
+    Returns:
+        Where the page is, and how many figures are beside it.
+
+    Raises:
+        ReportError: It cannot be written.
+    """
+    from evert.trainers.reporting.page import render
+    from evert.trainers.reporting.tokens import Prices
+
+    named = labels(runs)
+    prices = Prices(*(options.prices.get(key) for key in PRICES))
+    title = options.title or " · ".join(dict.fromkeys(run.name for run in runs))
+    page = render(runs, named, title=title, smooth=options.smooth, prices=prices)
+    figures = [figure for section in page.sections for figure in section.figures]
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        for figure in figures:
+            _write(options.out / figure.file, figure.png)
+        _write(options.out / PAGE, page.html)
+    except OSError as error:
+        raise ReportError(
+            f"The report cannot be written to {options.out}: {error.strerror or error}. Name "
+            "another folder with out=."
+        ) from error
+    return options.out / PAGE, len(figures)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file whole, or not at all."""
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        draft.write_bytes(content)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,6 +9,7 @@
     before.json            held-out scores and samples of the untrained weights
     result.json            the figures of a finished run
     learning_curve.png  samples.md  samples.jsonl  logs.log
+    tensorboard/  wandb/  wandb.json    where the run is tracked there, too
 
 ``open_run`` makes a new folder or opens one to resume, and refuses the rest: a folder that is no
 run, and a run with other settings. One process at a time works in a folder (``.lock``).

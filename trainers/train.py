@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from tinker_cookbook.rl.train import Config
     from tinker_cookbook.rl.types import RLDataset
 
-    from evert.trainers.checkpoints import CheckpointStore
-    from evert.trainers.evaluate import Evaluation
+    from evert.trainers.embedded.checkpoints import CheckpointStore
+    from evert.trainers.held_out import Evaluation
+    from evert.trainers.tracking import Trackers
 
 PROGRAM = ("python", "-m", "evert.trainers.train")
 INTERRUPTED = 130
@@ -185,7 +186,8 @@ def train(
         KeyboardInterrupt: Ctrl-C; the folder can be resumed.
     """
     from evert.trainers.progress import logging_to
-    from evert.trainers.report import report
+    from evert.trainers.summary import summarise
+    from evert.trainers.tracking import tracking
 
     began = time.monotonic() if began is None else began
     choice = choose_engine(settings)
@@ -200,28 +202,43 @@ def train(
         console.print(f"run folder: {folder.path}", soft_wrap=True, markup=False)
         if choice.kind == "embedded":
             _repair(folder, checkpoints, console)
-        if not folder.resumed:
-            folder.write_json(run_folder.RUN, describe(settings, command, facts))
-        config = cookbook_config(settings, folder.path, embedded=choice.kind == "embedded")
-        done = asyncio.run(_run(settings, config, folder, console))
-        done.seconds["total"] = time.monotonic() - began
-        return report(settings, facts, folder, done, console)
+        about = describe(settings, command, facts)
+        with tracking(settings, folder, about, console) as trackers:
+            if not folder.resumed:
+                folder.write_json(run_folder.RUN, about)
+            embedded = choice.kind == "embedded"
+            done = asyncio.run(_run(settings, folder, console, trackers, embedded=embedded))
+            done.seconds["total"] = time.monotonic() - began
+            result = summarise(settings, facts, folder, done, console)
+            trackers.result(result)
+        return result
 
 
 async def _run(
-    settings: TrainSettings, config: "Config", folder: RunFolder, console: Console
+    settings: TrainSettings,
+    folder: RunFolder,
+    console: Console,
+    trackers: "Trackers",
+    *,
+    embedded: bool,
 ) -> Report:
-    from evert.trainers.evaluate import score_weights
+    from evert.trainers.held_out import score_weights
+    from evert.trainers.warm_up import warm_up
 
+    warm = await warm_up(settings, folder.path, console, embedded=embedded)
+    config = cookbook_config(
+        settings, folder.path, embedded=embedded, start=warm.state_path if warm else None
+    )
     _, held_out = await config.dataset_builder()
-    before = await _score_before(settings, config, held_out, folder)
+    untrained = {"model_path": warm.sampler_path} if warm else {"base_model": settings.model_name}
+    before = await _score_before(settings, config, held_out, folder, untrained)
     start = folder.steps_done()
     if start >= settings.steps:
         console.print(f"all {start} steps are done; a larger steps= would go on", markup=False)
     elif start:
         console.print(f"resuming after step {start} of {settings.steps}", markup=False)
     began = time.monotonic()
-    await _train(config, folder, console, settings.steps, start)
+    await _train(config, folder, console, trackers, settings.steps, start)
     seconds = time.monotonic() - began
     trained = _final_weights(folder)
     after = await score_weights(config, held_out, samples=settings.samples, model_path=trained)
@@ -229,30 +246,43 @@ async def _run(
 
 
 async def _score_before(
-    settings: TrainSettings, config: "Config", held_out: "RLDataset | None", folder: RunFolder
+    settings: TrainSettings,
+    config: "Config",
+    held_out: "RLDataset | None",
+    folder: RunFolder,
+    untrained: dict[str, str],
 ) -> "Evaluation | None":
-    """The untrained weights' scores; a resumed run has them on file."""
-    from evert.trainers.evaluate import read_evaluation, score_weights
+    """The scores of the weights that RL starts from; a resumed run has them on file."""
+    from evert.trainers.held_out import read_evaluation, score_weights
 
     if recorded := folder.read_json(run_folder.BEFORE):
         return read_evaluation(recorded)
-    untrained = settings.model_name
-    before = await score_weights(config, held_out, samples=settings.samples, base_model=untrained)
+    before = await score_weights(config, held_out, samples=settings.samples, **untrained)
     if before is not None:
         folder.write_json(run_folder.BEFORE, before.as_json())
     return before
 
 
 async def _train(
-    config: "Config", folder: RunFolder, console: Console, total: int, start: int
+    config: "Config",
+    folder: RunFolder,
+    console: Console,
+    trackers: "Trackers",
+    total: int,
+    start: int,
 ) -> None:
-    """The Cookbook's ``main``, with its progress shown."""
+    """The Cookbook's ``main``, with its progress shown and tracked."""
     from tinker_cookbook.rl import train as cookbook
 
-    from evert.trainers.progress import display, follow, quiet_cookbook
+    from evert.trainers.progress import display, follow, follow_rows, quiet_cookbook
 
+    trackers.begin(config)
     with display(console, total, start) as shown:
-        async with follow(folder.path, shown), quiet_cookbook(cookbook.main(config)) as training:
+        async with (
+            follow(folder.path, shown),
+            follow_rows(folder.path, trackers.row),
+            quiet_cookbook(cookbook.main(config)) as training,
+        ):
             try:
                 await training
             finally:
@@ -282,7 +312,7 @@ def _seed_everything(seed: int) -> None:
 
 def _repair(folder: RunFolder, root: Path, console: Console) -> None:
     """Leave out of the Cookbook's list what it could not resume from, and say so."""
-    from evert.trainers.checkpoints import CheckpointStore, repair_checkpoint_log
+    from evert.trainers.embedded.checkpoints import CheckpointStore, repair_checkpoint_log
 
     run_folder.drop_broken_lines(folder.path / run_folder.METRICS)
     damaged = run_folder.drop_broken_lines(folder.path / run_folder.CHECKPOINTS) > 0

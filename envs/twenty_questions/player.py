@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, TypeAlias, TypedDict
 
-from evert.bridge.faces.client import AgentClient
+from evert.bridge.faces.client import AgentClient, BlockingAgentClient
 from evert.envs.twenty_questions.answerers import Answerer, KnowledgeAnswerer
 from evert.envs.twenty_questions.game import NOTHING_ASKED, Game, Rules, Search, question_of
 from evert.envs.twenty_questions.nouns import Noun, Split, of_split, shipped_nouns
-from evert.envs.twenty_questions.search import SearchTool
+from evert.envs.twenty_questions.search import KnowledgeSearch, SearchTool
 
 
 class Task(TypedDict):
@@ -88,6 +88,18 @@ def said(game: Game, style: Style) -> str:
     return f"{last}. {game.situation()}" if last else game.situation()
 
 
+def conversation(game: Game, style: Style) -> list[dict[str, Any]]:
+    """A game, played by whomever, as the conversation a model would have had; without searches."""
+    told = Game(game.noun, game.rules)
+    messages = opening(told, style)
+    for turn in game.turns:
+        if told.turns:
+            messages.append({"role": "user", "content": said(told, style)})
+        messages.append({"role": "assistant", "content": turn.question})
+        told.turns.append(turn)
+    return messages
+
+
 # -- the agent -----------------------------------------------------------------------------------
 
 
@@ -109,11 +121,7 @@ class TwentyQuestions:
 
     async def __call__(self, client: AgentClient, task: Task) -> float:
         """Play one game; 1.0 if the noun was found, else 0.0."""
-        game = await self.play(client, Game(Noun(**task), self.rules))
-        for name, value in game.summary().items():
-            client.metric(name, value)
-        client.log(target=game.noun.answer, transcript=game.transcript())
-        return game.score
+        return report(client, await self.play(client, Game(Noun(**task), self.rules)))
 
     async def play(self, client: AgentClient, game: Game) -> Game:
         """Play a game to its end."""
@@ -144,29 +152,57 @@ class TwentyQuestions:
             if self.search is None or not message.tool_calls:
                 return question_of(message.content or ""), tuple(searches)
             for call in message.tool_calls:
-                result = ENOUGH_SEARCHED
-                if len(searches) < game.rules.max_searches:
-                    result = await _look_up(self.search, call, searches)
-                else:
-                    refused += 1
+                result = await look_up(self.search, _query_of(call), searches, game.rules)
+                refused += result == ENOUGH_SEARCHED
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
         return "", tuple(searches)
 
 
-async def _look_up(tool: SearchTool, call: Any, searches: list[Search]) -> str:
+def _query_of(call: Any) -> str:
     try:
-        query = str(json.loads(call.function.arguments)["query"]).strip()
+        return str(json.loads(call.function.arguments)["query"])
     except (AttributeError, KeyError, TypeError, ValueError):
-        query = ""
+        return ""
+
+
+# -- what players in other frameworks share with it ----------------------------------------------
+
+
+async def look_up(tool: SearchTool, query: str, searches: list[Search], rules: Rules) -> str:
+    """What the player is told when it searches: a result, or that there were enough searches.
+
+    Args:
+        tool: Where to look.
+        query: What for; without one nothing is looked up, and it counts as a search all the same.
+        searches: Those before the same question; this one is added unless it is refused.
+        rules: How many there may be.
+    """
+    if len(searches) >= rules.max_searches:
+        return ENOUGH_SEARCHED
+    query = query.strip()
     result = await tool.search(query) if query else "The search needs a query."
     searches.append(Search(query, result))
     return result
+
+
+def report(client: AgentClient | BlockingAgentClient, game: Game) -> float:
+    """Note a finished game, its numbers and its transcript, and return its score."""
+    for name, value in game.summary().items():
+        client.metric(name, value)
+    client.log(target=game.noun.answer, transcript=game.transcript())
+    return game.score
 
 
 @cache
 def shipped_answerer() -> KnowledgeAnswerer:
     """The answerer of all games that were given none."""
     return KnowledgeAnswerer()
+
+
+@cache
+def shipped_search() -> KnowledgeSearch:
+    """The search of the players that have one as they come."""
+    return KnowledgeSearch()
 
 
 async def twenty_questions_agent(client: AgentClient, task: Task) -> float:
@@ -213,3 +249,13 @@ async def twenty_questions_agent(client: AgentClient, task: Task) -> float:
 async def short_twenty_questions_agent(client: AgentClient, task: Task) -> float:
     """The same game with prompts of a few words, for models of a few million parameters."""
     return await TwentyQuestions(style="short")(client, task)
+
+
+async def searching_twenty_questions_agent(client: AgentClient, task: Task) -> float:
+    """The same game with a tool that looks things up in the shipped facts."""
+    return await TwentyQuestions(search=shipped_search())(client, task)
+
+
+async def searching_short_twenty_questions_agent(client: AgentClient, task: Task) -> float:
+    """The game with short prompts and that tool."""
+    return await TwentyQuestions(search=shipped_search(), style="short")(client, task)

@@ -530,6 +530,31 @@ async def test_an_agent_that_hides_the_cause_ends_the_same_way() -> None:
     assert trajectory.stop_reason == StopReason.CONTEXT_OVERFLOW
 
 
+async def test_an_sdk_that_makes_an_error_of_its_own_of_it_ends_the_same_way() -> None:
+    async def agent(client: AgentClient) -> float:
+        await ask(client, user("Hi"))
+        long: Any = user("long " * 200)
+        await client.openai.chat.completions.create(model=client.model, messages=[long])
+        return 1.0
+
+    trajectory = await play(agent, limits=RolloutLimits(max_trajectory_tokens=100))
+    assert trajectory.stop_reason == StopReason.CONTEXT_OVERFLOW
+
+
+async def test_an_agent_that_asks_python_to_exit_fails_alone() -> None:
+    async def agent(client: AgentClient) -> float:
+        await ask(client, user("Hi"))
+        raise SystemExit("I give up")
+
+    def blocking(client: Any) -> float:
+        client.chat.completions.create(messages=[user("Hi")])
+        raise SystemExit("I give up")
+
+    for each in (agent, blocking):
+        with pytest.raises(AgentError, match="raised SystemExit after 1 model calls: I give up"):
+            await play(each)
+
+
 async def test_an_overlong_first_prompt_is_an_initial_overflow() -> None:
     async def agent(client: AgentClient) -> float:
         await ask(client, user("long " * 200))

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -43,6 +44,12 @@ EXAMPLES = {
     ],
 }
 """Environment -> the examples that must run in it."""
+
+TWENTY_QUESTIONS = {
+    "openai3": ["twenty_questions_langgraph"],
+    "openai2": ["twenty_questions_langgraph", "twenty_questions_crewai"],
+}
+"""Environment -> the players of Twenty Questions that must run in it."""
 
 OTHER_WAYS = {
     "openai3": [
@@ -129,7 +136,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         names = EXAMPLES[environment] + OTHER_WAYS[environment]
         metafunc.parametrize("example", names, indirect=True)
     if "script" in metafunc.fixturenames:
-        metafunc.parametrize("script", EXAMPLES[environment])
+        metafunc.parametrize("script", EXAMPLES[environment] + TWENTY_QUESTIONS[environment])
+    if "player" in metafunc.fixturenames:
+        metafunc.parametrize("player", TWENTY_QUESTIONS[environment], indirect=True)
 
 
 @pytest.fixture
@@ -141,7 +150,7 @@ def environment(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def played() -> dict[str, list[str]]:
     """The examples of each environment."""
-    return EXAMPLES
+    return {name: EXAMPLES[name] + TWENTY_QUESTIONS[name] for name in EXAMPLES}
 
 
 @pytest.fixture
@@ -153,6 +162,12 @@ def example(request: pytest.FixtureRequest) -> Example:
     script = importlib.import_module(MODELS.get(name, home.__name__))
     model = getattr(script, "model", importlib.import_module("game").guess_with_tool)
     return Example(name, getattr(home, "agent" if is_file else name), model)
+
+
+@pytest.fixture
+def player(request: pytest.FixtureRequest) -> ModuleType:
+    """The module of each player of Twenty Questions in turn."""
+    return importlib.import_module(request.param)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@
 
 import asyncio
 import importlib.metadata
-import json
 import re
 import runpy
 import socket
@@ -18,17 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tinker
+from episodes import give_up_at_the_second_call, play_in_lockstep, reward, train_one_step
 from game import TASK, TASKS
-from tinker_cookbook.completers import StopCondition, TokensWithLogprobs
-from tinker_cookbook.rl import train as rl_train
 from tinker_cookbook.rl.data_processing import trajectory_to_data
-from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollouts import do_single_rollout
-from tinker_cookbook.rl.types import Trajectory
 
-from evert import AgentDatasetBuilder, ChatAgentEnv, EnvClosedError, ScriptedPolicy, embedded_engine
-from evert.bridge.base import BASE_MODEL, BASE_RENDERER
+from evert import ChatAgentEnv, ScriptedPolicy
 
 pytestmark = [  # of their own, and CrewAI's
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -57,10 +51,6 @@ DATA = {
 """Training data of an episode, where it is not one."""
 
 
-def reward(trajectory: Trajectory) -> float:
-    return sum(transition.reward for transition in trajectory.transitions)
-
-
 # -- 1. the environment --------------------------------------------------------------------------
 
 
@@ -72,7 +62,7 @@ def test_the_environment_has_the_versions_of_its_requirement_file(environment: s
 
 
 def test_every_example_is_played_in_an_environment(played: dict[str, list[str]]) -> None:
-    files = {path.stem for path in (ROOT / "examples").glob("*.py")} - {"game"}
+    files = {path.stem for path in (ROOT / "examples").glob("*.py")} - {"game", "twenty_questions"}
 
     assert files == {name for names in played.values() for name in names}
 
@@ -128,39 +118,9 @@ def test_every_example_runs_as_a_script(script: str, capsys: pytest.CaptureFixtu
 # -- 3. training ---------------------------------------------------------------------------------
 
 
-def by_rank(trajectories: list[Trajectory]) -> list[float]:
-    """Rewards that differ, so that there is something to learn whatever the model says."""
-    return [float(rank) for rank in range(len(trajectories))]
-
-
 @pytest.mark.usefixtures("no_sockets")
 def test_the_cookbook_trains_it(example: Any, tmp_path: Path) -> None:
-    builder = AgentDatasetBuilder(
-        agent=example.path,
-        train_tasks=TASKS[:2],
-        batch_size=2,
-        group_size=2,
-        group_reward=by_rank,
-        limits=RolloutLimits(max_turns=3),
-        # The tiny base has not learned to play, and frameworks may raise on what it writes.
-        env_options={"on_agent_error": 0.0},
-    )
-    config = rl_train.Config(
-        recipe_name="test",
-        learning_rate=1e-3,
-        dataset_builder=builder,
-        model_name=BASE_MODEL,
-        renderer_name=BASE_RENDERER,
-        max_tokens=24,
-        max_steps=1,
-        eval_every=0,
-        save_every=0,
-        log_path=str(tmp_path / "log"),
-    )
-    with embedded_engine(tmp_path / "store", device="cpu", threads=1):
-        asyncio.run(rl_train.main(config))
-    lines = (tmp_path / "log" / "metrics.jsonl").read_text().splitlines()
-    (row,) = [row for row in map(json.loads, lines) if "optim/grad_norm" in row]
+    row = train_one_step(example.path, TASKS[:2], tmp_path)
 
     assert row["env/all/total_episodes"] == 4
     assert row["env/all/total_ac_tokens"] > 0
@@ -170,45 +130,11 @@ def test_the_cookbook_trains_it(example: Any, tmp_path: Path) -> None:
 # -- 4. giving up --------------------------------------------------------------------------------
 
 
-def threads_in_a_model_call() -> list[int]:
-    """The threads that wait for a reply of the policy."""
-    found = []
-    for thread, frame in sys._current_frames().items():
-        names = []
-        while frame is not None:
-            names.append(frame.f_code.co_name)
-            frame = frame.f_back
-        if "call_blocking" in names:
-            found.append(thread)
-    return found
-
-
-def tasks_besides_this() -> list[str]:
-    """Tasks of the loop, without the one that LiteLLM keeps on every loop it ever ran on."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    return [name for name in map(str, others) if "LoggingWorker._worker_loop" not in name]
-
-
 @pytest.mark.usefixtures("no_sockets")
 async def test_an_episode_given_up_at_its_second_call_leaves_nothing(example: Any) -> None:
-    policy = ScriptedPolicy(example.model)
     env = ChatAgentEnv(example.agent, TASK)
-    prompt, stop = await env.initial_observation()
-    result = await env.step((await policy(prompt, stop)).tokens)
-    assert not result.episode_done
 
-    async with asyncio.timeout(1):
-        await env.close()
-
-    assert not env.is_running
-    with pytest.raises(EnvClosedError):
-        await env.step([0])
-    for _ in range(500):  # what the framework itself cancels takes a moment
-        if not tasks_besides_this() and not threads_in_a_model_call():
-            break
-        await asyncio.sleep(0.01)
-    assert tasks_besides_this() == []
-    assert threads_in_a_model_call() == []
+    await give_up_at_the_second_call(env, ScriptedPolicy(example.model))
 
 
 # -- 5. many at once -----------------------------------------------------------------------------
@@ -216,65 +142,16 @@ async def test_an_episode_given_up_at_its_second_call_leaves_nothing(example: An
 EPISODES = 20
 
 
-class Lockstep:
-    """Lets nobody have a reply before every episode that still runs waits for one."""
-
-    def __init__(self, running: int) -> None:
-        self.running = running
-        self._waiting: list[asyncio.Future[None]] = []
-
-    async def wait(self) -> None:
-        """Wait for all others."""
-        mine = asyncio.get_running_loop().create_future()
-        self._waiting.append(mine)
-        self._release()
-        await mine
-
-    def leave(self) -> None:
-        """An episode has ended."""
-        self.running -= 1
-        self._release()
-
-    def _release(self) -> None:
-        if len(self._waiting) == self.running:
-            waiting, self._waiting = self._waiting, []
-            for one in waiting:
-                one.set_result(None)
-
-
-class InStep(ScriptedPolicy):
-    """One episode's script, in lockstep with the others."""
-
-    def __init__(self, example: Any, others: Lockstep) -> None:
-        super().__init__(example.model)
-        self._others = others
-
-    async def __call__(
-        self, model_input: tinker.ModelInput, stop: StopCondition, **options: Any
-    ) -> TokensWithLogprobs:
-        await self._others.wait()
-        return await super().__call__(model_input, stop, **options)
-
-
 @pytest.mark.usefixtures("no_sockets")
 async def test_twenty_episodes_at_once_do_not_mix(example: Any) -> None:
-    others = Lockstep(EPISODES)
     tasks = [
         {"low": 100 * i + 1, "high": 100 * i + 100, "target": 100 * i + 1 + 37 * i % 100}
         for i in range(EPISODES)
     ]
-    policies = [InStep(example, others) for _ in tasks]
 
-    async def play(policy: InStep, task: dict[str, int]) -> float:
-        try:
-            return reward(await do_single_rollout(policy, ChatAgentEnv(example.agent, task)))
-        finally:
-            others.leave()
+    played = await play_in_lockstep(example.agent, example.model, tasks)
 
-    async with asyncio.timeout(120):
-        rewards = await asyncio.gather(*map(play, policies, tasks))
-
-    assert rewards == [1.0] * EPISODES
-    for policy, task in zip(policies, tasks, strict=True):
+    assert [reward(trajectory) for trajectory, _ in played] == [1.0] * EPISODES
+    for (_, policy), task in zip(played, tasks, strict=True):
         mentioned = {tuple(re.findall(r"between (\d+) and (\d+)", p)[-1]) for p in policy.prompts}
         assert mentioned == {(str(task["low"]), str(task["high"]))}

@@ -27,7 +27,7 @@ import pytest
 from tinker_cookbook.stores.training_store import TrainingRunStore
 
 from evert.trainers import run_folder, train
-from evert.trainers.engine import embedded_engine
+from evert.trainers.embedded.engine import embedded_engine
 from evert.trainers.recipes import RECIPES
 from evert.trainers.run_folder import RunFolder
 

@@ -28,7 +28,7 @@ from evert.trainers.engine_choice import (
     say,
     threads_of,
 )
-from evert.trainers.evaluate import Sample, sample_records, samples_markdown
+from evert.trainers.held_out import Sample, sample_records, samples_markdown
 from evert.trainers.plots import curves, draw_curves, draw_games
 from evert.trainers.progress import Lines, display
 from evert.trainers.recipes import (
@@ -309,12 +309,12 @@ def test_samples_show_what_was_told_and_said() -> None:
 
 def test_a_long_run_prints_a_line_now_and_then() -> None:
     written = io.StringIO()
-    lines = Lines(Console(file=written), total=100)
+    lines = Lines(Console(file=written), 100, "training")
     for step in range(1, 101):
         lines.show(step, 0.5, None)
     shown = written.getvalue().splitlines()
     assert len(shown) == 10
-    assert shown[-1].startswith("step 100/100  reward 0.50  ")
+    assert shown[-1].startswith("training: step 100/100  reward 0.50  ")
 
 
 def test_a_terminal_gets_a_bar_and_a_pipe_does_not() -> None:

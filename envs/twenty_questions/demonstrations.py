@@ -1,0 +1,32 @@
+"""Games that show how the game goes, as conversations for a supervised warm-up.
+
+They are played by the ``CasualPlayer``, on training nouns, and written down as the short prompts
+have it. Its questions are legal, and poor: it finds one noun in eight. That is enough to learn what
+a question and a guess look like, and when the game is over; how to play well is left to RL.
+"""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from evert.envs.twenty_questions.baselines import CasualPlayer
+from evert.envs.twenty_questions.game import Game
+from evert.envs.twenty_questions.nouns import of_split, shipped_nouns
+from evert.envs.twenty_questions.player import conversation, shipped_answerer
+
+GUESS_RATE = 0.02
+"""Share of guesses among the questions that are shown."""
+
+
+def demonstrations(seed: int) -> Iterator[list[dict[str, Any]]]:
+    """Conversations without end; the same ones for a seed."""
+    rng = random.Random(seed)
+    player = CasualPlayer(guess_rate=GUESS_RATE, seed=rng.getrandbits(64))
+    nouns = of_split(shipped_nouns(), "train")
+    answerer = shipped_answerer()
+    while True:
+        game = Game(rng.choice(nouns))
+        while not game.over:
+            question = player.question(game)
+            game.record(question, answerer.answer_now(game.noun, question))
+        yield conversation(game, "short")

@@ -1,0 +1,70 @@
+"""What the two Twenty Questions examples share, and a way to play them without a model.
+
+The game, its tasks, its search tool and its knowledge base come with evert
+(``evert.envs.twenty_questions``). Here is what a chat model that answers has to say (``Said``), and
+``play``, which runs an episode under the Cookbook's ``do_single_rollout``, with a player that knows
+every fact in the place of the model, and prints the game.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Any, Literal
+
+from pydantic import BaseModel
+from tinker_cookbook.rl.data_processing import trajectory_to_data
+from tinker_cookbook.rl.rollouts import do_single_rollout
+
+from evert import ChatAgentEnv, ScriptedPolicy
+from evert.envs.twenty_questions.baselines import OraclePlayer
+from evert.envs.twenty_questions.game import Answer, Game, question_of
+from evert.envs.twenty_questions.nouns import Noun
+from evert.envs.twenty_questions.player import TRAIN_TASKS
+from evert.envs.twenty_questions.questions import mentions
+
+TASK = TRAIN_TASKS[11]
+
+
+class Said(BaseModel):
+    """What an answerer says; the reason comes first, so that a chat model thinks first."""
+
+    brief_reason: str
+    yes_or_no: Literal["yes", "no", "n/a"]
+    correct: bool
+
+    def trusted(self) -> Answer:
+        """The answer of one that knows."""
+        return Answer(self.yes_or_no, self.correct, self.brief_reason)
+
+    def checked(self, noun: Noun, question: str) -> Answer:
+        """The answer of a chat model; "correct" counts only if the question names the noun."""
+        correct = self.correct and mentions(question, noun.answer)
+        return Answer("yes" if correct else self.yes_or_no, correct, self.brief_reason)
+
+
+# -- the script that stands in for the model -----------------------------------------------------
+
+REPLY = re.compile(r"<\|im_start\|>assistant\n(?!<tool_call>)(.*?)<\|im_end\|>", re.DOTALL)
+"""What was asked, in a prompt of the default renderer; not what was searched for."""
+ORACLE = OraclePlayer()
+
+
+def ask(prompt: str) -> str:
+    """A model that knows every fact: the question that tells most, after those of the prompt."""
+    [category, *_] = re.findall(r"Category: (.+?)\.", prompt)
+    game = Game(Noun("unknown", category, "train"))
+    answers = re.findall(r"(yes|no|n/a)\. Category", prompt)
+    for reply, answer in zip(REPLY.findall(prompt), answers, strict=True):
+        game.record(question_of(reply), Answer(answer))
+    return ORACLE.question(game)
+
+
+def play(agent: Callable[..., Any]) -> None:
+    """Play an episode and print it."""
+    policy = ScriptedPolicy(ask)
+    trajectory = asyncio.run(do_single_rollout(policy, ChatAgentEnv(agent, TASK)))
+    print(policy.prompts[-1] + ask(policy.prompts[-1]))
+    print(f"\n{trajectory.transitions[-1].logs['transcript']}")
+    print("\nmodel calls:", len(trajectory.transitions))
+    print("reward:", sum(transition.reward for transition in trajectory.transitions))
+    print("training data:", len(trajectory_to_data(trajectory, 1.0)))

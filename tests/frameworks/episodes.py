@@ -1,0 +1,172 @@
+"""What the tests of all examples do to an agent.
+
+    train_one_step             the Cookbook's own loop on the embedded engine
+    give_up_at_the_second_call an episode that ends early, and what is left of it
+    play_in_lockstep           many episodes, all of which wait at once before any goes on
+
+Kept apart from the tests of either game, since they are the same for both.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinker
+from tinker_cookbook.completers import StopCondition, TokensWithLogprobs
+from tinker_cookbook.rl import train as rl_train
+from tinker_cookbook.rl.rollout_limits import RolloutLimits
+from tinker_cookbook.rl.rollouts import do_single_rollout
+from tinker_cookbook.rl.types import Trajectory
+
+from evert import AgentDatasetBuilder, ChatAgentEnv, EnvClosedError, ScriptedPolicy, embedded_engine
+from evert.bridge.base import BASE_MODEL, BASE_RENDERER
+
+
+def reward(trajectory: Trajectory) -> float:
+    """All that an episode earned."""
+    return sum(transition.reward for transition in trajectory.transitions)
+
+
+# -- training ------------------------------------------------------------------------------------
+
+
+def by_rank(trajectories: list[Trajectory]) -> list[float]:
+    """Rewards that differ, so that there is something to learn whatever the model says."""
+    return [float(rank) for rank in range(len(trajectories))]
+
+
+def train_one_step(agent: str, tasks: Sequence[Any], folder: Path) -> dict[str, float]:
+    """A step of ``rl.train.main`` with two tasks, two episodes each; its metrics."""
+    builder = AgentDatasetBuilder(
+        agent=agent,
+        train_tasks=tasks,
+        batch_size=2,
+        group_size=2,
+        group_reward=by_rank,
+        limits=RolloutLimits(max_turns=3),
+        # The tiny base has not learned to play, and frameworks may raise on what it writes.
+        env_options={"on_agent_error": 0.0},
+    )
+    config = rl_train.Config(
+        recipe_name="test",
+        learning_rate=1e-3,
+        dataset_builder=builder,
+        model_name=BASE_MODEL,
+        renderer_name=BASE_RENDERER,
+        max_tokens=24,
+        max_steps=1,
+        eval_every=0,
+        save_every=0,
+        log_path=str(folder / "log"),
+    )
+    with embedded_engine(folder / "store", device="cpu", threads=1):
+        asyncio.run(rl_train.main(config))
+    lines = (folder / "log" / "metrics.jsonl").read_text().splitlines()
+    [row] = [row for row in map(json.loads, lines) if "optim/grad_norm" in row]
+    return dict(row)
+
+
+# -- giving up -----------------------------------------------------------------------------------
+
+
+def threads_in_a_model_call() -> list[int]:
+    """The threads that wait for a reply of the policy."""
+    found = []
+    for thread, frame in sys._current_frames().items():
+        names = []
+        while frame is not None:
+            names.append(frame.f_code.co_name)
+            frame = frame.f_back
+        if "call_blocking" in names:
+            found.append(thread)
+    return found
+
+
+def tasks_besides_this() -> list[str]:
+    """Tasks of the loop, without the one that LiteLLM keeps on every loop it ever ran on."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    return [name for name in map(str, others) if "LoggingWorker._worker_loop" not in name]
+
+
+async def give_up_at_the_second_call(env: ChatAgentEnv, policy: ScriptedPolicy) -> None:
+    """Close an Env whose agent waits for its second reply; nothing may be left of it."""
+    prompt, stop = await env.initial_observation()
+    result = await env.step((await policy(prompt, stop)).tokens)
+    assert not result.episode_done
+
+    async with asyncio.timeout(1):
+        await env.close()
+
+    assert not env.is_running
+    with pytest.raises(EnvClosedError):
+        await env.step([0])
+    for _ in range(500):  # what the framework itself cancels takes a moment
+        if not tasks_besides_this() and not threads_in_a_model_call():
+            break
+        await asyncio.sleep(0.01)
+    assert tasks_besides_this() == []
+    assert threads_in_a_model_call() == []
+
+
+# -- many at once --------------------------------------------------------------------------------
+
+
+class Lockstep:
+    """Lets nobody have a reply before every episode that still runs waits for one."""
+
+    def __init__(self, running: int) -> None:
+        self.running = running
+        self._waiting: list[asyncio.Future[None]] = []
+
+    async def wait(self) -> None:
+        """Wait for all others."""
+        mine = asyncio.get_running_loop().create_future()
+        self._waiting.append(mine)
+        self._release()
+        await mine
+
+    def leave(self) -> None:
+        """An episode has ended."""
+        self.running -= 1
+        self._release()
+
+    def _release(self) -> None:
+        if len(self._waiting) == self.running:
+            waiting, self._waiting = self._waiting, []
+            for one in waiting:
+                one.set_result(None)
+
+
+class InStep(ScriptedPolicy):
+    """One episode's script, in lockstep with the others."""
+
+    def __init__(self, model: Callable[[str], str], others: Lockstep) -> None:
+        super().__init__(model)
+        self._others = others
+
+    async def __call__(
+        self, model_input: tinker.ModelInput, stop: StopCondition, **options: Any
+    ) -> TokensWithLogprobs:
+        await self._others.wait()
+        return await super().__call__(model_input, stop, **options)
+
+
+async def play_in_lockstep(
+    agent: Callable[..., Any], model: Callable[[str], str], tasks: Sequence[Any]
+) -> list[tuple[Trajectory, ScriptedPolicy]]:
+    """An episode a task, all at once; each with the policy that played it, in order."""
+    others = Lockstep(len(tasks))
+
+    async def play(task: Any) -> tuple[Trajectory, ScriptedPolicy]:
+        policy = InStep(model, others)
+        try:
+            return await do_single_rollout(policy, ChatAgentEnv(agent, task)), policy
+        finally:
+            others.leave()
+
+    async with asyncio.timeout(120):
+        return await asyncio.gather(*map(play, tasks))

@@ -1,0 +1,212 @@
+"""Scores and their intervals.
+
+1. Wilson's interval has the values of the literature, and stays within 0 and 1.
+2. Episodes of one task count for less, the more they agree.
+3. A score holds the share of successes, questions of the successes, tool calls, failures.
+4. Groups are by model, split, category; the order of play makes no difference.
+5. The CSV has everything, the terminal's table only the columns that say something.
+"""
+
+import csv
+import io
+import random
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from evert.trainers.evaluation.episodes import Episode
+from evert.trainers.evaluation.scores import (
+    as_csv,
+    as_table,
+    by_category,
+    by_model,
+    by_split,
+    in_order,
+    independent,
+    score,
+    scores,
+    wilson,
+)
+
+
+def episode(task: int = 0, success: bool = True, **other: Any) -> Episode:
+    fields: dict[str, Any] = {
+        "model": "m", "split": "test", "task": task, "seed": 0, "category": "animal",
+        "reward": float(success), "success": success, "turns": 3, "tokens": 30, "metrics": {},
+    }  # fmt: skip
+    return Episode(**{**fields, **other})
+
+
+# -- 1. the interval -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("share", "count", "low", "high"),
+    [(0.8, 10, 0.4902, 0.9433), (0.5, 100, 0.4038, 0.5962), (0.0, 10, 0.0, 0.2775)],
+)
+def test_the_interval_is_wilsons(share: float, count: int, low: float, high: float) -> None:
+    assert wilson(share, count) == pytest.approx((low, high), abs=1e-4)
+
+
+def test_the_interval_stays_within_shares() -> None:
+    assert wilson(1.0, 3)[1] == 1.0
+    assert wilson(0.0, 3)[0] == 0.0
+
+
+# -- 2. episodes of one task ---------------------------------------------------------------------
+
+
+def test_one_episode_a_task_counts_in_full() -> None:
+    assert independent([[True], [False], [True]]) == 3
+
+
+def test_episodes_that_always_agree_count_as_one_a_task() -> None:
+    assert independent([[True] * 4, [False] * 4, [True] * 4]) == pytest.approx(3)
+
+
+def test_episodes_that_have_nothing_to_do_with_their_task_count_in_full() -> None:
+    rng = random.Random(0)
+    by_task = [[rng.random() < 0.5 for _ in range(10)] for _ in range(200)]
+
+    assert independent(by_task) > 1600
+
+
+def test_between_the_two_the_count_is_between() -> None:
+    rng = random.Random(0)
+    by_task = [
+        [rng.random() < chance for _ in range(4)]
+        for chance in (rng.choice((0.2, 0.8)) for _ in range(200))
+    ]
+
+    assert 250 < independent(by_task) < 700
+
+
+def test_a_single_task_is_one_episode_however_often_it_is_played() -> None:
+    assert independent([[True, False, True]]) == 1
+
+
+def test_all_successes_count_in_full() -> None:
+    assert independent([[True] * 4] * 5) == 20
+
+
+# -- 3. a score ----------------------------------------------------------------------------------
+
+
+def test_a_score_is_the_share_of_successes_with_its_interval() -> None:
+    played = [episode(task, task < 8) for task in range(10)]
+    found = score(("m", "test", ""), played)
+
+    assert (found.episodes, found.success, found.reward) == (10, 0.8, 0.8)
+    assert (found.low, found.high) == pytest.approx((0.4902, 0.9433), abs=1e-4)
+
+
+def test_questions_are_those_of_the_successes() -> None:
+    played = [
+        episode(0, True, metrics={"questions": 4}),
+        episode(1, True, metrics={"questions": 6}),
+        episode(2, False, metrics={"questions": 20}),
+    ]
+
+    assert score(("m", "", ""), played).questions == 5
+
+
+def test_where_no_questions_are_counted_turns_are() -> None:
+    assert score(("m", "", ""), [episode(turns=7)]).questions == 7
+    assert score(("m", "", ""), [episode(success=False)]).questions is None
+
+
+def test_tool_calls_are_the_games_own_count_or_the_envs() -> None:
+    own = episode(metrics={"searches": 2, "tools/calls": 3})
+    env = episode(metrics={"tools/calls": 3})
+
+    assert score(("m", "", ""), [own]).calls == 2
+    assert score(("m", "", ""), [env]).calls == 3
+    assert score(("m", "", ""), [episode()]).calls == 0
+
+
+def test_an_episode_whose_agent_failed_is_no_success_and_has_no_reward() -> None:
+    failed = episode(1, False, reward=None, error="it broke")
+    found = score(("m", "", ""), [episode(0), failed])
+
+    assert (found.success, found.reward, found.errors) == (0.5, 1.0, 1)
+    assert score(("m", "", ""), [failed]).reward is None
+
+
+# -- 4. groups -----------------------------------------------------------------------------------
+
+PLAYED = [
+    episode(task, task % 2 == 0, model=model, split=split, category=category)
+    for model in ("a", "b")
+    for split in ("train", "test")
+    for task, category in enumerate(("animal", "food", "food"))
+]
+
+
+def test_groups_are_by_model_split_and_category() -> None:
+    assert [(row.model, row.episodes) for row in scores(PLAYED, by_model)] == [("a", 6), ("b", 6)]
+    assert [(row.model, row.split) for row in scores(PLAYED, by_split)] == [
+        ("a", "train"), ("a", "test"), ("b", "train"), ("b", "test"),
+    ]  # fmt: skip
+    assert [(r.category, r.episodes, r.success) for r in scores(PLAYED, by_category)][:2] == [
+        ("animal", 2, 1.0), ("food", 4, 0.5),
+    ]  # fmt: skip
+
+
+def test_tasks_of_two_splits_are_not_taken_for_one() -> None:
+    (row,) = scores([episode(0, True, split="train"), episode(0, False)], by_model)
+
+    assert (row.low, row.high) == pytest.approx(wilson(0.5, 2))
+
+
+def test_the_order_of_play_makes_no_difference() -> None:
+    shuffled = random.Random(0).sample(PLAYED, len(PLAYED))
+
+    assert in_order(shuffled, ["a", "b"]) == PLAYED
+    assert [e.model for e in in_order(shuffled, ["b", "a"])] == ["b"] * 6 + ["a"] * 6
+    assert {e.model for e in in_order(shuffled, ["b"])} == {"b"}
+
+
+# -- 5. tables -----------------------------------------------------------------------------------
+
+
+def test_the_csv_reads_back() -> None:
+    rows = scores(PLAYED, by_split)
+    read = list(csv.DictReader(io.StringIO(as_csv(rows))))
+
+    assert [(row["model"], row["split"], row["success"]) for row in read] == [
+        ("a", "train", "0.6667"), ("a", "test", "0.6667"),
+        ("b", "train", "0.6667"), ("b", "test", "0.6667"),
+    ]  # fmt: skip
+    assert read[0]["category"] == ""
+    assert as_csv([score(("m", "", ""), [episode(success=False)])]).endswith(",,0.0000,0\n")
+
+
+def shown(rows: list[Any], **options: Any) -> str:
+    console = Console(file=io.StringIO(), width=80)
+    console.print(as_table(rows, **options))
+    written: Any = console.file
+    return str(written.getvalue())
+
+
+def test_the_table_shows_every_model_with_its_interval() -> None:
+    text = shown(scores(PLAYED, by_split))
+
+    assert text.count("66.7%") == 4
+    assert "train" in text
+    assert "%-" in text
+
+
+def test_columns_that_would_say_nothing_are_left_out() -> None:
+    plain = shown(scores(PLAYED, by_model))
+    calls = shown([score(("m", "", ""), [episode(metrics={"searches": 1})])])
+    failed = shown([score(("m", "", ""), [episode(success=False, reward=None, error="x")])])
+
+    assert not {"reward", "tool calls", "errors"} & set(plain.split())
+    assert "tool calls" in calls
+    assert "errors" in failed
+    assert "reward" in failed
+
+
+def test_the_table_of_categories_names_them() -> None:
+    assert "animal" in shown(scores(PLAYED, by_category), category=True)

@@ -1,0 +1,699 @@
+"""``evert report`` on run folders made up here; ``test_report_browser.py`` has real ones.
+
+1. A run folder is read as far as it goes; what is missing stays missing, and no run is refused.
+2. Runs get names that tell them apart.
+3. Smoothing and thinning keep a curve's course; a held-out curve ends with the final weights.
+4. Tokens trained on are counted by lineage; a cost needs a price and a count.
+5. Transcripts are those of the first, middle and last step, and are cut to a length.
+6. Figures without a metric are left out, and named.
+7. Whatever a model wrote is text on the page, never markup; the page loads nothing.
+8. Large runs make pages below 3 MB.
+9. What is asked for wrongly is said in a line.
+"""
+
+import html.parser
+import json
+import math
+import random
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evert.trainers import report
+from evert.trainers.plots import Curve
+from evert.trainers.reporting.data import (
+    EPISODE_TOKENS,
+    HELD_OUT_SUCCESS,
+    SUCCESS,
+    ReportError,
+    Run,
+    differing,
+    labels,
+    read_run,
+)
+from evert.trainers.reporting.figures import (
+    MOST_RUNS,
+    REWARD,
+    draw_panel,
+    smoothed,
+    thinned,
+    time_spent,
+)
+from evert.trainers.reporting.sections import facts, settings
+from evert.trainers.reporting.text import count, dollars, duration, score, shorten
+from evert.trainers.reporting.tokens import Prices, Tokens, count_tokens, spread
+from evert.trainers.reporting.transcripts import held_out_episodes, training_episodes
+from evert.trainers.run_folder import HELD_OUT_REWARD, TRAIN_REWARD
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:pyparsing"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:matplotlib"),
+]
+
+MEGABYTE = 1_000_000
+HOSTILE = """\"'><script>document.title = "taken"</script><img src=x onerror="document.title=1">
+</style></p></section>{{ 7 * 7 }}{% raw %}<a href="javascript:alert(1)" onclick=alert(1)>&lt;"""
+ROLLOUTS = "train_rollout_summaries.jsonl"
+
+
+# -- made-up runs --------------------------------------------------------------------------------
+
+
+def row(step: int, **more: Any) -> dict[str, Any]:
+    """A step's metrics as the Cookbook writes them: two seconds, eight episodes."""
+    return {
+        "step": step,
+        "time/total": 2.0,
+        "time/sampling": 0.5,
+        "time/train_step": 1.25,
+        "env/all/reward/total": step / 10,
+        "env/all/total_episodes": 8,
+        "env/all/total_ac_tokens": 80,
+        "env/all/total_ob_tokens": 400,
+        "env/all/ac_tokens_per_turn": 10.0,
+        "optim/entropy": 0.5,
+        **more,
+    }
+
+
+def turn(given: int, sampled: int, *, lineage: int | None = 0, **notes: Any) -> dict[str, Any]:
+    """A step of a rollout record."""
+    known = {} if lineage is None else {"lineage": lineage}
+    logs = {"caller": "evert agent", **known, **notes}
+    return {"ob_len": given, "ac_len": sampled, "reward": 0.0, "metrics": {}, "logs": logs}
+
+
+def episode(*turns: dict[str, Any], group: int = 0, reward: float = 1.0) -> dict[str, Any]:
+    """A rollout record."""
+    turns[-1]["metrics"] = {"stop/completed": 1.0, "lineages": 1, "drift": 0}
+    return {
+        "schema_version": 1,
+        "group_idx": group,
+        "traj_idx": 0,
+        "total_reward": reward,
+        "steps": list(turns),
+    }
+
+
+def scores(mean: float) -> dict[str, Any]:
+    """Held-out scores, greedy a tenth above."""
+    return {
+        name: {"mean": value, "low": 0.0, "high": 1.0, "episodes": 4}
+        for name, value in (("greedy", mean + 0.1), ("temperature_1", mean))
+    }
+
+
+def sample(said: str, reward: float = 0.0) -> dict[str, Any]:
+    """A held-out episode of one turn."""
+    return {"task": "7", "reward": reward, "turns": [{"told": "Say seven.", "said": said}]}
+
+
+def write_lines(path: Path, records: Sequence[Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+@dataclass
+class MadeUp:
+    """A run folder, written file by file."""
+
+    path: Path
+    rows: list[dict[str, Any]] = field(default_factory=lambda: [row(step) for step in range(3)])
+
+    def write(self, *, finished: bool = True, name: str = "game", **values: Any) -> Path:
+        """Write the folder with settings; an unfinished run has no result."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        facts = {
+            "name": name,
+            "settings": {"env": name, "model_name": "tiny", "steps": 3, **values},
+            "command": ["evert", "train", f"env={name}"],
+            "engine": {"engine": "embedded", "device": "cpu", "parameters": 853376},
+            "versions": {"evert": "0.1.0"},
+            "git": "abcdef-dirty",
+            "machine": {"system": "Linux", "cpus": 2},
+        }
+        self._json("run.json", facts)
+        self._json("before.json", {"scores": scores(0.25), "samples": [sample("six")]})
+        write_lines(self.path / "metrics.jsonl", self.rows)
+        if finished:
+            self._json("result.json", {"held_out": {"before": scores(0.25), "after": scores(0.75)}})
+            both = {"task": "7", "before": sample("six"), "after": sample("seven", 1.0)}
+            write_lines(self.path / "samples.jsonl", [both])
+        return self.path
+
+    def rollouts(self, step: int, *records: dict[str, Any]) -> None:
+        """Write a step's rollout file."""
+        write_lines(self.path / f"iteration_{step:06d}" / ROLLOUTS, records)
+
+    def _json(self, name: str, value: Any) -> None:
+        (self.path / name).write_text(json.dumps(value))
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> MadeUp:
+    return MadeUp(tmp_path / "run")
+
+
+def page_of(*arguments: str | Path) -> str:
+    """The page that the command writes."""
+    out = Path(arguments[0]) / "report"
+    assert report.main([str(argument) for argument in arguments]) == 0
+    return (out / "index.html").read_text(encoding="utf-8")
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_is_read_whole(made: MadeUp) -> None:
+    run = read_run(made.write())
+    assert (run.name, run.finished, run.planned, run.seconds) == ("game", True, 3, 6.0)
+    assert (run.before["temperature_1"], run.after["greedy"]) == (0.25, 0.85)
+    assert [step["step"] for step in run.rows] == [0, 1, 2]
+    assert run.rows[0][EPISODE_TOKENS] == 10.0
+
+
+def test_an_unfinished_run_is_read_as_far_as_it_went(made: MadeUp) -> None:
+    run = read_run(made.write(finished=False))
+    assert not run.finished
+    assert run.before
+    assert not run.after
+    assert [record["before"]["turns"][0]["said"] for record in run.samples] == ["six"]
+
+
+def test_a_run_before_its_first_step_is_a_run(made: MadeUp) -> None:
+    made.rows = []
+    run = read_run(made.write(finished=False))
+    assert (run.rows, run.seconds, count_tokens(run)) == ([], 0.0, None)
+
+
+def test_what_is_no_finite_number_is_no_measurement(made: MadeUp) -> None:
+    made.rows = [row(0, note="text"), {"no": "step"}, row(1, **{TRAIN_REWARD: math.nan})]
+    run = read_run(made.write())
+    assert run.curve(TRAIN_REWARD).steps == [0]
+    assert run.curve("note").steps == []
+
+
+def test_of_a_step_done_twice_the_last_metrics_count(made: MadeUp) -> None:
+    made.rows = [row(0), row(1), row(1, **{TRAIN_REWARD: 9.0})]
+    assert read_run(made.write()).curve(TRAIN_REWARD).scores == [0.0, 9.0]
+
+
+@pytest.mark.parametrize("name", ["success", "found", "correct"])
+def test_success_is_found_under_the_names_that_agents_use(made: MadeUp, name: str) -> None:
+    made.rows = [row(0, **{f"env/all/{name}": 0.5}), row(1, **{f"test/env/all/{name}": 0.75})]
+    run = read_run(made.write())
+    assert run.curve(SUCCESS).scores == [0.5]
+    held_out = run.curve(HELD_OUT_SUCCESS)
+    assert (held_out.scores, held_out.seconds) == ([0.75], [2.0])
+
+
+def test_a_run_of_the_cookbooks_own_is_read_by_its_configuration(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"learning_rate": 0.1, "max_steps": 5}')
+    write_lines(tmp_path / "metrics.jsonl", [row(0)])
+    run = read_run(tmp_path)
+    assert (run.name, run.planned, run.settings["learning_rate"]) == (tmp_path.name, 5, 0.1)
+
+
+def test_a_folder_that_is_no_run_is_refused_with_what_to_do(made: MadeUp, tmp_path: Path) -> None:
+    made.write()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    for name, message in (
+        ("empty", "is no run's folder: it has no readable run.json"),
+        ("file", "is a file, not a run's folder"),
+        ("rum", "Did you mean .*run?"),
+        (".", "is no run, but runs are in it. .*run"),
+        ("a/b/c", "There is no folder"),
+    ):
+        with pytest.raises(ReportError, match=message):
+            read_run(tmp_path / name)
+
+
+# -- several runs --------------------------------------------------------------------------------
+
+
+def runs_with(tmp_path: Path, *values: dict[str, Any]) -> list[Run]:
+    """Made-up runs with settings."""
+    return [
+        read_run(MadeUp(tmp_path / str(number) / "folder").write(**each))
+        for number, each in enumerate(values)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (({"name": "a"}, {"name": "b"}), ["a", "b"]),
+        (({"seed": 0}, {"seed": 1}), ["game, seed=0", "game, seed=1"]),
+        (({"seed": 0}, {"seed": 0}), ["folder (1)", "folder (2)"]),
+        (({"x": 0, "y": 0, "z": 0}, {"x": 1, "y": 1, "z": 1}), ["folder (1)", "folder (2)"]),
+    ],
+)
+def test_runs_get_names_that_tell_them_apart(
+    tmp_path: Path, values: Sequence[dict[str, Any]], expected: list[str]
+) -> None:
+    assert labels(runs_with(tmp_path, *values)) == expected
+
+
+def test_settings_that_differ_come_first_and_paths_do_not_count(tmp_path: Path) -> None:
+    runs = runs_with(tmp_path, {"log_path": "a", "seed": 0}, {"log_path": "b", "seed": 1})
+    assert differing(runs) == ["seed"]
+    assert settings(runs).rows[0] == ("seed", ["0", "1"])
+    table = facts(runs)
+    assert table.rows[0] == ("seed", ["0", "1"])
+    assert table.differ == {"seed"}
+    assert dict(table.rows)["git revision"] == ["abcdef-dirty", "abcdef-dirty"]
+    assert dict(table.rows)["command"] == ["evert train env=game"] * 2
+
+
+def test_a_setting_that_an_older_run_did_not_have_is_not_known_to_differ(tmp_path: Path) -> None:
+    runs = runs_with(tmp_path, {"new": 1}, {})
+    assert differing(runs) == []
+    assert dict(settings(runs).rows)["new"] == ["1", "not recorded"]
+
+
+# -- curves --------------------------------------------------------------------------------------
+
+
+def test_smoothing_starts_at_the_first_value_and_follows_the_rest() -> None:
+    assert smoothed([4.0, 4.0, 4.0], 0.9) == pytest.approx([4.0, 4.0, 4.0])
+    assert smoothed([1.0, 2.0, 3.0], 0.0) == [1.0, 2.0, 3.0]
+    # (0.5 * 0 * 0.5 + 0.5 * 3) / 0.75
+    assert smoothed([0.0, 3.0], 0.5) == pytest.approx([0.0, 2.0])
+
+
+def test_thinning_averages_neighbours() -> None:
+    assert thinned([1.0, 3.0, 5.0, 7.0, 9.0], 3) == [2.0, 6.0, 9.0]
+    assert thinned([1.0, 2.0], 3) == [1.0, 2.0]
+    assert thinned([]) == []
+    assert len(thinned([0.0] * 100_001)) <= 200
+
+
+def test_a_held_out_curve_ends_with_the_final_weights(made: MadeUp) -> None:
+    made.rows[0][HELD_OUT_REWARD] = 0.25
+    curve = read_run(made.write()).curve(HELD_OUT_REWARD)
+    assert (curve.steps, curve.scores, curve.seconds) == ([0, 3], [0.25, 0.75], [0.0, 6.0])
+
+
+def test_time_is_split_only_where_it_was_recorded(made: MadeUp) -> None:
+    run = read_run(made.write())
+    assert time_spent(run) == {
+        "sampling": 1.5,
+        "training": 3.75,
+        "held-out scores": 0.0,
+        "the rest": 0.75,
+    }
+    made.rows = [{"step": 0, "time/total": 1.0}]
+    assert time_spent(read_run(made.write())) is None
+
+
+def test_a_label_is_never_taken_for_a_formula_nor_left_out() -> None:
+    curve = Curve([0, 1], [0.0, 1.0], [0.0, 1.0])
+    drawn = [
+        draw_panel(REWARD[0], [curve, curve], names, 0.6)
+        for names in (["$\\frac{", "_hidden"], ["a", "b"])
+    ]
+    assert png_size(drawn[0]) == png_size(drawn[1])
+
+
+def test_a_legend_names_every_run_and_a_single_run_needs_none() -> None:
+    curve = Curve([0, 1], [0.0, 1.0], [0.0, 1.0])
+    heights = [
+        png_size(draw_panel(REWARD[0], [curve] * number, ["run"] * number, 0.6))[1]
+        for number in (1, 2, 4)
+    ]
+    assert heights == sorted(set(heights))
+
+
+def png_size(png: bytes) -> tuple[int, int]:
+    """Width and height, from the header."""
+    assert png[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", png[16:24])
+    return width, height
+
+
+# -- tokens --------------------------------------------------------------------------------------
+
+
+def test_a_conversation_is_trained_on_once_a_lineage(made: MadeUp) -> None:
+    made.rows = [row(0)]  # 480 tokens: as many as its rollouts have
+    path = made.write()
+    linear = episode(turn(100, 10), turn(120, 10))
+    forked = episode(turn(100, 10), turn(110, 20, lineage=1))
+    made.rollouts(0, linear, forked)
+    tokens = count_tokens(read_run(path))
+    assert tokens == Tokens(prefill=400, sampled=80, trained=130 + 110 + 130, is_estimate=False)
+
+
+def test_held_out_tokens_are_given_and_sampled_but_not_trained_on(made: MadeUp) -> None:
+    held_out = {"test/env/all/total_ob_tokens": 1000, "test/env/all/total_ac_tokens": 100}
+    made.rows = [row(0, **held_out)]
+    path = made.write()
+    made.rollouts(0, episode(turn(100, 10)))
+    tokens = count_tokens(read_run(path))
+    assert tokens == Tokens(prefill=1400, sampled=180, trained=480, is_estimate=False)
+
+
+def test_of_many_steps_some_are_read_and_the_count_is_an_estimate(made: MadeUp) -> None:
+    made.rows = [row(step) for step in range(60)]
+    path = made.write()
+    for step in range(60):
+        made.rollouts(step, episode(turn(45, 5), turn(45, 5)))
+    tokens = count_tokens(read_run(path))
+    assert tokens is not None
+    assert (tokens.trained, tokens.is_estimate) == (60 * 480 // 2, True)
+
+
+def test_without_rollouts_or_lineages_tokens_trained_on_are_not_known(made: MadeUp) -> None:
+    path = made.write()
+    for records in ([], [episode(turn(100, 10, lineage=None))]):
+        made.rollouts(0, *records)
+        tokens = count_tokens(read_run(path))
+        assert tokens is not None
+        assert tokens.trained is None
+
+
+def test_a_cost_needs_a_price_and_a_count() -> None:
+    tokens = Tokens(prefill=2_000_000, sampled=1_000_000, trained=500_000, is_estimate=False)
+    unknown = Tokens(prefill=2_000_000, sampled=1_000_000, trained=None, is_estimate=True)
+    assert Prices().cost(tokens) is None
+    assert Prices(prefill=0.5, sample=2.0, train=4.0).cost(tokens) == 1.0 + 2.0 + 2.0
+    assert Prices(sample=2.0).cost(unknown) == 2.0
+    assert Prices(sample=2.0, train=4.0).cost(unknown) is None
+    assert Prices(sample=0.0).cost(tokens) == 0.0
+
+
+def test_a_spread_has_the_first_and_the_last() -> None:
+    assert spread(list(range(100)), 3) == [0, 50, 99]
+    assert spread([4, 5], 3) == [4, 5]
+    assert spread([], 3) == []
+
+
+# -- transcripts ---------------------------------------------------------------------------------
+
+
+def test_training_episodes_are_of_the_first_the_middle_and_the_last_step(made: MadeUp) -> None:
+    path = made.write()
+    for step in range(5):
+        episodes = [episode(turn(9, 1, guess=f"{step}-{g}"), group=g) for g in range(3)]
+        made.rollouts(step, *episodes)
+    columns = training_episodes(read_run(path), 5000)
+    assert [column.heading for column in columns] == ["Step 0", "Step 2", "Step 4"]
+    for column, step in zip(columns, (0, 2, 4), strict=True):
+        shown = [each.turns[0].texts for each in column.episodes]
+        assert shown == [(("guess", f"{step}-0"),), (("guess", f"{step}-1"),)]
+        assert column.episodes[0].ending == "1 turn, completed"
+
+
+def test_who_called_is_shown_only_where_there_are_several(made: MadeUp) -> None:
+    path = made.write()
+    two = episode(turn(9, 1), {**turn(9, 1, lineage=1), "logs": {"caller": "tool", "lineage": 1}})
+    two["steps"][-1]["metrics"]["drift"] = 2
+    made.rollouts(0, two)
+    ((shown,),) = [column.episodes for column in training_episodes(read_run(path), 5000)]
+    assert shown.turns[1].texts == (("caller", "tool"), ("lineage", "1"))
+    assert shown.ending == "2 turns, completed, drift 2"
+
+
+def test_a_long_episode_keeps_its_beginning_and_its_end(made: MadeUp) -> None:
+    path = made.write()
+    made.rollouts(0, episode(*(turn(9, 1, n=number, text="x" * 90) for number in range(500))))
+    ((shown,),) = [column.episodes for column in training_episodes(read_run(path), 3000)]
+    numbers = [dict(each.texts)["n"] for each in shown.turns]
+    assert numbers[0] == "0"
+    assert numbers[-1] == "499"
+    assert shown.left_out == 500 - len(shown.turns)
+    assert sum(each.size for each in shown.turns) <= 3000
+
+
+def test_long_texts_say_how_much_is_missing(made: MadeUp) -> None:
+    path = made.write()
+    notes: dict[str, Any] = {f"note {number}": "y" * 4000 for number in range(9)}
+    made.rollouts(0, episode(turn(9, 1, **notes)))
+    ((shown,),) = [column.episodes for column in training_episodes(read_run(path), 2000)]
+    texts = shown.turns[0].texts
+    assert texts[0][1].endswith("… (3,000 more characters)")
+    assert texts[-1] == ("…", "8 more notes are not shown")
+
+
+def test_held_out_episodes_are_shown_before_and_after(made: MadeUp) -> None:
+    before, after = held_out_episodes(read_run(made.write()), 5000)
+    assert (before.heading, after.heading) == ("Before training", "After training")
+    assert before.episodes[0].turns[0].texts == (("told", "Say seven."), ("said", "six"))
+    assert (after.episodes[0].reward, after.episodes[0].ending) == (1.0, "task 7, 1 turn")
+    (only,) = held_out_episodes(read_run(MadeUp(made.path / "b").write(finished=False)), 5000)
+    assert only.heading == "Before training"
+
+
+def test_rollout_files_with_broken_lines_are_read_around_them(made: MadeUp) -> None:
+    path = made.write()
+    made.rollouts(0, {"schema_version": 99}, episode(turn(9, 1, guess="kept")))
+    file = path / "iteration_000000" / ROLLOUTS
+    file.write_text('{"cut of\n' + file.read_text())
+    ((shown,),) = [column.episodes for column in training_episodes(read_run(path), 5000)]
+    assert shown.turns[0].texts == (("guess", "kept"),)
+
+
+# -- the page ------------------------------------------------------------------------------------
+
+
+def test_numbers_are_shown_as_people_write_them() -> None:
+    assert [score(-0.5), count(12345), count(1_234_567)] == ["\u22120.50", "12,345", "1.23 M"]
+    assert [duration(90), duration(600), duration(9000)] == ["90.0 s", "10 min", "2.5 h"]
+    assert [dollars(1234.5), dollars(0.00123), dollars(0)] == ["$1,234.50", "$0.00123", "$0.00"]
+    assert shorten("abc", 3) == "abc"
+
+
+class Tags(html.parser.HTMLParser):
+    """Every tag with its attributes, and all text but the style."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self.text += " "
+
+    def handle_data(self, data: str) -> None:
+        if self.tags and self.tags[-1][0] != "style":
+            self.text += data
+
+    def attributes(self) -> Iterator[tuple[str, str | None]]:
+        for _, attributes in self.tags:
+            yield from attributes.items()
+
+
+def write_hostile(made: MadeUp) -> Path:
+    """A run in which every text is an attack."""
+    note: dict[str, Any] = {HOSTILE: HOSTILE}
+    made.rows = [row(step, **{f"env/all/drift/{HOSTILE}": 1.0}) for step in range(3)]
+    path = made.write(name=HOSTILE, agent=HOSTILE, **note)
+    made.rollouts(0, episode(turn(9, 1, **note, nul="\x00\x1b", half="\ud83d")))
+    both = {"task": HOSTILE, "before": sample(HOSTILE), "after": sample(HOSTILE)}
+    write_lines(path / "samples.jsonl", [both])
+    return path
+
+
+def test_hostile_text_is_text(made: MadeUp) -> None:
+    page = Tags(page_of(write_hostile(made), f"title={HOSTILE}"))
+    names = {tag for tag, _ in page.tags}
+    assert not names & {"script", "iframe", "object", "embed", "form", "base"}
+    assert not [name for name, _ in page.attributes() if name.startswith("on")]
+    assert page.text.count(HOSTILE) >= 5
+    assert "{{ 7 * 7 }}" in page.text
+    assert "\x00" not in page.text
+
+
+def test_the_page_names_nothing_outside_itself(made: MadeUp) -> None:
+    page = page_of(write_hostile(made))
+    tags = Tags(page)
+    for name, value in tags.attributes():
+        if name in ("src", "href", "srcset", "action", "data", "poster"):
+            assert (value or "").startswith(("data:", "#")), value
+    (policy,) = [
+        attributes["content"]
+        for tag, attributes in tags.tags
+        if tag == "meta" and attributes.get("http-equiv") == "Content-Security-Policy"
+    ]
+    assert (policy or "").startswith("default-src 'none'; img-src data:;")
+    style = page[page.index("<style>") : page.index("</style>")]
+    assert "url(" not in style
+    assert "@import" not in style
+
+
+def test_links_within_the_page_lead_somewhere(made: MadeUp) -> None:
+    tags = Tags(page_of(made.write()))
+    named = {value for name, value in tags.attributes() if name == "id"}
+    targets = {v[1:] for n, v in tags.attributes() if n == "href" and v and v.startswith("#")}
+    assert len(targets) > 5
+    assert targets <= named
+
+
+def test_the_page_says_what_the_run_is_and_what_it_reached(made: MadeUp) -> None:
+    made.write(learning_rate=0.125)
+    text = " ".join(Tags(page_of(made.path)).text.split())
+    for shown in (
+        "game", "tiny", "0.25 → 0.75", "greedy 0.35 → 0.85", "steps 3 of 3",
+        "embedded on cpu, 853,376 parameters", "system Linux, cpus 2", "abcdef-dirty",
+        "evert train env=game", "learning_rate 0.125", "sampling 1.5 s (25 %)",
+    ):  # fmt: skip
+        assert shown in text, shown
+
+
+def test_an_unfinished_run_is_said_to_be_one(made: MadeUp) -> None:
+    made.rows = made.rows[:2]
+    text = " ".join(Tags(page_of(made.write(finished=False))).text.split())
+    assert "0.25 → …" in text
+    assert "steps 2 of 3, not finished" in text
+
+
+def test_a_cost_is_shown_only_with_a_price(made: MadeUp) -> None:
+    path = made.write()
+    without = Tags(page_of(path)).text
+    assert "No prices were given, so no cost is shown." in without
+    assert "$" not in without
+    text = " ".join(Tags(page_of(path, "sample_price=1000", "prefill_price=10")).text.split())
+    # 3 steps of 80 sampled and 400 given
+    assert "cost $0.252" in text
+    assert "prefill $10, sample $1000" in text
+
+
+def test_missing_metrics_leave_their_figure_out_and_are_named(made: MadeUp) -> None:
+    path = made.write()
+    text = Tags(page_of(path)).text
+    assert "Not recorded, so not shown: success in training; success held out; groups" in text
+    assert "Not recorded, so not shown: KL, sampler to trainer; KL, policy to reference." in text
+    files = {file.name for file in (path / "report").iterdir()}
+    assert {"reward.png", "entropy.png", "time_spent.png", "index.html"} <= files
+    assert not {"success.png", "kl.png", "tool_calls.png"} & files
+
+
+def test_a_run_without_any_step_has_a_page_without_figures(made: MadeUp) -> None:
+    made.rows = []
+    page = page_of(made.write(finished=False))
+    assert "<img" not in page
+    assert "not shown: tokens" in page
+    assert "Say seven." in page
+
+
+def test_metrics_that_are_there_have_their_figures(made: MadeUp) -> None:
+    made.rows = [
+        row(step, **{f"env/all/{name}": 1.0 for name in (
+            "success", "drift", "drift/edited", "lineages", "tools/calls", "tools/calls_unparsed",
+        )})
+        for step in range(3)
+    ]  # fmt: skip
+    path = made.write()
+    text = Tags(page_of(path)).text
+    files = {file.name for file in (path / "report").iterdir()}
+    assert {"success.png", "drift.png", "data.png", "tool_calls.png"} <= files
+    assert "Causes seen: edited." in text
+    assert "Success is the agent's metric success." in text
+
+
+def test_every_figure_of_the_page_is_also_a_file(made: MadeUp) -> None:
+    path = made.write()
+    sources = [a["src"] for tag, a in Tags(page_of(path)).tags if tag == "img"]
+    files = list((path / "report").glob("*.png"))
+    assert len(sources) == len(files) > 3
+    for file in files:
+        assert png_size(file.read_bytes()) >= (600, 300)
+
+
+def test_large_runs_make_small_pages(tmp_path: Path) -> None:
+    """As many runs as a page takes, one of thousands of steps, noise, and quotes to escape."""
+    noise = random.Random(0)
+    keys = [panel_key for panel_key in read_keys() if panel_key != "time/total"]
+    folders, other = [], dict[str, Any]({"<" * 900: "&" * 900})
+    for number in range(MOST_RUNS):
+        made = MadeUp(tmp_path / str(number))
+        steps = 3000 if number == 0 else 250
+        made.rows = [row(s, **{key: noise.gauss(number, 1) for key in keys}) for s in range(steps)]
+        folders.append(made.write(seed=number, prompt='"' * 10_000))
+        long = [turn(9, 1, text='"' * 200_000, **other) for _ in range(4)]
+        made.rollouts(0, episode(*long), episode(*long, group=1))
+        made.rollouts(9, episode(*(turn(9, 1) for _ in range(3000))))
+    page = page_of(*folders)
+    assert page.count("<img") >= 18
+    assert len(page.encode()) < 3 * MEGABYTE
+    assert "more characters)" in page
+    assert "more turns not shown" in page
+
+
+def read_keys() -> list[str]:
+    """The metrics of all figures, as the Cookbook names them."""
+    from evert.trainers.reporting import figures
+
+    panels = (
+        *figures.REWARD, *figures.OUTCOMES, *figures.EPISODES, *figures.POLICY, *figures.TIME,
+        *figures.CONVERSATIONS, *figures.TOOLS,
+    )  # fmt: skip
+    ours = {SUCCESS: "env/all/success", HELD_OUT_SUCCESS: "test/env/all/success"}
+    return [ours.get(panel.key, panel.key) for panel in panels if panel.key != EPISODE_TOKENS]
+
+
+# -- the command ---------------------------------------------------------------------------------
+
+
+def test_the_command_says_where_the_page_is(
+    made: MadeUp, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made.write()
+    assert report.main([str(made.path), f"out={tmp_path / 'a' / 'b'}", "title=My runs"]) == 0
+    shown = capsys.readouterr().out
+    assert f"report: {tmp_path / 'a' / 'b' / 'index.html'}\n" in shown
+    assert "<title>My runs</title>" in (tmp_path / "a" / "b" / "index.html").read_text()
+    assert not list((tmp_path / "a" / "b").glob(".*"))
+
+
+def test_a_run_named_twice_is_one_run(made: MadeUp) -> None:
+    made.write()
+    options = report.parse([str(made.path), f"{made.path}/../run", "smooth=0"])
+    assert len(options.runs) == 1
+    assert options.smooth == 0.0
+
+
+def test_help_shows_the_options_as_the_command_is_called(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert report.main(["--help"], program=("evert", "report")) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("Usage: evert report RUN [RUN ...] [key=value ...]")
+    assert all(f"{key}=" in shown for key in report.KEYS)
+    assert report.main([]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "There is no folder nowhere."),
+        (["smoth=1"], "Did you mean smooth=?"),
+        (["out=x"], "No run to report."),
+        (["run", "smooth=1"], "smooth must be a number from 0 and below 1, got '1'."),
+        (["run", "sample_price=cheap"], "sample_price must be a number from 0, got 'cheap'."),
+        (["run", "train_price=-1"], "train_price must be a number from 0, got '-1'."),
+        ([f"run{n}" for n in range(20)], f"Got 20 runs; a figure can tell {MOST_RUNS} apart."),
+        (["run", "out=run/run.json"], "The report cannot be written to run/run.json: "),
+    ],
+)
+def test_a_mistake_is_a_line(
+    made: MadeUp,
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made.write()
+    monkeypatch.chdir(made.path.parent)
+    assert report.main(arguments) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: ")
+    assert message in shown
+    assert len(shown.splitlines()) == 1

@@ -1,0 +1,321 @@
+"""``evert evaluate``, end to end.
+
+1. Models and players are told apart in a table, a CSV and figures; every episode is on record.
+2. Interrupted and resumed, an evaluation ends with the same table; what was played is kept.
+3. More models and more seeds are added to an evaluation; anything else is refused.
+4. An agent of one's own is evaluated by its import path; one that fails is counted.
+5. An endpoint that is down stops the evaluation; one that answers is played with.
+6. What goes wrong is said in a line.
+"""
+
+import csv
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from evert.trainers import evaluate
+from evert.trainers.evaluation.episodes import EPISODES, EpisodeLog
+
+IDENTITY = ["env=identity", "models=evert-tiny", "device=cpu", "max_tokens=12"]
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / evaluate.SCORES).open() as file:
+        return list(csv.DictReader(file))
+
+
+def run(*arguments: str) -> int:
+    return evaluate.main(arguments, program=("evert", "evaluate"))
+
+
+# -- 1. what it leaves behind --------------------------------------------------------------------
+
+
+def test_players_without_a_model_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "e"
+
+    assert run("env=twenty_questions", "models=random,oracle", "max_tasks=9", f"out={out}") == 0
+
+    shown = capsys.readouterr().out
+    assert "twenty_questions: 4 episodes a task, temperature 1" in shown
+    assert "oracle: 72 episodes in" in shown
+    assert "100.0%" in shown
+    found = {(row["model"], row["split"], row["category"]): row for row in rows(out)}
+    assert float(found["oracle", "test", ""]["success"]) == 1.0
+    assert float(found["oracle", "test", ""]["questions"]) < 6
+    assert float(found["random", "", ""]["success"]) < 1.0
+    assert found["random", "", ""]["episodes"] == "72"
+    assert float(found["oracle", "", "animal"]["success"]) == 1.0
+    for figure in (evaluate.SPLITS_FIGURE, evaluate.CATEGORIES_FIGURE):
+        assert (out / figure).read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_episode_is_on_record_with_its_transcript(tmp_path: Path) -> None:
+    run("env=twenty_questions", "models=oracle", "max_tasks=2", "seeds=2", f"out={tmp_path}/e")
+    played = EpisodeLog(tmp_path / "e").episodes
+
+    assert len({episode.key for episode in played}) == len(played) == 8
+    assert all(episode.success and episode.transcript for episode in played)
+    assert all(episode.metrics["questions"] > 1 for episode in played)
+    assert {episode.split for episode in played} == {"train", "test"}
+
+
+def test_weights_of_the_embedded_engine_are_evaluated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run(*IDENTITY, "split=test", "max_tasks=6", "seeds=3", f"out={tmp_path}/e")
+
+    assert code == 0
+    assert "evert-tiny: engine: embedded on cpu, 1 thread" in capsys.readouterr().out
+    played = EpisodeLog(tmp_path / "e").episodes
+    assert len(played) == 18
+    assert {episode.turns for episode in played} == {1}
+    assert all(0 < episode.tokens <= 12 for episode in played)
+    assert len({episode.reward for episode in played}) > 1
+    assert not (tmp_path / "e" / evaluate.CATEGORIES_FIGURE).exists()
+
+
+def test_tasks_are_spread_evenly_and_the_same_ones_for_everyone(tmp_path: Path) -> None:
+    run("env=twenty_questions", "models=random,oracle", "max_tasks=4", f"out={tmp_path}/e")
+    played = EpisodeLog(tmp_path / "e").episodes
+    of = {m: {e.target for e in played if e.model == m} for m in ("random", "oracle")}
+
+    assert of["random"] == of["oracle"]
+    assert len({e.category for e in played}) > 3
+
+
+# -- 2. interrupted ------------------------------------------------------------------------------
+
+
+def test_interrupted_and_resumed_gives_the_same_table(tmp_path: Path) -> None:
+    arguments = [*IDENTITY, "split=test", "parallel=1", "max_tasks=24", "seeds=8"]
+    command = [sys.executable, "-m", "evert.trainers.evaluate", *arguments]
+    part, whole = tmp_path / "part", tmp_path / "whole"
+
+    process = subprocess.Popen(
+        [*command, f"out={part}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 120
+    while not (part / EPISODES).exists() or (part / EPISODES).read_text().count("\n") < 20:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    shown, errors = process.communicate(timeout=60)
+    kept = EpisodeLog(part).episodes
+
+    assert process.returncode == evaluate.INTERRUPTED, errors
+    assert 20 <= len(kept) < 192
+    resume = shlex.split(shown.rpartition("to go on: ")[2])
+    assert resume == ["python", "-m", "evert.trainers.evaluate", f"out={part}"]
+    assert run(*resume[3:]) == 0
+    assert run(*arguments, "parallel=64", f"out={whole}") == 0
+    assert EpisodeLog(part).episodes[: len(kept)] == kept
+    assert rows(part) == rows(whole)
+
+
+def test_an_episode_cut_off_by_a_crash_is_played_again(tmp_path: Path) -> None:
+    arguments = ["env=twenty_questions", "models=oracle", "max_tasks=3", f"out={tmp_path}/e"]
+    run(*arguments)
+    before, log = rows(tmp_path / "e"), tmp_path / "e" / EPISODES
+    log.write_text(log.read_text()[:-40])
+
+    assert run(*arguments) == 0
+    assert rows(tmp_path / "e") == before
+    assert len(EpisodeLog(tmp_path / "e").episodes) == 24
+
+
+# -- 3. going on with more -----------------------------------------------------------------------
+
+
+def test_a_model_and_a_seed_are_added_to_an_evaluation(tmp_path: Path) -> None:
+    out = f"out={tmp_path}/e"
+    run("env=twenty_questions", "models=oracle", "max_tasks=3", "seeds=1", out)
+    first = EpisodeLog(tmp_path / "e").episodes
+
+    assert run("models=oracle,random", "seeds=2", out) == 0
+
+    played = EpisodeLog(tmp_path / "e").episodes
+    assert played[: len(first)] == first
+    assert len(played) == 6 * 2 * 2
+
+
+def test_other_tasks_in_the_same_folder_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = f"out={tmp_path}/e"
+    run("env=twenty_questions", "models=oracle", "max_tasks=3", out)
+    before = (tmp_path / "e" / EPISODES).read_bytes()
+
+    assert run("env=twenty_questions", "models=oracle", "max_tasks=5", out) == 1
+    assert "max_tasks: 3 -> 5" in capsys.readouterr().err
+    assert (tmp_path / "e" / EPISODES).read_bytes() == before
+
+
+def test_a_folder_with_something_else_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+
+    assert run("env=twenty_questions", "models=oracle", f"out={tmp_path}") == 1
+    assert "not empty, and no evaluation" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+# -- 4. agents of one's own ----------------------------------------------------------------------
+
+OWN_AGENT = """
+TASKS = [{"word": word, "category": word[0]} for word in ("ab", "ac", "bd", "be")]
+
+async def agent(client, task):
+    if task["word"] == "be":
+        raise ValueError("no such word")
+    messages = [{"role": "user", "content": "Repeat: " + task["word"]}]
+    reply = await client.chat.completions.create(messages=messages)
+    client.metric("questions", 1)
+    return 0.5 * ("a" in reply.choices[0].message.content)
+"""
+
+
+def test_an_agent_of_ones_own_is_evaluated_and_its_failures_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "evaluated_agent.py").write_text(OWN_AGENT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = ["agent=evaluated_agent:agent", "test_tasks=evaluated_agent:TASKS", "success=0.5"]
+
+    assert run(*own, "models=evert-tiny", "seeds=2", "max_tokens=8", "out=e") == 0
+
+    played = EpisodeLog(tmp_path / "e").episodes
+    failed = [episode for episode in played if episode.error]
+    assert len(played) == 8
+    assert [episode.reward for episode in failed] == [None, None]
+    assert all("no such word" in episode.error for episode in failed)
+    assert any(episode.success for episode in played)
+    (total,) = [row for row in rows(tmp_path / "e") if not row["category"]]
+    assert (total["errors"], total["episodes"]) == ("2", "8")
+
+
+# -- 5. endpoints --------------------------------------------------------------------------------
+
+
+class AsksFromAList(BaseHTTPRequestHandler):
+    """An endpoint whose model searches once if it can, and then guesses dogs and cats."""
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        message: dict[str, Any] = {"role": "assistant", "content": "Is it a cat?"}
+        if [m["role"] for m in body["messages"]].count("user") == 1:
+            message["content"] = "Is it a dog?"
+        if body.get("tools") and body["messages"][-1]["role"] == "user":
+            function = {"name": "search", "arguments": '{"query": "dog"}'}
+            call = {"id": "1", "type": "function", "function": function}
+            message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        reply = {"id": "1", "object": "chat.completion", "created": 1, "model": "m"}
+        data = json.dumps({**reply, "choices": [choice]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), AsksFromAList)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/v1"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize("search", [False, True])
+def test_an_endpoint_plays_and_its_searches_are_counted(
+    endpoint: str, tmp_path: Path, search: bool
+) -> None:
+    arguments = ["env=twenty_questions", "models=openai:pets", f"base_url={endpoint}", "seeds=1"]
+
+    code = run(*arguments, "max_tasks=5", "split=train", f"search={search}", f"out={tmp_path}/e")
+
+    played = EpisodeLog(tmp_path / "e").episodes
+    assert code == 0
+    assert any(episode.success for episode in played)
+    lost = next(episode for episode in played if not episode.success)
+    assert lost.metrics["questions"] == 20
+    assert lost.metrics["searches"] == 20 * search
+
+
+def test_an_endpoint_that_is_down_stops_the_evaluation_and_nothing_is_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "unused")
+    out = f"out={tmp_path}/e"
+    nobody = "base_url=http://127.0.0.1:9/v1"
+    arguments = ["env=twenty_questions", "models=oracle,openai:gpt", "max_tasks=2", "parallel=2"]
+
+    assert run(*arguments, nobody, out) == 1
+
+    said = capsys.readouterr().err
+    assert (
+        "error: openai:gpt: the endpoint does not answer as it should: APIConnectionError" in said
+    )
+    assert f"to go on: evert evaluate {out}" in said
+    assert {episode.model for episode in EpisodeLog(tmp_path / "e").episodes} == {"oracle"}
+
+
+# -- 6. mistakes ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["env=identity", "models="], "Nobody to evaluate"),
+        (["models=evert-tiny"], "No tasks to evaluate on"),
+        (["env=identity", "agent=a:b", "models=evert-tiny"], "expected one"),
+        (["env=chess", "models=evert-tiny"], "There is no game 'chess'"),
+        (["env=identity", "models=evert-tiny", "seeds=0"], "seeds must be at least 1, got 0"),
+        (["env=identity", "models=runs/none/here"], "no run and no model at 'runs/none/here'"),
+        (["env=identity", "models=evert-tiny", "search=True"], "no twin with a search tool"),
+        (["agent=no.such:thing", "test_tasks=a:b", "models=evert-tiny"], "No "),
+    ],
+)
+def test_a_mistake_is_a_line_and_leaves_nothing(
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert run(*arguments) == 1
+    assert said in capsys.readouterr().err
+    assert os.listdir(tmp_path) == []
+
+
+def test_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+
+    shown = capsys.readouterr().out
+    assert "models" in shown
+    assert "who plays" in shown

@@ -1,0 +1,337 @@
+"""The sweep command, with real runs.
+
+1. Runs that are killed are recorded as failed, the rest go on; resuming completes those alone.
+2. A sweep that is killed leaves no run behind; Ctrl-C says how to go on.
+3. A run that falls over is a row with its error; so is one without the objective.
+4. A folder with something else in it, or with another sweep, is refused.
+"""
+
+import csv
+import io
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from evert.trainers import sweep, train
+from evert.trainers.run_folder import RESULT, RunFolder
+
+TASKS = '''
+TEST = [1001, 1002]
+
+
+async def broken(client, task):
+    """Asks, and falls over."""
+    await client.chat.completions.create(messages=[{"role": "user", "content": str(task)}])
+    raise KeyError("the mistake")
+'''
+"""A module of the user's, in the working directory."""
+
+SMALL = [
+    "env=identity", "test_tasks=few:TEST", "device=cpu", "batch_size=2", "eval_every=0",
+    "samples=0",
+]  # fmt: skip
+KILLED = (2, 5)
+"""One before it has begun, one after its first step."""
+
+
+def environment() -> dict[str, str]:
+    """This process's, without anything that would change the command's course."""
+    dropped = ("TINKER_", "WANDB_", "FORCE_COLOR", "COLUMNS", "PYTHONWARNINGS")
+    return {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
+
+
+@contextmanager
+def sweeping(home: Path, *arguments: str) -> "Iterator[subprocess.Popen[str]]":
+    """The command in a process of its own; killed, with its runs, if the block leaves it."""
+    (home / "few.py").write_text(TASKS)
+    with subprocess.Popen(
+        [sys.executable, "-m", "evert.trainers.sweep", *arguments], cwd=home, env=environment(),
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def process_of(run: int, process: "subprocess.Popen[str]") -> psutil.Process | None:
+    """The process of a run, by the file that it prints to; None where there is none."""
+    with suppress(psutil.Error):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                if any(f"output/{run:03}.txt" in file.path for file in child.open_files()):
+                    return child
+    return None
+
+
+def wait_until(ready: Callable[[], object], process: "subprocess.Popen[str] | None" = None) -> None:
+    """Until it is true; fails after a minute, or if the process is over before that."""
+    deadline = time.monotonic() + 60
+    while not ready():
+        assert time.monotonic() < deadline, "it never came"
+        assert process is None or process.poll() is None, process.communicate()
+        time.sleep(0.01)
+
+
+def folder_of(run: int, folder: Path) -> RunFolder:
+    """A run's folder, which may not be there yet."""
+    found = list((folder / "runs").glob(f"{run:03}-*"))
+    return RunFolder(found[0] if found else folder / "none", resumed=True)
+
+
+def rows_of(folder: Path) -> dict[int, dict[str, str]]:
+    """The rows of ``results.csv``, by run."""
+    with (folder / "results.csv").open(newline="") as file:
+        return {int(row["run"]): row for row in csv.DictReader(file)}
+
+
+@dataclass
+class Swept:
+    """A sweep of twelve runs, two of them killed."""
+
+    folder: Path
+    status: int
+    shown: str
+    errors: str
+    rows: dict[int, dict[str, str]]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Swept:
+    """It went on to its end."""
+    home = tmp_path_factory.mktemp("swept")
+    searched = ["learning_rate=1e-4,3e-4,1e-3", "group_size=2,3", "loss_fn=ppo,cispo"]
+    with sweeping(home, *SMALL, "steps=2", *searched, "parallel=2", "out=s") as process:
+        wait_until(lambda: process_of(KILLED[0], process), process)
+        first = process_of(KILLED[0], process)
+        assert first is not None
+        first.kill()
+        wait_until(lambda: folder_of(KILLED[1], home / "s").steps_done() == 1, process)
+        second = process_of(KILLED[1], process)
+        assert second is not None
+        second.kill()
+        shown, errors = process.communicate(timeout=120)
+    return Swept(home / "s", process.returncode, shown, errors, rows_of(home / "s"))
+
+
+@pytest.fixture(scope="module")
+def resumed(swept: Swept) -> Swept:
+    """The same sweep, by the command that it printed."""
+    assert swept.status == 1
+    printed = shlex.split(swept.shown.strip().splitlines()[-1])
+    assert printed[:3] == list(sweep.PROGRAM)
+    shown, errors = io.StringIO(), io.StringIO()
+    with chdir(swept.folder.parent), redirect_stdout(shown), redirect_stderr(errors):
+        sys.path.insert(0, "")
+        try:
+            status = sweep.main(printed[3:])
+        finally:
+            sys.path.remove("")
+            sys.modules.pop("few", None)
+    text = shown.getvalue()
+    return Swept(swept.folder, status, text, errors.getvalue(), rows_of(swept.folder))
+
+
+# -- twelve runs, two killed ---------------------------------------------------------------------
+
+
+def test_killed_runs_are_marked_and_the_others_go_on(swept: Swept) -> None:
+    assert swept.errors == ""
+    assert sorted(swept.rows) == list(range(12))
+    for number, row in swept.rows.items():
+        killed = number in KILLED
+        assert row["status"] == ("failed" if killed else "completed"), row
+        assert (row["objective"] == "") is killed
+        assert row["error"].startswith("killed by SIGKILL") is killed
+
+
+def test_each_run_has_other_values(swept: Swept) -> None:
+    keys = ("learning_rate", "group_size", "loss_fn")
+    assert len({tuple(row[key] for key in keys) for row in swept.rows.values()}) == 12
+    settings = (folder_of(0, swept.folder).read_json("run.json") or {})["settings"]
+    assert [str(settings[key]) for key in keys] == [swept.rows[0][key] for key in keys]
+
+
+def test_the_screen_has_a_line_a_run_the_table_and_the_way_on(swept: Swept) -> None:
+    assert "\x1b" not in swept.shown
+    assert f"run {KILLED[0]} failed in " in swept.shown
+    assert "┃ run ┃ learning_rate ┃ group_size ┃ loss_fn ┃ objective ┃ attempts ┃" in swept.shown
+    assert swept.shown.strip().endswith("python -m evert.trainers.sweep out=s")
+
+
+def test_resuming_completes_the_failed_runs_and_leaves_the_others_alone(
+    swept: Swept, resumed: Swept
+) -> None:
+    assert (resumed.status, resumed.errors) == (0, "")
+    assert sorted(resumed.rows) == list(range(12))
+    for number, row in resumed.rows.items():
+        if number in KILLED:
+            assert (row["status"], row["attempts"]) == ("completed", "2")
+            assert row["history"] == "failed > completed"
+            assert row["objective"] != ""
+        else:
+            assert row == swept.rows[number]
+    assert resumed.shown.count(" completed ") >= 2
+    assert "run 0 completed" not in resumed.shown
+
+
+def test_a_killed_run_goes_on_from_its_own_checkpoint(resumed: Swept) -> None:
+    printed = (resumed.folder / "output" / f"{KILLED[1]:03}.txt").read_text()
+    assert "resuming after step 1 of 2" in printed
+    assert [row["step"] for row in folder_of(KILLED[1], resumed.folder).steps()] == [0, 1]
+
+
+def test_the_best_is_a_command_that_trains(resumed: Swept) -> None:
+    content = json.loads((resumed.folder / "results.json").read_text())
+    best = max(resumed.rows.values(), key=lambda row: float(row["objective"]))
+    assert content["best"]["objective"] == float(best["objective"])
+    number = content["best"]["runs"][0]
+    result = folder_of(number, resumed.folder).read_json(RESULT) or {}
+    assert result["held_out"]["after"]["temperature_1"]["mean"] == content["best"]["objective"]
+    assert f"learning_rate={resumed.rows[number]['learning_rate']}" in content["best"]["command"]
+    assert resumed.shown.strip().endswith(content["best"]["command"])
+    assert (resumed.folder / "parallel_coordinates.png").stat().st_size > 10_000
+
+
+def interrupt_after(done: int, folder: Path) -> None:
+    """Ctrl-C, once the first run has gone further than that."""
+    wait_until(lambda: folder_of(0, folder).steps_done() > done)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+# -- interrupted ---------------------------------------------------------------------------------
+
+
+def test_a_killed_sweep_leaves_no_run_behind_and_ctrl_c_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    long = [*SMALL, "group_size=2", "steps=500", "seed=0,1", "parallel=1", "out=s"]
+    with sweeping(tmp_path, *long) as process:
+        wait_until(lambda: folder_of(0, tmp_path / "s").steps_done() >= 1, process)
+        orphan = process_of(0, process)
+        process.kill()
+    assert orphan is not None
+    wait_until(lambda: not orphan.is_running())
+    done = folder_of(0, tmp_path / "s").steps_done()
+    assert done >= 1
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "few", raising=False)
+    waiting = threading.Thread(target=interrupt_after, args=(done, tmp_path / "s"), daemon=True)
+    waiting.start()
+    assert sweep.main(["out=s"]) == train.INTERRUPTED
+    waiting.join()
+    shown, errors = capfd.readouterr()
+    assert errors == ""
+    assert "Interrupted after 0 of 2 runs. To go on:" in shown
+    assert shown.strip().endswith("python -m evert.trainers.sweep out=s")
+    row = rows_of(tmp_path / "s")[0]
+    assert (row["status"], row["history"]) == ("interrupted", "interrupted > interrupted")
+    printed = (tmp_path / "s" / "output" / "000.txt").read_text()
+    assert printed.count("they are saved in") == 2
+    assert f"resuming after step {done} of 500" in printed
+
+
+# -- runs that fall over -------------------------------------------------------------------------
+
+
+def test_a_run_that_falls_over_is_a_row_with_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "few.py").write_text(TASKS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "few", raising=False)
+    sizes = ["device=cpu", "steps=1", "batch_size=2", "group_size=2", "max_tokens=8", "samples=0"]
+    # Where its errors are scored the run completes, but nobody has heard of that metric.
+    searched = ["on_agent_error=None,-1.0", "objective=charm", "parallel=2", "out=s"]
+    agent = ["agent=few:broken", "train_tasks=few:TEST"]
+    assert sweep.main([*agent, *sizes, *searched]) == 1
+    errors = {row["on_agent_error"]: row["error"] for row in rows_of(Path("s")).values()}
+    assert "broken raised KeyError" in errors[""]
+    assert "the run has no 'charm'; it has " in errors["-1.0"]
+    shown = capsys.readouterr().out
+    assert shown.count(" failed in ") == 2
+    assert "best:" not in shown
+    assert "To try the others again:" in shown
+
+
+# -- folders -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a sweep that has not begun."""
+    monkeypatch.chdir(tmp_path)
+    arguments = ["env=identity", "steps=1", "learning_rate=1e-4..1e-2", "trials=3"]
+    from evert.trainers.sweeping.folder import open_sweep
+
+    open_sweep([*arguments, "out=s", "parallel=3"], ["evert", "sweep"])
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["seed=0,1", "env=identity", "out=s"], "s holds another sweep:\n  env=identity steps=1"),
+        (["env=identity", "steps=2", "learning_rate=1e-4..1e-2", "out=s"], "holds another sweep"),
+        (["trials=2", "out=s"], "trials=2, but s holds a random search of 3 runs"),
+        (["out=.", "env=identity", "seed=0,1"], "no sweep of evert's"),
+        (["out=few.py/s", "env=identity", "seed=0,1"], "cannot be written to"),
+        (["env=identity", "seed=0,1", "parallel=0"], "at least 1"),
+        (["env=identity", "seedd=0,1"], "Did you mean 'seed'"),
+    ],
+)
+def test_a_folder_or_a_key_that_will_not_do_is_refused(
+    home: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    (home / "few.py").write_text("")
+    before = sorted(home.rglob("*"))
+    assert sweep.main(arguments) == 1
+    assert message in capsys.readouterr().err
+    assert sorted(home.rglob("*")) == before
+
+
+def test_a_sweep_is_opened_again_by_its_folder_by_its_command_or_with_more_trials(
+    home: Path,
+) -> None:
+    from evert.trainers.sweeping.folder import open_sweep
+
+    whole = ["env=identity", "steps=1", "learning_rate=1e-4..1e-2", "trials=3", "out=s"]
+    for arguments in (["out=s"], whole, ["out=s", "parallel=1"]):
+        folder = open_sweep(arguments, ())
+        assert folder.resumed
+        assert folder.plan.trials == 3
+    assert open_sweep(["out=s", "trials=5"], ()).plan.trials == 5
+    assert open_sweep(["out=s"], ()).plan.trials == 5
+
+
+def test_a_folder_in_which_another_process_sweeps_is_refused(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from evert.trainers.sweeping.folder import open_sweep
+
+    with open_sweep(["out=s"], ()).in_use():
+        assert sweep.main(["out=s"]) == 1
+    assert "Another process is sweeping in s" in capsys.readouterr().err
+
+
+def test_help_lists_the_sweeps_own_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "objective" in shown
+    assert "learning_rate=1e-4..1e-2" in shown

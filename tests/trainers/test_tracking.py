@@ -1,0 +1,359 @@
+"""Runs in Weights & Biases and TensorBoard, read back from what the real packages wrote.
+
+1. A W&B run has a name, tags, settings, engine and versions; the Cookbook's metrics are in it.
+2. TensorBoard has every number of ``metrics.jsonl``, the settings, and the final score.
+3. A resumed run goes on in both, with no step missing and none twice.
+4. A missing package, or a W&B that will not start, is an error before there is a run.
+
+W&B is offline: it keeps what it would send in ``.wandb`` files, in LevelDB's log format.
+"""
+
+import io
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stderr
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
+    EventAccumulator,
+)
+
+from evert.bridge.errors import MissingPackageError
+from evert.trainers import train
+from evert.trainers.recipes import TrainSettings, check_settings
+from evert.trainers.run_folder import HELD_OUT_REWARD, RESULT, TRAIN_REWARD, RunFolder
+from evert.trainers.tensorboard_log import last_step, tensorboard_log
+from evert.trainers.tracking import Trackers, tracking, wandb_hosts
+from evert.trainers.wandb_run import run_name, run_tags
+
+SMALL = ["env=identity", "device=cpu", "batch_size=2", "group_size=2", "samples=0", "eval_every=1"]
+BLOCK = 32768
+"""Bytes of a block of a LevelDB log."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _offline() -> Iterator[None]:
+    """W&B keeps everything on this machine, and leaves no process or thread behind."""
+    import wandb
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("WANDB_NAME", "WANDB_TAGS", "WANDB_RUN_ID", "TINKER_API_KEY"):
+            patch.delenv(name, raising=False)
+        patch.setenv("WANDB_MODE", "offline")
+        yield
+        wandb.teardown()
+
+
+@pytest.fixture(scope="module")
+def tracked(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """Two steps, then a third one: a run and its resumption, tracked by both."""
+    folder = tmp_path_factory.mktemp("tracked") / "identity-evert-tiny-today"
+    asked = ["wandb_project=games", "tags=night,try", "tensorboard=True"]
+    with redirect_stderr(io.StringIO()) as errors:
+        assert train.main([*SMALL, *asked, "steps=2", f"log_path={folder}"]) == 0
+        shutil.copytree(folder, folder.with_name("first"))
+        assert train.main([f"log_path={folder}", "steps=3"]) == 0
+    assert "wandb" not in errors.getvalue()  # it has a lot to say
+    return RunFolder(folder, resumed=True)
+
+
+@pytest.fixture
+def first(tracked: RunFolder) -> RunFolder:
+    """The run as it was before its resumption."""
+    return RunFolder(tracked.path.with_name("first"), resumed=True)
+
+
+# -- Weights & Biases ----------------------------------------------------------------------------
+
+
+def wandb_records(folder: RunFolder) -> list[Any]:
+    """Everything W&B recorded of a run, in the order it was written."""
+    from wandb.proto import wandb_internal_pb2
+
+    messages: Any = wandb_internal_pb2
+    found = []
+    for file in sorted(folder.path.glob("wandb/offline-run-*/*.wandb"), key=lambda f: f.parent):
+        for content in leveldb_records(file.read_bytes()):
+            record = messages.Record()
+            record.ParseFromString(content)
+            found.append(record)
+    return found
+
+
+def leveldb_records(log: bytes) -> Iterator[bytes]:
+    """The records of a log: each a header (checksum, length, kind) and its part of the content."""
+    content, place = b"", 7  # after the file's own header
+    while place + 7 <= len(log):
+        if BLOCK - place % BLOCK < 7:  # too little of the block is left for a header
+            place += BLOCK - place % BLOCK
+            continue
+        length = int.from_bytes(log[place + 4 : place + 6], "little")
+        whole_or_last = log[place + 6] in (1, 4)
+        content += log[place + 7 : place + 7 + length]
+        place += 7 + length
+        if whole_or_last:
+            yield content
+            content = b""
+
+
+def wandb_runs(folder: RunFolder) -> list[Any]:
+    """Each session's announcement of the run."""
+    return [r.run for r in wandb_records(folder) if r.WhichOneof("record_type") == "run"]
+
+
+def wandb_config(folder: RunFolder) -> dict[str, Any]:
+    """The run's configuration, as it was left."""
+    config: dict[str, Any] = {}
+    for record in wandb_records(folder):
+        kind = record.WhichOneof("record_type")
+        updates = {"run": record.run.config, "config": record.config}.get(kind)
+        for item in updates.update if updates is not None else ():
+            config[item.key or ".".join(item.nested_key)] = json.loads(item.value_json)
+    return config
+
+
+def wandb_history(folder: RunFolder) -> list[dict[str, Any]]:
+    """The metrics of each step."""
+    return [
+        {i.key or ".".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
+        for record in wandb_records(folder)
+        if record.WhichOneof("record_type") == "history"
+    ]
+
+
+def test_a_run_has_a_name_tags_and_a_project(tracked: RunFolder) -> None:
+    run = wandb_runs(tracked)[0]
+    assert run.project == "games"
+    assert run.display_name == "identity-evert-tiny-today"
+    assert list(run.tags) == ["identity", "evert-tiny", "night", "try"]
+
+
+def test_its_configuration_says_what_it_is_and_what_it_ran_on(tracked: RunFolder) -> None:
+    config = wandb_config(tracked)
+    about = config["evert"]
+    assert about["settings"]["batch_size"] == 2
+    assert about["engine"]["engine"] == "embedded"
+    assert about["engine"]["parameters"] > 0
+    assert {"evert", "torch", "tinker-cookbook"} <= set(about["versions"])
+    assert {"git", "machine", "command"} <= set(about)
+    assert config["learning_rate"] == about["settings"]["learning_rate"]  # the Cookbook's own
+    assert config["max_steps"] == 3
+
+
+def test_the_cookbooks_metrics_are_in_it(first: RunFolder) -> None:
+    history, rows = wandb_history(first), first.steps()
+    assert len(rows) == 2
+    for row, logged in zip(rows, history, strict=True):
+        assert logged[TRAIN_REWARD] == row[TRAIN_REWARD]
+        assert logged["_step"] == row["step"]
+
+
+def test_a_resumed_run_is_the_same_run_and_goes_on(tracked: RunFolder) -> None:
+    known = tracked.read_json("wandb.json") or {}
+    assert known["project"] == "games"
+    assert {run.run_id for run in wandb_runs(tracked)} == {known["id"]}
+    assert [logged["_step"] for logged in wandb_history(tracked)] == [0, 1, 2]
+
+
+def test_the_final_scores_are_its_summary(tracked: RunFolder) -> None:
+    summary: dict[str, Any] = {}
+    for record in wandb_records(tracked):
+        if record.WhichOneof("record_type") == "summary":
+            summary |= {i.key: json.loads(i.value_json) for i in record.summary.update}
+    result = tracked.read_json(RESULT) or {}
+    for when in ("before", "after"):
+        for how in ("greedy", "temperature_1"):
+            mean = result["held_out"][when][how]["mean"]
+            assert summary[f"held_out/{when}/{how}"] == mean
+
+
+def test_a_run_that_fails_ends_as_failed(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, resumed=False)
+    quiet = Console(quiet=True)
+    with (
+        pytest.raises(RuntimeError, match="the mistake"),
+        tracking(settings(wandb_project="p"), folder, {"steps": 1}, quiet),
+    ):
+        raise RuntimeError("the mistake")
+    ends = [r.exit for r in wandb_records(folder) if r.WhichOneof("record_type") == "exit"]
+    assert [end.exit_code for end in ends] == [1]
+
+
+def settings(**values: Any) -> TrainSettings:
+    """Of a run of a game."""
+    return train.parse(["env=identity", *(f"{key}={value}" for key, value in values.items())])
+
+
+def test_a_run_is_named_by_what_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_name(settings(), Path("runs/identity-evert-tiny-2026")) == "identity-evert-tiny-2026"
+    assert run_name(settings(), Path("runs/007")) == "identity-evert-tiny-007"
+    assert run_name(settings(wandb_name="mine"), Path("x")) == "mine"
+    monkeypatch.setenv("WANDB_NAME", "theirs")
+    assert run_name(settings(), Path("x")) == "theirs"
+
+
+def test_tags_of_the_environment_are_added_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_TAGS", "identity, late")
+    assert run_tags(settings(tags="a")) == ["identity", "evert-tiny", "a", "late"]
+
+
+def test_only_wandb_online_opens_a_door(monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example:8080/x")
+    for mode, hosts in (("online", ("wandb.example",)), ("offline", ()), ("disabled", ())):
+        monkeypatch.setenv("WANDB_MODE", mode)
+        wandb.teardown()  # it reads its environment once
+        assert wandb_hosts(settings(wandb_project="p")) == hosts
+        assert wandb_hosts(settings()) == ()
+    wandb.teardown()
+
+
+def test_wandb_without_a_login_is_an_error_that_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import wandb
+
+    wandb.teardown()
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    path = tmp_path / "run"
+    assert train.main([*SMALL, "steps=1", "wandb_project=p", f"log_path={path}"]) == 1
+    message = capsys.readouterr().err
+    assert "could not be started for wandb_project=p: No API key configured" in message
+    assert "WANDB_MODE=offline" in message
+    assert not path.exists()
+    wandb.teardown()
+
+
+# -- TensorBoard ---------------------------------------------------------------------------------
+
+
+def events(folder: Path) -> Any:
+    """The event files of a run."""
+    everything = {"scalars": 0, "tensors": 0}
+    return EventAccumulator(str(folder / "tensorboard"), size_guidance=everything).Reload()
+
+
+def scalars(folder: Path, name: str) -> dict[int, float]:
+    """Step -> value."""
+    found = [(scalar.step, scalar.value) for scalar in events(folder).Scalars(name)]
+    assert len({step for step, _ in found}) == len(found)
+    return dict(found)
+
+
+def test_every_number_of_every_step_is_in_the_event_files(tracked: RunFolder) -> None:
+    rows = tracked.steps()
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    for name in (TRAIN_REWARD, "time/total", "optim/lr"):
+        assert scalars(tracked.path, name) == pytest.approx(
+            {row["step"]: row[name] for row in rows}
+        )
+    numbers = {k for row in rows for k, v in row.items() if isinstance(v, int | float)} - {"step"}
+    assert numbers <= set(events(tracked.path).Tags()["scalars"])
+
+
+def test_the_held_out_curve_ends_with_the_final_score(first: RunFolder) -> None:
+    curve = scalars(first.path, HELD_OUT_REWARD)
+    result = first.read_json(RESULT) or {}
+    assert sorted(curve) == [0, 1, 2]
+    assert curve[2] == pytest.approx(result["held_out"]["after"]["temperature_1"]["mean"])
+
+
+def test_the_settings_are_there_as_text_and_as_hyperparameters(tracked: RunFolder) -> None:
+    found = events(tracked.path)
+    (text,) = found.Tensors("settings/text_summary")[0].tensor_proto.string_val
+    assert "| batch_size | 2 |" in text.decode()
+    session = found.PluginTagToContent("hparams")["_hparams_/session_start_info"]
+    assert b"learning_rate" in session
+
+
+def log_rows(folder: RunFolder, rows: list[dict[str, Any]]) -> None:
+    """One session, which writes these."""
+    about = {"settings": {"steps": 9}, "engine": {"engine": "none"}, "versions": {}}
+    with tensorboard_log(settings(), folder, about, Console(quiet=True)) as log:
+        for row in rows:
+            log.row(row)
+
+
+def checkpoint(folder: RunFolder, step: int) -> None:
+    """Steps below that are done."""
+    record = {"state_path": "tinker://x", "batch": step}
+    (folder.path / "checkpoints.jsonl").write_text(json.dumps(record) + "\n")
+
+
+def step_row(step: int, reward: float) -> dict[str, Any]:
+    """A line of ``metrics.jsonl``."""
+    return {"step": step, TRAIN_REWARD: reward, "note": "text is left out"}
+
+
+def test_steps_done_again_replace_the_old_ones(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, resumed=True)
+    log_rows(folder, [step_row(step, 0.0) for step in range(4)])
+    checkpoint(folder, 2)
+    log_rows(folder, [step_row(2, 1.0), step_row(3, 1.0)])
+    assert scalars(tmp_path, TRAIN_REWARD) == {0: 0.0, 1: 0.0, 2: 1.0, 3: 1.0}
+
+
+def test_steps_that_nobody_wrote_down_are_made_up_for(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, resumed=True)
+    log_rows(folder, [step_row(0, 0.0)])
+    assert last_step(tmp_path / "tensorboard") == 0
+    lines = [json.dumps(step_row(step, 0.5)) + "\n" for step in range(4)]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    checkpoint(folder, 3)
+    log_rows(folder, [step_row(3, 1.0)])
+    assert scalars(tmp_path, TRAIN_REWARD) == {0: 0.0, 1: 0.5, 2: 0.5, 3: 1.0}
+
+
+def test_where_nothing_was_logged_there_is_no_last_step(tmp_path: Path) -> None:
+    assert last_step(tmp_path / "none") == -1
+    assert last_step(tmp_path) == -1
+
+
+# -- neither, or not installed -------------------------------------------------------------------
+
+
+def test_a_run_that_asks_for_nothing_has_no_tracker(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, resumed=False)
+    with tracking(settings(), folder, {}, Console(quiet=True)) as trackers:
+        trackers.row({"step": 0})
+        trackers.result({})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_several_trackers_are_told_the_same() -> None:
+    told: list[Any] = []
+    one: Any = SimpleNamespace(begin=told.append, row=told.append, result=told.append)
+    config: Any = "configuration"
+    trackers = Trackers((one, one))
+    trackers.begin(config)
+    trackers.row({"step": 1})
+    trackers.result({"steps": 2})
+    assert told == [*[config] * 2, *[{"step": 1}] * 2, *[{"steps": 2}] * 2]
+
+
+@pytest.mark.parametrize(
+    ("package", "asked"), [("wandb", "wandb_project=p"), ("tensorboard", "tensorboard=True")]
+)
+def test_a_missing_package_is_an_error_that_names_the_extra(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    package: str,
+    asked: str,
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    chosen = train.parse(["env=identity", asked])
+    with pytest.raises(MissingPackageError, match=rf"pip install 'evert\[{package}\]'"):
+        check_settings(chosen)
+    assert train.main([*SMALL, asked, f"log_path={tmp_path / 'run'}"]) == 1
+    assert f"error: {asked} needs the package {package}" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

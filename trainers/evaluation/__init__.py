@@ -1,0 +1,10 @@
+"""The parts of ``evert evaluate`` (``evaluate.py``).
+
+In reading order:
+
+    settings.py     what to evaluate: every value a command-line key
+    contestants.py  who plays: weights, endpoints, players without a model
+    episodes.py     playing, and the record of every episode (``episodes.jsonl``)
+    scores.py       success with its interval, by model, split and category; the tables
+    figures.py      the same as bars
+"""

@@ -1,0 +1,132 @@
+"""What to evaluate: every value of an evaluation, one a command-line key."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import chz
+
+from evert.trainers.recipes import (
+    RECIPES,
+    SEARCHING,
+    RecipeError,
+    TrainSettings,
+    choose_recipe,
+    game_name,
+)
+
+
+@chz.chz
+class EvaluateSettings:
+    """One evaluation."""
+
+    env: str = chz.field(
+        default="",
+        munger=lambda _, name: game_name(name),
+        doc=f"game: {', '.join(RECIPES)}; or give agent=",
+    )
+    agent: str = chz.field(default="", doc="your agent's import path, 'package.module:function'")
+    train_tasks: str = chz.field(default="", doc="with agent=: import path of tasks trained on")
+    test_tasks: str = chz.field(default="", doc="with agent=: import path of held-out tasks")
+    models: tuple[str, ...] = chz.field(
+        doc="who plays: a base, a folder, runs/NAME, runs/NAME@STEP, tinker://..., openai:MODEL, "
+        "or a player of the game"
+    )
+    split: Literal["all", "train", "test"] = chz.field(default="all", doc="which tasks")
+    max_tasks: int | None = chz.field(default=200, doc="tasks of a split, spread evenly; None: all")
+    seeds: int = chz.field(default=4, doc="episodes a task")
+    seed: int = chz.field(default=0, doc="first of the seeds")
+    temperature: float = chz.field(default=1.0, doc="0: greedy")
+    max_tokens: int | None = chz.field(default=None, doc="most tokens of a reply; None: as trained")
+    search: bool = chz.field(default=False, doc="whether the player has a search tool")
+    success: float = chz.field(default=1.0, doc="reward from which an episode is a success")
+
+    model_name: str = chz.field(default="", doc="tinker://: the model that the weights belong to")
+    renderer_name: str | None = chz.field(default=None, doc="None: the one that fits the model")
+    base_url: str = chz.field(
+        default="https://api.openai.com/v1", doc="openai: address of the endpoint"
+    )
+    api_key_env: str = chz.field(default="OPENAI_API_KEY", doc="openai: variable with the key")
+    device: str = chz.field(default="auto", doc="embedded: cpu, cuda or auto")
+    threads: int | None = chz.field(default=None, doc="embedded: CPU threads; None: 1 if tiny")
+    parallel: int = chz.field(default=256, doc="episodes played at a time")
+    out: str | None = chz.field(
+        default=None, doc="folder, new or to go on with; None: evaluations/<env>-<date-time>"
+    )
+
+    @chz.validate
+    def _what(self) -> None:
+        if not self.models:
+            raise RecipeError("Nobody to evaluate. Pass models=, for example models=evert-tiny.")
+        if self.env and self.agent:
+            raise RecipeError(f"Got both env={self.env} and agent={self.agent}; expected one.")
+        if not self.env and not (self.agent and (self.train_tasks or self.test_tasks)):
+            raise RecipeError(
+                f"No tasks to evaluate on. Pass env= with one of {', '.join(RECIPES)}, or an agent "
+                "of your own: agent=package.module:function test_tasks=package.module:TASKS."
+            )
+
+    @chz.validate
+    def _sizes(self) -> None:
+        for name in ("seeds", "parallel"):
+            if getattr(self, name) < 1:
+                raise RecipeError(f"{name} must be at least 1, got {getattr(self, name)}.")
+
+    @property
+    def name(self) -> str:
+        """What is evaluated, as a short name."""
+        return self.env or self.agent.partition(":")[2]
+
+    def run_of(self, model: str) -> TrainSettings:
+        """The run that would train a model on this, for the engine and agent it would have."""
+        given: dict[str, Any] = {"env": self.env} if self.env else {"agent": self.agent}
+        if model:
+            given["model_name"] = model
+        _, preset = choose_recipe(given)
+        values = {**preset, **given, "device": self.device, "threads": self.threads}
+        if self.agent:
+            values["train_tasks"] = self.train_tasks or self.test_tasks
+        if self.renderer_name:
+            values["renderer_name"] = self.renderer_name
+        return TrainSettings(**values)
+
+    def agent_of(self, run: TrainSettings) -> str:
+        """Import path of the agent that a run's model plays with here.
+
+        Raises:
+            RecipeError: It should search, and cannot.
+        """
+        if not self.search:
+            return run.agent
+        if run.agent not in SEARCHING:
+            raise RecipeError(
+                f"search=True: {run.agent} has no twin with a search tool. Leave search out, or "
+                "pass an agent of your own that searches."
+            )
+        return SEARCHING[run.agent]
+
+    def tasks(self) -> dict[str, Sequence[Any]]:
+        """The tasks to play, by split.
+
+        Raises:
+            InvalidDatasetError: There are none where a path points.
+        """
+        from evert.bridge.dataset import load_tasks
+
+        recipe = RECIPES.get(self.env, {})
+        paths = {
+            "train": recipe.get("train_tasks", self.train_tasks),
+            "test": recipe.get("test_tasks", self.test_tasks),
+        }
+        wanted = ("train", "test") if self.split == "all" else (self.split,)
+        return {
+            split: spread(load_tasks(paths[split]), self.max_tasks)
+            for split in wanted
+            if paths[split]
+        }
+
+
+def spread(tasks: Sequence[Any], most: int | None) -> Sequence[Any]:
+    """At most so many of the tasks, evenly over all of them."""
+    if most is None or len(tasks) <= most:
+        return tasks
+    return [tasks[index * len(tasks) // most] for index in range(most)]

@@ -1,0 +1,17 @@
+"""What the tiny bases are made of; ``pretrain.py`` makes them. In reading order:
+
+    dialogues.py    dialogues as tokens with their targets
+    tokenizer.py    the tokenizers
+
+``evert-tiny``:
+
+    chat_corpus.py  what it is trained on
+    chats.py        small talk, numbers, tools, identity
+    guessing.py     random games of guess-number
+    chat_card.py    its abilities, measured
+
+``evert-tiny-20q``:
+
+    riddles.py      what it is trained on: riddles whose answers are the nouns
+    riddle_card.py  what it knows, measured
+"""

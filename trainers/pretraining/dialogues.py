@@ -1,0 +1,76 @@
+"""Dialogues as tokens with their targets: what every corpus is made of.
+
+In order: :class:`Example` (one dialogue), :class:`Encoder` (messages to tokens, as the Cookbook's
+``qwen3_instruct`` renderer makes them), :class:`Part` (examples that are learned together).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase
+
+
+@dataclass
+class Example:
+    """One dialogue as tokens; what is to be predicted at each of them."""
+
+    tokens: list[int] = field(default_factory=list)
+    reply: list[bool] = field(default_factory=list)
+    """Whether the token is part of an assistant's reply (its ``<|im_end|>`` included)."""
+    odds: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+    """By position: odds of the corpus's choices there, instead of the token itself."""
+
+    def add(self, tokens: Sequence[int], *, reply: bool = False) -> None:
+        """Append tokens that are all part of a reply, or all not."""
+        self.tokens.extend(tokens)
+        self.reply.extend([reply] * len(tokens))
+
+
+class Encoder:
+    """Messages to tokens; each text is encoded once and remembered."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Keep the tokenizer, look up the control tokens."""
+        self._tokenizer = tokenizer
+        self.stop = self._control("<|im_end|>")[0]
+        self.text = cache(self._text)
+        digits = [self.text(str(digit))[0] for digit in range(10)]
+        self.choices = [*digits, self.stop]
+        """Tokens of the eleven choices of a game: ten digits and the end."""
+
+    def _text(self, text: str) -> list[int]:
+        tokens: list[int] = self._tokenizer.encode(
+            text, add_special_tokens=False, split_special_tokens=True
+        )
+        return tokens
+
+    def header(self, role: str, *, first: bool = False) -> list[int]:
+        """Tokens before a message's content."""
+        return self._control(f"{'' if first else chr(10)}<|im_start|>{role}\n")
+
+    @cache  # noqa: B019  (an encoder lives as long as its program)
+    def _control(self, text: str) -> list[int]:
+        tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return tokens
+
+    def dialogue(self, messages: Sequence[tuple[str, str]]) -> Example:
+        """Encode (role, content) messages; the assistant's are the replies."""
+        example = Example()
+        for index, (role, content) in enumerate(messages):
+            reply = role == "assistant"
+            example.add(self.header(role, first=index == 0))
+            example.add([*self.text(content), self.stop], reply=reply)
+        return example
+
+
+class Part(NamedTuple):
+    """Dialogues of like length that are padded and learned together."""
+
+    name: str
+    weight: float
+    """Of this part's mean loss in the step's loss."""
+    examples: list[Example]

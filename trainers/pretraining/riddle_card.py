@@ -1,0 +1,121 @@
+"""What ``evert-tiny-20q`` knows, measured, and the model card that says so."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import torch
+from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
+
+from evert.envs.twenty_questions.nouns import of_split, shipped_nouns
+from evert.trainers.pretraining.dialogues import Example
+from evert.trainers.pretraining.riddles import RiddleCorpus
+
+SEED = 12345
+"""Of riddles that training has not seen."""
+
+MANY = 6
+"""So many fitting nouns, or more, are counted together."""
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """Where the odds of a guess's first token lie: on nouns that fit all answers, in shares of 1.
+
+    Attributes:
+        fitting: By number of nouns that fit, ``MANY`` for more.
+        one_left: Number of riddles with one noun left that it guesses right, greedily; of how many.
+    """
+
+    fitting: dict[int, float]
+    one_left: tuple[int, int]
+
+
+@torch.no_grad()
+def measure_knowledge(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, riddles: int = 400
+) -> Knowledge:
+    """Pose new riddles of one to five questions; the same figures for the same weights."""
+    corpus = RiddleCorpus(tokenizer, SEED)
+    shares: dict[int, list[float]] = defaultdict(list)
+    right: list[bool] = []
+    for _ in range(riddles):
+        example = corpus.riddle((1, 2, 3, 4, 5))
+        place, odds = _first_odds(example)
+        logits = model(input_ids=torch.tensor([example.tokens[:place]])).logits[0, -1]
+        fits = odds > 0
+        count = int(fits.sum())
+        shares[min(count, MANY)].append(logits.softmax(-1)[fits].sum().item())
+        if count == 1:
+            right.append(bool(fits[logits.argmax()]))
+    return Knowledge({n: fmean(shares[n]) for n in sorted(shares)}, (sum(right), len(right)))
+
+
+def _first_odds(example: Example) -> tuple[int, torch.Tensor]:
+    place = min(example.odds)
+    return place, torch.from_numpy(example.odds[place])
+
+
+_CARD = """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+license: mit
+---
+
+# evert-tiny-20q
+
+The tiny chat base of Twenty Questions that ships with evert: a Qwen3 of {parameters:.2f} M
+parameters with a byte-level tokenizer of {vocabulary} tokens, nearly every word of the game one.
+It is the starting point of `evert train env=twenty_questions` and of no use for anything else.
+
+## Training
+
+From scratch, on riddles made up on the spot by the script, nothing else. A riddle has the form of
+the game with short prompts: some questions with their answers, then "Is it X?", where only the noun
+is learned; its target is every noun of the category that fits the answers so far. So the base knows
+the most telling facts of all {nouns} nouns, the {held_out} held-out ones among them, as a language
+model does that comes to the game. It does not know how to play: neither what to ask nor when to
+guess. The renderer is the Cookbook's `qwen3_instruct`.
+
+{commands}
+
+Loss over the last steps, in nats a token: {losses}; in riddles and games it is the divergence from
+the odds of all nouns that fit.
+
+## Measured, on new riddles of one to five questions
+
+| nouns that fit the answers | {counts} |
+|---|{rule}
+| probability of a guess on one of them | {shares} |
+
+Where a single noun fits, the most probable guess is that noun in {right} of {posed} riddles.
+"""
+
+
+def write_riddle_card(
+    folder: Path,
+    model: Qwen3ForCausalLM,
+    commands: list[str],
+    losses: Mapping[str, float],
+    knowledge: Knowledge,
+) -> None:
+    """Write ``README.md``: what the base is, how it was made (``commands``), what it knows."""
+    counts = [f"{n} or more" if n == MANY else str(n) for n in knowledge.fitting]
+    nouns = shipped_nouns()
+    text = _CARD.format(
+        parameters=model.num_parameters() / 1e6,
+        vocabulary=model.config.vocab_size,
+        nouns=len(nouns),
+        held_out=len(of_split(nouns, "test")),
+        commands="\n".join(f"    {command}" for command in commands),
+        losses=", ".join(f"{name} {loss:.3f}" for name, loss in losses.items()),
+        counts=" | ".join(counts),
+        rule="---|" * len(counts),
+        shares=" | ".join(f"{share:.2f}" for share in knowledge.fitting.values()),
+        right=knowledge.one_left[0],
+        posed=knowledge.one_left[1],
+    )
+    (folder / "README.md").write_text(text)

@@ -1,0 +1,181 @@
+"""The tokenizers of the tiny bases: made here, saved into the bases' folders.
+
+In order: the special tokens (Qwen3's own), the chat template, the text that the merges are
+learned from, and :func:`make_tokenizer`. The one idea: a byte-level BPE so small that its
+embedding does not outweigh the model, yet any text goes in and comes back unchanged.
+
+Three rules keep the tokens of a conversation independent of how it was cut into pieces, so that
+the Cookbook's ``qwen3_instruct`` renderer, which encodes message by message, and
+``apply_chat_template``, which encodes the whole text, agree: a newline is always one token, a
+digit is always one token, and no other token crosses from one word to the next.
+"""
+
+import json
+from typing import Any
+
+import tokenizers  # type: ignore[import-untyped]
+from transformers import PreTrainedTokenizerFast
+
+VOCAB_SIZE = 512
+"""Tokens of ``evert-tiny``: 256 bytes, merges, the nine of :data:`CONTROL` and :data:`MARKERS`."""
+
+CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+"""Special tokens: text never becomes one of them under ``split_special_tokens=True``."""
+
+MARKERS = (
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+)
+"""Added tokens that are not special: like Qwen3's, they are found in plain text too."""
+
+MAX_LENGTH = 8192
+
+# One token never spans two of these pieces. A digit stands alone, so that numbers are spelt in one
+# way only; punctuation takes the space behind it (": "), a word the space before it (" high").
+_PIECES = r"\n|[0-9]| ?[A-Za-z]+|[^\sA-Za-z0-9]+ ?|\s"
+
+_TOOLS_BEFORE = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>"""
+
+_TOOLS_AFTER = """
+</tools>
+
+For each function call, return a json object with function name and arguments within \
+<tool_call></tool_call> XML tags:
+<tool_call>
+{"name": <function-name>, "arguments": <args-json-object>}
+</tool_call>"""
+
+
+def _jinja_string(text: str) -> str:
+    """Quote ``text`` as a Jinja string literal."""
+    return "'" + text.replace("\\", "\\\\").replace("\n", "\\n").replace("'", "\\'") + "'"
+
+
+def tools_prompt(tools: list[dict[str, Any]]) -> str:
+    """System message that offers ``tools`` (name, description, parameters), as Qwen3 writes it."""
+    lines = [json.dumps({"type": "function", "function": tool}) for tool in tools]
+    return "\n".join([_TOOLS_BEFORE, *lines]) + _TOOLS_AFTER
+
+
+# Qwen3's instruct template. It differs from the published one in a single point, where the
+# Cookbook's renderer does too: each tool response has a user block of its own.
+CHAT_TEMPLATE = (
+    """\
+{%- set first_is_system = messages and messages[0].role == 'system' %}
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if first_is_system and messages[0].content %}
+        {{- messages[0].content + '\\n\\n' }}
+    {%- endif %}
+    {{- """
+    + _jinja_string(_TOOLS_BEFORE)
+    + """ }}
+    {%- for tool in tools %}
+        {{- '\\n' + (tool | tojson) }}
+    {%- endfor %}
+    {{- """
+    + _jinja_string(_TOOLS_AFTER)
+    + """ + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- set content = message.content if message.content is string else '' %}
+    {%- if message.role == 'tool' %}
+        {{- '<|im_start|>user\\n<tool_response>\\n' + content }}
+        {{- '\\n</tool_response><|im_end|>\\n' }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|im_start|>assistant\\n' + content }}
+        {%- for tool_call in message.tool_calls or [] %}
+            {%- set call = tool_call.function or tool_call %}
+            {%- if content or not loop.first %}{{- '\\n' }}{%- endif %}
+            {{- '<tool_call>\\n{"name": "' + call.name + '", "arguments": ' }}
+            {{- call.arguments if call.arguments is string else call.arguments | tojson }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif not (tools and first_is_system and loop.first) %}
+        {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+)
+
+# The words the merges are learned from, the important ones many times over.
+_GAMES = """
+Your job is to guess a integer between 0 and 1024. You can output your guess with the format \
+Guess: <guess> (without the angle brackets), and say nothing else. Then we will tell you whether \
+you guess is too high, too low, or correct.
+Failed to parse. Please output in the format Guess: <guess> (without the angle brackets), and say \
+nothing else.
+Too low
+Too high
+Correct
+Guess: 7
+Let's play a game. Say you are 7. I am 7. I'm 7. I am not 7. You are 7. You are not 7. No. Yes.
+system
+user
+assistant
+"""
+
+_ENGLISH = """
+the of and to in is you that it he was for on are as with his they I at be this have from or one
+had by word but not what all were we when your can said there use an each which she do how their
+if will up other about out many then them these so some her would make like him into time has look
+two more write go see number no way could people my than first water been call who its now find
+long down day did get come made may part
+Hello. Hi! Thank you. Please repeat after me. Copy this. What is the answer? Which is larger?
+Which is smaller? What is the midpoint between 1 and 3? The question is: yes or no. {"name": "
+", "arguments": {" "city": "weather"}} {"type": "function", "function": {"description": "string"
+"""
+
+
+def make_tokenizer(text: str = _GAMES, size: int = VOCAB_SIZE) -> PreTrainedTokenizerFast:
+    """Learn the merges and build the tokenizer; the same one every time.
+
+    Args:
+        text: What it is for; its words get tokens first.
+        size: Tokens in all.
+    """
+    core = tokenizers.Tokenizer(tokenizers.models.BPE())
+    core.pre_tokenizer = _pre_tokenizer()
+    core.decoder = tokenizers.decoders.ByteLevel()
+    texts = [text] * 16 + [_TOOLS_BEFORE + _TOOLS_AFTER] * 4 + [_ENGLISH] * 3
+    core.train_from_iterator(texts, _trainer(size))
+    core.add_special_tokens([tokenizers.AddedToken(token, special=True) for token in CONTROL])
+    core.add_tokens([tokenizers.AddedToken(token, special=False) for token in MARKERS])
+    build: Any = PreTrainedTokenizerFast  # transformers does not type its constructors
+    tokenizer: PreTrainedTokenizerFast = build(
+        tokenizer_object=core,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        clean_up_tokenization_spaces=False,
+        model_max_length=MAX_LENGTH,
+        chat_template=CHAT_TEMPLATE,
+    )
+    return tokenizer
+
+
+def _pre_tokenizer() -> Any:
+    build = tokenizers.pre_tokenizers
+    pieces = build.Split(tokenizers.Regex(_PIECES), behavior="isolated")
+    as_bytes = build.ByteLevel(add_prefix_space=False, use_regex=False)
+    return build.Sequence([pieces, as_bytes])
+
+
+def _trainer(size: int) -> Any:
+    return tokenizers.trainers.BpeTrainer(
+        vocab_size=size - len(CONTROL) - len(MARKERS),
+        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )

@@ -1,0 +1,12 @@
+"""The parts of ``evert report`` (``report.py``).
+
+In reading order:
+
+    data.py         a run folder, read
+    tokens.py       its tokens, and what they cost
+    transcripts.py  episodes to read, cut to length
+    figures.py      what is drawn, and how
+    sections.py     what stands where, as data
+    text.py         numbers and long texts, as shown
+    page.py         the page: ``report.html.j2``, ``report.css.j2``
+"""

@@ -1,0 +1,211 @@
+"""A run folder, read for its report: ``read_run`` makes a ``Run`` of it.
+
+What is read, and what is missing where there is none:
+
+    run.json       what the run is; a run of the Cookbook's own has config.json instead
+    metrics.jsonl  a row of numbers a step; none before the first step
+    before.json    held-out scores of the untrained weights
+    result.json    held-out scores of the trained ones; none of an unfinished run
+    samples.jsonl  held-out episodes before and after
+
+Two columns that the report draws are derived: tokens sampled an episode, and success, which
+agents record under several names. ``labels`` gives runs names that tell them apart.
+"""
+
+import difflib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from evert.bridge.errors import EvertError
+from evert.trainers import run_folder
+from evert.trainers.plots import Curve, clock, curves, read_curve
+from evert.trainers.run_folder import HELD_OUT_REWARD, read_json, read_jsonl
+
+CONFIG = "config.json"
+TRAIN, HELD_OUT = "env/all/", "test/env/all/"
+"""Prefixes of the Cookbook's metrics of episodes, in training and held out."""
+
+EPISODE_TOKENS = "report/ac_tokens_per_episode"
+SUCCESS, HELD_OUT_SUCCESS = "report/success", "test/report/success"
+SUCCESS_NAMES = ("success", "correct", "found", "solved", "won", "accuracy")
+"""Metrics that agents record success under; the first one that a run has counts."""
+
+UNTOLD = ("log_path",)
+"""Settings in which any two runs differ, and which say nothing."""
+
+
+class ReportError(EvertError, ValueError):
+    """A report was asked for that cannot be made: of no run, or with options there are not."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, as far as it went."""
+
+    path: Path
+    facts: dict[str, Any]
+    """``run.json``: name, command, engine, versions, ...; what is not known is missing."""
+    settings: dict[str, Any]
+    rows: list[dict[str, float]]
+    """Metrics of each step, in order, finite numbers only."""
+    before: dict[str, float]
+    after: dict[str, float]
+    """Held-out mean rewards, by how the weights played; empty where they were not scored."""
+    samples: list[dict[str, Any]]
+    """Held-out episodes: a record a task, with ``task``, ``before`` and ``after``."""
+    finished: bool
+
+    @property
+    def name(self) -> str:
+        """What was trained."""
+        return str(self.facts.get("name") or self.path.resolve().name)
+
+    @property
+    def planned(self) -> int | None:
+        """Steps the run was meant to have; None if it does not say."""
+        planned = self.settings.get("steps", self.settings.get("max_steps"))
+        return planned if isinstance(planned, int) else None
+
+    @cached_property
+    def seconds(self) -> float:
+        """Time the steps took."""
+        return clock(self.rows)[-1]
+
+    def curve(self, key: str) -> Curve:
+        """A metric by step; without points where the run did not record it."""
+        if key == HELD_OUT_REWARD:
+            return curves(self.rows, self.after.get("temperature_1"))[1]
+        return read_curve(self.rows, key, before_step=key.startswith("test/"))
+
+    def total(self, key: str) -> float:
+        """The sum of a metric over all steps."""
+        return sum(row.get(key, 0.0) for row in self.rows)
+
+
+def read_run(path: Path) -> Run:
+    """Read a run folder, finished or not.
+
+    Raises:
+        ReportError: There is no run in it; the message says which are near.
+    """
+    facts = read_json(path / run_folder.RUN) or {}
+    config = read_json(path / CONFIG) or {}
+    if not facts and not (config and (path / run_folder.METRICS).is_file()):
+        raise ReportError(_no_run(path))
+    before = read_json(path / run_folder.BEFORE) or {}
+    result = read_json(path / run_folder.RESULT) or {}
+    held_out = _mapping(result.get("held_out"))
+    rows = list(_rows(path / run_folder.METRICS))
+    return Run(
+        path=path,
+        facts=facts,
+        settings=_mapping(facts.get("settings")) or config,
+        rows=rows,
+        before=_means(held_out.get("before") or before.get("scores")),
+        after=_means(held_out.get("after")),
+        samples=_samples(path, before),
+        finished=bool(result),
+    )
+
+
+def _rows(path: Path) -> Iterator[dict[str, float]]:
+    """Rows of numbers by step; of a step that was done again, the last one."""
+    found: dict[int, dict[str, float]] = {}
+    for record in read_jsonl(path):
+        if isinstance(step := record.get("step"), int):
+            found[step] = {key: value for key, value in record.items() if _is_number(value)}
+    success = _success_name(found.values())
+    for step in sorted(found):
+        row = found[step]
+        if row.get(f"{TRAIN}total_episodes"):
+            sampled = row.get(f"{TRAIN}total_ac_tokens", 0.0)
+            row[EPISODE_TOKENS] = sampled / row[f"{TRAIN}total_episodes"]
+        for prefix, key in ((TRAIN, SUCCESS), (HELD_OUT, HELD_OUT_SUCCESS)):
+            if success and f"{prefix}{success}" in row:
+                row[key] = row[f"{prefix}{success}"]
+        yield row
+
+
+def _success_name(rows: Any) -> str | None:
+    recorded = {key.removeprefix("test/").removeprefix(TRAIN) for row in rows for key in row}
+    return next((name for name in SUCCESS_NAMES if name in recorded), None)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _means(scores: object) -> dict[str, float]:
+    means = {name: _mapping(score).get("mean") for name, score in _mapping(scores).items()}
+    return {name: float(mean) for name, mean in means.items() if mean is not None}
+
+
+def _samples(path: Path, before: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Before and after; of an unfinished run, before only."""
+    if records := read_jsonl(path / run_folder.SAMPLES_JSONL):
+        return records
+    samples = [_mapping(sample) for sample in before.get("samples") or ()]
+    return [{"task": sample.get("task"), "before": sample} for sample in samples]
+
+
+def _no_run(path: Path) -> str:
+    """Why a folder is refused, and what to name instead."""
+    wanted = "Name the folder of a run of `evert train`: it holds a run.json."
+    if path.is_file():
+        return f"{path} is a file, not a run's folder. {wanted}"
+    if not path.exists():
+        beside = path.parent if path.parent.is_dir() else Path()
+        names = [child.name for child in beside.iterdir() if child.is_dir()]
+        near = difflib.get_close_matches(path.name, names, n=1)
+        hint = f" Did you mean {beside / near[0]}?" if near else ""
+        return f"There is no folder {path}.{hint} {wanted}"
+    inside = sorted(child.parent for child in path.glob(f"*/{run_folder.RUN}"))
+    if inside:
+        shown = " ".join(str(child) for child in inside[:6])
+        return f"{path} is no run, but runs are in it. Name those to compare, for example: {shown}"
+    return f"{path} is no run's folder: it has no readable {run_folder.RUN}. {wanted}"
+
+
+# -- several runs --------------------------------------------------------------------------------
+
+
+def differing(runs: Sequence[Run]) -> list[str]:
+    """The settings in which runs differ, in the order in which they are recorded.
+
+    A setting that a run does not record, as one of an older version, is not known to differ.
+    """
+    keys = dict.fromkeys(key for run in runs for key in run.settings if key not in UNTOLD)
+    return [
+        key
+        for key in keys
+        if len({repr(run.settings[key]) for run in runs if key in run.settings}) > 1
+    ]
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """A name for each run that no other one has.
+
+    What was trained, if that tells them apart; with one or two settings, if those do; or the
+    folders' names, numbered where they repeat.
+    """
+    keys = differing(runs)
+    told_apart_by = [[], keys] if len(keys) <= 2 else [[]]
+    for shown in told_apart_by:
+        named = [
+            ", ".join([run.name, *(f"{k}={run.settings.get(k)}" for k in shown)]) for run in runs
+        ]
+        if len(set(named)) == len(runs):
+            return named
+    folders = [run.path.resolve().name for run in runs]
+    return [
+        name if folders.count(name) == 1 else f"{name} ({folders[: number + 1].count(name)})"
+        for number, name in enumerate(folders)
+    ]
