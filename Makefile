@@ -2,7 +2,8 @@
 #
 #   make train   train a chat agent in about a minute (main job); ends with a figure and a plot
 #   make test    all tests
-#   make frameworks   the examples of twelve agent frameworks, in environments of their own
+#   make frameworks   the examples of twelve agent frameworks, Twenty Questions in two of them, in
+#                     environments of their own
 #   make lint    ruff, mypy, pyright
 #   make bench   the benchmarks behind the README's table (about 40 minutes; `make smoke`: one minute)
 

@@ -1,4 +1,4 @@
-"""Does an agent learn? Every game over several seeds, from the shipped base, on this machine.
+"""Does an agent learn? Every game over several seeds, from the shipped bases, on this machine.
 
     python benchmarks/learning.py [--quick] [--games identity guess_number] [--seeds 3]
 
@@ -82,6 +82,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def run(game: str, seed: int, out: Path, quick: bool, console: Console) -> dict[str, Any]:
     """One training run, in a folder of its own."""
     values: dict[str, Any] = {"steps": QUICK_STEPS, "batch_size": 4} if quick else {}
+    if quick and "warm_up_steps" in RECIPES[game]:
+        values["warm_up_steps"] = QUICK_STEPS
     name = f"{game}-{'quick-' if quick else ''}seed{seed}"
     return new_run(console, env=game, seed=seed, log_path=str(out / name), **values)
 
@@ -130,7 +132,7 @@ def save(out: Path, results: dict[str, list[dict[str, Any]]], failures: list[str
     (out / "learning.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     drawn = {game: [curves_of(result) for result in runs] for game, runs in results.items() if runs}
     if drawn:
-        draw_games(out / "learning.png", "evert-tiny, thin lines: held out, a seed each", drawn)
+        draw_games(out / "learning.png", "tiny bases; thin lines: held out, a seed each", drawn)
 
 
 def curves_of(result: dict[str, Any]) -> tuple[Curve, Curve]:

@@ -42,6 +42,8 @@ class Corpus(Protocol):
 
     choices: list[int]
     """The tokens that an example's odds are the odds of."""
+    given_choice: bool
+    """Whether they are odds among the choices alone, whatever the odds of all other tokens."""
 
     def step(self, *, whole_games: bool) -> list[Part]:
         """Draw a step's parts; without ``whole_games`` only what is quick to learn and to run."""
@@ -58,7 +60,7 @@ class PretrainConfig:
     )
     start: str = chz.field(default="", doc="folder of weights to go on from; empty: from scratch")
     habits: bool = chz.field(
-        default=False, doc="evert-tiny: whether players of guess-number have habits"
+        default=False, doc="second stage: games of players with habits, good and poor ones"
     )
     steps: int = chz.field(default=1200, doc="optimiser steps")
     warm_up: float = chz.field(default=0.12, doc="share of steps on short dialogues alone")
@@ -77,7 +79,7 @@ def corpus_of(config: PretrainConfig, tokenizer: PreTrainedTokenizerBase) -> Cor
     """What a base is trained on."""
     if config.base == "evert-tiny":
         return ChatCorpus(tokenizer, config.seed, habits=config.habits)
-    return RiddleCorpus(tokenizer, config.seed)
+    return RiddleCorpus(tokenizer, config.seed, players=config.habits)
 
 
 def tokenizer_of(config: PretrainConfig) -> PreTrainedTokenizerBase:
@@ -129,11 +131,17 @@ def make_model(tokenizer: PreTrainedTokenizerBase) -> Qwen3ForCausalLM:
     return model
 
 
-def part_loss(model: Qwen3ForCausalLM, examples: list[Example], choices: list[int]) -> Tensor:
+def part_loss(
+    model: Qwen3ForCausalLM,
+    examples: list[Example],
+    choices: list[int],
+    *,
+    given_choice: bool = False,
+) -> Tensor:
     """Mean loss over the reply tokens of some dialogues.
 
-    Cross-entropy with the token itself where one is right; where any legal digit is right, the
-    divergence from the odds of the rule.
+    Cross-entropy with the token itself where one is right; where several are right, the divergence
+    from their odds, with ``given_choice`` among the choices alone.
     """
     tokens, hard, soft, odds = _collate(examples)
     hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state
@@ -142,7 +150,11 @@ def part_loss(model: Qwen3ForCausalLM, examples: list[Example], choices: list[in
     total = functional.cross_entropy(logits, tokens[row, column], reduction="sum")
     if len(odds):
         row, column = soft
-        logprobs = model.lm_head(hidden[row, column - 1]).log_softmax(-1)[:, choices]
+        logits = model.lm_head(hidden[row, column - 1])
+        if given_choice:
+            logprobs = logits[:, choices].log_softmax(-1)
+        else:
+            logprobs = logits.log_softmax(-1)[:, choices]
         total = total + functional.kl_div(logprobs, odds, reduction="sum")
     return total / (len(hard[0]) + len(odds))
 
@@ -177,7 +189,7 @@ def train(
         for step in range(config.steps):
             parts = corpus.step(whole_games=step >= config.warm_up * config.steps)
             _set_learning_rate(optimizers, step / config.steps)
-            recent.append(_step(model, optimizers, parts, corpus.choices))
+            recent.append(_step(model, optimizers, parts, corpus))
             progress.update(bar, advance=1, description=_shown(_mean(recent)))
             if (step + 1) % config.save_every == 0:
                 model.save_pretrained(config.out)
@@ -185,12 +197,12 @@ def train(
 
 
 def _step(
-    model: Qwen3ForCausalLM, optimizers: list[Optimizer], parts: list[Part], choices: list[int]
+    model: Qwen3ForCausalLM, optimizers: list[Optimizer], parts: list[Part], corpus: Corpus
 ) -> dict[str, float]:
     """One update; returns the loss of each part."""
     losses: dict[str, float] = {}
     for part in parts:
-        loss = part_loss(model, part.examples, choices)
+        loss = part_loss(model, part.examples, corpus.choices, given_choice=corpus.given_choice)
         (part.weight * loss).backward()  # type: ignore[no-untyped-call]
         losses[part.name] = loss.item()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -64,6 +64,8 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
         "model_name": "evert-tiny-20q",
         "demonstrations": "evert.envs.twenty_questions.demonstrations:demonstrations",
         "warm_up_steps": 20,
+        "warm_up_batch": 32,
+        "warm_up_learning_rate": 5e-4,
         "steps": 30,
         "batch_size": 32,
         "group_size": 8,

@@ -103,6 +103,10 @@ class _Knowledge:
         )
 
 
+TELLING = 0.3
+"""Share of what is left that a telling question sets apart, at the least."""
+
+
 class CasualPlayer:
     """Asks any attribute, none twice; now and then it guesses something that fits all answers.
 
@@ -110,6 +114,8 @@ class CasualPlayer:
         nouns: What may be guessed; None for those that ship with evert.
         facts: What is known of them; None for the shipped facts.
         guess_rate: Share of its questions that are guesses.
+        telling_rate: Share of the others that tell something: at least ``TELLING`` of what is
+            left would be answered yes, and as much no. The rest is about anything.
         seed: The same seed asks the same questions in the same order of games.
     """
 
@@ -119,21 +125,29 @@ class CasualPlayer:
         facts: Facts | None = None,
         *,
         guess_rate: float,
+        telling_rate: float = 0.0,
         seed: int = 0,
     ) -> None:
         self._nouns = tuple(nouns or shipped_nouns())
         self._knowledge = _Knowledge(facts)
         self._guess_rate = guess_rate
+        self._telling_rate = telling_rate
         self._random = random.Random(seed)
 
     def question(self, game: Game) -> str:
         """The next question."""
-        if self._random.random() < self._guess_rate:
-            left = self._knowledge.fitting(_possible(self._nouns, game), game)
-            if left:
-                return guess(self._random.choice(left))
+        left = self._knowledge.fitting(_possible(self._nouns, game), game)
+        if left and self._random.random() < self._guess_rate:
+            return guess(self._random.choice(left))
         asked = {turn.question for turn in game.turns}
-        return self._random.choice([q for q in self._knowledge.questions if q not in asked])
+        pool = [question for question in self._knowledge.questions if question not in asked]
+        if self._random.random() < self._telling_rate:
+            pool = [question for question in pool if self._tells(question, left)] or pool
+        return self._random.choice(pool)
+
+    def _tells(self, question: str, left: Sequence[str]) -> bool:
+        answers = Counter(self._knowledge.answer(answer, question) for answer in left)
+        return min(answers["yes"], answers["no"]) >= TELLING * len(left) > TELLING
 
 
 class OraclePlayer:

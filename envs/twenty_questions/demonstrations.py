@@ -17,11 +17,19 @@ from evert.envs.twenty_questions.player import conversation, shipped_answerer
 GUESS_RATE = 0.02
 """Share of guesses among the questions that are shown."""
 
+TELLING_RATE = 0.25
+"""Share of questions that tell much among those that are no guesses."""
+
+
+def casual_player(seed: int) -> CasualPlayer:
+    """The player that is shown: legal, and poor."""
+    return CasualPlayer(guess_rate=GUESS_RATE, telling_rate=TELLING_RATE, seed=seed)
+
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, Any]]]:
     """Conversations without end; the same ones for a seed."""
     rng = random.Random(seed)
-    player = CasualPlayer(guess_rate=GUESS_RATE, seed=rng.getrandbits(64))
+    player = casual_player(rng.getrandbits(64))
     nouns = of_split(shipped_nouns(), "train")
     answerer = shipped_answerer()
     while True:

@@ -111,6 +111,7 @@ class ChatCorpus:
         self._habits = habits
         self.encoder = Encoder(tokenizer)
         self.choices = self.encoder.choices
+        self.given_choice = False
         self._text_rng = random.Random(seed)
         self._game_rng = np.random.default_rng(seed)
 

@@ -22,10 +22,11 @@ MANY = 6
 
 @dataclass(frozen=True)
 class Knowledge:
-    """Where the odds of a guess's first token lie: on nouns that fit all answers, in shares of 1.
+    """What it guesses once it guesses.
 
     Attributes:
-        fitting: By number of nouns that fit, ``MANY`` for more.
+        fitting: Probability that the noun begins as one that fits all answers, by the number of
+            nouns that fit, ``MANY`` for more.
         one_left: Number of riddles with one noun left that it guesses right, greedily; of how many.
     """
 
@@ -38,13 +39,14 @@ def measure_knowledge(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, riddles: int = 400
 ) -> Knowledge:
     """Pose new riddles of one to five questions; the same figures for the same weights."""
-    corpus = RiddleCorpus(tokenizer, SEED)
+    corpus = RiddleCorpus(tokenizer, SEED, players=True)  # for odds among nouns
     shares: dict[int, list[float]] = defaultdict(list)
     right: list[bool] = []
     for _ in range(riddles):
         example = corpus.riddle((1, 2, 3, 4, 5))
         place, odds = _first_odds(example)
         logits = model(input_ids=torch.tensor([example.tokens[:place]])).logits[0, -1]
+        logits = logits[corpus.choices]
         fits = odds > 0
         count = int(fits.sum())
         shares[min(count, MANY)].append(logits.softmax(-1)[fits].sum().item())
@@ -77,19 +79,21 @@ From scratch, on riddles made up on the spot by the script, nothing else. A ridd
 the game with short prompts: some questions with their answers, then "Is it X?", where only the noun
 is learned; its target is every noun of the category that fits the answers so far. So the base knows
 the most telling facts of all {nouns} nouns, the {held_out} held-out ones among them, as a language
-model does that comes to the game. It does not know how to play: neither what to ask nor when to
-guess. The renderer is the Cookbook's `qwen3_instruct`.
+model does that comes to the game. Then come whole games beside the riddles, of players whose
+questions are legal and poor: a quarter of them tell much, one in fifty is a guess. So the base can
+play, and hardly ever wins: what to ask and when to guess is what RL has to find. The renderer is the
+Cookbook's `qwen3_instruct`.
 
 {commands}
 
-Loss over the last steps, in nats a token: {losses}; in riddles and games it is the divergence from
-the odds of all nouns that fit.
+Loss over the last steps, in nats a token: {losses}.
+In riddles and games it is the divergence from the odds of all nouns that fit.
 
 ## Measured, on new riddles of one to five questions
 
 | nouns that fit the answers | {counts} |
 |---|{rule}
-| probability of a guess on one of them | {shares} |
+| probability that a guess is one of them | {shares} |
 
 Where a single noun fits, the most probable guess is that noun in {right} of {posed} riddles.
 """

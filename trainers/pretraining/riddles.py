@@ -9,6 +9,10 @@ and neither what to ask nor when to guess. Apart from the game it learns how que
 It knows the most telling facts, a few a category (``telling``); what else is asked in a riddle, it
 has to look past.
 
+In a second stage it also sees whole games, of players that ask legal and poor questions
+(``demonstrations.py``), so that it knows how the game is played, if not well. Riddles go on beside
+them, now with odds among nouns only: how often to guess is the players' matter.
+
 In order: the facts, the text its tokenizer is made for, :class:`RiddleCorpus`.
 """
 
@@ -21,12 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from evert.envs.twenty_questions.baselines import guess
+from evert.envs.twenty_questions.baselines import CasualPlayer, guess
+from evert.envs.twenty_questions.demonstrations import casual_player
 from evert.envs.twenty_questions.facts import shipped_facts
 from evert.envs.twenty_questions.game import Answer, Game
 from evert.envs.twenty_questions.lexicon import load_lexicon
 from evert.envs.twenty_questions.nouns import shipped_nouns
-from evert.envs.twenty_questions.player import said
+from evert.envs.twenty_questions.player import conversation, said, shipped_answerer
 from evert.trainers.pretraining.dialogues import Encoder, Example, Part
 
 VOCAB_SIZE = 1536
@@ -110,12 +115,14 @@ TELLING_RATES = (0.3, 0.6, 0.9)
 class RiddleCorpus:
     """Draws the riddles of one training step after the other, the same ones for a seed."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
-        """Start at the first step of ``seed``."""
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, seed: int, *, players: bool = False
+    ) -> None:
+        """Start at the first step of ``seed``; ``players`` as of the module."""
         self.encoder = Encoder(tokenizer)
         self.choices = list(range(len(tokenizer)))
-        """The odds of a noun's tokens are over the whole vocabulary."""
         self._rng = random.Random(seed)
+        self._player = casual_player(seed) if players else None
         self._opening = self.encoder.text("Is it")
         self._names = {
             noun.answer: [
@@ -124,9 +131,14 @@ class RiddleCorpus:
             ]
             for noun in shipped_nouns()
         }
+        self.given_choice = players
+        if players:
+            self.choices = sorted({token for name in self._names.values() for token in name})
 
     def step(self, *, whole_games: bool) -> list[Part]:
         """Draw a step's parts; without ``whole_games`` only riddles of one to three questions."""
+        if self._player is not None:
+            return self._with_players(self._player)
         lengths = (1, 1, 2, 3, 4, 5) if whole_games else (1, 1, 1, 2, 2, 3)
         count = 60 if whole_games else 180
         halves = _halves("riddles", [self.riddle(lengths) for _ in range(count)])
@@ -138,6 +150,27 @@ class RiddleCorpus:
             for name, half in halves.items()
         ]
         return [*parts, Part("questions", 0.3, [self.wording() for _ in range(32)])]
+
+    def _with_players(self, player: CasualPlayer) -> list[Part]:
+        """A step of the second stage."""
+        riddles = [self.riddle((1, 2, 3, 4, 5)) for _ in range(32)]
+        games = sorted((self.riddle() for _ in range(14)), key=lambda each: len(each.tokens))
+        played = [self.play(player) for _ in range(12)]
+        return [
+            Part("riddles", 1.0, riddles),
+            Part("short games", 0.5, games[:7]),
+            Part("long games", 1.0, games[7:]),
+            Part("players", 1.0, played),
+        ]
+
+    def play(self, player: CasualPlayer) -> Example:
+        """A game of a player's, all of whose questions are learned."""
+        game, answerer = Game(self._rng.choice(shipped_nouns())), shipped_answerer()
+        while not game.over:
+            question = player.question(game)
+            game.record(question, answerer.answer_now(game.noun, question))
+        messages = conversation(game, "short")
+        return self.encoder.dialogue([(m["role"], m["content"]) for m in messages])
 
     def riddle(self, lengths: Sequence[int] = ()) -> Example:
         """A riddle of one of some lengths, in questions; without lengths, a whole game."""
@@ -193,10 +226,8 @@ class RiddleCorpus:
         left.remove(noun)
 
     def _odds(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        odds = np.zeros(len(self.choices), np.float32)
-        for token, count in Counter(tokens).items():
-            odds[token] = count / len(tokens)
-        return odds
+        counts = Counter(tokens)
+        return np.array([counts[c] / len(tokens) for c in self.choices], np.float32)
 
     def _write_turn(self, example: Example, role: str, text: str, *, first: bool) -> None:
         example.add(self.encoder.header(role, first=first))

@@ -440,7 +440,7 @@ def test_the_shipped_base_is_found_by_its_name(
 ) -> None:
     monkeypatch.setattr("evert.trainers.embedded.models.base_path", lambda _: Path(tiny_model))
     tokenizer: Any = object()
-    monkeypatch.setattr("evert.trainers.embedded.models.base_tokenizer", lambda: tokenizer)
+    monkeypatch.setattr("evert.trainers.embedded.models.base_tokenizer", lambda _: tokenizer)
     training = tinker.ServiceClient().create_lora_training_client(BASE_MODEL).result()
     assert training.get_tokenizer() is tokenizer
     assert training.get_info().model_data.model_name == BASE_MODEL

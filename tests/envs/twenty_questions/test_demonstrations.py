@@ -1,0 +1,85 @@
+"""Games to learn the form of the game from.
+
+1. They are what a model would have seen and said, to the token, in a game like it.
+2. They are on training nouns alone, legal and poor, and the same for a seed.
+"""
+
+import itertools
+import re
+from typing import Any
+
+from tinker_cookbook.rl.rollouts import do_single_rollout
+
+from evert import ChatAgentEnv, ScriptedPolicy
+from evert.bridge.base import default_renderer
+from evert.envs.twenty_questions.answerers import KnowledgeAnswerer
+from evert.envs.twenty_questions.baselines import OraclePlayer, guess, play
+from evert.envs.twenty_questions.demonstrations import demonstrations
+from evert.envs.twenty_questions.nouns import of_split, shipped_nouns
+from evert.envs.twenty_questions.player import (
+    TEST_TASKS,
+    TRAIN_TASKS,
+    TwentyQuestions,
+    conversation,
+)
+
+
+def drawn(seed: int, count: int = 100) -> list[list[dict[str, Any]]]:
+    return list(itertools.islice(demonstrations(seed), count))
+
+
+# -- 1. form -------------------------------------------------------------------------------------
+
+
+async def test_a_game_as_a_conversation_is_what_a_model_would_have_seen_and_said() -> None:
+    noun = shipped_nouns()[0]
+    game = await play(OraclePlayer(), noun, KnowledgeAnswerer())
+    for style in ("short", "full"):
+        policy = ScriptedPolicy([turn.question for turn in game.turns])
+        env = ChatAgentEnv(TwentyQuestions(style=style), TRAIN_TASKS[0])
+        trajectory = await do_single_rollout(policy, env)
+        last = trajectory.transitions[-1]
+        messages: Any = conversation(game, style)
+
+        supervised, weights = default_renderer().build_supervised_example(messages)
+
+        assert TRAIN_TASKS[0]["answer"] == noun.answer
+        assert supervised.to_ints() == last.ob.to_ints() + list(last.ac.tokens)
+        assert weights.sum() >= sum(len(turn.ac.tokens) for turn in trajectory.transitions[-1:])
+
+
+def test_a_conversation_takes_turns_and_ends_with_a_question() -> None:
+    for messages in drawn(0, 20):
+        roles = [message["role"] for message in messages]
+
+        assert roles == ["user", "assistant"] * (len(messages) // 2)
+        assert all(message["content"].endswith("?") for message in messages[1::2])
+        assert len(messages) <= 40
+
+
+# -- 2. content ----------------------------------------------------------------------------------
+
+
+def test_they_are_on_training_nouns_alone() -> None:
+    categories = {noun.category for noun in shipped_nouns()}
+    found = {messages[-1]["content"] for messages in drawn(1, 400) if len(messages) < 40}
+
+    assert found
+    assert found <= {guess(noun.answer) for noun in of_split(shipped_nouns(), "train")}
+    assert not found & {guess(task["answer"]) for task in TEST_TASKS}
+    assert {re.sub(r" 1$", "", m[0]["content"]) for m in drawn(1, 400)} == categories
+
+
+def test_they_are_legal_and_poor() -> None:
+    answerer, games = KnowledgeAnswerer(), drawn(2)
+    noun = shipped_nouns()[0]
+    for messages in games[:20]:
+        for message in messages[1::2]:
+            answerer.answer_now(noun, message["content"])
+
+    assert answerer.counts["not_understood"] == 0
+    assert sum(len(messages) < 40 for messages in games) / len(games) < 0.2
+
+
+def test_a_seed_repeats_them() -> None:
+    assert drawn(3, 5) == drawn(3, 5) != drawn(4, 5)

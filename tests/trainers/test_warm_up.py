@@ -1,0 +1,207 @@
+"""The supervised warm-up before RL.
+
+1. Batches are drawn by seed and number; each datum learns what the assistant says.
+2. A run with a warm-up does it once, RL starts from its weights, and both resume.
+3. Mistakes are said before there is a run.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from evert.bridge.base import base_tokenizer, default_renderer
+from evert.trainers import train
+from evert.trainers.demonstrations import (
+    ConversationDataset,
+    ConversationDatasetBuilder,
+    DemonstrationsError,
+    load_demonstrations,
+)
+from evert.trainers.embedded.engine import embedded_engine
+from evert.trainers.recipes import RECIPES, TrainSettings, choose_recipe
+from evert.trainers.run_folder import RunFolder
+from evert.trainers.warm_up import FOLDER, warm_up, warm_up_config
+
+HELLO = [{"role": "user", "content": "Hi!"}, {"role": "assistant", "content": "Hello."}]
+
+
+def greetings(seed: int) -> Iterator[list[dict[str, Any]]]:
+    """Conversations without end, the last word a number that seed and order decide."""
+    number = 0
+    while True:
+        number += 1
+        yield [HELLO[0], {"role": "assistant", "content": f"Hello {seed} {number}."}]
+
+
+def two_greetings(seed: int) -> Iterator[list[dict[str, Any]]]:
+    yield from [HELLO, HELLO]
+
+
+THIS = sys.modules[__name__]
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "warm_up_games", THIS)
+
+
+def settings(tmp_path: Path, **other: Any) -> TrainSettings:
+    values: dict[str, Any] = {
+        **RECIPES["identity"], "env": "identity", "batch_size": 2, "group_size": 2, "samples": 1,
+        "test_group_size": 1, "steps": 1, "eval_every": 0, "device": "cpu", "warm_up_batch": 3,
+        "warm_up_steps": 2, "demonstrations": "warm_up_games:greetings",
+        "log_path": str(tmp_path / "run"),
+    }  # fmt: skip
+    return TrainSettings(**{**values, **other})
+
+
+# -- 1. the dataset ------------------------------------------------------------------------------
+
+
+def dataset(seed: int = 0, demonstrations: Any = greetings) -> ConversationDataset:
+    return ConversationDataset(demonstrations, default_renderer(), steps=4, batch_size=3, seed=seed)
+
+
+def texts(made: ConversationDataset, index: int) -> list[str]:
+    return [base_tokenizer().decode(datum.model_input.to_ints()) for datum in made.get_batch(index)]
+
+
+def test_a_batch_is_decided_by_its_seed_and_number() -> None:
+    batch = texts(dataset(), 1)
+
+    assert len(dataset()) == 4
+    assert len(set(batch)) == 3
+    assert texts(dataset(), 1) == batch
+    assert texts(dataset(), 2) != batch
+    assert texts(dataset(seed=1), 1) != batch
+
+
+def test_what_the_assistant_says_is_learned_and_nothing_else() -> None:
+    (datum, *_) = dataset(demonstrations=lambda seed: iter([HELLO] * 3)).get_batch(0)
+    targets, weights = (datum.loss_fn_inputs[key].data for key in ("target_tokens", "weights"))
+    learned = [int(t) for t, weight in zip(targets, weights, strict=True) if weight > 0]
+
+    assert base_tokenizer().decode(learned) == "Hello.<|im_end|>"
+    assert sum(weights) == pytest.approx(1.0)
+
+
+def test_too_few_demonstrations_are_an_error() -> None:
+    with pytest.raises(DemonstrationsError, match="2 demonstrations were given for a batch of 3"):
+        dataset(demonstrations=two_greetings).get_batch(0)
+
+
+def test_the_builder_makes_the_same_dataset_for_the_cookbook() -> None:
+    builder = ConversationDatasetBuilder(
+        demonstrations="warm_up_games:greetings", steps=4, batch_size=3, model_name="evert-tiny",
+        renderer_name="qwen3_instruct",
+    )  # fmt: skip
+    made, test = builder()
+
+    assert test is None
+    assert isinstance(made, ConversationDataset)
+    assert texts(made, 1) == texts(dataset(), 1)
+
+
+# -- 2. a run ------------------------------------------------------------------------------------
+
+
+async def test_a_warm_up_is_done_once_and_learns_what_it_is_shown(tmp_path: Path) -> None:
+    wanted = settings(
+        tmp_path, warm_up_steps=12, warm_up_batch=8, warm_up_learning_rate=3e-3,
+        demonstrations="warm_up_games:greetings",
+    )  # fmt: skip
+    console = Console(quiet=True)
+    with embedded_engine(tmp_path / "store", device="cpu", threads=1):
+        warm = await warm_up(wanted, tmp_path, console, embedded=True)
+        lines = (tmp_path / FOLDER / "metrics.jsonl").read_text()
+        again = await warm_up(wanted, tmp_path, console, embedded=True)
+    nll = [json.loads(line)["train_mean_nll"] for line in lines.splitlines()]
+
+    assert warm is not None
+    assert warm.state_path.startswith("tinker://")
+    assert again == warm
+    assert (tmp_path / FOLDER / "metrics.jsonl").read_text() == lines
+    assert len(nll) == 12
+    assert nll[-1] < nll[0] - 0.5
+
+
+async def test_without_a_warm_up_nothing_is_done(tmp_path: Path) -> None:
+    assert (
+        await warm_up(settings(tmp_path, warm_up_steps=0), tmp_path, Console(), embedded=True)
+        is None
+    )
+    assert not (tmp_path / FOLDER).exists()
+
+
+def test_a_run_warms_up_and_then_trains_from_there(tmp_path: Path) -> None:
+    wanted = settings(tmp_path)
+    folder = RunFolder(tmp_path / "run", resumed=False)
+    folder.path.mkdir()
+    console = Console(quiet=True)
+    train.train(wanted, folder, console)
+    config = folder.read_json("config.json") or {}
+    (final,) = [
+        json.loads(line)
+        for line in (folder.path / FOLDER / "checkpoints.jsonl").read_text().splitlines()
+        if json.loads(line)["name"] == "final"
+    ]
+
+    assert config["load_checkpoint_path"] == final["state_path"]
+    assert folder.steps_done() == 1
+    resumed = RunFolder(folder.path, resumed=True)
+    train.train(settings(tmp_path, steps=2), resumed, console)
+    assert resumed.steps_done() == 2
+    assert (resumed.read_json("config.json") or {})["load_checkpoint_path"] == final["state_path"]
+
+
+def test_the_recipe_warms_up_only_the_tiny_base() -> None:
+    _, tiny = choose_recipe({"env": "twenty_questions"})
+    _, large = choose_recipe({"env": "twenty_questions", "model_name": "Qwen/Qwen3-8B"})
+
+    assert tiny["warm_up_steps"] > 0
+    assert tiny["agent"].endswith(":short_twenty_questions_agent")
+    assert large["warm_up_steps"] == 0
+    assert large["agent"].endswith(":twenty_questions_agent")
+    assert large["train_tasks"] == tiny["train_tasks"]
+
+
+def test_on_a_service_checkpoints_of_the_warm_up_expire(tmp_path: Path) -> None:
+    here = warm_up_config(settings(tmp_path), tmp_path, embedded=True)
+    there = warm_up_config(settings(tmp_path), tmp_path, embedded=False)
+
+    assert here.ttl_seconds is None
+    assert there.ttl_seconds == 7 * 24 * 3600
+    assert here.rolling_save_every > there.rolling_save_every == 0
+
+
+# -- 3. mistakes ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("warm_up_games:nothing", "No demonstrations at 'warm_up_games:nothing'"),
+        ("no.such.module:games", "No module named 'no'"),
+        ("warm_up_games:HELLO", "expected a function from a seed to conversations"),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_an_error(path: str, said: str) -> None:
+    with pytest.raises(DemonstrationsError, match=said):
+        load_demonstrations(path)
+
+
+def test_a_warm_up_on_nothing_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert train.main(["env=identity", "warm_up_steps=3"]) == 1
+    assert "warm_up_steps=3 has nothing to warm up on" in capsys.readouterr().err
+    assert train.main(["env=identity", "warm_up_steps=3", "demonstrations=a.b:c"]) == 1
+    assert "No demonstrations at 'a.b:c'" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
