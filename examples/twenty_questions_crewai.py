@@ -69,10 +69,7 @@ class TwentyQuestionsFlow:
         )
         tools = [] if self.search is None else [search_tool(self.search, flow)]
         flow.player = player_agent(client.model, tools, self.rules)
-        try:
-            return flow.kickoff()
-        except SystemExit as error:  # CrewAI would end the whole process, the trainer's
-            raise RuntimeError(f"The player's prompt is too long: {error}") from error
+        return flow.kickoff()
 
 
 agent = TwentyQuestionsFlow()

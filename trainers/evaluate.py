@@ -24,7 +24,6 @@ from typing import Any
 import chz
 import openai
 from chz.blueprint import EntrypointHelpException
-from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -179,7 +178,7 @@ def evaluate(
     """
     tasks = settings.tasks()
     folder = RunFolder(path, resumed=True)
-    with _alone(path):
+    with run_folder.alone_in(path, "evaluating", "out"):
         description = {"settings": chz.asdict(settings), "versions": run_folder.versions()}
         folder.write_json(EVALUATION, {**description, "git": run_folder.git_revision()})
         log = EpisodeLog(path)
@@ -190,23 +189,6 @@ def evaluate(
         wanted = {e.key for c in contestants for e in planned(c.name, tasks, settings)}
         played = [episode for episode in log.episodes if episode.key in wanted]
         return _report(scores.in_order(played, settings.models), settings, folder, console)
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    lock = FileLock(path / run_folder.LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise RunFolderError(
-            f"Another process is evaluating in {path}. Wait until it is done, or choose another "
-            "out=."
-        ) from None
-    try:
-        yield
-    finally:
-        (path / run_folder.LOCK).unlink(missing_ok=True)
-        lock.release()
 
 
 def _play(

@@ -63,13 +63,16 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
         "test_tasks": "evert.envs.twenty_questions.player:TEST_TASKS",
         "model_name": "evert-tiny-20q",
         "demonstrations": "evert.envs.twenty_questions.demonstrations:demonstrations",
-        "warm_up_steps": 20,
+        # An adapter of low rank has no room to unlearn the nouns that training does not show.
+        "full_parameter": False,
+        "lora_rank": 4,
+        "warm_up_steps": 15,
         "warm_up_batch": 32,
-        "warm_up_learning_rate": 5e-4,
+        "warm_up_learning_rate": 2e-3,
         "steps": 30,
         "batch_size": 32,
         "group_size": 8,
-        "learning_rate": 1e-3,
+        "learning_rate": 4e-3,
         "max_tokens": 24,
         "test_group_size": 4,
         "eval_every": 10,
@@ -81,6 +84,8 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
 FULL_SIZE: Mapping[str, Mapping[str, Any]] = {
     "twenty_questions": {
         "agent": "evert.envs.twenty_questions.player:twenty_questions_agent",
+        "full_parameter": None,
+        "lora_rank": 32,
         "demonstrations": "",
         "warm_up_steps": 0,
         "steps": 60,
@@ -152,6 +157,9 @@ class TrainSettings:
     learning_rate: float = chz.field(default=1e-4, doc="Adam's")
     loss_fn: Literal["importance_sampling", "ppo", "cispo", "dro"] = "importance_sampling"
     num_substeps: int = chz.field(default=1, doc="optimizer steps a training step")
+    kl_penalty: float = chz.field(
+        default=0.0, doc="weight of the divergence from the weights that RL starts from"
+    )
     max_tokens: int = chz.field(default=512, doc="most tokens of one reply")
     agent_timeout: float = chz.field(default=600.0, doc="seconds an agent may take between calls")
     on_agent_error: float | None = chz.field(
@@ -323,7 +331,12 @@ def dataset_builder(settings: TrainSettings) -> "AgentDatasetBuilder":
 
 
 def cookbook_config(
-    settings: TrainSettings, folder: Path, *, embedded: bool, start: str | None = None
+    settings: TrainSettings,
+    folder: Path,
+    *,
+    embedded: bool,
+    start: str | None = None,
+    reference: str | None = None,
 ) -> "Config":
     """The settings as ``tinker_cookbook.rl.train.main`` takes them.
 
@@ -331,11 +344,13 @@ def cookbook_config(
         settings: Of the run.
         folder: The run folder.
         start: ``tinker://`` path of the weights to start from; None for the model's own.
+        reference: The same weights' path to sample from, for the KL penalty.
         embedded: Checkpoints cost nothing but disk: one is saved every step, to resume from,
             and those of ``save_every`` never expire.
     """
-    from tinker_cookbook.rl.train import Config
+    from tinker_cookbook.rl.train import Config, KLReferenceConfig
 
+    kept = KLReferenceConfig(base_model=settings.model_name, load_checkpoint_path=reference)
     return Config(
         recipe_name=f"evert_{slug(settings.name)}",
         dataset_builder=dataset_builder(settings),
@@ -348,6 +363,8 @@ def cookbook_config(
         lora_rank=settings.lora_rank,
         loss_fn=settings.loss_fn,
         num_substeps=settings.num_substeps,
+        kl_penalty_coef=settings.kl_penalty,
+        kl_reference_config=kept if settings.kl_penalty else None,
         max_tokens=settings.max_tokens,
         max_steps=settings.steps,
         eval_every=settings.eval_every,

@@ -22,7 +22,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -60,26 +60,9 @@ class RunFolder:
         """Whether there is a run in it."""
         return (self.path / RUN).is_file()
 
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Keep every other process out of the folder inside the block.
-
-        Raises:
-            RunFolderError: Another process is at work in it.
-        """
-        lock = FileLock(self.path / LOCK)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise RunFolderError(
-                f"Another process is training in {self.path}. Wait until it is done, or stop it "
-                "with Ctrl-C; for a run beside it, choose another log_path."
-            ) from None
-        try:
-            yield
-        finally:
-            (self.path / LOCK).unlink(missing_ok=True)
-            lock.release()
+    def in_use(self) -> AbstractContextManager[None]:
+        """Keep every other process out of the folder inside the block; see ``alone_in``."""
+        return alone_in(self.path, "training", "log_path")
 
     def discard(self) -> None:
         """Remove the folder of a run that failed before it began."""
@@ -122,6 +105,33 @@ class RunFolder:
     def checkpoints(self) -> list[dict[str, Any]]:
         """The Cookbook's list of checkpoints, oldest first."""
         return read_jsonl(self.path / CHECKPOINTS)
+
+
+@contextmanager
+def alone_in(path: Path, doing: str, key: str) -> Iterator[None]:
+    """Keep every other process out of a folder inside the block.
+
+    Args:
+        path: The folder.
+        doing: What is done there ("training"), for the message.
+        key: The setting that names another folder.
+
+    Raises:
+        RunFolderError: Another process is at work in it.
+    """
+    lock = FileLock(path / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise RunFolderError(
+            f"Another process is {doing} in {path}. Wait until it is done, or stop it with "
+            f"Ctrl-C; to work beside it, choose another {key}."
+        ) from None
+    try:
+        yield
+    finally:
+        (path / LOCK).unlink(missing_ok=True)
+        lock.release()
 
 
 def open_run(settings: TrainSettings) -> RunFolder:

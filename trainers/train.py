@@ -227,7 +227,11 @@ async def _run(
 
     warm = await warm_up(settings, folder.path, console, embedded=embedded)
     config = cookbook_config(
-        settings, folder.path, embedded=embedded, start=warm.state_path if warm else None
+        settings,
+        folder.path,
+        embedded=embedded,
+        start=warm.state_path if warm else None,
+        reference=warm.sampler_path if warm else None,
     )
     _, held_out = await config.dataset_builder()
     untrained = {"model_path": warm.sampler_path} if warm else {"base_model": settings.model_name}

@@ -139,7 +139,7 @@ async def test_without_a_warm_up_nothing_is_done(tmp_path: Path) -> None:
 
 
 def test_a_run_warms_up_and_then_trains_from_there(tmp_path: Path) -> None:
-    wanted = settings(tmp_path)
+    wanted = settings(tmp_path, kl_penalty=0.1)
     folder = RunFolder(tmp_path / "run", resumed=False)
     folder.path.mkdir()
     console = Console(quiet=True)
@@ -152,9 +152,11 @@ def test_a_run_warms_up_and_then_trains_from_there(tmp_path: Path) -> None:
     ]
 
     assert config["load_checkpoint_path"] == final["state_path"]
+    assert config["kl_reference_config"]["load_checkpoint_path"] == final["sampler_path"]
+    assert abs(folder.steps()[0]["kl_policy_base"]) < 1e-3  # nothing was learned before it
     assert folder.steps_done() == 1
     resumed = RunFolder(folder.path, resumed=True)
-    train.train(settings(tmp_path, steps=2), resumed, console)
+    train.train(settings(tmp_path, kl_penalty=0.1, steps=2), resumed, console)
     assert resumed.steps_done() == 2
     assert (resumed.read_json("config.json") or {})["load_checkpoint_path"] == final["state_path"]
 
@@ -166,6 +168,7 @@ def test_the_recipe_warms_up_only_the_tiny_base() -> None:
     assert tiny["warm_up_steps"] > 0
     assert tiny["agent"].endswith(":short_twenty_questions_agent")
     assert large["warm_up_steps"] == 0
+    assert (tiny["lora_rank"], large["lora_rank"]) == (4, 32)
     assert large["agent"].endswith(":twenty_questions_agent")
     assert large["train_tasks"] == tiny["train_tasks"]
 

@@ -81,8 +81,8 @@ is learned; its target is every noun of the category that fits the answers so fa
 the most telling facts of all {nouns} nouns, the {held_out} held-out ones among them, as a language
 model does that comes to the game. Then come whole games beside the riddles, of players whose
 questions are legal and poor: a quarter of them tell much, one in fifty is a guess. So the base can
-play, and hardly ever wins: what to ask and when to guess is what RL has to find. The renderer is the
-Cookbook's `qwen3_instruct`.
+play, and hardly ever wins: what to ask and when to guess is what RL has to find. The renderer is
+the Cookbook's `qwen3_instruct`.
 
 {commands}
 

@@ -12,14 +12,12 @@ anything else, or another sweep, is refused. One process at a time works in it.
 """
 
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-
-from filelock import FileLock, Timeout
 
 from evert.trainers import run_folder
 from evert.trainers.recipes import slug
@@ -30,7 +28,6 @@ from evert.trainers.sweeping.space import FREE, Plan, read_arguments, read_plan,
 SWEEP, RESULTS_CSV, RESULTS_JSON = "sweep.json", "results.csv", "results.json"
 PLOT = "parallel_coordinates.png"
 RUNS, OUTPUT = "runs", "output"
-LOCK = ".lock"
 NAME_LENGTH = 80
 
 
@@ -53,26 +50,9 @@ class SweepFolder:
         self.resumed = resumed
         self._files = RunFolder(path, resumed)
 
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Keep every other process out of the folder inside the block.
-
-        Raises:
-            SweepFolderError: Another process is at work in it.
-        """
-        lock = FileLock(self.path / LOCK)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise SweepFolderError(
-                f"Another process is sweeping in {self.path}. Wait until it is done, or stop it "
-                "with Ctrl-C; for a sweep beside it, choose another out=."
-            ) from None
-        try:
-            yield
-        finally:
-            (self.path / LOCK).unlink(missing_ok=True)
-            lock.release()
+    def in_use(self) -> AbstractContextManager[None]:
+        """Keep every other process out of the folder inside the block; see ``alone_in``."""
+        return run_folder.alone_in(self.path, "sweeping", "out")
 
     def describe(self, arguments: Sequence[str], command: Sequence[str]) -> None:
         """Write ``sweep.json``."""
