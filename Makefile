@@ -5,7 +5,7 @@
 #   make frameworks   the examples of twelve agent frameworks, Twenty Questions in two of them, in
 #                     environments of their own
 #   make lint    ruff, mypy, pyright
-#   make bench   the benchmarks behind the README's table (about 40 minutes; `make smoke`: one minute)
+#   make bench   the benchmarks behind the README's table (about 90 minutes; `make smoke`: one minute)
 
 PYTHON ?= python3
 BIN := .venv/bin
