@@ -2,7 +2,7 @@
 
     python frameworks/make_environment.py openai3
 
-A virtual environment with evert (editable, with what its tests need), the agent frameworks of
+A virtual environment with evert (editable, with what tests of agents need), the agent frameworks of
 ``frameworks/<name>.txt``, and the versions of ``constraints.txt``, but for packages that the
 requirement file pins itself. It is made anew only when one of these files has changed. Ends with
 ``pip check``; whatever fails ends it with an error.
@@ -51,7 +51,7 @@ def install(python: Path, requirements: Path) -> None:
         # Not compiled: what is imported is compiled then, and most of it never is.
         pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
         options = ["-qq", "--no-compile", "--constraint", str(constraints)]
-        what = ["--requirement", str(requirements), "--editable", f"{ROOT}[test]"]
+        what = ["--requirement", str(requirements), "--editable", f"{ROOT}[test-core]"]
         print(f"installing evert and {requirements.name}: a minute or two", flush=True)
         run(*pip, "install", *options, *what)
     run(*pip, "check")
