@@ -11,7 +11,7 @@ from typing import Any
 
 from evert.envs.twenty_questions.baselines import CasualPlayer
 from evert.envs.twenty_questions.game import Game
-from evert.envs.twenty_questions.nouns import of_split, shipped_nouns
+from evert.envs.twenty_questions.nouns import Noun, of_split, shipped_nouns
 from evert.envs.twenty_questions.player import conversation, shipped_answerer
 
 GUESS_RATE = 0.02
@@ -31,10 +31,14 @@ def demonstrations(seed: int) -> Iterator[list[dict[str, Any]]]:
     rng = random.Random(seed)
     player = casual_player(rng.getrandbits(64))
     nouns = of_split(shipped_nouns(), "train")
-    answerer = shipped_answerer()
     while True:
-        game = Game(rng.choice(nouns))
-        while not game.over:
-            question = player.question(game)
-            game.record(question, answerer.answer_now(game.noun, question))
-        yield conversation(game, "short")
+        yield demonstration(player, rng.choice(nouns))
+
+
+def demonstration(player: CasualPlayer, noun: Noun) -> list[dict[str, Any]]:
+    """One game of a player's, as a conversation."""
+    game, answerer = Game(noun), shipped_answerer()
+    while not game.over:
+        question = player.question(game)
+        game.record(question, answerer.answer_now(noun, question))
+    return conversation(game, "short")

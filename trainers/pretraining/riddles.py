@@ -26,12 +26,12 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from evert.envs.twenty_questions.baselines import CasualPlayer, guess
-from evert.envs.twenty_questions.demonstrations import casual_player
+from evert.envs.twenty_questions.demonstrations import casual_player, demonstration
 from evert.envs.twenty_questions.facts import shipped_facts
 from evert.envs.twenty_questions.game import Answer, Game
 from evert.envs.twenty_questions.lexicon import load_lexicon
 from evert.envs.twenty_questions.nouns import shipped_nouns
-from evert.envs.twenty_questions.player import conversation, said, shipped_answerer
+from evert.envs.twenty_questions.player import said
 from evert.trainers.pretraining.dialogues import Encoder, Example, Part
 
 VOCAB_SIZE = 1536
@@ -165,11 +165,7 @@ class RiddleCorpus:
 
     def play(self, player: CasualPlayer) -> Example:
         """A game of a player's, all of whose questions are learned."""
-        game, answerer = Game(self._rng.choice(shipped_nouns())), shipped_answerer()
-        while not game.over:
-            question = player.question(game)
-            game.record(question, answerer.answer_now(game.noun, question))
-        messages = conversation(game, "short")
+        messages = demonstration(player, self._rng.choice(shipped_nouns()))
         return self.encoder.dialogue([(m["role"], m["content"]) for m in messages])
 
     def riddle(self, lengths: Sequence[int] = ()) -> Example:
@@ -179,7 +175,7 @@ class RiddleCorpus:
         length = self._rng.choice(lengths) if lengths else None
         example, game, left = Example(), Game(noun), list(categories()[noun.category])
         while not game.over:
-            self._write_turn(example, "user", said(game, "short"), first=not game.turns)
+            self._tell(example, said(game, "short"), first=not game.turns)
             example.add(self.encoder.header("assistant"))
             telling_now = self._rng.random() < (telling_rate if length is None else 1.0)
             pool = _askable(game, left if telling_now else ())
@@ -229,8 +225,8 @@ class RiddleCorpus:
         counts = Counter(tokens)
         return np.array([counts[c] / len(tokens) for c in self.choices], np.float32)
 
-    def _write_turn(self, example: Example, role: str, text: str, *, first: bool) -> None:
-        example.add(self.encoder.header(role, first=first))
+    def _tell(self, example: Example, text: str, *, first: bool) -> None:
+        example.add(self.encoder.header("user", first=first))
         example.add([*self.encoder.text(text), self.encoder.stop])
 
 
