@@ -21,10 +21,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from evert.trainers.plots import Curve, curves, draw_games
-from evert.trainers.progress import quiet_progress_bars
-from evert.trainers.recipes import RECIPES
-from evert.trainers.run_folder import RunFolder, git_revision, machine, versions
+from evert.trainers.reporting.plots import Curve, curves, draw_games
+from evert.trainers.runs.folder import RunFolder, git_revision, machine, versions
+from evert.trainers.runs.progress import quiet_progress_bars
+from evert.trainers.runs.settings import RECIPES
 from evert.trainers.train import new_run
 
 QUICK_STEPS = 3

@@ -26,5 +26,6 @@ Read in this order:
     scripted.py      a policy of given texts
     check.py         check_env
     base.py          the shipped base's tokenizer, the default
+    imports.py       objects named by import path
     errors.py        every error
 """

@@ -29,10 +29,11 @@ SUBFOLDERS = (
     "bridge/dialects",
     "bridge/faces",
     "envs/twenty_questions",
-    "trainers/embedded",
+    "trainers/engine",
     "trainers/evaluation",
     "trainers/pretraining",
     "trainers/reporting",
+    "trainers/runs",
     "trainers/sweeping",
 )
 
@@ -99,8 +100,8 @@ def test_imports_point_one_way(path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "folder"),
     [
-        ("import evert.trainers.embedded.engine", "trainers"),
-        ("from evert.trainers.embedded import engine", "trainers"),
+        ("import evert.trainers.engine.engine", "trainers"),
+        ("from evert.trainers.engine import engine", "trainers"),
         ("from evert import trainers", "trainers"),
         ("from evert import embedded_engine", "trainers"),
         ("def later():\n    from evert.envs.identity import score", "envs"),

@@ -8,7 +8,7 @@ import difflib
 import sys
 from collections.abc import Sequence
 
-from evert.trainers.recipes import RECIPES
+from evert.trainers.runs.settings import RECIPES
 
 USAGE = f"""\
 Usage: evert COMMAND [key=value ...]

@@ -28,14 +28,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from evert.bridge.errors import EvertError
-from evert.trainers import run_folder
 from evert.trainers.evaluation import scores
 from evert.trainers.evaluation.contestants import Contestant, find
 from evert.trainers.evaluation.episodes import Episode, EpisodeLog, Planned, planned, play
 from evert.trainers.evaluation.figures import draw_categories, draw_splits
 from evert.trainers.evaluation.settings import EvaluateSettings
-from evert.trainers.recipes import slug
-from evert.trainers.run_folder import RunFolder, RunFolderError
+from evert.trainers.runs import folder as run_folder
+from evert.trainers.runs.folder import RunFolder, RunFolderError
+from evert.trainers.runs.settings import slug
 
 PROGRAM = ("python", "-m", "evert.trainers.evaluate")
 EVALUATION, SCORES = "evaluation.json", "scores.csv"

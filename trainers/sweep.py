@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from evert.bridge.errors import EvertError
 from evert.trainers import train
-from evert.trainers.progress import quiet_progress_bars
+from evert.trainers.runs.progress import quiet_progress_bars
 from evert.trainers.sweeping.folder import SweepFolder, open_sweep
 from evert.trainers.sweeping.record import Attempt, Record, Run, need_optuna
 from evert.trainers.sweeping.results import (

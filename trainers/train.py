@@ -27,19 +27,24 @@ from chz.blueprint import EntrypointHelpException
 from rich.console import Console
 
 from evert.bridge.errors import AgentError, EvertError
-from evert.trainers import run_folder
-from evert.trainers.engine_choice import choose_engine, running_engine, say
-from evert.trainers.progress import quiet_progress_bars
-from evert.trainers.recipes import TrainSettings, check_settings, choose_recipe, cookbook_config
-from evert.trainers.run_folder import RunFolder, cannot_write, describe, open_run
+from evert.trainers.runs import folder as run_folder
+from evert.trainers.runs.engine_choice import choose_engine, running_engine, say
+from evert.trainers.runs.folder import RunFolder, cannot_write, describe, open_run
+from evert.trainers.runs.progress import quiet_progress_bars
+from evert.trainers.runs.settings import (
+    TrainSettings,
+    check_settings,
+    choose_recipe,
+    cookbook_config,
+)
 
 if TYPE_CHECKING:
     from tinker_cookbook.rl.train import Config
     from tinker_cookbook.rl.types import RLDataset
 
-    from evert.trainers.embedded.checkpoints import CheckpointStore
-    from evert.trainers.held_out import Evaluation
-    from evert.trainers.tracking import Trackers
+    from evert.trainers.engine.checkpoints import CheckpointStore
+    from evert.trainers.evaluation.held_out import Evaluation
+    from evert.trainers.runs.tracking import Trackers
 
 PROGRAM = ("python", "-m", "evert.trainers.train")
 INTERRUPTED = 130
@@ -185,9 +190,9 @@ def train(
         EvertError: The run could not be done; the message says why.
         KeyboardInterrupt: Ctrl-C; the folder can be resumed.
     """
-    from evert.trainers.progress import logging_to
-    from evert.trainers.summary import summarise
-    from evert.trainers.tracking import tracking
+    from evert.trainers.runs.progress import logging_to
+    from evert.trainers.runs.summary import summarise
+    from evert.trainers.runs.tracking import tracking
 
     began = time.monotonic() if began is None else began
     choice = choose_engine(settings)
@@ -222,8 +227,8 @@ async def _run(
     *,
     embedded: bool,
 ) -> Report:
-    from evert.trainers.held_out import score_weights
-    from evert.trainers.warm_up import warm_up
+    from evert.trainers.evaluation.held_out import score_weights
+    from evert.trainers.runs.warm_up import warm_up
 
     warm = await warm_up(settings, folder.path, console, embedded=embedded)
     config = cookbook_config(
@@ -257,7 +262,7 @@ async def _score_before(
     untrained: dict[str, str],
 ) -> "Evaluation | None":
     """The scores of the weights that RL starts from; a resumed run has them on file."""
-    from evert.trainers.held_out import read_evaluation, score_weights
+    from evert.trainers.evaluation.held_out import read_evaluation, score_weights
 
     if recorded := folder.read_json(run_folder.BEFORE):
         return read_evaluation(recorded)
@@ -278,7 +283,7 @@ async def _train(
     """The Cookbook's ``main``, with its progress shown and tracked."""
     from tinker_cookbook.rl import train as cookbook
 
-    from evert.trainers.progress import display, follow, follow_rows, quiet_cookbook
+    from evert.trainers.runs.progress import display, follow, follow_rows, quiet_cookbook
 
     trackers.begin(config)
     with display(console, total, start) as shown:
@@ -316,7 +321,7 @@ def _seed_everything(seed: int) -> None:
 
 def _repair(folder: RunFolder, root: Path, console: Console) -> None:
     """Leave out of the Cookbook's list what it could not resume from, and say so."""
-    from evert.trainers.embedded.checkpoints import CheckpointStore, repair_checkpoint_log
+    from evert.trainers.engine.checkpoints import CheckpointStore, repair_checkpoint_log
 
     run_folder.drop_broken_lines(folder.path / run_folder.METRICS)
     damaged = run_folder.drop_broken_lines(folder.path / run_folder.CHECKPOINTS) > 0

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from evert.bridge.models import RemoteModel
     from evert.bridge.scripted import ScriptedPolicy
     from evert.envs.registration import register_agent
-    from evert.trainers.embedded.engine import embedded_engine
+    from evert.trainers.engine.engine import embedded_engine
 
 __version__ = "0.1.0"
 
@@ -67,7 +67,7 @@ _HOMES = {
     "RewardError": "evert.bridge.errors",
     "ScriptedPolicy": "evert.bridge.scripted",
     "check_env": "evert.bridge.check",
-    "embedded_engine": "evert.trainers.embedded.engine",
+    "embedded_engine": "evert.trainers.engine.engine",
     "explain": "evert.bridge.explain",
     "register_agent": "evert.envs.registration",
 }

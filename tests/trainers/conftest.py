@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from evert.trainers.embedded.engine import Engine, embedded_engine
+from evert.trainers.engine.engine import Engine, embedded_engine
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -25,7 +25,7 @@ import psutil
 import pytest
 
 from evert.trainers import sweep, train
-from evert.trainers.run_folder import RESULT, RunFolder
+from evert.trainers.runs.folder import RESULT, RunFolder
 
 TASKS = '''
 TEST = [1001, 1002]

@@ -26,11 +26,11 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
 
 from evert.bridge.errors import MissingPackageError
 from evert.trainers import train
-from evert.trainers.recipes import TrainSettings, check_settings
-from evert.trainers.run_folder import HELD_OUT_REWARD, RESULT, TRAIN_REWARD, RunFolder
-from evert.trainers.tensorboard_log import last_step, tensorboard_log
-from evert.trainers.tracking import Trackers, tracking, wandb_hosts
-from evert.trainers.wandb_run import run_name, run_tags
+from evert.trainers.runs.folder import HELD_OUT_REWARD, RESULT, TRAIN_REWARD, RunFolder
+from evert.trainers.runs.settings import TrainSettings, check_settings
+from evert.trainers.runs.tensorboard_log import last_step, tensorboard_log
+from evert.trainers.runs.tracking import Trackers, tracking, wandb_hosts
+from evert.trainers.runs.wandb_run import run_name, run_tags
 
 SMALL = ["env=identity", "device=cpu", "batch_size=2", "group_size=2", "samples=0", "eval_every=1"]
 BLOCK = 32768

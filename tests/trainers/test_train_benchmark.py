@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from evert.trainers.recipes import RecipeError
+from evert.trainers.runs.settings import RecipeError
 
 
 @pytest.fixture

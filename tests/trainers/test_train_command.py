@@ -26,10 +26,11 @@ from typing import Any
 import pytest
 from tinker_cookbook.stores.training_store import TrainingRunStore
 
-from evert.trainers import run_folder, train
-from evert.trainers.embedded.engine import embedded_engine
-from evert.trainers.recipes import RECIPES
-from evert.trainers.run_folder import RunFolder
+from evert.trainers import train
+from evert.trainers.engine.engine import embedded_engine
+from evert.trainers.runs import folder as run_folder
+from evert.trainers.runs.folder import RunFolder
+from evert.trainers.runs.settings import RECIPES
 
 SMALL = ["env=identity", "device=cpu", "batch_size=4", "group_size=4", "samples=2"]
 """A run of the shipped base that takes seconds."""

@@ -21,17 +21,25 @@ from rich.console import Console
 
 from evert.bridge.base import BASE_MODEL
 from evert.trainers import cli
-from evert.trainers.engine_choice import (
+from evert.trainers.evaluation.held_out import Sample, sample_records, samples_markdown
+from evert.trainers.reporting.plots import curves, draw_curves, draw_games
+from evert.trainers.runs.engine_choice import (
     EngineChoice,
     choose_engine,
     running_engine,
     say,
     threads_of,
 )
-from evert.trainers.held_out import Sample, sample_records, samples_markdown
-from evert.trainers.plots import curves, draw_curves, draw_games
-from evert.trainers.progress import Lines, display
-from evert.trainers.recipes import (
+from evert.trainers.runs.folder import (
+    METRICS,
+    RUN,
+    RunFolder,
+    RunFolderError,
+    drop_broken_lines,
+    open_run,
+)
+from evert.trainers.runs.progress import Lines, display
+from evert.trainers.runs.settings import (
     RECIPES,
     RecipeError,
     TrainSettings,
@@ -40,14 +48,6 @@ from evert.trainers.recipes import (
     differing,
     renderer_of,
     slug,
-)
-from evert.trainers.run_folder import (
-    METRICS,
-    RUN,
-    RunFolder,
-    RunFolderError,
-    drop_broken_lines,
-    open_run,
 )
 from evert.trainers.train import parse
 

@@ -16,16 +16,16 @@ from rich.console import Console
 
 from evert.bridge.base import base_tokenizer, default_renderer
 from evert.trainers import train
-from evert.trainers.demonstrations import (
+from evert.trainers.engine.engine import embedded_engine
+from evert.trainers.runs.demonstrations import (
     ConversationDataset,
     ConversationDatasetBuilder,
     DemonstrationsError,
     load_demonstrations,
 )
-from evert.trainers.embedded.engine import embedded_engine
-from evert.trainers.recipes import RECIPES, TrainSettings, choose_recipe
-from evert.trainers.run_folder import RunFolder
-from evert.trainers.warm_up import FOLDER, warm_up, warm_up_config
+from evert.trainers.runs.folder import RunFolder
+from evert.trainers.runs.settings import RECIPES, TrainSettings, choose_recipe
+from evert.trainers.runs.warm_up import FOLDER, warm_up, warm_up_config
 
 HELLO = [{"role": "user", "content": "Hi!"}, {"role": "assistant", "content": "Hello."}]
 

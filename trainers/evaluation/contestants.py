@@ -25,10 +25,10 @@ from evert.bridge.errors import EvertError
 from evert.bridge.group import load_agent
 from evert.bridge.models import RemoteModel
 from evert.bridge.rendering import prompt_renderer
-from evert.trainers.engine_choice import choose_engine, running_engine
 from evert.trainers.evaluation.settings import EvaluateSettings
-from evert.trainers.recipes import PLAYERS, TrainSettings, renderer_of
-from evert.trainers.run_folder import CHECKPOINTS, read_jsonl, recorded_settings
+from evert.trainers.runs.engine_choice import choose_engine, running_engine
+from evert.trainers.runs.folder import CHECKPOINTS, read_jsonl, recorded_settings
+from evert.trainers.runs.settings import PLAYERS, TrainSettings, renderer_of
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers import Renderer
@@ -180,7 +180,7 @@ class WeightsContestant(Contestant):
         from tinker_cookbook.renderers import get_renderer
         from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-        from evert.trainers import engine_choice
+        from evert.trainers.runs import engine_choice
 
         agent = self.agent(settings)
         with running_engine(choose_engine(self.run), self.run, self.checkpoints) as facts:

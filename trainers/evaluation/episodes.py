@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import AgentError, AgentTimeoutError, RewardError
 from evert.trainers.evaluation.settings import EvaluateSettings
-from evert.trainers.run_folder import drop_broken_lines, read_jsonl
+from evert.trainers.runs.folder import drop_broken_lines, read_jsonl
 
 if TYPE_CHECKING:
     from tinker_cookbook.rl.types import Trajectory

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evert.trainers.evaluation.scores import Score
-from evert.trainers.plots import save
+from evert.trainers.reporting.plots import save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import chz
 
-from evert.trainers.recipes import (
+from evert.trainers.runs.settings import (
     RECIPES,
     SEARCHING,
     RecipeError,

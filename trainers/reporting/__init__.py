@@ -7,6 +7,7 @@ In reading order:
     transcripts.py  episodes to read, cut to length
     figures.py      what is drawn, and how
     sections.py     what stands where, as data
+    plots.py        the learning curve
     text.py         numbers and long texts, as shown
     page.py         the page: ``report.html.j2``, ``report.css.j2``
 """

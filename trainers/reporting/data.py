@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from evert.bridge.errors import EvertError
-from evert.trainers import run_folder
-from evert.trainers.plots import Curve, clock, curves, read_curve
-from evert.trainers.run_folder import HELD_OUT_REWARD, read_json, read_jsonl
+from evert.trainers.reporting.plots import Curve, clock, curves, read_curve
+from evert.trainers.runs import folder as run_folder
+from evert.trainers.runs.folder import HELD_OUT_REWARD, read_json, read_jsonl
 
 CONFIG = "config.json"
 TRAIN, HELD_OUT = "env/all/", "test/env/all/"

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from evert.trainers.plots import Curve
 from evert.trainers.reporting.data import EPISODE_TOKENS, HELD_OUT_SUCCESS, SUCCESS, TRAIN, Run
-from evert.trainers.run_folder import HELD_OUT_REWARD, TRAIN_REWARD
+from evert.trainers.reporting.plots import Curve
+from evert.trainers.runs.folder import HELD_OUT_REWARD, TRAIN_REWARD
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

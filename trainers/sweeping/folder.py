@@ -19,9 +19,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from evert.trainers import run_folder
-from evert.trainers.recipes import slug
-from evert.trainers.run_folder import RunFolder, RunFolderError
+from evert.trainers.runs import folder as run_folder
+from evert.trainers.runs.folder import RunFolder, RunFolderError
+from evert.trainers.runs.settings import slug
 from evert.trainers.sweeping.record import Run
 from evert.trainers.sweeping.space import FREE, Plan, read_arguments, read_plan, show, whole
 

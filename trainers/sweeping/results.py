@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from evert.bridge.errors import EvertError
-from evert.trainers import run_folder
-from evert.trainers.run_folder import RunFolder
+from evert.trainers.runs import folder as run_folder
+from evert.trainers.runs.folder import RunFolder
 from evert.trainers.sweeping.folder import PLOT, RESULTS_CSV, RESULTS_JSON, SweepFolder
 from evert.trainers.sweeping.record import Run
 from evert.trainers.sweeping.space import HELD_OUT, Plan, Value, show

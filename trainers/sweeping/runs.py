@@ -21,8 +21,9 @@ from typing import Any, BinaryIO
 
 import psutil
 
-from evert.trainers import run_folder, train
-from evert.trainers.run_folder import RunFolder
+from evert.trainers import train
+from evert.trainers.runs import folder as run_folder
+from evert.trainers.runs.folder import RunFolder
 from evert.trainers.sweeping.record import Attempt, Try
 
 PRELOADED = (
@@ -32,7 +33,7 @@ PRELOADED = (
     "matplotlib.backends.backend_agg",
     "matplotlib.figure",
     "evert.bridge.dataset",
-    "evert.trainers.embedded.clients",
+    "evert.trainers.engine.clients",
     "evert.trainers.train",
 )
 """What every run imports sooner or later."""

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import chz
 
 from evert.bridge.errors import EvertError
-from evert.trainers.recipes import RecipeError, TrainSettings
+from evert.trainers.runs.settings import RecipeError, TrainSettings
 
 OWN = {
     "search": "grid, random or tpe; default: grid if all are lists, else random",
@@ -99,7 +99,7 @@ def read_plan(arguments: Sequence[str]) -> Plan:
         RecipeError: A value is none of the setting's.
         EvertError: As ``recipes.check_settings``.
     """
-    from evert.trainers.recipes import check_settings
+    from evert.trainers.runs.settings import check_settings
 
     given = read_arguments(arguments)
     settings = {key: text for key, text in given.items() if key not in OWN}

@@ -24,7 +24,6 @@ from typing import Any
 import pytest
 
 from evert.trainers import report
-from evert.trainers.plots import Curve
 from evert.trainers.reporting.data import (
     EPISODE_TOKENS,
     HELD_OUT_SUCCESS,
@@ -43,11 +42,12 @@ from evert.trainers.reporting.figures import (
     thinned,
     time_spent,
 )
+from evert.trainers.reporting.plots import Curve
 from evert.trainers.reporting.sections import facts, settings
 from evert.trainers.reporting.text import count, dollars, duration, score, shorten
 from evert.trainers.reporting.tokens import Prices, Tokens, count_tokens, spread
 from evert.trainers.reporting.transcripts import held_out_episodes, training_episodes
-from evert.trainers.run_folder import HELD_OUT_REWARD, TRAIN_REWARD
+from evert.trainers.runs.folder import HELD_OUT_REWARD, TRAIN_REWARD
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:pyparsing"),

@@ -28,7 +28,7 @@ from selenium.webdriver.chrome.service import Service
 from evert.trainers import report, train
 from evert.trainers.reporting.data import read_run
 from evert.trainers.reporting.tokens import count_tokens
-from evert.trainers.run_folder import HELD_OUT_REWARD, TRAIN_REWARD, read_json
+from evert.trainers.runs.folder import HELD_OUT_REWARD, TRAIN_REWARD, read_json
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:pyparsing"),

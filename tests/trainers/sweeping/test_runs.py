@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from evert.trainers import run_folder
-from evert.trainers.run_folder import RUN, RunFolder
+from evert.trainers.runs import folder as run_folder
+from evert.trainers.runs.folder import RUN, RunFolder
 from evert.trainers.sweeping import runs as sweep_runs
 from evert.trainers.sweeping.runs import Room
 

@@ -8,7 +8,7 @@
 import pytest
 
 from evert.bridge.errors import EvertError
-from evert.trainers.recipes import RecipeError
+from evert.trainers.runs.settings import RecipeError
 from evert.trainers.sweeping.space import Choices, Range, SweepError, read_plan
 
 GAME = ["env=identity", "steps=2"]

@@ -1,0 +1,344 @@
+"""Checkpoints on disk: ``tinker://`` paths, atomic writes, and how damage is found.
+
+A path names a run, a kind and a name, and maps to a folder under the store's root:
+
+    tinker://<run>/weights/<name>           <root>/<run>/weights/<name>/
+    tinker://<run>/sampler_weights/<name>   <root>/<run>/sampler_weights/<name>/
+
+Each folder holds weights in Hugging Face format (or a ``peft`` adapter), the optimizer's state
+where training is to go on from it, and ``evert.json``: what the weights are, and the size and
+CRC-32 of every other file. A checkpoint is written beside its place and moved there when it is
+whole, so one that can be read was finished; one that was damaged later is told by its checksums.
+
+Order here: paths, the manifest, the store, and the repair of the Cookbook's list of checkpoints.
+"""
+
+import json
+import os
+import re
+import shutil
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from safetensors import SafetensorError
+
+from evert.trainers.engine.errors import CheckpointError
+
+Kind = Literal["weights", "sampler_weights"]
+
+MANIFEST = "evert.json"
+OPTIMIZER = "optimizer.safetensors"
+
+_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*")
+_PATH = re.compile(r"tinker://([^/]+)/(weights|sampler_weights)/([^/]+)")
+
+
+def default_root() -> Path:
+    """Where checkpoints go if nobody says: ``$EVERT_HOME``, or ``~/.cache/evert/checkpoints``."""
+    home = os.environ.get("EVERT_HOME")
+    return Path(home).expanduser() if home else Path.home() / ".cache" / "evert" / "checkpoints"
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """What ``evert.json`` says about a checkpoint."""
+
+    base_model: str
+    """Name the base was asked for by."""
+    lora_rank: int | None
+    """Rank of the adapter in the folder; None where the folder holds a whole model."""
+    steps: int
+    """Optimizer steps taken before it was saved."""
+    created: float
+    """Seconds since 1970."""
+    expires: float | None = None
+    """When ``ttl_seconds`` runs out; None for never. Kept for the record: nothing on a local disk
+    is deleted without being asked."""
+    user_metadata: dict[str, str] = field(default_factory=dict)
+    files: dict[str, list[int]] = field(default_factory=dict)
+    """Name of each other file -> [size in bytes, CRC-32]."""
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What is known of a training run."""
+
+    base_model: str
+    lora_rank: int | None
+    user_metadata: dict[str, str]
+    created: float
+    """Seconds since 1970."""
+
+
+class CheckpointStore:
+    """All checkpoints under one root folder."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        """Use ``root``, or the default one for None; it is made when first written to."""
+        self.root = (root or default_root()).expanduser()
+
+    def new_run(self, info: RunInfo) -> str:
+        """Register a training run; returns its id, which is new.
+
+        Raises:
+            CheckpointError: The root cannot be written to.
+        """
+        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+        run_id = f"run-{stamp}-{uuid.uuid4().hex[:8]}"
+        with _writing(self.root / run_id):
+            (self.root / run_id).mkdir(parents=True)
+            (self.root / run_id / "run.json").write_text(json.dumps(asdict(info), indent=1))
+        return run_id
+
+    def run_info(self, path: str) -> RunInfo:
+        """The run a path belongs to.
+
+        Raises:
+            CheckpointError: There is no such run here.
+        """
+        file = self.root / _split(path)[0] / "run.json"
+        try:
+            return RunInfo(**json.loads(file.read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            raise CheckpointError(
+                f"The training run of {path} is not known here: {file} cannot be read ({error}). "
+                f"The store is {self.root}; set EVERT_HOME or pass the root it was written under."
+            ) from error
+
+    def folder(self, path: str) -> Path:
+        """The folder a ``tinker://`` path stands for, whether or not it exists.
+
+        Raises:
+            CheckpointError: No path of that form.
+        """
+        return self.root.joinpath(*_split(path))
+
+    def save(
+        self,
+        run_id: str,
+        kind: Kind,
+        name: str,
+        info: CheckpointInfo,
+        write: Callable[[Path], None],
+    ) -> str:
+        """Write a checkpoint, whole or not at all.
+
+        Args:
+            run_id: The run it belongs to.
+            kind: ``weights`` to train on from, or ``sampler_weights``.
+            name: Its name in the run; one of the same name is replaced.
+            info: What it is; ``files`` is filled in here.
+            write: Puts the files into the folder it is given.
+
+        Returns:
+            Its ``tinker://`` path.
+
+        Raises:
+            CheckpointError: A bad name, a full disk, a folder that cannot be written to. What was
+                there before is untouched.
+        """
+        path = f"tinker://{run_id}/{kind}/{name}"
+        folder = self.folder(path)
+        draft = folder.parent / f".draft-{uuid.uuid4().hex[:8]}"
+        with _writing(folder):
+            try:
+                draft.mkdir(parents=True)
+                write(draft)
+                _write_manifest(draft, info)
+                _put_in_place(draft, folder)
+            finally:
+                shutil.rmtree(draft, ignore_errors=True)
+        return path
+
+    def read(self, path: str) -> CheckpointInfo:
+        """Read a checkpoint's manifest and check every file against it.
+
+        Raises:
+            CheckpointError: It is missing or damaged; the message names the file.
+        """
+        folder = self.folder(path)
+        info = _read_manifest(path, folder)
+        for name, (size, checksum) in info.files.items():
+            _check_file(path, folder / name, size, checksum)
+        return info
+
+    def is_intact(self, path: str) -> bool:
+        """Whether ``read`` would succeed."""
+        try:
+            self.read(path)
+        except CheckpointError:
+            return False
+        return True
+
+    def newest_intact(self, paths: Sequence[str]) -> str | None:
+        """The last of ``paths`` (oldest first) that is whole; None if none is."""
+        return next((path for path in reversed(paths) if self.is_intact(path)), None)
+
+    def delete(self, path: str) -> None:
+        """Delete a checkpoint.
+
+        Raises:
+            CheckpointError: There is none, or it cannot be deleted.
+        """
+        folder = self.folder(path)
+        if not folder.is_dir():
+            raise CheckpointError(f"There is no checkpoint {path} to delete: {folder} is missing.")
+        with _writing(folder):
+            shutil.rmtree(folder)
+
+
+def repair_checkpoint_log(log_path: str | Path, store: CheckpointStore) -> list[str]:
+    """Strike damaged checkpoints off the Cookbook's ``checkpoints.jsonl``.
+
+    The Cookbook resumes from the last line that has a ``state_path``. After this, that is the
+    newest one whose files are whole. Paths that are not in ``store`` (another engine's, or a
+    hosted service's) are left alone; the old list is kept as ``checkpoints.jsonl.damaged``.
+
+    Args:
+        log_path: The run's log folder.
+        store: Where its checkpoints are.
+
+    Returns:
+        The ``state_path`` of each line taken out, oldest first; empty if nothing was wrong.
+    """
+    file = Path(log_path) / "checkpoints.jsonl"
+    if not file.is_file():
+        return []
+    lines = [line for line in file.read_text().splitlines() if line.strip()]
+    damaged = [line for line in lines if _is_damaged(line, store)]
+    if damaged:
+        shutil.copyfile(file, file.with_suffix(".jsonl.damaged"))
+        kept = "".join(f"{line}\n" for line in lines if line not in damaged)
+        draft = file.with_suffix(".jsonl.draft")
+        draft.write_text(kept)
+        draft.replace(file)
+    return [_state_path(line) for line in damaged]
+
+
+def _is_damaged(line: str, store: CheckpointStore) -> bool:
+    path = _state_path(line)
+    match = _PATH.fullmatch(path)
+    ours = match is not None and (store.root / match[1]).is_dir()
+    return ours and not store.is_intact(path)
+
+
+def _state_path(line: str) -> str:
+    return str(json.loads(line).get("state_path") or "")
+
+
+def _split(path: str) -> tuple[str, str, str]:
+    match = _PATH.fullmatch(path)
+    if match is None or not all(_PART.fullmatch(part) for part in match.groups()):
+        raise CheckpointError(
+            f"{path!r} is no checkpoint path; expected tinker://<run>/weights/<name> or "
+            "tinker://<run>/sampler_weights/<name>, with letters, digits and . _ + = - in each "
+            "part. Pass the path that saving returned."
+        )
+    return match[1], match[2], match[3]
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Turn errors of the file system into one that says what became of the checkpoint."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"Could not write {folder}: {error}. Earlier checkpoints are untouched. "
+            "Free some space, or choose a root folder that can be written to."
+        ) from error
+
+
+def _write_manifest(folder: Path, info: CheckpointInfo) -> None:
+    files = {
+        file.name: [file.stat().st_size, _crc32(file)]
+        for file in sorted(folder.iterdir())
+        if file.is_file()
+    }
+    for name in files:
+        _flush(folder / name)
+    manifest = folder / MANIFEST
+    manifest.write_text(json.dumps({**asdict(info), "files": files}, indent=1))
+    _flush(manifest)
+
+
+def _read_manifest(path: str, folder: Path) -> CheckpointInfo:
+    file = folder / MANIFEST
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"There is no checkpoint {path}: {folder} is missing. Check the path, or set "
+            "EVERT_HOME (or the engine's root) to where it was saved."
+        )
+    try:
+        return CheckpointInfo(**json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise _damaged(path, file, f"it cannot be read ({error})") from error
+
+
+def _check_file(path: str, file: Path, size: int, checksum: int) -> None:
+    try:
+        found = file.stat().st_size
+        if found != size:
+            raise _damaged(path, file, f"it has {found} bytes instead of {size}")
+        if _crc32(file) != checksum:
+            raise _damaged(path, file, "its content does not match its checksum")
+    except CheckpointError:
+        raise
+    except OSError as error:
+        raise _damaged(path, file, f"it cannot be read ({error})") from error
+
+
+def _damaged(path: str, file: Path, reason: str) -> CheckpointError:
+    return CheckpointError(
+        f"Checkpoint {path} is damaged: {file}: {reason}. Resume from an earlier one "
+        "(repair_checkpoint_log strikes damaged ones off a run's list)."
+    )
+
+
+def _put_in_place(draft: Path, folder: Path) -> None:
+    """Move the finished draft to its place; an older one of the same name goes last."""
+    old = folder.parent / f".old-{uuid.uuid4().hex[:8]}"
+    if folder.exists():
+        folder.rename(old)
+    try:
+        draft.rename(folder)
+    except OSError:
+        if old.exists():
+            old.rename(folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _crc32(file: Path) -> int:
+    checksum = 0
+    with file.open("rb") as stream:
+        while block := stream.read(2**20):
+            checksum = zlib.crc32(block, checksum)
+    return checksum
+
+
+def _flush(file: Path) -> None:
+    with file.open("rb") as stream:
+        os.fsync(stream.fileno())
+
+
+def new_checkpoint_info(
+    base_model: str,
+    lora_rank: int | None,
+    steps: int,
+    ttl_seconds: int | None,
+    user_metadata: Mapping[str, str] | None,
+) -> CheckpointInfo:
+    """Describe a checkpoint that is about to be written, as of now."""
+    now = time.time()
+    expires = None if ttl_seconds is None else now + ttl_seconds
+    return CheckpointInfo(base_model, lora_rank, steps, now, expires, dict(user_metadata or {}))

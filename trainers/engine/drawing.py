@@ -1,0 +1,149 @@
+"""Drawing tokens: reproducible random numbers, truncation, and when a reply stops.
+
+Every sample has a random stream of its own (``stream_key``), addressed by step number, so what it
+draws depends on nothing that happens to run beside it. Order here: streams, the draw, stops.
+
+Shapes: B rows, V vocabulary.
+"""
+
+import hashlib
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evert.trainers.engine.errors import SamplingRequestError
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def stream_key(*parts: bytes | int) -> int:
+    """Mix seeds, counters and content into the 64-bit key of a random stream."""
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        data = part if isinstance(part, bytes) else part.to_bytes(16, "little", signed=True)
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return int.from_bytes(digest.digest(), "little")
+
+
+def uniforms(keys: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """The ``steps[i]``-th number of stream ``keys[i]``.
+
+    SplitMix64 as a counter-based generator: no state, so rows come and go freely.
+
+    Args:
+        keys: [B] uint64.
+        steps: [B] uint64.
+
+    Returns:
+        [B] float64 in [0, 1).
+    """
+    x = keys + steps * _GOLDEN + _GOLDEN
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x = x ^ (x >> np.uint64(31))
+    return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+@dataclass(frozen=True)
+class Temper:
+    """How each row's distribution is shaped before the draw."""
+
+    temperature: Tensor
+    """[B] float32; 0 means greedy."""
+    top_k: Tensor | None
+    """[B] int64, V for no limit; None where no row has a limit."""
+    top_p: Tensor | None
+    """[B] float32, 1 for no limit; None where no row has a limit."""
+    plain: bool
+    """All temperatures are 1 and nothing is truncated."""
+
+
+def draw(logits: Tensor, temper: Temper, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw one token a row, by inverting the cumulative distribution.
+
+    Args:
+        logits: [B, V] float32.
+        temper: How to shape the distribution.
+        uniform: [B] float64 in [0, 1).
+
+    Returns:
+        [B] token ids, and [B] their log-probabilities under the model itself: at temperature 1 and
+        untruncated, whatever ``temper`` says. That is what a trainer computes for the same token.
+    """
+    logprobs = torch.log_softmax(logits, dim=-1)
+    shaped = logprobs if temper.plain else _shape(logprobs, temper)
+    # float64: a float32 running sum over a large vocabulary loses the rare tokens.
+    cumulative = torch.softmax(shaped.double(), dim=-1).cumsum(dim=-1)
+    target = uniform[:, None] * cumulative[:, -1:]
+    tokens = torch.searchsorted(cumulative, target, right=True).clamp_(max=logits.shape[1] - 1)
+    if not temper.plain:
+        greedy = (temper.temperature == 0)[:, None]
+        tokens = torch.where(greedy, logprobs.argmax(dim=-1, keepdim=True), tokens)
+    return tokens[:, 0], logprobs.gather(1, tokens)[:, 0]
+
+
+def _shape(logprobs: Tensor, temper: Temper) -> Tensor:
+    temperature = torch.where(temper.temperature == 0, 1.0, temper.temperature)
+    shaped = logprobs / temperature[:, None]
+    if temper.top_k is None and temper.top_p is None:
+        return shaped
+    values, order = shaped.sort(dim=-1, descending=True)
+    rank = torch.arange(values.shape[1], device=values.device)
+    cut = torch.zeros_like(values, dtype=torch.bool)
+    if temper.top_k is not None:
+        cut |= rank >= temper.top_k[:, None]
+    if temper.top_p is not None:
+        before = torch.softmax(values, dim=-1).cumsum(dim=-1).roll(1, dims=-1)
+        # The likeliest token stays, even where top_p is 0.
+        before[:, 0] = -1
+        cut |= before >= temper.top_p[:, None]
+    return shaped.masked_fill(torch.zeros_like(cut).scatter(1, order, cut), float("-inf"))
+
+
+@dataclass(frozen=True)
+class Stops:
+    """What ends a reply: token ids, and texts that may span tokens."""
+
+    tokens: frozenset[int]
+    texts: tuple[str, ...] = ()
+    window: int = 0
+    """Number of last tokens whose text must be looked at; 0 without texts."""
+
+    def hit(self, tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> bool:
+        """Whether the last token of a reply completed a stop."""
+        if tokens[-1] in self.tokens:
+            return True
+        if not self.texts:
+            return False
+        text = decode(tokens[-self.window :])
+        return any(stop in text for stop in self.texts)
+
+
+def make_stops(
+    stop: str | Sequence[str] | Sequence[int] | None, end_tokens: Collection[int]
+) -> Stops:
+    """Read ``SamplingParams.stop``.
+
+    Args:
+        stop: None for the model's own end tokens; an empty list for no stop at all; token ids;
+            or texts (special tokens are written as text, for example ``"<|im_end|>"``).
+        end_tokens: The model's own.
+
+    Raises:
+        SamplingRequestError: Neither ids nor non-empty texts.
+    """
+    if stop is None:
+        return Stops(frozenset(end_tokens))
+    items = [stop] if isinstance(stop, str) else list(stop)
+    if all(isinstance(item, int) for item in items):
+        return Stops(frozenset(item for item in items if isinstance(item, int)))
+    texts = tuple(item for item in items if isinstance(item, str) and item)
+    if len(texts) != len(items):
+        raise SamplingRequestError(
+            f"SamplingParams.stop is {stop!r}; expected token ids, or non-empty texts, or None."
+        )
+    # A token carries at least one byte of text, save for a few at the edges of characters.
+    return Stops(frozenset(), texts, max(len(text.encode()) for text in texts) + 8)

@@ -1,0 +1,352 @@
+"""The embedded engine: Tinker's clients, served inside this process.
+
+    with embedded_engine() as engine:
+        asyncio.run(tinker_cookbook.rl.train.main(config))      # unchanged
+
+Inside the block ``tinker.ServiceClient`` and ``tinker.RestClient`` are the engine's, wherever they
+were imported to, and nothing reaches the network (``network.py``). Leaving the block puts
+everything back and stops the engine's threads.
+
+What is here, in order: the engine and its settings, loading, and the installer. The clients are in
+``clients.py`` and ``sampling_client.py``; models, training, the sampler and checkpoints in the
+modules of those names.
+"""
+
+import logging
+import sys
+import time
+import weakref
+from collections import Counter
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tinker
+import torch
+
+from evert.bridge.base import register_base_tokenizers
+from evert.trainers.engine.checkpoints import CheckpointStore, RunInfo
+from evert.trainers.engine.drawing import stream_key
+from evert.trainers.engine.errors import EngineClosedError, ModelNotFoundError
+from evert.trainers.engine.frozen import freeze
+from evert.trainers.engine.models import (
+    SMALL_MODEL_PARAMETERS,
+    attach_lora,
+    context_length,
+    count_parameters,
+    end_tokens,
+    load_model,
+    load_tokenizer,
+)
+from evert.trainers.engine.network import no_network
+from evert.trainers.engine.sampler import Sampler
+from evert.trainers.engine.training import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How an engine computes; see ``embedded_engine`` for what the fields mean."""
+
+    root: Path | None = None
+    device: str = "auto"
+    seed: int = 0
+    full_parameter: bool | None = None
+    dtype: torch.dtype | None = None
+
+
+@dataclass(frozen=True)
+class LoraChoice:
+    """Which layers an adapter is for, and its size."""
+
+    rank: int
+    seed: int | None = None
+    train_mlp: bool = True
+    train_attn: bool = True
+    train_unembed: bool = True
+
+
+@dataclass
+class TrainingRun:
+    """A model in training, with what its checkpoints need to know."""
+
+    run_id: str
+    base_model: str
+    lora_rank: int | None
+    """None where the whole model is trained."""
+    trainer: Trainer
+
+
+class Engine:
+    """Models, samplers and checkpoints behind the embedded clients."""
+
+    def __init__(self, settings: EngineSettings | None = None) -> None:
+        """Set up; nothing is loaded yet.
+
+        Raises:
+            ModelNotFoundError: The settings name a device this machine does not have.
+        """
+        self.settings = settings or EngineSettings()
+        self.device = _resolve_device(self.settings.device)
+        self.store = CheckpointStore(self.settings.root)
+        self.loader = ThreadPoolExecutor(1, thread_name_prefix="evert-loader")
+        self._occasions: Counter[int] = Counter()
+        self._samplers: weakref.WeakSet[Sampler] = weakref.WeakSet()
+        self._workers: weakref.WeakSet[ThreadPoolExecutor] = weakref.WeakSet()
+        self._bases: weakref.WeakValueDictionary[str, Sampler] = weakref.WeakValueDictionary()
+        self._closed = False
+
+    def check_open(self) -> None:
+        """Raise where the engine is no longer in use.
+
+        Raises:
+            EngineClosedError: It was closed.
+        """
+        if self._closed:
+            raise EngineClosedError(
+                "This client belongs to an embedded engine that is no longer in use. Make its "
+                "calls inside the engine's block."
+            )
+
+    def new_worker(self) -> ThreadPoolExecutor:
+        """One thread that runs what it is given in order; the engine ends it."""
+        self.check_open()
+        worker = ThreadPoolExecutor(1, thread_name_prefix="evert-trainer")
+        self._workers.add(worker)
+        return worker
+
+    def start_run(
+        self, base_model: str, choice: LoraChoice, user_metadata: dict[str, str]
+    ) -> TrainingRun:
+        """Load a base model and make it ready to train.
+
+        Raises:
+            ModelNotFoundError: It cannot be loaded.
+            CheckpointError: The store cannot be written to.
+        """
+        self.check_open()
+        model = self._load(base_model)
+        rank = None if self._trains_whole(model) else choice.rank
+        return self._new_run(
+            base_model, self._with_adapter(model, rank, choice), rank, user_metadata
+        )
+
+    def resume_run(
+        self, path: str, user_metadata: dict[str, str] | None, *, with_optimizer: bool
+    ) -> TrainingRun:
+        """Load a checkpoint into a new run.
+
+        Args:
+            path: A ``tinker://`` path that saving returned.
+            user_metadata: Of the new run; None for that of the run it came from.
+            with_optimizer: Go on with the optimizer's state, too.
+
+        Raises:
+            CheckpointError: It is missing or damaged.
+        """
+        self.check_open()
+        info = self.store.read(path)
+        if user_metadata is None:
+            user_metadata = self.store.run_info(path).user_metadata
+        run = self._new_run(info.base_model, self._load_saved(path), info.lora_rank, user_metadata)
+        if with_optimizer:
+            run.trainer.load_optimizer(self.store.folder(path))
+        return run
+
+    def occasion(self, steps: int) -> int:
+        """How often before a sampler of weights after ``steps`` steps was asked for: 0, 1, ...
+
+        Steps and occasion key what a sampler draws, so that a resumed run draws what the whole run
+        would have drawn, whether its weights come from a trainer or from a checkpoint. Counted
+        where a sampler is asked for, and not where it is loaded: loading threads race.
+        """
+        occasion = self._occasions[steps]
+        self._occasions[steps] += 1
+        return occasion
+
+    def sampler_for(self, trainer: Trainer, occasion: int) -> Sampler:
+        """A sampler of a trainer's present weights."""
+        return self._new_sampler(trainer.model, trainer.tokenizer, trainer.steps, occasion)
+
+    def base_sampler(self, base_model: str) -> Sampler:
+        """The sampler of a base model's own weights; loaded once while somebody uses it."""
+        self.check_open()
+        sampler = self._bases.get(base_model)
+        if sampler is None:
+            model, tokenizer = self._load(base_model), load_tokenizer(base_model)
+            sampler = self._new_sampler(model, tokenizer, base_model.encode())
+            self._bases[base_model] = sampler
+        return sampler
+
+    def saved_sampler(self, path: str, *number: int) -> Sampler:
+        """A sampler of a checkpoint.
+
+        Args:
+            path: Its ``tinker://`` path.
+            *number: Tells apart samplers that must not draw the same numbers.
+
+        Raises:
+            CheckpointError: It is missing or damaged.
+        """
+        self.check_open()
+        info = self.store.read(path)
+        tokenizer = load_tokenizer(info.base_model)
+        return self._new_sampler(self._load_saved(path), tokenizer, info.steps, *number)
+
+    def close(self) -> None:
+        """Stop all threads; clients that are left refuse further calls."""
+        self._closed = True
+        self.loader.shutdown(wait=True, cancel_futures=True)
+        for worker in list(self._workers):
+            worker.shutdown(wait=True, cancel_futures=True)
+        for sampler in list(self._samplers):
+            sampler.close()
+
+    def _load(self, base_model: str) -> Any:
+        dtype = self.settings.dtype or torch.float32
+        return load_model(base_model, self.device, dtype)
+
+    def _load_saved(self, path: str) -> Any:
+        info, folder = self.store.read(path), str(self.store.folder(path))
+        if info.lora_rank is None:
+            return self._load(folder)
+        from peft import PeftModel
+
+        base = self._load(info.base_model)
+        return PeftModel.from_pretrained(base, folder, is_trainable=True).eval()
+
+    def _trains_whole(self, model: Any) -> bool:
+        if self.settings.full_parameter is not None:
+            return self.settings.full_parameter
+        return count_parameters(model) < SMALL_MODEL_PARAMETERS
+
+    def _with_adapter(self, model: Any, rank: int | None, choice: LoraChoice) -> Any:
+        if rank is None:
+            return model
+        return attach_lora(
+            model,
+            rank,
+            seed=self.settings.seed if choice.seed is None else choice.seed,
+            train_mlp=choice.train_mlp,
+            train_attn=choice.train_attn,
+            train_unembed=choice.train_unembed,
+        )
+
+    def _new_run(
+        self, base_model: str, model: Any, rank: int | None, user_metadata: dict[str, str]
+    ) -> TrainingRun:
+        run_id = self.store.new_run(RunInfo(base_model, rank, user_metadata, time.time()))
+        return TrainingRun(run_id, base_model, rank, Trainer(model, load_tokenizer(base_model)))
+
+    def _new_sampler(self, model: Any, tokenizer: Any, *number: int | bytes) -> Sampler:
+        sampler = Sampler(
+            freeze(model),
+            tokenizer,
+            seed=stream_key(self.settings.seed, *number),
+            context_length=context_length(model),
+            end_tokens=end_tokens(model, tokenizer),
+        )
+        self._samplers.add(sampler)
+        return sampler
+
+
+def _resolve_device(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ModelNotFoundError(
+            f"Device {device!r} was asked for, but PyTorch sees no CUDA here. Use 'cpu' or 'auto'."
+        )
+    return torch.device(device)
+
+
+@contextmanager
+def embedded_engine(
+    root: str | Path | None = None,
+    *,
+    device: str = "auto",
+    seed: int = 0,
+    full_parameter: bool | None = None,
+    dtype: torch.dtype | None = None,
+    threads: int | None = None,
+    allow_hosts: Collection[str] = (),
+) -> Iterator[Engine]:
+    """Serve Tinker's clients from this process, and keep it off the network, inside the block.
+
+    Args:
+        root: Folder of the checkpoints; None for ``$EVERT_HOME``, or ``~/.cache/evert/checkpoints``
+            where that is not set.
+        device: ``"cpu"``, ``"cuda"``, or ``"auto"``: CUDA where there is one.
+        seed: Seed of adapters and of sampling. On a CPU the same seed and the same requests give
+            the same tokens, up to rounding (``sampler.py``).
+        full_parameter: Train every weight (True) or a LoRA adapter (False). None: every weight
+            below 50 million parameters, an adapter above. The ``rank`` that the Cookbook asks for
+            counts for adapters only.
+        dtype: Type of the weights; None for float32.
+        threads: PyTorch's CPU threads inside the block. None leaves them as they are. 1 is often
+            fastest for a tiny model on a shared machine, where threads wait for one another.
+        allow_hosts: Hosts beyond this machine that stay reachable, for example a tool's server.
+
+    Yields:
+        The engine.
+
+    Raises:
+        ModelNotFoundError: There is no such device.
+    """
+    settings = EngineSettings(
+        Path(root) if root is not None else None, device, seed, full_parameter, dtype
+    )
+    engine = Engine(settings)
+    register_base_tokenizers()
+    with no_network(allow_hosts), _cpu_threads(threads), _installed(engine):
+        logger.info(
+            "evert's embedded engine is in use on %s; checkpoints go to %s and nothing leaves "
+            "this machine.",
+            engine.device,
+            engine.store.root,
+        )
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+
+@contextmanager
+def _cpu_threads(threads: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        if threads is not None:
+            torch.set_num_threads(before)
+
+
+@contextmanager
+def _installed(engine: Engine) -> Iterator[None]:
+    from evert.trainers.engine import clients
+
+    # Classes, not functions: code loaded inside the block may use the names in annotations.
+    swaps = [
+        (name, getattr(tinker, name), type(name, (getattr(clients, name),), {"engine": engine}))
+        for name in ("ServiceClient", "RestClient")
+    ]
+    for name, theirs, ours in swaps:
+        _swap_everywhere(name, theirs, ours)
+    try:
+        yield
+    finally:
+        for name, theirs, ours in swaps:
+            _swap_everywhere(name, ours, theirs)
+
+
+def _swap_everywhere(name: str, old: Any, new: Any) -> None:
+    """Replace a class in every module that holds it under its own name."""
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get(name) is old:
+            setattr(module, name, new)

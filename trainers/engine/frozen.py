@@ -1,0 +1,183 @@
+"""A frozen model: a copy of the weights that training no longer changes, ready to sample from.
+
+    FrozenModel (protocol)
+    ├── FrozenLean      Llama-like models, through ``LeanModel``
+    └── FrozenGeneric   every other Hugging Face causal language model
+
+``freeze`` picks one. Both can open a batch to decode in, and score given tokens.
+"""
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from evert.trainers.engine.batches import (
+    Batch,
+    GenericBatch,
+    LeanBatch,
+    PrefixCache,
+    causal_attention,
+    chunk_tokens,
+    pad,
+)
+from evert.trainers.engine.lean import LeanModel, can_be_lean
+
+LOGITS_BYTES = 2**29
+"""Most bytes of logits held at once when given tokens are scored."""
+
+_CACHE_BYTES = 2 * 2**30
+_PREFIX_SHARE = 8
+"""One part in so many of the cache's memory goes to remembered prefixes."""
+
+
+class FrozenModel(Protocol):
+    """Weights that do not change."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        ...
+
+    @property
+    def cache_tokens(self) -> int:
+        """Tokens whose keys and values there is memory for, over all rows."""
+        ...
+
+    def new_batch(self) -> Batch:
+        """Open an empty batch."""
+        ...
+
+    def score(self, rows: Sequence[Sequence[int]]) -> tuple[list[list[float]], int]:
+        """Log-probability of each token but the first, given those before it.
+
+        Args:
+            rows: Token lists of at least one token each.
+
+        Returns:
+            One list a row, a token shorter than it; and the number of forward passes.
+        """
+        ...
+
+
+class FrozenLean:
+    """A frozen Llama-like model."""
+
+    def __init__(self, model: Any) -> None:
+        """Copy the weights of ``model``."""
+        self._lean = LeanModel(model)
+        lean = self._lean
+        per_token = 2 * len(lean.layers) * lean.key_heads * lean.head_size * lean.dtype.itemsize
+        self.cache_tokens: int = _cache_bytes(lean.device) // per_token
+        self._prefixes = PrefixCache(self.cache_tokens // _PREFIX_SHARE)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self._lean.device
+
+    def new_batch(self) -> Batch:
+        """Open an empty batch; batches share what they remember of finished rows."""
+        return LeanBatch(self._lean, self._prefixes)
+
+    def score(self, rows: Sequence[Sequence[int]]) -> tuple[list[list[float]], int]:
+        """Score given tokens; see ``FrozenModel``."""
+        return _score(rows, self._lean.head.shape[0], self.device, self._logits)
+
+    def _logits(self, tokens: Tensor) -> Tensor:
+        self._lean.reserve(tokens.shape[1])
+        positions = torch.arange(tokens.shape[1], device=self.device).expand_as(tokens)
+        return self._lean.logits(self._lean.hidden(tokens, positions, causal_attention))
+
+
+class FrozenGeneric:
+    """A frozen copy of any Hugging Face causal language model."""
+
+    def __init__(self, model: Any) -> None:
+        """Copy ``model``, with its LoRA adapter, if any, merged in."""
+        self._model: Any = copy.deepcopy(model).eval().requires_grad_(False)
+        if hasattr(self._model, "merge_and_unload"):
+            self._model = self._model.merge_and_unload()
+        config = self._model.config
+        head = getattr(config, "head_dim", None) or (
+            config.hidden_size // config.num_attention_heads
+        )
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        per_token = 2 * config.num_hidden_layers * heads * head * self._model.dtype.itemsize
+        self.cache_tokens: int = _cache_bytes(self.device) // per_token
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        device: torch.device = self._model.device
+        return device
+
+    def new_batch(self) -> Batch:
+        """Open an empty batch."""
+        return GenericBatch(self._model)
+
+    def score(self, rows: Sequence[Sequence[int]]) -> tuple[list[list[float]], int]:
+        """Score given tokens; see ``FrozenModel``."""
+        return _score(rows, self._model.config.vocab_size, self.device, self._logits)
+
+    def _logits(self, tokens: Tensor) -> Tensor:
+        # Right padding needs no mask: a causal model's earlier tokens never see it.
+        logits: Tensor = self._model(input_ids=tokens, use_cache=False).logits.float()
+        return logits
+
+
+def freeze(model: Any) -> FrozenModel:
+    """Copy a model's present weights, adapter included, into one to sample from."""
+    with torch.no_grad():
+        return FrozenLean(model) if can_be_lean(model) else FrozenGeneric(model)
+
+
+def length_sorted(lengths: Sequence[int], budget: int) -> Iterable[list[int]]:
+    """Group row numbers by length, longest first, so that padding stays small.
+
+    Args:
+        lengths: Tokens of each row.
+        budget: Most tokens of a group, padding included; a longer row gets a group of its own.
+
+    Yields:
+        Row numbers of one group.
+    """
+    group: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if group and (len(group) + 1) * lengths[group[0]] > budget:
+            yield group
+            group = []
+        group.append(i)
+    if group:
+        yield group
+
+
+def token_budget(vocabulary: int, device: torch.device) -> int:
+    """Tokens, padding included, of a pass that computes the logits of each."""
+    return max(1, min(chunk_tokens(device), LOGITS_BYTES // (4 * vocabulary)))
+
+
+def _score(
+    rows: Sequence[Sequence[int]], vocabulary: int, device: torch.device, forward: Any
+) -> tuple[list[list[float]], int]:
+    scores: list[list[float]] = [[] for _ in rows]
+    passes = 0
+    for group in length_sorted([len(row) for row in rows], token_budget(vocabulary, device)):
+        tokens = pad([rows[i] for i in group], device)
+        logits = forward(tokens[:, :-1]) if tokens.shape[1] > 1 else None
+        if logits is None:
+            continue
+        passes += 1
+        found = -F.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none")
+        for i, values in zip(group, found.tolist(), strict=True):
+            scores[i] = values[: len(rows[i]) - 1]
+    return scores, passes
+
+
+def _cache_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory // 3
+    return _CACHE_BYTES

@@ -1,0 +1,163 @@
+"""The losses of Tinker's ``forward_backward``, as pure functions of per-token tensors.
+
+Every loss takes the learner's log-probabilities of the target tokens and the datum's other
+tensors, all of the same shape, and returns one scalar: the **sum** over tokens (never a mean).
+With ``p`` the learner, ``q`` the sampler, ``A`` the advantage and ``r = p / q`` token by token:
+
+    cross_entropy         -sum(w log p)
+    importance_sampling   -sum(r A)
+    ppo                   -sum(min(r A, clip(r, low, high) A))          low 0.8, high 1.2
+    cispo                 -sum(stop_gradient(clip(r, low, high)) A log p)   low 0.8, high 1.2
+    dro                   -sum(A log p - beta / 2 (log p - log q)^2)    beta 0.05
+
+The thresholds are bounds on the ratio itself and come from ``loss_fn_config`` under
+``clip_low_threshold`` and ``clip_high_threshold`` (``beta`` for dro), or token by token from loss
+inputs of the same names. Order here: the table, the check of a datum's inputs, the losses.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evert.trainers.engine.errors import LossInputError
+
+Inputs = Mapping[str, Tensor]
+Settings = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One loss: its formula, the inputs a datum must and may carry, its settings."""
+
+    formula: Callable[[Tensor, Inputs, Settings], Tensor]
+    """(logprobs, inputs, settings) -> scalar; all tensors of one shape."""
+    required: tuple[str, ...]
+    """Loss inputs a datum must carry besides ``target_tokens``."""
+    settings: Mapping[str, float]
+    """Keys allowed in ``loss_fn_config``, with their defaults."""
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        """Loss inputs that override a setting token by token."""
+        return tuple(key for key in self.settings if key.startswith("clip_"))
+
+
+def get_loss(name: str) -> Loss:
+    """Look up a loss by Tinker's name for it.
+
+    Raises:
+        LossInputError: There is no loss of that name here.
+    """
+    if name not in LOSSES:
+        raise LossInputError(
+            f"Loss {name!r} is not one the embedded engine has; it has {', '.join(LOSSES)}. "
+            "Use one of them, or forward_backward_custom with a function of your own."
+        )
+    return LOSSES[name]
+
+
+def resolve_settings(name: str, config: Mapping[str, Any] | None) -> dict[str, float]:
+    """The loss's defaults, overridden by ``loss_fn_config``.
+
+    Raises:
+        LossInputError: A key the loss does not have, or a value that is no number.
+    """
+    defaults = get_loss(name).settings
+    settings = dict(defaults)
+    for key, value in (config or {}).items():
+        if key not in defaults:
+            raise LossInputError(
+                f"loss_fn_config of {name!r} has the key {key!r}; "
+                f"expected only {sorted(defaults) or 'no keys at all'}. Remove it."
+            )
+        settings[key] = _number(name, key, value)
+    return settings
+
+
+def check_inputs(name: str, keys: Mapping[str, Any], where: str) -> None:
+    """Check that a datum carries exactly the tensors the loss reads.
+
+    Args:
+        name: The loss.
+        keys: The datum's ``loss_fn_inputs``.
+        where: How to call the datum in the message, for example ``"datum 3"``.
+
+    Raises:
+        LossInputError: A tensor is missing, or one is there that the loss does not read.
+    """
+    loss = get_loss(name)
+    required = {"target_tokens", *loss.required}
+    missing = sorted(required - set(keys))
+    extra = sorted(set(keys) - required - set(loss.optional))
+    if missing or extra:
+        raise LossInputError(
+            f"{where} for {name!r} has loss_fn_inputs {sorted(keys)}: "
+            f"missing {missing or 'none'}, not understood {extra or 'none'}. "
+            f"Pass exactly {sorted(required)}."
+        )
+
+
+def _number(name: str, key: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise LossInputError(
+            f"loss_fn_config[{key!r}] of {name!r} is {value!r}; expected a number."
+        )
+    return float(value)
+
+
+def cross_entropy(logprobs: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
+    """Weighted negative log-likelihood, summed."""
+    return -(logprobs * inputs["weights"]).sum()
+
+
+def importance_sampling(logprobs: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
+    """Policy gradient with the exact likelihood ratio, unclipped."""
+    return -(_ratio(logprobs, inputs) * inputs["advantages"]).sum()
+
+
+def ppo(logprobs: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
+    """PPO's pessimistic minimum of the clipped and the unclipped objective."""
+    ratio = _ratio(logprobs, inputs)
+    clipped = _clip(ratio, inputs, settings)
+    advantages = inputs["advantages"]
+    return -torch.minimum(ratio * advantages, clipped * advantages).sum()
+
+
+def cispo(logprobs: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
+    """REINFORCE weighted by the clipped ratio, which passes no gradient itself."""
+    weight = _clip(_ratio(logprobs, inputs), inputs, settings).detach()
+    return -(weight * logprobs * inputs["advantages"]).sum()
+
+
+def dro(logprobs: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
+    """Direct reward optimisation: the advantage, with a quadratic pull towards the sampler."""
+    distance = (logprobs - inputs["logprobs"]) ** 2
+    return -(logprobs * inputs["advantages"] - 0.5 * settings["beta"] * distance).sum()
+
+
+def _ratio(logprobs: Tensor, inputs: Inputs) -> Tensor:
+    return torch.exp(logprobs - inputs["logprobs"])
+
+
+def _clip(ratio: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
+    low, high = (
+        inputs.get(key, torch.tensor(settings[key], dtype=ratio.dtype, device=ratio.device))
+        for key in ("clip_low_threshold", "clip_high_threshold")
+    )
+    return torch.clamp(ratio, low, high)
+
+
+_RL = ("logprobs", "advantages")
+_CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
+
+LOSSES: Mapping[str, Loss] = {
+    "cross_entropy": Loss(cross_entropy, ("weights",), {}),
+    "importance_sampling": Loss(importance_sampling, _RL, {}),
+    "ppo": Loss(ppo, _RL, _CLIP),
+    "cispo": Loss(cispo, _RL, _CLIP),
+    "dro": Loss(dro, _RL, {"beta": 0.05}),
+}
+"""Tinker's name of each loss -> the loss."""

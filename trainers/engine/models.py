@@ -1,0 +1,217 @@
+"""Base models: from a name to a PyTorch model, its tokenizer, and its LoRA adapter.
+
+A name is one of three things, tried in this order: a shipped base (``evert-tiny``), a folder in
+Hugging Face format, or the name of a model on the Hugging Face Hub. Order here: names, loading,
+LoRA, and what a model can do (context length, stop tokens).
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from evert.bridge.base import BASES, base_path, base_tokenizer
+from evert.trainers.engine.errors import ModelNotFoundError
+from evert.trainers.engine.network import network_is_refused
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+SMALL_MODEL_PARAMETERS = 50_000_000
+"""Below this many parameters a model is trained whole, unless the engine is told otherwise."""
+
+LORA_ALPHA = 32
+"""Tinker's fixed LoRA alpha: the adapter's product is scaled by ``LORA_ALPHA / rank``."""
+
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def resolve_model(base_model: str) -> str:
+    """Turn a model name into what ``from_pretrained`` takes: a folder, or a Hub name.
+
+    Args:
+        base_model: ``"evert-tiny"``, a folder, or a Hub name.
+
+    Returns:
+        The folder's path, or the Hub name unchanged.
+
+    Raises:
+        ModelNotFoundError: The folder does not exist or holds no model.
+    """
+    if base_model in BASES:
+        return _checked_folder(base_model, base_path(base_model))
+    folder = Path(base_model).expanduser()
+    if folder.is_dir():
+        return _checked_folder(base_model, folder)
+    if not _HUB_NAME.fullmatch(base_model) or base_model.startswith("."):
+        raise ModelNotFoundError(
+            f"No folder {base_model!r} exists. Expected {' or '.join(BASES)}, a folder with a "
+            "config.json and weights in Hugging Face format, or a Hub name such as "
+            "'Qwen/Qwen3-0.6B'. Check the path."
+        )
+    return base_model
+
+
+def load_model(base_model: str, device: torch.device, dtype: torch.dtype) -> "PreTrainedModel":
+    """Load a base model, ready to train or to sample from.
+
+    Args:
+        base_model: A name as ``resolve_model`` takes it.
+        device: Where the weights go.
+        dtype: Type of the weights.
+
+    Raises:
+        ModelNotFoundError: There is no such model here, or it cannot be loaded.
+    """
+    from transformers import AutoModelForCausalLM
+
+    source = resolve_model(base_model)
+    with no_progress_bars():
+        model = _from_pretrained(AutoModelForCausalLM, base_model, source, dtype=dtype)
+    return model.to(device).eval()  # type: ignore[no-any-return]
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Keep transformers from drawing a bar for each small file it reads or writes."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def load_tokenizer(base_model: str) -> "PreTrainedTokenizerBase":
+    """Load the tokenizer that goes with a base model.
+
+    Raises:
+        ModelNotFoundError: There is no such model here, or it has no tokenizer.
+    """
+    if base_model in BASES:
+        resolve_model(base_model)
+        return base_tokenizer(base_model)  # type: ignore[no-any-return, unused-ignore]
+    from transformers import AutoTokenizer
+
+    source = resolve_model(base_model)
+    return _from_pretrained(AutoTokenizer, base_model, source)  # type: ignore[no-any-return]
+
+
+def _checked_folder(base_model: str, folder: Path) -> str:
+    if not (folder / "config.json").is_file():
+        raise ModelNotFoundError(
+            f"Model {base_model!r} points to the folder {folder}, which has no config.json. "
+            "Expected a model in Hugging Face format (config.json, model.safetensors, "
+            "tokenizer.json). Point to the folder that holds these files."
+        )
+    return str(folder)
+
+
+def _from_pretrained(auto_class: Any, base_model: str, source: str, **options: Any) -> Any:
+    try:
+        # The local cache first: a model that is already here needs no network at all.
+        return auto_class.from_pretrained(source, local_files_only=True, **options)
+    except (OSError, ValueError) as error:
+        if Path(source).is_dir() or network_is_refused("huggingface.co"):
+            raise ModelNotFoundError(_cannot_load(base_model, source, error)) from error
+    return auto_class.from_pretrained(source, **options)
+
+
+def _cannot_load(base_model: str, source: str, error: Exception) -> str:
+    reason = str(error).strip().split("\n", 1)[0]
+    if Path(source).is_dir():
+        advice = f"Check the files in {source}; the loader says: {reason}"
+    else:
+        advice = (
+            "It is not in the local Hugging Face cache, and the embedded engine refuses the "
+            f"network. Download it first (`hf download {source}`), pass a folder, or allow the "
+            "Hub with allow_hosts=('huggingface.co', ...)."
+        )
+    return f"Model {base_model!r} could not be loaded. {advice}"
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Number of weights, shared ones counted once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def attach_lora(
+    model: "PreTrainedModel",
+    rank: int,
+    *,
+    seed: int,
+    train_mlp: bool = True,
+    train_attn: bool = True,
+    train_unembed: bool = True,
+) -> Any:
+    """Wrap a model in a fresh LoRA adapter; only the adapter is trained.
+
+    Args:
+        model: The base model; its own weights are frozen.
+        rank: Rank of every adapted layer.
+        seed: Seed of the adapter's first factor (the second one starts at zero).
+        train_mlp: Adapt the feed-forward layers.
+        train_attn: Adapt the attention layers.
+        train_unembed: Adapt the output layer. Left out where it shares the input embedding.
+
+    Returns:
+        The ``peft.PeftModel``.
+
+    Raises:
+        ModelNotFoundError: The model has no layer of the chosen kinds.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    targets = list(_lora_targets(model, train_mlp, train_attn, train_unembed))
+    if not targets:
+        raise ModelNotFoundError(
+            f"{type(model).__name__} has no linear layer to adapt with train_mlp={train_mlp}, "
+            f"train_attn={train_attn}, train_unembed={train_unembed}. Choose another kind, or "
+            "use full_parameter=True."
+        )
+    config = LoraConfig(
+        r=rank, lora_alpha=LORA_ALPHA, target_modules=targets, task_type="CAUSAL_LM"
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return get_peft_model(model, config).eval()
+
+
+def _lora_targets(
+    model: "PreTrainedModel", train_mlp: bool, train_attn: bool, train_unembed: bool
+) -> Iterable[str]:
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    tied = head is not None and head.weight is model.get_input_embeddings().weight
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Linear):
+            continue
+        if module is head:
+            wanted = train_unembed and not tied
+        else:
+            wanted = train_mlp if re.search(r"mlp|ffn|feed_forward|fc", name) else train_attn
+        if wanted:
+            yield name
+
+
+def base_of(model: Any) -> "PreTrainedModel":
+    """The Hugging Face model inside, whether or not it wears an adapter."""
+    return model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[no-any-return]
+
+
+def context_length(model: Any) -> int:
+    """Most tokens, prompt and reply together, the model can hold."""
+    return int(getattr(base_of(model).config, "max_position_embeddings", None) or 2**20)
+
+
+def end_tokens(model: Any, tokenizer: "PreTrainedTokenizerBase") -> frozenset[int]:
+    """Tokens that end a reply when a request names no stop of its own."""
+    configured = getattr(base_of(model).generation_config, "eos_token_id", None)
+    tokens = configured if isinstance(configured, list) else [configured]
+    return frozenset(t for t in [*tokens, tokenizer.eos_token_id] if isinstance(t, int))

@@ -1,0 +1,159 @@
+"""The guard that keeps a process on its own machine while the embedded engine is in use.
+
+``no_network()`` replaces the Python-level doors (``socket.socket.connect`` and its kin,
+``socket.getaddrinfo``) with versions that let loopback and Unix sockets through and refuse the
+rest, and switches the Hugging Face Hub to its offline mode, so that cached models still load.
+It nests, and the last one out restores what it found.
+
+It is a guard against accidents (an SDK that falls back to a production host), not a sandbox: C
+extensions that open their own sockets, and child processes, are out of its reach.
+"""
+
+import ipaddress
+import socket
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import huggingface_hub.constants
+from tinker.lib.base_url import resolve_base_url
+from tinker.lib.internal_client_holder import InternalClientHolder
+
+from evert.trainers.engine.errors import NetworkRefusedError
+
+_DOORS = ("connect", "connect_ex", "sendto")
+
+_lock = threading.Lock()
+_active: list["_Allowed"] = []
+_undo: list[Callable[[], None]] = []
+
+
+class _Allowed:
+    """Hosts one ``no_network`` block lets through, and the addresses they resolved to."""
+
+    def __init__(self, hosts: Collection[str]) -> None:
+        self.hosts = frozenset(hosts)
+        self.addresses: set[str] = set()
+
+
+@contextmanager
+def no_network(allow_hosts: Collection[str] = ()) -> Iterator[None]:
+    """Refuse every connection beyond this machine inside the block, in every thread.
+
+    Args:
+        allow_hosts: Host names or addresses that stay reachable, for example a tool's server.
+            Where blocks nest, a host must be allowed by all of them.
+
+    Yields:
+        Nothing; the guard is up.
+    """
+    allowed = _Allowed(allow_hosts)
+    with _lock:
+        if not _active:
+            _raise_guard(offline_hub="huggingface.co" not in allowed.hosts)
+        _active.append(allowed)
+    try:
+        yield
+    finally:
+        with _lock:
+            _active.remove(allowed)
+            if not _active:
+                _lower_guard()
+
+
+def network_is_refused(host: str) -> bool:
+    """Whether the guard is up and would refuse ``host``."""
+    return not _host_is_allowed(host)
+
+
+def _raise_guard(*, offline_hub: bool) -> None:
+    for name in _DOORS:
+        _replace(socket.socket, name, _guarded_door(name))
+    _replace(socket, "getaddrinfo", _guarded_getaddrinfo(socket.getaddrinfo))
+    if offline_hub:
+        _replace(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    # The SDK takes any failure to connect for a passing one and retries for five minutes, so its
+    # own clients are told at the door. All of them connect through this class.
+    _replace(InternalClientHolder, "__init__", _guarded_sdk_init(InternalClientHolder.__init__))
+
+
+def _lower_guard() -> None:
+    while _undo:
+        _undo.pop()()
+
+
+def _replace(owner: Any, name: str, value: Any) -> None:
+    # ``socket.socket`` inherits its methods from the C class: restoring means removing ours.
+    inherited = name not in vars(owner)
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    _undo.append(
+        (lambda: delattr(owner, name)) if inherited else (lambda: setattr(owner, name, original))
+    )
+
+
+def _guarded_door(name: str) -> Callable[..., Any]:
+    original = getattr(socket.socket, name)
+
+    def door(self: socket.socket, *args: Any) -> Any:
+        # connect(address), connect_ex(address), sendto(data[, flags], address)
+        if self.family in (socket.AF_INET, socket.AF_INET6) and args:
+            _check(args[-1][0])
+        return original(self, *args)
+
+    return door
+
+
+def _guarded_getaddrinfo(original: Callable[..., Any]) -> Callable[..., Any]:
+    def getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
+        _check(host)
+        found = original(host, *args, **kwargs)
+        for allowed in list(_active):
+            if _text(host) in allowed.hosts:
+                allowed.addresses.update(str(entry[4][0]) for entry in found)
+        return found
+
+    return getaddrinfo
+
+
+def _guarded_sdk_init(original: Callable[..., Any]) -> Callable[..., Any]:
+    def init(self: Any, *args: Any, base_url: Any = None, **kwargs: Any) -> None:
+        _check(urlsplit(resolve_base_url(base_url)).hostname)
+        original(self, *args, base_url=base_url, **kwargs)
+
+    return init
+
+
+def _check(host: Any) -> None:
+    if not _host_is_allowed(_text(host)):
+        raise NetworkRefusedError(
+            f"A connection to {_text(host)!r} was attempted while evert's embedded engine is in "
+            "use; only this machine (loopback) may be reached. Call it outside the engine's "
+            "block, or name the host in `allow_hosts` if it is meant to be reached."
+        )
+
+
+def _text(host: Any) -> str:
+    if isinstance(host, bytes | bytearray):
+        return host.decode("ascii", "replace")
+    return "" if host is None else str(host)
+
+
+def _host_is_allowed(host: str) -> bool:
+    return _is_this_machine(host) or all(
+        host in allowed.hosts or host in allowed.addresses for allowed in list(_active)
+    )
+
+
+def _is_this_machine(host: str) -> bool:
+    if host in ("", "localhost"):
+        return True
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None) or address
+    # The unspecified address is what servers bind to; connecting to it stays on this machine.
+    return bool(mapped.is_loopback or mapped.is_unspecified)

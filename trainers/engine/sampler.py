@@ -1,0 +1,457 @@
+"""The batching sampler: many requests in, one running batch, one worker thread.
+
+Requests from any thread or event loop meet in a queue. The worker admits what has arrived (equal
+prompts are computed once), draws one token for every row, answers the rows that have ended, and
+steps the rest; new requests join between two steps. Requests for log-probabilities of given tokens
+are computed together, ahead of the decoding. The worker starts with the first request and ends
+when there has been nothing to do for a while, so an idle sampler owns no thread.
+
+A sampled token's log-probability is the model's own, at temperature 1 and untruncated, whatever
+the request's temperature, ``top_k`` and ``top_p``: it equals a fresh forward pass over the same
+tokens. The token that ends a reply is part of the reply.
+
+Reproducibility: a sample draws from a random stream of its own, keyed by the sampler's seed, the
+prompt's tokens, how often that prompt was asked before, and the sample's index (a request with a
+``seed`` is keyed by that seed, the prompt and the index alone). So the same requests give the same
+tokens whatever else is in the batch, and in whatever order different prompts arrive; equal prompts
+are told apart by the order they arrive in. (Up to rounding: what runs beside a row can change the
+last bit of its logits, which matters where a random number falls within 1e-7 of the border between
+two tokens.)
+"""
+
+import itertools
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tinker import types
+from torch import Tensor
+
+from evert.trainers.engine.batches import Batch
+from evert.trainers.engine.drawing import Stops, Temper, draw, make_stops, stream_key, uniforms
+from evert.trainers.engine.errors import EngineClosedError, SamplingRequestError
+from evert.trainers.engine.frozen import FrozenModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MAX_ROWS = 256
+"""Most rows decoded together; further requests wait."""
+
+_EXPECTED_REPLY = 1024
+"""Tokens a reply is expected to need at most when rows are fitted into memory."""
+
+_LINGER_SECONDS = 1.0
+_GATHER_SECONDS = 0.0005
+_GATHER_ROUNDS = 10
+
+
+@dataclass
+class SamplerStats:
+    """What a sampler has done so far."""
+
+    forward_passes: int = 0
+    """Forward passes of any kind."""
+    prompt_tokens: int = 0
+    """Prompt tokens computed; shared prompts and remembered prefixes are not counted twice."""
+    sampled_tokens: int = 0
+    scored_tokens: int = 0
+    """Given tokens whose log-probability was computed."""
+    largest_batch: int = 0
+    """Most rows decoded together."""
+
+
+@dataclass
+class _Request:
+    prompt: list[int]
+    params: types.SamplingParams
+    stops: Stops
+    max_tokens: int
+    keys: list[int]
+    """Random stream of each sample that is wanted."""
+    future: "Future[list[types.SampledSequence]]" = field(default_factory=Future)
+    done: dict[int, types.SampledSequence] = field(default_factory=dict)
+    """Finished samples, by index."""
+
+
+@dataclass
+class _Row:
+    request: _Request
+    index: int
+    """Which of the request's samples this is."""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+@dataclass
+class _Score:
+    tokens: list[int]
+    future: "Future[list[float | None]]" = field(default_factory=Future)
+
+
+class Sampler:
+    """Samples from one frozen model; see the module's docstring."""
+
+    def __init__(
+        self,
+        model: FrozenModel,
+        tokenizer: "PreTrainedTokenizerBase",
+        *,
+        seed: int,
+        context_length: int,
+        end_tokens: frozenset[int],
+    ) -> None:
+        """Take over a frozen model.
+
+        Args:
+            model: The model.
+            tokenizer: Decodes replies where a request has stops in text.
+            seed: Seed of all random streams.
+            context_length: Most tokens of prompt and reply together.
+            end_tokens: Tokens that end a reply when a request names no stop.
+        """
+        self.stats = SamplerStats()
+        self._model = model
+        self._tokenizer = tokenizer
+        self._seed = seed
+        self._context_length = context_length
+        self._end_tokens = end_tokens
+        self._asked: Counter[bytes] = Counter()
+        self._sequence_numbers = itertools.count()
+        self._lock = threading.Condition()
+        self._waiting: deque[_Row] = deque()
+        self._scores: list[_Score] = []
+        self._runs: list[_Run] = []
+        self._worker: threading.Thread | None = None
+        self._closed = False
+
+    def sample(
+        self, prompt: Sequence[int], num_samples: int, params: types.SamplingParams
+    ) -> "Future[list[types.SampledSequence]]":
+        """Ask for replies to a prompt.
+
+        Args:
+            prompt: Token ids, at least one.
+            num_samples: How many independent replies.
+            params: As Tinker reads them; ``max_tokens=None`` is up to the model's context.
+
+        Returns:
+            A future of ``num_samples`` sequences. Cancelling it stops the work.
+
+        Raises:
+            SamplingRequestError: The prompt or the parameters cannot be served.
+            EngineClosedError: The sampler was closed.
+        """
+        max_tokens = self._check(prompt, num_samples, params)
+        request = _Request(
+            list(prompt),
+            params,
+            make_stops(params.stop, self._end_tokens),
+            max_tokens,
+            self._stream_keys(prompt, num_samples, params.seed),
+        )
+        with self._lock:
+            self._wake()
+            self._waiting.extend(_Row(request, index) for index in range(num_samples))
+        return request.future
+
+    def score(self, tokens: Sequence[int]) -> "Future[list[float | None]]":
+        """Ask for the log-probability of each token given those before it.
+
+        Returns:
+            A future of one number a token; None for the first, which nothing precedes.
+
+        Raises:
+            SamplingRequestError: No tokens, or more than the model can hold.
+            EngineClosedError: The sampler was closed.
+        """
+        if not 1 <= len(tokens) <= self._context_length:
+            raise SamplingRequestError(
+                f"Log-probabilities were asked for {len(tokens)} tokens; expected between 1 and "
+                f"the model's context of {self._context_length}. Shorten the input."
+            )
+        score = _Score(list(tokens))
+        with self._lock:
+            self._wake()
+            self._scores.append(score)
+        return score.future
+
+    def close(self) -> None:
+        """Stop the worker; requests that have no answer yet fail. Further calls do nothing."""
+        with self._lock:
+            self._closed = True
+            worker = self._worker
+            self._lock.notify_all()
+        if worker is not None and worker is not threading.current_thread():
+            worker.join()
+
+    def _check(self, prompt: Sequence[int], num_samples: int, params: types.SamplingParams) -> int:
+        room = self._context_length - len(prompt)
+        max_tokens = room if params.max_tokens is None else params.max_tokens
+        if not prompt or num_samples < 1 or max_tokens < 1 or params.temperature < 0:
+            raise SamplingRequestError(
+                f"Got a prompt of {len(prompt)} tokens, num_samples={num_samples}, "
+                f"max_tokens={params.max_tokens}, temperature={params.temperature}; expected at "
+                "least one token, sample and new token, and a temperature of 0 or more. "
+                f"(The model's context holds {self._context_length} tokens.)"
+            )
+        if max_tokens > room:
+            raise SamplingRequestError(
+                f"A prompt of {len(prompt)} tokens and max_tokens={max_tokens} need "
+                f"{len(prompt) + max_tokens}; the model's context holds {self._context_length}. "
+                f"Shorten the prompt, or ask for at most {max(room, 0)} tokens."
+            )
+        return max_tokens
+
+    def _stream_keys(self, prompt: Sequence[int], count: int, seed: int | None) -> list[int]:
+        content = np.asarray(prompt, dtype=np.int32).tobytes()
+        if seed is not None:
+            return [stream_key(content, seed, index) for index in range(count)]
+        digest = stream_key(content).to_bytes(8, "little")
+        with self._lock:
+            asked = self._asked[digest]
+            self._asked[digest] += 1
+        return [stream_key(content, self._seed, asked, index) for index in range(count)]
+
+    def _wake(self) -> None:
+        """Have a worker running; the lock must be held."""
+        if self._closed:
+            raise EngineClosedError(
+                "This sampling client belongs to an embedded engine that is no longer in use. "
+                "Sample inside the engine's block."
+            )
+        if self._worker is None:
+            self._worker = threading.Thread(target=self._work, name="evert-sampler", daemon=True)
+            self._worker.start()
+        self._lock.notify_all()
+
+    def _work(self) -> None:
+        with torch.inference_mode():
+            while self._wait_for_work():
+                try:
+                    self._turn()
+                except Exception as error:
+                    self._fail_all(error)
+        if self._closed:
+            self._fail_all(EngineClosedError("The embedded engine was closed before it answered."))
+
+    def _wait_for_work(self) -> bool:
+        """Block until there is something to do; False when this worker is to end."""
+        with self._lock:
+            if not self._has_work():
+                self._lock.wait_for(lambda: self._has_work() or self._closed, _LINGER_SECONDS)
+            if self._closed or not self._has_work():
+                self._worker = None
+                return False
+        if not self._runs:
+            self._gather()
+        return True
+
+    def _has_work(self) -> bool:
+        return bool(self._waiting or self._scores or self._runs)
+
+    def _gather(self) -> None:
+        """Let a burst of requests arrive whole, so that equal prompts meet."""
+        for _ in range(_GATHER_ROUNDS):
+            before = len(self._waiting) + len(self._scores)
+            time.sleep(_GATHER_SECONDS)
+            if len(self._waiting) + len(self._scores) == before:
+                return
+
+    def _turn(self) -> None:
+        self._answer_scores()
+        self._admit()
+        for run in list(self._runs):
+            for row, reason in run.draw():
+                self._finish(row, reason)
+            if run.rows:
+                self.stats.forward_passes += run.step()
+            else:
+                self._runs.remove(run)
+
+    def _answer_scores(self) -> None:
+        with self._lock:
+            scores, self._scores = self._scores, []
+        scores = [score for score in scores if not score.future.cancelled()]
+        if not scores:
+            return
+        try:
+            found, passes = self._model.score([score.tokens for score in scores])
+        except Exception as error:
+            for score in scores:
+                _fail(score.future, error)
+            return
+        self.stats.forward_passes += passes
+        self.stats.scored_tokens += sum(map(len, found))
+        for score, values in zip(scores, found, strict=True):
+            with suppress(InvalidStateError):
+                score.future.set_result([None, *values])
+
+    def _admit(self) -> None:
+        run = next((run for run in self._runs if run.batch.joinable), None)
+        rows = self._take(run)
+        if not rows:
+            return
+        try:
+            if run is None:
+                run = _Run(self._model.new_batch(), self._model.device, self._tokenizer)
+                self._runs.append(run)
+            passes, prompt_tokens = run.admit(rows)
+        except Exception as error:
+            # These rows are in no list yet; the caller fails those that are.
+            for row in rows:
+                _fail(row.request.future, error)
+            raise
+        self.stats.forward_passes += passes
+        self.stats.prompt_tokens += prompt_tokens
+        self.stats.largest_batch = max(self.stats.largest_batch, len(run.rows))
+
+    def _take(self, run: "_Run | None") -> list[_Row]:
+        """Take waiting rows, as many as there is room for."""
+        present = run.rows if run is not None else []
+        longest = max(map(_expected_length, present), default=0)
+        taken: list[_Row] = []
+        with self._lock:
+            while self._waiting:
+                row = self._waiting[0]
+                if not row.request.future.cancelled():
+                    longest = max(longest, _expected_length(row))
+                    count = len(present) + len(taken) + 1
+                    fits = count <= MAX_ROWS and count * longest <= self._model.cache_tokens
+                    if not fits and count > 1:
+                        break
+                    taken.append(row)
+                self._waiting.popleft()
+        return taken
+
+    def _finish(self, row: _Row, reason: types.StopReason) -> None:
+        request = row.request
+        self.stats.sampled_tokens += len(row.tokens)
+        request.done[row.index] = types.SampledSequence(
+            stop_reason=reason,
+            sequence_id=f"sequence-{next(self._sequence_numbers)}",
+            tokens_np=np.array(row.tokens, dtype=np.int32),
+            logprobs_np=np.array(row.logprobs, dtype=np.float32),
+        )
+        if len(request.done) == len(request.keys):
+            with suppress(InvalidStateError):
+                request.future.set_result([request.done[i] for i in range(len(request.keys))])
+
+    def _fail_all(self, error: Exception) -> None:
+        with self._lock:
+            requests = [row.request for row in self._waiting]
+            requests += [row.request for run in self._runs for row in run.rows]
+            futures = [score.future for score in self._scores]
+            self._waiting.clear()
+            self._scores, self._runs = [], []
+        for request in requests:
+            _fail(request.future, error)
+        for future in futures:
+            _fail(future, error)
+
+
+class _Run:
+    """The rows of one running batch."""
+
+    def __init__(
+        self, batch: Batch, device: torch.device, tokenizer: "PreTrainedTokenizerBase"
+    ) -> None:
+        self.batch = batch
+        self.rows: list[_Row] = []
+        self._device = device
+        self._tokenizer = tokenizer
+        self._logits = torch.zeros(0, 0)
+        self._tokens = torch.zeros(0, dtype=torch.long)
+        self._keys = np.zeros(0, dtype=np.uint64)
+        self._steps = np.zeros(0, dtype=np.uint64)
+        self._temper = Temper(torch.zeros(0), None, None, plain=True)
+
+    def admit(self, rows: Sequence[_Row]) -> tuple[int, int]:
+        """Add rows; returns the forward passes it took and the prompt tokens computed."""
+        waiting: dict[tuple[int, ...], list[_Row]] = {}
+        for row in rows:
+            waiting.setdefault(tuple(row.request.prompt), []).append(row)
+        groups = list(waiting.values())
+        admitted = self.batch.admit(list(waiting), [len(group) for group in groups])
+        self.rows += [groups[owner].pop(0) for owner in admitted.owners]
+        known = [self._logits] if len(self._logits) else []
+        self._logits = torch.cat([*known, admitted.logits])
+        self._describe_rows()
+        return admitted.passes, admitted.computed_tokens
+
+    def draw(self) -> list[tuple[_Row, types.StopReason]]:
+        """Draw a token for each row; returns the rows that ended, which are dropped."""
+        uniform = torch.from_numpy(uniforms(self._keys, self._steps)).to(self._device)
+        self._tokens, logprobs = draw(self._logits, self._temper, uniform)
+        self._steps = self._steps + np.uint64(1)
+        ended: dict[int, types.StopReason | None] = {}
+        drawn = zip(self.rows, self._tokens.tolist(), logprobs.tolist(), strict=True)
+        for i, (row, token, logprob) in enumerate(drawn):
+            row.tokens.append(token)
+            row.logprobs.append(logprob)
+            if row.request.stops.hit(row.tokens, self._decode):
+                ended[i] = "stop"
+            elif len(row.tokens) >= row.request.max_tokens:
+                ended[i] = "length"
+            elif row.request.future.cancelled():
+                ended[i] = None
+        return self._drop(ended) if ended else []
+
+    def step(self) -> int:
+        """Run the drawn tokens through the model; returns the forward passes it took."""
+        self._logits = self.batch.step(self._tokens)
+        return 1
+
+    def _drop(
+        self, ended: dict[int, types.StopReason | None]
+    ) -> list[tuple[_Row, types.StopReason]]:
+        answers: list[tuple[_Row, types.StopReason]] = [
+            (self.rows[i], reason) for i, reason in ended.items() if reason is not None
+        ]
+        for i in ended:
+            self.batch.park(i, self.rows[i].request.prompt + self.rows[i].tokens)
+        origin = self.batch.keep([i for i in range(len(self.rows)) if i not in ended])
+        self.rows = [self.rows[i] for i in origin]
+        self._tokens = self._tokens[torch.tensor(origin, dtype=torch.long, device=self._device)]
+        self._describe_rows()
+        return answers
+
+    def _describe_rows(self) -> None:
+        """Lay out what the draw needs of each row; called when rows come or go."""
+        self._keys = np.array([row.request.keys[row.index] for row in self.rows], dtype=np.uint64)
+        self._steps = np.array([len(row.tokens) for row in self.rows], dtype=np.uint64)
+        params = [row.request.params for row in self.rows]
+        top_k = any(p.top_k > 0 for p in params)
+        top_p = any(p.top_p < 1 for p in params)
+        self._temper = Temper(
+            self._column([p.temperature for p in params], torch.float32),
+            self._column([p.top_k if p.top_k > 0 else 2**62 for p in params]) if top_k else None,
+            self._column([p.top_p for p in params], torch.float32) if top_p else None,
+            plain=not top_k and not top_p and all(p.temperature == 1 for p in params),
+        )
+
+    def _column(self, values: Sequence[float], dtype: torch.dtype = torch.long) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=self._device)
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return str(
+            self._tokenizer.decode(
+                list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        )
+
+
+def _expected_length(row: _Row) -> int:
+    return len(row.request.prompt) + min(row.request.max_tokens, _EXPECTED_REPLY)
+
+
+def _fail(future: "Future[Any]", error: Exception) -> None:
+    with suppress(InvalidStateError):
+        future.set_exception(error)

@@ -1,0 +1,265 @@
+"""Sampling clients: frozen weights to sample from, and their way to other processes.
+
+A client holds the future of a sampler, so it can be used at once while the weights load. Pickled,
+it is a reference: in the process it came from it is found again, elsewhere the weights are loaded
+from disk, where they are written the moment somebody pickles a client that had none there.
+"""
+
+import asyncio
+import itertools
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tinker import types
+from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
+
+from evert.trainers.engine.engine import Engine, EngineSettings
+from evert.trainers.engine.errors import SamplingRequestError
+from evert.trainers.engine.futures import Ready, chain, finished
+from evert.trainers.engine.models import load_tokenizer
+from evert.trainers.engine.sampler import Sampler
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Source:
+    """Where a sampling client's weights can be found again by another process."""
+
+    def __init__(self, base_model: str, path: str | Callable[[], str] | None) -> None:
+        """Remember where the weights are.
+
+        Args:
+            base_model: The base model's name.
+            path: A ``tinker://`` path, a function that saves the weights and returns one, or None
+                for the base model's own weights.
+        """
+        self.base_model = base_model
+        self._path = path
+        self._lock = threading.Lock()
+
+    def path(self) -> str | None:
+        """The checkpoint's path, saved now if it was not; None for the base itself."""
+        with self._lock:
+            if callable(self._path):
+                self._path = self._path()
+            return self._path
+
+
+@dataclass(frozen=True)
+class _Pickled:
+    """A sampling client on its way to another process."""
+
+    process: int
+    key: int
+    """Of the client, in the process it was made in."""
+    copy: int
+    """How many copies of it were sent before."""
+    base_model: str
+    path: str | None
+    settings: EngineSettings
+    root: Path
+
+
+class SamplingClient(Ready):
+    """Frozen weights to sample from.
+
+    A copy that is unpickled in the same process is the same client; in another process it loads
+    the weights from disk, on the same kind of device, and draws numbers of its own.
+    """
+
+    def __init__(
+        self, engine: Engine, base_model: str, sampler: "Future[Sampler]", source: Source
+    ) -> None:
+        """Wrap a sampler that may still be loading."""
+        self._engine = engine
+        self._base_model = base_model
+        self._sampler = sampler
+        self._source = source
+        self._key = next(_client_numbers)
+        self._copies = itertools.count(1)
+        _clients[self._key] = self
+
+    def sample(
+        self,
+        prompt: types.ModelInput,
+        num_samples: int,
+        sampling_params: types.SamplingParams,
+        include_prompt_logprobs: bool = False,
+        topk_prompt_logprobs: int = 0,
+        topk_sample_logprobs: int = 0,
+        target_prompt_logprobs: types.TensorData | None = None,
+        prompt_alt_tokens_k: int = 0,
+        prompt_logprobs_last_n: int | None = None,
+    ) -> AwaitableConcurrentFuture[types.SampleResponse]:
+        """Sample replies; see ``sampler.py`` for what their log-probabilities are.
+
+        Raises:
+            SamplingRequestError: A prompt that is not text, or an option not served here.
+        """
+        if (
+            topk_prompt_logprobs
+            or topk_sample_logprobs
+            or prompt_alt_tokens_k
+            or (target_prompt_logprobs is not None)
+        ):
+            raise SamplingRequestError(
+                "sample got topk_prompt_logprobs, topk_sample_logprobs, target_prompt_logprobs or "
+                "prompt_alt_tokens_k, which the embedded engine does not compute. Leave them out, "
+                "or use an engine behind base_url."
+            )
+        tokens = _text_tokens(prompt)
+        replies = chain(
+            self._sampler, lambda sampler: sampler.sample(tokens, num_samples, sampling_params)
+        )
+        scores = self._score(tokens, prompt_logprobs_last_n) if include_prompt_logprobs else None
+        return AwaitableConcurrentFuture(chain(replies, lambda found: _respond(found, scores)))
+
+    async def sample_async(
+        self,
+        prompt: types.ModelInput,
+        num_samples: int,
+        sampling_params: types.SamplingParams,
+        include_prompt_logprobs: bool = False,
+        **options: Any,
+    ) -> types.SampleResponse:
+        """See ``sample``."""
+        return await self.sample(
+            prompt, num_samples, sampling_params, include_prompt_logprobs, **options
+        ).result_async()
+
+    def compute_logprobs(
+        self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
+    ) -> AwaitableConcurrentFuture[list[float | None]]:
+        """Log-probability of each token given those before it; None for the first."""
+        return AwaitableConcurrentFuture(self._score(_text_tokens(prompt), prompt_logprobs_last_n))
+
+    async def compute_logprobs_async(
+        self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
+    ) -> list[float | None]:
+        """See ``compute_logprobs``."""
+        return await self.compute_logprobs(prompt, prompt_logprobs_last_n).result_async()
+
+    def get_tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The model's tokenizer."""
+        return load_tokenizer(self._base_model)
+
+    def get_base_model(self) -> str:
+        """The base model's name."""
+        return self._base_model
+
+    async def get_base_model_async(self) -> str:
+        """See ``get_base_model``."""
+        return self._base_model
+
+    def get_telemetry(self) -> None:
+        """None: nothing is reported to anybody."""
+
+    @property
+    def sampler(self) -> Sampler:
+        """The sampler behind this client; waits for it to load. Its ``stats`` count its work."""
+        return self._sampler.result()
+
+    async def loaded(self) -> None:
+        """Wait until the weights are loaded; raises what went wrong if they cannot be."""
+        await asyncio.wrap_future(self._sampler)
+
+    def __reduce__(self) -> tuple[Any, tuple[_Pickled]]:
+        """Pickle by reference to the weights, which are saved now if they were not yet."""
+        state = _Pickled(
+            os.getpid(),
+            self._key,
+            next(self._copies),
+            self._base_model,
+            self._source.path(),
+            self._engine.settings,
+            self._engine.store.root,
+        )
+        return _unpickle, (state,)
+
+    def _score(self, tokens: list[int], last_n: int | None) -> "Future[list[float | None]]":
+        scores = chain(self._sampler, lambda sampler: sampler.score(tokens))
+        if last_n is None:
+            return scores
+        return chain(scores, lambda found: finished(_only_last(found, last_n)).future())
+
+
+_client_numbers = itertools.count()
+_clients: "weakref.WeakValueDictionary[int, SamplingClient]" = weakref.WeakValueDictionary()
+"""Clients made in this process, by key: one that comes home is itself again."""
+_guests: OrderedDict[tuple[int, int], SamplingClient] = OrderedDict()
+"""The last clients that came from other processes, by process and key: a pool's worker unpickles
+the same one for every task and must not load it each time."""
+_MAX_GUESTS = 4
+
+
+def _unpickle(state: _Pickled) -> SamplingClient:
+    home = _clients.get(state.key) if state.process == os.getpid() else None
+    if home is not None:
+        return home
+    guest = _guests.get((state.process, state.key))
+    if guest is None:
+        guest = _guests[state.process, state.key] = _settle(state)
+        while len(_guests) > _MAX_GUESTS:
+            _guests.popitem(last=False)
+    return guest
+
+
+def _settle(state: _Pickled) -> SamplingClient:
+    """Make a client in a process that is not the one it came from."""
+    engine = Engine(replace(state.settings, root=state.root))
+    sampler: Future[Sampler] = Future()
+    if state.path is None:
+        sampler.set_result(engine.base_sampler(state.base_model))
+    else:
+        sampler.set_result(engine.saved_sampler(state.path, state.key, state.copy))
+    return SamplingClient(engine, state.base_model, sampler, Source(state.base_model, state.path))
+
+
+def saved_client(engine: Engine, path: str) -> SamplingClient:
+    """A client of a checkpoint, which is loaded in the background.
+
+    Raises:
+        CheckpointError: There is no such checkpoint.
+    """
+    info = engine.store.read(path)
+    loading = engine.loader.submit(engine.saved_sampler, path, engine.occasion(info.steps))
+    return SamplingClient(engine, info.base_model, loading, Source(info.base_model, path))
+
+
+def _text_tokens(prompt: types.ModelInput) -> list[int]:
+    try:
+        return prompt.to_ints()
+    except ValueError as error:
+        raise SamplingRequestError(
+            "The prompt has a chunk that is not text; the embedded engine samples from text "
+            "models only. Use an engine for images behind base_url."
+        ) from error
+
+
+def _respond(
+    sequences: Sequence[types.SampledSequence], scores: "Future[list[float | None]] | None"
+) -> "Future[types.SampleResponse]":
+    if scores is None:
+        return finished(types.SampleResponse(sequences=sequences)).future()
+    return chain(
+        scores,
+        lambda found: finished(
+            types.SampleResponse(
+                sequences=sequences, prompt_logprobs_np=np.array(found, dtype=np.float32)
+            )
+        ).future(),
+    )
+
+
+def _only_last(scores: list[float | None], count: int) -> list[float | None]:
+    hidden = len(scores) - count
+    return [None] * hidden + scores[hidden:]

@@ -1,0 +1,157 @@
+"""Which engine a run trains on, and why: the embedded one, or a Tinker service.
+
+    no TINKER_API_KEY and no base_url         embedded
+    a key, and a model the service may have   the service
+    the shipped base, or a model in a folder  embedded, key or not: no service has it
+
+``engine=embedded`` and ``engine=service`` overrule this. The choice is said in one line, and it is
+made before anything connects: the embedded engine refuses the network.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from evert.bridge.base import BASES
+from evert.trainers.runs.settings import RecipeError, TrainSettings
+
+KEY = "TINKER_API_KEY"
+URL = "TINKER_BASE_URL"
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """An engine, and why it was chosen."""
+
+    kind: Literal["embedded", "service"]
+    reason: str
+
+
+def choose_engine(settings: TrainSettings) -> EngineChoice:
+    """Choose by the settings and the environment.
+
+    Raises:
+        RecipeError: The service is asked for, and there is no key, or it cannot have the model.
+    """
+    local = settings.model_name in BASES or Path(settings.model_name).expanduser().is_dir()
+    if settings.engine == "embedded":
+        return EngineChoice("embedded", "engine=embedded")
+    if settings.engine == "auto":
+        if not os.environ.get(KEY) and not settings.base_url:
+            return EngineChoice("embedded", f"no {KEY} is set")
+        if local:
+            name = Path(settings.model_name).name
+            return EngineChoice("embedded", f"{KEY} is set, but {name} is on no service")
+    if not os.environ.get(KEY):
+        raise RecipeError(
+            f"A Tinker service was asked for (engine=service or base_url), but {KEY} is not set. "
+            "Set it to your key (for a service of your own: to what it accepts), or pass "
+            "engine=embedded to train on this machine."
+        )
+    if settings.model_name in BASES and not settings.base_url:
+        raise RecipeError(
+            f"engine=service got model_name={settings.model_name}, which ships with evert and is "
+            "on no service. Pass a model the service trains, for example model_name=Qwen/Qwen3-8B."
+        )
+    return EngineChoice("service", f"{KEY} is set")
+
+
+def threads_of(settings: TrainSettings) -> int | None:
+    """PyTorch's threads; None for its own choice.
+
+    The tiny base's operations are too small to share: one thread is the fastest, leaves the other
+    cores to the agents, and adds up in one order, which makes runs repeatable.
+    """
+    if settings.threads is None and settings.model_name in BASES:
+        return 1
+    return settings.threads
+
+
+@contextmanager
+def running_engine(
+    choice: EngineChoice, settings: TrainSettings, checkpoints: Path
+) -> Iterator[dict[str, Any]]:
+    """Have the engine in use inside the block; yields its description.
+
+    Args:
+        choice: The engine.
+        settings: Of the run.
+        checkpoints: Folder of the embedded engine's checkpoints.
+    """
+    if choice.kind == "service":
+        url = settings.base_url or os.environ.get(URL)
+        yield {
+            "engine": "service", "reason": choice.reason, "base_url": url,
+            "model": settings.model_name, "trains": f"LoRA of rank {settings.lora_rank}",
+        }  # fmt: skip
+        return
+    from evert.trainers.engine.engine import embedded_engine
+    from evert.trainers.runs.tracking import wandb_hosts
+
+    with embedded_engine(
+        checkpoints,
+        device=settings.device,
+        seed=settings.seed,
+        full_parameter=settings.full_parameter,
+        threads=threads_of(settings),
+        allow_hosts=(*settings.allow_hosts, *wandb_hosts(settings)),
+    ) as engine:
+        yield {"engine": "embedded", "reason": choice.reason, **_model_facts(settings, engine)}
+
+
+def _model_facts(settings: TrainSettings, engine: Any) -> dict[str, Any]:
+    import torch
+
+    from evert.trainers.engine.models import SMALL_MODEL_PARAMETERS
+
+    parameters = parameter_count(settings.model_name)
+    whole = settings.full_parameter
+    if whole is None:
+        whole = parameters < SMALL_MODEL_PARAMETERS
+    return {
+        "device": str(engine.device),
+        "threads": torch.get_num_threads(),
+        "model": settings.model_name,
+        "parameters": parameters,
+        "trains": "all parameters" if whole else f"LoRA of rank {settings.lora_rank}",
+    }
+
+
+def parameter_count(model_name: str) -> int:
+    """Number of weights of a model, from its configuration alone.
+
+    Raises:
+        ModelNotFoundError: There is no such model here.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from evert.trainers.engine.models import count_parameters, load_tokenizer, resolve_model
+
+    source = resolve_model(model_name)
+    try:
+        config = AutoConfig.from_pretrained(source)
+    except (OSError, ValueError):
+        load_tokenizer(model_name)  # the same failure, in the engine's words
+        raise
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM
+        return count_parameters(model.from_config(config))
+
+
+def say(facts: dict[str, Any]) -> str:
+    """An engine's description in one line."""
+    if facts["engine"] == "service":
+        where = facts["base_url"] or "the hosted Tinker service"
+        return f"engine: {where} ({facts['reason']}); {facts['model']}, {facts['trains']}"
+    device = facts["device"]
+    if device == "cpu":
+        device = f"cpu, {facts['threads']} thread{'s' * (facts['threads'] != 1)}"
+    millions = facts["parameters"] / 1e6
+    return (
+        f"engine: embedded on {device} ({facts['reason']}); {facts['model']}, "
+        f"{millions:.2f} M parameters, training {facts['trains']}"
+    )

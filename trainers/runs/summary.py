@@ -1,0 +1,98 @@
+"""What a finished run leaves behind: figures, samples, the plot, and the table on the screen."""
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from evert.trainers.runs import folder as run_folder
+from evert.trainers.runs.settings import TrainSettings
+from evert.trainers.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from evert.trainers.evaluation.held_out import Evaluation
+    from evert.trainers.train import Report
+
+LABELS = {"greedy": "greedy", "temperature_1": "at temperature 1"}
+
+
+def summarise(
+    settings: TrainSettings,
+    facts: dict[str, Any],
+    folder: RunFolder,
+    done: "Report",
+    console: Console,
+) -> dict[str, Any]:
+    """Write a finished run's files and show its table.
+
+    Returns:
+        What ``result.json`` says.
+    """
+    _plot(settings, folder, done)
+    _samples(settings, folder, done)
+    result = {
+        "name": settings.name,
+        "model": settings.model_name,
+        "engine": facts,
+        "steps": done.steps,
+        "seed": settings.seed,
+        "held_out": {
+            "before": _scores(done.before),
+            "after": _scores(done.after),
+        },
+        "seconds": {name: round(seconds, 2) for name, seconds in done.seconds.items()},
+        "versions": run_folder.versions(),
+        "git": run_folder.git_revision(),
+        "machine": run_folder.machine(),
+        "folder": str(folder.path),
+    }
+    folder.write_json(run_folder.RESULT, result)
+    _show(settings, folder, done, console)
+    return result
+
+
+def _scores(evaluation: "Evaluation | None") -> dict[str, Any] | None:
+    return evaluation.as_json()["scores"] if evaluation is not None else None
+
+
+def _plot(settings: TrainSettings, folder: RunFolder, done: "Report") -> None:
+    from evert.trainers.reporting.plots import curves, draw_curves
+
+    after = done.after.scores["temperature_1"].mean if done.after is not None else None
+    title = f"{settings.name}: {settings.model_name}, {done.steps} steps, seed {settings.seed}"
+    draw_curves(folder.path / run_folder.PLOT, title, *curves(folder.steps(), after))
+
+
+def _samples(settings: TrainSettings, folder: RunFolder, done: "Report") -> None:
+    import json
+
+    from evert.trainers.evaluation.held_out import sample_records, samples_markdown
+
+    if done.before is None or done.after is None:
+        return
+    old, new = done.before.samples, done.after.samples
+    folder.write(run_folder.SAMPLES_MD, samples_markdown(settings.name, old, new))
+    lines = [json.dumps(record) + "\n" for record in sample_records(old, new)]
+    folder.write(run_folder.SAMPLES_JSONL, "".join(lines))
+
+
+def _show(settings: TrainSettings, folder: RunFolder, done: "Report", console: Console) -> None:
+    if done.before is not None and done.after is not None:
+        title = f"{settings.name}: mean reward, {done.steps} steps, seed {settings.seed}"
+        console.print(title, soft_wrap=True, markup=False)  # a table's own would wrap to its width
+        table = Table()
+        episodes = done.after.scores["greedy"].episodes
+        table.add_column(f"{episodes} held-out tasks")
+        for column in ("before", "after"):
+            table.add_column(column, justify="right")
+        for name, label in LABELS.items():
+            means = (done.before.scores[name].mean, done.after.scores[name].mean)
+            table.add_row(label, *(f"{mean:.2f}" for mean in means))
+        console.print(table)
+    lines = [
+        f"{done.seconds['total']:.0f} s, of which training {done.seconds['training']:.0f} s",
+        f"plot: {folder.path / run_folder.PLOT}",
+    ]
+    if done.after is not None:
+        lines.append(f"samples: {folder.path / run_folder.SAMPLES_MD}")
+    console.print("\n".join(lines), soft_wrap=True, markup=False)
