@@ -1,0 +1,15 @@
+"""What a training run is made of, whoever starts it.
+
+In reading order:
+
+    settings.py         every value of a run, one a command-line key; as the Cookbook's ``Config``
+    engine_choice.py    the in-process engine or a service
+    folder.py           what a run leaves behind, and resuming
+    warm_up.py          supervised steps before RL
+    demonstrations.py   what they are on
+    progress.py         what is shown meanwhile
+    tracking.py         Weights & Biases and TensorBoard, where asked for
+    wandb_run.py        a run on Weights & Biases
+    tensorboard_log.py  a run in TensorBoard
+    summary.py          the figures, samples and table at the end
+"""
