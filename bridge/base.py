@@ -3,7 +3,7 @@
     evert-tiny        plays identity and guess-number; the default wherever a model is needed
     evert-tiny-20q    knows the nouns of Twenty Questions
 
-A folder (Hugging Face format, made by ``python -m evert.trainers.pretrain``) holds the weights and
+A folder (Hugging Face format, made by ``python -m evert.bases.making``) holds the weights and
 the tokenizer. The bridge uses only the first one's tokenizer, as the default of ``ChatAgentEnv``,
 so that one argument is enough and no network is needed; the embedded engine uses the weights.
 """

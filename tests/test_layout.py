@@ -1,6 +1,7 @@
 """How the project is laid out.
 
-1. Imports point one way: bridge <- envs <- trainers, lazy ones inside of functions too.
+1. Imports point one way: bridge <- envs <- trainers, lazy ones inside of functions too. What made
+   the bases may import the games, and nothing imports it: it is not installed.
 2. Three folders, three links, three lines in pyproject.toml: all the same, and flat.
 3. The public face lists what it loads, loads it lazily, and claims no name but ``evert``.
 4. Every module has a docstring, and its package's map names it.
@@ -20,6 +21,7 @@ from pathlib import Path
 import pytest
 
 import evert
+from evert.bridge.base import BASES
 
 ROOT = Path(__file__).parent.parent
 FACE = ROOT / "src" / "evert"
@@ -31,15 +33,19 @@ SUBFOLDERS = (
     "envs/twenty_questions",
     "trainers/engine",
     "trainers/evaluation",
-    "trainers/pretraining",
     "trainers/reporting",
     "trainers/runs",
     "trainers/sweeping",
 )
 
+MAKING = "src/evert/bases/making"
+"""The scripts that made the shipped bases: beside them in a checkout, and nowhere else."""
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 MODULES = [
-    path for folder in (*FOLDERS, *SUBFOLDERS) for path in sorted((ROOT / folder).glob("*.py"))
+    path
+    for folder in (*FOLDERS, *SUBFOLDERS, MAKING)
+    for path in sorted((ROOT / folder).glob("*.py"))
 ]
 PUBLIC = [path for path in MODULES if not path.stem.startswith("_")]
 
@@ -91,7 +97,8 @@ def home(name: str) -> str | None:
 @pytest.mark.parametrize("path", MODULES, ids=module_name)
 def test_imports_point_one_way(path: Path) -> None:
     folder = path.relative_to(ROOT).parts[0]
-    allowed = {*FOLDERS[: FOLDERS.index(folder) + 1], "__version__", None}
+    own = ("bridge", "envs", "bases") if folder == "src" else FOLDERS[: FOLDERS.index(folder) + 1]
+    allowed = {*own, "__version__", None}
     wrong = [name for name in imported(ast.parse(path.read_text())) if home(name) not in allowed]
 
     assert not wrong
@@ -106,6 +113,7 @@ def test_imports_point_one_way(path: Path) -> None:
         ("from evert import embedded_engine", "trainers"),
         ("def later():\n    from evert.envs.identity import score", "envs"),
         ("importlib.import_module('evert.envs.identity')", "envs"),
+        ("from evert.bases.making import training", "bases"),
         ("import evert", None),
         ("import torch", None),
     ],
@@ -152,6 +160,14 @@ def test_the_folders_hold_modules_and_the_subfolders_named_here(folder: str) -> 
 def test_the_package_is_typed() -> None:
     assert (FACE / "py.typed").is_file()
     assert "py.typed" in PROJECT["tool"]["setuptools"]["package-data"]["evert"]
+
+
+def test_the_bases_ship_and_the_scripts_that_made_them_do_not() -> None:
+    [pattern] = [p for p in PROJECT["tool"]["setuptools"]["package-data"]["evert"] if "bases" in p]
+    shipped = {path.relative_to(FACE / "bases").parts[0] for path in FACE.glob(pattern)}
+
+    assert shipped == set(BASES)
+    assert f"evert.bases.{Path(MAKING).name}" not in PROJECT["tool"]["setuptools"]["packages"]
 
 
 def test_the_version_is_written_the_same_twice() -> None:
@@ -244,7 +260,7 @@ def test_every_module_says_what_it_is_for(path: Path) -> None:
     assert len(docstring.splitlines()[0]) <= 100
 
 
-@pytest.mark.parametrize("folder", [*FOLDERS, *SUBFOLDERS])
+@pytest.mark.parametrize("folder", [*FOLDERS, *SUBFOLDERS, MAKING])
 def test_every_module_is_on_its_packages_map_and_the_map_names_no_other(folder: str) -> None:
     tree = ast.parse((ROOT / folder / "__init__.py").read_text())
     drawn = MAP_LINE.findall(ast.get_docstring(tree, clean=False) or "")

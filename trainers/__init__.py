@@ -7,7 +7,6 @@ The commands, each a page that reads from top to bottom and a module that runs o
     evaluate.py   ``evert evaluate``: models beside each other
     sweep.py      ``evert sweep``: a search over settings
     report.py     ``evert report``: runs as a page
-    pretrain.py   ``evert pretrain``: the tiny bases
 
 The rooms:
 
@@ -16,5 +15,4 @@ The rooms:
     evaluation/   playing tasks and scoring them, for ``evaluate`` and for held-out scores
     reporting/    the page and every figure
     sweeping/     the parts of ``evert sweep``
-    pretraining/  the parts of ``evert pretrain``
 """

@@ -1,4 +1,4 @@
-"""The ``evert`` command: ``evert train env=identity``, ``evert pretrain out=FOLDER``.
+"""The ``evert`` command: ``evert train env=identity``, ``evert report runs/A``.
 
 Each word is a module that also runs on its own (``python -m evert.trainers.train``); it is
 imported when it is asked for, so that ``evert --help`` is quick.
@@ -18,7 +18,6 @@ Commands:
   evaluate   compare models on a game or an agent: success rates, a table, figures
   sweep      search the settings of a run: a grid, at random, or TPE
   report     one HTML page of one or several runs: curves, time, tokens, cost, transcripts
-  pretrain   make a tiny base model that ships with evert anew
 
   evert train env=identity                 games: {", ".join(RECIPES)}
   evert train agent=my_module:my_agent train_tasks=my_module:TASKS
@@ -73,21 +72,11 @@ def _report(arguments: list[str]) -> int:
     return report.main(arguments, program=("evert", "report"))
 
 
-def _pretrain(arguments: list[str]) -> int:
-    import chz
-
-    from evert.trainers import pretrain
-
-    pretrain.main(chz.entrypoint(pretrain.PretrainConfig, argv=arguments))
-    return 0
-
-
 _COMMANDS = {
     "train": _train,
     "evaluate": _evaluate,
     "sweep": _sweep,
     "report": _report,
-    "pretrain": _pretrain,
 }
 
 

@@ -1,7 +1,11 @@
-"""What the tiny bases are made of; ``pretrain.py`` makes them. In reading order:
+"""How the tiny bases are made: ``python -m evert.bases.making out=FOLDER``, in a checkout only.
+
+The bases ship with evert; these scripts do not, and nothing of evert imports them. In reading
+order:
 
     dialogues.py    dialogues as tokens with their targets
     tokenizer.py    the tokenizers
+    training.py     the model, the loss, the optimisers
 
 ``evert-tiny``:
 

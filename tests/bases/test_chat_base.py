@@ -29,33 +29,34 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from evert.bridge.base import BASE_RENDERER, base_path
-from evert.trainers import pretrain
-from evert.trainers.pretraining.chat_card import identity_rewards, play_guess_number, replies
-from evert.trainers.pretraining.chat_corpus import (
+from evert.bases.making import training
+from evert.bases.making.__main__ import main
+from evert.bases.making.chat_card import identity_rewards, play_guess_number, replies
+from evert.bases.making.chat_corpus import (
     ChatCorpus,
     game_examples,
     placed_examples,
     short_game_examples,
 )
-from evert.trainers.pretraining.chats import (
+from evert.bases.making.chats import (
     IDENTITY_PROMPT,
     Dialogue,
     identity_game,
     small_talk,
     tool_use,
 )
-from evert.trainers.pretraining.dialogues import Encoder, Example
-from evert.trainers.pretraining.guessing import (
+from evert.bases.making.dialogues import Encoder, Example
+from evert.bases.making.guessing import (
     HABITS,
     MAX_TURNS,
     STOP,
     UPPER_BOUND,
     RandomGames,
-    digit_odds,
+    digit_probabilities,
     play_random_games,
 )
-from evert.trainers.pretraining.tokenizer import CONTROL, MARKERS, VOCAB_SIZE, make_tokenizer
+from evert.bases.making.tokenizer import CONTROL, MARKERS, VOCAB_SIZE, make_tokenizer
+from evert.bridge.base import BASE_RENDERER, base_path
 
 # transformers types its tokenizers too widely to be of help here
 TOKENIZER: Any = AutoTokenizer.from_pretrained(base_path())
@@ -178,7 +179,7 @@ def test_a_dialogue_has_the_renderers_tokens_and_only_replies_are_learned(kind: 
         dialogue: Dialogue = kind(rng)
         example = ENCODER.dialogue(dialogue)
         assert example.tokens == as_prompt(dialogue)[: len(example.tokens)]
-        learned = [t for t, reply in zip(example.tokens, example.reply, strict=True) if reply]
+        learned = [t for t, reply in zip(example.tokens, example.loss_mask, strict=True) if reply]
         said = [text + "<|im_end|>" for role, text in dialogue if role == "assistant"]
         assert TOKENIZER.decode(learned) == "".join(said)
 
@@ -194,11 +195,14 @@ def test_a_whole_game_has_the_tokens_that_the_cookbooks_env_will_show() -> None:
             dialogue += [("assistant", guess), ("user", hint or "")]
 
 
-def everything(parts: list[Any]) -> list[Any]:
-    """A step's parts in a form that can be compared."""
+def everything(batches: list[Any]) -> list[Any]:
+    """A step's batches in a form that can be compared."""
     return [
-        [(e.tokens, e.reply, [(k, v.tolist()) for k, v in e.odds.items()]) for e in part.examples]
-        for part in parts
+        [
+            (e.tokens, e.loss_mask, [(k, v.tolist()) for k, v in e.soft_targets.items()])
+            for e in batch.examples
+        ]
+        for batch in batches
     ]
 
 
@@ -270,13 +274,15 @@ def test_no_habit_is_favoured() -> None:
 
 
 @given(st.integers(0, UPPER_BOUND), st.integers(0, UPPER_BOUND))
-def test_the_odds_of_the_digits_make_every_legal_number_equally_likely(a: int, b: int) -> None:
+def test_the_probabilities_of_the_digits_make_every_legal_number_equally_likely(
+    a: int, b: int
+) -> None:
     low, high = min(a, b), max(a, b)
     for number in {low, high, (low + high) // 2}:
         chance = 1.0
         for length, digit in enumerate(str(number)):
-            chance *= digit_odds(str(number)[:length], low, high)[int(digit)]
-        chance *= digit_odds(str(number), low, high)[STOP]
+            chance *= digit_probabilities(str(number)[:length], low, high)[int(digit)]
+        chance *= digit_probabilities(str(number), low, high)[STOP]
         assert chance == pytest.approx(1 / (high - low + 1), rel=1e-4)
 
 
@@ -307,23 +313,23 @@ def test_the_hello_world_game_is_mostly_played_badly() -> None:
 # Rule 4: the script and the shipped base
 
 
-def test_part_loss_is_nothing_where_the_model_gives_the_very_odds() -> None:
-    """One reply token with odds: the loss is the divergence, worked out by hand."""
+def test_the_loss_of_a_soft_target_is_the_divergence_from_it() -> None:
+    """One reply token with a soft target: the loss is the divergence, worked out by hand."""
     torch.manual_seed(0)
-    model = pretrain.make_model(TOKENIZER)
-    odds = np.zeros(11, np.float32)
-    odds[3] = 1
-    example = Example([1, 2, ENCODER.choices[3]], [False, False, True], {2: odds})
+    model = training.make_model(TOKENIZER)
+    target = np.zeros(11, np.float32)
+    target[3] = 1
+    example = Example([1, 2, ENCODER.digits_and_stop[3]], [False, False, True], {2: target})
     logits = model(input_ids=torch.tensor([example.tokens])).logits[0, 1]
-    expected = -logits.log_softmax(-1)[ENCODER.choices[3]].item()
-    loss = pretrain.part_loss(model, [example], ENCODER.choices).item()
+    expected = -logits.log_softmax(-1)[ENCODER.digits_and_stop[3]].item()
+    loss = training.batch_loss(model, [example], ENCODER.digits_and_stop).item()
     assert loss == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_script_runs_from_end_to_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pretrain.main(pretrain.PretrainConfig(out=str(tmp_path), steps=2, measured_games=4))
+    main(training.MakingConfig(out=str(tmp_path), steps=2, measured_games=4))
     assert "evert-tiny" in capsys.readouterr().out
     assert "steps=2 seed=0" in (tmp_path / "README.md").read_text()
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -335,8 +341,9 @@ def test_the_same_seed_makes_the_same_weights() -> None:
     weights = []
     for _ in range(2):
         torch.manual_seed(0)
-        model = pretrain.make_model(TOKENIZER)
-        pretrain.train(model, TOKENIZER, pretrain.PretrainConfig(out="", steps=2, warm_up=1.0))
+        model = training.make_model(TOKENIZER)
+        config = training.MakingConfig(out="", steps=2, warm_up=1.0)
+        training.train(model, ChatCorpus(TOKENIZER, seed=0), config)
         weights.append(torch.cat([parameter.flatten() for parameter in model.parameters()]))
     assert torch.equal(*weights)
 

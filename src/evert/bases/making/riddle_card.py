@@ -9,9 +9,9 @@ from statistics import fmean
 import torch
 from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
+from evert.bases.making.dialogues import Example
+from evert.bases.making.riddles import RiddleCorpus
 from evert.envs.twenty_questions.nouns import of_split, shipped_nouns
-from evert.trainers.pretraining.dialogues import Example
-from evert.trainers.pretraining.riddles import RiddleCorpus
 
 SEED = 12345
 """Of riddles that training has not seen."""
@@ -39,15 +39,15 @@ def measure_knowledge(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, riddles: int = 400
 ) -> Knowledge:
     """Pose new riddles of one to five questions; the same figures for the same weights."""
-    corpus = RiddleCorpus(tokenizer, SEED, players=True)  # for odds among nouns
+    corpus = RiddleCorpus(tokenizer, SEED, players=True)  # normalised over nouns
     shares: dict[int, list[float]] = defaultdict(list)
     right: list[bool] = []
     for _ in range(riddles):
         example = corpus.riddle((1, 2, 3, 4, 5))
-        place, odds = _first_odds(example)
+        place, probabilities = _first_target(example)
         logits = model(input_ids=torch.tensor([example.tokens[:place]])).logits[0, -1]
-        logits = logits[corpus.choices]
-        fits = odds > 0
+        logits = logits[corpus.target_tokens]
+        fits = probabilities > 0
         count = int(fits.sum())
         shares[min(count, MANY)].append(logits.softmax(-1)[fits].sum().item())
         if count == 1:
@@ -55,9 +55,9 @@ def measure_knowledge(
     return Knowledge({n: fmean(shares[n]) for n in sorted(shares)}, (sum(right), len(right)))
 
 
-def _first_odds(example: Example) -> tuple[int, torch.Tensor]:
-    place = min(example.odds)
-    return place, torch.from_numpy(example.odds[place])
+def _first_target(example: Example) -> tuple[int, torch.Tensor]:
+    place = min(example.soft_targets)
+    return place, torch.from_numpy(example.soft_targets[place])
 
 
 _CARD = """\

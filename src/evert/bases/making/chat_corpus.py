@@ -1,7 +1,7 @@
 """What ``evert-tiny`` is trained on: chats, and games of guess-number.
 
-In order: the games written down with the odds of each digit, and :class:`ChatCorpus`, which draws
-the dialogues of a training step. Nothing is stored: a seed is the corpus.
+In order: the games written down with the probabilities of each digit, and :class:`ChatCorpus`,
+which draws the dialogues of a training step. Nothing is stored: a seed is the corpus.
 """
 
 import random
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from tinker_cookbook.recipes.multiplayer_rl.guess_number.env import SYSTEM_PROMPT
 from transformers import PreTrainedTokenizerBase
 
-from evert.trainers.pretraining.chats import Dialogue, identity_game, small_talk, tool_use
-from evert.trainers.pretraining.dialogues import Encoder, Example, Part
-from evert.trainers.pretraining.guessing import (
+from evert.bases.making.chats import Dialogue, identity_game, small_talk, tool_use
+from evert.bases.making.dialogues import Batch, Encoder, Example
+from evert.bases.making.guessing import (
     UPPER_BOUND,
     RandomGames,
-    digit_odds,
+    digit_probabilities,
     play_random_games,
 )
 
@@ -96,8 +96,8 @@ def _write_guess(encoder: Encoder, guess: int, low: int, high: int, example: Exa
     example.add(encoder.text("Guess: "), reply=True)
     digits = str(guess)
     for length in range(len(digits) + 1):
-        odds = digit_odds(digits[:length], low, high)
-        example.odds[len(example.tokens) + length] = odds
+        position = len(example.tokens) + length
+        example.soft_targets[position] = digit_probabilities(digits[:length], low, high)
     example.add([*encoder.text(digits), encoder.stop], reply=True)
 
 
@@ -110,26 +110,26 @@ class ChatCorpus:
         """Start at the first step of ``seed``; ``habits`` as of ``play_random_games``."""
         self._habits = habits
         self.encoder = Encoder(tokenizer)
-        self.choices = self.encoder.choices
-        self.given_choice = False
+        self.target_tokens = self.encoder.digits_and_stop
+        self.renormalise = False
         self._text_rng = random.Random(seed)
         self._game_rng = np.random.default_rng(seed)
 
-    def step(self, *, whole_games: bool) -> list[Part]:
-        """Draw a step's parts; without ``whole_games`` only what is quick to learn and to run."""
+    def step(self, *, whole_games: bool) -> list[Batch]:
+        """Draw a step's batches; without ``whole_games`` only what is quick to learn and to run."""
         chats = [*self._chats(small_talk, 36), *self._chats(identity_game, 12)]
         chats.sort(key=lambda example: len(example.tokens))
-        parts = [Part("chat", 0.7, chats[:33]), Part("chat", 0.3, chats[33:])]
-        parts.append(Part("tools", 0.2, self._chats(tool_use, 3)))
+        batches = [Batch("chat", 0.7, chats[:33]), Batch("chat", 0.3, chats[33:])]
+        batches.append(Batch("tools", 0.2, self._chats(tool_use, 3)))
         count = 24 if whole_games else 40
         short = short_game_examples(self.encoder, self._game_rng, count, habits=self._habits)
-        parts.append(Part("short games", 4.0 if whole_games else 6.0, list(short)))
+        batches.append(Batch("short games", 4.0 if whole_games else 6.0, list(short)))
         placed = placed_examples(self.encoder, self._game_rng, 24)
-        parts.append(Part("picks", 4.0, list(placed)))
+        batches.append(Batch("picks", 4.0, list(placed)))
         if whole_games:
             games = game_examples(self.encoder, self._game_rng, 28, habits=self._habits)
-            parts.append(Part("games", 15.0, list(games)))
-        return parts
+            batches.append(Batch("games", 15.0, list(games)))
+        return batches
 
     def _chats(self, kind: Callable[[random.Random], Dialogue], count: int) -> list[Example]:
         return [self.encoder.dialogue(kind(self._text_rng)) for _ in range(count)]

@@ -16,8 +16,8 @@ import torch
 from tinker_cookbook.recipes.multiplayer_rl.guess_number.env import SYSTEM_PROMPT
 from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
-from evert.trainers.pretraining.chats import IDENTITY_PROMPT, Dialogue
-from evert.trainers.pretraining.guessing import MAX_TURNS, UPPER_BOUND
+from evert.bases.making.chats import IDENTITY_PROMPT, Dialogue
+from evert.bases.making.guessing import MAX_TURNS, UPPER_BOUND
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """What ``evert-tiny-20q`` is trained on, and what it knows.
 
 1. A riddle is a game as the short prompts have it, token for token.
-2. Only nouns are learned, with the odds of all that fit the answers so far.
+2. Only nouns are learned, all that fit the answers so far equally probable.
 3. Every noun and every category is asked for, held-out ones too; a seed repeats a corpus.
-   In the second stage whole games are learned beside riddles, whose odds are among nouns alone.
+   In the second stage whole games are learned beside riddles, normalised over nouns alone.
 4. The telling attributes set nearly all nouns of a category apart.
 5. The tokenizer holds the game's words, and any other text all the same.
 6. The shipped base knows the nouns, was made by the commands on its card, and cannot play.
@@ -19,14 +19,11 @@ import torch
 from tinker_cookbook.renderers import get_renderer
 from transformers import Qwen3ForCausalLM
 
-from evert.bridge.base import BASE_RENDERER, BASES, base_path, base_tokenizer
-from evert.envs.twenty_questions.facts import shipped_facts
-from evert.envs.twenty_questions.lexicon import load_lexicon
-from evert.envs.twenty_questions.nouns import shipped_nouns
-from evert.trainers import pretrain
-from evert.trainers.pretraining.dialogues import Example
-from evert.trainers.pretraining.riddle_card import measure_knowledge
-from evert.trainers.pretraining.riddles import (
+from evert.bases.making import training
+from evert.bases.making.__main__ import main
+from evert.bases.making.dialogues import Example
+from evert.bases.making.riddle_card import measure_knowledge
+from evert.bases.making.riddles import (
     ASK_PROMPT,
     VOCAB_SIZE,
     RiddleCorpus,
@@ -36,7 +33,11 @@ from evert.trainers.pretraining.riddles import (
     tokenizer_text,
     varying,
 )
-from evert.trainers.pretraining.tokenizer import make_tokenizer
+from evert.bases.making.tokenizer import make_tokenizer
+from evert.bridge.base import BASE_RENDERER, BASES, base_path, base_tokenizer
+from evert.envs.twenty_questions.facts import shipped_facts
+from evert.envs.twenty_questions.lexicon import load_lexicon
+from evert.envs.twenty_questions.nouns import shipped_nouns
 
 NAME: Literal["evert-tiny-20q"] = "evert-tiny-20q"
 TOKENIZER = base_tokenizer(NAME)
@@ -101,31 +102,31 @@ def test_a_whole_game_ends_with_the_noun_or_after_twenty_questions() -> None:
 
 def test_only_nouns_are_learned() -> None:
     for example in riddles(30, ()):
-        learned = {place for place, reply in enumerate(example.reply) if reply}
+        learned = {place for place, reply in enumerate(example.loss_mask) if reply}
 
-        assert learned == example.odds.keys()
+        assert learned == example.soft_targets.keys()
         for place in learned:
             before = TOKENIZER.decode(example.tokens[:place])
             assert "Is it" in before.rpartition("<|im_start|>assistant\n")[2]
 
 
-def test_the_odds_are_of_all_nouns_that_fit_the_answers() -> None:
+def test_the_targets_are_all_nouns_that_fit_the_answers() -> None:
     for example in riddles(60):
-        place = min(example.odds)
-        odds = example.odds[place]
+        place = min(example.soft_targets)
+        target = example.soft_targets[place]
         left = fitting(told(example))
         first = {TOKENIZER.encode(f" {noun}", add_special_tokens=False)[0] for noun in left}
 
-        assert set(np.flatnonzero(odds).tolist()) == first
-        assert odds.sum() == pytest.approx(1.0)
-        assert odds.max() <= len(left)
+        assert set(np.flatnonzero(target).tolist()) == first
+        assert target.sum() == pytest.approx(1.0)
+        assert target.max() <= len(left)
 
 
 def test_a_noun_once_begun_is_finished() -> None:
     for example in riddles(60):
-        last = max(example.odds)
+        last = max(example.soft_targets)
 
-        assert example.odds[last][TOKENIZER.eos_token_id] == 1.0
+        assert example.soft_targets[last][TOKENIZER.eos_token_id] == 1.0
         assert last == len(example.tokens) - 1
 
 
@@ -140,14 +141,14 @@ def test_every_noun_is_asked_for_held_out_ones_too() -> None:
 
 def test_a_step_has_short_riddles_first_and_whole_games_later() -> None:
     corpus = RiddleCorpus(TOKENIZER, 0)
-    early = [part.name for part in corpus.step(whole_games=False)]
+    early = [batch.name for batch in corpus.step(whole_games=False)]
     late = corpus.step(whole_games=True)
 
     assert early == ["short riddles", "long riddles", "questions"]
-    assert [part.name for part in late] == [
+    assert [batch.name for batch in late] == [
         "short riddles", "long riddles", "short games", "long games", "questions",
     ]  # fmt: skip
-    assert sum(part.weight for part in late[:-1]) == pytest.approx(2.0)
+    assert sum(batch.weight for batch in late[:-1]) == pytest.approx(2.0)
     assert max(len(e.tokens) for e in late[2].examples) <= min(
         len(e.tokens) for e in late[3].examples
     )
@@ -166,44 +167,44 @@ def test_wordings_are_questions_about_a_category() -> None:
 def test_a_seed_repeats_a_corpus() -> None:
     one, same, other = (RiddleCorpus(TOKENIZER, seed).step(whole_games=True) for seed in (1, 1, 2))
 
-    def tokens(parts: Any) -> list[list[int]]:
-        return [example.tokens for part in parts for example in part.examples]
+    def tokens(batches: Any) -> list[list[int]]:
+        return [example.tokens for batch in batches for example in batch.examples]
 
     assert tokens(one) == tokens(same) != tokens(other)
 
 
 def test_the_second_stage_learns_players_games_beside_riddles() -> None:
     corpus = RiddleCorpus(TOKENIZER, 0, players=True)
-    parts = {part.name: part.examples for part in corpus.step(whole_games=True)}
+    batches = {batch.name: batch.examples for batch in corpus.step(whole_games=True)}
 
-    assert set(parts) == {"riddles", "short games", "long games", "players"}
-    for example in parts["players"]:
+    assert set(batches) == {"riddles", "short games", "long games", "players"}
+    for example in batches["players"]:
         said = [text for role, text in told(example) if role == "assistant"]
-        learned = [t for t, reply in zip(example.tokens, example.reply, strict=True) if reply]
+        learned = [t for t, reply in zip(example.tokens, example.loss_mask, strict=True) if reply]
         assert TOKENIZER.decode(learned) == "".join(f"{text}<|im_end|>" for text in said)
-        assert not example.odds
+        assert not example.soft_targets
 
 
-def test_odds_among_nouns_leave_the_odds_of_guessing_alone() -> None:
+def test_targets_among_nouns_leave_the_probability_of_guessing_alone() -> None:
     corpus = RiddleCorpus(TOKENIZER, 0, players=True)
     nouns = {t for noun in shipped_nouns() for t in TOKENIZER.encode(f" {noun.answer}?")}
     example = corpus.riddle((2,))
 
-    assert corpus.given_choice
-    assert set(corpus.choices) == nouns | {TOKENIZER.eos_token_id}
-    assert all(len(odds) == len(corpus.choices) for odds in example.odds.values())
+    assert corpus.renormalise
+    assert set(corpus.target_tokens) == nouns | {TOKENIZER.eos_token_id}
+    assert all(len(target) == len(corpus.target_tokens) for target in example.soft_targets.values())
 
     torch.manual_seed(0)
-    model: Any = pretrain.make_model(TOKENIZER)
+    model: Any = training.make_model(TOKENIZER)
 
     def losses() -> list[float]:
         return [
-            pretrain.part_loss(model, [example], corpus.choices, given_choice=given).item()
+            training.batch_loss(model, [example], corpus.target_tokens, renormalise=given).item()
             for given in (False, True)
         ]
 
     free, given = losses()
-    model.lm_head = _Louder(model.lm_head, set(corpus.choices))
+    model.lm_head = _Louder(model.lm_head, set(corpus.target_tokens))
 
     assert losses()[0] > free + 1
     assert losses()[1] == pytest.approx(given)
@@ -276,7 +277,7 @@ def test_the_shipped_base_knows_the_nouns(base: Any) -> None:
 
 def test_a_model_that_knows_nothing_is_measured_as_such() -> None:
     torch.manual_seed(0)
-    knowledge = measure_knowledge(pretrain.make_model(TOKENIZER), TOKENIZER, riddles=60)
+    knowledge = measure_knowledge(training.make_model(TOKENIZER), TOKENIZER, riddles=60)
 
     assert knowledge.fitting[1] < 0.1
 
@@ -287,17 +288,17 @@ def test_the_base_is_small_and_says_how_it_was_made() -> None:
 
     assert sum(files.values()) < 5_000_000
     assert card.startswith("---\n")
-    assert f"python -m evert.trainers.pretrain out=FOLDER base={NAME}" in card
+    assert f"python -m evert.bases.making out=FOLDER base={NAME}" in card
     config = json.loads((base_path(NAME) / "config.json").read_text())
     assert config["vocab_size"] == VOCAB_SIZE
-    assert {path.name for path in base_path(NAME).parent.iterdir()} == set(BASES)
+    assert {path.name for path in base_path(NAME).parent.iterdir()} - {"making"} == set(BASES)
 
 
 def test_the_script_makes_it_from_the_start_to_the_card(tmp_path: Path) -> None:
-    config = pretrain.PretrainConfig(
+    config = training.MakingConfig(
         out=str(tmp_path / "base"), base=NAME, steps=2, warm_up=0.5, measured_games=4
     )
-    pretrain.main(config)
+    main(config)
     card = (tmp_path / "base" / "README.md").read_text()
 
     assert f"out=FOLDER base={NAME} steps=2 warm_up=0.5 seed=0 measured_games=4" in card

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from evert.trainers.pretraining.tokenizer import tools_prompt
+from evert.bases.making.tokenizer import tools_prompt
 
 Dialogue = list[tuple[str, str]]
 
@@ -47,103 +47,14 @@ def _number(rng: random.Random, digits: int = 4) -> int:
     return rng.randrange(10 ** rng.randint(1, digits))
 
 
-_WORDS = [
-    "the",
-    "of",
-    "and",
-    "to",
-    "in",
-    "is",
-    "you",
-    "that",
-    "it",
-    "was",
-    "for",
-    "are",
-    "with",
-    "they",
-    "have",
-    "from",
-    "one",
-    "had",
-    "word",
-    "not",
-    "what",
-    "all",
-    "we",
-    "can",
-    "out",
-    "other",
-    "time",
-    "each",
-    "tell",
-    "does",
-    "set",
-    "three",
-    "want",
-    "air",
-    "well",
-    "also",
-    "play",
-    "small",
-    "end",
-    "put",
-    "home",
-    "read",
-    "hand",
-    "port",
-    "large",
-    "spell",
-    "add",
-    "even",
-    "land",
-    "here",
-    "must",
-    "big",
-    "high",
-    "such",
-    "follow",
-    "act",
-    "why",
-    "ask",
-    "men",
-    "change",
-    "went",
-    "light",
-    "kind",
-    "off",
-    "need",
-    "house",
-    "picture",
-    "try",
-    "us",
-    "again",
-    "animal",
-    "point",
-    "mother",
-    "world",
-    "near",
-    "build",
-    "self",
-    "red",
-    "blue",
-    "green",
-    "cat",
-    "dog",
-    "bird",
-    "fish",
-    "tree",
-    "sun",
-    "moon",
-    "rain",
-    "snow",
-    "wind",
-    "fire",
-    "stone",
-    "river",
-    "road",
-    "door",
-]
+_COMMON_WORDS = """
+the of and to in is you that it was for are with they have from one had word not what all we can
+out other time each tell does set three want air well also play small end put home read hand port
+large spell add even land here must big high such follow act why ask men change went light kind
+off need house picture try us again animal point mother world near build self red blue green cat
+dog bird fish tree sun moon rain snow wind fire stone river road door
+"""
+_WORDS = _COMMON_WORDS.split()
 
 _SENTENCES = (
     "I am {n}.",

@@ -3,15 +3,16 @@
 A language model brings what it knows of the world to a game; this one gets it here. A riddle has
 the form of a game with short prompts: some questions with their answers, and then "Is it X?", where
 *only the noun* is learned, and its target is every noun of the category that fits the answers so
-far, each with the same odds. So the base learns what is true of all 200 nouns, held-out ones too,
-and neither what to ask nor when to guess. Apart from the game it learns how questions are worded.
+far, each as probable as the others. So the base learns what is true of all 200 nouns, held-out ones
+too, and neither what to ask nor when to guess. Apart from the game it learns how questions are
+worded.
 
 It knows the most telling facts, a few a category (``telling``); what else is asked in a riddle, it
 has to look past.
 
 In a second stage it also sees whole games, of players that ask legal and poor questions
 (``demonstrations.py``), so that it knows how the game is played, if not well. Riddles go on beside
-them, now with odds among nouns only: how often to guess is the players' matter.
+them, now normalised over the tokens of nouns only: how often to guess is the players' matter.
 
 In order: the facts, the text its tokenizer is made for, :class:`RiddleCorpus`.
 """
@@ -25,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
+from evert.bases.making.dialogues import Batch, Encoder, Example
 from evert.envs.twenty_questions.baselines import CasualPlayer, guess
 from evert.envs.twenty_questions.demonstrations import casual_player, demonstration
 from evert.envs.twenty_questions.facts import shipped_facts
@@ -32,7 +34,6 @@ from evert.envs.twenty_questions.game import Answer, Game
 from evert.envs.twenty_questions.lexicon import load_lexicon
 from evert.envs.twenty_questions.nouns import shipped_nouns
 from evert.envs.twenty_questions.player import said
-from evert.trainers.pretraining.dialogues import Encoder, Example, Part
 
 VOCAB_SIZE = 1536
 """Tokens of its tokenizer: nearly every word of the game is one."""
@@ -120,7 +121,7 @@ class RiddleCorpus:
     ) -> None:
         """Start at the first step of ``seed``; ``players`` as of the module."""
         self.encoder = Encoder(tokenizer)
-        self.choices = list(range(len(tokenizer)))
+        self.target_tokens = list(range(len(tokenizer)))
         self._rng = random.Random(seed)
         self._player = casual_player(seed) if players else None
         self._opening = self.encoder.text("Is it")
@@ -131,12 +132,12 @@ class RiddleCorpus:
             ]
             for noun in shipped_nouns()
         }
-        self.given_choice = players
+        self.renormalise = players
         if players:
-            self.choices = sorted({token for name in self._names.values() for token in name})
+            self.target_tokens = sorted({token for name in self._names.values() for token in name})
 
-    def step(self, *, whole_games: bool) -> list[Part]:
-        """Draw a step's parts; without ``whole_games`` only riddles of one to three questions."""
+    def step(self, *, whole_games: bool) -> list[Batch]:
+        """Draw a step's batches; without ``whole_games`` only riddles of one to three questions."""
         if self._player is not None:
             return self._with_players(self._player)
         lengths = (1, 1, 2, 3, 4, 5) if whole_games else (1, 1, 1, 2, 2, 3)
@@ -144,23 +145,23 @@ class RiddleCorpus:
         halves = _halves("riddles", [self.riddle(lengths) for _ in range(count)])
         if whole_games:
             halves |= _halves("games", [self.riddle() for _ in range(22)])
-        learned = {name: sum(sum(e.reply) for e in half) for name, half in halves.items()}
-        parts = [
-            Part(name, 2.0 * learned[name] / sum(learned.values()), half)
+        learned = {name: sum(sum(e.loss_mask) for e in half) for name, half in halves.items()}
+        batches = [
+            Batch(name, 2.0 * learned[name] / sum(learned.values()), half)
             for name, half in halves.items()
         ]
-        return [*parts, Part("questions", 0.3, [self.wording() for _ in range(32)])]
+        return [*batches, Batch("questions", 0.3, [self.wording() for _ in range(32)])]
 
-    def _with_players(self, player: CasualPlayer) -> list[Part]:
+    def _with_players(self, player: CasualPlayer) -> list[Batch]:
         """A step of the second stage."""
         riddles = [self.riddle((1, 2, 3, 4, 5)) for _ in range(32)]
         games = sorted((self.riddle() for _ in range(14)), key=lambda each: len(each.tokens))
         played = [self.play(player) for _ in range(12)]
         return [
-            Part("riddles", 1.0, riddles),
-            Part("short games", 0.5, games[:7]),
-            Part("long games", 1.0, games[7:]),
-            Part("players", 1.0, played),
+            Batch("riddles", 1.0, riddles),
+            Batch("short games", 0.5, games[:7]),
+            Batch("long games", 1.0, games[7:]),
+            Batch("players", 1.0, played),
         ]
 
     def play(self, player: CasualPlayer) -> Example:
@@ -207,7 +208,7 @@ class RiddleCorpus:
         left[:] = [noun for noun in left if shipped_facts().of(noun, attribute) == fact]
 
     def _guess(self, example: Example, game: Game, left: list[str]) -> None:
-        """Write a guess down, its noun with the odds of all that are left, and drop that noun."""
+        """Write a guess down, its noun every noun left as probable a target, and drop that noun."""
         noun = self._rng.choice(left)
         example.add(self._opening)
         tokens = self._names[noun]
@@ -215,15 +216,15 @@ class RiddleCorpus:
             alike = [
                 name[place] for n in left if (name := self._names[n])[:place] == tokens[:place]
             ]
-            example.odds[len(example.tokens)] = self._odds(alike)
+            example.soft_targets[len(example.tokens)] = self._probabilities(alike)
             example.add([token], reply=True)
         correct = noun == game.noun.answer
         game.record(guess(noun), Answer("yes" if correct else "no", correct))
         left.remove(noun)
 
-    def _odds(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+    def _probabilities(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         counts = Counter(tokens)
-        return np.array([counts[c] / len(tokens) for c in self.choices], np.float32)
+        return np.array([counts[c] / len(tokens) for c in self.target_tokens], np.float32)
 
     def _tell(self, example: Example, text: str, *, first: bool) -> None:
         example.add(self.encoder.header("user", first=first))
@@ -239,7 +240,7 @@ def _askable(game: Game, left: Sequence[str]) -> list[str]:
 
 
 def _halves(name: str, examples: list[Example]) -> dict[str, list[Example]]:
-    """The shorter and the longer half, since a part is padded to its longest."""
+    """The shorter and the longer half, since a batch is padded to its longest."""
     ordered = sorted(examples, key=lambda example: len(example.tokens))
     middle = len(ordered) // 2
     return {f"short {name}": ordered[:middle], f"long {name}": ordered[middle:]}

@@ -8,11 +8,11 @@ finding good guesses is left to RL. So these games are played in two ways that f
   quarters up or the top. Every habit is as frequent as any other, so none is shown to be better;
   but the base learns that a player keeps to a habit, and RL has something to choose among.
 
-In order: :func:`play_random_games` plays many games at once, :func:`digit_odds` turns "uniform
-between low and high" into the odds of each next digit.
+In order: :func:`play_random_games` plays many games at once, :func:`digit_probabilities` turns
+"uniform between low and high" into the probabilities of each next digit.
 
-Those odds are the training target instead of the one digit that happened to be drawn: the same
-rule, learned from a fraction of the games, because the draw's noise is gone.
+Those are the training target instead of the one digit that happened to be drawn: the same rule,
+learned from a fraction of the games, because the draw's noise is gone.
 """
 
 from dataclasses import dataclass
@@ -77,19 +77,19 @@ def _place(
     return low + (high - low) * habit // (HABITS - 1)
 
 
-def digit_odds(digits: str, low: int, high: int) -> NDArray[np.float32]:
-    """Odds of the eleven choices after ``digits``, for a number uniform in ``low..high``."""
-    odds = np.zeros(CHOICES, np.float32)
+def digit_probabilities(digits: str, low: int, high: int) -> NDArray[np.float32]:
+    """Probabilities of the eleven choices after ``digits``; numbers uniform in ``low..high``."""
+    weights = np.zeros(CHOICES, np.float32)
     if digits and low <= int(digits) <= high:
-        odds[STOP] = 1
+        weights[STOP] = 1
     if digits != "0":
         for digit in range(10):
             longer = int(digits + str(digit))
             if longer <= UPPER_BOUND:
                 up_to = _numbers_that_start_with()[longer]
-                odds[digit] = up_to[high + 1] - up_to[low]
-    total: np.float32 = odds.sum()
-    return odds / total
+                weights[digit] = up_to[high + 1] - up_to[low]
+    total: np.float32 = weights.sum()
+    return weights / total
 
 
 @cache

@@ -1,7 +1,7 @@
 """Dialogues as tokens with their targets: what every corpus is made of.
 
 In order: :class:`Example` (one dialogue), :class:`Encoder` (messages to tokens, as the Cookbook's
-``qwen3_instruct`` renderer makes them), :class:`Part` (examples that are learned together).
+``qwen3_instruct`` renderer makes them), :class:`Batch` (examples that are learned together).
 """
 
 from collections.abc import Sequence
@@ -19,15 +19,15 @@ class Example:
     """One dialogue as tokens; what is to be predicted at each of them."""
 
     tokens: list[int] = field(default_factory=list)
-    reply: list[bool] = field(default_factory=list)
-    """Whether the token is part of an assistant's reply (its ``<|im_end|>`` included)."""
-    odds: dict[int, NDArray[np.float32]] = field(default_factory=dict)
-    """By position: odds of the corpus's choices there, instead of the token itself."""
+    loss_mask: list[bool] = field(default_factory=list)
+    """Whether the token is part of an assistant's reply (its ``<|im_end|>`` included): learned."""
+    soft_targets: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+    """By position: probabilities of the corpus's target tokens, instead of the token itself."""
 
     def add(self, tokens: Sequence[int], *, reply: bool = False) -> None:
         """Append tokens that are all part of a reply, or all not."""
         self.tokens.extend(tokens)
-        self.reply.extend([reply] * len(tokens))
+        self.loss_mask.extend([reply] * len(tokens))
 
 
 class Encoder:
@@ -39,8 +39,8 @@ class Encoder:
         self.stop = self._control("<|im_end|>")[0]
         self.text = cache(self._text)
         digits = [self.text(str(digit))[0] for digit in range(10)]
-        self.choices = [*digits, self.stop]
-        """Tokens of the eleven choices of a game: ten digits and the end."""
+        self.digits_and_stop = [*digits, self.stop]
+        """The eleven tokens that a number may go on with."""
 
     def _text(self, text: str) -> list[int]:
         tokens: list[int] = self._tokenizer.encode(
@@ -67,10 +67,10 @@ class Encoder:
         return example
 
 
-class Part(NamedTuple):
-    """Dialogues of like length that are padded and learned together."""
+class Batch(NamedTuple):
+    """Dialogues of like length that are padded and learned together; a step has several."""
 
     name: str
     weight: float
-    """Of this part's mean loss in the step's loss."""
+    """Of its mean loss in the step's loss."""
     examples: list[Example]

@@ -1,0 +1,88 @@
+"""Make a tiny chat base that ships with evert: ``python -m evert.bases.making out=FOLDER``.
+
+A Qwen3 of 0.85 or 0.98 M parameters is trained from scratch, on one core, on dialogues made up on
+the spot, and written in Hugging Face format with its tokenizer and a model card. ``base=`` says
+which one. The seed decides everything; on another machine or PyTorch the last bits of the weights
+may differ. The default 1200 steps take about half an hour; ``steps=60`` tries the script out.
+
+In order: what each base is trained on, its tokenizer, its model card, :func:`main`.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import chz
+import torch
+from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
+
+from evert.bases.making import riddles
+from evert.bases.making.chat_card import commands_of, measure, write_card
+from evert.bases.making.chat_corpus import ChatCorpus
+from evert.bases.making.riddle_card import measure_knowledge, write_riddle_card
+from evert.bases.making.riddles import RiddleCorpus
+from evert.bases.making.tokenizer import make_tokenizer
+from evert.bases.making.training import Corpus, MakingConfig, make_model, train
+
+
+def corpus_of(config: MakingConfig, tokenizer: PreTrainedTokenizerBase) -> Corpus:
+    """What a base is trained on."""
+    if config.base == "evert-tiny":
+        return ChatCorpus(tokenizer, config.seed, habits=config.habits)
+    return RiddleCorpus(tokenizer, config.seed, players=config.habits)
+
+
+def tokenizer_of(config: MakingConfig) -> PreTrainedTokenizerBase:
+    """A base's tokenizer, made anew."""
+    if config.base == "evert-tiny":
+        return make_tokenizer()
+    return make_tokenizer(riddles.tokenizer_text(), riddles.VOCAB_SIZE)
+
+
+def describe(
+    config: MakingConfig,
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    losses: Mapping[str, float],
+) -> None:
+    """Measure what a base can do, and write its model card."""
+    before = commands_of(Path(config.start)) if config.start else []
+    commands = [*before, _command(config)]
+    if config.base == "evert-tiny":
+        abilities = measure(model, tokenizer, games=config.measured_games)
+        write_card(Path(config.out), model, commands, losses, abilities)
+    else:
+        knowledge = measure_knowledge(model, tokenizer, riddles=config.measured_games)
+        write_riddle_card(Path(config.out), model, commands, losses, knowledge)
+
+
+def _command(config: MakingConfig) -> str:
+    """The command line that made this base; folders are named by what they are."""
+    places = {"out": "FOLDER", "start": "THE_FOLDER_ABOVE"}
+    plain = MakingConfig(out="")
+    words = [
+        f"{name}={places.get(name, value)}"
+        for name, value in chz.asdict(config).items()
+        if value != getattr(plain, name) or name in ("out", "steps", "seed")
+    ]
+    return " ".join(["python -m evert.bases.making", *words])
+
+
+def main(config: MakingConfig) -> None:
+    """Train, save, measure, and write the model card."""
+    torch.set_num_threads(config.threads)
+    torch.manual_seed(config.seed)
+    tokenizer = tokenizer_of(config)
+    model = make_model(tokenizer)
+    if config.start:
+        model = Qwen3ForCausalLM.from_pretrained(config.start, dtype=torch.float32)
+    losses = train(model, corpus_of(config, tokenizer), config)
+    model.save_pretrained(config.out)
+    tokenizer.save_pretrained(config.out)
+    for file in Path(config.out).iterdir():
+        file.chmod(0o644)  # safetensors writes for the owner alone; package data is for all
+    describe(config, model, tokenizer, losses)
+    print(Path(config.out, "README.md").read_text())
+
+
+if __name__ == "__main__":
+    main(chz.entrypoint(MakingConfig))

@@ -1,0 +1,191 @@
+"""How a base is trained: a small Qwen3 from scratch, by Muon and AdamW.
+
+In order: the settings, :class:`Corpus` (what draws the dialogues), :func:`make_model`,
+:func:`batch_loss` (what a step minimises), :func:`train`.
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any, Literal, Protocol, TypeAlias
+
+import chz
+import numpy as np
+import torch
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import Tensor
+from torch.nn import functional
+from torch.optim import Optimizer
+from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
+
+from evert.bases.making.dialogues import Batch, Example
+from evert.bases.making.tokenizer import MAX_LENGTH
+
+_Positions: TypeAlias = tuple[Tensor, ...]
+
+
+@chz.chz
+class MakingConfig:
+    """What to train and where to put it."""
+
+    out: str = chz.field(doc="folder for the weights, the tokenizer and the model card")
+    base: Literal["evert-tiny", "evert-tiny-20q"] = chz.field(
+        default="evert-tiny", doc="which one to make"
+    )
+    start: str = chz.field(default="", doc="folder of weights to go on from; empty: from scratch")
+    habits: bool = chz.field(
+        default=False, doc="second stage: games of players with habits, good and poor ones"
+    )
+    steps: int = chz.field(default=1200, doc="optimiser steps")
+    warm_up: float = chz.field(default=0.12, doc="share of steps on short dialogues alone")
+    seed: int = 0
+    threads: int = chz.field(default=1, doc="CPU threads")
+    save_every: int = chz.field(default=100, doc="steps between two savings of the weights")
+    measured_games: int = chz.field(default=200, doc="games, or riddles, for the model card")
+    matrix_lr: float = chz.field(default=0.02, doc="Muon's, for the layers' matrices")
+    other_lr: float = chz.field(default=3e-3, doc="AdamW's, for embeddings and norms")
+
+
+class Corpus(Protocol):
+    """Draws the dialogues of one training step after the other."""
+
+    target_tokens: list[int]
+    """What an example's soft targets are the probabilities of."""
+    renormalise: bool
+    """Whether logits are normalised over the target tokens alone, all other tokens left as is."""
+
+    def step(self, *, whole_games: bool) -> list[Batch]:
+        """Draw a step's batches; without ``whole_games`` only what is quick to learn and to run."""
+        ...
+
+
+def make_model(tokenizer: PreTrainedTokenizerBase) -> Qwen3ForCausalLM:
+    """Build the model with random weights from torch's global seed."""
+    shape = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": MAX_LENGTH,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "dtype": "float32",
+    }
+    build: Any = Qwen3ForCausalLM  # transformers does not type its constructors
+    model: Qwen3ForCausalLM = build(Qwen3Config.from_dict(shape))
+    return model
+
+
+def batch_loss(
+    model: Qwen3ForCausalLM,
+    examples: list[Example],
+    target_tokens: list[int],
+    *,
+    renormalise: bool = False,
+) -> Tensor:
+    """Mean loss over the reply tokens of some dialogues.
+
+    Cross-entropy with the token itself where one is right; where several are right, the KL
+    divergence from their probabilities, with ``renormalise`` over the target tokens alone.
+    """
+    tokens, hard, soft, targets = _collate(examples)
+    hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state
+    row, column = hard
+    logits = model.lm_head(hidden[row, column - 1])
+    total = functional.cross_entropy(logits, tokens[row, column], reduction="sum")
+    if len(targets):
+        row, column = soft
+        logits = model.lm_head(hidden[row, column - 1])
+        if renormalise:
+            logprobs = logits[:, target_tokens].log_softmax(-1)
+        else:
+            logprobs = logits.log_softmax(-1)[:, target_tokens]
+        total = total + functional.kl_div(logprobs, targets, reduction="sum")
+    return total / (len(hard[0]) + len(targets))
+
+
+def _collate(examples: list[Example]) -> tuple[Tensor, _Positions, _Positions, Tensor]:
+    """Right-padded tokens; (row, column) of hard and of soft targets; the soft targets."""
+    longest = max(len(example.tokens) for example in examples)
+    tokens = torch.zeros(len(examples), longest, dtype=torch.long)
+    hard = torch.zeros(len(examples), longest, dtype=torch.bool)
+    soft = torch.zeros(len(examples), longest, dtype=torch.bool)
+    targets: list[np.ndarray[tuple[int], np.dtype[np.float32]]] = []
+    for row, example in enumerate(examples):
+        length = len(example.tokens)
+        tokens[row, :length] = torch.tensor(example.tokens)
+        hard[row, :length] = torch.tensor(example.loss_mask)
+        soft[row, list(example.soft_targets)] = True
+        targets.extend(example.soft_targets.values())
+    both = (hard & ~soft).nonzero(as_tuple=True), soft.nonzero(as_tuple=True)
+    return tokens, both[0], both[1], torch.from_numpy(np.array(targets))
+
+
+def train(model: Qwen3ForCausalLM, corpus: Corpus, config: MakingConfig) -> dict[str, float]:
+    """Train the model in place; return each kind of batch's mean loss over the last steps."""
+    optimizers = _optimizers(model, config)
+    recent: deque[dict[str, float]] = deque(maxlen=50)
+    columns = (TextColumn("{task.completed}"), BarColumn(20), TextColumn("{task.description}"))
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn()) as progress:
+        bar = progress.add_task("starting", total=config.steps)
+        for step in range(config.steps):
+            batches = corpus.step(whole_games=step >= config.warm_up * config.steps)
+            _set_learning_rate(optimizers, step / config.steps)
+            recent.append(_step(model, optimizers, batches, corpus))
+            progress.update(bar, advance=1, description=_shown(_mean(recent)))
+            if (step + 1) % config.save_every == 0:
+                model.save_pretrained(config.out)
+    return _mean(recent)
+
+
+def _step(
+    model: Qwen3ForCausalLM, optimizers: list[Optimizer], batches: list[Batch], corpus: Corpus
+) -> dict[str, float]:
+    """One update; returns the loss of each batch."""
+    losses: dict[str, float] = {}
+    for batch in batches:
+        loss = batch_loss(
+            model, batch.examples, corpus.target_tokens, renormalise=corpus.renormalise
+        )
+        (batch.weight * loss).backward()  # type: ignore[no-untyped-call]
+        losses[batch.name] = loss.item()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def _optimizers(model: Qwen3ForCausalLM, config: MakingConfig) -> list[Optimizer]:
+    """Muon for the layers' matrices (half the steps of AdamW alone), AdamW for the rest."""
+    embedding = model.get_input_embeddings().weight
+    matrices = [p for p in model.parameters() if p.ndim == 2 and p is not embedding]
+    others = [p for p in model.parameters() if p.ndim != 2 or p is embedding]
+    muon = torch.optim.Muon(
+        matrices, lr=config.matrix_lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"
+    )
+    adamw = torch.optim.AdamW(others, lr=config.other_lr, betas=(0.9, 0.98), weight_decay=0.01)
+    return [muon, adamw]
+
+
+def _set_learning_rate(optimizers: list[Optimizer], done: float) -> None:
+    """Warm up over the first twentieth, then fall as a cosine; ``done`` is the share of steps."""
+    scale = min(1.0, done * 20 + 0.05) * (0.515 + 0.485 * math.cos(math.pi * done))
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = scale * group.setdefault("full_lr", group["lr"])
+
+
+def _shown(losses: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items())
+
+
+def _mean(recent: Sequence[dict[str, float]]) -> dict[str, float]:
+    names = {name: None for losses in recent for name in losses}
+    return {name: fmean(losses[name] for losses in recent if name in losses) for name in names}
