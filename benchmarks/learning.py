@@ -21,7 +21,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from evert.trainers.reporting.plots import Curve, curves, draw_games
+from evert.trainers.reporting.figures.curves import draw_games
+from evert.trainers.reporting.metrics import Curve, curves
 from evert.trainers.runs.folder import RunFolder, git_revision, machine, versions
 from evert.trainers.runs.progress import quiet_progress_bars
 from evert.trainers.runs.settings import RECIPES

@@ -34,6 +34,7 @@ SUBFOLDERS = (
     "trainers/engine",
     "trainers/evaluation",
     "trainers/reporting",
+    "trainers/reporting/figures",
     "trainers/runs",
     "trainers/sweeping",
 )

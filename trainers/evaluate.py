@@ -31,8 +31,8 @@ from evert.bridge.errors import EvertError
 from evert.trainers.evaluation import scores
 from evert.trainers.evaluation.contestants import Contestant, find
 from evert.trainers.evaluation.episodes import Episode, EpisodeLog, Planned, planned, play
-from evert.trainers.evaluation.figures import draw_categories, draw_splits
 from evert.trainers.evaluation.settings import EvaluateSettings
+from evert.trainers.reporting.figures.bars import draw_categories, draw_splits
 from evert.trainers.runs import folder as run_folder
 from evert.trainers.runs.folder import RunFolder, RunFolderError
 from evert.trainers.runs.settings import slug

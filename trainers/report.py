@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evert.bridge.errors import EvertError
-from evert.trainers.reporting.data import ReportError, Run, labels, read_run
+from evert.trainers.reporting.run import ReportError, Run, labels, read_run
 
 PROGRAM = ("python", "-m", "evert.trainers.report")
 PAGE = "index.html"
@@ -108,7 +108,7 @@ def _no_such_option(argument: str, key: str) -> str:
 
 
 def _check_number_of(runs: Sequence[Path]) -> None:
-    from evert.trainers.reporting.figures import MOST_RUNS
+    from evert.trainers.reporting.figures.panels import MOST_RUNS
 
     if not runs:
         raise ReportError("No run to report. Name the folder of a run, for example runs/NAME.")

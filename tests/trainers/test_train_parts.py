@@ -22,7 +22,8 @@ from rich.console import Console
 from evert.bridge.base import BASE_MODEL
 from evert.trainers import cli
 from evert.trainers.evaluation.held_out import Sample, sample_records, samples_markdown
-from evert.trainers.reporting.plots import curves, draw_curves, draw_games
+from evert.trainers.reporting.figures.curves import draw_curves, draw_games
+from evert.trainers.reporting.metrics import curves
 from evert.trainers.runs.engine_choice import (
     EngineChoice,
     choose_engine,

@@ -6,6 +6,5 @@ In reading order:
     contestants.py  who plays: weights, endpoints, players without a model
     episodes.py     playing, and the record of every episode (``episodes.jsonl``)
     scores.py       success with its interval, by model, split and category; the tables
-    figures.py      the same as bars
     held_out.py     playing held-out tasks before and after training
 """

@@ -2,12 +2,12 @@
 
 In reading order:
 
-    data.py         a run folder, read
+    run.py          a run folder, read
     tokens.py       its tokens, and what they cost
     transcripts.py  episodes to read, cut to length
-    figures.py      what is drawn, and how
+    figures/        what is drawn, and how
     sections.py     what stands where, as data
-    plots.py        the learning curve
+    metrics.py      metrics by step
     text.py         numbers and long texts, as shown
     page.py         the page: ``report.html.j2``, ``report.css.j2``
 """

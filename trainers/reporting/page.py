@@ -15,8 +15,8 @@ from importlib import resources
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 import evert
-from evert.trainers.reporting.data import Run
-from evert.trainers.reporting.figures import RUN_COLOURS
+from evert.trainers.reporting.figures.panels import RUN_COLOURS
+from evert.trainers.reporting.run import Run
 from evert.trainers.reporting.sections import (
     Section,
     card,

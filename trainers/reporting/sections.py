@@ -9,9 +9,9 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from evert.trainers.reporting import figures
-from evert.trainers.reporting.data import SUCCESS_NAMES, TRAIN, Run, differing
-from evert.trainers.reporting.figures import Panel
+from evert.trainers.reporting.figures import panels as figures
+from evert.trainers.reporting.figures.panels import Panel
+from evert.trainers.reporting.run import SUCCESS_NAMES, TRAIN, Run, differing
 from evert.trainers.reporting.text import count, dollars, duration, score, shorten
 from evert.trainers.reporting.tokens import Prices, Tokens
 

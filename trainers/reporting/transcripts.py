@@ -15,7 +15,7 @@ from typing import Any
 from tinker_cookbook.rl.types import STOP_METRIC_PREFIX
 
 from evert.bridge.diagnosis import CALLER, DRIFT, LINEAGE
-from evert.trainers.reporting.data import Run
+from evert.trainers.reporting.run import Run
 from evert.trainers.reporting.text import shorten
 from evert.trainers.reporting.tokens import read_rollouts, rollout_files, spread
 

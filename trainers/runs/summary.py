@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.table import Table
 
 from evert.trainers.runs import folder as run_folder
-from evert.trainers.runs.settings import TrainSettings
 from evert.trainers.runs.folder import RunFolder
+from evert.trainers.runs.settings import TrainSettings
 
 if TYPE_CHECKING:
     from evert.trainers.evaluation.held_out import Evaluation
@@ -56,7 +56,8 @@ def _scores(evaluation: "Evaluation | None") -> dict[str, Any] | None:
 
 
 def _plot(settings: TrainSettings, folder: RunFolder, done: "Report") -> None:
-    from evert.trainers.reporting.plots import curves, draw_curves
+    from evert.trainers.reporting.figures.curves import draw_curves
+    from evert.trainers.reporting.metrics import curves
 
     after = done.after.scores["temperature_1"].mean if done.after is not None else None
     title = f"{settings.name}: {settings.model_name}, {done.steps} steps, seed {settings.seed}"

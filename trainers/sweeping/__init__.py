@@ -7,5 +7,4 @@ In reading order:
     folder.py   what a sweep leaves behind, and resuming
     runs.py     runs as processes, and how many fit
     results.py  the tables, the best
-    plot.py     parallel coordinates
 """

@@ -124,7 +124,7 @@ def write_results(folder: SweepFolder, runs: Sequence[Run], program: Sequence[st
     folder.write_json(RESULTS_JSON, content)
     folder.write(RESULTS_CSV, _csv([_row(folder, run) for run in ranked(runs)]))
     if sum(run.objective is not None for run in runs) > 1:
-        from evert.trainers.sweeping.plot import draw_sweep
+        from evert.trainers.reporting.figures.sweep import draw_sweep
 
         draw_sweep(folder.path / PLOT, folder.plan, runs)
 

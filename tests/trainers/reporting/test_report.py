@@ -24,7 +24,16 @@ from typing import Any
 import pytest
 
 from evert.trainers import report
-from evert.trainers.reporting.data import (
+from evert.trainers.reporting.figures.panels import (
+    MOST_RUNS,
+    REWARD,
+    draw_panel,
+    smoothed,
+    thinned,
+    time_spent,
+)
+from evert.trainers.reporting.metrics import Curve
+from evert.trainers.reporting.run import (
     EPISODE_TOKENS,
     HELD_OUT_SUCCESS,
     SUCCESS,
@@ -34,15 +43,6 @@ from evert.trainers.reporting.data import (
     labels,
     read_run,
 )
-from evert.trainers.reporting.figures import (
-    MOST_RUNS,
-    REWARD,
-    draw_panel,
-    smoothed,
-    thinned,
-    time_spent,
-)
-from evert.trainers.reporting.plots import Curve
 from evert.trainers.reporting.sections import facts, settings
 from evert.trainers.reporting.text import count, dollars, duration, score, shorten
 from evert.trainers.reporting.tokens import Prices, Tokens, count_tokens, spread
@@ -629,7 +629,7 @@ def test_large_runs_make_small_pages(tmp_path: Path) -> None:
 
 def read_keys() -> list[str]:
     """The metrics of all figures, as the Cookbook names them."""
-    from evert.trainers.reporting import figures
+    from evert.trainers.reporting.figures import panels as figures
 
     panels = (
         *figures.REWARD, *figures.OUTCOMES, *figures.EPISODES, *figures.POLICY, *figures.TIME,

@@ -26,7 +26,7 @@ from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
 from evert.trainers import report, train
-from evert.trainers.reporting.data import read_run
+from evert.trainers.reporting.run import read_run
 from evert.trainers.reporting.tokens import count_tokens
 from evert.trainers.runs.folder import HELD_OUT_REWARD, TRAIN_REWARD, read_json
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from evert.trainers.reporting.figures.sweep import draw_sweep, scale_of
 from evert.trainers.runs.folder import METRICS, RESULT, RunFolder
 from evert.trainers.sweeping.folder import SweepFolder
-from evert.trainers.sweeping.plot import draw_sweep, scale_of
 from evert.trainers.sweeping.record import Attempt, Run
 from evert.trainers.sweeping.results import (
     ObjectiveError,

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from evert.bridge.errors import EvertError
-from evert.trainers.reporting.plots import Curve, clock, curves, read_curve
+from evert.trainers.reporting.metrics import Curve, clock, curves, read_curve
 from evert.trainers.runs import folder as run_folder
 from evert.trainers.runs.folder import HELD_OUT_REWARD, read_json, read_jsonl
 

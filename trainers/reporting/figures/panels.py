@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from evert.trainers.reporting.data import EPISODE_TOKENS, HELD_OUT_SUCCESS, SUCCESS, TRAIN, Run
-from evert.trainers.reporting.plots import Curve
+from evert.trainers.reporting.metrics import Curve
+from evert.trainers.reporting.run import EPISODE_TOKENS, HELD_OUT_SUCCESS, SUCCESS, TRAIN, Run
 from evert.trainers.runs.folder import HELD_OUT_REWARD, TRAIN_REWARD
 
 if TYPE_CHECKING:

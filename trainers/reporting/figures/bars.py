@@ -1,6 +1,6 @@
 """Scores as bars with their 95 % intervals: a model beside the other, train against held out.
 
-Matplotlib's ``Figure`` without ``pyplot``, as in ``plots.py``. Colours are told apart by people who
+Colours are told apart by people who
 see few of them (Okabe and Ito's).
 """
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evert.trainers.evaluation.scores import Score
-from evert.trainers.reporting.plots import save
+from evert.trainers.reporting.figures.curves import save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ from math import ceil, floor, log10
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evert.trainers.reporting.plots import save
+from evert.trainers.reporting.figures.curves import save
 from evert.trainers.sweeping.record import Run
 from evert.trainers.sweeping.space import Axis, Choices, Plan, Range, Value, show
 

@@ -1,0 +1,66 @@
+"""Metrics of a run by step: ``read_curve`` reads one off its rows, ``curves`` the two rewards.
+
+``clock`` is the time that goes with the steps.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from evert.trainers.runs.folder import HELD_OUT_REWARD, TRAIN_REWARD
+
+
+@dataclass
+class Curve:
+    """Scores in the order they were taken; all lists have one length."""
+
+    steps: list[int] = field(default_factory=list)
+    """Updates the weights had had."""
+    seconds: list[float] = field(default_factory=list)
+    """Training time gone by."""
+    scores: list[float] = field(default_factory=list)
+
+    def add(self, step: int, seconds: float, score: float) -> None:
+        """Append a point."""
+        self.steps.append(step)
+        self.seconds.append(seconds)
+        self.scores.append(score)
+
+
+def curves(rows: Sequence[Mapping[str, Any]], after: float | None = None) -> tuple[Curve, Curve]:
+    """Training reward and held-out score, both at temperature 1.
+
+    Args:
+        rows: A step's metrics each, in order. The held-out score of a step was taken before it.
+        after: The held-out score of the final weights.
+    """
+    train = read_curve(rows, TRAIN_REWARD)
+    held_out = read_curve(rows, HELD_OUT_REWARD, before_step=True)
+    if after is not None and rows:
+        held_out.add(rows[-1]["step"] + 1, clock(rows)[-1], after)
+    return train, held_out
+
+
+def read_curve(rows: Sequence[Mapping[str, Any]], key: str, *, before_step: bool = False) -> Curve:
+    """One metric's curve; rows without it, or where it is no finite number, have no point.
+
+    Args:
+        rows: A step's metrics each, in order.
+        key: Of the metric.
+        before_step: The metric was measured before the step was done, as held-out scores are.
+    """
+    curve, times = Curve(), clock(rows)
+    for number, row in enumerate(rows):
+        value = row.get(key)
+        if isinstance(value, int | float) and math.isfinite(value):
+            curve.add(row["step"], times[number if before_step else number + 1], value)
+    return curve
+
+
+def clock(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Seconds of training gone by before each step, and at the end: one more than rows."""
+    times = [0.0]
+    for row in rows:
+        times.append(times[-1] + row.get("time/total", 0.0))
+    return times
