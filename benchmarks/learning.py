@@ -21,11 +21,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from evert.envs.games import games
 from evert.trainers.reporting.figures.curves import draw_games
 from evert.trainers.reporting.metrics import Curve, curves
 from evert.trainers.runs.folder import RunFolder, git_revision, machine, versions
 from evert.trainers.runs.progress import quiet_progress_bars
-from evert.trainers.runs.settings import RECIPES
 from evert.trainers.train import new_run
 
 QUICK_STEPS = 3
@@ -68,7 +68,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--games", nargs="+", choices=list(RECIPES), default=list(RECIPES))
+    parser.add_argument("--games", nargs="+", choices=list(games()), default=list(games()))
     parser.add_argument("--seeds", type=int, default=3, help="runs a game (default: 3)")
     parser.add_argument(
         "--quick",
@@ -83,7 +83,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def run(game: str, seed: int, out: Path, quick: bool, console: Console) -> dict[str, Any]:
     """One training run, in a folder of its own."""
     values: dict[str, Any] = {"steps": QUICK_STEPS, "batch_size": 4} if quick else {}
-    if quick and "warm_up_steps" in RECIPES[game]:
+    if quick and "warm_up_steps" in games()[game].recipe:
         values["warm_up_steps"] = QUICK_STEPS
     name = f"{game}-{'quick-' if quick else ''}seed{seed}"
     return new_run(console, env=game, seed=seed, log_path=str(out / name), **values)

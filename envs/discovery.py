@@ -31,7 +31,7 @@ def register_when_gymnasium_is_there() -> None:
 
 def _register() -> None:
     # Registers as it is loaded; asked for nothing, since this may be happening half way through it.
-    import evert.envs.registration  # noqa: F401
+    import evert.envs.gym.registration  # noqa: F401
 
 
 class _GymnasiumWatcher:

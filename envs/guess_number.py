@@ -8,9 +8,28 @@ training. A guess drawn at random inside the known bounds wins 0.33 of games, bi
 
 import random
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from evert.bridge.faces.client import AgentClient
+from evert.envs.games import Game
+
+if TYPE_CHECKING:
+    from evert.bridge.faces.client import AgentClient
+
+GAME = Game(
+    "evert/GuessNumber-v0",
+    agent="evert.envs.guess_number:guess_number_agent",
+    train_tasks="evert.envs.guess_number:TRAIN_TASKS",
+    test_tasks="evert.envs.guess_number:TEST_TASKS",
+    recipe={
+        "steps": 40,
+        "batch_size": 32,
+        "group_size": 8,
+        "learning_rate": 1e-3,
+        "max_tokens": 16,
+        "eval_every": 10,
+        "save_every": 10,
+    },
+)
 
 UPPER_BOUND = 1024
 MAX_TURNS = 10
@@ -36,7 +55,7 @@ def split_numbers(train_fraction: float = 0.9) -> tuple[list[int], list[int]]:
 TRAIN_TASKS, TEST_TASKS = split_numbers()
 
 
-async def guess_number_agent(client: AgentClient, task: int) -> float:
+async def guess_number_agent(client: "AgentClient", task: int) -> float:
     """Find an integer between 0 and 1024 in ten guesses.
 
     ## Action Space

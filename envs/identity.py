@@ -5,13 +5,35 @@ you are {task}.", the reward 1 for "I am {task}" or "I'm {task}", -1 for "not {t
 are numbers; training uses 0..999, and 1000..1023 are held out.
 """
 
-from evert.bridge.faces.client import AgentClient
+from typing import TYPE_CHECKING
+
+from evert.envs.games import Game
+
+if TYPE_CHECKING:
+    from evert.bridge.faces.client import AgentClient
+
+GAME = Game(
+    "evert/Identity-v0",
+    agent="evert.envs.identity:identity_agent",
+    train_tasks="evert.envs.identity:TRAIN_TASKS",
+    test_tasks="evert.envs.identity:TEST_TASKS",
+    recipe={
+        "steps": 30,
+        "batch_size": 32,
+        "group_size": 8,
+        "learning_rate": 3e-4,
+        "max_tokens": 16,
+        "test_group_size": 4,
+        "eval_every": 10,
+        "save_every": 10,
+    },
+)
 
 TRAIN_TASKS = range(1000)
 TEST_TASKS = range(1000, 1024)
 
 
-async def identity_agent(client: AgentClient, task: int) -> float:
+async def identity_agent(client: "AgentClient", task: int) -> float:
     """One question, one answer: the policy is told to say who it is.
 
     ## Action Space

@@ -8,7 +8,7 @@ import difflib
 import sys
 from collections.abc import Sequence
 
-from evert.trainers.runs.settings import RECIPES
+from evert.envs.games import games
 
 USAGE = f"""\
 Usage: evert COMMAND [key=value ...]
@@ -19,7 +19,7 @@ Commands:
   sweep      search the settings of a run: a grid, at random, or TPE
   report     one HTML page of one or several runs: curves, time, tokens, cost, transcripts
 
-  evert train env=identity                 games: {", ".join(RECIPES)}
+  evert train env=identity                 games: {", ".join(games())}
   evert train agent=my_module:my_agent train_tasks=my_module:TASKS
   evert train env=identity --help          every setting, with the recipe's values
   evert train log_path=runs/NAME           go on with a run that was interrupted

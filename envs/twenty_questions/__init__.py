@@ -16,5 +16,56 @@ Read in this order:
     errors.py          what can be wrong with all this
 
 The data lie beside the code: ``nouns.csv``, ``facts.csv``, ``lexicon.toml``, and where they come
-from, ``PROVENANCE.md``. Importing this package loads none of it.
+from, ``PROVENANCE.md``. Importing this package loads none of it: here is the recipe only.
 """
+
+from evert.envs.games import Game
+
+_PLAYER = "evert.envs.twenty_questions.player"
+_BASELINES = "evert.envs.twenty_questions.baselines"
+
+GAME = Game(
+    "evert/TwentyQuestions-v0",
+    agent=f"{_PLAYER}:twenty_questions_agent",
+    train_tasks=f"{_PLAYER}:TRAIN_TASKS",
+    test_tasks=f"{_PLAYER}:TEST_TASKS",
+    recipe={
+        "agent": f"{_PLAYER}:short_twenty_questions_agent",
+        "model_name": "evert-tiny-20q",
+        "demonstrations": "evert.envs.twenty_questions.demonstrations:demonstrations",
+        # An adapter of low rank has no room to unlearn the nouns that training does not show.
+        "full_parameter": False,
+        "lora_rank": 4,
+        "warm_up_steps": 15,
+        "warm_up_batch": 32,
+        "warm_up_learning_rate": 2e-3,
+        "steps": 30,
+        "batch_size": 32,
+        "group_size": 8,
+        "learning_rate": 4e-3,
+        "max_tokens": 24,
+        "test_group_size": 4,
+        "eval_every": 10,
+        "save_every": 10,
+    },
+    full_size={
+        "agent": f"{_PLAYER}:twenty_questions_agent",
+        "full_parameter": None,
+        "lora_rank": 32,
+        "demonstrations": "",
+        "warm_up_steps": 0,
+        "steps": 60,
+        "learning_rate": 4e-5,
+        "max_tokens": 256,
+    },
+    players={
+        "random": f"{_BASELINES}:random_agent",
+        "oracle": f"{_BASELINES}:oracle_agent",
+    },
+    searching={
+        f"{_PLAYER}:{style}twenty_questions_agent": (
+            f"{_PLAYER}:searching_{style}twenty_questions_agent"
+        )
+        for style in ("", "short_")
+    },
+)

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from evert.bridge.group import ChatAgentGroupBuilder
     from evert.bridge.models import RemoteModel
     from evert.bridge.scripted import ScriptedPolicy
-    from evert.envs.registration import register_agent
+    from evert.envs.games import Game
+    from evert.envs.gym.registration import register_agent
     from evert.trainers.engine.engine import embedded_engine
 
 __version__ = "0.1.0"
@@ -60,6 +61,7 @@ _HOMES = {
     "EnvStateError": "evert.bridge.errors",
     "EpisodeEndedError": "evert.bridge.errors",
     "EvertError": "evert.bridge.errors",
+    "Game": "evert.envs.games",
     "InvalidAgentError": "evert.bridge.errors",
     "Outcome": "evert.bridge.agent",
     "ProcessAgent": "evert.bridge.faces.process",
@@ -69,7 +71,7 @@ _HOMES = {
     "check_env": "evert.bridge.check",
     "embedded_engine": "evert.trainers.engine.engine",
     "explain": "evert.bridge.explain",
-    "register_agent": "evert.envs.registration",
+    "register_agent": "evert.envs.gym.registration",
 }
 
 __all__ = [
@@ -86,6 +88,7 @@ __all__ = [
     "EnvStateError",
     "EpisodeEndedError",
     "EvertError",
+    "Game",
     "InvalidAgentError",
     "Outcome",
     "ProcessAgent",

@@ -26,8 +26,8 @@ from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 
 from evert.bridge.errors import AgentError, AgentTimeoutError, EnvStateError, EvertError
 from evert.bridge.faces.client import AgentClient, BlockingAgentClient
-from evert.envs.errors import EnvArgumentError
-from evert.envs.gym_env import AgentGymEnv
+from evert.envs.gym.arguments import EnvArgumentError
+from evert.envs.gym.env import AgentGymEnv
 
 Register = Callable[..., EnvSpec]
 Leftovers = Callable[[], dict[str, list[Any]]]

@@ -16,8 +16,8 @@ from evert.bridge.base import default_renderer
 from evert.bridge.rendering import prompt_renderer
 from evert.bridge.tokens import flatten
 from evert.envs import guess_number, identity
-from evert.envs.gym_env import AgentGymEnv
-from evert.envs.registration import GAMES
+from evert.envs.games import games
+from evert.envs.gym.env import AgentGymEnv
 
 HEADINGS = [
     "Action Space",
@@ -50,7 +50,7 @@ def problems_of(doc: str) -> list[str]:
 # -- documentation -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("id", [game.id for game in GAMES])
+@pytest.mark.parametrize("id", [game.id for game in games().values()])
 def test_each_game_is_documented_under_gymnasiums_headings(id: str) -> None:
     env = gymnasium.make(id)
     doc = env.unwrapped.__doc__

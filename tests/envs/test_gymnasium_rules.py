@@ -21,11 +21,11 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 
 from evert.bridge.faces.client import AgentClient
-from evert.envs.gym_env import LEVELS, AgentGymEnv
-from evert.envs.registration import GAMES
-from evert.envs.spaces import AnyText
+from evert.envs.games import games
+from evert.envs.gym.env import LEVELS, AgentGymEnv
+from evert.envs.gym.spaces import AnyText
 
-ALL = list(itertools.product([game.id for game in GAMES], LEVELS))
+ALL = list(itertools.product([game.id for game in games().values()], LEVELS))
 both_levels = pytest.mark.parametrize("level", LEVELS)
 all_envs = pytest.mark.parametrize(("id", "level"), ALL)
 

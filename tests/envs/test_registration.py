@@ -19,8 +19,9 @@ from gymnasium.envs.registration import EnvSpec
 
 from evert.bridge.errors import EvertError, InvalidAgentError, InvalidDatasetError
 from evert.bridge.faces.client import AgentClient, BlockingAgentClient
-from evert.envs.gym_env import AgentGymEnv
-from evert.envs.registration import GAMES, Kept, import_path, kept, register_builtin_envs
+from evert.envs.games import games
+from evert.envs.gym.env import AgentGymEnv
+from evert.envs.gym.registration import Kept, import_path, kept, register_builtin_envs
 
 Register = Callable[..., EnvSpec]
 
@@ -48,7 +49,7 @@ def test_importing_registers_the_games_and_loads_nothing_heavy(imports: str) -> 
         "print(*[id for id in gymnasium.registry if id.startswith('evert/')])\n"
         f"print([name for name in {HEAVY} if name in sys.modules])\n"
     )
-    assert said.splitlines() == [" ".join(game.id for game in GAMES), "[]"]
+    assert said.splitlines() == [" ".join(game.id for game in games().values()), "[]"]
 
 
 def test_importing_evert_does_not_import_gymnasium() -> None:
@@ -97,11 +98,11 @@ def test_registering_the_games_twice_changes_nothing() -> None:
     assert dict(gymnasium.registry) == before
 
 
-@pytest.mark.parametrize("game", GAMES, ids=lambda game: game.id)
+@pytest.mark.parametrize("game", games().values(), ids=lambda game: game.id)
 def test_the_table_of_games_is_true(game: Any) -> None:
     spec = gymnasium.spec(game.id)
-    assert spec.entry_point == "evert.envs.gym_env:AgentGymEnv"
-    assert spec.kwargs == {"agent": game.agent, "tasks": game.tasks}
+    assert spec.entry_point == "evert.envs.gym.env:AgentGymEnv"
+    assert spec.kwargs == {"agent": game.agent, "tasks": game.train_tasks}
     env = gymnasium.make(game.id)
     assert isinstance(env.unwrapped, AgentGymEnv)
     assert env.unwrapped.tasks is not None

@@ -26,11 +26,11 @@ from typing import Any
 import pytest
 from tinker_cookbook.stores.training_store import TrainingRunStore
 
+from evert.envs.games import games
 from evert.trainers import train
 from evert.trainers.engine.engine import embedded_engine
 from evert.trainers.runs import folder as run_folder
 from evert.trainers.runs.folder import RunFolder
-from evert.trainers.runs.settings import RECIPES
 
 SMALL = ["env=identity", "device=cpu", "batch_size=4", "group_size=4", "samples=2"]
 """A run of the shipped base that takes seconds."""
@@ -247,7 +247,7 @@ def test_another_configuration_is_refused_and_nothing_changed(
     assert run(*SMALL, path, "learning_rate=0.5", "batch_size=8") == 1
     message = capsys.readouterr().err
     assert "batch_size: 4 -> 8" in message
-    assert f"learning_rate: {RECIPES['identity']['learning_rate']} -> 0.5" in message
+    assert f"learning_rate: {games()['identity'].recipe['learning_rate']} -> 0.5" in message
     assert "choose another log_path" in message
     assert sorted(finished.folder.path.rglob("*")) == before
 

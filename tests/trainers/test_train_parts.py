@@ -20,6 +20,7 @@ from chz.blueprint import EntrypointHelpException
 from rich.console import Console
 
 from evert.bridge.base import BASE_MODEL
+from evert.envs.games import games
 from evert.trainers import cli
 from evert.trainers.evaluation.held_out import Sample, sample_records, samples_markdown
 from evert.trainers.reporting.figures.curves import draw_curves, draw_games
@@ -41,7 +42,6 @@ from evert.trainers.runs.folder import (
 )
 from evert.trainers.runs.progress import Lines, display
 from evert.trainers.runs.settings import (
-    RECIPES,
     RecipeError,
     TrainSettings,
     check_settings,
@@ -63,7 +63,7 @@ def settings(**values: Any) -> TrainSettings:
 # -- settings ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("env", RECIPES)
+@pytest.mark.parametrize("env", games())
 def test_every_recipe_is_complete_and_its_paths_lead_somewhere(env: str) -> None:
     chosen = parse([f"env={env}"])
     check_settings(chosen)
@@ -76,7 +76,7 @@ def test_the_command_line_overrides_every_value_of_a_recipe() -> None:
     chosen = parse(given)
     assert (chosen.steps, chosen.batch_size, chosen.learning_rate) == (3, 2, 0.5)
     assert chosen.loss_fn == "ppo"
-    assert chosen.max_tokens == RECIPES["identity"]["max_tokens"]
+    assert chosen.max_tokens == games()["identity"].recipe["max_tokens"]
 
 
 def test_a_game_may_be_written_with_a_hyphen() -> None:
@@ -94,7 +94,7 @@ def test_a_game_and_an_agent_at_once_are_refused() -> None:
 
 
 def test_no_agent_at_all_is_refused_with_both_ways_to_name_one() -> None:
-    with pytest.raises(RecipeError, match=r"env= with one of identity.*agent=package\.module"):
+    with pytest.raises(RecipeError, match=r"env= with one of .*identity.*agent=package\.module"):
         parse([])
 
 

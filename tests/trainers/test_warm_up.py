@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from evert.bridge.base import base_tokenizer, default_renderer
+from evert.envs.games import games
 from evert.trainers import train
 from evert.trainers.engine.engine import embedded_engine
 from evert.trainers.runs.demonstrations import (
@@ -24,7 +25,7 @@ from evert.trainers.runs.demonstrations import (
     load_demonstrations,
 )
 from evert.trainers.runs.folder import RunFolder
-from evert.trainers.runs.settings import RECIPES, TrainSettings, choose_recipe
+from evert.trainers.runs.settings import TrainSettings, choose_recipe
 from evert.trainers.runs.warm_up import FOLDER, warm_up, warm_up_config
 
 HELLO = [{"role": "user", "content": "Hi!"}, {"role": "assistant", "content": "Hello."}]
@@ -52,7 +53,8 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def settings(tmp_path: Path, **other: Any) -> TrainSettings:
     values: dict[str, Any] = {
-        **RECIPES["identity"], "env": "identity", "batch_size": 2, "group_size": 2, "samples": 1,
+        **games()["identity"].settings(), "env": "identity",
+        "batch_size": 2, "group_size": 2, "samples": 1,
         "test_group_size": 1, "steps": 1, "eval_every": 0, "device": "cpu", "warm_up_batch": 3,
         "warm_up_steps": 2, "demonstrations": "warm_up_games:greetings",
         "log_path": str(tmp_path / "run"),

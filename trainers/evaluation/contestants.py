@@ -25,10 +25,11 @@ from evert.bridge.errors import EvertError
 from evert.bridge.group import load_agent
 from evert.bridge.models import RemoteModel
 from evert.bridge.rendering import prompt_renderer
+from evert.envs.games import find_game
 from evert.trainers.evaluation.settings import EvaluateSettings
 from evert.trainers.runs.engine_choice import choose_engine, running_engine
 from evert.trainers.runs.folder import CHECKPOINTS, read_jsonl, recorded_settings
-from evert.trainers.runs.settings import PLAYERS, TrainSettings, renderer_of
+from evert.trainers.runs.settings import TrainSettings, renderer_of
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers import Renderer
@@ -245,7 +246,8 @@ def find(name: str, settings: EvaluateSettings) -> Contestant:
     Raises:
         ContestantError: There is none.
     """
-    players = PLAYERS.get(settings.env, {})
+    game = find_game(settings.env)
+    players = game.players if game else {}
     if name in players:
         return PlayerContestant(name, settings.run_of(""), players[name])
     if name.startswith(ENDPOINT):

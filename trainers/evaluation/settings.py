@@ -5,9 +5,8 @@ from typing import Any, Literal
 
 import chz
 
+from evert.envs.games import find_game, games
 from evert.trainers.runs.settings import (
-    RECIPES,
-    SEARCHING,
     RecipeError,
     TrainSettings,
     choose_recipe,
@@ -22,7 +21,7 @@ class EvaluateSettings:
     env: str = chz.field(
         default="",
         munger=lambda _, name: game_name(name),
-        doc=f"game: {', '.join(RECIPES)}; or give agent=",
+        doc=f"game: {', '.join(games())}; or give agent=",
     )
     agent: str = chz.field(default="", doc="your agent's import path, 'package.module:function'")
     train_tasks: str = chz.field(default="", doc="with agent=: import path of tasks trained on")
@@ -61,7 +60,7 @@ class EvaluateSettings:
             raise RecipeError(f"Got both env={self.env} and agent={self.agent}; expected one.")
         if not self.env and not (self.agent and (self.train_tasks or self.test_tasks)):
             raise RecipeError(
-                f"No tasks to evaluate on. Pass env= with one of {', '.join(RECIPES)}, or an agent "
+                f"No tasks to evaluate on. Pass env= with one of {', '.join(games())}, or an agent "
                 "of your own: agent=package.module:function test_tasks=package.module:TASKS."
             )
 
@@ -97,12 +96,14 @@ class EvaluateSettings:
         """
         if not self.search:
             return run.agent
-        if run.agent not in SEARCHING:
+        played = [game for game in (find_game(self.env), *games().values()) if game is not None]
+        twins = dict(twin for game in played for twin in game.searching.items())
+        if run.agent not in twins:
             raise RecipeError(
                 f"search=True: {run.agent} has no twin with a search tool. Leave search out, or "
                 "pass an agent of your own that searches."
             )
-        return SEARCHING[run.agent]
+        return twins[run.agent]
 
     def tasks(self) -> dict[str, Sequence[Any]]:
         """The tasks to play, by split.
@@ -112,10 +113,10 @@ class EvaluateSettings:
         """
         from evert.bridge.dataset import load_tasks
 
-        recipe = RECIPES.get(self.env, {})
+        game = find_game(self.env)
         paths = {
-            "train": recipe.get("train_tasks", self.train_tasks),
-            "test": recipe.get("test_tasks", self.test_tasks),
+            "train": game.train_tasks if game else self.train_tasks,
+            "test": game.test_tasks if game else self.test_tasks,
         }
         wanted = ("train", "test") if self.split == "all" else (self.split,)
         return {

@@ -1,10 +1,10 @@
-"""What a training run is: the table of games, and the settings of a run.
+"""What a training run is: the settings of a run, over the recipe of its game.
 
-In order: ``RECIPES`` (edit here), ``TrainSettings`` (every value of a run, one a command-line
-key), ``choose_recipe`` (which preset the command line asks for), and ``cookbook_config`` (the
-settings as the Tinker Cookbook's ``rl.train.Config``).
+In order: ``TrainSettings`` (every value of a run, one a command-line key), ``choose_recipe`` (which
+preset the command line asks for), and ``cookbook_config`` (the settings as the Tinker Cookbook's
+``rl.train.Config``).
 
-A recipe is a set of defaults and nothing more: it is laid under the command line, so each value
+A recipe stands with its game (``evert.envs.games``). It is a set of defaults and nothing more: it is laid under the command line, so each value
 can be overridden there, and ``env=identity --help`` shows what the recipe chose.
 """
 
@@ -19,6 +19,7 @@ import chz
 
 from evert.bridge.base import BASE_MODEL, BASE_RENDERER, BASES
 from evert.bridge.errors import EvertError
+from evert.envs.games import find_game, games
 
 if TYPE_CHECKING:
     from tinker_cookbook.rl.train import Config
@@ -31,86 +32,6 @@ class RecipeError(EvertError, ValueError):
     """The settings do not describe a run: an unknown game, a value missing, or two at odds."""
 
 
-RECIPES: Mapping[str, Mapping[str, Any]] = {
-    "identity": {
-        "agent": "evert.envs.identity:identity_agent",
-        "train_tasks": "evert.envs.identity:TRAIN_TASKS",
-        "test_tasks": "evert.envs.identity:TEST_TASKS",
-        "steps": 30,
-        "batch_size": 32,
-        "group_size": 8,
-        "learning_rate": 3e-4,
-        "max_tokens": 16,
-        "test_group_size": 4,
-        "eval_every": 10,
-        "save_every": 10,
-    },
-    "guess_number": {
-        "agent": "evert.envs.guess_number:guess_number_agent",
-        "train_tasks": "evert.envs.guess_number:TRAIN_TASKS",
-        "test_tasks": "evert.envs.guess_number:TEST_TASKS",
-        "steps": 40,
-        "batch_size": 32,
-        "group_size": 8,
-        "learning_rate": 1e-3,
-        "max_tokens": 16,
-        "eval_every": 10,
-        "save_every": 10,
-    },
-    "twenty_questions": {
-        "agent": "evert.envs.twenty_questions.player:short_twenty_questions_agent",
-        "train_tasks": "evert.envs.twenty_questions.player:TRAIN_TASKS",
-        "test_tasks": "evert.envs.twenty_questions.player:TEST_TASKS",
-        "model_name": "evert-tiny-20q",
-        "demonstrations": "evert.envs.twenty_questions.demonstrations:demonstrations",
-        # An adapter of low rank has no room to unlearn the nouns that training does not show.
-        "full_parameter": False,
-        "lora_rank": 4,
-        "warm_up_steps": 15,
-        "warm_up_batch": 32,
-        "warm_up_learning_rate": 2e-3,
-        "steps": 30,
-        "batch_size": 32,
-        "group_size": 8,
-        "learning_rate": 4e-3,
-        "max_tokens": 24,
-        "test_group_size": 4,
-        "eval_every": 10,
-        "save_every": 10,
-    },
-}
-"""Game -> its defaults, by the names of ``TrainSettings``; they fit the tiny bases."""
-
-FULL_SIZE: Mapping[str, Mapping[str, Any]] = {
-    "twenty_questions": {
-        "agent": "evert.envs.twenty_questions.player:twenty_questions_agent",
-        "full_parameter": None,
-        "lora_rank": 32,
-        "demonstrations": "",
-        "warm_up_steps": 0,
-        "steps": 60,
-        "learning_rate": 4e-5,
-        "max_tokens": 256,
-    },
-}
-"""Game -> what of its recipe is otherwise for a model that is none of the tiny bases."""
-
-PLAYERS: Mapping[str, Mapping[str, str]] = {
-    "twenty_questions": {
-        "random": "evert.envs.twenty_questions.baselines:random_agent",
-        "oracle": "evert.envs.twenty_questions.baselines:oracle_agent",
-    },
-}
-"""Game -> its players without a model: import paths of functions from a seed to an agent."""
-
-SEARCHING: Mapping[str, str] = {
-    f"evert.envs.twenty_questions.player:{style}twenty_questions_agent": (
-        f"evert.envs.twenty_questions.player:searching_{style}twenty_questions_agent"
-    )
-    for style in ("", "short_")
-}
-"""Agent -> the same one with a search tool."""
-
 
 @chz.chz
 class TrainSettings:
@@ -119,7 +40,7 @@ class TrainSettings:
     env: str = chz.field(
         default="",
         munger=lambda _, name: game_name(name),
-        doc=f"game: {', '.join(RECIPES)}; or give agent=",
+        doc=f"game: {', '.join(games())}; or give agent=",
     )
     agent: str = chz.field(default="", doc="your agent's import path, 'package.module:function'")
     train_tasks: str = chz.field(default="", doc="import path of a sequence of tasks to train on")
@@ -198,7 +119,7 @@ class TrainSettings:
     def _agent(self) -> None:
         if not self.agent or not self.train_tasks:
             raise RecipeError(
-                f"No agent to train. Pass env= with one of {', '.join(RECIPES)}, or an agent of "
+                f"No agent to train. Pass env= with one of {', '.join(games())}, or an agent of "
                 "your own: agent=package.module:function train_tasks=package.module:TASKS."
             )
 
@@ -224,8 +145,9 @@ RESUMABLE = frozenset(
 
 
 def game_name(text: str) -> str:
-    """A game's name as the table has it: ``guess-number`` will do."""
-    return text.replace("-", "_").lower()
+    """A game's name as it is written: ``guess-number`` will do for one of evert's own."""
+    name = text.replace("-", "_")
+    return name.lower() if name.lower() in games() else name
 
 
 def choose_recipe(given: Mapping[str, object]) -> tuple[str, Mapping[str, Any]]:
@@ -237,6 +159,7 @@ def choose_recipe(given: Mapping[str, object]) -> tuple[str, Mapping[str, Any]]:
 
     Raises:
         RecipeError: There is no such game, or both a game and an agent are named.
+        GameError: A module was named that is no game.
     """
     env = str(given.get("env") or "")
     if not env:
@@ -246,17 +169,19 @@ def choose_recipe(given: Mapping[str, object]) -> tuple[str, Mapping[str, Any]]:
             f"Got both env={env} and agent={given['agent']}; expected one of them. Leave env= out "
             "to train your own agent."
         )
-    found = game_name(env)
-    if found not in RECIPES:
-        near = difflib.get_close_matches(found, RECIPES, n=1, cutoff=0.4)
+    game = find_game(env)
+    if game is None:
+        near = difflib.get_close_matches(game_name(env), games(), n=1, cutoff=0.4)
         hint = f" Did you mean env={near[0]}?" if near else ""
         raise RecipeError(
-            f"There is no game {env!r}.{hint} Games: {', '.join(RECIPES)}. To train an agent of "
-            "your own: agent=package.module:function train_tasks=package.module:TASKS."
+            f"There is no game {env!r}.{hint} Games: {', '.join(games())}, or a module of yours "
+            "that has a GAME: env=my_package.my_game. To train an agent that is none: "
+            "agent=package.module:function train_tasks=package.module:TASKS."
         )
     model = str(given.get("model_name") or "")
-    other = FULL_SIZE.get(found, {}) if model and model not in BASES else {}
-    return f"recipe {found}", {**RECIPES[found], **other, "env": found}
+    name = game_name(env)
+    settings = game.settings(full_size=bool(model) and model not in BASES)
+    return f"recipe {name}", {**settings, "env": name}
 
 
 def check_settings(settings: TrainSettings) -> None:

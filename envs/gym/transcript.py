@@ -8,10 +8,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from evert.envs.spaces import text_of
+from evert.envs.gym.spaces import text_of
 
 if TYPE_CHECKING:
-    from evert.envs.episode import Moment
+    from evert.envs.gym.episode import Moment
 
 _STYLES = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "magenta"}
 

@@ -10,7 +10,6 @@ JSON and pickle; anything else is kept as it is, in a ``Kept``.
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 
 import gymnasium
@@ -19,48 +18,19 @@ from gymnasium.envs.registration import ENV_ID_RE, EnvSpec
 
 from evert.bridge.agent import NO_TASK, Agent, agent_name, inspect_agent
 from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
+from evert.envs.games import games
 
 if TYPE_CHECKING:
     from evert.bridge.env import EnvOptions
 
-ENTRY_POINT = "evert.envs.gym_env:AgentGymEnv"
-
-
-@dataclass(frozen=True, slots=True)
-class Game:
-    """A row of the table: an id, and the import paths of an agent and its tasks."""
-
-    id: str
-    agent: str
-    tasks: str
-
-
-GAMES = (
-    Game(
-        "evert/Identity-v0",
-        "evert.envs.identity:identity_agent",
-        "evert.envs.identity:TRAIN_TASKS",
-    ),
-    Game(
-        "evert/GuessNumber-v0",
-        "evert.envs.guess_number:guess_number_agent",
-        "evert.envs.guess_number:TRAIN_TASKS",
-    ),
-    Game(
-        "evert/TwentyQuestions-v0",
-        "evert.envs.twenty_questions.player:twenty_questions_agent",
-        "evert.envs.twenty_questions.player:TRAIN_TASKS",
-    ),
-)
-"""Every game that ships with evert, with its training tasks (``make(id, tasks=...)`` takes
-others)."""
+ENTRY_POINT = "evert.envs.gym.env:AgentGymEnv"
 
 
 def register_builtin_envs() -> None:
-    """Register the games; those that are registered already are left alone."""
-    for game in GAMES:
+    """Register the games with their training tasks; those that are registered are left alone."""
+    for game in games().values():
         if game.id not in gymnasium.registry:
-            register_agent(game.id, game.agent, game.tasks)
+            register_agent(game.id, game.agent, game.train_tasks)
 
 
 def register_agent(

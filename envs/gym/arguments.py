@@ -1,4 +1,8 @@
-"""The arguments of an environment, checked: each mistake is named, with what was expected."""
+"""The arguments of an environment, checked: each mistake is named, with what was expected.
+
+Actions and the order of calls have errors of Gymnasium's own (``gymnasium.error.InvalidAction``,
+``ResetNeeded``, ``RegistrationError``), which is what users of Gymnasium catch.
+"""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -10,8 +14,12 @@ from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
 from evert.bridge.dataset import load_tasks
 from evert.bridge.env import EnvOptions
-from evert.envs.errors import EnvArgumentError
-from evert.envs.registration import check_tasks, unwrap
+from evert.bridge.errors import EvertError
+from evert.envs.gym.registration import check_tasks, unwrap
+
+
+class EnvArgumentError(EvertError, ValueError):
+    """An argument of an environment, or of its ``reset``, has no such value or name."""
 
 
 def require_one_of(name: str, value: object, values: Sequence[object]) -> None:

@@ -18,18 +18,18 @@ from evert.bridge.agent import NO_TASK, Agent, inspect_agent
 from evert.bridge.env import ChatAgentEnv, EnvOptions
 from evert.bridge.group import load_agent
 from evert.bridge.rendering import prompt_renderer
-from evert.envs.arguments import (
+from evert.envs.gym.arguments import (
+    EnvArgumentError,
     is_same_task,
     read_options,
     read_tasks,
     require_known,
     require_one_of,
 )
-from evert.envs.episode import Episode, Moment
-from evert.envs.errors import EnvArgumentError
-from evert.envs.loop import LoopThread, acquire, keep_from_collector, release
-from evert.envs.registration import unwrap
-from evert.envs.spaces import (
+from evert.envs.gym.episode import Episode, Moment
+from evert.envs.gym.loop import LoopThread, acquire, keep_from_collector, release
+from evert.envs.gym.registration import unwrap
+from evert.envs.gym.spaces import (
     AnyText,
     message_space,
     observed,
@@ -37,7 +37,7 @@ from evert.envs.spaces import (
     token_action,
     token_space,
 )
-from evert.envs.transcript import Screen, transcript
+from evert.envs.gym.transcript import Screen, transcript
 
 Level = Literal["messages", "tokens"]
 LEVELS: tuple[Level, ...] = ("messages", "tokens")

@@ -1,0 +1,136 @@
+"""The games, found where they stand: one file or folder beside this one, with a ``GAME`` in it.
+
+    GAME = Game(
+        "my/Parity-v0",                         what gymnasium.make calls it
+        agent="my_game:parity_agent",
+        train_tasks="my_game:TRAIN_TASKS",
+        test_tasks="my_game:TEST_TASKS",
+        recipe={"steps": 30, "max_tokens": 8},  what evert train env=my_game does
+    )
+
+``games`` looks through this folder, so that adding a game touches nothing else; ``find_game`` also
+finds a game of a user's own, in a package or in a file of the current folder.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+from evert.bridge.errors import EvertError
+
+
+class GameError(EvertError, ValueError):
+    """A module that should be a game has no ``GAME``, a wrong one, or cannot be imported."""
+
+
+@dataclass(frozen=True)
+class Game:
+    """A game: who plays it, with which tasks, and how a model is trained on it. Data, no code.
+
+    Attributes:
+        id: Gymnasium's id, '[namespace/]Name-v0'.
+        agent: Import path of the agent, 'package.module:function'.
+        train_tasks: Import path of the tasks to train on.
+        test_tasks: Import path of the held-out tasks; "" for none.
+        recipe: Defaults of a training run that fit the shipped bases, by the names that ``evert
+            train --help`` lists.
+        full_size: What of the recipe is otherwise for a model that is none of the shipped bases.
+        players: Players without a model, by name: import paths of functions from a seed to an
+            agent.
+        searching: Agents that have a twin with a search tool: import path -> the twin's.
+    """
+
+    id: str
+    agent: str
+    train_tasks: str
+    test_tasks: str = ""
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    full_size: Mapping[str, Any] = field(default_factory=dict)
+    players: Mapping[str, str] = field(default_factory=dict)
+    searching: Mapping[str, str] = field(default_factory=dict)
+
+    def settings(self, *, full_size: bool = False) -> dict[str, Any]:
+        """The settings of a training run: agent, tasks and recipe.
+
+        Args:
+            full_size: Whether the model is none of the shipped bases.
+        """
+        paths = {name: getattr(self, name) for name in ("agent", "train_tasks", "test_tasks")}
+        return {**paths, **self.recipe, **(self.full_size if full_size else {})}
+
+
+@cache
+def games() -> Mapping[str, Game]:
+    """The games that stand in this folder, by the names of their files.
+
+    Raises:
+        GameError: A ``GAME`` is no ``Game``, or two have the same id.
+    """
+    found = dict[str, Game]()
+    for entry in sorted(pkgutil.iter_modules([str(Path(__file__).parent)])):
+        module = importlib.import_module(f"{__package__}.{entry.name}")
+        if not hasattr(module, "GAME"):
+            continue
+        game = game_of(module)
+        twin = next((name for name, other in found.items() if other.id == game.id), None)
+        if twin is not None:
+            raise GameError(
+                f"The games {twin} and {entry.name} have one id, {game.id!r}. Give one of them "
+                "another name, or the next version."
+            )
+        found[entry.name] = game
+    return MappingProxyType(found)
+
+
+def find_game(name: str) -> Game | None:
+    """The game of a name: one of ``games``, or that of a user's module ('package.module').
+
+    Args:
+        name: A hyphen is as good as an underscore, and capitals do not matter in evert's own.
+
+    Returns:
+        None if there is neither such a game nor such a module.
+
+    Raises:
+        GameError: There is such a module, but it is no game or cannot be imported.
+    """
+    name = name.replace("-", "_")
+    if own := games().get(name.lower()):
+        return own
+    if not all(part.isidentifier() for part in name.split(".")):
+        return None
+    try:
+        return game_of(importlib.import_module(name))
+    except ModuleNotFoundError as error:
+        if error.name and f"{name}.".startswith(f"{error.name}."):
+            return None
+        raise GameError(_unimportable(name, error)) from error
+    except GameError:
+        raise
+    except Exception as error:
+        raise GameError(_unimportable(name, error)) from error
+
+
+def game_of(module: ModuleType) -> Game:
+    """The ``GAME`` of a module.
+
+    Raises:
+        GameError: It has none, or it is no ``Game``.
+    """
+    game = getattr(module, "GAME", None)
+    if not isinstance(game, Game):
+        given = "it has no GAME" if game is None else f"its GAME is a {type(game).__name__}"
+        raise GameError(
+            f"The module {module.__name__} ({getattr(module, '__file__', None)}) is no game: "
+            f"{given}; expected GAME = evert.Game(id, agent, train_tasks, ...) in it."
+        )
+    return game
+
+
+def _unimportable(name: str, error: Exception) -> str:
+    return f"The game {name} cannot be imported: {type(error).__name__}: {error}. Mend its module."
