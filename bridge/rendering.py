@@ -20,8 +20,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
+from types import SimpleNamespace
 from typing import Any
 
+import tokenizers  # type: ignore[import-untyped]
 from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import (
@@ -83,6 +85,20 @@ class _LiteralTokenizer:
         return tuple(self._tokenizer.encode(text, **options))
 
 
+class _LiteralBackend(_LiteralTokenizer):
+    """The same for a ``tokenizers.Tokenizer``, which answers with an object that has ``ids``.
+
+    Since 0.6 the Cookbook's renderers of Qwen3 encode contents with one of their own.
+    """
+
+    def encode(self, text: str, **options: Any) -> Any:
+        """An object with the token ids of ``text`` as ``ids``."""
+        return SimpleNamespace(ids=super().encode(text, **options))
+
+    def _encode_anew(self, text: str, **options: Any) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, **options).ids)
+
+
 class PromptRenderer:
     """One renderer, made safe to share among Envs and threads.
 
@@ -104,6 +120,9 @@ class PromptRenderer:
         )
         self.renderer = renderer
         self._renderer = _with_tokenizer(renderer, _LiteralTokenizer(tokenizer, self._special))
+        for name, value in vars(renderer).items():
+            if isinstance(value, tokenizers.Tokenizer):
+                setattr(self._renderer, name, _LiteralBackend(value, self._special))
         self._lock = threading.Lock()
         self._suffixes: dict[str | None, list[int]] = {}
         self.stop: StopCondition = renderer.get_stop_sequences()

@@ -12,6 +12,7 @@ import functools
 import itertools
 import math
 import multiprocessing
+import os
 import pickle
 import sys
 from collections.abc import Callable, Sequence
@@ -407,7 +408,7 @@ async def test_a_builder_rolls_out_in_a_spawned_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "evert_test_elsewhere.py").write_text(ELSEWHERE)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     import evert_test_elsewhere as elsewhere  # type: ignore[import-not-found]
 
