@@ -8,6 +8,11 @@ The commands, each a page that reads from top to bottom and a module that runs o
     sweep.py      ``evert sweep``: a search over settings
     report.py     ``evert report``: runs as a page
 
+What they share:
+
+    command.py    running a command: help, errors in a line, Ctrl-C
+    arguments.py  reading what it was given: ``key=value``, or values from Python
+
 The rooms:
 
     engine/       the in-process engine: Tinker's clients without a service

@@ -1,0 +1,314 @@
+"""What all commands share.
+
+1. Whatever was typed, a line names the setting, what it got and what it takes; no traceback.
+2. Ctrl-C and SIGTERM stop a command, which cleans up; a second one ends it at once and quietly.
+3. Help is readable: a line a setting, with its value and where it is from.
+4. A coroutine runs to its end in a script and in a notebook.
+"""
+
+import asyncio
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import chz
+import pytest
+
+from evert.bridge.errors import AgentError, EvertError
+from evert.trainers.arguments import UsageError, read_pairs, read_settings, settings_help
+from evert.trainers.command import INTERRUPTED, run_async, run_command
+
+
+@chz.chz
+class Inner:
+    """A part of the settings."""
+
+    depth: int
+    width: int = 3
+
+
+@chz.chz
+class Settings:
+    """Of a command that is none."""
+
+    env: str = chz.field(default="", doc="game")
+    steps: int = chz.field(default=3, doc="how many")
+    rate: float = chz.field(default=1e-4, doc="how fast")
+    loss: Literal["ppo", "cispo"] = chz.field(default="ppo", doc="which")
+    threads: int | None = chz.field(default=None, doc="on how many")
+    words: tuple[str, ...] = chz.field(default=("a", "b"), doc="some")
+    loud: bool = chz.field(default=False, doc="whether it is heard far beyond the end of " * 3)
+    inner: Inner | None = chz.field(default=None, doc="a part")
+
+
+def usage(arguments: list[str]) -> str:
+    return "what there is to say about " + " ".join(arguments)
+
+
+# -- 1. what was typed ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("identity", "Got 'identity'; settings are given as key=value. Did you mean env=identity?"),
+        ("--steps", "Got '--steps'; settings are given as key=value. Did you mean steps=...?"),
+        ("--steps=5", "Did you mean steps=5?"),
+        ("--what", "There are: env, steps, rate"),
+        ("stepz=5", "There is no setting 'stepz' (got 'stepz=5'). Did you mean 'steps'?"),
+        ("xyz=5", "There is no setting 'xyz' (got 'xyz=5'). There are: env, steps, rate"),
+        ("=5", "There is no setting ''"),
+    ],
+)
+def test_what_is_no_setting_is_told_with_what_was_meant(argument: str, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        read_pairs([argument], chz.chz_fields(Settings), "env")
+    assert said in str(refused.value)
+
+
+def test_pairs_keep_what_follows_the_first_equals_sign_and_the_last_of_a_key() -> None:
+    pairs = read_pairs(["env=a=b", "steps=1", "steps=2", "inner.depth=1"], chz.chz_fields(Settings))
+    assert pairs == {"env": "a=b", "steps": "2", "inner.depth": "1"}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"rate": "fast"}, "rate takes a number, got 'fast'."),
+        ({"steps": "many"}, "steps takes a whole number, got 'many'."),
+        ({"steps": 2.5}, "steps takes a whole number, got 2.5."),
+        ({"threads": "x"}, "threads takes a whole number or None, got 'x'."),
+        ({"loss": "mse"}, "loss takes ppo or cispo, got 'mse'."),
+        ({"loud": "maybe"}, "loud takes True or False, got 'maybe'."),
+        ({"words": 3}, "words takes a text, or several with commas between, got 3."),
+        ({"rate": "nan"}, "rate takes a finite number, got nan."),
+        ({"rate": float("inf")}, "rate takes a finite number, got inf."),
+        ({"inner.depth": "deep"}, "inner.depth takes a whole number, got 'deep'."),
+        ({"inner.width": "1"}, "inner.depth must be given, too"),
+        ({"inner.wide": "1"}, "There is no setting 'inner.wide' in inner. Did you mean 'width'?"),
+    ],
+)
+def test_a_wrong_value_is_told_with_its_setting_and_what_that_takes(
+    given: Mapping[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        read_settings(Settings, given)
+    assert said in str(refused.value)
+
+
+def test_messages_name_a_setting_as_it_was_typed() -> None:
+    with pytest.raises(UsageError, match=r"^part\.depth takes a whole number, got 'x'\.$"):
+        read_settings(Inner, {"depth": "x"}, prefix="part.")
+
+
+def test_texts_and_values_are_read_over_the_presets() -> None:
+    presets = {"recipe": {"steps": 5, "rate": 0.5}}
+    read = read_settings(Settings, {"rate": "1e-2", "words": "x,y", "threads": 2}, presets)
+    assert (read.steps, read.rate, read.words, read.threads) == (5, 0.01, ("x", "y"), 2)
+
+
+def fails(error: BaseException) -> Any:
+    def body(arguments: list[str]) -> None:
+        raise error
+
+    return body
+
+
+def test_an_error_is_a_line_with_its_notes_and_no_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    error = UsageError("It is wrong.")
+    error.add_note("To go on: do that")
+    assert run_command(fails(error), [], usage) == 1
+    assert capsys.readouterr() == ("", "error: It is wrong.\nTo go on: do that\n")
+
+
+def test_an_agents_own_error_is_shown_where_it_happened(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    error = AgentError("my_agent raised KeyError.")
+    error.__cause__ = KeyError("the mistake")
+    assert run_command(fails(error), [], usage) == 1
+    assert "KeyError: 'the mistake'\nerror: my_agent raised" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "here/metrics.jsonl")
+    full.add_note("To go on: do that")
+    assert run_command(fails(full), [], usage) == 1
+    shown = capsys.readouterr().err
+    assert "here/metrics.jsonl cannot be written to: No space left on device." in shown
+    assert shown.endswith("To go on: do that\n")
+
+
+def test_an_error_nobody_foresaw_keeps_its_traceback() -> None:
+    for unforeseen in (ZeroDivisionError(), FileNotFoundError(errno.ENOENT, "gone")):
+        with pytest.raises(type(unforeseen)):
+            run_command(fails(unforeseen), [], usage)
+
+
+def test_a_command_ends_with_its_own_status_and_finds_modules_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.chdir(tmp_path)
+    assert run_command(lambda arguments: len(arguments), ["a", "b"], usage) == 2
+    assert run_command(lambda arguments: None, [], usage) == 0
+    assert str(tmp_path) in sys.path
+
+
+# -- 2. Ctrl-C -----------------------------------------------------------------------------------
+
+STUBBORN = """
+import asyncio, sys, time
+from evert.trainers.command import run_async, run_command
+
+def say(text):
+    print(text, flush=True)
+
+async def waits():
+    try:
+        say("begun")
+        await asyncio.sleep(60)
+    finally:
+        say("saving")
+        await asyncio.sleep(float(sys.argv[1]))
+        say("saved")
+
+def body(arguments):
+    try:
+        run_async(waits())
+    except KeyboardInterrupt as stopped:
+        stopped.add_note("To go on: again")
+        raise
+
+sys.exit(run_command(body, [], lambda arguments: ""))
+"""
+
+
+def stubborn(seconds: float) -> "subprocess.Popen[str]":
+    """A command that takes this long to clean up, in a process of its own."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUBBORN, str(seconds)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_a_command_which_cleans_up(number: signal.Signals) -> None:
+    with stubborn(0.01) as process:
+        process.send_signal(number)
+        shown, errors = process.communicate(timeout=30)
+    assert process.returncode == INTERRUPTED
+    assert (shown, errors) == ("saving\nsaved\n\nTo go on: again\n", "")
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_it_at_once_and_quietly(second: signal.Signals) -> None:
+    with stubborn(600) as process:
+        process.send_signal(signal.SIGINT)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "saving\n"
+        process.send_signal(second)
+        shown, errors = process.communicate(timeout=30)
+    assert process.returncode == INTERRUPTED
+    assert (shown, errors) == ("", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_without_a_loop_is_stopped_too(
+    number: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+
+    def body(arguments: list[str]) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.raise_signal(number)
+
+    try:
+        assert run_command(body, [], usage) == INTERRUPTED
+    finally:
+        signal.signal(signal.SIGINT, before[1])
+    assert signal.getsignal(signal.SIGTERM) == before[0]
+    assert capsys.readouterr() == ("\nInterrupted.\n", "")
+
+
+# -- 3. help -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["--help", "-h", "help"])
+def test_help_is_shown_wherever_it_is_asked_for(
+    word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(fails(AssertionError()), ["a=1", word], usage) == 0
+    assert capsys.readouterr().out == "what there is to say about a=1\n"
+
+
+def test_help_has_a_line_a_setting_with_its_value_and_where_it_is_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "90")
+    presets = {"recipe identity": {"steps": 30, "env": "a-name-that-is-far-too-long-to-fit"}}
+    lines = settings_help(Settings, {"rate": "0.5"}, presets).splitlines()
+    pad = " " * 37
+    assert lines[0] == "  env=a-name-that-is-far-too-long-to-fit"
+    assert lines[1] == f"  {pad}game (from recipe identity)"
+    assert lines[2] == "  steps=30" + " " * 29 + "how many (from recipe identity)"
+    assert lines[3].endswith("how fast (from given)")
+    assert "  words=a,b " in lines[6]
+    assert all(len(line) <= 90 for line in lines)
+
+
+# -- 4. coroutines -------------------------------------------------------------------------------
+
+
+async def thread_name() -> str:
+    await asyncio.sleep(0)
+    return threading.current_thread().name
+
+
+async def refuses() -> None:
+    raise EvertError("no")
+
+
+def test_a_coroutine_runs_in_this_thread_where_no_loop_is_running() -> None:
+    assert run_async(thread_name()) == threading.current_thread().name
+    with pytest.raises(EvertError, match="no"):
+        run_async(refuses())
+
+
+async def test_a_coroutine_runs_in_a_notebook_too() -> None:
+    assert run_async(thread_name()).startswith("evert")
+    with pytest.raises(EvertError, match="no"):
+        run_async(refuses())
+
+
+async def test_an_interrupted_notebook_waits_until_it_is_cleaned_up() -> None:
+    cleaned: list[bool] = []
+
+    async def waits() -> None:
+        try:
+            # Not at once: the main thread is still busy with starting this one.
+            threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.01)
+            cleaned.append(True)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_async(waits())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert cleaned == [True]

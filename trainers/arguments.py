@@ -1,0 +1,212 @@
+"""Reading what a command was given: ``key=value``, or values from Python.
+
+    read_pairs      arguments as a mapping of keys to texts
+    read_settings   such a mapping as an object of a chz class
+    settings_help   the settings of a chz class, a line each
+
+Every message names the setting, what it got and what it takes.
+"""
+
+import difflib
+import math
+import re
+import shutil
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+import chz
+from chz.blueprint import (
+    Castable,
+    ConstructionException,
+    ExtraneousBlueprintArg,
+    InvalidBlueprintArg,
+    MissingBlueprintArg,
+)
+
+from evert.bridge.errors import EvertError
+
+_REFUSALS = (
+    ConstructionException,
+    ExtraneousBlueprintArg,
+    InvalidBlueprintArg,
+    MissingBlueprintArg,
+)
+
+T = TypeVar("T")
+
+
+class UsageError(EvertError, ValueError):
+    """What was given is no setting of the command, or no value that the setting takes."""
+
+
+def read_pairs(arguments: Sequence[str], known: Collection[str], bare: str = "") -> dict[str, str]:
+    """Arguments ``key=value`` as a mapping; of a key given twice, the last counts.
+
+    Args:
+        arguments: Of the command, without those that ask for help.
+        known: The keys there are; of ``a.b=1`` the ``a`` must be among them.
+        bare: The key that a bare word is most likely meant for, for the message; '' for none.
+
+    Raises:
+        UsageError: A bare word, a flag, or a key that there is not.
+    """
+    given: dict[str, str] = {}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if not equals or key.startswith("-"):
+            raise UsageError(_no_pair(argument, known, bare))
+        if key.partition(".")[0] not in known:
+            raise UsageError(f"There is no setting {key!r} (got {argument!r}).{_near(key, known)}")
+        given[key] = value
+    return given
+
+
+def _no_pair(argument: str, known: Collection[str], bare: str) -> str:
+    key, _, value = argument.lstrip("-").replace("-", "_").partition("=")
+    said = f"Got {argument!r}; settings are given as key=value."
+    if not argument.startswith("-"):
+        return f"{said} Did you mean {bare}={argument}?" if bare else said + _more(known)
+    return f"{said} Did you mean {key}={value or '...'}?" if key in known else said + _more(known)
+
+
+def _near(key: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(key, known, n=1)
+    return f" Did you mean {near[0]!r}?" if near else _more(known)
+
+
+def _more(known: Collection[str]) -> str:
+    there = textwrap.shorten(", ".join(known), 200, placeholder=" ...")
+    return f" There are: {there}. --help says what they are."
+
+
+def read_settings(
+    kind: Callable[..., T],
+    given: Mapping[str, Any],
+    presets: Mapping[str, Mapping[str, Any]] | None = None,
+    prefix: str = "",
+) -> T:
+    """Settings as an object of a chz class.
+
+    Args:
+        kind: The class.
+        given: What was typed, by key (texts are read as the field's type), or values from Python.
+        presets: Layers under it, lowest first: name -> values.
+        prefix: What stands before each key where the user types it, for messages.
+
+    Raises:
+        UsageError: No such key, a value of another type, a number that is none.
+        EvertError: What the class itself refuses.
+    """
+    blueprint = chz.Blueprint(kind)
+    for name, values in (presets or {}).items():
+        blueprint = blueprint.apply(values, layer_name=name)
+    typed = {key: Castable(v) if isinstance(v, str) else v for key, v in given.items()}
+    for key, value in given.items():
+        _check_finite(prefix + key, value)
+    try:
+        return blueprint.apply(typed, layer_name="given").make()
+    except EvertError:
+        raise
+    except (*_REFUSALS, TypeError, ValueError) as error:
+        raise UsageError(_in_our_words(error, kind, given, prefix)) from error
+
+
+def _check_finite(key: str, value: Any) -> None:
+    try:
+        number = float(value) if isinstance(value, str | float) else 0.0
+    except ValueError:
+        return
+    if not math.isfinite(number):
+        raise UsageError(f"{key} takes a finite number, got {value}.")
+
+
+def _in_our_words(
+    error: Exception, kind: Callable[..., Any], given: Mapping[str, Any], prefix: str
+) -> str:
+    """What chz says, with the setting, what it got and what it takes."""
+    text = str(error)
+    if found := re.search(r"for param '([^']+)'|Expected '([^']+)' to be", text):
+        key = found[1] or found[2]
+        return f"{prefix}{key} takes {_takes(_type_at(kind, key))}, got {given.get(key)!r}."
+    if found := re.match(r"Missing required arguments for parameter\(s\): (.+)", text):
+        missing = ", ".join(prefix + key for key in found[1].split(", "))
+        return f"{missing} must be given, too: there is no default."
+    if found := re.match(r"Extraneous argument '([^']+)'", text):
+        parent, _, name = found[1].rpartition(".")
+        known = _fields(_type_at(kind, parent) if parent else kind)
+        where = f" in {prefix}{parent}" if parent else ""
+        return f"There is no setting {prefix + found[1]!r}{where}.{_near(name, known)}"
+    return text
+
+
+def _type_at(kind: Any, path: str) -> Any:
+    """The type of a field, found through the classes that hold it; None where that is unknown."""
+    for name in path.split("."):
+        field = _fields(kind).get(name)
+        if field is None:
+            return None
+        kind = field.x_type
+    return kind
+
+
+def _fields(kind: Any) -> dict[str, Any]:
+    """The fields of a chz class, or of those in a union."""
+    held = [each for each in (kind, *typing.get_args(kind)) if chz.is_chz(each)]
+    return {name: field for each in held for name, field in chz.chz_fields(each).items()}
+
+
+def _takes(kind: Any) -> str:
+    """A type in words."""
+    words: dict[Any, str] = {
+        int: "a whole number", float: "a number", bool: "True or False", str: "a text",
+        type(None): "None", None: "another value", Any: "a value",
+    }  # fmt: skip
+    parts = typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    if origin is Literal:
+        return " or ".join(map(str, parts))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(_takes, parts))
+    if origin in (tuple, list, Sequence):
+        return f"{_takes(parts[0])}, or several with commas between"
+    return words.get(kind) or f"a {getattr(kind, '__name__', kind)}"
+
+
+LEFT = 39
+"""Columns of help for ``key=value``."""
+
+
+def settings_help(
+    kind: type, given: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]] | None = None
+) -> str:
+    """The settings of a chz class, a line each: ``key=value``, what it is, where it is from.
+
+    Args:
+        kind: The class.
+        given: What was typed beside the question for help.
+        presets: As for ``read_settings``.
+    """
+    lines: list[str] = []
+    width = min(shutil.get_terminal_size((100, 24)).columns, 120)
+    for name, field in chz.chz_fields(kind).items():
+        value, origin = field._default, ""
+        for layer, values in {**(presets or {}), "given": given}.items():
+            if name in values:
+                value, origin = values[name], f" (from {layer})"
+        head = f"  {name}={_shown(value)} ".ljust(LEFT)
+        if len(head) > LEFT:
+            lines.append(head)
+            head = ""
+        said = textwrap.wrap(field._doc + origin, width - LEFT) or [""]
+        lines.append(head.ljust(LEFT) + said[0])
+        lines += [" " * LEFT + line for line in said[1:]]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _shown(value: Any) -> str:
+    if type(value).__name__ == "MISSING_TYPE":
+        return ""
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
