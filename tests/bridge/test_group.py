@@ -401,6 +401,8 @@ class Model:
             logprobs_np=np.array(said.maybe_logprobs),
         )
         return tinker.SampleResponse(sequences=[sequence])
+
+    sample = sample_async  # what the Cookbook awaits since 0.6
 '''
 
 

@@ -61,24 +61,23 @@ ROLES: dict[str, type] = {
 }
 ROLES_BY_NAME = {client.__name__: client for client in ROLES.values()}
 TABLE = {
-    "create_lora_training_client_async",
-    "create_training_client_from_state_async",
-    "create_training_client_from_state_with_optimizer_async",
+    "create_lora_training_client",
+    "create_training_client_from_state",
+    "create_training_client_from_state_with_optimizer",
     "create_sampling_client",
     "create_rest_client",
-    "forward_backward_async",
-    "optim_step_async",
-    "forward_async",
-    "save_state_async",
-    "save_weights_for_sampler_async",
-    "save_weights_and_get_sampling_client_async",
-    "sample_async",
-    "compute_logprobs_async",
+    "forward_backward",
+    "optim_step",
+    "forward",
+    "save_state",
+    "save_weights_for_sampler",
+    "save_weights_and_get_sampling_client",
+    "sample",
+    "compute_logprobs",
     "get_training_run_by_tinker_path",
-    "get_training_run_by_tinker_path_async",
-    "delete_checkpoint_from_tinker_path_async",
+    "delete_checkpoint_from_tinker_path",
 }
-"""The calls the engine is known to need; the constructor is the seventeenth."""
+"""The calls the engine is known to need, with ``_async`` at their ends up to the Cookbook 0.5."""
 
 
 def _cookbook_calls() -> Iterator[tuple[type, str, int, tuple[str, ...]]]:
@@ -141,7 +140,7 @@ def test_every_call_the_cookbook_makes_fits(
 
 
 def test_the_known_table_of_calls_is_still_what_the_cookbook_makes() -> None:
-    assert {method for _, method, _, _ in CALLS} >= TABLE
+    assert {method.removesuffix("_async") for _, method, _, _ in CALLS} >= TABLE
 
 
 @pytest.mark.parametrize("name", ["ServiceClient", "RestClient"])
