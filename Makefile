@@ -5,13 +5,14 @@
 #   make frameworks   the examples of twelve agent frameworks, Twenty Questions in two of them, in
 #                     environments of their own
 #   make lint    ruff, mypy, pyright
+#   make docs    the documentation site, into site/; every warning is an error
 #   make bench   the benchmarks behind the README's table (about 90 minutes; `make smoke`: one minute)
 
 PYTHON ?= python3
 BIN := .venv/bin
 SETTINGS ?=
 
-.PHONY: train test frameworks lint bench smoke clean
+.PHONY: train test frameworks lint docs bench smoke clean
 
 train: .venv/installed
 	$(BIN)/python -m evert.trainers.train env=identity $(SETTINGS)
@@ -32,6 +33,9 @@ lint: .venv/developing
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/pyright
+
+docs: .venv/documenting
+	$(BIN)/zensical build --clean --strict
 
 bench: .venv/developing
 	$(BIN)/python benchmarks/overhead.py
@@ -56,5 +60,10 @@ smoke: .venv/developing
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test,lint]"
 	touch $@
 
+# ruff writes the signatures of the reference.
+.venv/documenting: .venv/developing
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[docs]"
+	touch $@
+
 clean:
-	rm -rf .venv .frameworks build dist *.egg-info src/*.egg-info
+	rm -rf .venv .frameworks site build dist *.egg-info src/*.egg-info

@@ -1,0 +1,219 @@
+"""The README and ``docs/``: what they show runs, what they name is there.
+
+snippets     every Python block of a page runs, from top to bottom, in one namespace
+commands     every ``evert ...`` and ``make ...`` line parses
+links        every relative link leads somewhere
+reference    every public name is on one of its pages, and every docstring is in order
+errors       every error is explained, and every message quoted is one of ours
+"""
+
+import ast
+import importlib
+import logging
+import pkgutil
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import chz
+import griffe
+import pytest
+from sybil import Sybil
+from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
+
+import evert
+from evert.bridge.errors import EvertError
+from evert.trainers import cli, report
+from evert.trainers.evaluation.settings import EvaluateSettings
+from evert.trainers.runs.settings import TrainSettings
+from evert.trainers.sweeping.space import OWN
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *DOCS.rglob("*.md")]
+SYBIL = Sybil(parsers=[PythonCodeBlockParser(), SkipParser()])
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SKIPPED = re.compile(r"^<!-- skip: .*? -->\n+```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
+QUOTED = re.compile(r"^\| (.*?) \|", re.MULTILINE)
+ELLIPSIS = "…"
+
+
+def page_name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+# -- snippets ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", sorted(PAGES), ids=page_name)
+def test_every_python_snippet_of_a_page_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # for what a snippet writes
+    document = SYBIL.parse(page)
+    document.namespace["__name__"] = "page"
+    for example in document.examples():
+        example.evaluate()
+
+
+@pytest.mark.parametrize("page", sorted(PAGES), ids=page_name)
+def test_a_snippet_that_does_not_run_here_is_a_whole_example_that_runs_elsewhere(
+    page: Path,
+) -> None:
+    examples = [path.read_text() for path in (ROOT / "examples").glob("*.py")]
+
+    assert all(snippet in examples for snippet in SKIPPED.findall(page.read_text()))
+
+
+# -- commands ------------------------------------------------------------------------------------
+
+
+def commands(*programs: str) -> Iterator[list[str]]:
+    """Every line of the pages' plain blocks that calls one of these programs."""
+    for page in PAGES:
+        for language, text in FENCE.findall(page.read_text()):
+            if language in ("python", "html", "toml"):
+                continue
+            for line in text.replace("\\\n", " ").splitlines():
+                if line.partition(" ")[0].rpartition("/")[2] in programs:
+                    yield shlex.split(line, comments=True)
+
+
+def known_settings(command: str) -> set[str]:
+    """Keys that a command takes."""
+    run = set(chz.chz_fields(TrainSettings))
+    return {
+        "train": run,
+        "evaluate": set(chz.chz_fields(EvaluateSettings)),
+        "sweep": run | set(OWN),
+        "report": set(report.KEYS),
+    }[command]
+
+
+@pytest.mark.parametrize("words", list(commands("evert")), ids=shlex.join)
+def test_every_evert_line_names_a_command_and_settings_that_there_are(words: list[str]) -> None:
+    command, *arguments = words[1:]
+    keys = {argument.partition("=")[0] for argument in arguments if "=" in argument}
+
+    assert command in cli.USAGE
+    assert keys <= known_settings(command)
+
+
+@pytest.mark.parametrize("words", list(commands("make")), ids=shlex.join)
+def test_every_make_line_names_a_target_that_there_is(words: list[str]) -> None:
+    [phony] = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+    assert {word for word in words[1:] if "=" not in word} <= set(phony.split())
+
+
+# -- links, size ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", sorted(PAGES), ids=page_name)
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    links = [link for link in LINK.findall(page.read_text()) if "://" not in link]
+
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_readme_is_read_in_one_sitting() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) < 200
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "zensical.toml").read_text()
+
+    assert [
+        page for page in DOCS.rglob("*.md") if str(page.relative_to(DOCS)) not in navigation
+    ] == []
+
+
+# -- reference -----------------------------------------------------------------------------------
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    reference = "\n".join(page.read_text() for page in (DOCS / "reference").glob("*.md"))
+    errors = {name for name in evert.__all__ if name.endswith("Error")}
+    named = set(re.findall(r"^::: evert\.(\w+)$", reference, re.MULTILINE))
+
+    assert named == set(evert.__all__) - errors - {"__version__"}
+    assert "::: evert.bridge.errors" in reference
+
+
+def test_the_docstrings_agree_with_the_signatures(caplog: pytest.LogCaptureFixture) -> None:
+    def visit(module: griffe.Object) -> int:
+        own = [member for member in module.members.values() if isinstance(member, griffe.Object)]
+        read = sum(len(member.docstring.parsed) > 0 for member in own if member.docstring)
+        return read + sum(visit(member) for member in own if member.members)
+
+    with caplog.at_level(logging.WARNING, "griffe"):
+        package = griffe.load("evert", search_paths=[ROOT / "src"], docstring_parser="google")
+        assert isinstance(package, griffe.Object)
+        assert visit(package) > 1000
+    assert caplog.messages == []
+
+
+# -- errors --------------------------------------------------------------------------------------
+
+ERRORS = DOCS / "errors.md"
+
+
+def all_errors() -> set[type[EvertError]]:
+    """Every class of error in the package."""
+    for module in pkgutil.walk_packages(evert.__path__, "evert."):
+        if ".making" not in module.name and not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    found: set[type[EvertError]] = set()
+    waiting = [EvertError]
+    while waiting:
+        error = waiting.pop()
+        found.add(error)
+        waiting += error.__subclasses__()
+    return {error for error in found if error.__module__.startswith("evert.")}
+
+
+def test_every_error_is_on_the_page() -> None:
+    text = ERRORS.read_text()
+
+    assert (
+        sorted(error.__name__ for error in all_errors() if f"`{error.__name__}`" not in text) == []
+    )
+
+
+def spoken() -> str:
+    """Every text in the package's code, with an ellipsis for what is filled in."""
+    texts = []
+    for folder in ("bridge", "envs", "trainers"):
+        for path in (ROOT / folder).rglob("*.py"):
+            texts += [as_text(node) for node in ast.walk(ast.parse(path.read_text()))]
+    return "\n".join(texts)
+
+
+def as_text(node: ast.AST) -> str:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        parts = [part.value if isinstance(part, ast.Constant) else ELLIPSIS for part in node.values]
+        return "".join(map(str, parts))
+    return ""
+
+
+def test_every_message_on_the_page_is_one_of_ours() -> None:
+    ours = spoken()
+    quoted = [
+        message
+        for cell in QUOTED.findall(ERRORS.read_text())
+        for message in re.findall(r"`([^`]+)`", cell)
+        if not message.endswith("Error")
+    ]
+    missing = [
+        message
+        for message in quoted
+        if not all(piece.strip() in ours for piece in message.split(ELLIPSIS))
+    ]
+
+    assert len(quoted) > 60
+    assert missing == []
