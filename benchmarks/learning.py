@@ -92,13 +92,13 @@ def run(game: str, seed: int, out: Path, quick: bool, console: Console) -> dict[
 def gain(result: dict[str, Any]) -> float:
     """How much the held-out score at temperature 1 rose."""
     held_out = result["held_out"]
-    after, before = (held_out[when]["temperature_1"]["mean"] for when in ("after", "before"))
+    after, before = (held_out[when]["temperature_1"]["reward"] for when in ("after", "before"))
     return float(after - before)
 
 
 def spread(runs: Sequence[dict[str, Any]], when: str, how: str) -> str:
     """Mean and standard deviation over the seeds, as text."""
-    means = [result["held_out"][when][how]["mean"] for result in runs]
+    means = [result["held_out"][when][how]["reward"] for result in runs]
     deviation = statistics.stdev(means) if len(means) > 1 else 0.0
     return f"{statistics.fmean(means):.2f} ± {deviation:.2f}"
 
@@ -139,7 +139,7 @@ def save(out: Path, results: dict[str, list[dict[str, Any]]], failures: list[str
 def curves_of(result: dict[str, Any]) -> tuple[Curve, Curve]:
     """A run's curves, read from its folder."""
     folder = RunFolder(Path(result["folder"]), resumed=True)
-    return curves(folder.steps(), result["held_out"]["after"]["temperature_1"]["mean"])
+    return curves(folder.steps(), result["held_out"]["after"]["temperature_1"]["reward"])
 
 
 if __name__ == "__main__":

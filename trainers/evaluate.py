@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from evert.bridge.errors import EvertError
+from evert.bridge.group import load_agent
 from evert.trainers.evaluation import scores
 from evert.trainers.evaluation.contestants import Contestant, find
 from evert.trainers.evaluation.episodes import Episode, EpisodeLog, Planned, planned, play
@@ -126,7 +128,7 @@ def check(settings: EvaluateSettings, contestants: Sequence[Contestant]) -> None
     """
     settings.tasks()
     for contestant in contestants:
-        contestant.agent(settings)
+        load_agent(contestant.agent)
 
 
 def open_folder(settings: EvaluateSettings) -> Path:
@@ -183,31 +185,32 @@ def evaluate(
         folder.write_json(EVALUATION, {**description, "git": run_folder.git_revision()})
         log = EpisodeLog(path)
         console.print(f"evaluation: {path}", soft_wrap=True, markup=False)
+        seeds, played = range(settings.seed, settings.seed + settings.seeds), list[Episode]()
         for contestant in contestants:
-            todo = [e for e in planned(contestant.name, tasks, settings) if e.key not in log.keys]
-            _play(contestant, todo, settings, log, console)
-        wanted = {e.key for c in contestants for e in planned(c.name, tasks, settings)}
-        played = [episode for episode in log.episodes if episode.key in wanted]
-        return _report(scores.in_order(played, settings.models), settings, folder, console)
+            wanted = planned(contestant.name, contestant.digest, tasks, seeds)
+            todo = [episode for episode in wanted if episode.key not in log.by_key]
+            _play(contestant, todo, log, console)
+            # On record under another name, if the same weights had one.
+            played += [replace(log.by_key[e.key], model=e.model) for e in wanted]
+        return _report(played, settings, folder, console)
 
 
 def _play(
-    contestant: Contestant,
-    todo: Sequence[Planned],
-    settings: EvaluateSettings,
-    log: EpisodeLog,
-    console: Console,
+    contestant: Contestant, todo: Sequence[Planned], log: EpisodeLog, console: Console
 ) -> None:
     if not todo:
         return
-    began = time.monotonic()
+    began, settings = time.monotonic(), contestant.settings
 
     def say(line: str) -> None:
         console.print(f"{contestant.name}: {line}", soft_wrap=True, markup=False)
 
-    with contestant.seated(settings, say) as seat, _progress(contestant, todo, console) as done:
+    with contestant.ready(say) as player, _progress(contestant, todo, console) as done:
+        playing = play(
+            todo, player, log.add, done, success=settings.success, parallel=settings.parallel
+        )
         try:
-            asyncio.run(play(todo, seat, settings, log.add, done))
+            asyncio.run(playing)
         except openai.OpenAIError as error:
             raise EvaluationError(
                 f"{contestant.name}: the endpoint does not answer as it should: "

@@ -200,7 +200,7 @@ def test_the_best_is_a_command_that_trains(resumed: Swept) -> None:
     assert content["best"]["objective"] == float(best["objective"])
     number = content["best"]["runs"][0]
     result = folder_of(number, resumed.folder).read_json(RESULT) or {}
-    assert result["held_out"]["after"]["temperature_1"]["mean"] == content["best"]["objective"]
+    assert result["held_out"]["after"]["temperature_1"]["reward"] == content["best"]["objective"]
     assert f"learning_rate={resumed.rows[number]['learning_rate']}" in content["best"]["command"]
     assert resumed.shown.strip().endswith(content["best"]["command"])
     assert (resumed.folder / "parallel_coordinates.png").stat().st_size > 10_000

@@ -169,7 +169,7 @@ def test_the_final_scores_are_its_summary(tracked: RunFolder) -> None:
     result = tracked.read_json(RESULT) or {}
     for when in ("before", "after"):
         for how in ("greedy", "temperature_1"):
-            mean = result["held_out"][when][how]["mean"]
+            mean = result["held_out"][when][how]["reward"]
             assert summary[f"held_out/{when}/{how}"] == mean
 
 
@@ -264,7 +264,7 @@ def test_the_held_out_curve_ends_with_the_final_score(first: RunFolder) -> None:
     curve = scalars(first.path, HELD_OUT_REWARD)
     result = first.read_json(RESULT) or {}
     assert sorted(curve) == [0, 1, 2]
-    assert curve[2] == pytest.approx(result["held_out"]["after"]["temperature_1"]["mean"])
+    assert curve[2] == pytest.approx(result["held_out"]["after"]["temperature_1"]["reward"])
 
 
 def test_the_settings_are_there_as_text_and_as_hyperparameters(tracked: RunFolder) -> None:

@@ -27,7 +27,7 @@ def learning() -> ModuleType:
 def result(seed: int, before: float, after: float, folder: Path) -> dict[str, Any]:
     """What a run returns."""
     scores = [
-        {how: {"mean": mean} for how in ("greedy", "temperature_1")} for mean in (before, after)
+        {how: {"reward": mean} for how in ("greedy", "temperature_1")} for mean in (before, after)
     ]
     return {
         "seed": seed,

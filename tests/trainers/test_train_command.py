@@ -145,7 +145,8 @@ def test_the_result_says_what_was_reached_and_on_what(finished: Finished) -> Non
         for how in ("greedy", "temperature_1"):
             score = result["held_out"][when][how]
             assert score["episodes"] == (24 if how == "greedy" else 96)
-            assert -1 <= score["low"] <= score["mean"] <= score["high"] <= 1
+            assert 0 <= score["low"] <= score["success"] <= score["high"] <= 1
+            assert -1 <= score["reward"] <= 1
     assert result["seconds"]["total"] > result["seconds"]["training"] > 0
     assert {"evert", "tinker-cookbook", "torch", "python"} <= set(result["versions"])
     recorded = finished.folder.read_json(run_folder.RUN) or {}
@@ -159,7 +160,7 @@ def test_the_same_held_out_tasks_are_shown_before_and_after(finished: Finished) 
     assert [sample["task"] for sample in samples] == ["1000", "1001"]
     for sample in samples:
         for when in ("before", "after"):
-            (turn,) = sample[when]["turns"]
+            (turn,) = sample[when]["dialogue"]
             assert f"Say you are {sample['task']}." in turn["told"]
     assert "## Task 1001" in (finished.folder.path / "samples.md").read_text()
 

@@ -22,7 +22,8 @@ from rich.console import Console
 from evert.bridge.base import BASE_MODEL
 from evert.envs.games import games
 from evert.trainers import cli
-from evert.trainers.evaluation.held_out import Sample, sample_records, samples_markdown
+from evert.trainers.evaluation.episodes import Episode
+from evert.trainers.evaluation.held_out import sample_records, samples_markdown
 from evert.trainers.reporting.figures.curves import draw_curves, draw_games
 from evert.trainers.reporting.metrics import curves
 from evert.trainers.runs.engine_choice import (
@@ -298,8 +299,14 @@ def png_size(file: Path) -> tuple[int, ...]:
 
 
 def test_samples_show_what_was_told_and_said() -> None:
-    before = Sample("7", 0.0, [{"told": "Say 7", "said": "```8"}])
-    after = Sample("7", 1.0, [{"told": "Say 7", "said": "7"}])
+    before, after = (
+        Episode(
+            model="m", digest="", split="test", task=0, seed=0, category="", reward=reward,
+            success=reward == 1, turns=1, tokens=1, metrics={}, target="7",
+            dialogue=[{"told": "Say 7", "said": said}],
+        )
+        for reward, said in ((0.0, "```8"), (1.0, "7"))
+    )  # fmt: skip
     text = samples_markdown("game", [before], [after])
     assert "## Task 7" in text
     assert "### Before: reward 0" in text

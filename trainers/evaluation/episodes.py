@@ -1,7 +1,8 @@
-"""Playing the episodes of an evaluation, and the record of every one, ``episodes.jsonl``.
+"""Playing episodes, and the record of every one.
 
-An episode is known by model, split, task and seed, and drawn from that seed alone: those that are
-on record are not played again, and an evaluation that was interrupted ends with the same table.
+An episode is known by the digest of what plays, split, task and seed, and drawn from that seed
+alone: those on record (``episodes.jsonl``) are not played again, an evaluation that was interrupted
+ends with the same table, and weights that were trained further are other weights.
 
 In order: the record, its file, :func:`planned` (what there is to play), :func:`play`.
 """
@@ -9,24 +10,30 @@ In order: the record, its file, :func:`planned` (what there is to play), :func:`
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from evert.bridge.env import ChatAgentEnv
-from evert.bridge.errors import AgentError, AgentTimeoutError, RewardError
-from evert.trainers.evaluation.settings import EvaluateSettings
+from tinker_cookbook.completers import TokenCompleter
+
+from evert.bridge.env import ChatAgentEnv, EnvOptions
+from evert.bridge.errors import AgentError, AgentTimeoutError, EvertError, RewardError
 from evert.trainers.runs.folder import drop_broken_lines, read_jsonl
 
 if TYPE_CHECKING:
     from tinker_cookbook.rl.types import Trajectory
 
-    from evert.trainers.evaluation.contestants import Seat
-
 EPISODES = "episodes.jsonl"
 
 Key: TypeAlias = tuple[str, str, int, int]
+Policy: TypeAlias = Callable[[ChatAgentEnv, int], TokenCompleter]
+"""From an Env and an episode's seed to what plays in it."""
+
+
+class EpisodeError(EvertError, ValueError):
+    """A record of an episode that this version of evert cannot read."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,7 @@ class Episode:
 
     Attributes:
         model: Who played, as the user named it.
+        digest: Of what played (``contestants.py``); "" where nobody asks for it again.
         split: "train" or "test".
         task: Number of the task within its split.
         seed: Of the episode.
@@ -47,9 +55,12 @@ class Episode:
         error: Of the agent; "" if it had none.
         target: The task, in words.
         transcript: The agent's own account of it; "" if it gave none.
+        dialogue: For each model call ``told``, the new text of the prompt, and ``said``, the reply;
+            empty unless it was asked for.
     """
 
     model: str
+    digest: str
     split: str
     task: int
     seed: int
@@ -62,48 +73,81 @@ class Episode:
     error: str = ""
     target: str = ""
     transcript: str = ""
+    dialogue: list[dict[str, str]] = field(default_factory=list)
 
     @property
     def key(self) -> Key:
         """What makes it this episode."""
-        return self.model, self.split, self.task, self.seed
+        return self.digest, self.split, self.task, self.seed
+
+    def as_json(self) -> dict[str, Any]:
+        """For a file."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any]) -> "Episode":
+        """The episode that ``as_json`` wrote.
+
+        Raises:
+            EpisodeError: It is none of this version's.
+        """
+        try:
+            return cls(**record)
+        except TypeError as error:
+            raise EpisodeError(
+                f"A record of an episode has other fields than this version of evert writes: "
+                f"{error}. Start anew in another folder, or go on with the version that wrote it."
+            ) from error
 
 
 class EpisodeLog:
     """The episodes of an evaluation, on disk as soon as they are over."""
 
     def __init__(self, folder: Path) -> None:
-        """Read what is there; a line that a crash cut off is set aside, and played again."""
+        """Read what is there; a line that a crash cut off is set aside, and played again.
+
+        Raises:
+            EpisodeError: A record is none of this version's.
+        """
         self._path = folder / EPISODES
         drop_broken_lines(self._path)
-        self.episodes = [Episode(**record) for record in read_jsonl(self._path)]
+        episodes = [Episode.read(record) for record in read_jsonl(self._path)]
+        self.by_key = {episode.key: episode for episode in episodes}
 
     def add(self, episode: Episode) -> None:
         """Write one down."""
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(episode)) + "\n")
-        self.episodes.append(episode)
+            file.write(json.dumps(episode.as_json()) + "\n")
+        self.by_key[episode.key] = episode
 
     @property
-    def keys(self) -> set[Key]:
-        """What is on record."""
-        return {episode.key for episode in self.episodes}
+    def episodes(self) -> list[Episode]:
+        """All on record, in the order in which they were over."""
+        return [*self.by_key.values()]
 
 
 @dataclass(frozen=True)
 class Planned:
-    """An episode to play."""
+    """An episode to play; fields as ``Episode``'s.
+
+    Attributes:
+        number: Of the task.
+        task: What the agent is handed.
+        written: Whether its dialogue is kept.
+    """
 
     model: str
+    digest: str
     split: str
     number: int
     task: Any
     seed: int
+    written: bool = False
 
     @property
     def key(self) -> Key:
         """As an ``Episode``'s."""
-        return self.model, self.split, self.number, self.seed
+        return self.digest, self.split, self.number, self.seed
 
     @property
     def draws(self) -> int:
@@ -113,41 +157,80 @@ class Planned:
 
 
 def planned(
-    model: str, tasks: Mapping[str, Sequence[Any]], settings: EvaluateSettings
-) -> Iterator[Planned]:
-    """All episodes of a model."""
-    for split, listed in tasks.items():
-        for number, task in enumerate(listed):
-            for seed in range(settings.seed, settings.seed + settings.seeds):
-                yield Planned(model, split, number, task, seed)
+    model: str,
+    digest: str,
+    tasks: Mapping[str, Sequence[Any]],
+    seeds: Sequence[int],
+    *,
+    written: int = 0,
+) -> list[Planned]:
+    """All episodes of a model; of the first ``written`` tasks of a split with their dialogue."""
+    return [
+        Planned(model, digest, split, number, task, seed, number < written)
+        for split, listed in tasks.items()
+        for number, task in enumerate(listed)
+        for seed in seeds
+    ]
+
+
+# -- playing -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Player:
+    """Who is ready to play.
+
+    Attributes:
+        agent: From an episode's seed to the agent.
+        policy: What answers the agent's model calls.
+        options: Of the Env: its renderer, mostly.
+        strict: Whether an agent's failure is raised; else it is an episode without a reward.
+    """
+
+    agent: Callable[[int], Any]
+    policy: Policy
+    options: EnvOptions = field(default_factory=EnvOptions)
+    strict: bool = False
 
 
 async def play(
     episodes: Sequence[Planned],
-    seat: "Seat",
-    settings: EvaluateSettings,
+    player: Player,
     *when_over: Callable[[Episode], None],
-) -> None:
-    """Play episodes side by side; ``when_over`` get each one when it is over.
+    success: float = 1.0,
+    parallel: int = 256,
+) -> list[Episode]:
+    """Play episodes side by side.
+
+    Args:
+        episodes: What to play.
+        player: Who plays.
+        *when_over: Get each episode when it is over.
+        success: Reward from which an episode is a success.
+        parallel: Most episodes at a time.
+
+    Returns:
+        How they went, in the order in which they were planned.
 
     Raises:
         openai.OpenAIError: An endpoint cannot answer.
-        EvertError: Something else than the agent failed.
+        EvertError: Something else than the agent failed; or the agent, if the player is strict.
     """
-    places = asyncio.Semaphore(settings.parallel)
+    places = asyncio.Semaphore(parallel)
 
-    async def one(episode: Planned) -> None:
+    async def one(episode: Planned) -> Episode:
         async with places:
-            over = await _play_one(episode, seat, settings)
+            over = await _play_one(episode, player, success)
         for tell in when_over:
             tell(over)
+        return over
 
     try:
         async with asyncio.TaskGroup() as group:
-            for episode in episodes:
-                group.create_task(one(episode))
+            playing = [group.create_task(one(episode)) for episode in episodes]
     except BaseExceptionGroup as errors:
         raise _first(errors) from errors
+    return [task.result() for task in playing]
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -157,18 +240,31 @@ def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     return error
 
 
-async def _play_one(episode: Planned, seat: "Seat", settings: EvaluateSettings) -> Episode:
+async def _play_one(episode: Planned, player: Player, success: float) -> Episode:
     from tinker_cookbook.rl.rollouts import do_single_rollout
 
-    env = ChatAgentEnv(seat.agent(episode.draws), episode.task, renderer=seat.renderer)
+    env = ChatAgentEnv(player.agent(episode.draws), episode.task, **player.options)
     try:
-        trajectory = await do_single_rollout(seat.policy(env, episode.draws), env)
+        trajectory = await do_single_rollout(player.policy(env, episode.draws), env)
     except (AgentError, AgentTimeoutError, RewardError) as error:
         _raise_endpoint_error(error)
-        return _failed(episode, f"{error}")
+        if player.strict:
+            raise
+        return _record(episode, reward=None, success=False, error=str(error))
     finally:
         await env.close()
-    return _episode(episode, trajectory, env.turns, settings.success)
+    transitions = trajectory.transitions
+    reward = sum(transition.reward for transition in transitions)
+    return _record(
+        episode,
+        reward=reward,
+        success=reward >= success or math.isclose(reward, success),  # ten tenths are one
+        turns=env.turns,
+        tokens=sum(len(transition.ac.tokens) for transition in transitions),
+        metrics=_sums(trajectory),
+        transcript=str(transitions[-1].logs.get("transcript", "")),
+        dialogue=_dialogue(trajectory, env.renderer.tokenizer) if episode.written else [],
+    )
 
 
 def _raise_endpoint_error(error: BaseException) -> None:
@@ -186,31 +282,39 @@ def _raise_endpoint_error(error: BaseException) -> None:
         cause = cause.__cause__
 
 
-def _failed(episode: Planned, error: str) -> Episode:
+def _record(episode: Planned, **how: Any) -> Episode:
+    task = episode.task
     return Episode(
-        *episode.key, _category(episode.task), None, False, 0, 0, {}, error, str(episode.task)
+        model=episode.model,
+        digest=episode.digest,
+        split=episode.split,
+        task=episode.number,
+        seed=episode.seed,
+        category=str(task.get("category", "")) if isinstance(task, Mapping) else "",
+        target=str(task),
+        **{"turns": 0, "tokens": 0, "metrics": {}, **how},
     )
 
 
-def _episode(episode: Planned, trajectory: "Trajectory", turns: int, success: float) -> Episode:
-    transitions = trajectory.transitions
-    reward = sum(transition.reward for transition in transitions)
+def _sums(trajectory: "Trajectory") -> dict[str, float]:
     metrics: dict[str, float] = {}
-    for transition in transitions:
+    for transition in trajectory.transitions:
         for name, value in transition.metrics.items():
             metrics[name] = metrics.get(name, 0.0) + float(value)
-    return Episode(
-        *episode.key,
-        category=_category(episode.task),
-        reward=reward,
-        success=reward >= success,
-        turns=turns,
-        tokens=sum(len(transition.ac.tokens) for transition in transitions),
-        metrics=metrics,
-        target=str(episode.task),
-        transcript=str(transitions[-1].logs.get("transcript", "")),
-    )
+    return metrics
 
 
-def _category(task: Any) -> str:
-    return str(task.get("category", "")) if isinstance(task, Mapping) else ""
+def _dialogue(trajectory: "Trajectory", tokenizer: Any) -> list[dict[str, str]]:
+    """What was told and said, turn by turn; what a prompt repeats of the one before is left out."""
+
+    def text(tokens: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
+
+    dialogue, known = [], list[int]()
+    for transition in trajectory.transitions:
+        chunks = transition.ob.chunks
+        prompt = [token for chunk in chunks for token in getattr(chunk, "tokens", ())]
+        new = prompt[len(known) :] if prompt[: len(known)] == known else prompt
+        dialogue.append({"told": text(new), "said": text(transition.ac.tokens)})
+        known = prompt + list(transition.ac.tokens)
+    return dialogue

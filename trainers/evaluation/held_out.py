@@ -1,67 +1,76 @@
-"""Held-out tasks: playing them, scoring them, and writing down how they went.
+"""Held-out tasks before and after training: episodes and scores as ``evert evaluate`` has them.
 
-``evaluate`` plays every held-out task twice, greedily and at temperature 1, all at the same time,
-so that the sampler has full batches. A score is the mean reward of an episode. The first few
-greedy games are kept as samples: what the model was told, what it said, what it earned.
+Every held-out task is played twice, greedily and at temperature 1, all at the same time, so that
+the sampler has full batches. The dialogues of the first greedy episodes are kept as samples.
 """
 
 import asyncio
-import statistics
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from evert.bridge.dataset import AgentDataset
+from evert.bridge.errors import EvertError
+from evert.bridge.group import load_agent
+from evert.trainers.evaluation.episodes import Episode, Player, planned, play
+from evert.trainers.evaluation.policies import SeededPolicy
+from evert.trainers.evaluation.scores import Score, by_split, scores
 
 if TYPE_CHECKING:
     import tinker
     from tinker_cookbook.rl.train import Config
-    from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, TrajectoryGroup
-    from tinker_cookbook.tokenizer_utils import Tokenizer
+    from tinker_cookbook.rl.types import RLDataset
+
+    from evert.bridge.env import ChatAgentEnv
 
 TEMPERATURES = {"greedy": 0.0, "temperature_1": 1.0}
 """The ways to play, by the names they are reported under."""
 
 
-@dataclass(frozen=True)
-class Score:
-    """The rewards of some episodes."""
-
-    mean: float
-    low: float
-    high: float
-    episodes: int
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One greedy episode, for people to read."""
-
-    task: str
-    reward: float
-    turns: list[dict[str, str]]
-    """Each with ``told``, the new text of the prompt, and ``said``, the reply."""
+class HeldOutError(EvertError, ValueError):
+    """Held-out tasks cannot be played, or a record of their scores cannot be read."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How some weights did on the held-out tasks."""
+    """How some weights did on the held-out tasks.
+
+    Attributes:
+        scores: By the names in ``TEMPERATURES``.
+        samples: The first greedy episodes, with their dialogues.
+        seconds: That it took.
+    """
 
     scores: dict[str, Score]
-    """By the names in ``TEMPERATURES``."""
-    samples: list[Sample]
+    samples: list[Episode]
     seconds: float
 
     def as_json(self) -> dict[str, Any]:
         """For a file."""
-        return asdict(self)
+        return {
+            "scores": {name: score.as_json() for name, score in self.scores.items()},
+            "samples": [sample.as_json() for sample in self.samples],
+            "seconds": self.seconds,
+        }
 
 
-def read_evaluation(record: dict[str, Any]) -> Evaluation:
-    """The evaluation that ``as_json`` wrote."""
-    return Evaluation(
-        {name: Score(**score) for name, score in record["scores"].items()},
-        [Sample(**sample) for sample in record["samples"]],
-        record["seconds"],
-    )
+def read_evaluation(record: Mapping[str, Any]) -> Evaluation:
+    """The evaluation that ``as_json`` wrote.
+
+    Raises:
+        HeldOutError: It is none.
+    """
+    try:
+        return Evaluation(
+            {name: Score(**record["scores"][name]) for name in TEMPERATURES},
+            [Episode.read(sample) for sample in record["samples"]],
+            float(record["seconds"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise HeldOutError(
+            f"A record of held-out scores cannot be read: {type(error).__name__}: {error}. Delete "
+            "before.json to have the untrained weights scored again."
+        ) from error
 
 
 async def score_weights(
@@ -71,120 +80,92 @@ async def score_weights(
 
     Args:
         config: Of the run.
-        dataset: Held-out tasks; None where the run has none.
-        samples: How many episodes to write down.
+        dataset: Held-out tasks: a group of episodes of each at temperature 1, and one greedily;
+            None where the run has none.
+        samples: Of how many tasks the greedy episode is written down.
         **weights: ``base_model`` or ``model_path``, as ``create_sampling_client_async`` takes them.
 
     Returns:
         How they did; None without held-out tasks.
+
+    Raises:
+        AgentError: The agent raised, and the run gives no reward for that.
+        HeldOutError: The dataset is none of an agent's.
     """
     if dataset is None:
         return None
+    if not isinstance(dataset, AgentDataset):
+        raise HeldOutError(
+            f"Held-out tasks are a {type(dataset).__name__}; expected an AgentDataset. Build it by "
+            "an AgentDatasetBuilder, or leave them out."
+        )
     import tinker
-    from tinker_cookbook.tokenizer_utils import get_tokenizer
 
     service = tinker.ServiceClient(base_url=config.base_url)
     client = await service.create_sampling_client_async(**weights)
-    tokenizer = get_tokenizer(config.model_name)
-    return await evaluate(client, dataset, tokenizer, max_tokens=config.max_tokens, samples=samples)
-
-
-async def evaluate(
-    client: "tinker.SamplingClient",
-    dataset: "RLDataset",
-    tokenizer: "Tokenizer",
-    *,
-    max_tokens: int,
-    samples: int,
-) -> Evaluation:
-    """Play every task of a dataset, greedily and at temperature 1.
-
-    Args:
-        client: The weights.
-        dataset: Held-out tasks; a group of episodes of each at temperature 1, and one greedily.
-        tokenizer: Of the weights, for the samples' text.
-        max_tokens: Most tokens of one reply.
-        samples: How many greedy episodes to write down.
-    """
-    from tinker_cookbook.completers import TinkerTokenCompleter
-    from tinker_cookbook.rl.metric_util import dataset_to_env_group_builders
-
-    from evert.bridge.group import ChatAgentGroupBuilder
-
     loop = asyncio.get_running_loop()
     began = loop.time()
-    policies = [TinkerTokenCompleter(client, max_tokens, t) for t in TEMPERATURES.values()]
-    # Each group is played once: its episodes belong to it.
-    games = [dataset_to_env_group_builders(dataset) for _ in policies]
-    for builder in games[0]:
-        if isinstance(builder, ChatAgentGroupBuilder):
-            builder.group_size = 1  # greedy episodes of a task are all the same
     played = await asyncio.gather(
-        *(_play(builders, policy) for builders, policy in zip(games, policies, strict=True))
+        *(
+            _play(config.model_name, client, dataset, temperature, config.max_tokens, samples)
+            for temperature in TEMPERATURES.values()
+        )
     )
-    scores = {
-        name: _score([reward for group in groups for reward in group.get_total_rewards()])
-        for name, groups in zip(TEMPERATURES, played, strict=True)
+    found = {
+        how: score
+        for how, episodes in zip(TEMPERATURES, played, strict=True)
+        for score in scores(episodes, by_split)
     }
-    shown = zip(games[0], played[0][:samples], strict=False)
-    kept = [_sample(builder, group, tokenizer) for builder, group in shown]
-    return Evaluation(scores, kept, loop.time() - began)
+    return Evaluation(found, played[0][:samples], loop.time() - began)
 
 
-async def _play(builders: Sequence["EnvGroupBuilder"], policy: Any) -> list["TrajectoryGroup"]:
-    """One group of episodes each, all at the same time."""
-    from tinker_cookbook.rl.rollouts import do_group_rollout
+async def _play(
+    model: str,
+    client: "tinker.SamplingClient",
+    dataset: "AgentDataset",
+    temperature: float,
+    max_tokens: int,
+    written: int,
+) -> list[Episode]:
+    agent = load_agent(dataset.agent)
 
-    return await asyncio.gather(*(do_group_rollout(builder, policy) for builder in builders))
+    def policy(env: "ChatAgentEnv", seed: int) -> SeededPolicy:
+        return SeededPolicy(client, max_tokens, temperature, seed)
 
-
-def _score(rewards: Sequence[float]) -> Score:
-    return Score(statistics.fmean(rewards), min(rewards), max(rewards), len(rewards))
-
-
-def _sample(builder: "EnvGroupBuilder", group: "TrajectoryGroup", tokenizer: "Tokenizer") -> Sample:
-    turns, known = [], list[int]()
-    for transition in group.trajectories_G[0].transitions:
-        prompt = _text_tokens(transition.ob)
-        new = prompt[len(known) :] if prompt[: len(known)] == known else prompt
-        said = list(transition.ac.tokens)
-        turns.append({"told": _decode(tokenizer, new), "said": _decode(tokenizer, said)})
-        known = prompt + said
-    reward = group.get_total_rewards()[0]
-    return Sample(str(getattr(builder, "task", "")), reward, turns)
+    # Greedy episodes of a task are all the same: one will do, and it is the one to read.
+    count, written = (dataset.group_size, 0) if temperature else (1, written)
+    seeds = range(dataset.seed * count, (dataset.seed + 1) * count)
+    episodes = planned(model, "", {"test": dataset.tasks}, seeds, written=written)
+    player = Player(lambda seed: agent, policy, dataset.options, strict=True)
+    return await play(episodes, player, parallel=len(episodes))
 
 
-def _text_tokens(prompt: "tinker.ModelInput") -> list[int]:
-    return [token for chunk in prompt.chunks for token in getattr(chunk, "tokens", ())]
+# -- samples, for people to read -----------------------------------------------------------------
 
 
-def _decode(tokenizer: "Tokenizer", tokens: Sequence[int]) -> str:
-    return str(tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
-
-
-def samples_markdown(name: str, before: Sequence[Sample], after: Sequence[Sample]) -> str:
+def samples_markdown(name: str, before: Sequence[Episode], after: Sequence[Episode]) -> str:
     """The same held-out tasks before and after training, as Markdown."""
     parts = [
         f"# {name}: held-out samples\n",
         "Greedy episodes of the first held-out tasks, by the weights before and after training.\n",
     ]
     for old, new in zip(before, after, strict=False):
-        parts.append(f"## Task {old.task}\n")
+        parts.append(f"## Task {old.target}\n")
         parts += [_episode_markdown("Before", old), _episode_markdown("After", new)]
     return "\n".join(parts)
 
 
-def _episode_markdown(title: str, sample: Sample) -> str:
-    lines = [f"### {title}: reward {sample.reward:g}\n", "```text"]
-    for turn in sample.turns:
+def _episode_markdown(title: str, episode: Episode) -> str:
+    lines = [f"### {title}: reward {episode.reward:g}\n", "```text"]
+    for turn in episode.dialogue:
         # A fence inside the text would end ours.
         lines += [f"{turn['told']}\n>>> {turn['said']}".replace("```", "'''")]
     return "\n".join([*lines, "```\n"])
 
 
-def sample_records(before: Sequence[Sample], after: Sequence[Sample]) -> list[dict[str, Any]]:
+def sample_records(before: Sequence[Episode], after: Sequence[Episode]) -> list[dict[str, Any]]:
     """The same as ``samples_markdown``, as records: one a task."""
     return [
-        {"task": old.task, "before": asdict(old), "after": asdict(new)}
+        {"task": old.target, "before": old.as_json(), "after": new.as_json()}
         for old, new in zip(before, after, strict=False)
     ]

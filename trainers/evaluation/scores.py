@@ -1,28 +1,32 @@
 """Scores of episodes: success with its interval, by model, split and category; and their tables.
 
-The interval is Wilson's at 95 %, for as many independent episodes as there are: several seeds of
-one task tell less than as many tasks, the more so the more they agree. Kish's design effect says
-how much less, 1 + (m - 1) * rho for m episodes a task with intraclass correlation rho.
+The interval holds the share of successes over all tasks of the kind at 95 %. Tasks are what was
+drawn, so that several episodes of one task tell less than as many tasks, the more so the more they
+agree: it is Clopper and Pearson's exact interval of a binomial for as many independent episodes as
+the spread between the tasks shows there are (as Korn and Graubard do for surveys). How often it
+holds what it should, near 0 and 1 and with few tasks: ``benchmarks/intervals.py``.
 
-Sources: E. B. Wilson, "Probable inference, the law of succession, and statistical inference", JASA
-22 (1927); L. Kish, "Survey Sampling" (1965), 5.4.
+Sources: C. J. Clopper, E. S. Pearson, "The use of confidence or fiducial limits illustrated in the
+case of the binomial", Biometrika 26 (1934); E. L. Korn, B. I. Graubard, "Confidence intervals for
+proportions with small expected number of positive counts estimated from survey data", Survey
+Methodology 24 (1998); A. Agresti, B. A. Coull, "Approximate is better than exact for interval
+estimation of binomial proportions", The American Statistician 52 (1998).
 """
 
 import csv
 import io
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean, pvariance
-from typing import TypeAlias
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any, TypeAlias
 
 from rich.table import Table
 
 from evert.trainers.evaluation.episodes import Episode
 
-Z = 1.959964
-"""Standard deviations that hold 95 % of a normal distribution."""
+TAIL = 0.025
+"""Chance of each side outside of an interval of 95 %."""
 
 QUESTIONS = "questions"
 """Metric of a game that counts its questions; else turns are counted."""
@@ -61,32 +65,46 @@ class Score:
     calls: float
     errors: int
 
+    def as_json(self) -> dict[str, Any]:
+        """For a file; ``Score(**record)`` reads it back."""
+        return asdict(self)
 
-def wilson(share: float, count: float) -> tuple[float, float]:
-    """The 95 % interval of a share, seen in ``count`` independent trials."""
-    centre = share + Z**2 / (2 * count)
-    half = Z * math.sqrt(share * (1 - share) / count + Z**2 / (4 * count**2))
-    scale = 1 + Z**2 / count
-    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
+
+def interval(by_task: Sequence[Sequence[bool]]) -> tuple[float, float]:
+    """The 95 % interval of the share of successes.
+
+    Args:
+        by_task: Successes of each task's episodes; there is a task, and each has an episode.
+    """
+    from scipy import special  # type: ignore[import-untyped]
+
+    count = independent(by_task)
+    won = count * fmean(success for task in by_task for success in task)
+    lost = count - won
+    low = special.betaincinv(won, lost + 1, TAIL) if won > 0 else 0.0
+    high = special.betaincinv(won + 1, lost, 1 - TAIL) if lost > 0 else 1.0
+    return float(low), float(high)
 
 
 def independent(by_task: Sequence[Sequence[bool]]) -> float:
     """How many independent episodes tell as much as these, which share tasks.
 
+    As many as would have the variance that the tasks' totals show; no fewer than the tasks, no more
+    than the episodes. Two tasks are made up beside the real ones, a success throughout and a
+    failure throughout (as Agresti and Coull add trials): where few tasks differ, and above all
+    where none do, the tasks alone would show less variance than there is.
+
     Args:
         by_task: Successes of each task's episodes.
     """
-    total = sum(map(len, by_task))
-    episodes = [success for task in by_task for success in task]
-    size = total / len(by_task)
-    spread = pvariance(episodes)
-    if size <= 1 or len(by_task) < 2:
-        return float(len(by_task))
-    if spread == 0:
-        return float(total)
-    within = fmean(pvariance(task) for task in by_task) * size / (size - 1)
-    correlation = min(1.0, max(0.0, 1 - within / spread))
-    return total / (1 + (size - 1) * correlation)
+    size = fmean(map(len, by_task))
+    totals = [(sum(task), len(task)) for task in by_task] + [(size, size), (0, size)]
+    tasks, episodes = len(totals), sum(count for _, count in totals)
+    share = sum(won for won, _ in totals) / episodes
+    errors = sum((won - share * count) ** 2 for won, count in totals)
+    variance = tasks / (tasks - 1) * errors / episodes**2
+    effect = variance / (share * (1 - share) / episodes)
+    return min(size, max(1.0, size / effect)) * len(by_task)
 
 
 def score(group: Group, episodes: Sequence[Episode]) -> Score:
@@ -95,7 +113,7 @@ def score(group: Group, episodes: Sequence[Episode]) -> Score:
     for episode in episodes:
         by_task[episode.split, episode.task].append(episode.success)
     share = fmean(episode.success for episode in episodes)
-    low, high = wilson(share, independent(list(by_task.values())))
+    low, high = interval(list(by_task.values()))
     rewards = [episode.reward for episode in episodes if episode.reward is not None]
     questions = [
         episode.metrics.get(QUESTIONS, episode.turns) for episode in episodes if episode.success
@@ -140,13 +158,6 @@ def by_category(episode: Episode) -> Group:
     return episode.model, "", episode.category
 
 
-def in_order(episodes: Sequence[Episode], models: Sequence[str]) -> list[Episode]:
-    """Episodes by model, split, task and seed, whenever they were played."""
-    rank = {model: index for index, model in enumerate(models)}
-    wanted = [episode for episode in episodes if episode.model in rank]
-    return sorted(wanted, key=lambda e: (rank[e.model], e.split != "train", e.task, e.seed))
-
-
 # -- tables --------------------------------------------------------------------------------------
 
 HEADER = (
@@ -172,10 +183,10 @@ def as_table(rows: Sequence[Score], *, category: bool = False) -> Table:
         "episodes": lambda row: str(row.episodes),
         "success": lambda row: f"{row.success:.1%}",
         "95 %": lambda row: f"{row.low:.0%}-{row.high:.0%}",
-        "questions": lambda row: _shown(row.questions),
+        "questions": lambda row: shown(row.questions),
     }
     if any(row.reward is None or abs(row.reward - row.success) > 1e-9 for row in rows):
-        columns["reward"] = lambda row: _shown(row.reward)
+        columns["reward"] = lambda row: shown(row.reward)
     if any(row.calls for row in rows):
         columns["tool calls"] = lambda row: f"{row.calls:.2f}"
     if any(row.errors for row in rows):
@@ -191,5 +202,6 @@ def as_table(rows: Sequence[Score], *, category: bool = False) -> Table:
     return table
 
 
-def _shown(value: float | None) -> str:
+def shown(value: float | None) -> str:
+    """A number for a terminal; "" for none."""
     return "" if value is None else f"{value:.2f}"

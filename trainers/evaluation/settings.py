@@ -1,6 +1,6 @@
 """What to evaluate: every value of an evaluation, one a command-line key."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import chz
@@ -27,15 +27,18 @@ class EvaluateSettings:
     train_tasks: str = chz.field(default="", doc="with agent=: import path of tasks trained on")
     test_tasks: str = chz.field(default="", doc="with agent=: import path of held-out tasks")
     models: tuple[str, ...] = chz.field(
+        default=(),
         doc="who plays: a base, a folder, runs/NAME, runs/NAME@STEP, tinker://..., openai:MODEL, "
-        "or a player of the game"
+        "or a player of the game",
     )
     split: Literal["all", "train", "test"] = chz.field(default="all", doc="which tasks")
     max_tasks: int | None = chz.field(default=200, doc="tasks of a split, spread evenly; None: all")
     seeds: int = chz.field(default=4, doc="episodes a task")
     seed: int = chz.field(default=0, doc="first of the seeds")
     temperature: float = chz.field(default=1.0, doc="0: greedy")
-    max_tokens: int | None = chz.field(default=None, doc="most tokens of a reply; None: as trained")
+    max_tokens: int | None = chz.field(
+        default=None, doc="most tokens of a reply; None: as trained; openai: None: no cap of ours"
+    )
     search: bool = chz.field(default=False, doc="whether the player has a search tool")
     success: float = chz.field(default=1.0, doc="reward from which an episode is a success")
 
@@ -88,8 +91,14 @@ class EvaluateSettings:
             values["renderer_name"] = self.renderer_name
         return TrainSettings(**values)
 
+    @property
+    def players(self) -> Mapping[str, str]:
+        """The game's players without a model: name -> import path."""
+        game = find_game(self.env)
+        return game.players if game else {}
+
     def agent_of(self, run: TrainSettings) -> str:
-        """Import path of the agent that a run's model plays with here.
+        """Import path of the agent to play with: that of a run, or its twin that searches.
 
         Raises:
             RecipeError: It should search, and cannot.

@@ -144,7 +144,7 @@ def _mapping(value: object) -> dict[str, Any]:
 
 
 def _means(scores: object) -> dict[str, float]:
-    means = {name: _mapping(score).get("mean") for name, score in _mapping(scores).items()}
+    means = {name: _mapping(score).get("reward") for name, score in _mapping(scores).items()}
     return {name: float(mean) for name, mean in means.items() if mean is not None}
 
 
@@ -153,7 +153,7 @@ def _samples(path: Path, before: Mapping[str, Any]) -> list[dict[str, Any]]:
     if records := read_jsonl(path / run_folder.SAMPLES_JSONL):
         return records
     samples = [_mapping(sample) for sample in before.get("samples") or ()]
-    return [{"task": sample.get("task"), "before": sample} for sample in samples]
+    return [{"task": sample.get("target"), "before": sample} for sample in samples]
 
 
 def _no_run(path: Path) -> str:

@@ -126,9 +126,9 @@ def _sample(sample: Mapping[str, Any]) -> Episode:
     """A held-out episode of ``samples.jsonl``."""
     turns = tuple(
         Turn(f"turn {number}", (("told", str(turn["told"])), ("said", str(turn["said"]))))
-        for number, turn in enumerate(sample["turns"], 1)
+        for number, turn in enumerate(sample["dialogue"], 1)
     )
-    ending = f"task {shorten(str(sample['task']), 60)}, {_ending(len(turns), {})}"
+    ending = f"task {shorten(str(sample['target']), 60)}, {_ending(len(turns), {})}"
     return Episode(float(sample["reward"]), ending, turns)
 
 

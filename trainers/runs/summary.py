@@ -59,7 +59,7 @@ def _plot(settings: TrainSettings, folder: RunFolder, done: "Report") -> None:
     from evert.trainers.reporting.figures.curves import draw_curves
     from evert.trainers.reporting.metrics import curves
 
-    after = done.after.scores["temperature_1"].mean if done.after is not None else None
+    after = done.after.scores["temperature_1"].reward if done.after is not None else None
     title = f"{settings.name}: {settings.model_name}, {done.steps} steps, seed {settings.seed}"
     draw_curves(folder.path / run_folder.PLOT, title, *curves(folder.steps(), after))
 
@@ -78,6 +78,8 @@ def _samples(settings: TrainSettings, folder: RunFolder, done: "Report") -> None
 
 
 def _show(settings: TrainSettings, folder: RunFolder, done: "Report", console: Console) -> None:
+    from evert.trainers.evaluation.scores import shown
+
     if done.before is not None and done.after is not None:
         title = f"{settings.name}: mean reward, {done.steps} steps, seed {settings.seed}"
         console.print(title, soft_wrap=True, markup=False)  # a table's own would wrap to its width
@@ -87,8 +89,8 @@ def _show(settings: TrainSettings, folder: RunFolder, done: "Report", console: C
         for column in ("before", "after"):
             table.add_column(column, justify="right")
         for name, label in LABELS.items():
-            means = (done.before.scores[name].mean, done.after.scores[name].mean)
-            table.add_row(label, *(f"{mean:.2f}" for mean in means))
+            rewards = (done.before.scores[name].reward, done.after.scores[name].reward)
+            table.add_row(label, *(shown(reward) for reward in rewards))
         console.print(table)
     lines = [
         f"{done.seconds['total']:.0f} s, of which training {done.seconds['training']:.0f} s",

@@ -44,9 +44,9 @@ class TensorboardLog:
     def result(self, result: Mapping[str, Any]) -> None:
         """Write the hyperparameters and what they led to."""
         after = result["held_out"]["after"] or {}
-        scores = {f"held_out/after/{how}": score["mean"] for how, score in after.items()}
+        scores = {f"held_out/after/{how}": score["reward"] for how, score in after.items()}
         if "temperature_1" in after:  # the last point of the curve
-            scores[HELD_OUT_REWARD] = after["temperature_1"]["mean"]
+            scores[HELD_OUT_REWARD] = after["temperature_1"]["reward"]
         values = {key: _plain(value) for key, value in self._settings.items()}
         self._writer.add_hparams(values, scores, run_name=".", global_step=result["steps"])
 

@@ -149,7 +149,7 @@ def run_tags(settings: TrainSettings) -> list[str]:
 def flat_scores(result: Mapping[str, Any]) -> dict[str, float]:
     """The held-out means of a ``result.json``: ``held_out/after/greedy`` and so on."""
     return {
-        f"held_out/{when}/{how}": score["mean"]
+        f"held_out/{when}/{how}": score["reward"]
         for when, scores in result["held_out"].items()
         for how, score in (scores or {}).items()
     }

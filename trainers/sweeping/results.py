@@ -55,7 +55,7 @@ def objective_of(folder: RunFolder, objective: str) -> float:
     if objective in HELD_OUT:
         result = folder.read_json(run_folder.RESULT) or {}
         after = (result.get("held_out") or {}).get("after") or {}
-        found = after.get(HELD_OUT[objective], {}).get("mean")
+        found = after.get(HELD_OUT[objective], {}).get("reward")
         names = list(HELD_OUT)
     else:
         last: dict[str, Any] = {}

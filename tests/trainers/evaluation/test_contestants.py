@@ -21,20 +21,18 @@ from evert.bridge.base import BASE_MODEL
 from evert.trainers.evaluation.contestants import (
     Contestant,
     ContestantError,
-    EndpointContestant,
-    EndpointPolicy,
-    PlayerContestant,
-    SeededPolicy,
-    WeightsContestant,
+    Endpoint,
+    Weights,
     find,
 )
+from evert.trainers.evaluation.policies import EndpointPolicy, SeededPolicy
 from evert.trainers.evaluation.settings import EvaluateSettings
 
 SETTINGS = EvaluateSettings(env="twenty_questions", models=("x",))
 
 
-def weights(found: Contestant) -> WeightsContestant:
-    assert isinstance(found, WeightsContestant)
+def weights(found: Contestant) -> Weights:
+    assert isinstance(found, Weights)
     return found
 
 
@@ -107,9 +105,9 @@ def test_weights_of_a_service_need_their_models_name() -> None:
 
 
 def test_players_and_endpoints_have_names_of_their_own() -> None:
-    assert isinstance(find("oracle", SETTINGS), PlayerContestant)
-    assert isinstance(find("openai:gpt-5-mini", SETTINGS), EndpointContestant)
-    assert find("openai:gpt-5-mini", SETTINGS).run.agent.endswith(":twenty_questions_agent")
+    assert find("oracle", SETTINGS).agent.endswith(":oracle_agent")
+    assert isinstance(find("openai:gpt-5-mini", SETTINGS), Endpoint)
+    assert find("openai:gpt-5-mini", SETTINGS).agent.endswith(":twenty_questions_agent")
 
 
 # -- 2. mistakes ---------------------------------------------------------------------------------
@@ -146,7 +144,7 @@ def test_an_agent_without_a_twin_cannot_search(run: Path) -> None:
 # -- 3. endpoints --------------------------------------------------------------------------------
 
 
-class Endpoint:
+class Server:
     """An endpoint of chat completions that says what a test tells it to."""
 
     def __init__(self) -> None:
@@ -164,8 +162,8 @@ class Endpoint:
 
 
 @pytest.fixture
-async def endpoint() -> AsyncIterator[Endpoint]:
-    made = Endpoint()
+async def endpoint() -> AsyncIterator[Server]:
+    made = Server()
     app = web.Application()
     app.router.add_post("/v1/chat/completions", made.answer)
     runner = web.AppRunner(app)
@@ -196,7 +194,7 @@ async def searching(client: Any) -> float:
     return float(second.choices[0].message.content == "Is it a bird?")
 
 
-async def test_an_endpoint_plays_with_text_and_with_tool_calls(endpoint: Endpoint) -> None:
+async def test_an_endpoint_plays_with_text_and_with_tool_calls(endpoint: Server) -> None:
     function = {"name": "search", "arguments": '{"query": "what flies"}'}
     endpoint.replies = [
         {"tool_calls": [{"id": "c1", "type": "function", "function": function}]},

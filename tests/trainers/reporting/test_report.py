@@ -102,14 +102,15 @@ def episode(*turns: dict[str, Any], group: int = 0, reward: float = 1.0) -> dict
 def scores(mean: float) -> dict[str, Any]:
     """Held-out scores, greedy a tenth above."""
     return {
-        name: {"mean": value, "low": 0.0, "high": 1.0, "episodes": 4}
+        name: {"reward": value, "low": 0.0, "high": 1.0, "episodes": 4}
         for name, value in (("greedy", mean + 0.1), ("temperature_1", mean))
     }
 
 
 def sample(said: str, reward: float = 0.0) -> dict[str, Any]:
     """A held-out episode of one turn."""
-    return {"task": "7", "reward": reward, "turns": [{"told": "Say seven.", "said": said}]}
+    dialogue = [{"told": "Say seven.", "said": said}]
+    return {"target": "7", "reward": reward, "dialogue": dialogue}
 
 
 def write_lines(path: Path, records: Sequence[Any]) -> None:
@@ -181,7 +182,7 @@ def test_an_unfinished_run_is_read_as_far_as_it_went(made: MadeUp) -> None:
     assert not run.finished
     assert run.before
     assert not run.after
-    assert [record["before"]["turns"][0]["said"] for record in run.samples] == ["six"]
+    assert [record["before"]["dialogue"][0]["said"] for record in run.samples] == ["six"]
 
 
 def test_a_run_before_its_first_step_is_a_run(made: MadeUp) -> None:

@@ -57,7 +57,7 @@ RUNS = [
 @pytest.fixture
 def finished(tmp_path: Path) -> RunFolder:
     """A run folder with a result and two steps."""
-    scores = {"greedy": {"mean": 0.5}, "temperature_1": {"mean": 0.25}}
+    scores = {"greedy": {"reward": 0.5}, "temperature_1": {"reward": 0.25}}
     (tmp_path / RESULT).write_text(json.dumps({"held_out": {"after": scores}}))
     rows = [{"step": 0, "a": 1.0, "eval": 3.0}, {"step": 1, "a": 2, "odd": float("nan")}]
     (tmp_path / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
