@@ -291,7 +291,7 @@ def checkpoint(folder: RunFolder, step: int) -> None:
 
 def step_row(step: int, reward: float) -> dict[str, Any]:
     """A line of ``metrics.jsonl``."""
-    return {"step": step, TRAIN_REWARD: reward, "note": "text is left out"}
+    return {"step": step, "progress": 0.5, TRAIN_REWARD: reward, "note": "text is left out"}
 
 
 def test_steps_done_again_replace_the_old_ones(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import io
 import json
 import struct
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,16 @@ from evert.trainers.runs.engine_choice import (
     threads_of,
 )
 from evert.trainers.runs.folder import (
+    HELD_OUT_REWARD,
     METRICS,
     RUN,
+    TRAIN_REWARD,
     RunFolder,
     RunFolderError,
     drop_broken_lines,
     open_run,
 )
-from evert.trainers.runs.progress import Lines, display
+from evert.trainers.runs.progress import Lines, display, follow
 from evert.trainers.runs.settings import (
     RecipeError,
     TrainSettings,
@@ -255,12 +258,50 @@ def test_a_line_cut_off_by_a_crash_is_set_aside(tmp_path: Path) -> None:
 
 
 def test_of_a_step_done_twice_the_last_metrics_count(tmp_path: Path) -> None:
-    rows = [{"step": 0, "x": 1}, {"step": 1, "x": 2}, {"step": 1, "x": 3}]
-    (tmp_path / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert RunFolder(tmp_path, resumed=True).steps() == [rows[0], rows[2]]
+    rows = [{"step": step, "x": x, "progress": 0.5} for step, x in ((0, 1), (1, 2), (1, 3))]
+    assert steps_of(tmp_path, rows) == [rows[0], rows[2]]
+
+
+def test_scores_in_a_row_of_their_own_belong_to_their_step(tmp_path: Path) -> None:
+    """The Cookbook writes them so where steps overlap."""
+    rows = [{"step": 0, "x": 1, "progress/done_frac": 0.5}, {"step": 0, HELD_OUT_REWARD: 0.25}]
+    assert steps_of(tmp_path, rows) == [rows[0] | rows[1]]
+
+
+def test_what_the_cookbook_adds_after_the_last_step_is_no_step(tmp_path: Path) -> None:
+    """Since 0.6: the scores of the last weights, and totals with a step and without."""
+    rows: list[dict[str, Any]] = [
+        {"step": 0, "x": 1, "progress/done_frac": 1.0},
+        {"tokens/cumulative/sampled": 3},
+        {"step": 1, HELD_OUT_REWARD: 0.25},
+        {"step": 1, "tokens/cumulative/sampled": 5},
+    ]
+    assert steps_of(tmp_path, rows) == rows[:1]
+
+
+def steps_of(path: Path, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    (path / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return RunFolder(path, resumed=True).steps()
 
 
 # -- what is shown -------------------------------------------------------------------------------
+
+
+async def test_only_a_step_moves_what_is_shown(tmp_path: Path) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    class Shown:
+        def show(self, *now: Any) -> None:
+            seen.append(now)
+
+    rows = [
+        {"tokens/cumulative/sampled": 3},
+        {"step": 0, "progress/done_frac": 1.0, TRAIN_REWARD: 0.5},
+        {"step": 1, HELD_OUT_REWARD: 0.25},
+    ]
+    async with follow(tmp_path, Shown()):
+        (tmp_path / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert seen == [(1, 0.5, None)]
 
 
 def rows(count: int) -> list[dict[str, Any]]:

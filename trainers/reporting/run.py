@@ -23,7 +23,7 @@ from typing import Any
 from evert.bridge.errors import EvertError
 from evert.trainers.reporting.metrics import Curve, clock, curves, read_curve
 from evert.trainers.runs import folder as run_folder
-from evert.trainers.runs.folder import HELD_OUT_REWARD, read_json, read_jsonl
+from evert.trainers.runs.folder import HELD_OUT_REWARD, read_json, read_jsonl, read_steps
 
 CONFIG = "config.json"
 TRAIN, HELD_OUT = "env/all/", "test/env/all/"
@@ -113,14 +113,12 @@ def read_run(path: Path) -> Run:
 
 
 def _rows(path: Path) -> Iterator[dict[str, float]]:
-    """Rows of numbers by step; of a step that was done again, the last one."""
-    found: dict[int, dict[str, float]] = {}
-    for record in read_jsonl(path):
-        if isinstance(step := record.get("step"), int):
-            found[step] = {key: value for key, value in record.items() if _is_number(value)}
-    success = _success_name(found.values())
-    for step in sorted(found):
-        row = found[step]
+    """The numbers of each step, with what is worked out from them."""
+    rows = [
+        {key: value for key, value in row.items() if _is_number(value)} for row in read_steps(path)
+    ]
+    success = _success_name(rows)
+    for row in rows:
         if row.get(f"{TRAIN}total_episodes"):
             sampled = row.get(f"{TRAIN}total_ac_tokens", 0.0)
             row[EPISODE_TOKENS] = sampled / row[f"{TRAIN}total_episodes"]

@@ -93,9 +93,8 @@ class RunFolder:
         return read_json(self.path / name)
 
     def steps(self) -> list[dict[str, Any]]:
-        """The metrics of each step, in order; of a step that was done again, the last ones."""
-        rows = {row["step"]: row for row in read_jsonl(self.path / METRICS) if "step" in row}
-        return [rows[step] for step in sorted(rows)]
+        """The metrics of each step, in order; see ``read_steps``."""
+        return read_steps(self.path / METRICS)
 
     def steps_done(self) -> int:
         """Steps that a resumed run does not do again."""
@@ -213,6 +212,25 @@ def drop_broken_lines(path: Path) -> int:
         draft.write_text("".join(f"{line}\n" for line in whole), encoding="utf-8")
         draft.replace(path)
     return len(lines) - len(whole)
+
+
+def read_steps(path: Path) -> list[dict[str, Any]]:
+    """The metrics of each training step in a ``metrics.jsonl``, in order.
+
+    Rows of one step are put together: of a step that was done again the last values count, and
+    where steps overlap the Cookbook writes held-out scores in rows of their own. What belongs to no
+    step is left out: since 0.6 it ends with the scores of the last weights and with totals.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    for row in read_jsonl(path):
+        if isinstance(step := row.get("step"), int):
+            found.setdefault(step, {}).update(row)
+    return [found[step] for step in sorted(found) if is_step(found[step])]
+
+
+def is_step(row: Mapping[str, Any]) -> bool:
+    """Whether a training step wrote a row of ``metrics.jsonl``: it says how far training is."""
+    return "progress/done_frac" in row or "progress" in row  # of RL; of supervised training
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

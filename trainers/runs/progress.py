@@ -22,7 +22,14 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from evert.trainers.runs.folder import HELD_OUT_REWARD, LOGS, METRICS, TRAIN_REWARD, read_jsonl
+from evert.trainers.runs.folder import (
+    HELD_OUT_REWARD,
+    LOGS,
+    METRICS,
+    TRAIN_REWARD,
+    is_step,
+    read_jsonl,
+)
 
 POLL_SECONDS = 0.2
 LINES = 10
@@ -110,7 +117,8 @@ async def follow(folder: Path, shown: Display) -> AsyncIterator[None]:
 
     def show(row: Mapping[str, Any]) -> None:
         latest.update(row)
-        _show(shown, latest)
+        if is_step(row):
+            shown.show(row["step"] + 1, latest.get(TRAIN_REWARD), latest.get(HELD_OUT_REWARD))
 
     async with follow_rows(folder, show):
         yield
@@ -144,10 +152,6 @@ async def follow_rows(
         with suppress(asyncio.CancelledError):
             await polling
         catch_up()
-
-
-def _show(shown: Display, latest: Mapping[str, Any]) -> None:
-    shown.show(latest["step"] + 1, latest.get(TRAIN_REWARD), latest.get(HELD_OUT_REWARD))
 
 
 @contextmanager

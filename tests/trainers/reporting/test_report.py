@@ -67,6 +67,7 @@ def row(step: int, **more: Any) -> dict[str, Any]:
     """A step's metrics as the Cookbook writes them: two seconds, eight episodes."""
     return {
         "step": step,
+        "progress/done_frac": 0.5,
         "time/total": 2.0,
         "time/sampling": 0.5,
         "time/train_step": 1.25,
@@ -308,7 +309,7 @@ def test_time_is_split_only_where_it_was_recorded(made: MadeUp) -> None:
         "held-out scores": 0.0,
         "the rest": 0.75,
     }
-    made.rows = [{"step": 0, "time/total": 1.0}]
+    made.rows = [{"step": 0, "progress/done_frac": 1.0, "time/total": 1.0}]
     assert time_spent(read_run(made.write())) is None
 
 

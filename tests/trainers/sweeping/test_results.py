@@ -59,7 +59,10 @@ def finished(tmp_path: Path) -> RunFolder:
     """A run folder with a result and two steps."""
     scores = {"greedy": {"reward": 0.5}, "temperature_1": {"reward": 0.25}}
     (tmp_path / RESULT).write_text(json.dumps({"held_out": {"after": scores}}))
-    rows = [{"step": 0, "a": 1.0, "eval": 3.0}, {"step": 1, "a": 2, "odd": float("nan")}]
+    rows = [
+        {"step": 0, "progress": 0.5, "a": 1.0, "eval": 3.0},
+        {"step": 1, "progress": 1.0, "a": 2, "odd": float("nan")},
+    ]
     (tmp_path / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
     return RunFolder(tmp_path, resumed=True)
 
@@ -76,7 +79,7 @@ def test_the_objective_is_a_held_out_score_or_a_last_metric(
 def test_an_objective_that_is_not_there_is_named_beside_those_that_are(
     finished: RunFolder, tmp_path: Path
 ) -> None:
-    with pytest.raises(ObjectiveError, match="no 'reward'; it has step, a, eval, odd"):
+    with pytest.raises(ObjectiveError, match="no 'reward'; it has step, progress, a, eval, odd"):
         objective_of(finished, "reward")
     with pytest.raises(ObjectiveError, match="odd is nan"):
         objective_of(finished, "odd")
