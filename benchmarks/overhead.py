@@ -34,10 +34,11 @@ from tinker_cookbook.rl.types import Action, ActionExtra, Env, StepResult
 from evert import AgentClient, ChatAgentEnv
 from evert.bridge.agent import inspect_agent
 from evert.bridge.base import default_renderer
+from evert.bridge.episode import Episode
 from evert.bridge.faces.endpoint import Endpoint
+from evert.bridge.inbox import ParkedCall
 from evert.bridge.messages import Reply
 from evert.bridge.rendering import prompt_renderer
-from evert.bridge.switch import AgentRun, ParkedCall
 from evert.envs.guess_number import SYSTEM_PROMPT, judge
 
 TARGET = 777
@@ -86,9 +87,11 @@ class SwitchOnly(Env):
 
     async def initial_observation(self) -> tuple[tinker.ModelInput, StopCondition]:
         """Start the agent and wait for its first call."""
-        self._run = AgentRun(inspect_agent(self._agent), asyncio.get_running_loop())
-        endpoint = Endpoint(self._run, "policy", prompt_renderer(None))
-        self._run.start(self._agent, (AgentClient(self._run, "policy", endpoint),))
+        form, loop = inspect_agent(self._agent), asyncio.get_running_loop()
+        episode = Episode(form, loop, [["policy"]])
+        self._inbox = episode.inboxes[0]
+        endpoint = Endpoint(episode, self._inbox, "policy", prompt_renderer(None))
+        episode.start(self._agent, (AgentClient(endpoint),))
         await self._next()
         return EMPTY, []
 
@@ -99,7 +102,7 @@ class SwitchOnly(Env):
         return StepResult(0.0, not await self._next(), EMPTY, [])
 
     async def _next(self) -> bool:
-        event = await self._run.next_event(600.0)
+        event = await self._inbox.take(600.0)
         self._call = event if isinstance(event, ParkedCall) else None
         return self._call is not None
 

@@ -8,7 +8,9 @@ Read in this order:
     messages.py      messages and replies, ours and the Cookbook's
     dialects/        the APIs agents speak: chat completions, responses, Anthropic's messages
     faces/           the ways in: the handle, real SDKs, take-over, a loopback server, commands
-    switch.py        parking calls, resuming agents
+    inbox.py         one trained role: calls that wait, notes, the clock
+    routes.py        which inbox or frozen model a model name leads to
+    episode.py       one run of an agent: its life, and what is released with it
     models.py        the models beside the policy, by name
     rendering.py     what is needed of a Cookbook renderer
     tokens.py        a growing token sequence
@@ -16,9 +18,10 @@ Read in this order:
     lineage.py       which conversation a call continues; drift
     actions.py       what sampled tokens say, and what if they do not parse
     limits.py        the Cookbook's limits, with the agent's own max_tokens
-    endings.py       the last transition of an episode
+    endings.py       how an episode ends: the last transition and its report
     diagnosis.py     who called, tool calls that were lost
     explain.py       a rollout for people
+    options.py       the options of an Env, and their defaults
     env.py           ChatAgentEnv: all of it as an Env
     seats.py         agents with several trained roles
     group.py         groups of episodes

@@ -10,7 +10,7 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -45,11 +45,14 @@ class Outcome:
         reward: Added to the last transition. None when all reward came from ``client.reward``.
         metrics: Numbers for curves; they join the last transition's metrics.
         logs: Text or numbers for people; they join the last transition's logs.
+        truncated: Whether the episode was cut short rather than finished (a time limit of the
+            agent's own): ``stop/truncated``, and Gymnasium's ``truncated``.
     """
 
     reward: float | None = None
     metrics: dict[str, float | int] = field(default_factory=dict)
     logs: dict[str, str | int | float] = field(default_factory=dict)
+    truncated: bool = False
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,7 @@ def outcome_of(value: object, name: str, *, rewarded: bool) -> Outcome:
             value be None.
 
     Raises:
-        RewardError: No reward at all, or one that is no finite number.
+        RewardError: No reward at all, or one that is no finite number; so is a metric.
     """
     if inspect.isawaitable(value):
         if inspect.iscoroutine(value):
@@ -191,12 +194,16 @@ def outcome_of(value: object, name: str, *, rewarded: bool) -> Outcome:
             "an async one. Declare it `async def` and `return await ...`."
         )
     outcome = value if isinstance(value, Outcome) else Outcome(reward=value)  # type: ignore[arg-type]
+    metrics = {
+        str(key): reward_of(number, f"The metric {key!r} in the Outcome of the agent {name}")
+        for key, number in outcome.metrics.items()
+    }
     if outcome.reward is None:
         if rewarded:
-            return outcome
+            return replace(outcome, metrics=metrics)
         raise RewardError(
             f"The agent {name} ended without a reward: it returned {value!r} and never called "
             "client.reward(x). Return a number (0.0 if that is meant) or call client.reward."
         )
     reward = reward_of(outcome.reward, f"The reward returned by the agent {name}")
-    return Outcome(reward, outcome.metrics, outcome.logs)
+    return replace(outcome, reward=reward, metrics=metrics)

@@ -4,8 +4,8 @@ The rules, in the order they are checked:
 
     1. Played to the end, the episode ends, with a finite reward.
     2. Every observation is a non-empty prompt of tokens the tokenizer knows.
-    3. Every observation is what the renderer itself makes of the conversation, or continues the
-       tokens sampled before.
+    3. Every observation is what the renderer itself makes of the conversation (in the same tokens,
+       or in others that spell the same text).
     4. After the end, a further step is refused.
     5. Closed at any call, the agent ends, and leaves no task and no thread behind.
     6. The agent copes with replies that are empty, cut, or no sense, or raises a plain exception.
@@ -122,9 +122,8 @@ class _Check:
                 if result.episode_done:
                     await self._check_end(env, result)
                     return turn + 1
-                before = prompt + action
                 prompt = flatten(result.next_observation.chunks)
-                self._check_continues(before, prompt, env, turn)
+                self._check_continues(prompt, env, turn)
         finally:
             await env.close()
         raise EnvCheckError(
@@ -143,17 +142,16 @@ class _Check:
                 f"has {vocabulary}. Renderer and tokenizer do not belong together."
             )
 
-    def _check_continues(
-        self, before: FlatPrompt, prompt: FlatPrompt, env: ChatAgentEnv, turn: int
-    ) -> None:
+    def _check_continues(self, prompt: FlatPrompt, env: ChatAgentEnv, turn: int) -> None:
         conversation = env.conversation
-        if prompt[: len(before)] == before or conversation is None or conversation.turns:
-            return  # goes on token for token, or from an earlier turn that did
-        if prompt != self._renderer.full(conversation.messages):
+        if conversation is None:
+            return
+        whole = self._renderer.full(conversation.messages)
+        if prompt != whole and _texts(prompt, self._renderer) != _texts(whole, self._renderer):
             raise EnvCheckError(
-                f"Rule 3: the observation of turn {turn + 1} neither continues the tokens sampled "
-                f"before nor equals the renderer's own prompt. {type(self._renderer.renderer)} "
-                "claims an extension property that it does not have."
+                f"Rule 3: the observation of turn {turn + 1} is not what the renderer itself makes "
+                f"of the conversation: {type(self._renderer.renderer).__name__} shows a message "
+                "otherwise once others follow, though it claims the extension property."
             )
 
     async def _check_end(self, env: ChatAgentEnv, result: StepResult) -> None:
@@ -206,6 +204,12 @@ class _Check:
             ) from error
         finally:
             await env.close()
+
+
+def _texts(prompt: FlatPrompt, renderer: PromptRenderer) -> list[object]:
+    """The text of a flat prompt, and what in it is no text."""
+    chunks = [element for element in prompt if not isinstance(element, int)]
+    return [renderer.decode([t for t in prompt if isinstance(t, int)]), *chunks]
 
 
 _Runner = asyncio.Task[Any] | threading.Thread

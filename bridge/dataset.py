@@ -1,12 +1,15 @@
 """``AgentDataset``: tasks of any sequence, dealt in batches of groups for the Cookbook."""
 
-import importlib
+import logging
 import math
 import random
 from collections.abc import Sequence
 from typing import Any, Unpack
 
 import chz
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.image_processing_utils import get_image_processor
+from tinker_cookbook.model_info import get_model_attributes
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
@@ -14,9 +17,12 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 from evert.bridge.agent import Agent
 from evert.bridge.base import BASE_MODEL, BASE_RENDERER
-from evert.bridge.env import EnvOptions
 from evert.bridge.errors import InvalidDatasetError
 from evert.bridge.group import ChatAgentGroupBuilder, GroupReward
+from evert.bridge.imports import resolve
+from evert.bridge.options import EnvOptions
+
+logger = logging.getLogger(__name__)
 
 
 class AgentDataset(RLDataset):
@@ -139,7 +145,10 @@ class AgentDatasetBuilder(RLDatasetBuilder):
             InvalidAgentError, InvalidDatasetError: The agent or the tasks are not usable.
         """
         renderer = get_renderer(
-            self.renderer_name, get_tokenizer(self.model_name), model_name=self.model_name
+            self.renderer_name,
+            get_tokenizer(self.model_name),
+            image_processor=_image_processor(self.model_name, self.renderer_name),
+            model_name=self.model_name,
         )
         options: EnvOptions = {"renderer": renderer, "limits": self.limits, **self.env_options}
         train = self._dataset(self.train_tasks, self.group_size, self.epochs, self.shuffle, options)
@@ -165,24 +174,33 @@ class AgentDatasetBuilder(RLDatasetBuilder):
         )
 
 
+def _image_processor(model_name: str, renderer_name: str) -> Any:
+    """What turns images into tokens, for models that take them; None for text alone."""
+    if "_vl" not in renderer_name and not _takes_images(model_name):
+        return None
+    try:
+        return get_image_processor(model_name)
+    except (OSError, ValueError) as error:  # text still works, and an image is a 400 that says so
+        logger.warning("No image processor for %s, so its agents send text: %s", model_name, error)
+        return None
+
+
+def _takes_images(model_name: str) -> bool:
+    try:
+        return get_model_attributes(model_name).is_vl
+    except (ConfigurationError, KeyError, ValueError):  # none of the Cookbook's models
+        return False
+
+
 def load_tasks(tasks: str | Sequence[Any]) -> Sequence[Any]:
     """The tasks that ``tasks`` names by 'package.module:name', or itself.
 
     Raises:
         InvalidDatasetError: Nothing is found there, or it is no sequence.
     """
-    if isinstance(tasks, str):
-        module_name, _, name = tasks.partition(":")
-        try:
-            found = getattr(importlib.import_module(module_name), name)
-        except (ImportError, AttributeError, TypeError, ValueError) as error:
-            raise InvalidDatasetError(
-                f"No tasks at {tasks!r}: {error}. Expected 'package.module:name'."
-            ) from error
-    else:
-        found = tasks
+    found = resolve(tasks, "tasks", InvalidDatasetError) if isinstance(tasks, str) else tasks
     if not hasattr(found, "__len__") or not hasattr(found, "__getitem__"):
         raise InvalidDatasetError(
             f"Tasks must be a sequence (with a length and an index), got {type(found).__name__}."
         )
-    return found  # type: ignore[no-any-return]
+    return found

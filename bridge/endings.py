@@ -1,6 +1,19 @@
-"""How an episode ends: the last transition's reward, and the report it carries."""
+"""How an episode ends: the last transition's reward, and the report it carries.
+
+the agent returns                 reward, ``stop/completed`` (``stop/truncated`` if it says so)
+the agent raises                  ``AgentError``, or ``on_agent_error`` as the reward
+no call and no end in time        ``AgentTimeoutError``, the agent is cancelled
+``limits.max_turns`` calls made   ``stop/max_turns``
+prompt over the token budget      the agent gets a 400; if it does not cope,
+                                  ``stop/max_tokens`` and ``context_overflow_reward``
+tool calls over the budget        ``stop/max_tool_calls``
+parse error under a policy        ``stop/parse_error`` (without one, the agent gets the text)
+ended at another seat             ``stop/peer_stopped``
+``close()``                       the agent is cancelled, whatever waits is told
+"""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import tinker
 from tinker_cookbook.completers import StopCondition
@@ -10,10 +23,24 @@ from tinker_cookbook.rl.types import (
     Logs,
     Metrics,
     StepResult,
+    StopReason,
 )
 
+from evert.bridge.agent import outcome_of
+from evert.bridge.diagnosis import ToolCounts
+from evert.bridge.errors import AgentError, text_of
+from evert.bridge.inbox import Inbox
 from evert.bridge.lineage import ConversationBook
-from evert.bridge.switch import AgentRun
+
+if TYPE_CHECKING:
+    import openai
+
+PEER_STOPPED = "peer_stopped"
+"""Stop reason of a seat whose episode was ended at another seat (``seats.py``)."""
+
+
+TRUNCATED = "truncated"
+"""Stop reason of an episode that its agent says was cut short: ``Outcome(truncated=True)``."""
 
 
 @dataclass(slots=True)
@@ -46,23 +73,104 @@ class Ending:
         return InitialObservationOverflow(self.reward, self.metrics, self.logs)
 
 
-def end_with(reason: str, run: AgentRun, book: ConversationBook, reward: float = 0.0) -> Ending:
-    """An ending for ``reason`` with all notes of the agent, and with lineages and drift."""
-    ending = Ending()
-    ending.reward = reward + take_notes(run, ending.metrics, ending.logs)
-    ending.metrics[f"{STOP_METRIC_PREFIX}{reason}"] = 1.0
-    ending.metrics["lineages"] = book.lineages
-    ending.metrics["drift"] = book.drift.total()
-    for cause, count in book.drift.items():
-        ending.metrics[f"drift/{cause}"] = count
-    return ending
+@dataclass(slots=True)
+class Account:
+    """What one role's episode has come to so far; makes its endings.
+
+    Attributes:
+        agent: The agent's name, for messages.
+        book: The conversations, with their drift.
+        tools: The tool calls.
+        overflow_reward: Added when a prompt grew too long.
+        error_reward: Reward of an episode whose agent raised; None: that is raised.
+        inbox: The role's, once the episode has begun.
+        stop_reason: Why the episode is to stop before the next turn; None: it goes on.
+        overflow: The latest refusal, while the agent has not coped with it; None: none.
+        turns: Number of actions taken so far.
+    """
+
+    agent: str
+    book: ConversationBook
+    tools: ToolCounts
+    overflow_reward: float
+    error_reward: float | None
+    inbox: Inbox | None = None
+    stop_reason: StopReason | None = None
+    overflow: "openai.BadRequestError | None" = None
+    turns: int = 0
+
+    def report(self) -> Metrics:
+        """Lineages, drift and tool calls so far, as metrics."""
+        metrics: Metrics = {"lineages": self.book.lineages, "drift": self.book.drift.total()}
+        for cause, count in self.book.drift.items():
+            metrics[f"drift/{cause}"] = count
+        self.tools.report(metrics)
+        return metrics
+
+    def take_notes(self, metrics: Metrics, logs: Logs) -> float:
+        """Move what the agent noted since its last call into a transition; returns the reward."""
+        return 0.0 if self.inbox is None else _take_notes(self.inbox, metrics, logs)
+
+    def ending(self, reason: str, reward: float = 0.0) -> Ending:
+        """An ending for ``reason`` with all notes of the agent and the report."""
+        ending = Ending(reward)
+        ending.reward += self.take_notes(ending.metrics, ending.logs)
+        ending.metrics[f"{STOP_METRIC_PREFIX}{reason}"] = 1.0
+        ending.metrics.update(self.report())
+        return ending
+
+    def cut(self) -> Ending:
+        """The reply was cut at its cap, and that is to end the episode."""
+        ending = self.ending(StopReason.MAX_TOKENS, self.overflow_reward)
+        ending.metrics["max_tokens_reached"] = 1.0
+        return ending
+
+    def overflown(self) -> Ending:
+        """The prompt is over the token budget, and the agent does not cope."""
+        ending = self.ending(StopReason.MAX_TOKENS, self.overflow_reward)
+        ending.metrics["context_overflow" if self.turns else "max_tokens_reached"] = 1.0
+        ending.logs["context_overflow"] = str(self.overflow or "the prompt grew too long")
+        return ending
+
+    def of_agent(self, error: BaseException | None, share: Any) -> Ending:
+        """The ending that an agent's return or exception stands for.
+
+        Args:
+            error: What it raised; None: it returned.
+            share: What it returned, this role's part of it.
+
+        Raises:
+            AgentError: It raised (unless ``error_reward`` scores that).
+            RewardError: It ended without a reward, or with something that is none.
+        """
+        if error is None:
+            rewarded = self.inbox is not None and self.inbox.rewarded
+            outcome = outcome_of(share, self.agent, rewarded=rewarded)
+            reason = TRUNCATED if outcome.truncated else StopReason.COMPLETED
+            ending = self.ending(self.stop_reason or reason, outcome.reward or 0.0)
+            ending.metrics.update(outcome.metrics)
+            ending.logs.update(outcome.logs)
+            return ending
+        if isinstance(error, KeyboardInterrupt):
+            raise error
+        if self.overflow is not None and comes_from(error, self.overflow):
+            return self.overflown()
+        name = type(error).__name__
+        if self.error_reward is None:
+            raise AgentError.of(
+                name,
+                f"The agent {self.agent} raised {name} after {self.turns} model calls: "
+                f"{text_of(error)}",
+            ) from error
+        ending = self.ending("agent_error", self.error_reward)
+        ending.logs["agent_error"] = f"{name}: {text_of(error)}"
+        return ending
 
 
-def take_notes(run: AgentRun, metrics: Metrics, logs: Logs) -> float:
-    """Move what the agent noted since its last call into a transition; returns the reward."""
+def _take_notes(inbox: Inbox, metrics: Metrics, logs: Logs) -> float:
     reward = 0.0
-    for _ in range(len(run.notes)):  # a thread may add some meanwhile: those are the next one's
-        kind, key, value = run.notes.pop(0)
+    for _ in range(len(inbox.notes)):  # a thread may add some meanwhile: those are the next one's
+        kind, key, value = inbox.notes.pop(0)
         if kind == "reward":
             reward += value
         elif kind == "metric":

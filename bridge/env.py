@@ -1,35 +1,25 @@
 """``ChatAgentEnv``: an agent function as a ``tinker_cookbook.rl.types.Env``.
 
-The Env starts the agent (``switch.py``), hands out its first call as the observation
-(``lineage.py``), gives it the reply that ``step`` brings, and so on to its end. This file is the
-order of these steps, and the rules for every way an episode can end:
-
-    the agent returns                 reward, ``stop/completed``
-    the agent raises                  ``AgentError``, or ``on_agent_error`` as the reward
-    no call and no end in time        ``AgentTimeoutError``, the agent is cancelled
-    ``limits.max_turns`` calls made   ``stop/max_turns``
-    prompt over the token budget      the agent gets a 400; if it does not cope,
-                                      ``stop/context_overflow`` and ``context_overflow_reward``
-    tool calls over the budget        ``stop/max_tool_calls``
-    reply not in the format asked     asked again ``format_retries`` times, then delivered as it is
-    parse error under a policy        ``stop/parse_error`` (without one, the agent gets the text)
-    ``close()``                       the agent is cancelled, whatever waits is told
+The Env starts the agent (``episode.py``), hands out its first call as the observation
+(``lineage.py``), gives it the reply that ``step`` brings, and so on to its end (``endings.py``).
+This file is the order of these steps. Every prompt that a trainer gets has passed one gate
+(``_offer``), those of retries too, so that budgets hold for all of them.
 """
 
 import asyncio
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Unpack
 
 from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.renderers.base import Message
-from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
+from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy
 from tinker_cookbook.rl.types import (
     Action,
     ActionExtra,
@@ -42,33 +32,37 @@ from tinker_cookbook.rl.types import (
     StopReason,
 )
 
-from evert.bridge.actions import FormatRetries, ParseErrors, ToolBudget, Verdict, read_action
-from evert.bridge.agent import NO_TASK, Agent, inspect_agent, outcome_of
+from evert.bridge.actions import (
+    FormatRetries,
+    ParseErrors,
+    Problem,
+    ToolBudget,
+    Verdict,
+    read_action,
+)
+from evert.bridge.agent import NO_TASK, Agent, inspect_agent
 from evert.bridge.conversation import Conversation
 from evert.bridge.diagnosis import CALLER, DRIFT, LINEAGE, ToolCounts
-from evert.bridge.endings import Ending, comes_from, end_with, take_notes
+from evert.bridge.endings import PEER_STOPPED, Account, Ending
+from evert.bridge.episode import Episode, Life, give_threads
 from evert.bridge.errors import AgentError, AgentTimeoutError, EnvClosedError, EnvStateError
 from evert.bridge.faces import takeover
 from evert.bridge.faces.client import AgentClient, BlockingAgentClient
 from evert.bridge.faces.endpoint import Endpoint
+from evert.bridge.inbox import AgentEnd, Inbox, ParkedCall
 from evert.bridge.limits import NO_LIMITS, LiveLimits, longest_prompt
 from evert.bridge.lineage import ConversationBook, Drift
 from evert.bridge.messages import Reply
-from evert.bridge.models import FrozenModel, frozen_models
+from evert.bridge.models import frozen_models
+from evert.bridge.options import EnvOptions, settings_of
 from evert.bridge.rendering import prompt_renderer
 from evert.bridge.requests import ChatRequest
-from evert.bridge.switch import AgentEnd, AgentRun, ParkedCall, give_threads
+from evert.bridge.routes import policy_names
 
 if TYPE_CHECKING:
     import openai
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_MODEL_NAME = "policy"
-"""What the policy is called when nobody names it."""
-
-PEER_STOPPED = "peer_stopped"
-"""Stop reason of a seat whose episode was ended at another seat (``seats.py``)."""
 
 LONG_TEXT = 20_000
 """Characters of new text that take a tokenizer some milliseconds: more is rendered off the loop."""
@@ -77,28 +71,24 @@ MAX_REFUSALS = 8
 """Requests refused one after the other before we hold that the agent cannot cope."""
 
 
-class EnvOptions(TypedDict, total=False):
-    """Options of ``ChatAgentEnv`` that a group builder passes on (see there)."""
-
-    renderer: Renderer | None
-    model_name: str
-    limits: RolloutLimits | None
-    agent_timeout: float | None
-    on_agent_error: float | None
-    on_truncation: Literal["deliver", "end"]
-    parse_error_policy: ParseErrorPolicy | None
-    context_overflow_reward: float
-    close_timeout: float
-    models: Mapping[str, FrozenModel] | None
-    format_retries: int
-
-
 @dataclass(slots=True)
 class _Outstanding:
-    """The observation the trainer holds: the parked call and its conversation."""
+    """The observation the trainer holds: the parked call, its conversation, the drift it met."""
 
     call: ParkedCall
     conversation: Conversation
+    drift: Drift | None = None
+
+
+@dataclass(slots=True)
+class _Turn:
+    """One action on its way to the agent, and what its transition carries."""
+
+    tokens: list[int]
+    truncated: bool
+    logs: Logs
+    metrics: Metrics = field(default_factory=dict)
+    reward: float = 0.0
 
 
 class ChatAgentEnv(Env):
@@ -108,89 +98,51 @@ class ChatAgentEnv(Env):
         agent: ``(client)`` or ``(client, task)``; ``async def`` or a plain function, which then
             runs in a thread of its own. Its return value is the reward (or an ``Outcome``).
         task: Handed to the agent. Left out: the agent takes the client only.
-        renderer: A Cookbook renderer. None: the shipped base's tokenizer and chat format.
-        model_name: What the agent calls the policy.
-        limits: The Cookbook's budgets. ``max_turns`` and ``max_trajectory_tokens`` are kept by the
-            Env, so that the agent learns of them; a runner keeps the others.
-        agent_timeout: Seconds the agent may take between two calls. None: for ever.
-        on_agent_error: Reward of an episode whose agent raised. None: ``step`` raises
-            ``AgentError`` from the agent's exception.
-        on_truncation: What to do with a reply cut at its token cap: "deliver" it to the agent
-            with ``finish_reason="length"``, or "end" the episode as ``EnvFromMessageEnv`` does.
-        parse_error_policy: The Cookbook's policy for replies that do not parse. None: the agent
-            gets the text as it is, and the transition is marked with ``parse_error``.
-        context_overflow_reward: Added when an episode ends because its prompt grew too long.
-        close_timeout: Seconds that ``close`` waits for the agent, twice.
-        models: Models that the agent may call beside the policy, by name (``models.py``).
-        format_retries: How often a reply is asked for again that is not as ``response_format`` or
-            a forced ``tool_choice`` has it; each time is a transition.
+        **options: ``renderer``, ``model_name``, ``limits``, ``agent_timeout``, ``on_agent_error``,
+            ``on_truncation``, ``parse_error_policy``, ``context_overflow_reward``,
+            ``close_timeout``, ``models``, ``format_retries``: see ``evert.bridge.options``.
+
+    Attributes:
+        turn_lineages: Token sequence that each action so far belongs to, in their order.
+        turn_callers: Task or thread that made the call which each action answered.
 
     Raises:
         InvalidAgentError: ``agent`` is no agent, or does not take these arguments.
-        InvalidModelError: One of ``models`` is none.
+        InvalidModelError: One of ``models`` is none, or ``model_name`` is no name.
         RendererMismatchError: ``renderer`` is no renderer.
+        TypeError, ValueError: There is no such option, or not such a value.
 
     Like every Env it is single-use. When a rollout is given up, call ``close()`` (a group builder's
     ``cleanup`` does).
     """
 
-    def __init__(
-        self,
-        agent: Agent,
-        task: object = NO_TASK,
-        *,
-        renderer: Renderer | None = None,
-        model_name: str = DEFAULT_MODEL_NAME,
-        limits: RolloutLimits | None = None,
-        agent_timeout: float | None = 600.0,
-        on_agent_error: float | None = None,
-        on_truncation: Literal["deliver", "end"] = "deliver",
-        parse_error_policy: ParseErrorPolicy | None = None,
-        context_overflow_reward: float = -0.1,
-        close_timeout: float = 1.0,
-        models: Mapping[str, FrozenModel] | None = None,
-        format_retries: int = 2,
-    ) -> None:
+    def __init__(self, agent: Agent, task: object = NO_TASK, **options: Unpack[EnvOptions]) -> None:
         self._form = inspect_agent(agent, task)
-        self._options: EnvOptions = {
-            "renderer": renderer,
-            "model_name": model_name,
-            "limits": limits,
-            "agent_timeout": agent_timeout,
-            "on_agent_error": on_agent_error,
-            "on_truncation": on_truncation,
-            "parse_error_policy": parse_error_policy,
-            "context_overflow_reward": context_overflow_reward,
-            "close_timeout": close_timeout,
-            "models": models,
-            "format_retries": format_retries,
-        }
         self.agent = agent
         self._task = task
-        self._renderer = prompt_renderer(renderer)
-        self._model_name = model_name
-        self._limits = limits if limits is not None else NO_LIMITS
-        self._agent_timeout = agent_timeout
-        self._on_agent_error = on_agent_error
-        self._on_truncation = on_truncation
-        self._parse_errors = ParseErrors(parse_error_policy)
-        self._context_overflow_reward = context_overflow_reward
-        self._close_timeout = close_timeout
-        self._frozen = frozen_models(models or {}, model_name, self._renderer)
-        self._formats = FormatRetries(format_retries)
-        self._tool_counts = ToolCounts()
+        self._options = options
+        self._settings = settings = settings_of(options)
+        self._renderer = prompt_renderer(settings.renderer)
+        self._names = policy_names(settings.model_name)
+        self._frozen = frozen_models(settings.models or {}, self._names, self._renderer)
+        self._limits = settings.limits if settings.limits is not None else NO_LIMITS
+        self._parse_errors = ParseErrors(settings.parse_error_policy)
+        self._formats = FormatRetries(settings.format_retries)
         self._tool_budget = ToolBudget(self._limits.max_tool_calls)
         self._book = ConversationBook(self._renderer, longest_prompt(self._limits))
-        self._run: AgentRun | None = None
+        self._account = Account(
+            self._form.name,
+            self._book,
+            ToolCounts(),
+            settings.context_overflow_reward,
+            settings.on_agent_error,
+        )
+        self._episode: Episode | None = None
         self._outstanding: _Outstanding | None = None
         self._closed = False
         self._refusals = 0
-        self._overflow: openai.BadRequestError | None = None
-        self._stop_reason: StopReason | None = None
         self.turn_lineages: list[int] = []
-        """Token sequence that each action so far belongs to, in order of the actions."""
         self.turn_callers: list[str] = []
-        """Task or thread that made the call which each action answered."""
 
     # -- what the Cookbook calls -----------------------------------------------------------------
 
@@ -206,21 +158,19 @@ class ChatAgentEnv(Env):
             AgentError, AgentTimeoutError, RewardError, EnvClosedError: As ``step``.
             EnvStateError: The Env was used before.
         """
-        if self._run is not None:
+        if self._episode is not None:
             raise EnvStateError(
                 "initial_observation() was called twice on one ChatAgentEnv. An Env is one "
                 "episode: make a new one for the next."
             )
         self._refuse_if_closed()
-        run = self._run = AgentRun(self._form, asyncio.get_running_loop(), self._frozen)
-        await self._begin(run, self._model_name)
+        self._episode, self._account.inbox = await self._begin()
         upcoming = await self._advance()
         if isinstance(upcoming, _Outstanding):
             return self._hand_out(upcoming)
-        ending = upcoming
-        if self._overflow is None:
-            ending.metrics["no_llm_call"] = 1.0
-        return ending.as_overflow()
+        if self._account.overflow is None:
+            upcoming.metrics["no_llm_call"] = 1.0
+        return upcoming.as_overflow()
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
         """Resume the agent with a sampled action and return at its next call or its end.
@@ -237,59 +187,23 @@ class ChatAgentEnv(Env):
             EnvClosedError: The Env was closed before or meanwhile.
         """
         outstanding = self._take_outstanding()
-        call, conversation = outstanding.call, outstanding.conversation
-        tokens = list(action)
         truncated = (extra or {}).get("stop_reason") == "length"
-        metrics: Metrics = {}
-        logs: Logs = {}
-        logs[CALLER], logs[LINEAGE] = call.caller, conversation.lineage
-        call_ids = f"call-{self.turns}"
-        self.turn_lineages.append(conversation.lineage)
-        self.turn_callers.append(call.caller)
-        if truncated and self._on_truncation == "end":
-            return self._last_step(await self._stop_truncated(), metrics, logs)
-        reply, problem = read_action(
-            tokens,
-            self._renderer,
-            truncated=truncated,
-            stop=call.request.stop,
-            call_ids=call_ids,
-            prompt_tokens=conversation.length,
-        )
-        self._tool_counts.count(call.request, reply)
-        verdict = self._parse_errors.judge(reply, problem, metrics, logs)
-        if verdict is Verdict.END:
-            return self._last_step(await self._stop_unparsed(), metrics, logs)
-        if verdict is Verdict.ASK_AGAIN:
-            assert problem is not None
-            correction = self._parse_errors.correction(problem)
-            self._ask_again(conversation, tokens, reply, correction)
-            return self._next_step(outstanding, metrics, logs, self._penalty())
-        if call.request.format is not None:
-            reply, complaint = self._formats.judge(reply, call.request.format, metrics, logs)
-            if complaint is not None and call.is_waiting:
-                self._ask_again(conversation, tokens, reply, complaint)
-                return self._next_step(outstanding, metrics, logs)
-        reply, cut = self._tool_budget.allow(reply)
-        if cut:
-            self._stop_reason = StopReason.MAX_TOOL_CALLS
-        if call.is_waiting:
-            conversation.record(tokens, reply, self._renderer)
-            call.answer(reply)
-        upcoming = await self._advance()
+        caller, lineage = outstanding.call.caller, outstanding.conversation.lineage
+        turn = _Turn(list(action), truncated, {CALLER: caller, LINEAGE: lineage})
+        self.turn_lineages.append(lineage)
+        self.turn_callers.append(caller)
+        self._account.turns += 1
+        upcoming = await self._resume(outstanding, turn)
         if isinstance(upcoming, Ending):
-            return self._last_step(upcoming, metrics, logs)
-        if self._book.latest_drift is not None:
-            logs[DRIFT] = str(self._book.latest_drift)
-        return self._next_step(upcoming, metrics, logs)
+            upcoming.reward += turn.reward
+            return upcoming.as_step(turn.metrics, turn.logs, self._renderer.stop)
+        if upcoming.drift is not None:
+            turn.logs[DRIFT] = str(upcoming.drift)
+        turn.reward += self._account.take_notes(turn.metrics, turn.logs)
+        observation, stop = self._hand_out(upcoming)
+        return StepResult(turn.reward, False, observation, stop, turn.metrics, turn.logs)
 
-    def _ask_again(
-        self, conversation: Conversation, action: list[int], reply: Reply, correction: Message
-    ) -> None:
-        """Put an action that the agent never sees, and what was wrong with it, into the prompt."""
-        conversation.record(action, reply, self._renderer)
-        self._book.inject(conversation, [correction], self._renderer)
-        conversation.reply = None  # the agent cannot send it back
+    # -- the seams of the Cookbook's runner ------------------------------------------------------
 
     async def inject_messages(
         self, messages: Sequence[Message]
@@ -298,10 +212,15 @@ class ChatAgentEnv(Env):
 
         Raises:
             EnvStateError: No observation is outstanding.
+            RendererMismatchError, ValueError: The renderer cannot show the messages; the
+                observation stands as it was.
         """
         outstanding = self._take_outstanding()
-        self._book.inject(outstanding.conversation, messages, self._renderer)
-        return self._hand_out(outstanding)
+        try:
+            self._book.inject(outstanding.conversation, messages, self._renderer)
+        finally:
+            handed_out = self._hand_out(outstanding)
+        return handed_out
 
     def set_parse_error_policy(self, policy: ParseErrorPolicy) -> None:
         """Take a runner's policy for replies that do not parse."""
@@ -314,10 +233,9 @@ class ChatAgentEnv(Env):
     @property
     def rollout_limits(self) -> LiveLimits:
         """The limits a runner keeps, read anew each turn; the agent's ``max_tokens`` included."""
-        return LiveLimits(self._limits, self._present_cap)
-
-    def _present_cap(self) -> int | None:
-        return self.request.max_tokens if self.request is not None else None
+        return LiveLimits(
+            self._limits, lambda: None if self.request is None else self.request.max_tokens
+        )
 
     # -- what users read -------------------------------------------------------------------------
 
@@ -331,9 +249,14 @@ class ChatAgentEnv(Env):
         return self._renderer.renderer
 
     @property
+    def turns(self) -> int:
+        """Number of actions taken so far."""
+        return self._account.turns
+
+    @property
     def is_running(self) -> bool:
         """Whether the agent was started and has not ended."""
-        return self._run is not None and not self._run.is_over
+        return self._episode is not None and not self._episode.is_over
 
     @property
     def request(self) -> ChatRequest | None:
@@ -350,6 +273,12 @@ class ChatAgentEnv(Env):
         """How often a conversation could not go on token for token, by cause."""
         return self._book.drift
 
+    def report(self) -> Metrics:
+        """Lineages, drift and tool calls so far, as the last transition carries them."""
+        return self._account.report()
+
+    # -- the end ---------------------------------------------------------------------------------
+
     async def close(self) -> None:
         """Give the episode up: cancel the agent, run its ``finally`` blocks, join its thread.
 
@@ -359,53 +288,36 @@ class ChatAgentEnv(Env):
         """
         self._closed = True
         self._outstanding = None
-        run = self._run
-        if run is None or run.is_over:
+        episode, patience = self._episode, self._settings.close_timeout
+        if episode is None:
             return
-        if not run.loop.is_running():
-            run.abandon()
+        if not episode.loop.is_running():
+            episode.abandon()
             return
-        if run.loop is asyncio.get_running_loop():
-            ended = await run.close(self._close_timeout)
+        if episode.loop is asyncio.get_running_loop():
+            ended = await episode.close(patience)
         else:
-            elsewhere = run.close(self._close_timeout)
-            ended = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(elsewhere, run.loop))
+            elsewhere = asyncio.run_coroutine_threadsafe(episode.close(patience), episode.loop)
+            ended = await asyncio.wrap_future(elsewhere)
         if not ended:
             logger.error(
                 "The agent %s did not end within %s s of being cancelled; it is left behind. It "
                 "swallows cancellation, or blocks in a thread.",
                 self._form.name,
-                2 * self._close_timeout,
+                2 * patience,
             )
 
     def __del__(self) -> None:
-        run = getattr(self, "_run", None)
-        if run is not None and not run.is_over and not run.form.is_async:
-            run.abandon()  # else its thread would wait for ever
+        episode = getattr(self, "_episode", None)
+        if episode is not None and not self._closed and not episode.is_over:
+            episode.drop()  # else its thread would wait for ever
             warnings.warn(
-                f"A ChatAgentEnv of {run.form.name} was dropped while its agent was running; call "
-                "close().",
+                f"A ChatAgentEnv of {episode.form.name} was dropped while its agent was running; "
+                "call close().",
                 ResourceWarning,
                 source=self,
                 stacklevel=1,
             )
-
-    # -- from one call to the next ---------------------------------------------------------------
-
-    async def _begin(self, run: AgentRun, model: str) -> None:
-        """Start the agent; its calls are ``run``'s, and go to ``model`` unless they name one."""
-        form = self._form
-        endpoint = Endpoint(run, model, self._renderer)
-        client_type = AgentClient if form.is_async else BlockingAgentClient
-        client = client_type(run, model, endpoint)
-        arguments = (client,) * form.takes_client + (self._task,) * form.takes_task
-        takeover.install()
-        give_threads(run.loop)
-        run.start(self.agent, arguments, takeover.agent_context(endpoint))
-
-    def _own_share(self, value: Any) -> Any:
-        """The part of the agent's return value that is this Env's: all of it."""
-        return value
 
     def _refuse_if_closed(self) -> None:
         if self._closed:
@@ -414,18 +326,46 @@ class ChatAgentEnv(Env):
                 "episode."
             )
 
+    # -- beginning, and handing out --------------------------------------------------------------
+
+    async def _begin(self) -> tuple[Episode, Inbox]:
+        """Start the agent; the episode, and the inbox that this Env reads."""
+        episode = Episode(self._form, asyncio.get_running_loop(), [self._names], self._frozen)
+        self._start(episode, self._names[0])
+        return episode, episode.inboxes[0]
+
+    def _start(self, episode: Episode, model: str) -> None:
+        """Start the agent; its calls go to ``model`` unless they name one."""
+        form = self._form
+        endpoint = Endpoint(episode, episode.inboxes[0], model, self._renderer)
+        client = (AgentClient if form.is_async else BlockingAgentClient)(endpoint)
+        arguments = (client,) * form.takes_client + (self._task,) * form.takes_task
+        takeover.install()
+        give_threads(episode.loop)
+        episode.start(self.agent, arguments, takeover.agent_context(endpoint))
+
+    def _running(self) -> tuple[Episode, Inbox]:
+        if self._episode is None or self._account.inbox is None:
+            raise EnvStateError("This ChatAgentEnv was not started; call initial_observation().")
+        return self._episode, self._account.inbox
+
+    def _own_share(self, value: Any) -> Any:
+        """The part of the agent's return value that is this Env's: all of it."""
+        return value
+
     def _take_outstanding(self) -> _Outstanding:
         self._refuse_if_closed()
-        outstanding, self._outstanding = self._outstanding, None
-        if self._run is not None and self._run.loop is not asyncio.get_running_loop():
+        if self._episode is not None and self._episode.loop is not asyncio.get_running_loop():
             raise EnvStateError(
                 "A ChatAgentEnv was stepped on another event loop than the one it was started on. "
                 "Play an episode within one asyncio.run(...)."
             )
+        outstanding, self._outstanding = self._outstanding, None
         if outstanding is None:
             raise EnvStateError(
                 "No observation is outstanding. Call initial_observation() first, then step() once "
-                "for each observation, and no more after episode_done; got a step out of turn."
+                "for each observation, and no more after episode_done (an episode whose agent has "
+                "ended cannot be continued, by a hook neither); got a step out of turn."
             )
         return outstanding
 
@@ -435,55 +375,123 @@ class ChatAgentEnv(Env):
         stop = self._renderer.stop_with(outstanding.call.request.stop)
         return outstanding.conversation.prompt(), stop
 
-    def _next_step(
-        self, upcoming: _Outstanding, metrics: Metrics, logs: Logs, reward: float = 0.0
-    ) -> StepResult:
-        assert self._run is not None
-        reward += take_notes(self._run, metrics, logs)
-        observation, stop = self._hand_out(upcoming)
-        return StepResult(reward, False, observation, stop, metrics, logs)
+    # -- the action ------------------------------------------------------------------------------
 
-    def _last_step(self, ending: Ending, metrics: Metrics, logs: Logs) -> StepResult:
-        return ending.as_step(metrics, logs, self._renderer.stop)
+    async def _resume(self, outstanding: _Outstanding, turn: _Turn) -> "_Outstanding | Ending":
+        """Give the agent the reply, or ask for another one; on to the next prompt or the end."""
+        call, conversation = outstanding.call, outstanding.conversation
+        if turn.truncated and self._settings.on_truncation == "end":
+            await self.close()
+            return self._account.cut()
+        reply, problem = self._read(outstanding, turn)
+        self._account.tools.count(call.request, reply)
+        verdict = self._parse_errors.judge(reply, problem, turn.metrics, turn.logs)
+        if verdict is Verdict.END:
+            policy = self._parse_errors.policy
+            turn.reward += 0.0 if policy is None else policy.terminal_reward
+            return await self._stop(StopReason.PARSE_ERROR)
+        if verdict is Verdict.ASK_AGAIN and problem is not None and call.is_waiting:
+            policy = self._parse_errors.policy
+            turn.reward -= 0.0 if policy is None else policy.penalty_per_error
+            correction = self._parse_errors.correction(problem)
+            return await self._ask_again(outstanding, turn, reply, correction)
+        if call.request.format is not None:
+            wanted = call.request.format
+            reply, complaint = self._formats.judge(reply, wanted, turn.metrics, turn.logs)
+            if complaint is not None and call.is_waiting:
+                return await self._ask_again(outstanding, turn, reply, complaint)
+        reply, cut = self._tool_budget.allow(reply)
+        if cut:
+            self._account.stop_reason = StopReason.MAX_TOOL_CALLS
+        if call.is_waiting:
+            conversation.record(turn.tokens, reply, self._renderer)
+            call.answer(reply)
+        return await self._advance()
+
+    def _read(self, outstanding: _Outstanding, turn: _Turn) -> tuple[Reply, Problem | None]:
+        """The reply of an action, no longer than the agent asked for."""
+        request = outstanding.call.request
+
+        def read(tokens: list[int], truncated: bool) -> tuple[Reply, Problem | None]:
+            return read_action(
+                tokens,
+                self._renderer,
+                truncated=truncated,
+                stop=request.stop,
+                call_ids=f"call-{self._account.turns - 1}",
+                prompt_tokens=outstanding.conversation.length,
+            )
+
+        reply, problem = read(turn.tokens, turn.truncated)
+        cap = request.max_tokens
+        if cap is None or len(turn.tokens) <= cap:
+            return reply, problem
+        # A runner with limits of its own did not know of the agent's cap.
+        short, _ = read(turn.tokens[:cap], True)
+        return replace(short, parsed=reply.parsed), None
+
+    async def _ask_again(
+        self, outstanding: _Outstanding, turn: _Turn, reply: Reply, correction: Message
+    ) -> "_Outstanding | Ending":
+        """Put an action that the agent never sees, and what was wrong with it, into the prompt."""
+        conversation = outstanding.conversation
+        if (reason := self._spent()) is not None:
+            return await self._stop(reason)
+        conversation.record(turn.tokens, reply, self._renderer)
+        self._book.inject(conversation, [correction], self._renderer)
+        conversation.reply = None  # the agent cannot send it back
+        longest = longest_prompt(self._limits)
+        if longest is not None and conversation.length > longest:
+            await self.close()
+            return self._account.overflown()
+        return _Outstanding(outstanding.call, conversation)
+
+    # -- from one call to the next ---------------------------------------------------------------
 
     async def _advance(self) -> "_Outstanding | Ending":
         """Wait for the agent's next call that can be served, or for its ending."""
-        run = self._run
-        assert run is not None
+        episode, inbox = self._running()
         while True:
             try:
-                event = await run.next_event(self._agent_timeout)
+                event = await inbox.take(self._settings.agent_timeout)
             except AgentTimeoutError:
                 await self.close()
                 raise
             except EnvClosedError:
                 if self._closed:
                     raise
-                return self._end_with(PEER_STOPPED)
-            if run.is_closed and not self._closed:
-                await run.release()
-                return self._end_with(PEER_STOPPED)
+                return self._account.ending(PEER_STOPPED)
+            if episode.life is Life.CLOSED and not self._closed:
+                await episode.release()
+                return self._account.ending(PEER_STOPPED)
             if isinstance(event, AgentEnd):
-                await run.release()
-                return self._ending(event)
-            reason = self._stop_reason
-            if self._limits.max_turns is not None and self.turns >= self._limits.max_turns:
-                reason = reason or StopReason.MAX_TURNS
-            if reason is not None:
+                await episode.release()
+                share = None if event.error is not None else self._own_share(event.value)
+                return self._account.of_agent(event.error, share)
+            if (reason := self._spent()) is not None:
                 return await self._stop(reason)
             try:
                 conversation = await self._observe(event)
             except _bad_request_error() as error:
                 if await self._refuse(event, error):
                     continue
-                return await self._stop_overflown()
-            self._refusals = 0
-            return _Outstanding(event, conversation)
+                await self.close()
+                return self._account.overflown()
+            self._refuse_if_closed()
+            self._refusals, self._account.overflow = 0, None
+            return _Outstanding(event, conversation, self._book.latest_drift)
 
-    @property
-    def turns(self) -> int:
-        """Number of actions taken so far."""
-        return len(self.turn_lineages)
+    def _spent(self) -> StopReason | None:
+        """Why there may be no further turn; None: there may."""
+        limit = self._limits.max_turns
+        if limit is not None and self._account.turns >= limit:
+            return self._account.stop_reason or StopReason.MAX_TURNS
+        return self._account.stop_reason
+
+    async def _stop(self, reason: StopReason) -> Ending:
+        """End an episode whose agent would go on."""
+        await self.close()
+        return self._account.ending(reason)
 
     async def _observe(self, call: ParkedCall) -> Conversation:
         if self._book.new_text(call.request, call.caller) <= LONG_TEXT:
@@ -501,86 +509,19 @@ class ChatAgentEnv(Env):
             AgentError: The last of too many, for other reasons.
         """
         self._refusals += 1
-        self._overflow = error if error.code == "context_length_exceeded" else None
+        is_overflow = error.code == "context_length_exceeded"
+        self._account.overflow = error if is_overflow else None
         if self._refusals < MAX_REFUSALS:
             call.refuse(error)
             return True
-        if self._overflow is not None:
+        if is_overflow:
             return False
         await self.close()
-        raise AgentError(
+        raise AgentError.of(
+            type(error).__name__,
             f"The agent {self._form.name} made {self._refusals} requests in a row that were "
-            f"refused; the last refusal: {error}"
+            f"refused; the last refusal: {error}",
         ) from error
-
-    # -- endings ---------------------------------------------------------------------------------
-
-    def _end_with(self, reason: str, reward: float = 0.0) -> Ending:
-        assert self._run is not None
-        ending = end_with(reason, self._run, self._book, reward)
-        self._tool_counts.report(ending.metrics)
-        return ending
-
-    def _penalty(self) -> float:
-        policy = self._parse_errors.policy
-        return 0.0 if policy is None else -policy.penalty_per_error
-
-    async def _stop_unparsed(self) -> Ending:
-        ending = await self._stop(StopReason.PARSE_ERROR)
-        if self._parse_errors.policy is not None:
-            ending.reward += self._parse_errors.policy.terminal_reward
-        return ending
-
-    async def _stop(self, reason: StopReason) -> Ending:
-        """End an episode whose agent would go on."""
-        await self.close()
-        return self._end_with(reason)
-
-    async def _stop_truncated(self) -> Ending:
-        ending = await self._stop(StopReason.MAX_TOKENS)
-        ending.metrics["max_tokens_reached"] = 1.0
-        ending.reward += self._context_overflow_reward
-        return ending
-
-    async def _stop_overflown(self) -> Ending:
-        await self.close()
-        return self._overflown()
-
-    def _overflown(self) -> Ending:
-        reason = StopReason.CONTEXT_OVERFLOW if self.turns else StopReason.MAX_TOKENS
-        ending = self._end_with(reason, self._context_overflow_reward)
-        ending.metrics["context_overflow" if self.turns else "max_tokens_reached"] = 1.0
-        ending.logs["context_overflow"] = str(self._overflow)
-        return ending
-
-    def _ending(self, end: AgentEnd) -> Ending:
-        """The ending that an agent's return or exception stands for.
-
-        Raises:
-            AgentError, RewardError: See ``step``.
-        """
-        assert self._run is not None
-        error = end.error
-        if error is None:
-            value = self._own_share(end.value)
-            outcome = outcome_of(value, self._form.name, rewarded=self._run.rewarded)
-            ending = self._end_with(self._stop_reason or StopReason.COMPLETED)
-            ending.reward += outcome.reward or 0.0
-            ending.metrics.update(outcome.metrics)
-            ending.logs.update(outcome.logs)
-            return ending
-        if isinstance(error, KeyboardInterrupt):
-            raise error
-        if self._overflow is not None and comes_from(error, self._overflow):
-            return self._overflown()
-        if self._on_agent_error is None:
-            raise AgentError(
-                f"The agent {self._form.name} raised {type(error).__name__} after {self.turns} "
-                f"model calls: {error}"
-            ) from error
-        ending = self._end_with("agent_error", self._on_agent_error)
-        ending.logs["agent_error"] = f"{type(error).__name__}: {error}"
-        return ending
 
 
 @cache

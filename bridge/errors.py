@@ -24,6 +24,9 @@ SDK's own ``BadRequestError`` (``requests.py``), because that is what agents cat
 calling after it was closed, so that ``except Exception`` loops end too.
 """
 
+from functools import cache
+from typing import Any, ClassVar
+
 
 class EvertError(Exception):
     """Root of every error that evert raises on purpose."""
@@ -38,7 +41,28 @@ class RewardError(EvertError, ValueError):
 
 
 class AgentError(EvertError, RuntimeError):
-    """The agent raised; ``__cause__`` is the agent's exception with its traceback."""
+    """The agent raised; ``__cause__`` is the agent's exception with its traceback.
+
+    What is raised is of a subclass named after the exception's class (``AgentError.KeyError``),
+    since the Cookbook counts errors by the name of their class.
+    """
+
+    cause_name: ClassVar[str] = ""
+
+    @staticmethod
+    def of(cause_name: str, message: str) -> "AgentError":
+        """The error for an exception of the class ``cause_name``."""
+        return _agent_error_class(cause_name)(message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not self.cause_name:
+            return AgentError, self.args
+        return AgentError.of, (self.cause_name, *self.args)
+
+
+@cache
+def _agent_error_class(cause_name: str) -> type[AgentError]:
+    return type(f"AgentError.{cause_name}", (AgentError,), {"cause_name": cause_name})
 
 
 class AgentTimeoutError(EvertError, TimeoutError):
@@ -79,6 +103,14 @@ class InvalidDatasetError(EvertError, ValueError):
 
 class EnvCheckError(EvertError, RuntimeError):
     """``check_env`` found that an environment breaks a rule."""
+
+
+def text_of(error: BaseException) -> str:
+    """An exception's message, also where its own ``__str__`` raises."""
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"(its message cannot be read: {type(broken).__name__})"
 
 
 class AgentAborted(BaseException):

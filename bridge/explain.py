@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 from tinker_cookbook.renderers import Renderer
+from tinker_cookbook.rl.rollout_runner import stop_reason_from_metrics
 from tinker_cookbook.rl.types import STOP_METRIC_PREFIX, Trajectory, Transition
 
 from evert.bridge.diagnosis import CALLER, DRIFT, LINEAGE
@@ -139,10 +140,11 @@ def _earned(transition: Transition) -> Text:
 def _summary(trajectory: Trajectory) -> Text:
     transitions = trajectory.transitions
     total = sum(transition.reward for transition in transitions)
-    last = transitions[-1].metrics if transitions else {}
-    stops = [n.removeprefix(STOP_METRIC_PREFIX) for n in last if n.startswith(STOP_METRIC_PREFIX)]
+    # The one with the report is not the last where the turns are in lineage order.
+    last = next((t.metrics for t in reversed(transitions) if "lineages" in t.metrics), {})
+    stop = trajectory.stop_reason or stop_reason_from_metrics(last)
     text = Text(f"{len(transitions)} turns, reward {total:g}", style="bold")
-    text.append(f", {', '.join(stops)}" if stops else "")
+    text.append(f", {stop}" if stop else "")
     if "lineages" in last:
         count = int(last["lineages"])
         text.append(f"; {count} {'datum' if count == 1 else 'data'}")

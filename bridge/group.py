@@ -1,22 +1,26 @@
 """``ChatAgentGroupBuilder``: several episodes of one agent on one task.
 
-A builder is data: it pickles, it may be asked for envs again when a rollout is retried, and its
-``cleanup`` closes every env it ever made, whatever state it is in.
+A builder is data: it pickles (where its agent has an import path), it may be asked for envs again
+when a rollout is retried, and its ``cleanup`` closes every env it ever made, whatever state it is
+in.
 """
 
 import asyncio
 import functools
-import importlib
 import logging
+import math
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Any, Unpack
 
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
 
 from evert.bridge.agent import NO_TASK, Agent, agent_name, inspect_agent, reward_of
-from evert.bridge.env import ChatAgentEnv, EnvOptions
+from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
-from evert.bridge.seats import check_seats, seat_envs
+from evert.bridge.imports import resolve
+from evert.bridge.options import EnvOptions
+from evert.bridge.seats import SeatEnv, SeatGroup, check_seats
 
 logger = logging.getLogger(__name__)
 
@@ -30,37 +34,26 @@ def load_agent(agent: Agent | str) -> Agent:
     Raises:
         InvalidAgentError: Nothing is found there.
     """
-    if not isinstance(agent, str):
-        return agent
-    module_name, _, name = agent.partition(":")
-    if not module_name or not name:
-        raise InvalidAgentError(f"An agent is named like 'package.module:function', got {agent!r}.")
-    try:
-        found: Any = importlib.import_module(module_name)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise InvalidAgentError(
-            f"No agent at {agent!r}: {error}. Expected an importable 'package.module:function'."
-        ) from error
-    return found  # type: ignore[no-any-return]
+    found = resolve(agent, "agent", InvalidAgentError) if isinstance(agent, str) else agent
+    return found
 
 
-def require_import_path(agent: Agent, role: str = "agent") -> None:
-    """Check that another process could find ``agent`` by name.
+def require_import_path(function: Callable[..., Any], role: str = "agent") -> None:
+    """Check that another process could find ``function`` by name.
 
     Raises:
-        InvalidAgentError: It is a lambda, or was defined inside a function.
+        InvalidAgentError: It is a lambda, or was defined inside a function or in a notebook.
     """
-    inner = agent
+    inner = function
     while isinstance(inner, functools.partial):
         inner = inner.func
     name = getattr(inner, "__qualname__", None) or type(inner).__qualname__
     if "<lambda>" in name or "<locals>" in name:
         raise InvalidAgentError(
-            f"The {role} {agent_name(agent)} has no import path: group builders are pickled for "
-            "rollouts in other processes, and a lambda or an inner function cannot be found there. "
-            "Define it at the top level of a module (functools.partial may bind arguments)."
+            f"The {role} {agent_name(function)} has no import path, so this group builder cannot "
+            "be pickled for rollouts in another process, where a lambda or an inner function "
+            "cannot be found. Define it at the top level of a module (functools.partial may bind "
+            "arguments), or play the rollouts in this process."
         )
 
 
@@ -68,17 +61,18 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
     """Builds ``group_size`` environments of one agent and task.
 
     Args:
-        agent: The agent, at the top level of a module; or its path 'package.module:function'.
-        task: Handed to the agent; picklable. Left out: the agent takes the client only.
+        agent: The agent, or its import path 'package.module:function'. Any callable will do; for
+            rollouts in other processes it has to stand at the top level of a module.
+        task: Handed to the agent. Left out: the agent takes the client only.
         group_size: Number of episodes, at least 1.
         seats: Names of the agent's trained roles, where it has several: each episode then gives one
             Env a seat, side by side (``seats.py``). Empty: one policy.
-        group_reward: Further rewards that compare the trajectories; at module level too.
+        group_reward: Further rewards that compare the trajectories.
         tags: Names under which the Cookbook aggregates metrics.
         **options: Of ``ChatAgentEnv``.
 
     Raises:
-        InvalidAgentError: The agent is none, takes other arguments, or has no import path.
+        InvalidAgentError: The agent is none, or takes other arguments.
         InvalidDatasetError: ``group_size`` is below 1, or the seats have no different names.
     """
 
@@ -95,9 +89,6 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
     ) -> None:
         self.agent = load_agent(agent)
         inspect_agent(self.agent, task)
-        require_import_path(self.agent)
-        if group_reward is not None:
-            require_import_path(group_reward, "group reward")
         if group_size < 1:
             raise InvalidDatasetError(f"group_size must be at least 1, got {group_size}.")
         self.task = task
@@ -109,30 +100,58 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         self.tags = list(tags)
         self.options = options
         self._envs: list[ChatAgentEnv] = []
+        self._seat_group: SeatGroup | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_envs": []}  # running episodes stay in their process
+        require_import_path(self.agent)
+        if self.group_reward is not None:
+            require_import_path(self.group_reward, "group reward")
+        return {**self.__dict__, "_envs": [], "_seat_group": None}  # episodes stay where they run
 
     async def make_envs(self) -> Sequence[Env]:
-        """New environments; a retry may ask again, and ``cleanup`` closes them all."""
-        envs: list[ChatAgentEnv] = []
-        for _ in range(self.group_size):
-            if self.seats:
-                envs += seat_envs(self.agent, self.seats, self.task, **self.options)
-            else:
-                envs.append(ChatAgentEnv(self.agent, self.task, **self.options))
+        """New environments; ``cleanup`` closes them all.
+
+        Asked again before the cleanup, by a strategy that plays a failed rollout once more and
+        takes the first of them, a builder with seats gives the next seat of a new episode.
+        """
+        envs: list[ChatAgentEnv]
+        if not self.seats:
+            envs = [self._new_env() for _ in range(self.group_size)]
+        elif self._seat_group is None:
+            group = SeatGroup(self.agent, self.seats, self.task, self.options)
+            envs = [env for _ in range(self.group_size) for env in group.new_episode()]
+            self._seat_group = group
+        else:
+            envs = [self._seat_group.next_seat()]
         self._envs += envs
         return envs
+
+    def _new_env(self) -> ChatAgentEnv:
+        return ChatAgentEnv(self.agent, self.task, **self.options)
 
     async def compute_group_rewards(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
     ) -> list[tuple[float, Metrics]]:
-        """The group's further rewards; puts each trajectory's transitions in lineage order."""
-        for trajectory, env in zip(trajectory_group, env_group, strict=True):
+        """The group's further rewards; puts each trajectory's transitions in lineage order.
+
+        Seats have a baseline of their own: the Cookbook centres all rewards of a group on their
+        mean, so each seat is shifted by what lies between its own mean and the group's. What was
+        really earned is in the metric ``seat/<name>/reward``.
+        """
+        rewards = self._further_rewards(trajectory_group)
+        metrics: list[Metrics] = [{} for _ in trajectory_group]
+        for trajectory, env, own in zip(trajectory_group, env_group, metrics, strict=True):
             if isinstance(env, ChatAgentEnv):
+                if not _is_reported(trajectory):  # the runner ended it
+                    own.update(env.report())
                 sort_by_lineage(trajectory, env.turn_lineages)
+        if self.seats:
+            rewards = _shifted_by_seat(rewards, trajectory_group, env_group, metrics)
+        return list(zip(rewards, metrics, strict=True))
+
+    def _further_rewards(self, trajectory_group: list[Trajectory]) -> list[float]:
         if self.group_reward is None:
-            return [(0.0, {}) for _ in trajectory_group]
+            return [0.0] * len(trajectory_group)
         name = agent_name(self.group_reward)
         rewards = list(self.group_reward(trajectory_group))
         if len(rewards) != len(trajectory_group):
@@ -140,11 +159,11 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
                 f"The group reward {name} returned {len(rewards)} rewards for "
                 f"{len(trajectory_group)} trajectories; expected one each, in order."
             )
-        return [(reward_of(reward, f"A reward of {name}"), {}) for reward in rewards]
+        return [reward_of(reward, f"A reward of {name}") for reward in rewards]
 
     async def cleanup(self) -> None:
         """Close every environment made so far; never raises."""
-        envs, self._envs = self._envs, []
+        envs, self._envs, self._seat_group = self._envs, [], None
         results = await asyncio.gather(*(env.close() for env in envs), return_exceptions=True)
         for result in results:
             if isinstance(result, Exception):
@@ -153,6 +172,32 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
     def logging_tags(self) -> list[str]:
         """Names under which the Cookbook aggregates this group's metrics."""
         return self.tags
+
+
+def _is_reported(trajectory: Trajectory) -> bool:
+    return any("lineages" in transition.metrics for transition in trajectory.transitions)
+
+
+def _shifted_by_seat(
+    rewards: list[float],
+    trajectories: Sequence[Trajectory],
+    envs: Sequence[Env],
+    metrics: Sequence[Metrics],
+) -> list[float]:
+    """Further rewards after which each seat's mean total is the group's; notes the real totals."""
+    earned = [
+        math.fsum([reward, *(transition.reward for transition in trajectory.transitions)])
+        for trajectory, reward in zip(trajectories, rewards, strict=True)
+    ]
+    seats = [env.seat if isinstance(env, SeatEnv) else "" for env in envs]
+    means = {
+        seat: fmean([total for total, its in zip(earned, seats, strict=True) if its == seat])
+        for seat in seats
+    }
+    for own, seat, total in zip(metrics, seats, earned, strict=True):
+        own[f"seat/{seat}/reward"] = total
+    overall = fmean(earned) if earned else 0.0
+    return [reward + overall - means[seat] for reward, seat in zip(rewards, seats, strict=True)]
 
 
 def sort_by_lineage(trajectory: Trajectory, turn_lineages: Sequence[int]) -> None:

@@ -20,6 +20,8 @@ class LiveLimits:
         self._present_cap = present_cap
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_limits":  # of a copy that is being made
+            raise AttributeError(name)
         return getattr(self._limits, name)
 
     @property

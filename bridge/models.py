@@ -10,8 +10,9 @@ are no transitions, and nothing is trained on them. A frozen model is one of
 
 import json
 import os
+import secrets
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
@@ -26,11 +27,10 @@ from evert.bridge.lineage import ConversationBook
 from evert.bridge.messages import Reply, as_fields, read_message, read_reply
 from evert.bridge.rendering import PromptRenderer
 from evert.bridge.requests import ChatRequest, bad_request
+from evert.bridge.routes import FrozenAnswer
 
 MAX_TOKENS = 2048
 """Cap on a sampling client's reply when neither the agent nor the user gives one."""
-
-Answers: TypeAlias = Callable[[ChatRequest], Awaitable[Reply]]
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,8 @@ class RemoteModel:
         """
         import openai
 
+        from evert.bridge.faces.takeover import left_alone
+
         fields: dict[str, Any] = {
             "tools": request.tools,
             "max_completion_tokens": request.max_tokens,
@@ -66,17 +68,18 @@ class RemoteModel:
             **_format_fields(request.format),
         }
         messages: Any = [as_fields(m, index) for index, m in enumerate(request.messages)]
-        async with openai.AsyncOpenAI(
-            base_url=self.base_url,
-            api_key=os.environ.get(self.api_key_env) or "none",
-            timeout=self.timeout,
-            http_client=openai.DefaultAsyncHttpxClient(verify=_tls()),
-        ) as client:
-            completion = await client.chat.completions.create(
-                model=self.model,
-                messages=messages,
-                **{name: value for name, value in fields.items() if value is not None},
-            )
+        with left_alone():  # an agent may call us itself, under the very name of its policy
+            async with openai.AsyncOpenAI(
+                base_url=self.base_url,
+                api_key=os.environ.get(self.api_key_env) or "none",
+                timeout=self.timeout,
+                http_client=openai.DefaultAsyncHttpxClient(verify=_tls()),
+            ) as client:
+                completion = await client.chat.completions.create(
+                    model=self.model,
+                    messages=messages,
+                    **{name: value for name, value in fields.items() if value is not None},
+                )
         [choice, *_] = completion.choices
         sent = {"role": "assistant", **choice.message.model_dump(exclude_none=True)}
         sent.setdefault("content", "")
@@ -84,7 +87,7 @@ class RemoteModel:
         return read_reply(
             read_message(sent, 0, {}),
             truncated=choice.finish_reason == "length",
-            call_ids="call",
+            call_ids=_new_call_ids(),
             prompt_tokens=usage.prompt_tokens if usage is not None else 0,
             completion_tokens=usage.completion_tokens if usage is not None else 0,
         )
@@ -94,6 +97,11 @@ class RemoteModel:
 def _tls() -> ssl.SSLContext:
     """Loading the certificates takes longer than a short call: once a process will do."""
     return ssl.create_default_context()
+
+
+def _new_call_ids() -> str:
+    """A prefix for the ids of one reply's tool calls, unlike any other's."""
+    return f"call-{secrets.token_hex(4)}"
 
 
 def _format_fields(wanted: ReplyFormat | None) -> dict[str, Any]:
@@ -116,22 +124,23 @@ FrozenModel: TypeAlias = MessageCompleter | TokenCompleter | tinker.SamplingClie
 
 
 def frozen_models(
-    models: Mapping[str, FrozenModel], policy: str, renderer: PromptRenderer
-) -> dict[str, Answers]:
+    models: Mapping[str, FrozenModel], policy: Sequence[str], renderer: PromptRenderer
+) -> dict[str, FrozenAnswer]:
     """What answers the calls to each name.
 
     Raises:
-        InvalidModelError: One is no model, or has the policy's name.
+        InvalidModelError: One is no model, or has a name of the policy's.
     """
-    if policy in models:
-        raise InvalidModelError(
-            f"models={{{policy!r}: ...}} has the policy's own name. Name the policy otherwise "
-            "(model_name=...), or leave the entry out."
-        )
+    for name in policy:
+        if name in models:
+            raise InvalidModelError(
+                f"models={{{name!r}: ...}} has the policy's own name. Name the policy otherwise "
+                "(model_name=...), or leave the entry out."
+            )
     return {name: _answers(name, model, renderer) for name, model in models.items()}
 
 
-def _answers(name: str, model: FrozenModel, renderer: PromptRenderer) -> Answers:
+def _answers(name: str, model: FrozenModel, renderer: PromptRenderer) -> FrozenAnswer:
     if isinstance(model, RemoteModel):
         return model
     if isinstance(model, MessageCompleter):
@@ -162,7 +171,11 @@ class _FromMessages:
             messages.append(request.format.request())
         parsed = await self.completer(messages)
         return read_reply(
-            parsed, truncated=False, call_ids="call", prompt_tokens=0, completion_tokens=0
+            parsed,
+            truncated=False,
+            call_ids=_new_call_ids(),
+            prompt_tokens=0,
+            completion_tokens=0,
         )
 
 
@@ -183,7 +196,7 @@ class _FromTokens:
             self.renderer,
             truncated=action.stop_reason == "length",
             stop=request.stop,
-            call_ids="call",
+            call_ids=_new_call_ids(),
             prompt_tokens=conversation.length,
         )
         return reply

@@ -7,6 +7,10 @@ The agent asks for a role's client with ``client.seat("judge")``, or names the m
 Env. It returns one reward for all, or a dict with one a seat. What ends an episode at one seat (a
 limit, an overflow, a rollout that is given up) ends it at all: the others stop with
 ``stop/peer_stopped`` and what they have earned.
+
+An episode begins when all of its seats are taken. A strategy that plays a failed trajectory again
+asks its builder for one Env at a time: ``SeatGroup`` hands out the seats of a new episode one after
+the other, so that whole episodes are played again, and tells a seat that waits in vain.
 """
 
 import asyncio
@@ -14,14 +18,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
 from evert.bridge.agent import NO_TASK, Agent
-from evert.bridge.env import ChatAgentEnv, EnvOptions
+from evert.bridge.endings import Ending
+from evert.bridge.env import ChatAgentEnv
+from evert.bridge.episode import Episode
 from evert.bridge.errors import (
     EnvClosedError,
     EnvStateError,
     InvalidDatasetError,
     RewardError,
 )
-from evert.bridge.switch import AgentRun, seat_model
+from evert.bridge.inbox import Inbox
+from evert.bridge.options import EnvOptions
+from evert.bridge.routes import seat_model
+
+LONE_SEAT_PATIENCE = 1.0
+"""Seconds that a seat waits for others after the last Env that could still bring them is over."""
 
 
 def check_seats(seats: Sequence[str]) -> None:
@@ -51,31 +62,132 @@ def seat_envs(
         InvalidDatasetError: The seats are not two or more different names.
         InvalidAgentError, RendererMismatchError: As ``ChatAgentEnv``.
     """
-    check_seats(seats)
-    table = _Table(tuple(seats))
-    return [SeatEnv(table, seat, agent, task, options) for seat in seats]
+    return SeatGroup(agent, seats, task, options).new_episode()
+
+
+class SeatGroup:
+    """The episodes of a group whose agent has seats.
+
+    Args:
+        agent: The agent.
+        seats: Names of its roles.
+        task: Handed to the agent.
+        options: Of every Env.
+
+    Raises:
+        InvalidDatasetError: The seats are not two or more different names.
+    """
+
+    def __init__(
+        self, agent: Agent, seats: Sequence[str], task: object, options: EnvOptions
+    ) -> None:
+        check_seats(seats)
+        self._made_of = (agent, task, options)
+        self._seats = tuple(seats)
+        self._owed: list[SeatEnv] = []
+        self._playing: set[SeatEnv] = set()
+        self._waiting: set[SeatEnv] = set()
+
+    def new_episode(self) -> "list[SeatEnv]":
+        """The Envs of a new episode, one a seat."""
+        table = _Table(self._seats)
+        envs = [SeatEnv(self, table, seat, *self._made_of) for seat in self._seats]
+        self._playing.update(envs)
+        return envs
+
+    def next_seat(self) -> "SeatEnv":
+        """One Env to play in the place of one that failed: the next seat of a new episode."""
+        if not self._owed:
+            self._owed = self.new_episode()
+            self._playing.difference_update(self._owed)
+        env = self._owed.pop(0)
+        self._playing.add(env)
+        return env
+
+    def waits(self, env: "SeatEnv") -> None:
+        """A seat was taken whose episode has not begun."""
+        self._playing.discard(env)
+        self._waiting.add(env)
+        self._look()
+
+    def begins(self, table: "_Table") -> None:
+        """An episode begins, or never will."""
+        begun = {env for env in self._waiting if env.table is table}
+        self._waiting -= begun
+        if not table.closed:
+            self._playing |= begun
+
+    def is_over(self, env: "SeatEnv") -> None:
+        """A seat has been played to its end, or failed, or was given up."""
+        self._playing.discard(env)
+        self._waiting.discard(env)
+        self._look()
+
+    def _look(self) -> None:
+        """Give up on seats that wait when nobody is left who could fail and be played again."""
+        if self._waiting and not self._playing:
+            asyncio.get_running_loop().call_later(LONE_SEAT_PATIENCE, self._tell_lone_seats)
+
+    def _tell_lone_seats(self) -> None:
+        if not self._playing:
+            for env in [*self._waiting]:
+                env.table.settle()
 
 
 class _Table:
-    """What the seats of one episode share: their runs, and whether all have arrived."""
+    """What the seats of one episode share: who has arrived, and the episode once all have."""
 
     def __init__(self, seats: tuple[str, ...]) -> None:
         self.seats = seats
-        self.runs: dict[str, AgentRun] = {}
-        self.settled = asyncio.Event()
-        """Set when the agent has started, or never will."""
+        self.taken: set[str] = set()
+        self.episode: Episode | None = None
         self.closed = False
+        self._settled = asyncio.Event()
+
+    def settle(self) -> None:
+        """The episode has begun, or never will: whoever waits is told."""
+        self.closed = self.episode is None
+        self._settled.set()
+
+    async def wait(self, seat: str) -> tuple[Episode, Inbox]:
+        """The episode and the seat's inbox, once all seats are taken.
+
+        Raises:
+            EnvClosedError: The episode was given up before.
+        """
+        await self._settled.wait()
+        if self.episode is None:
+            missing = [seat for seat in self.seats if seat not in self.taken]
+            raise EnvClosedError(
+                f"The episode was given up before its agent began: the seat {seat!r} waited for "
+                f"{', '.join(missing)}. All seats of an episode are played at the same time. (A "
+                "strategy that keeps partial groups, like MinViableGroup, may play one seat again "
+                "without the others; RetryOnFailure plays all.)"
+            )
+        return self.episode, self.episode.routes.seats[seat]
 
 
 class SeatEnv(ChatAgentEnv):
-    """One seat of an episode; made by ``seat_envs``."""
+    """One seat of an episode; made by ``seat_envs``.
+
+    Attributes:
+        seat: The role's name.
+        table: What it shares with the other seats.
+    """
 
     def __init__(
-        self, table: _Table, seat: str, agent: Agent, task: object, options: EnvOptions
+        self,
+        group: SeatGroup,
+        table: _Table,
+        seat: str,
+        agent: Agent,
+        task: object,
+        options: EnvOptions,
     ) -> None:
-        named: Any = {**options, "model_name": seat_model(seat)}
+        named: EnvOptions = {**options, "model_name": seat_model(seat)}
         super().__init__(agent, task, **named)
-        self._table = table
+        self._group = group
+        self.table = table
         self.seat = seat
 
     def renewed(self) -> "SeatEnv":
@@ -89,46 +201,53 @@ class SeatEnv(ChatAgentEnv):
             "evert.bridge.seats.seat_envs, and play them at the same time."
         )
 
-    async def _begin(self, run: AgentRun, model: str) -> None:
-        """Take the seat; the last to arrive starts the agent, as the first seat's.
+    async def _begin(self) -> tuple[Episode, Inbox]:
+        """Take the seat; the last to arrive starts the agent.
 
         Raises:
             EnvClosedError: The episode was given up before all seats were taken.
         """
-        table = self._table
-        table.runs[self.seat] = run
-        if len(table.runs) == len(table.seats) and not table.closed:
-            runs = {seat_model(seat): table.runs[seat] for seat in table.seats}
-            for seated in runs.values():
-                seated.seats = runs
-            first = seat_model(table.seats[0])
-            await super()._begin(runs[first], first)
-            table.settled.set()
-        await table.settled.wait()
-        if not run.seats:
-            missing = [seat for seat in table.seats if seat not in table.runs]
-            raise EnvClosedError(
-                f"The episode was given up before its agent began: the seat {self.seat!r} waited "
-                f"for {', '.join(missing)}. All seats of an episode are played at the same time."
-            )
+        table = self.table
+        table.taken.add(self.seat)
+        if len(table.taken) == len(table.seats) and not table.closed:
+            roles = [[seat_model(seat)] for seat in table.seats]
+            loop = asyncio.get_running_loop()
+            table.episode = Episode(self._form, loop, roles, self._frozen)
+            self._start(table.episode, roles[0][0])
+            table.settle()
+            self._group.begins(table)
+        else:
+            self._group.waits(self)
+        try:
+            return await table.wait(self.seat)
+        except BaseException:
+            self._group.is_over(self)
+            raise
+
+    async def _advance(self) -> Any:
+        try:
+            upcoming = await super()._advance()
+        except BaseException:
+            self._group.is_over(self)
+            raise
+        if isinstance(upcoming, Ending):
+            self._group.is_over(self)
+        return upcoming
 
     def _own_share(self, value: Any) -> Any:
         if not isinstance(value, Mapping):
             return value
-        if set(value) != set(self._table.seats):
+        if set(value) != set(self.table.seats):
             raise RewardError(
                 f"The agent returned rewards for {', '.join(map(str, value)) or 'no seat'}; its "
-                f"seats are {', '.join(self._table.seats)}. Return one for each, or one number for "
+                f"seats are {', '.join(self.table.seats)}. Return one for each, or one number for "
                 "all."
             )
         return value[self.seat]
 
     async def close(self) -> None:
         """Give the episode up, at every seat; see ``ChatAgentEnv.close``."""
-        table = self._table
-        table.closed = True
-        table.settled.set()  # whoever waits for the others learns that it is over
-        if self._run is None or self._run.seats:
-            await super().close()
-        else:
-            self._closed = True
+        self.table.settle()  # whoever waits for the others learns that it is over
+        self._episode = self._episode or self.table.episode
+        await super().close()
+        self._group.is_over(self)

@@ -6,7 +6,6 @@ without HTTP; both give the genuine SDKs (``openai``, ``anthropic``), a transpor
 an address for other processes; both take rewards, logs and metrics from inside the agent.
 """
 
-import itertools
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +13,10 @@ from openai.types.chat import ChatCompletion
 
 from evert.bridge.agent import reward_of
 from evert.bridge.dialects.chat_completions import completion, read
-from evert.bridge.errors import InvalidAgentError
 from evert.bridge.faces.endpoint import Endpoint
 from evert.bridge.faces.transport import Transport
 from evert.bridge.messages import Reply
 from evert.bridge.requests import ChatRequest, bad_request
-from evert.bridge.switch import AgentRun, seat_model, seat_name
 
 if TYPE_CHECKING:
     from anthropic import Anthropic, AsyncAnthropic
@@ -31,27 +28,27 @@ if TYPE_CHECKING:
 class _Handle:
     """What both clients share: who they speak for, and the notes an agent makes."""
 
-    def __init__(self, run: AgentRun, model: str, endpoint: Endpoint) -> None:
-        self._run = run
+    def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._addresses: dict[str, Address] = {}
-        self._numbers = itertools.count()
-        self.model = model
+        self.model = endpoint.model
 
     def reward(self, reward: float) -> None:
         """Add to the reward of the transition just taken (of the first one, before any call).
+
+        The Cookbook sums a trajectory's rewards and centres the sum in its group, so that under
+        its advantages a reward counts alike for all tokens of the episode, wherever it was given.
 
         Raises:
             RewardError: It is no finite number.
         """
         value = reward_of(reward, "The reward given to client.reward")
-        self._run.rewarded = True
-        self._run.notes.append(("reward", "", value))
+        self._endpoint.inbox.rewarded = True
+        self._endpoint.inbox.notes.append(("reward", "", value))
 
     def log(self, **values: str | int | float) -> None:
         """Note values for people: they go to the transition's logs."""
         for key, value in values.items():
-            self._run.notes.append(("log", key, value))
+            self._endpoint.inbox.notes.append(("log", key, value))
 
     def metric(self, key: str, value: float) -> None:
         """Note a number for curves: it goes to the transition's metrics.
@@ -59,20 +56,10 @@ class _Handle:
         Raises:
             RewardError: It is no finite number.
         """
-        self._run.notes.append(("metric", key, reward_of(value, f"The metric {key!r}")))
+        self._endpoint.inbox.notes.append(("metric", key, reward_of(value, f"The metric {key!r}")))
 
     def _completion(self, reply: Reply, request: ChatRequest) -> ChatCompletion:
-        return completion(reply, id=f"chatcmpl-evert-{next(self._numbers)}", model=request.model)
-
-    def _of_seat(self, name: str) -> "tuple[AgentRun, str, Endpoint]":
-        model = seat_model(name)
-        run = self._run.seats.get(model)
-        if run is None:
-            raise InvalidAgentError(
-                f"There is no seat {name!r} in this episode. Its seats: "
-                f"{', '.join(map(seat_name, self._run.seats)) or 'none; give the builder seats='}."
-            )
-        return run, model, Endpoint(run, model, self._endpoint.renderer)
+        return completion(reply, id=f"chatcmpl-{self._endpoint.new_id()}", model=request.model)
 
     # -- real SDKs and endpoints -----------------------------------------------------------------
 
@@ -90,12 +77,11 @@ class _Handle:
 
         Raises:
             OSError: The interface cannot be listened on.
+            EnvClosedError, EpisodeEndedError: The episode is over.
         """
         from evert.bridge.faces.server import serve
 
-        if host not in self._addresses:
-            self._addresses[host] = serve(self._endpoint, host)
-        return self._addresses[host]
+        return serve(self._endpoint, host)
 
     @property
     def base_url(self) -> str:
@@ -153,8 +139,8 @@ class AgentClient(_Handle):
         blocking: The same client for the agent's threads.
     """
 
-    def __init__(self, run: AgentRun, model: str, endpoint: Endpoint) -> None:
-        super().__init__(run, model, endpoint)
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(endpoint)
         self.chat = AsyncChat(self)
 
     def seat(self, name: str) -> "AgentClient":
@@ -163,12 +149,12 @@ class AgentClient(_Handle):
         Raises:
             InvalidAgentError: The episode has no such seat.
         """
-        return AgentClient(*self._of_seat(name))
+        return AgentClient(self._endpoint.seat(name))
 
     @property
     def blocking(self) -> "BlockingAgentClient":
         """A blocking client of the same run, for tools that run in threads."""
-        return BlockingAgentClient(self._run, self.model, self._endpoint)
+        return BlockingAgentClient(self._endpoint)
 
 
 class BlockingAgentClient(_Handle):
@@ -179,8 +165,8 @@ class BlockingAgentClient(_Handle):
         chat: ``chat.completions.create(...)``, as in ``openai.OpenAI``.
     """
 
-    def __init__(self, run: AgentRun, model: str, endpoint: Endpoint) -> None:
-        super().__init__(run, model, endpoint)
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(endpoint)
         self.chat = BlockingChat(self)
 
     def seat(self, name: str) -> "BlockingAgentClient":
@@ -189,7 +175,7 @@ class BlockingAgentClient(_Handle):
         Raises:
             InvalidAgentError: The episode has no such seat.
         """
-        return BlockingAgentClient(*self._of_seat(name))
+        return BlockingAgentClient(self._endpoint.seat(name))
 
 
 class AsyncChat:
@@ -219,7 +205,7 @@ class AsyncCompletions:
         """
         client = self._client
         request = _read(fields, client.model)
-        return client._completion(await client._run.call(request), request)
+        return client._completion(await client._endpoint.episode.call(request), request)
 
 
 class BlockingChat:
@@ -244,7 +230,7 @@ class BlockingCompletions:
         """
         client = self._client
         request = _read(fields, client.model)
-        return client._completion(client._run.call_blocking(request), request)
+        return client._completion(client._endpoint.episode.call_blocking(request), request)
 
 
 def _read(fields: dict[str, Any], model: str) -> ChatRequest:

@@ -24,12 +24,19 @@ import openai
 from evert.bridge.dialects.anthropic_messages import AnthropicMessages
 from evert.bridge.dialects.chat_completions import ChatCompletions
 from evert.bridge.dialects.responses import Responses
-from evert.bridge.errors import BlockingCallError, EnvClosedError, EpisodeEndedError
+from evert.bridge.episode import Episode
+from evert.bridge.errors import (
+    BlockingCallError,
+    EnvClosedError,
+    EpisodeEndedError,
+    InvalidAgentError,
+)
+from evert.bridge.inbox import Inbox
 from evert.bridge.messages import Reply
 from evert.bridge.models import count_tokens
 from evert.bridge.rendering import PromptRenderer
 from evert.bridge.requests import ChatRequest, bad_request
-from evert.bridge.switch import AgentRun
+from evert.bridge.routes import seat_model
 
 REFUSALS = (openai.APIStatusError, EnvClosedError, EpisodeEndedError, BlockingCallError)
 """What a call may meet that is an answer: a 400, a frozen model's own refusal, the end."""
@@ -107,23 +114,54 @@ class Call:
 
 
 class Endpoint:
-    """The API of one rollout.
+    """The API of one rollout, or of one seat of it.
 
     Args:
-        run: The rollout.
-        model: The policy's name.
+        episode: The rollout.
+        inbox: Where the notes of this API's client go: the policy's, or the seat's.
+        model: What is asked where a request names no model.
         renderer: Of the policy, to count tokens.
+
+    Attributes:
+        addresses: Where it is served, by host (``server.py``).
     """
 
-    def __init__(self, run: AgentRun, model: str, renderer: PromptRenderer) -> None:
-        self.run = run
+    def __init__(
+        self, episode: Episode, inbox: Inbox, model: str, renderer: PromptRenderer
+    ) -> None:
+        self.episode = episode
+        self.inbox = inbox
+        self.model = model
         self.renderer = renderer
-        self.models = (*(run.seats or (model,)), *run.frozen)
+        self.addresses: dict[str, Any] = {}
+        self._seats: dict[str, Endpoint] = {}
         self._numbers = itertools.count()
         self._prefix = secrets.token_hex(6)  # ids of different rollouts may meet in one agent
         self._chat = ChatCompletions(model)
         self._responses = Responses(model)
         self._anthropic = AnthropicMessages(model)
+
+    def seat(self, name: str) -> "Endpoint":
+        """The API of one of the agent's trained roles; the same however often it is asked for.
+
+        Raises:
+            InvalidAgentError: The episode has no such seat.
+        """
+        if name not in self._seats:
+            seats = self.episode.routes.seats
+            if name not in seats:
+                raise InvalidAgentError(
+                    f"There is no seat {name!r} in this episode. Its seats: "
+                    f"{', '.join(seats) or 'none; give the builder seats='}."
+                )
+            seat = Endpoint(self.episode, seats[name], seat_model(name), self.renderer)
+            seat._seats = self._seats
+            self._seats[name] = seat
+        return self._seats[name]
+
+    def new_id(self) -> str:
+        """An id for a reply, unlike any other."""
+        return f"{self._prefix}{next(self._numbers)}"
 
     def is_chat(self, method: str, path: str) -> bool:
         """Whether a request goes to one of the APIs, judging by its path."""
@@ -135,7 +173,7 @@ class Endpoint:
             body = json.loads(content)
         except (ValueError, RecursionError):
             return False
-        return isinstance(body, dict) and body.get("model") in self.models
+        return isinstance(body, dict) and self.episode.routes.knows(body.get("model"))
 
     async def answer(self, method: str, path: str, content: bytes) -> Answer:
         """Answer a request of an async agent; waits until the trainer has sampled.
@@ -161,13 +199,13 @@ class Endpoint:
         if isinstance(call, Answer):
             return call
         try:
-            return call.answered(self.run.call_blocking(call.request))
+            return call.answered(self.episode.call_blocking(call.request))
         except REFUSALS as error:
             return call.refused(error)
 
     async def ask(self, request: ChatRequest) -> Reply:
-        """Make a call that was read; raises what the run raises."""
-        return await self.run.call(request)
+        """Make a call that was read; raises what the episode raises."""
+        return await self.episode.call(request)
 
     def read(self, method: str, path: str, content: bytes) -> Call | Answer:
         """The model call that a request makes, or its answer if it is none, or a bad one."""
@@ -200,7 +238,7 @@ class Endpoint:
         self, dialect: Dialect, request: ChatRequest, body: Mapping[str, Any], *, stream: bool
     ) -> Call:
         def answered(reply: Reply) -> Answer:
-            number = f"{self._prefix}{next(self._numbers)}"
+            number = self.new_id()
             if stream:
                 return Answer(200, dialect.stream(reply, request, number, body), EVENTS)
             return Answer(200, _json(dialect.write(reply, request, number, body)))
@@ -222,7 +260,7 @@ class Endpoint:
             return _refusal(dialect, error)
 
     def _models(self, path: str) -> Answer:
-        names = self.models
+        names = self.episode.routes.names
         listed = [
             {"id": name, "object": "model", "created": 0, "owned_by": "evert"} for name in names
         ]

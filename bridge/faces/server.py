@@ -1,8 +1,9 @@
 """The rollouts' APIs over loopback HTTP, for agents in other processes.
 
-One server an event loop, however many rollouts there are; each has an unguessable key, which its
-process sends as the API key. The server starts with the first rollout that asks for an address and
-stops with the last that is released.
+One server an event loop and interface, however many rollouts there are; each has an unguessable
+key, which its process sends as the API key. The server starts with the first rollout that asks for
+an address and stops with the last that is released, or with its loop. From the moment the last key
+is given back it is nobody's any more: a rollout that comes now gets a new one.
 
 - A retry that the SDK marks as one (``x-stainless-retry-count``), with the same body, gets the
   reply of the call it repeats: nothing is sampled twice. An equal body without the mark is a new
@@ -12,18 +13,19 @@ stops with the last that is released.
 """
 
 import asyncio
+import functools
 import hashlib
 import json
 import logging
 import secrets
 import socket
-import weakref
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from evert.bridge.errors import AgentAborted
+from evert.bridge.errors import AgentAborted, EnvClosedError, EpisodeEndedError
 from evert.bridge.faces.endpoint import JSON, REFUSALS, Answer, Call, Endpoint
 from evert.bridge.messages import Reply
 
@@ -90,21 +92,42 @@ class Server:
         self._rollouts: dict[str, _Rollout] = {}
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, 0), family=family, backlog=BACKLOG)
+        self._interface = host
         self._host = f"[{host}]" if ":" in host else host
         app = web.Application(client_max_size=BODY_LIMIT)
         app.router.add_route("*", "/{path:.*}", self._handle)
         self._runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1
         )
-        self._started: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
         loop.call_soon_threadsafe(self._begin)
 
     def _begin(self) -> None:
-        self._started = self._loop.create_task(self._start(), name="evert server")
+        if self._task is None:
+            self._task = self._loop.create_task(self._run(), name="evert server")
 
-    async def _start(self) -> None:
-        await self._runner.setup()
-        await web.SockSite(self._runner, self._socket, backlog=BACKLOG).start()
+    async def _run(self) -> None:
+        """Serve until the last rollout is released, or the loop is shut down."""
+        try:
+            await self._runner.setup()
+            await web.SockSite(self._runner, self._socket, backlog=BACKLOG).start()
+            await self._stopping.wait()
+        finally:
+            self._forget()
+            await self._runner.cleanup()
+            self._socket.close()
+
+    def _forget(self) -> None:
+        """The next rollout on this loop gets a server of its own."""
+        with _lock:
+            if _servers.get((self._loop, self._interface)) is self:
+                del _servers[self._loop, self._interface]
+
+    def drop(self) -> None:
+        """Listen no more, where the loop was closed without an end."""
+        self._forget()
+        self._socket.close()
 
     def add(self, endpoint: Endpoint) -> Address:
         """Serve a rollout. Safe from any thread."""
@@ -114,18 +137,20 @@ class Server:
         root = f"http://{self._host}:{port}"
         return Address(root, f"{root}/v1", key)
 
-    async def release(self, key: str) -> bool:
-        """Serve a rollout no more; True when it was the last and the server has stopped."""
-        rollout = self._rollouts.pop(key)
+    async def release(self, key: str) -> None:
+        """Serve a rollout no more; with the last one the server stops."""
+        with _lock:  # a thread may be asking for an address meanwhile
+            rollout = self._rollouts.pop(key)
+            is_last = not self._rollouts
+            if is_last:
+                self._forget()
         for pending in rollout.calls.values():
             pending.reply.cancel()
-        if self._rollouts:
-            return False
-        if self._started is not None:
-            await self._started
-        await self._runner.cleanup()
-        self._socket.close()
-        return True
+        if is_last:
+            self._stopping.set()
+            self._begin()
+            if self._task is not None:
+                await asyncio.wait({self._task})
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -231,15 +256,14 @@ def _error(status: int, message: str, kind: str, code: str) -> Answer:
     return Answer(status, json.dumps({"type": "error", "error": error}).encode(), JSON)
 
 
-# -- one server a loop -----------------------------------------------------------------------------
+# -- one server a loop and interface ---------------------------------------------------------------
 
-_servers: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Server]]" = (
-    weakref.WeakKeyDictionary()
-)
+_servers: dict[tuple[asyncio.AbstractEventLoop, str], Server] = {}
+_lock = threading.RLock()
 
 
 def serve(endpoint: Endpoint, host: str = LOOPBACK) -> Address:
-    """Give a rollout an address until it is released. Safe from any thread.
+    """Give a rollout an address until its episode is over; once a host. Safe from any thread.
 
     Args:
         endpoint: The rollout's API.
@@ -248,23 +272,30 @@ def serve(endpoint: Endpoint, host: str = LOOPBACK) -> Address:
 
     Raises:
         OSError: The interface cannot be listened on.
+        EnvClosedError, EpisodeEndedError: The episode is over.
     """
-    run = endpoint.run
+    with _lock:
+        if host not in endpoint.addresses:
+            endpoint.addresses[host] = _serve(endpoint, host)
+        return endpoint.addresses[host]  # type: ignore[no-any-return]
+
+
+def _serve(endpoint: Endpoint, host: str) -> Address:
+    loop = endpoint.episode.loop
     if host not in (LOOPBACK, "::1", "localhost"):
         logger.warning(
             "Model calls are served on %s over plain HTTP: whoever can read the traffic can read "
             "the rollouts and their keys. Put a proxy with TLS or an SSH tunnel in front.",
             host,
         )
-    servers = _servers.setdefault(run.loop, {})
-    server = servers.get(host)
-    if server is None:
-        server = servers[host] = Server(run.loop, host)
+    for server in [one for (its, _), one in _servers.items() if its.is_closed()]:
+        server.drop()
+    server = _servers.get((loop, host)) or Server(loop, host)
     address = server.add(endpoint)
-
-    async def release() -> None:
-        if await server.release(address.api_key) and servers.get(host) is server:
-            del servers[host]
-
-    run.on_release(release)
+    _servers[loop, host] = server
+    try:
+        endpoint.episode.hold(functools.partial(server.release, address.api_key))
+    except (EnvClosedError, EpisodeEndedError):
+        asyncio.run_coroutine_threadsafe(server.release(address.api_key), loop)
+        raise
     return address

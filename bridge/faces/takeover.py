@@ -19,7 +19,8 @@ import contextvars
 import functools
 import importlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from evert.bridge.faces.endpoint import Endpoint
@@ -39,6 +40,16 @@ def agent_context(endpoint: Endpoint) -> contextvars.Context:
     context = contextvars.copy_context()
     context.run(current_endpoint.set, endpoint)
     return context
+
+
+@contextmanager
+def left_alone() -> Iterator[None]:
+    """Calls made inside are never taken over: evert's own, to models that are really elsewhere."""
+    token = current_endpoint.set(None)
+    try:
+        yield
+    finally:
+        current_endpoint.reset(token)
 
 
 def install() -> None:

@@ -15,8 +15,9 @@ import gymnasium
 from gymnasium import error, spaces
 
 from evert.bridge.agent import NO_TASK, Agent, inspect_agent
-from evert.bridge.env import ChatAgentEnv, EnvOptions
+from evert.bridge.env import ChatAgentEnv
 from evert.bridge.group import load_agent
+from evert.bridge.options import EnvOptions
 from evert.bridge.rendering import prompt_renderer
 from evert.envs.gym.arguments import (
     EnvArgumentError,
@@ -76,7 +77,8 @@ class AgentGymEnv(gymnasium.Env[Any, Any]):
     ## Episode End
 
     Terminated: the agent returned. Truncated: a budget was used up; ``info["stop_reason"]`` is
-    then max_turns, max_tokens, max_sampled_tokens, max_tool_calls or context_overflow.
+    then max_turns, max_tokens, max_sampled_tokens or max_tool_calls; or the agent says so:
+    ``Outcome(reward, truncated=True)``, "truncated".
 
     ## Information
 

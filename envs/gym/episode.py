@@ -22,13 +22,14 @@ from tinker_cookbook.rl.types import (
 
 from evert.bridge.conversation import Conversation
 from evert.bridge.dialects.chat_completions import completion
+from evert.bridge.endings import TRUNCATED
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import EnvStateError, RendererMismatchError
 from evert.bridge.messages import Reply, as_fields
 from evert.bridge.rendering import PromptRenderer
 from evert.bridge.tokens import flatten
 
-LIMITS = frozenset({*DEFAULT_LIMIT_STOP_REASONS, StopReason.CONTEXT_OVERFLOW})
+LIMITS = frozenset({*DEFAULT_LIMIT_STOP_REASONS, TRUNCATED})
 """Stop reasons that cut an episode off (Gymnasium's ``truncated``); all others end it."""
 
 

@@ -21,7 +21,7 @@ from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
 from evert.envs.games import games
 
 if TYPE_CHECKING:
-    from evert.bridge.env import EnvOptions
+    from evert.bridge.options import EnvOptions
 
 ENTRY_POINT = "evert.envs.gym.env:AgentGymEnv"
 

@@ -266,8 +266,8 @@ def test_rule_3_a_renderer_that_does_not_say_the_same_thing_twice() -> None:
     )
 
     assert message.startswith(
-        "Rule 3: the observation of turn 1 neither continues the tokens sampled before nor equals "
-        "the renderer's own prompt. "
+        "Rule 3: the observation of turn 1 is not what the renderer itself makes of the "
+        "conversation: "
     )
     assert "Restless" in message
 

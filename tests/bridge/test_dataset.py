@@ -168,7 +168,7 @@ def test_a_dataset_has_at_least_one_task() -> None:
         dataset([])
 
 
-@pytest.mark.parametrize("agent", ["evert.nowhere:agent", lambda client, task: 1.0, 5])
+@pytest.mark.parametrize("agent", ["evert.nowhere:agent", lambda client: 1.0, 5])
 def test_an_agent_that_is_none_is_refused_when_the_dataset_is_made(agent: Any) -> None:
     with pytest.raises(InvalidAgentError):
         AgentDataset(agent, range(3), batch_size=1, group_size=1)
@@ -186,8 +186,8 @@ def test_a_path_with_no_tasks_is_refused_with_the_reason(path: str) -> None:
     with pytest.raises(InvalidDatasetError) as caught:
         load_tasks(path)
 
-    assert str(caught.value).startswith(f"No tasks at {path!r}: ")
-    assert str(caught.value).endswith("Expected 'package.module:name'.")
+    assert repr(path) in str(caught.value)
+    assert "'package.module:name'" in str(caught.value)
 
 
 def numbers() -> Iterator[int]:

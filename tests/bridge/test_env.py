@@ -512,7 +512,7 @@ async def test_an_agent_that_does_not_cope_ends_with_the_cookbooks_stop_reason()
             messages += [{"role": "assistant", "content": text}, user("more " * 20)]
 
     trajectory = await play(agent, limits=RolloutLimits(max_trajectory_tokens=200))
-    assert trajectory.stop_reason == StopReason.CONTEXT_OVERFLOW
+    assert trajectory.stop_reason == StopReason.MAX_TOKENS
     assert rewards(trajectory)[-1] == -0.1
     assert trajectory.transitions[-1].metrics["context_overflow"] == 1.0
 
@@ -527,7 +527,7 @@ async def test_an_agent_that_hides_the_cause_ends_the_same_way() -> None:
         return 1.0
 
     trajectory = await play(agent, limits=RolloutLimits(max_trajectory_tokens=100))
-    assert trajectory.stop_reason == StopReason.CONTEXT_OVERFLOW
+    assert trajectory.stop_reason == StopReason.MAX_TOKENS
 
 
 async def test_an_sdk_that_makes_an_error_of_its_own_of_it_ends_the_same_way() -> None:
@@ -538,7 +538,7 @@ async def test_an_sdk_that_makes_an_error_of_its_own_of_it_ends_the_same_way() -
         return 1.0
 
     trajectory = await play(agent, limits=RolloutLimits(max_trajectory_tokens=100))
-    assert trajectory.stop_reason == StopReason.CONTEXT_OVERFLOW
+    assert trajectory.stop_reason == StopReason.MAX_TOKENS
 
 
 async def test_an_agent_that_asks_python_to_exit_fails_alone() -> None:
@@ -577,7 +577,7 @@ async def test_an_agent_that_sends_too_long_a_prompt_again_and_again_is_stopped(
                 continue
 
     trajectory = await play(agent, limits=RolloutLimits(max_trajectory_tokens=100))
-    assert trajectory.stop_reason == StopReason.CONTEXT_OVERFLOW
+    assert trajectory.stop_reason == StopReason.MAX_TOKENS
 
 
 async def test_an_agent_that_sends_bad_requests_again_and_again_is_an_error() -> None:

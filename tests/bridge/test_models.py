@@ -492,13 +492,26 @@ async def test_a_frozen_call_that_the_agent_leaves_behind_is_cancelled() -> None
     assert stuck.cancelled
 
 
-async def test_a_name_that_nobody_has_is_the_policys_natively() -> None:
+async def test_a_name_that_nobody_has_is_the_policys_where_there_is_nothing_else() -> None:
     """Agents name the model they were written for."""
 
     async def agent(client: AgentClient) -> float:
         return float(content(await ask(client, "gpt-4o")) == "Policy.")
 
+    trajectory = await play(agent)
+    assert trajectory.transitions[-1].reward == 1.0
+
+
+async def test_a_mistyped_name_beside_other_models_is_a_400_with_the_nearest_one() -> None:
+    async def agent(client: AgentClient) -> float:
+        for each in (client, client.openai):
+            with pytest.raises(openai.BadRequestError, match="Did you mean 'judge'") as caught:
+                await ask(each, "jugde")  # type: ignore[arg-type]
+            assert caught.value.code == "model_not_found"
+        return float(content(await ask(client, "policy")) == "Policy.")
+
     trajectory = await play(agent, models={"judge": Judge()})
+    assert len(trajectory.transitions) == 1
     assert trajectory.transitions[-1].reward == 1.0
 
 

@@ -1,19 +1,23 @@
 """Seats: an agent with several trained roles gives one Env a role.
 
 1. Each role's calls are the observations of its own Env, under the Cookbook's unchanged runner.
-2. Rewards and notes are the role's own; one number is for all.
+2. Rewards and notes are the role's own; one number is for all. Each role has a baseline.
 3. What ends an episode at one seat ends it at all, and each is told.
 4. A seat that is slow is the trainer's business: the others do not time out.
 5. Names are checked; seats are played together or not at all.
+6. Strategies that play a failed trajectory again play whole episodes, and nothing hangs.
 """
 
 import asyncio
+import itertools
 from typing import Any
 
 import openai
 import pytest
-from tinker_cookbook.rl.data_processing import trajectory_to_data
+from tinker_cookbook.exceptions import AllTrajectoriesFailedError
+from tinker_cookbook.rl.data_processing import compute_advantages, trajectory_to_data
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
+from tinker_cookbook.rl.rollout_strategy import MinViableGroup, RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 from tinker_cookbook.rl.types import InitialObservationOverflow, Trajectory
 
@@ -29,6 +33,7 @@ from evert import (
     RewardError,
     ScriptedPolicy,
 )
+from evert.bridge import seats
 from evert.bridge.errors import InvalidDatasetError
 from evert.bridge.rendering import prompt_renderer
 from evert.bridge.seats import SeatEnv, seat_envs
@@ -87,7 +92,9 @@ async def test_a_group_of_the_cookbook_plays_several_episodes_of_all_seats() -> 
     builder = ChatAgentGroupBuilder(duel, group_size=3, seats=SEATS)
     group = await do_group_rollout(builder, policy())
 
-    assert group.get_total_rewards() == [1.0, -1.0] * 3
+    assert [m[f"seat/{s}/reward"] for m, s in zip(group.metrics_G, SEATS * 3, strict=True)] == (
+        [1.0, -1.0] * 3
+    )
     assert [len(t.transitions) for t in group.trajectories_G] == [ROUNDS] * 6
 
 
@@ -189,6 +196,24 @@ async def test_rewards_for_other_seats_are_an_error(value: Any) -> None:
 
     assert all(isinstance(result, RewardError) for result in results)
     assert "its seats are player, judge" in str(results[0])
+
+
+async def test_each_seat_has_a_baseline_of_its_own() -> None:
+    """A judge who always earns the same learns nothing from how the player fares."""
+    wins = iter([1.0, 1.0, 1.0, 0.0])
+
+    async def agent(client: AgentClient) -> dict[str, float]:
+        await asyncio.gather(*(ask(client.seat(name), [user()]) for name in SEATS))
+        return {"player": next(wins), "judge": 0.5}
+
+    builder = ChatAgentGroupBuilder(agent, group_size=4, seats=SEATS)
+    group = await do_group_rollout(builder, policy())
+    advantages = compute_advantages([group])[0].tolist()
+
+    assert advantages[0::2] == pytest.approx([0.25, 0.25, 0.25, -0.75])
+    assert advantages[1::2] == pytest.approx([0.0] * 4)
+    earned = [m["seat/player/reward"] for m in group.metrics_G if "seat/player/reward" in m]
+    assert earned == [1.0, 1.0, 1.0, 0.0]
 
 
 # -- 3. one end for all ----------------------------------------------------------------------------
@@ -319,7 +344,7 @@ async def test_a_seat_that_is_not_there_is_an_error_that_names_those_that_are() 
             client.seat("referee")
         for name in SEATS:
             await ask(client.seat(name), [user()])
-        with pytest.raises(openai.BadRequestError, match="none of this episode's seats"):
+        with pytest.raises(openai.BadRequestError, match="There is no model 'gpt-x'"):
             await client.chat.completions.create(model="gpt-x", messages=[user()])
         return 1.0
 
@@ -352,3 +377,53 @@ async def test_a_seat_cannot_be_renewed_alone() -> None:
 
     with pytest.raises(EnvStateError, match="has no new episode of its own"):
         player.renewed()
+
+
+# -- 6. strategies ---------------------------------------------------------------------------------
+
+
+def failing(times: int) -> Any:
+    """An agent whose first ``times`` episodes fail at both seats."""
+    episodes = itertools.count()
+
+    async def agent(client: AgentClient) -> dict[str, float]:
+        await ask(client.seat("player"), [user()])
+        await ask(client.seat("judge"), [user()])
+        if next(episodes) < times:
+            raise OSError("the sandbox is gone")
+        return {"player": 1.0, "judge": 0.0}
+
+    return agent
+
+
+@pytest.mark.parametrize("group_size", [1, 2])
+async def test_a_failed_episode_is_played_again_at_all_of_its_seats(group_size: int) -> None:
+    builder = ChatAgentGroupBuilder(failing(1), group_size=group_size, seats=SEATS)
+    rollout = do_group_rollout(builder, policy(), RetryOnFailure(max_retries=2))
+    group = await asyncio.wait_for(rollout, 30)
+
+    assert len(group.trajectories_G) == 2 * group_size
+    assert {e.error_type for e in group.rollout_errors} == {"AgentError.OSError"}
+    earned = [name for metrics in group.metrics_G for name in metrics if name.startswith("seat/")]
+    assert sorted(earned) == sorted(f"seat/{name}/reward" for name in SEATS * group_size)
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_a_seat_that_is_played_again_without_the_others_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three of four is enough for this strategy, so it plays one seat again and not the other."""
+    monkeypatch.setattr(seats, "LONE_SEAT_PATIENCE", 0.05)
+    builder = ChatAgentGroupBuilder(failing(1), group_size=2, seats=SEATS)
+    rollout = do_group_rollout(builder, policy(), MinViableGroup(min_successful=3, max_retries=1))
+
+    with pytest.raises(AllTrajectoriesFailedError):
+        await asyncio.wait_for(rollout, 30)
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_a_builder_serves_one_group_after_the_other() -> None:
+    builder = ChatAgentGroupBuilder(failing(0), group_size=2, seats=SEATS)
+    for _ in range(2):
+        group = await do_group_rollout(builder, policy())
+        assert len(group.trajectories_G) == 4

@@ -59,7 +59,7 @@ def endless_blocking_agent(client: BlockingAgentClient) -> float:
     [
         ({"max_turns": 3}, 3, "max_turns"),
         ({"max_sampled_tokens": 10}, 3, "max_sampled_tokens"),
-        ({"max_trajectory_tokens": 60}, 3, "context_overflow"),
+        ({"max_trajectory_tokens": 60}, 3, "max_tokens"),
     ],
 )
 def test_a_budget_truncates(limits: dict[str, int], steps: int, reason: str) -> None:

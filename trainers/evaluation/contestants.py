@@ -26,10 +26,11 @@ import chz
 import tinker
 
 from evert.bridge.base import BASES, base_path
-from evert.bridge.env import ChatAgentEnv, EnvOptions
+from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import EvertError
 from evert.bridge.group import load_agent
 from evert.bridge.models import RemoteModel
+from evert.bridge.options import EnvOptions
 from evert.trainers.evaluation.episodes import Player
 from evert.trainers.evaluation.policies import EndpointPolicy, NoPolicy, SeededPolicy
 from evert.trainers.evaluation.settings import EvaluateSettings

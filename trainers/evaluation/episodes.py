@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tinker_cookbook.completers import TokenCompleter
 
-from evert.bridge.env import ChatAgentEnv, EnvOptions
+from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import AgentError, AgentTimeoutError, EvertError, RewardError
+from evert.bridge.options import EnvOptions
 from evert.trainers.runs.folder import drop_broken_lines, read_jsonl
 
 if TYPE_CHECKING:

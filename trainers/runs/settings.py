@@ -25,12 +25,11 @@ if TYPE_CHECKING:
     from tinker_cookbook.rl.train import Config
 
     from evert.bridge.dataset import AgentDatasetBuilder
-    from evert.bridge.env import EnvOptions
+    from evert.bridge.options import EnvOptions
 
 
 class RecipeError(EvertError, ValueError):
     """The settings do not describe a run: an unknown game, a value missing, or two at odds."""
-
 
 
 @chz.chz

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from evert.trainers.runs.settings import TrainSettings
 from evert.trainers.runs.folder import HELD_OUT_REWARD, TRAIN_REWARD, RunFolder
+from evert.trainers.runs.settings import TrainSettings
 
 if TYPE_CHECKING:
     from tinker_cookbook.rl.train import Config

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 from rich.console import Console
 
 from evert.bridge.errors import EvertError, MissingPackageError
-from evert.trainers.runs.settings import TrainSettings
 from evert.trainers.runs.folder import RunFolder
+from evert.trainers.runs.settings import TrainSettings
 
 if TYPE_CHECKING:
     from tinker_cookbook.rl.train import Config

@@ -21,10 +21,10 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
 from evert.bridge.agent import inspect_agent
+from evert.bridge.episode import Episode
 from evert.bridge.faces.endpoint import MAX_DEPTH, Answer, Call, Endpoint
 from evert.bridge.messages import Reply
 from evert.bridge.rendering import prompt_renderer
-from evert.bridge.switch import AgentRun
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
 
@@ -224,8 +224,8 @@ REPLIES = st.builds(
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[Endpoint]:
     loop = asyncio.new_event_loop()
-    run = AgentRun(inspect_agent(lambda client: 0.0), loop)
-    yield Endpoint(run, "policy", prompt_renderer(None))
+    episode = Episode(inspect_agent(lambda client: 0.0), loop, [["policy"]])
+    yield Endpoint(episode, episode.inboxes[0], "policy", prompt_renderer(None))
     loop.close()
 
 

@@ -1,4 +1,4 @@
-"""What ``AgentRun`` promises.
+"""What ``Episode`` and ``Inbox`` promise.
 
 1. Calls are served exactly once, in order of arrival, wherever they come from.
 2. Each call knows the task or thread that made it.
@@ -16,6 +16,7 @@ import pytest
 from tinker_cookbook.renderers import Message
 
 from evert.bridge.agent import inspect_agent
+from evert.bridge.episode import Episode
 from evert.bridge.errors import (
     AgentAborted,
     AgentTimeoutError,
@@ -24,10 +25,10 @@ from evert.bridge.errors import (
 )
 from evert.bridge.faces.client import AgentClient, BlockingAgentClient
 from evert.bridge.faces.endpoint import Endpoint
+from evert.bridge.inbox import AgentEnd, ParkedCall
 from evert.bridge.messages import Reply
 from evert.bridge.rendering import prompt_renderer
 from evert.bridge.requests import bad_request
-from evert.bridge.switch import AgentEnd, AgentRun, ParkedCall
 
 
 def reply(text: str) -> Reply:
@@ -35,22 +36,22 @@ def reply(text: str) -> Reply:
     return Reply(parsed, text, None, (), (), "stop", 1, 1)
 
 
-def begin(agent: Callable[..., Any]) -> AgentRun:
-    run = AgentRun(inspect_agent(agent), asyncio.get_running_loop())
-    endpoint = Endpoint(run, "policy", prompt_renderer(None))
-    client_type = AgentClient if run.form.is_async else BlockingAgentClient
-    run.start(agent, (client_type(run, "policy", endpoint),))
-    return run
+def begin(agent: Callable[..., Any]) -> Episode:
+    episode = Episode(inspect_agent(agent), asyncio.get_running_loop(), [["policy"]])
+    endpoint = Endpoint(episode, episode.inboxes[0], "policy", prompt_renderer(None))
+    client_type = AgentClient if episode.form.is_async else BlockingAgentClient
+    episode.start(agent, (client_type(endpoint),))
+    return episode
 
 
-async def expect_call(run: AgentRun) -> ParkedCall:
-    event = await run.next_event(5)
+async def expect_call(episode: Episode) -> ParkedCall:
+    event = await episode.inboxes[0].take(5)
     assert isinstance(event, ParkedCall), event
     return event
 
 
-async def expect_end(run: AgentRun) -> AgentEnd:
-    event = await run.next_event(5)
+async def expect_end(episode: Episode) -> AgentEnd:
+    event = await episode.inboxes[0].take(5)
     assert isinstance(event, AgentEnd), event
     return event
 
@@ -80,11 +81,11 @@ async def test_an_async_agent_is_suspended_at_its_call_and_resumed_with_the_repl
     async def agent(client: AgentClient) -> str | None:
         return await ask(client, "one")
 
-    run = begin(agent)
-    call = await expect_call(run)
+    episode = begin(agent)
+    call = await expect_call(episode)
     assert text_of(call) == "one"
     call.answer(reply("yes"))
-    assert (await expect_end(run)).value == "yes"
+    assert (await expect_end(episode)).value == "yes"
 
 
 async def test_a_plain_function_runs_in_a_thread_of_its_own() -> None:
@@ -94,9 +95,9 @@ async def test_a_plain_function_runs_in_a_thread_of_its_own() -> None:
         seen.append(threading.current_thread())
         return ask_blocking(client, "one")
 
-    run = begin(agent)
-    (await expect_call(run)).answer(reply("yes"))
-    assert (await expect_end(run)).value == "yes"
+    episode = begin(agent)
+    (await expect_call(episode)).answer(reply("yes"))
+    assert (await expect_end(episode)).value == "yes"
     assert seen[0] is not threading.main_thread()
     assert not threads()
 
@@ -105,25 +106,25 @@ async def test_calls_made_at_the_same_time_queue_in_order_of_arrival() -> None:
     async def agent(client: AgentClient) -> list[str | None]:
         return list(await asyncio.gather(*(ask(client, str(i)) for i in range(20))))
 
-    run = begin(agent)
+    episode = begin(agent)
     order = []
     for _ in range(20):
-        call = await expect_call(run)
+        call = await expect_call(episode)
         order.append(text_of(call))
         call.answer(reply(f"to {text_of(call)}"))
     assert order == [str(i) for i in range(20)]
-    assert (await expect_end(run)).value == [f"to {i}" for i in range(20)]
+    assert (await expect_end(episode)).value == [f"to {i}" for i in range(20)]
 
 
 async def test_two_hundred_blocking_agents_at_once_do_not_deadlock() -> None:
     def agent(client: BlockingAgentClient) -> str | None:
         return ask_blocking(client, "hello")
 
-    runs = [begin(agent) for _ in range(200)]
-    calls = [await expect_call(run) for run in runs]  # all of them wait at the same time
+    episodes = [begin(agent) for _ in range(200)]
+    calls = [await expect_call(episode) for episode in episodes]  # all wait at the same time
     for number, call in enumerate(calls):
         call.answer(reply(str(number)))
-    ends = [await expect_end(run) for run in runs]
+    ends = [await expect_end(episode) for episode in episodes]
     assert [end.value for end in ends] == [str(number) for number in range(200)]
 
 
@@ -131,20 +132,18 @@ async def test_calls_from_a_thread_of_an_async_agent_are_served() -> None:
     async def agent(client: AgentClient) -> str | None:
         return await asyncio.to_thread(ask_blocking, client.blocking, "from a thread")
 
-    run = begin(agent)
-    (await expect_call(run)).answer(reply("yes"))
-    assert (await expect_end(run)).value == "yes"
+    episode = begin(agent)
+    (await expect_call(episode)).answer(reply("yes"))
+    assert (await expect_end(episode)).value == "yes"
 
 
 async def test_calls_from_another_event_loop_are_served() -> None:
     def agent(client: BlockingAgentClient) -> str | None:
-        return asyncio.run(
-            ask(AgentClient(client._run, "policy", client._endpoint), "from another loop")
-        )
+        return asyncio.run(ask(AgentClient(client._endpoint), "from another loop"))
 
-    run = begin(agent)
-    (await expect_call(run)).answer(reply("yes"))
-    assert (await expect_end(run)).value == "yes"
+    episode = begin(agent)
+    (await expect_call(episode)).answer(reply("yes"))
+    assert (await expect_end(episode)).value == "yes"
 
 
 async def test_a_blocking_call_on_the_envs_own_loop_is_refused_instead_of_hanging() -> None:
@@ -166,11 +165,11 @@ async def test_a_call_that_its_agent_gave_up_is_never_served() -> None:
         await asyncio.gather(second, return_exceptions=True)
         return await first
 
-    run = begin(agent)
-    call = await expect_call(run)
+    episode = begin(agent)
+    call = await expect_call(episode)
     await asyncio.sleep(0.01)
     call.answer(reply("yes"))
-    assert (await expect_end(run)).value == "yes"
+    assert (await expect_end(episode)).value == "yes"
 
 
 async def test_an_agent_may_time_out_its_own_call() -> None:
@@ -181,12 +180,12 @@ async def test_an_agent_may_time_out_its_own_call() -> None:
             return "gave up"
         return "answered"
 
-    run = begin(agent)
-    call = await expect_call(run)
+    episode = begin(agent)
+    call = await expect_call(episode)
     await asyncio.sleep(0.05)
     assert not call.is_waiting
     call.answer(reply("too late"))
-    assert (await expect_end(run)).value == "gave up"
+    assert (await expect_end(episode)).value == "gave up"
 
 
 # -- 2. callers ----------------------------------------------------------------------------------
@@ -198,14 +197,14 @@ async def test_each_call_knows_its_task() -> None:
         writer = asyncio.create_task(ask(client, "b"), name="writer")
         await asyncio.gather(searcher, writer)
 
-    run = begin(agent)
+    episode = begin(agent)
     callers = {}
     for _ in range(2):
-        call = await expect_call(run)
+        call = await expect_call(episode)
         callers[text_of(call)] = call.caller
         call.answer(reply("yes"))
     assert callers == {"a": "searcher", "b": "writer"}
-    await expect_end(run)
+    await expect_end(episode)
 
 
 async def test_each_call_knows_its_thread() -> None:
@@ -219,12 +218,12 @@ async def test_each_call_knows_its_thread() -> None:
         for tool in tools:
             tool.join()
 
-    run = begin(agent)
+    episode = begin(agent)
     for _ in range(2):
-        call = await expect_call(run)
+        call = await expect_call(episode)
         assert call.caller == text_of(call)
         call.answer(reply("yes"))
-    await expect_end(run)
+    await expect_end(episode)
 
 
 # -- 3. every waiter learns ----------------------------------------------------------------------
@@ -238,9 +237,9 @@ async def test_a_refused_call_raises_the_refusal_in_the_agent() -> None:
             return type(error).__name__
         return "answered"
 
-    run = begin(agent)
-    (await expect_call(run)).refuse(bad_request("no"))
-    assert (await expect_end(run)).value == "BadRequestError"
+    episode = begin(agent)
+    (await expect_call(episode)).refuse(bad_request("no"))
+    assert (await expect_end(episode)).value == "BadRequestError"
 
 
 async def test_calls_still_queued_when_the_agent_ends_are_told_so() -> None:
@@ -259,10 +258,10 @@ async def test_calls_still_queued_when_the_agent_ends_are_told_so() -> None:
         await asyncio.sleep(0)
         return 1.0
 
-    run = begin(agent)
-    first = await expect_call(run)  # one is outstanding, two are queued
+    episode = begin(agent)
+    first = await expect_call(episode)  # one is outstanding, two are queued
     await asyncio.sleep(0.01)  # meanwhile the agent returns
-    assert (await expect_end(run)).value == 1.0
+    assert (await expect_end(episode)).value == 1.0
     await asyncio.gather(*stragglers[1:])
     assert len(told) == 2
     assert "outlived its agent" in str(told[0])
@@ -277,8 +276,8 @@ async def test_a_call_after_the_end_is_refused() -> None:
         clients.append(client)
         return 1.0
 
-    run = begin(agent)
-    await expect_end(run)
+    episode = begin(agent)
+    await expect_end(episode)
     with pytest.raises(EpisodeEndedError, match="after the agent .* had ended"):
         await ask(clients[0], "late")
 
@@ -290,8 +289,8 @@ async def test_a_call_from_a_thread_after_the_end_is_refused() -> None:
         clients.append(client)
         return 1.0
 
-    run = begin(agent)
-    await expect_end(run)
+    episode = begin(agent)
+    await expect_end(episode)
     with pytest.raises(EpisodeEndedError):
         await asyncio.to_thread(ask_blocking, clients[0], "late")
 
@@ -307,7 +306,7 @@ def test_a_call_after_the_envs_loop_is_gone_is_refused() -> None:
         await expect_end(begin(agent))
 
     asyncio.run(episode())
-    with pytest.raises(EnvClosedError):
+    with pytest.raises(EpisodeEndedError):
         ask_blocking(clients[0], "late")
 
 
@@ -315,10 +314,10 @@ async def test_an_agent_that_neither_calls_nor_ends_times_out() -> None:
     async def agent(client: AgentClient) -> None:
         await asyncio.sleep(60)
 
-    run = begin(agent)
+    episode = begin(agent)
     with pytest.raises(AgentTimeoutError, match=r"neither called the model nor ended.*0\.01 s"):
-        await run.next_event(0.01)
-    await run.close(1)
+        await episode.inboxes[0].take(0.01)
+    await episode.close(1)
 
 
 # -- 4. closing ----------------------------------------------------------------------------------
@@ -337,11 +336,11 @@ async def test_closing_cancels_a_task_and_runs_its_finally() -> None:
             await asyncio.sleep(0)
             steps.append("finally")
 
-    run = begin(agent)
-    await expect_call(run)
-    assert await run.close(1)
+    episode = begin(agent)
+    await expect_call(episode)
+    assert await episode.close(1)
     assert steps == ["cancelled", "finally"]
-    assert await run.close(1)
+    assert await episode.close(1)
 
 
 async def test_closing_releases_a_thread_and_joins_it() -> None:
@@ -356,9 +355,9 @@ async def test_closing_releases_a_thread_and_joins_it() -> None:
         finally:
             steps.append("finally")
 
-    run = begin(agent)
-    await expect_call(run)
-    assert await run.close(1)
+    episode = begin(agent)
+    await expect_call(episode)
+    assert await episode.close(1)
     assert steps == ["closed", "finally"]
     assert not threads()
 
@@ -367,10 +366,10 @@ async def test_closing_tells_who_waits_for_the_agent() -> None:
     async def agent(client: AgentClient) -> None:
         await asyncio.sleep(60)
 
-    run = begin(agent)
-    waiting = asyncio.create_task(run.next_event(None))
+    episode = begin(agent)
+    waiting = asyncio.create_task(episode.inboxes[0].take(None))
     await asyncio.sleep(0)
-    assert await run.close(1)
+    assert await episode.close(1)
     with pytest.raises(EnvClosedError, match="was closed"):
         await waiting
 
@@ -380,10 +379,10 @@ async def test_closing_refuses_the_queue() -> None:
         calls = (ask(client, str(i)) for i in range(5))
         return list(await asyncio.gather(*calls, return_exceptions=True))
 
-    run = begin(agent)
-    await expect_call(run)
-    assert await run.close(1)
-    assert run.is_over
+    episode = begin(agent)
+    await expect_call(episode)
+    assert await episode.close(1)
+    assert episode.is_over
 
 
 async def test_a_step_cancelled_just_as_a_call_arrives_loses_nothing() -> None:
@@ -395,12 +394,12 @@ async def test_a_step_cancelled_just_as_a_call_arrives_loses_nothing() -> None:
         finally:
             ended.set()
 
-    run = begin(agent)
-    waiting = asyncio.create_task(run.next_event(5))
+    episode = begin(agent)
+    waiting = asyncio.create_task(episode.inboxes[0].take(5))
     await asyncio.sleep(0.05)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    assert await run.close(1)
+    assert await episode.close(1)
     assert ended.is_set()
 
 
@@ -417,10 +416,10 @@ async def test_an_agent_that_swallows_its_cancellation_and_calls_again_is_aborte
             except (Exception, asyncio.CancelledError) as error:
                 refusals.append(type(error).__name__)
 
-    run = begin(agent)
-    await expect_call(run)
-    assert await run.close(1)
-    assert isinstance((await expect_end(run)).error, AgentAborted)
+    episode = begin(agent)
+    await expect_call(episode)
+    assert await episode.close(1)
+    assert isinstance((await expect_end(episode)).error, AgentAborted)
     assert refusals[0] == "CancelledError"
     assert set(refusals[1:]) == {"EnvClosedError"}
     assert len(refusals) < 10
@@ -434,10 +433,10 @@ async def test_a_thread_that_swallows_every_exception_is_aborted() -> None:
             except Exception:
                 continue
 
-    run = begin(agent)
-    await expect_call(run)
-    assert await run.close(1)
-    assert isinstance((await expect_end(run)).error, AgentAborted)
+    episode = begin(agent)
+    await expect_call(episode)
+    assert await episode.close(1)
+    assert isinstance((await expect_end(episode)).error, AgentAborted)
     assert not threads()
 
 
@@ -450,9 +449,9 @@ async def test_an_agent_that_cannot_be_stopped_is_reported() -> None:
         except EnvClosedError:
             release.wait(10)
 
-    run = begin(agent)
-    await expect_call(run)
-    assert not await run.close(0.01)
+    episode = begin(agent)
+    await expect_call(episode)
+    assert not await episode.close(0.01)
     release.set()
-    assert await run.close(1)
+    assert await episode.close(1)
     assert not threads()

@@ -1,0 +1,372 @@
+"""An episode: one run of an agent, its life, and all that must be released when it is over.
+
+The agent is started once, as a task on the Env's loop or in a thread of its own. Its calls come in
+by ``call`` and ``call_blocking``, from whatever task, thread or event loop; the route table says
+which inbox they wait in, or which frozen model answers. The life of an episode has three states:
+
+    running   the agent may call
+    ended     the agent function is done; a later call is refused (``EpisodeEndedError``)
+    closed    somebody gave up on it; its calls are refused (``EnvClosedError``), it is cancelled
+
+Whatever was opened for the agent (an address, say) is held by one ``AsyncExitStack`` and let go
+when the episode is over, however it is over.
+"""
+
+import asyncio
+import concurrent.futures
+import contextvars
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from enum import StrEnum
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from evert.bridge.agent import AgentForm
+from evert.bridge.errors import (
+    AgentAborted,
+    BlockingCallError,
+    EnvClosedError,
+    EpisodeEndedError,
+)
+from evert.bridge.inbox import AgentEnd, Inbox, ParkedCall
+from evert.bridge.messages import Reply
+from evert.bridge.requests import ChatRequest
+from evert.bridge.routes import FrozenAnswer, Routes
+
+if TYPE_CHECKING:
+    import openai
+
+REFUSALS_BEFORE_ABORT = 3
+"""Calls made after the end before an agent that goes on calling gets ``AgentAborted``."""
+
+AGENT_THREADS = 1024
+"""Threads that the agents of one event loop may block at once; each is made when it is needed."""
+
+
+class Life(StrEnum):
+    """The states of an episode (see the module's docstring)."""
+
+    RUNNING = "running"
+    ENDED = "ended"
+    CLOSED = "closed"
+
+
+class Episode:
+    """One run of an agent.
+
+    Args:
+        form: How to run the agent.
+        loop: The Env's event loop.
+        roles: The model names of each trained role; one role, or one a seat.
+        frozen: What answers the calls to models that are not trained, by name.
+
+    Attributes:
+        life: Running, ended or closed.
+        inboxes: One a role, in the order of ``roles``.
+        routes: Who answers which model name.
+    """
+
+    def __init__(
+        self,
+        form: AgentForm,
+        loop: asyncio.AbstractEventLoop,
+        roles: Sequence[Sequence[str]],
+        frozen: Mapping[str, FrozenAnswer] | None = None,
+    ) -> None:
+        self.form = form
+        self.loop = loop
+        self.life = Life.RUNNING
+        self.inboxes = tuple(Inbox(form.name, loop, self._is_elsewhere) for _ in roles)
+        named = zip(roles, self.inboxes, strict=True)
+        self.routes = Routes(
+            {name: inbox for names, inbox in named for name in names}, frozen or {}
+        )
+        self._held = AsyncExitStack()
+        self._asking: dict[asyncio.Task[None], ParkedCall] = {}
+        self._late_calls = 0
+        self._task: asyncio.Task[None] | None = None
+        self._thread: threading.Thread | None = None
+        self._over = asyncio.Event()
+        self._loop_thread = threading.get_ident()
+
+    # -- life ------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        agent: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        context: contextvars.Context | None = None,
+    ) -> None:
+        """Start the agent; async agents as a task, others in a daemon thread of their own.
+
+        Args:
+            agent: What to call.
+            arguments: What to call it with.
+            context: The context variables it is to see; None: a copy of the present ones.
+        """
+        context = contextvars.copy_context() if context is None else context
+        name = f"evert agent {self.form.name}"
+        if self.form.is_async:
+            running = self._run_in_task(agent, arguments)
+            self._task = self.loop.create_task(running, name=name, context=context)
+            self._task.add_done_callback(self._on_task_done)
+        else:
+            self._thread = threading.Thread(
+                target=context.run,
+                args=(self._run_in_thread, agent, arguments),
+                name=name,
+                daemon=True,  # an agent that ignores its close must not keep the process alive
+            )
+            self._thread.start()
+
+    async def _run_in_task(self, agent: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        try:
+            end = AgentEnd(await agent(*arguments))
+        except BaseException as error:  # handed to whoever steps the Env
+            end = AgentEnd(error=error)
+        # At once: a call that a sub-agent makes in this same turn of the loop comes too late.
+        self._on_end(end)
+
+    def _on_task_done(self, task: "asyncio.Task[None]") -> None:
+        if not self.is_over:  # cancelled before its first step
+            self._on_end(AgentEnd(error=asyncio.CancelledError()))
+
+    def _run_in_thread(self, agent: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        try:
+            end = AgentEnd(agent(*arguments))
+        except BaseException as error:  # handed to whoever steps the Env
+            end = AgentEnd(error=error)
+        try:
+            self.loop.call_soon_threadsafe(self._on_end, end)
+        except RuntimeError:  # the Env's loop is gone, and whoever waited with it
+            self._over.set()
+
+    def _on_end(self, end: AgentEnd) -> None:
+        if self.life is Life.RUNNING:
+            self.life = Life.ENDED
+        if self._thread is not None:
+            self._thread.join()  # its last act was to schedule this
+        self._over.set()
+        self._stop_asking()
+        ended = EpisodeEndedError(
+            f"This model call outlived its agent {self.form.name}, which has already returned. "
+            "Await (or join) every call before the agent returns."
+        )
+        for inbox in self.inboxes:
+            inbox.end(end, ended)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the agent function is done."""
+        return self._over.is_set()
+
+    def hold(self, release: Callable[[], Awaitable[None]]) -> None:
+        """Have something let go when the episode is over. Safe from any thread.
+
+        Raises:
+            EnvClosedError, EpisodeEndedError: It is over: nothing may be opened any more.
+        """
+        if self.life is not Life.RUNNING:
+            raise self._refusal()
+        self._held.push_async_callback(release)
+
+    async def release(self) -> None:
+        """Let go of what was held for the agent; again to no effect."""
+        await self._held.pop_all().aclose()
+
+    async def close(self, patience: float) -> bool:
+        """Give the episode up: refuse its calls, cancel it, wait for its ``finally`` blocks.
+
+        An episode that has ended by itself only lets go of what it held.
+
+        Args:
+            patience: Seconds to wait for the agent to end, twice: after the first cancellation,
+                and after a second for agents that swallow one.
+
+        Returns:
+            Whether the agent ended. One that computes or sleeps without calling cannot be stopped
+            from outside if it runs in a thread; the thread is a daemon and ends with the process.
+        """
+        self.abandon()
+        self._stop_asking()
+        for inbox in self.inboxes:
+            inbox.wake()
+        try:
+            for _ in range(2):
+                if self.is_over:
+                    break
+                if self._task is not None:
+                    self._task.cancel()
+                try:
+                    await asyncio.wait_for(self._over.wait(), patience)
+                except TimeoutError:
+                    continue
+        finally:
+            await self.release()
+        return self.is_over
+
+    def abandon(self) -> None:
+        """Refuse the parked calls, the queues and all later calls. Safe from any thread."""
+        if self.life is Life.RUNNING:
+            self.life = Life.CLOSED
+        refusal = self._refusal()
+        for inbox in self.inboxes:
+            inbox.abandon(refusal)
+        for call in [*self._asking.values()]:
+            call.refuse(refusal)
+
+    def drop(self) -> None:
+        """Abandon the agent and cancel it, without waiting. Safe from any thread."""
+        if self.loop.is_running():
+            self.loop.call_soon_threadsafe(self._drop)
+        else:
+            self.abandon()
+
+    def _drop(self) -> None:
+        self.abandon()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _refusal(self) -> EnvClosedError | EpisodeEndedError:
+        if self.life is Life.ENDED:
+            return EpisodeEndedError(
+                f"A model call arrived after the agent {self.form.name} had ended; nothing can "
+                "answer it. Await (or join) every call before the agent returns."
+            )
+        return EnvClosedError(
+            f"The environment of the agent {self.form.name} was closed: this rollout is over and "
+            "its model calls are refused. Let the agent end."
+        )
+
+    def _is_elsewhere(self, inbox: Inbox) -> bool:
+        return bool(self._asking) or any(
+            other.is_asked for other in self.inboxes if other is not inbox
+        )
+
+    # -- the agent's calls -----------------------------------------------------------------------
+
+    async def call(self, request: ChatRequest) -> Reply:
+        """Park a request from a task, on any event loop, and wait for its reply.
+
+        Raises:
+            openai.BadRequestError: The Env refused the request.
+            EnvClosedError: The episode was given up.
+            EpisodeEndedError: The agent had already ended.
+            AgentAborted: It was told so several times.
+        """
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        caller = task.get_name() if task is not None else ""
+        future = loop.create_future()
+        if loop is self.loop:
+            self._arrive(ParkedCall(request, caller, future, None))
+        else:
+            caller = f"{threading.current_thread().name} {caller}"
+            self._arrive_from_outside(ParkedCall(request, caller, future, loop))
+        try:
+            return await future  # type: ignore[no-any-return]
+        except (EnvClosedError, EpisodeEndedError):
+            # An agent that tries again at once would keep the loop from ever cancelling it.
+            await asyncio.sleep(0)
+            raise
+
+    def call_blocking(self, request: ChatRequest) -> Reply:
+        """Park a request from a thread and block until its reply.
+
+        Raises:
+            BlockingCallError: Called on the Env's own loop, which it would block for ever.
+            openai.BadRequestError, EnvClosedError, EpisodeEndedError, AgentAborted: As ``call``.
+        """
+        if threading.get_ident() == self._loop_thread and self.loop.is_running():
+            raise BlockingCallError(
+                "A blocking model call on the event loop that has to answer it would wait for "
+                "ever. Use `await client.chat.completions.create(...)` here, or make the blocking "
+                "call in a thread (asyncio.to_thread)."
+            )
+        future: concurrent.futures.Future[Reply] = concurrent.futures.Future()
+        self._arrive_from_outside(
+            ParkedCall(request, threading.current_thread().name, future, None)
+        )
+        return future.result()
+
+    def _arrive_from_outside(self, call: ParkedCall) -> None:
+        try:
+            self.loop.call_soon_threadsafe(self._arrive, call)
+        except RuntimeError:  # the Env's loop is closed, and the Env with it
+            self.abandon()
+            call.refuse(self._late())
+
+    def _arrive(self, call: ParkedCall) -> None:
+        if self.life is not Life.RUNNING:
+            call.refuse(self._late())
+            return
+        try:
+            target = self.routes.find(call.request.model)
+        except _bad_request_error() as error:
+            call.refuse(error)
+            return
+        if isinstance(target, Inbox):
+            target.put(call)
+        else:
+            self._ask(target, call)
+
+    def _late(self) -> BaseException:
+        """What a call that comes too late is told, the more often the plainer."""
+        self._late_calls += 1
+        if self._late_calls > REFUSALS_BEFORE_ABORT:
+            return AgentAborted(
+                f"The agent {self.form.name} went on calling the model after it was told "
+                f"{REFUSALS_BEFORE_ABORT} times that its episode is over."
+            )
+        return self._refusal()
+
+    def _ask(self, model: FrozenAnswer, call: ParkedCall) -> None:
+        """Have a frozen model answer; outside of the agent's context."""
+        task = self.loop.create_task(
+            self._answer(model, call), context=contextvars.Context(), name="evert frozen model"
+        )
+        self._asking[task] = call
+        task.add_done_callback(self._asking.pop)
+
+    async def _answer(self, model: FrozenAnswer, call: ParkedCall) -> None:
+        try:
+            call.answer(await model(call.request))
+        except asyncio.CancelledError:
+            call.refuse(self._refusal())
+        except BaseException as error:  # the agent called it, and the agent gets it
+            call.refuse(error)
+
+    def _stop_asking(self) -> None:
+        for task in self._asking:
+            task.cancel()
+
+
+def give_threads(loop: asyncio.AbstractEventLoop) -> None:
+    """Give an event loop's default executor enough threads for frameworks that block in them.
+
+    They run blocking clients there, and its default is a handful of threads: as many agents would
+    wait in them, and the rest could never make the calls that a trainer waits for. An executor that
+    somebody chose is left alone.
+    """
+    present = getattr(loop, "_default_executor", None)
+    size = getattr(present, "_max_workers", 0)
+    if present is None or (type(present) is ThreadPoolExecutor and size == _default_size()):
+        loop.set_default_executor(ThreadPoolExecutor(AGENT_THREADS, thread_name_prefix="asyncio"))
+        if present is not None:
+            present.shutdown(wait=False)  # what it was given, it still does
+
+
+@cache
+def _default_size() -> int:
+    pool = ThreadPoolExecutor()
+    pool.shutdown()
+    return pool._max_workers
+
+
+@cache
+def _bad_request_error() -> "type[openai.BadRequestError]":
+    import openai
+
+    return openai.BadRequestError

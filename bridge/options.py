@@ -1,0 +1,95 @@
+"""The options of an Env: one table of names, meanings and defaults.
+
+``ChatAgentEnv``, ``SeatEnv``, group builders, datasets and Gymnasium all take ``EnvOptions`` as
+keywords and pass them on; ``EnvSettings`` is the same with the defaults filled in and everything
+checked.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Literal, TypedDict
+
+from tinker_cookbook.renderers import Renderer
+from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
+
+from evert.bridge.models import FrozenModel
+
+DEFAULT_MODEL_NAME = "policy"
+"""What the policy is called when nobody names it."""
+
+
+class EnvOptions(TypedDict, total=False):
+    """Options of ``ChatAgentEnv``; see ``EnvSettings`` for what they mean and their defaults."""
+
+    renderer: Renderer | None
+    model_name: str | Sequence[str]
+    limits: RolloutLimits | None
+    agent_timeout: float | None
+    on_agent_error: float | None
+    on_truncation: Literal["deliver", "end"]
+    parse_error_policy: ParseErrorPolicy | None
+    context_overflow_reward: float
+    close_timeout: float
+    models: Mapping[str, FrozenModel] | None
+    format_retries: int
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSettings:
+    """The options of one Env, defaults included.
+
+    Attributes:
+        renderer: A Cookbook renderer. None: the shipped base's tokenizer and chat format.
+        model_name: What the agent calls the policy; several names where it uses several.
+        limits: The Cookbook's budgets. ``max_turns`` and ``max_trajectory_tokens`` are kept by the
+            Env, so that the agent learns of them; a runner keeps the others. None: no budgets.
+        agent_timeout: Seconds the agent may take between two calls. None: for ever.
+        on_agent_error: Reward of an episode whose agent raised. None: ``step`` raises
+            ``AgentError`` from the agent's exception.
+        on_truncation: What to do with a reply cut at its token cap: "deliver" it to the agent
+            with ``finish_reason="length"``, or "end" the episode as ``EnvFromMessageEnv`` does.
+        parse_error_policy: The Cookbook's policy for replies that do not parse. None: the agent
+            gets the text as it is, and the transition is marked with ``parse_error``.
+        context_overflow_reward: Added when an episode ends because its prompt grew too long.
+        close_timeout: Seconds that ``close`` waits for the agent, twice.
+        models: Models that the agent may call beside the policy, by name (``models.py``).
+        format_retries: How often a reply is asked for again that is not as ``response_format`` or
+            a forced ``tool_choice`` has it; each time is a transition.
+    """
+
+    renderer: Renderer | None = None
+    model_name: str | Sequence[str] = DEFAULT_MODEL_NAME
+    limits: RolloutLimits | None = None
+    agent_timeout: float | None = 600.0
+    on_agent_error: float | None = None
+    on_truncation: Literal["deliver", "end"] = "deliver"
+    parse_error_policy: ParseErrorPolicy | None = None
+    context_overflow_reward: float = -0.1
+    close_timeout: float = 5.0
+    models: Mapping[str, FrozenModel] | None = None
+    format_retries: int = 2
+
+
+def settings_of(options: EnvOptions) -> EnvSettings:
+    """The options with their defaults.
+
+    Raises:
+        TypeError: There is no such option.
+        ValueError: ``on_truncation`` is neither "deliver" nor "end".
+    """
+    known = [field.name for field in fields(EnvSettings)]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise TypeError(
+                f"ChatAgentEnv has no option {name!r}.{hint} Options: {', '.join(known)}."
+            )
+    settings = EnvSettings(**options)
+    if settings.on_truncation not in ("deliver", "end"):
+        raise ValueError(
+            f"on_truncation is {settings.on_truncation!r}; expected 'deliver' (the agent gets the "
+            "cut reply) or 'end' (the episode ends)."
+        )
+    return settings
