@@ -23,6 +23,7 @@ from rich.table import Table
 
 from evert.envs.games import games
 from evert.trainers.reporting.figures.curves import draw_games
+from evert.trainers.reporting.figures.style import save as save_figure
 from evert.trainers.reporting.metrics import Curve, curves
 from evert.trainers.runs.folder import RunFolder, git_revision, machine, versions
 from evert.trainers.runs.progress import quiet_progress_bars
@@ -133,7 +134,7 @@ def save(out: Path, results: dict[str, list[dict[str, Any]]], failures: list[str
     (out / "learning.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     drawn = {game: [curves_of(result) for result in runs] for game, runs in results.items() if runs}
     if drawn:
-        draw_games(out / "learning.png", "tiny bases; thin lines: held out, a seed each", drawn)
+        save_figure(draw_games("tiny bases; thin lines: a seed each", drawn), out / "learning.png")
 
 
 def curves_of(result: dict[str, Any]) -> tuple[Curve, Curve]:

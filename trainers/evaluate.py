@@ -35,6 +35,7 @@ from evert.trainers.evaluation.contestants import Contestant, find
 from evert.trainers.evaluation.episodes import Episode, EpisodeLog, Planned, planned, play
 from evert.trainers.evaluation.settings import EvaluateSettings
 from evert.trainers.reporting.figures.bars import draw_categories, draw_splits
+from evert.trainers.reporting.figures.style import save
 from evert.trainers.runs import folder as run_folder
 from evert.trainers.runs.folder import RunFolder, RunFolderError
 from evert.trainers.runs.settings import slug
@@ -262,10 +263,10 @@ def _report(
     console.print(title, soft_wrap=True, markup=False)
     console.print(scores.as_table(shown))
     folder.write(SCORES, scores.as_csv([*shown, *categories]))
-    draw_splits(folder.path / SPLITS_FIGURE, title, splits)
+    save(draw_splits(title, splits), folder.path / SPLITS_FIGURE)
     files = [SCORES, SPLITS_FIGURE]
     if categories:
-        draw_categories(folder.path / CATEGORIES_FIGURE, title, categories)
+        save(draw_categories(title, categories), folder.path / CATEGORIES_FIGURE)
         files.append(CATEGORIES_FIGURE)
     console.print(f"{folder.path}: {', '.join(files)}", soft_wrap=True, markup=False)
     return splits

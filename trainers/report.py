@@ -108,13 +108,13 @@ def _no_such_option(argument: str, key: str) -> str:
 
 
 def _check_number_of(runs: Sequence[Path]) -> None:
-    from evert.trainers.reporting.figures.panels import MOST_RUNS
+    from evert.trainers.reporting.figures.style import MOST_LINES
 
     if not runs:
         raise ReportError("No run to report. Name the folder of a run, for example runs/NAME.")
-    if len(runs) > MOST_RUNS:
+    if len(runs) > MOST_LINES:
         raise ReportError(
-            f"Got {len(runs)} runs; a figure can tell {MOST_RUNS} apart. Name fewer, or make "
+            f"Got {len(runs)} runs; a figure can tell {MOST_LINES} apart. Name fewer, or make "
             "several reports."
         )
 
@@ -148,35 +148,30 @@ def write_report(runs: Sequence[Run], options: Options) -> tuple[Path, int]:
     Raises:
         ReportError: It cannot be written.
     """
+    from evert.trainers.reporting.figures.style import write
     from evert.trainers.reporting.page import render
-    from evert.trainers.reporting.tokens import Prices
+    from evert.trainers.reporting.sections import Report
+    from evert.trainers.reporting.tokens import Prices, count_tokens
 
-    named = labels(runs)
-    prices = Prices(*(options.prices.get(key) for key in PRICES))
+    report = Report(
+        runs=runs,
+        labels=labels(runs),
+        tokens=[count_tokens(run) for run in runs],
+        prices=Prices(*(options.prices.get(key) for key in PRICES)),
+        smooth=options.smooth,
+        out=options.out,
+    )
     title = options.title or " · ".join(dict.fromkeys(run.name for run in runs))
-    page = render(runs, named, title=title, smooth=options.smooth, prices=prices)
-    figures = [figure for section in page.sections for figure in section.figures]
     try:
         options.out.mkdir(parents=True, exist_ok=True)
-        for figure in figures:
-            _write(options.out / figure.file, figure.png)
-        _write(options.out / PAGE, page.html)
+        page, figures = render(report, title)
+        write(options.out / PAGE, page)
     except OSError as error:
         raise ReportError(
             f"The report cannot be written to {options.out}: {error.strerror or error}. Name "
             "another folder with out=."
         ) from error
-    return options.out / PAGE, len(figures)
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file whole, or not at all."""
-    draft = path.with_name(f".{path.name}.draft")
-    try:
-        draft.write_bytes(content)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    return options.out / PAGE, figures
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@
 
 import io
 import json
-import struct
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,8 +24,6 @@ from evert.envs.games import games
 from evert.trainers import cli
 from evert.trainers.evaluation.episodes import Episode
 from evert.trainers.evaluation.held_out import sample_records, samples_markdown
-from evert.trainers.reporting.figures.curves import draw_curves, draw_games
-from evert.trainers.reporting.metrics import curves
 from evert.trainers.runs.engine_choice import (
     EngineChoice,
     choose_engine,
@@ -302,41 +299,6 @@ async def test_only_a_step_moves_what_is_shown(tmp_path: Path) -> None:
     async with follow(tmp_path, Shown()):
         (tmp_path / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert seen == [(1, 0.5, None)]
-
-
-def rows(count: int) -> list[dict[str, Any]]:
-    """Metrics of some steps, a second each, held-out scores at the even ones."""
-    made: list[dict[str, Any]] = []
-    for step in range(count):
-        row = {"step": step, "time/total": 1.0, "env/all/reward/total": step / count}
-        made.append(row | ({"test/env/all/reward/total": 0.5} if step % 2 == 0 else {}))
-    return made
-
-
-def test_curves_hold_each_score_where_it_was_taken() -> None:
-    train, held_out = curves(rows(3), after=0.9)
-    assert (train.steps, train.seconds) == ([0, 1, 2], [1.0, 2.0, 3.0])
-    assert (held_out.steps, held_out.seconds) == ([0, 2, 3], [0.0, 2.0, 3.0])
-    assert held_out.scores == [0.5, 0.5, 0.9]
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:pyparsing")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:matplotlib")
-def test_figures_are_pngs_of_a_size_to_look_at(tmp_path: Path) -> None:
-    draw_curves(tmp_path / "one.png", "a run", *curves(rows(4), after=1.0))
-    draw_curves(tmp_path / "none.png", "a run without steps", *curves([]))
-    games = {"a": [curves(rows(4)), curves(rows(4))], "b": [curves(rows(2))]}
-    draw_games(tmp_path / "games.png", "games", games)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["games.png", "none.png", "one.png"]
-    for file in tmp_path.iterdir():
-        assert png_size(file) >= (600, 400), file
-
-
-def png_size(file: Path) -> tuple[int, ...]:
-    """Width and height, from the header."""
-    content = file.read_bytes()
-    assert content[:8] == b"\x89PNG\r\n\x1a\n"
-    return struct.unpack(">II", content[16:24])
 
 
 def test_samples_show_what_was_told_and_said() -> None:

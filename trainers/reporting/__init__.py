@@ -1,13 +1,14 @@
-"""The parts of ``evert report`` (``report.py``).
+"""The page of ``evert report`` (``report.py``), and every figure of the project.
 
 In reading order:
 
     run.py          a run folder, read
+    metrics.py      its metrics by step
     tokens.py       its tokens, and what they cost
-    transcripts.py  episodes to read, cut to length
-    figures/        what is drawn, and how
-    sections.py     what stands where, as data
-    metrics.py      metrics by step
-    text.py         numbers and long texts, as shown
+    transcripts.py  its episodes to read, cut to length
+    figures/        what is drawn, and how: of reports, runs, evaluations and sweeps
+    overview.py     the page's top: a run at a glance, facts, settings
+    sections.py     the page's sections: figures and tables
     page.py         the page: ``report.html.j2``, ``report.css.j2``
+    formatting.py   numbers and long texts, as shown
 """

@@ -1,6 +1,7 @@
-"""Metrics of a run by step: ``read_curve`` reads one off its rows, ``curves`` the two rewards.
+"""The metrics of a run by step: ``read_curve`` reads one off its rows, ``curves`` the two rewards.
 
-``clock`` is the time that goes with the steps.
+A row holds what the Cookbook measured at a step; ``clock`` is the time that goes with the steps,
+``time_spent`` what it went to. How ``metrics.jsonl`` becomes rows: ``runs.folder.read_steps``.
 """
 
 import math
@@ -9,6 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from evert.trainers.runs.folder import HELD_OUT_REWARD, TRAIN_REWARD
+
+TRAIN, HELD_OUT = "env/all/", "test/env/all/"
+"""Prefixes of the Cookbook's metrics of episodes, in training and held out."""
+TIME_PARTS = {
+    "sampling": "time/sampling",
+    "training": "time/train_step",
+    "held-out scores": "time/run_evaluations_parallel",
+}
+"""What a step's time is spent on, by the Cookbook's metric; what is left is "the rest"."""
 
 
 @dataclass
@@ -64,3 +74,14 @@ def clock(rows: Sequence[Mapping[str, Any]]) -> list[float]:
     for row in rows:
         times.append(times[-1] + row.get("time/total", 0.0))
     return times
+
+
+def time_spent(rows: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
+    """Seconds by part, "the rest" included; None where sampling or training was not recorded.
+
+    Where the two overlap, the Cookbook does not record them apart.
+    """
+    parts = {name: sum(row.get(key, 0.0) for row in rows) for name, key in TIME_PARTS.items()}
+    if not (parts["sampling"] and parts["training"]):
+        return None
+    return {**parts, "the rest": max(0.0, clock(rows)[-1] - sum(parts.values()))}

@@ -2,30 +2,24 @@
 
 Figures are embedded, the style is inline, there is no script, and a content security policy in the
 page forbids the browser to load anything. Transcripts are untrusted: the template escapes
-whatever is put into it.
+whatever is put into it, and what cannot be printed, an agent's escape sequences among it, is shown
+as such.
 """
 
 import base64
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import resources
+from pathlib import Path
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 import evert
-from evert.trainers.reporting.figures.panels import RUN_COLOURS
-from evert.trainers.reporting.run import Run
-from evert.trainers.reporting.sections import (
-    Section,
-    card,
-    facts,
-    sections,
-    settings,
-)
-from evert.trainers.reporting.text import score
-from evert.trainers.reporting.tokens import Prices, count_tokens
+from evert.trainers.reporting.figures.style import COLOURS
+from evert.trainers.reporting.formatting import score
+from evert.trainers.reporting.overview import card, facts, settings
+from evert.trainers.reporting.sections import Report, sections
 from evert.trainers.reporting.transcripts import (
     EPISODES,
     STEPS,
@@ -54,54 +48,44 @@ class Transcripts:
     training: list[Column]
 
 
-@dataclass(frozen=True)
-class Page:
-    """A page, and the sections whose figures it embeds."""
+def render(report: Report, title: str) -> tuple[bytes, int]:
+    """Make the page, and its figures in the report's folder.
 
-    html: bytes
-    sections: list[Section]
+    Returns:
+        The page, and how many figures it has.
 
-
-def render(
-    runs: Sequence[Run], labels: Sequence[str], *, title: str, smooth: float, prices: Prices
-) -> Page:
-    """Make the page.
-
-    Args:
-        runs: What is reported, in the order of the page.
-        labels: A name for each.
-        title: Of the page.
-        smooth: Weight of the past in bold lines, from 0 to below 1.
-        prices: Dollars per million tokens.
+    Raises:
+        OSError: The figures cannot be written.
     """
-    counted = [count_tokens(run) for run in runs]
-    made = sections(runs, labels, smooth, counted, prices)
-    html = _environment().get_template(TEMPLATE).render(
+    made = sections(report)
+    each = zip(report.runs, report.labels, report.tokens, strict=True)
+    html = _environment(report.out).get_template(TEMPLATE).render(
         title=title,
         written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
-        labels=labels,
-        cards=[card(*each, prices) for each in zip(runs, labels, counted, strict=True)],
-        colours=RUN_COLOURS,
-        stacked=len(runs) >= STACKED_FROM,
-        facts=facts(runs),
-        settings=settings(runs),
+        labels=report.labels,
+        cards=[card(run, label, tokens, report.prices) for run, label, tokens in each],
+        colours=COLOURS,
+        stacked=len(report.runs) >= STACKED_FROM,
+        facts=facts(report.runs),
+        settings=settings(report.runs),
         sections=made,
         version=evert.__version__,
-        transcripts=_transcripts(runs, labels),
+        transcripts=_transcripts(report),
     )  # fmt: skip
-    return Page(_UNPRINTABLE.sub("\ufffd", html).encode("utf-8", "replace"), made)
+    page = _UNPRINTABLE.sub("\ufffd", html).encode("utf-8", "replace")
+    return page, sum(len(section.figures) for section in made)
 
 
-def _transcripts(runs: Sequence[Run], labels: Sequence[str]) -> list[Transcripts]:
-    boxes = len(runs) * EPISODES * (STEPS + 2)
+def _transcripts(report: Report) -> list[Transcripts]:
+    boxes = len(report.runs) * EPISODES * (STEPS + 2)
     most = min(MOST_CHARACTERS, ALL_CHARACTERS // boxes)
     return [
         Transcripts(label, held_out_episodes(run, most), training_episodes(run, most))
-        for run, label in zip(runs, labels, strict=True)
+        for run, label in zip(report.runs, report.labels, strict=True)
     ]
 
 
-def _environment() -> Environment:
+def _environment(folder: Path) -> Environment:
     environment = Environment(
         autoescape=True,
         undefined=StrictUndefined,
@@ -109,14 +93,14 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         loader=FunctionLoader(_template),
     )
-    environment.filters["score"] = score
-    environment.filters["data_uri"] = _data_uri
+
+    def embedded(file: str) -> str:
+        png = base64.b64encode((folder / file).read_bytes()).decode("ascii")
+        return f"data:image/png;base64,{png}"
+
+    environment.filters |= {"score": score, "embedded": embedded}
     return environment
 
 
 def _template(name: str) -> str:
     return resources.files("evert.trainers.reporting").joinpath(name).read_text(encoding="utf-8")
-
-
-def _data_uri(png: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"

@@ -21,14 +21,19 @@ from pathlib import Path
 from typing import Any
 
 from evert.bridge.errors import EvertError
-from evert.trainers.reporting.metrics import Curve, clock, curves, read_curve
+from evert.trainers.evaluation.scores import Score
+from evert.trainers.reporting.metrics import (
+    HELD_OUT,
+    TRAIN,
+    Curve,
+    clock,
+    curves,
+    read_curve,
+)
 from evert.trainers.runs import folder as run_folder
 from evert.trainers.runs.folder import HELD_OUT_REWARD, read_json, read_jsonl, read_steps
 
 CONFIG = "config.json"
-TRAIN, HELD_OUT = "env/all/", "test/env/all/"
-"""Prefixes of the Cookbook's metrics of episodes, in training and held out."""
-
 EPISODE_TOKENS = "report/ac_tokens_per_episode"
 SUCCESS, HELD_OUT_SUCCESS = "report/success", "test/report/success"
 SUCCESS_NAMES = ("success", "correct", "found", "solved", "won", "accuracy")
@@ -52,9 +57,11 @@ class Run:
     settings: dict[str, Any]
     rows: list[dict[str, float]]
     """Metrics of each step, in order, finite numbers only."""
-    before: dict[str, float]
-    after: dict[str, float]
-    """Held-out mean rewards, by how the weights played; empty where they were not scored."""
+    before: dict[str, Score]
+    after: dict[str, Score]
+    """Held-out scores, by how the weights played; empty where they were not scored."""
+    final: float | None
+    """Held-out mean reward of the last weights, at temperature 1; None where it is not known."""
     samples: list[dict[str, Any]]
     """Held-out episodes: a record a task, with ``task``, ``before`` and ``after``."""
     finished: bool
@@ -78,7 +85,7 @@ class Run:
     def curve(self, key: str) -> Curve:
         """A metric by step; without points where the run did not record it."""
         if key == HELD_OUT_REWARD:
-            return curves(self.rows, self.after.get("temperature_1"))[1]
+            return curves(self.rows, self.final)[1]
         return read_curve(self.rows, key, before_step=key.startswith("test/"))
 
     def total(self, key: str) -> float:
@@ -99,24 +106,30 @@ def read_run(path: Path) -> Run:
     before = read_json(path / run_folder.BEFORE) or {}
     result = read_json(path / run_folder.RESULT) or {}
     held_out = _mapping(result.get("held_out"))
-    rows = list(_rows(path / run_folder.METRICS))
+    rows, after = list(_rows(path / run_folder.METRICS)), _scores(held_out.get("after"))
     return Run(
         path=path,
         facts=facts,
         settings=_mapping(facts.get("settings")) or config,
         rows=rows,
-        before=_means(held_out.get("before") or before.get("scores")),
-        after=_means(held_out.get("after")),
+        before=_scores(held_out.get("before") or before.get("scores")),
+        after=after,
+        final=after["temperature_1"].reward if after else _last_score(path, len(rows)),
         samples=_samples(path, before),
         finished=bool(result),
     )
 
 
+def _last_score(path: Path, steps: int) -> float | None:
+    """What the Cookbook measured after the last step; None where it did not."""
+    rows = [row for row in read_jsonl(path / run_folder.METRICS) if row.get("step") == steps]
+    scores = [row[HELD_OUT_REWARD] for row in rows if _is_number(row.get(HELD_OUT_REWARD))]
+    return scores[-1] if scores else None
+
+
 def _rows(path: Path) -> Iterator[dict[str, float]]:
-    """The numbers of each step, with what is worked out from them."""
-    rows = [
-        {key: value for key, value in row.items() if _is_number(value)} for row in read_steps(path)
-    ]
+    """Rows of finite numbers by step, with the derived ones."""
+    rows = [{k: v for k, v in row.items() if _is_number(v)} for row in read_steps(path)]
     success = _success_name(rows)
     for row in rows:
         if row.get(f"{TRAIN}total_episodes"):
@@ -141,9 +154,12 @@ def _mapping(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _means(scores: object) -> dict[str, float]:
-    means = {name: _mapping(score).get("reward") for name, score in _mapping(scores).items()}
-    return {name: float(mean) for name, mean in means.items() if mean is not None}
+def _scores(found: object) -> dict[str, Score]:
+    """Scores by how the weights played; none where another version of evert wrote them."""
+    try:
+        return {how: Score(**_mapping(score)) for how, score in _mapping(found).items()}
+    except TypeError:
+        return {}
 
 
 def _samples(path: Path, before: Mapping[str, Any]) -> list[dict[str, Any]]:

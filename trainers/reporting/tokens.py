@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from evert.bridge.diagnosis import LINEAGE
-from evert.trainers.reporting.run import HELD_OUT, TRAIN, Run
+from evert.trainers.reporting.metrics import HELD_OUT, TRAIN
+from evert.trainers.reporting.run import Run
 
 ROLLOUTS = "train_rollout_summaries.jsonl"
 SCHEMA = 1

@@ -217,15 +217,21 @@ def drop_broken_lines(path: Path) -> int:
 def read_steps(path: Path) -> list[dict[str, Any]]:
     """The metrics of each training step in a ``metrics.jsonl``, in order.
 
-    Rows of one step are put together: of a step that was done again the last values count, and
-    where steps overlap the Cookbook writes held-out scores in rows of their own. What belongs to no
-    step is left out: since 0.6 it ends with the scores of the last weights and with totals.
+    Of a step that was done again the last row counts. Where steps overlap, the Cookbook writes
+    held-out scores in rows of their own: they join their step's, whose time they took no part of.
+    What belongs to no step is left out: since 0.6 it ends with the scores of the last weights and
+    with totals.
     """
     found: dict[int, dict[str, Any]] = {}
     for row in read_jsonl(path):
         if isinstance(step := row.get("step"), int):
-            found.setdefault(step, {}).update(row)
+            held_out, there = _held_out(row), found.get(step, {})
+            found[step] = _held_out(there) | row if is_step(row) else there | held_out
     return [found[step] for step in sorted(found) if is_step(found[step])]
+
+
+def _held_out(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key.startswith("test/")}
 
 
 def is_step(row: Mapping[str, Any]) -> bool:

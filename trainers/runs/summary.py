@@ -56,12 +56,13 @@ def _scores(evaluation: "Evaluation | None") -> dict[str, Any] | None:
 
 
 def _plot(settings: TrainSettings, folder: RunFolder, done: "Report") -> None:
-    from evert.trainers.reporting.figures.curves import draw_curves
+    from evert.trainers.reporting.figures.curves import draw_run
+    from evert.trainers.reporting.figures.style import save
     from evert.trainers.reporting.metrics import curves
 
     after = done.after.scores["temperature_1"].reward if done.after is not None else None
     title = f"{settings.name}: {settings.model_name}, {done.steps} steps, seed {settings.seed}"
-    draw_curves(folder.path / run_folder.PLOT, title, *curves(folder.steps(), after))
+    save(draw_run(title, *curves(folder.steps(), after)), folder.path / run_folder.PLOT)
 
 
 def _samples(settings: TrainSettings, folder: RunFolder, done: "Report") -> None:

@@ -21,7 +21,7 @@ from evert.trainers.runs import folder as run_folder
 from evert.trainers.runs.folder import RunFolder
 from evert.trainers.sweeping.folder import PLOT, RESULTS_CSV, RESULTS_JSON, SweepFolder
 from evert.trainers.sweeping.record import Run
-from evert.trainers.sweeping.space import HELD_OUT, Plan, Value, show
+from evert.trainers.sweeping.space import HELD_OUT, Choices, Plan, Value, show
 
 SEED = "seed"
 
@@ -124,9 +124,23 @@ def write_results(folder: SweepFolder, runs: Sequence[Run], program: Sequence[st
     folder.write_json(RESULTS_JSON, content)
     folder.write(RESULTS_CSV, _csv([_row(folder, run) for run in ranked(runs)]))
     if sum(run.objective is not None for run in runs) > 1:
-        from evert.trainers.reporting.figures.sweep import draw_sweep
+        _draw(folder, runs)
 
-        draw_sweep(folder.path / PLOT, folder.plan, runs)
+
+def _draw(folder: SweepFolder, runs: Sequence[Run]) -> None:
+    from evert.trainers.reporting.figures.style import save
+    from evert.trainers.reporting.figures.sweep import Scale, draw_sweep
+
+    plan = folder.plan
+    scales = [
+        Scale(axis.key, axis.values)
+        if isinstance(axis, Choices)
+        else Scale(axis.key, low=axis.low, high=axis.high, log=axis.log)
+        for axis in plan.axes
+    ]
+    done = [(run.values, run.objective) for run in runs if run.objective is not None]
+    title = f"{plan.name}: {plan.search} search"
+    save(draw_sweep(title, scales, done, plan.objective), folder.path / PLOT)
 
 
 def _row(folder: SweepFolder, run: Run) -> dict[str, Any]:

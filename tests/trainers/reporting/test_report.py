@@ -2,7 +2,7 @@
 
 1. A run folder is read as far as it goes; what is missing stays missing, and no run is refused.
 2. Runs get names that tell them apart.
-3. Smoothing and thinning keep a curve's course; a held-out curve ends with the final weights.
+3. Rows of a step that stand in two lines are one row; a held-out curve ends with the final weights.
 4. Tokens trained on are counted by lineage; a cost needs a price and a count.
 5. Transcripts are those of the first, middle and last step, and are cut to a length.
 6. Figures without a metric are left out, and named.
@@ -24,15 +24,11 @@ from typing import Any
 import pytest
 
 from evert.trainers import report
-from evert.trainers.reporting.figures.panels import (
-    MOST_RUNS,
-    REWARD,
-    draw_panel,
-    smoothed,
-    thinned,
-    time_spent,
-)
-from evert.trainers.reporting.metrics import Curve
+from evert.trainers.evaluation.scores import Score
+from evert.trainers.reporting.figures.style import MOST_LINES
+from evert.trainers.reporting.formatting import count, dollars, duration, score, shorten
+from evert.trainers.reporting.metrics import time_spent
+from evert.trainers.reporting.overview import facts, settings
 from evert.trainers.reporting.run import (
     EPISODE_TOKENS,
     HELD_OUT_SUCCESS,
@@ -43,16 +39,10 @@ from evert.trainers.reporting.run import (
     labels,
     read_run,
 )
-from evert.trainers.reporting.sections import facts, settings
-from evert.trainers.reporting.text import count, dollars, duration, score, shorten
+from evert.trainers.reporting.sections import METRICS
 from evert.trainers.reporting.tokens import Prices, Tokens, count_tokens, spread
 from evert.trainers.reporting.transcripts import held_out_episodes, training_episodes
 from evert.trainers.runs.folder import HELD_OUT_REWARD, TRAIN_REWARD
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:pyparsing"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:matplotlib"),
-]
 
 MEGABYTE = 1_000_000
 HOSTILE = """\"'><script>document.title = "taken"</script><img src=x onerror="document.title=1">
@@ -103,7 +93,7 @@ def episode(*turns: dict[str, Any], group: int = 0, reward: float = 1.0) -> dict
 def scores(mean: float) -> dict[str, Any]:
     """Held-out scores, greedy a tenth above."""
     return {
-        name: {"reward": value, "low": 0.0, "high": 1.0, "episodes": 4}
+        name: Score("game", "test", "", 4, 0.5, 0.25, 0.75, value, None, 0.0, 0).as_json()
         for name, value in (("greedy", mean + 0.1), ("temperature_1", mean))
     }
 
@@ -173,7 +163,7 @@ def page_of(*arguments: str | Path) -> str:
 def test_a_finished_run_is_read_whole(made: MadeUp) -> None:
     run = read_run(made.write())
     assert (run.name, run.finished, run.planned, run.seconds) == ("game", True, 3, 6.0)
-    assert (run.before["temperature_1"], run.after["greedy"]) == (0.25, 0.85)
+    assert (run.before["temperature_1"].reward, run.after["greedy"].reward) == (0.25, 0.85)
     assert [step["step"] for step in run.rows] == [0, 1, 2]
     assert run.rows[0][EPISODE_TOKENS] == 10.0
 
@@ -202,6 +192,37 @@ def test_what_is_no_finite_number_is_no_measurement(made: MadeUp) -> None:
 def test_of_a_step_done_twice_the_last_metrics_count(made: MadeUp) -> None:
     made.rows = [row(0), row(1), row(1, **{TRAIN_REWARD: 9.0})]
     assert read_run(made.write()).curve(TRAIN_REWARD).scores == [0.0, 9.0]
+
+
+def test_held_out_scores_that_were_written_beside_the_training_join_its_steps(
+    tmp_path: Path,
+) -> None:
+    """As the Cookbook's asynchronous loop writes them, after the last step, too."""
+    (tmp_path / "config.json").write_text('{"max_steps": 2}')
+    scored = {"time/total": 9.0, "test/time/evaluation": 1.0}
+    rows = [
+        {"step": 0, HELD_OUT_REWARD: 0.25, **scored},
+        row(0),
+        row(1),
+        {"step": 1, HELD_OUT_REWARD: 0.5, **scored},
+        {"step": 2, HELD_OUT_REWARD: 0.75, **scored},
+    ]
+    write_lines(tmp_path / "metrics.jsonl", rows)
+    run = read_run(tmp_path)
+    assert run.curve(TRAIN_REWARD).steps == [0, 1]
+    held_out = run.curve(HELD_OUT_REWARD)
+    assert (held_out.steps, held_out.scores) == ([0, 1, 2], [0.25, 0.5, 0.75])
+    assert held_out.seconds == [0.0, 2.0, 4.0]
+    assert (len(run.rows), run.seconds) == (2, 4.0)
+
+
+def test_a_step_done_again_keeps_nothing_of_the_first_time_but_its_held_out_scores(
+    made: MadeUp,
+) -> None:
+    made.rows = [row(0), row(1, odd=1.0), {"step": 1, HELD_OUT_REWARD: 0.5}, row(1)]
+    (_, again) = read_run(made.write()).rows
+    assert "odd" not in again
+    assert again[HELD_OUT_REWARD] == 0.5
 
 
 @pytest.mark.parametrize("name", ["success", "found", "correct"])
@@ -281,20 +302,6 @@ def test_a_setting_that_an_older_run_did_not_have_is_not_known_to_differ(tmp_pat
 # -- curves --------------------------------------------------------------------------------------
 
 
-def test_smoothing_starts_at_the_first_value_and_follows_the_rest() -> None:
-    assert smoothed([4.0, 4.0, 4.0], 0.9) == pytest.approx([4.0, 4.0, 4.0])
-    assert smoothed([1.0, 2.0, 3.0], 0.0) == [1.0, 2.0, 3.0]
-    # (0.5 * 0 * 0.5 + 0.5 * 3) / 0.75
-    assert smoothed([0.0, 3.0], 0.5) == pytest.approx([0.0, 2.0])
-
-
-def test_thinning_averages_neighbours() -> None:
-    assert thinned([1.0, 3.0, 5.0, 7.0, 9.0], 3) == [2.0, 6.0, 9.0]
-    assert thinned([1.0, 2.0], 3) == [1.0, 2.0]
-    assert thinned([]) == []
-    assert len(thinned([0.0] * 100_001)) <= 200
-
-
 def test_a_held_out_curve_ends_with_the_final_weights(made: MadeUp) -> None:
     made.rows[0][HELD_OUT_REWARD] = 0.25
     curve = read_run(made.write()).curve(HELD_OUT_REWARD)
@@ -303,32 +310,14 @@ def test_a_held_out_curve_ends_with_the_final_weights(made: MadeUp) -> None:
 
 def test_time_is_split_only_where_it_was_recorded(made: MadeUp) -> None:
     run = read_run(made.write())
-    assert time_spent(run) == {
+    assert time_spent(run.rows) == {
         "sampling": 1.5,
         "training": 3.75,
         "held-out scores": 0.0,
         "the rest": 0.75,
     }
     made.rows = [{"step": 0, "progress/done_frac": 1.0, "time/total": 1.0}]
-    assert time_spent(read_run(made.write())) is None
-
-
-def test_a_label_is_never_taken_for_a_formula_nor_left_out() -> None:
-    curve = Curve([0, 1], [0.0, 1.0], [0.0, 1.0])
-    drawn = [
-        draw_panel(REWARD[0], [curve, curve], names, 0.6)
-        for names in (["$\\frac{", "_hidden"], ["a", "b"])
-    ]
-    assert png_size(drawn[0]) == png_size(drawn[1])
-
-
-def test_a_legend_names_every_run_and_a_single_run_needs_none() -> None:
-    curve = Curve([0, 1], [0.0, 1.0], [0.0, 1.0])
-    heights = [
-        png_size(draw_panel(REWARD[0], [curve] * number, ["run"] * number, 0.6))[1]
-        for number in (1, 2, 4)
-    ]
-    assert heights == sorted(set(heights))
+    assert time_spent(read_run(made.write()).rows) is None
 
 
 def png_size(png: bytes) -> tuple[int, int]:
@@ -543,6 +532,7 @@ def test_the_page_says_what_the_run_is_and_what_it_reached(made: MadeUp) -> None
     text = " ".join(Tags(page_of(made.path)).text.split())
     for shown in (
         "game", "tiny", "0.25 → 0.75", "greedy 0.35 → 0.85", "steps 3 of 3",
+        "success after 50 %", "95 % interval 25 to 75 %", "held-out episodes 4",
         "embedded on cpu, 853,376 parameters", "system Linux, cpus 2", "abcdef-dirty",
         "evert train env=game", "learning_rate 0.125", "sampling 1.5 s (25 %)",
     ):  # fmt: skip
@@ -614,7 +604,7 @@ def test_large_runs_make_small_pages(tmp_path: Path) -> None:
     noise = random.Random(0)
     keys = [panel_key for panel_key in read_keys() if panel_key != "time/total"]
     folders, other = [], dict[str, Any]({"<" * 900: "&" * 900})
-    for number in range(MOST_RUNS):
+    for number in range(MOST_LINES):
         made = MadeUp(tmp_path / str(number))
         steps = 3000 if number == 0 else 250
         made.rows = [row(s, **{key: noise.gauss(number, 1) for key in keys}) for s in range(steps)]
@@ -631,12 +621,7 @@ def test_large_runs_make_small_pages(tmp_path: Path) -> None:
 
 def read_keys() -> list[str]:
     """The metrics of all figures, as the Cookbook names them."""
-    from evert.trainers.reporting.figures import panels as figures
-
-    panels = (
-        *figures.REWARD, *figures.OUTCOMES, *figures.EPISODES, *figures.POLICY, *figures.TIME,
-        *figures.CONVERSATIONS, *figures.TOOLS,
-    )  # fmt: skip
+    panels = [panel for group in METRICS.values() for panel in group]
     ours = {SUCCESS: "env/all/success", HELD_OUT_SUCCESS: "test/env/all/success"}
     return [ours.get(panel.key, panel.key) for panel in panels if panel.key != EPISODE_TOKENS]
 
@@ -681,7 +666,7 @@ def test_help_shows_the_options_as_the_command_is_called(
         (["run", "smooth=1"], "smooth must be a number from 0 and below 1, got '1'."),
         (["run", "sample_price=cheap"], "sample_price must be a number from 0, got 'cheap'."),
         (["run", "train_price=-1"], "train_price must be a number from 0, got '-1'."),
-        ([f"run{n}" for n in range(20)], f"Got 20 runs; a figure can tell {MOST_RUNS} apart."),
+        ([f"run{n}" for n in range(20)], f"Got 20 runs; a figure can tell {MOST_LINES} apart."),
         (["run", "out=run/run.json"], "The report cannot be written to run/run.json: "),
     ],
 )

@@ -7,16 +7,13 @@
 
 import csv
 import io
-import itertools
 import json
 import shlex
-import struct
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from evert.trainers.reporting.figures.sweep import draw_sweep, scale_of
 from evert.trainers.runs.folder import METRICS, RESULT, RunFolder
 from evert.trainers.sweeping.folder import SweepFolder
 from evert.trainers.sweeping.record import Attempt, Run
@@ -30,7 +27,7 @@ from evert.trainers.sweeping.results import (
     show_results,
     write_results,
 )
-from evert.trainers.sweeping.space import Choices, Plan, Range, Value, read_plan
+from evert.trainers.sweeping.space import Value, read_plan
 from evert.trainers.train import parse
 
 PLAN = read_plan(["env=identity", "steps=3", "learning_rate=1e-4,1e-3", "loss_fn=ppo,cispo"])
@@ -154,47 +151,3 @@ def test_a_folder_of_a_run_is_named_by_its_number_and_values(tmp_path: Path) -> 
     folder = SweepFolder(tmp_path, PLAN, resumed=False)
     assert folder.run_path(RUNS[2]).name == "002-learning_rate-0.001-loss_fn-cispo"
     assert len(folder.run_path(run(3, None, [], loss_fn="x" * 300)).name) <= 80
-
-
-# -- the figure ----------------------------------------------------------------------------------
-
-
-def test_values_of_a_list_stand_at_even_distances() -> None:
-    scale = scale_of(Choices("loss_fn", ("ppo", "cispo", None)))
-    assert [scale.place(value) for value in ("ppo", "cispo", None)] == [0.0, 0.5, 1.0]
-    assert [label for _, label in scale.ticks] == ["ppo", "cispo", "None"]
-
-
-def test_a_log_range_has_its_decades_at_even_distances() -> None:
-    scale = scale_of(Range("learning_rate", 1e-4, 1e-2, log=True, integer=False))
-    assert scale.place(1e-3) == pytest.approx(0.5)
-    assert [label for _, label in scale.ticks] == ["0.0001", "0.001", "0.01"]
-    assert [place for place, _ in scale.ticks] == pytest.approx([0.0, 0.5, 1.0])
-
-
-def test_a_linear_range_has_round_numbers_and_its_ends() -> None:
-    scale = scale_of(Range("group_size", 3, 16, log=False, integer=True))
-    labels = [label for _, label in scale.ticks]
-    assert (labels[0], labels[-1]) == ("3", "16")
-    assert 4 <= len(labels) <= 8
-    places = [place for place, _ in scale.ticks]
-    assert all(high - low >= 0.05 for low, high in itertools.pairwise(places))
-    assert scale.place(9.5) == pytest.approx(0.5)
-
-
-@pytest.mark.parametrize("scores", [(0.0, 1.0, 0.5), (0.5, 0.5, 0.5)])
-def test_the_figure_is_a_png_to_look_at_even_where_all_scores_are_the_same(
-    tmp_path: Path, scores: tuple[float, ...]
-) -> None:
-    plan: Plan = read_plan(
-        ["env=identity", "learning_rate=1e-4..1e-2", "group_size=2..9", "loss_fn=ppo,cispo"]
-    )
-    runs = [
-        Run(n, {"learning_rate": 1e-3, "group_size": 4, "loss_fn": "ppo"}, score, [COMPLETED])
-        for n, score in enumerate(scores)
-    ]
-    draw_sweep(tmp_path / "one.png", plan, runs)
-    content = (tmp_path / "one.png").read_bytes()
-    assert content[:8] == b"\x89PNG\r\n\x1a\n"
-    width, height = struct.unpack(">II", content[16:24])
-    assert min(width, height) >= 400

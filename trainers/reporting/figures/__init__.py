@@ -1,9 +1,9 @@
-"""Every figure of the project: data in, PNG out.
+"""Every figure of the project: data in, a Matplotlib ``Figure`` out; ``style.save`` writes it.
 
 What each draws:
 
-    curves.py    a run's rewards; several games' over seeds
-    panels.py    the figures of a report's page
-    bars.py      scores with their intervals
+    style.py     what all have: colours, sizes, names at lines, files
+    curves.py    a metric by step or by time; a run's rewards; several games' over seeds
+    bars.py      scores with their intervals; where the time went
     sweep.py     a sweep's runs, from value to value
 """

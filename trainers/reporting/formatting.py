@@ -1,9 +1,9 @@
 """Numbers and long texts as a report shows them."""
 
 
-def score(value: float) -> str:
-    """A reward, with a real minus sign."""
-    return f"{value:.2f}".replace("-", "\u2212")
+def score(value: float | None) -> str:
+    """A reward, with a real minus sign; None: no episode got one."""
+    return "none" if value is None else f"{value:.2f}".replace("-", "\u2212")
 
 
 def count(value: float) -> str:

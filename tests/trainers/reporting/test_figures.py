@@ -1,0 +1,264 @@
+"""Every figure of the project, by what stands in it; how they look is for people.
+
+1. Smoothing and thinning keep a curve's course; several seeds' mean is of the steps all have.
+2. Lines are named at their ends, apart from each other, without what all names share.
+3. Bars show shares with their intervals and numbers; parts of the time show their share.
+4. A sweep's scales put values where they belong, whatever they are.
+5. A name is never taken for a formula, nor left out; every figure is a PNG to look at, written
+   whole or not at all, and drawing leaves no state behind.
+"""
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from evert.trainers.evaluation.scores import Score
+from evert.trainers.reporting.figures.bars import draw_categories, draw_splits, draw_time
+from evert.trainers.reporting.figures.curves import (
+    draw_games,
+    draw_panel,
+    draw_run,
+    mean,
+    smoothed,
+    thinned,
+)
+from evert.trainers.reporting.figures.style import (
+    COLOURS,
+    DASHES,
+    MOST_LINES,
+    apart,
+    clock_unit,
+    plain,
+    save,
+    short_names,
+)
+from evert.trainers.reporting.figures.sweep import Scale, draw_sweep
+from evert.trainers.reporting.metrics import Curve
+
+SPENT = {"sampling": 30.0, "training": 60.0, "held-out scores": 1.0, "the rest": 9.0}
+RISING = Curve([0, 1, 2], [1.0, 2.0, 3.0], [0.0, 0.5, 0.75])
+
+
+def texts(figure: Any) -> list[str]:
+    """All that can be read in a figure."""
+    from matplotlib.text import Text
+
+    figure.draw_without_rendering()
+    return [t.get_text() for t in figure.findobj(Text) if t.get_visible() and t.get_text()]
+
+
+def score(model: str, split: str = "test", category: str = "", success: float = 0.75) -> Score:
+    """Of forty episodes."""
+    return Score(model, split, category, 40, success, success - 0.25, 1.0, 1.0, None, 0.0, 0)
+
+
+# -- lines ---------------------------------------------------------------------------------------
+
+
+def test_smoothing_starts_at_the_first_value_and_follows_the_rest() -> None:
+    assert smoothed([4.0, 4.0, 4.0], 0.9) == pytest.approx([4.0, 4.0, 4.0])
+    assert smoothed([1.0, 2.0, 3.0], 0.0) == [1.0, 2.0, 3.0]
+    # (0.5 * 0 * 0.5 + 0.5 * 3) / 0.75
+    assert smoothed([0.0, 3.0], 0.5) == pytest.approx([0.0, 2.0])
+
+
+def test_thinning_averages_neighbours() -> None:
+    assert thinned([1.0, 3.0, 5.0, 7.0, 9.0], 3) == [2.0, 6.0, 9.0]
+    assert thinned([1.0, 2.0], 3) == [1.0, 2.0]
+    assert thinned([]) == []
+    assert len(thinned([0.0] * 100_001)) <= 200
+
+
+def test_a_mean_is_of_the_steps_that_every_seed_has() -> None:
+    found = mean([RISING, Curve([0, 2], [0.0, 0.0], [1.0, 0.25])])
+    assert (found.steps, found.scores) == ([0, 2], [0.5, 0.5])
+    assert mean([]).steps == []
+
+
+def test_a_single_line_needs_no_name_and_several_are_named_by_what_tells_them_apart() -> None:
+    one = texts(draw_panel("Reward", "mean", [("game, seed=0", RISING)]))
+    assert "game, seed=0" not in one
+    assert {"Reward", "mean", "training step"} <= set(one)
+    lines = [("game, lr=1, seed=0", RISING), ("game, lr=2, seed=1", RISING)]
+    two = texts(draw_panel("Reward", "mean", lines, by_clock=True))
+    assert {"lr=1,\nseed=0", "lr=2,\nseed=1", "seconds of training"} <= set(two)
+
+
+def test_names_are_as_short_as_tells_them_apart() -> None:
+    assert short_names(["a, x=1", "a, x=2"]) == ["x=1", "x=2"]
+    assert short_names(["a", "a, x=2"]) == ["a", "x=2"]
+    assert short_names(["a, x=1"]) == [""]
+
+
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [
+        ([0.5, 0.5, 0.5], [0.5, 0.6, 0.7]),
+        ([0.9, 1.0, 0.95], [0.8, 1.0, 0.9]),
+        ([0.1, 0.9], [0.1, 0.9]),
+        ([], []),
+    ],
+)
+def test_names_are_moved_apart_and_keep_their_order(
+    places: Sequence[float], expected: Sequence[float]
+) -> None:
+    assert apart(places, 0.1) == pytest.approx(expected)
+
+
+def test_as_many_lines_as_there_are_looks_are_all_different() -> None:
+    lines = [(f"run {number}", RISING) for number in range(MOST_LINES)]
+    (axes,) = draw_panel("Reward", "mean", lines).axes
+    looks = {(line.get_color(), line.get_linestyle()) for line in axes.lines}
+    assert len(looks) == MOST_LINES == len(COLOURS) * len(DASHES)
+
+
+def test_a_run_without_points_keeps_its_colour_free() -> None:
+    (axes,) = draw_panel("Reward", "mean", [("a", Curve()), ("b", RISING)]).axes
+    assert axes.lines[-1].get_color() == COLOURS[1]
+
+
+def test_a_run_is_drawn_by_step_and_by_time_with_its_lines_named_once() -> None:
+    shown = texts(draw_run("a run", RISING, RISING))
+    assert {"a run", "training step", "seconds of training"} <= set(shown)
+    assert (shown.count("held out"), shown.count("in training")) == (1, 1)
+
+
+def test_games_say_of_how_many_seeds_they_are() -> None:
+    games = {"identity": [(RISING, RISING)] * 3, "riddles": [(RISING, RISING)]}
+    shown = texts(draw_games("all games", games))
+    assert {"all games", "identity, 3 seeds", "riddles, 1 seed"} <= set(shown)
+
+
+# -- bars ----------------------------------------------------------------------------------------
+
+
+def test_a_share_stands_with_its_interval_and_its_number() -> None:
+    shown = texts(draw_splits("scores", [score("runs/mine"), score("base", success=1.0)]))
+    assert {"mine", "base", "75 %", "50 to 100 %, n = 40", "100 %"} <= set(shown)
+    assert "held out" not in shown  # the only split
+
+
+def test_splits_are_named_at_each_model() -> None:
+    scores = [score(model, split) for model in ("a", "b") for split in ("train", "test")]
+    shown = texts(draw_splits("scores", scores))
+    assert (shown.count("seen in training"), shown.count("held out"), shown.count("a")) == (2, 2, 1)
+
+
+def test_categories_have_a_bar_a_model() -> None:
+    scores = [score(model, "", kind) for model in ("a", "b") for kind in ("tool", "animal")]
+    shown = texts(draw_categories("scores", scores))
+    assert (shown.count("a"), shown.count("b"), shown.count("tool")) == (2, 2, 1)
+    assert "tool" in texts(draw_categories("scores", [score("a", "", "tool")]))
+
+
+def test_parts_of_the_time_are_named_and_show_their_share() -> None:
+    shown = texts(draw_time(["game, seed=0", "game, seed=1", "game, seed=2"], [SPENT, None, SPENT]))
+    assert {*SPENT, "30 %", "60 %", "seed=0", "seed=2", "seconds of training"} <= set(shown)
+    assert "seed=1" not in shown
+
+
+def test_a_length_of_time_has_the_unit_that_suits_it() -> None:
+    lengths = (100, 600, 9000, 200_000)
+    assert [clock_unit(each)[0] for each in lengths] == ["seconds", "minutes", "hours", "days"]
+
+
+# -- the sweep -----------------------------------------------------------------------------------
+
+
+def test_values_of_a_list_stand_at_even_distances() -> None:
+    scale = Scale("loss_fn", ("ppo", "cispo", None))
+    assert scale.ticks() == [(0.0, "ppo"), (0.5, "cispo"), (1.0, "None")]
+
+
+def test_a_log_range_has_its_decades_at_even_distances() -> None:
+    scale = Scale("learning_rate", low=1e-4, high=1e-2, log=True)
+    assert scale.place(1e-3) == pytest.approx(0.5)
+    assert [label for _, label in scale.ticks()] == ["0.0001", "0.001", "0.01"]
+
+
+def test_a_linear_range_has_round_numbers_and_its_ends() -> None:
+    scale = Scale("group_size", low=3, high=16)
+    places, labels = zip(*scale.ticks(), strict=True)
+    assert (labels[0], labels[-1]) == ("3", "16")
+    assert 4 <= len(labels) <= 8
+    assert all(high - low >= 0.05 for low, high in itertools.pairwise(places))
+    assert scale.place(9.5) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("scores", [(0.0, 1.0, 0.5), (0.5, 0.5, 0.5)])
+def test_the_best_run_of_a_sweep_is_bold_even_where_all_are_the_same(
+    scores: tuple[float, ...],
+) -> None:
+    scales = [Scale("lr", low=1e-4, high=1e-2, log=True), Scale("loss_fn", ("ppo", "cispo"))]
+    values = {"lr": 1e-3, "loss_fn": "ppo"}
+    figure = draw_sweep("a sweep", scales, [(values, score) for score in scores], "held_out")
+    assert {"a sweep", "lr", "loss_fn", "held_out", "0.01", "cispo"} <= set(texts(figure))
+    runs = figure.axes[0].lines[: len(scores)]
+    widths = [line.get_linewidth() for line in runs]
+    assert widths[-1] > max(widths[:-1])
+    assert list(runs[-1].get_ydata())[-1] == max(1.0 if len(set(scores)) > 1 else 0.0, 0.0)
+
+
+# -- what all have -------------------------------------------------------------------------------
+
+
+def test_a_name_is_never_taken_for_a_formula_nor_left_out(tmp_path: Path) -> None:
+    hostile = "$\\frac{ _hidden"
+    lines = [(hostile, RISING), ("_b", RISING)]
+    figure = draw_panel(hostile, hostile, lines)
+    save(figure, tmp_path / "panel.png")  # a broken formula would raise
+    assert {plain(hostile, 99), "_b"} <= set(texts(figure))
+    save(draw_time([hostile, "_b"], [SPENT, SPENT]), tmp_path / "time.png")
+    save(draw_splits(hostile, [score(hostile), score("_b")]), tmp_path / "splits.png")
+
+
+def test_a_long_name_keeps_its_beginning_and_its_end() -> None:
+    assert plain("a" * 30 + "b" * 30, 11) == "aaaaa…bbbbb"
+    assert plain("short", 11) == "short"
+
+
+@pytest.mark.parametrize("name", ["长名字", "a\u202eb", ""])
+def test_names_of_any_script_are_drawn_without_a_warning(tmp_path: Path, name: str) -> None:
+    save(draw_panel(name, name, [(name, RISING), (name, RISING)]), tmp_path / "one.png")
+
+
+def test_every_figure_is_a_png_to_look_at(tmp_path: Path) -> None:
+    figures = {
+        "panel": draw_panel("Reward", "mean", [("a", RISING)]),
+        "run": draw_run("a run", RISING, RISING),
+        "none": draw_run("a run without steps", Curve(), Curve()),
+        "games": draw_games("games", {"a": [(RISING, RISING)]}),
+        "splits": draw_splits("scores", [score("a"), score("b")]),
+        "sweep": draw_sweep("a sweep", [Scale("lr")], [({"lr": 0.5}, 1.0)], "held_out"),
+    }
+    for name, figure in figures.items():
+        save(figure, tmp_path / f"{name}.png")
+        with Image.open(tmp_path / f"{name}.png") as image:
+            assert image.size >= (900, 250), name
+            assert len(image.convert("RGB").getcolors() or ()) > 4, name
+    assert len(list(tmp_path.iterdir())) == len(figures)  # no draft
+
+
+def test_a_figure_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "one.png").mkdir()
+    with pytest.raises(OSError, match="one.png"):
+        save(draw_run("a run", RISING, RISING), tmp_path / "one.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["one.png"]
+
+
+def test_drawing_leaves_no_state_behind() -> None:
+    code = (
+        "import sys;"
+        "from evert.trainers.reporting.figures.curves import draw_run;"
+        "from evert.trainers.reporting.metrics import Curve;"
+        "draw_run('a run', Curve(), Curve());"
+        "assert 'matplotlib.figure' in sys.modules;"
+        "assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

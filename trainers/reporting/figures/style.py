@@ -1,0 +1,155 @@
+"""The look of every figure: colours, sizes, names at the ends of lines, and the file.
+
+Colours are those of Okabe and Ito, which people who do not see all colours can tell apart; from
+the seventh line on, the dashes differ, too. The page of a report has the same colours
+(``report.css.j2``); in the dark it inverts a figure, whose paper is always white.
+
+Matplotlib is used here and in this folder only, by its ``Figure``: ``pyplot`` would look for a
+window system and keep every figure.
+"""
+
+import io
+import warnings
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Axes: TypeAlias = Any
+"""Matplotlib's; its methods take most of their arguments untyped."""
+
+PAPER, INK, SOFT, GRID = "#ffffff", "#1d2329", "#56616c", "#e4e8ec"
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+DASHES = ("-", "--")
+MOST_LINES = len(COLOURS) * len(DASHES)
+"""Lines that can be told apart."""
+FEW_LINES = 6
+"""Up to that many, names of lines may take two rows."""
+TITLE, SMALL = 11, 8.5
+"""Sizes of letters, in points."""
+DPI = 200
+PNG_COLOURS = 64
+
+
+def new_figure(width: float, height: float, columns: int = 1) -> tuple["Figure", list[Axes]]:
+    """An empty figure, and its panels.
+
+    Args:
+        width: In inches.
+        height: In inches.
+        columns: Panels side by side.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor=PAPER)
+    panels = list(figure.subplots(1, columns, squeeze=False)[0])
+    for axes in panels:
+        axes.set_facecolor(PAPER)
+        axes.grid(color=GRID, linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.spines["bottom"].set_color(GRID)
+        axes.tick_params(colors=SOFT, labelsize=SMALL, length=0)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.label.set(color=SOFT, fontsize=SMALL)
+            axis.offsetText.set(color=SOFT, fontsize=SMALL)
+    return figure, panels
+
+
+def head(axes: Axes, title: str, about: str) -> None:
+    """A title, and below it what is measured, in which unit."""
+    axes.set_title(
+        plain(title, 90), loc="left", fontsize=TITLE, fontweight="bold", color=INK, pad=20
+    )
+    axes.annotate(plain(about, 110), (0, 1), xytext=(0, 7), xycoords="axes fraction",
+                  textcoords="offset points", fontsize=SMALL, color=SOFT)  # fmt: skip
+
+
+def name_ends(axes: Axes, lines: Sequence[tuple[str, float, float, str]]) -> None:
+    """Name lines at their right ends, beside the panel.
+
+    Args:
+        axes: The panel; all that is drawn must be there, since that gives its scale.
+        lines: Of each its name, where it ends, and its colour.
+    """
+    axes.autoscale_view()
+    height = axes.get_figure().get_size_inches()[1] - 0.9  # what titles and labels leave
+    ends = [float(axes.transLimits.transform((x, y))[1]) for _, x, y, _ in lines]
+    broken = [name.replace(", ", ",\n") if len(lines) <= FEW_LINES else name for name, *_ in lines]
+    rows = max((name.count("\n") + 1 for name in broken), default=1)
+    places = apart(ends, rows * SMALL * 1.25 / 72 / height)
+    for name, (_, x, y, colour), place in zip(broken, lines, places, strict=True):
+        axes.annotate(
+            "\n".join(plain(row, 24) for row in name.split("\n")), (x, y), xytext=(1.05, place),
+            textcoords="axes fraction", va="center", fontsize=SMALL, color=INK,
+            annotation_clip=False, arrowprops={"arrowstyle": "-", "color": colour, "lw": 1.2,
+            "alpha": 0.7, "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 2},
+        )  # fmt: skip
+
+
+def apart(places: Sequence[float], least: float) -> list[float]:
+    """Places moved as little as it takes to be so far apart, between 0 and 1 if they fit."""
+    order = sorted(range(len(places)), key=places.__getitem__)
+    moved = [places[index] for index in order]
+    for number in range(1, len(moved)):
+        moved[number] = max(moved[number], moved[number - 1] + least)
+    top = 1.0
+    for number in reversed(range(len(moved))):
+        moved[number] = min(moved[number], top)
+        top = moved[number] - least
+    return [place for _, place in sorted(zip(order, moved, strict=True))]
+
+
+def plain(text: str, most: int) -> str:
+    """A text that Matplotlib takes for one: no formula, none to leave out; cut in its middle."""
+    if len(text) > most:
+        half = (most - 1) // 2
+        text = f"{text[: most - 1 - half]}…{text[-half:]}"
+    return text.replace("$", r"\$")
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Names without the parts that all have; empty where there is one, which needs none."""
+    parts = [name.split(", ") for name in names]
+    if len(parts) < 2:
+        return [""] * len(parts)
+    shared = set.intersection(*map(set, parts))
+    own = [", ".join(part for part in each if part not in shared) for each in parts]
+    return [short or name for short, name in zip(own, names, strict=True)]
+
+
+def clock_unit(seconds: float) -> tuple[str, float]:
+    """The unit that suits a length of time, and its seconds."""
+    units = (("seconds", 1.0), ("minutes", 60.0), ("hours", 3600.0), ("days", 86400.0))
+    for (name, size), (_, next_size) in pairwise(units):
+        if seconds < 2 * next_size:
+            return name, size
+    return units[-1]
+
+
+def save(figure: "Figure", path: Path) -> None:
+    """Write a figure as PNG with few colours, a third of the size; whole, or not at all."""
+    from PIL import Image
+
+    drawn, small = io.BytesIO(), io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # a run's name in a script without font
+        figure.savefig(drawn, format="png")
+    with Image.open(drawn) as image:
+        image.convert("RGB").quantize(PNG_COLOURS, dither=Image.Dither.NONE).save(
+            small, format="png", optimize=True
+        )
+    write(path, small.getvalue())
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file whole, or not at all."""
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        draft.write_bytes(content)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
