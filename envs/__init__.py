@@ -1,16 +1,9 @@
 """The games, as plain agents, and agents as Gymnasium environments.
 
-    games.py      what a game is, and how the games are found
-    gym/          agents as Gymnasium environments
-    discovery.py  when the games are registered
+    games.py   what a game is, and how the games are found
+    gym/       agents as Gymnasium environments
 
 Every other file or folder here is a game: its agent, its tasks and, in ``GAME``, how a model is
 trained on it. Read ``identity.py`` (one turn) first, then ``guess_number.py`` (ten turns) and
 ``twenty_questions/`` (a game with a world in it: data, answerers, players).
-
-Importing this package registers the games, and imports neither torch nor tinker nor Gymnasium.
 """
-
-from evert.envs.discovery import register_when_gymnasium_is_there
-
-register_when_gymnasium_is_there()

@@ -2,8 +2,9 @@
 
 1. Imports point one way: bridge <- envs <- trainers, lazy ones inside of functions too. What made
    the bases may import the games, and nothing imports it: it is not installed.
-2. Three folders, three links, three lines in pyproject.toml: all the same, and flat.
-3. The public face lists what it loads, loads it lazily, and claims no name but ``evert``.
+2. Three folders, three links, three lines in pyproject.toml: all the same, and flat; what is in
+   them is in the wheel, folders of games without a line of their own.
+3. The public face is one list, loaded lazily, and claims no name but ``evert``.
 4. Every module has a docstring, and its package's map names it; a game may be left out there, so
    that adding one touches nothing else.
 """
@@ -17,9 +18,11 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
+from setuptools.dist import Distribution
 
 import evert
 from evert.bridge.base import BASES
@@ -32,8 +35,7 @@ FOLDERS = ("bridge", "envs", "trainers")
 SUBFOLDERS = (
     "bridge/dialects",
     "bridge/faces",
-    "envs/gym",
-    "envs/twenty_questions",
+    *sorted(f"envs/{path.parent.name}" for path in (ROOT / "envs").glob("*/__init__.py")),
     "trainers/engine",
     "trainers/evaluation",
     "trainers/reporting",
@@ -51,6 +53,13 @@ MODULES = [
     for folder in (*FOLDERS, *SUBFOLDERS, MAKING)
     for path in sorted((ROOT / folder).glob("*.py"))
 ]
+HOMES = {
+    alias.name: str(node.module)
+    for node in ast.parse((FACE / "__init__.pyi").read_text()).body
+    if isinstance(node, ast.ImportFrom)
+    for alias in node.names
+}
+"""Public name -> the module it lives in, as type checkers see it."""
 PUBLIC = [path for path in MODULES if not path.stem.startswith("_")]
 
 
@@ -94,8 +103,8 @@ def home(name: str) -> str | None:
     first, _, rest = name.partition(".")
     if first != "evert" or not rest:
         return None
-    name = f"{evert._HOMES[rest]}." if rest in evert._HOMES else f"{name}."
-    return name.split(".")[1]
+    name = HOMES.get(rest, name)
+    return f"{name}.".split(".")[1]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=module_name)
@@ -144,8 +153,31 @@ def test_the_mapping_the_links_and_the_folders_are_the_same() -> None:
     assert mapping == {"": "src"} | {f"evert.{folder}": folder for folder in FOLDERS}
     assert PROJECT["tool"]["setuptools"]["packages"] == [
         "evert",
-        *sorted(f"evert.{folder.replace('/', '.')}" for folder in (*FOLDERS, *SUBFOLDERS)),
+        *sorted(
+            f"evert.{folder.replace('/', '.')}"
+            for folder in (*FOLDERS, *SUBFOLDERS)
+            if not folder.startswith("envs/")
+        ),
     ]
+
+
+def test_the_wheel_holds_every_file_of_the_folders() -> None:
+    distribution = Distribution({"script_name": "pyproject.toml"})
+    distribution.parse_config_files([str(ROOT / "pyproject.toml")])
+    build = distribution.get_command_obj("build_py")
+    build.ensure_finalized()
+    with chdir(ROOT):
+        outputs = build.get_outputs(include_bytecode=False)
+    built = {str(Path(output).relative_to(build.build_lib)) for output in outputs}
+    ours = {
+        f"evert/{path.relative_to(ROOT)}"
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+
+    assert ours <= built
+    assert {"evert/__init__.py", "evert/__init__.pyi", "evert/py.typed"} <= built
 
 
 def test_the_links_are_relative_so_that_a_checkout_may_move() -> None:
@@ -181,31 +213,27 @@ def test_the_version_is_written_the_same_twice() -> None:
 # -- the public face -----------------------------------------------------------------------------
 
 
-def test_the_public_list_is_what_the_face_loads() -> None:
-    assert sorted(evert.__all__) == sorted([*evert._HOMES, "__version__"])
-    assert len(set(evert.__all__)) == len(evert.__all__)
+def test_the_public_list_is_what_type_checkers_see() -> None:
+    assert sorted(evert.__all__) == sorted([*HOMES, "__version__"])
     assert dir(evert) == sorted(evert.__all__)
 
 
-@pytest.mark.parametrize("name", sorted(evert._HOMES))
+@pytest.mark.parametrize("name", sorted(HOMES))
 def test_every_public_name_loads_from_its_home(name: str) -> None:
     value = getattr(evert, name)
 
-    assert value is getattr(importlib.import_module(evert._HOMES[name]), name)
+    assert value is getattr(importlib.import_module(HOMES[name]), name)
+    assert value.__module__ == HOMES[name]
     assert value.__doc__
 
 
-def test_type_checkers_see_the_same_names_from_the_same_homes() -> None:
-    tree = ast.parse((FACE / "__init__.py").read_text())
-    [block] = [node for node in tree.body if isinstance(node, ast.If)]
-    seen = {
-        alias.name: node.module
-        for node in block.body
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("evert.")
-        for alias in node.names
-    }
+@pytest.mark.parametrize("module", ["evert.bridge.errors", *sorted({*HOMES.values()})])
+def test_every_error_of_a_module_that_users_meet_is_public(module: str) -> None:
+    members = vars(importlib.import_module(module)).values()
+    own = [value for value in members if getattr(value, "__module__", None) == module]
+    errors = {e.__name__ for e in own if isinstance(e, type) and issubclass(e, BaseException)}
 
-    assert seen == evert._HOMES
+    assert errors <= {*evert.__all__}
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
@@ -216,14 +244,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_importing_evert_is_cheap(tmp_path: Path) -> None:
     loaded = modules_after("import evert", tmp_path)
 
-    assert "evert" in loaded
-    heavy = {"torch", "tinker", "tinker_cookbook", "transformers", "openai", "gymnasium", "numpy"}
-    assert not loaded & heavy
-
-
-def test_importing_the_games_is_cheap(tmp_path: Path) -> None:
-    loaded = modules_after("import evert.envs", tmp_path)
-
+    assert {"evert", "gymnasium", *(f"evert.envs.{game}" for game in games())} <= loaded
     assert not loaded & {"torch", "tinker", "tinker_cookbook", "transformers", "openai"}
 
 

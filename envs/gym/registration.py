@@ -1,4 +1,4 @@
-"""Agents under ids of Gymnasium: the table of games, and ``register_agent`` for agents of your own.
+"""Agents under ids of Gymnasium: the games, and ``register_agent`` for agents of your own.
 
     evert.register_agent("my/Env-v0", my_agent, tasks=[...])
     env = gymnasium.make("my/Env-v0")
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ENTRY_POINT = "evert.envs.gym.env:AgentGymEnv"
 
 
-def register_builtin_envs() -> None:
+def register_games() -> None:
     """Register the games with their training tasks; those that are registered are left alone."""
     for game in games().values():
         if game.id not in gymnasium.registry:
@@ -172,6 +172,3 @@ def unwrap(value: Any) -> Any:
 
 def _is_scalar(value: Any) -> bool:
     return value is None or type(value) in (str, int, float, bool)
-
-
-register_builtin_envs()  # last, when all it needs is there

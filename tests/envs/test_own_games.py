@@ -60,7 +60,8 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
 
 
 def test_the_games_of_the_folder_are_found_by_looking() -> None:
-    assert list(games()) == ["guess_number", "identity", "twenty_questions"]
+    assert {"guess_number", "identity", "twenty_questions"} <= games().keys()
+    assert not {"games", "gym"} & games().keys()
     assert games() is games()
 
 

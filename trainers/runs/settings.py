@@ -4,8 +4,9 @@ In order: ``TrainSettings`` (every value of a run, one a command-line key), ``ch
 preset the command line asks for), and ``cookbook_config`` (the settings as the Tinker Cookbook's
 ``rl.train.Config``).
 
-A recipe stands with its game (``evert.envs.games``). It is a set of defaults and nothing more: it is laid under the command line, so each value
-can be overridden there, and ``env=identity --help`` shows what the recipe chose.
+A recipe stands with its game (``evert.envs.games``). It is a set of defaults and nothing more: it
+is laid under the command line, so each value can be overridden there, and ``env=identity --help``
+shows what the recipe chose.
 """
 
 import difflib

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from evert.trainers.runs.settings import TrainSettings, slug
 from evert.trainers.runs.folder import RunFolder
+from evert.trainers.runs.settings import TrainSettings, slug
 from evert.trainers.runs.tracking import TrackingError
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from evert.trainers.runs.settings import TrainSettings, renderer_of, slug
 from evert.trainers.runs.folder import CHECKPOINTS, read_jsonl
+from evert.trainers.runs.settings import TrainSettings, renderer_of, slug
 
 if TYPE_CHECKING:
     from tinker_cookbook.supervised.train import Config
