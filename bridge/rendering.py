@@ -183,6 +183,12 @@ class PromptRenderer:
         with self._lock:
             return list(self.renderer.tokenizer.encode(text, add_special_tokens=False))
 
+    def spell(self, text: str) -> list[int]:
+        """Token ids of ``text``, nothing added, control tokens in it spelled out."""
+        escaped = self.escape({"role": "assistant", "content": text})["content"]
+        with self._lock:
+            return list(self._renderer.tokenizer.encode(escaped, add_special_tokens=False))
+
     # -- prompts ---------------------------------------------------------------------------------
 
     def tool_prefix(self, tools: list[ToolSpec], system_prompt: str) -> list[Message]:

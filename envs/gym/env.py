@@ -7,12 +7,13 @@ agent's next call. This file is Gymnasium's side: arguments, seeds, spaces, what
 
 import copy
 import inspect
-import os
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, Literal, Unpack
 
 import gymnasium
 from gymnasium import error, spaces
+from gymnasium.utils import EzPickle
 
 from evert.bridge.agent import NO_TASK, Agent, inspect_agent
 from evert.bridge.env import ChatAgentEnv
@@ -28,7 +29,7 @@ from evert.envs.gym.arguments import (
     require_one_of,
 )
 from evert.envs.gym.episode import Episode, Moment
-from evert.envs.gym.loop import LoopThread, acquire, keep_from_collector, release
+from evert.envs.gym.loop import Loop
 from evert.envs.gym.registration import unwrap
 from evert.envs.gym.spaces import (
     AnyText,
@@ -46,16 +47,18 @@ LEVELS: tuple[Level, ...] = ("messages", "tokens")
 Observation = tuple[dict[str, str], ...] | tuple[int, ...]
 
 
-class AgentGymEnv(gymnasium.Env[Any, Any]):
+class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
     """A chat agent as a Gymnasium environment.
 
     Use it through ``gymnasium.make``; ``evert.register_agent`` gives an agent an id. ``__doc__`` of
-    an instance is that of its agent.
+    an instance is that of its agent. A copy, by ``copy`` or ``pickle``, is a new environment with
+    the same arguments.
 
     ## Action Space
 
-    level="messages": ``Text``, what the policy says; the end of the turn is added. Anything the
-    renderer understands counts, tool calls included.
+    level="messages": ``Text``, what the policy says; the end of the turn is added. Text is text:
+    what is spelled like a control token is none. What the renderer reads in text counts, tool calls
+    for one.
     level="tokens": ``Sequence(Discrete(vocabulary))``, what the policy samples, end of turn
     included; taken exactly as it is.
 
@@ -113,6 +116,9 @@ class AgentGymEnv(gymnasium.Env[Any, Any]):
         max_turns: int | None = None,
         **options: Unpack[EnvOptions],
     ) -> None:
+        EzPickle.__init__(
+            self, agent, tasks, level=level, render_mode=render_mode, max_turns=max_turns, **options
+        )
         require_one_of("level", level, LEVELS)
         require_one_of("render_mode", render_mode, (None, "ansi", "human"))
         self._agent = load_agent(unwrap(agent))
@@ -125,10 +131,9 @@ class AgentGymEnv(gymnasium.Env[Any, Any]):
         self._vocabulary = len(self._renderer.renderer.tokenizer)
         self.observation_space, self.action_space = self._spaces()
         self.__doc__ = inspect.getdoc(self._agent) or type(self).__doc__
-        self._loop: LoopThread | None = None
+        self._loop: Loop | None = None
         self._episode: Episode | None = None
         self._task: Any = NO_TASK
-        self._pid = os.getpid()
         self._moment: Moment | None = None
         self._total = 0.0
         self._screen = Screen()
@@ -159,12 +164,13 @@ class AgentGymEnv(gymnasium.Env[Any, Any]):
         self._task = self._choose_task(options or {})
         self._end_episode("its start failed")
         if self._loop is None:
-            self._loop = acquire()
+            self._loop = Loop(self)
         env = ChatAgentEnv(self._agent, self._task, **self._options)
-        self._episode = Episode(env, self._renderer)
+        episode = self._episode = Episode(env, self._renderer)
+        self._loop.at_end = episode.close
         self._total = 0.0
         self._screen = Screen()
-        moment = self._advance(self._episode.start())
+        moment = self._advance(self._loop, episode.start)
         return self._observation(moment), self._info(moment)
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
@@ -175,12 +181,12 @@ class AgentGymEnv(gymnasium.Env[Any, Any]):
             gymnasium.error.ResetNeeded: No episode is running.
             AgentError, AgentTimeoutError, RewardError: As ``ChatAgentEnv``; the episode is over.
         """
-        episode = self._running_episode()
+        loop, episode = self._running_episode()
         if self.level == "messages":
             tokens = episode.encode(text_action(action))
         else:
             tokens = token_action(action, self._vocabulary)
-        moment = self._advance(episode.act(tokens))
+        moment = self._advance(loop, partial(episode.act, tokens))
         is_over = moment.stop_reason is not None
         if is_over:
             self._end_episode(f"the last one ended ({moment.stop_reason})")
@@ -213,22 +219,13 @@ class AgentGymEnv(gymnasium.Env[Any, Any]):
         self._end_episode("the environment was closed")
         loop, self._loop = self._loop, None
         if loop is not None:
-            release(loop)
-
-    def __del__(self) -> None:
-        loop: LoopThread | None = getattr(self, "_loop", None)
-        if loop is None or not loop.is_alive:
-            return
-        if self._episode is not None:
-            loop.run_later(self._episode.close())
-        release(loop, wait=False)  # wherever the collector runs, it must not wait
+            loop.leave()
 
     # -- episodes --------------------------------------------------------------------------------
 
-    def _advance(self, work: Coroutine[Any, Any, Moment]) -> Moment:
-        assert self._loop is not None
+    def _advance(self, loop: Loop, work: Callable[[], Coroutine[Any, Any, Moment]]) -> Moment:
         try:
-            moment = self._loop.run(work)
+            moment = loop.run(work)
         except BaseException as problem:
             self._why_over = f"the last one ended with {type(problem).__name__}"
             raise
@@ -239,27 +236,26 @@ class AgentGymEnv(gymnasium.Env[Any, Any]):
             self._screen.show(moment, self._total)
         return moment
 
-    def _running_episode(self) -> Episode:
+    def _running_episode(self) -> tuple[Loop, Episode]:
         self._notice_fork()
-        if self._episode is None or self._why_over:
+        if self._loop is None or self._episode is None or self._why_over:
             raise error.ResetNeeded(
                 f"step() needs a running episode, and this environment of {self._form.name} has "
                 f"none: {self._why_over}. Call reset() to start one."
             )
-        return self._episode
+        return self._loop, self._episode
 
     def _end_episode(self, why: str) -> None:
         self._notice_fork()
         episode, self._episode = self._episode, None
         self._why_over = why
         if episode is not None and self._loop is not None:
-            self._loop.run(episode.close())
+            self._loop.run(episode.close)
+            self._loop.at_end = None
 
     def _notice_fork(self) -> None:
         """Threads do not survive a fork: in a child, the parent's episode is not ours to touch."""
-        if self._pid != os.getpid():
-            self._pid = os.getpid()
-            keep_from_collector(self._episode)
+        if self._loop is not None and not self._loop.is_ours:
             self._episode = self._loop = None
             self._why_over = "the last one was started before this process was forked"
 

@@ -126,11 +126,11 @@ class Episode:
         await self._env.close()
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a reply: its text and the end of the turn."""
+        """The tokens of a reply: its text, control tokens in it spelled out, and the turn's end."""
         end = self._renderer.end_tokens[:1]
         if not end and isinstance(self._renderer.stop[0], str):
             end = self._renderer.encode(self._renderer.stop[0])
-        return self._renderer.encode(text) + end
+        return self._renderer.spell(text) + end
 
     # -- what the agent asks ---------------------------------------------------------------------
 
@@ -167,7 +167,7 @@ class Episode:
             caps.append(limits.max_trajectory_tokens - prompt)
         if limits.max_sampled_tokens is not None:
             caps.append(limits.max_sampled_tokens - self._sampled)
-        return min((cap for cap in caps if cap is not None), default=None)
+        return min((max(0, cap) for cap in caps if cap is not None), default=None)
 
     def _within_budget(self, action: list[int]) -> tuple[list[int], bool]:
         """The action as far as its cap allows, and whether the cap ended it."""
@@ -175,8 +175,7 @@ class Episode:
         if cap is None or len(action) < cap:
             return action, False
         action = action[:cap]
-        ends = self._renderer.end_tokens
-        return action, not ends or action[-1] not in ends
+        return action, not action or action[-1] not in self._renderer.end_tokens
 
     def _is_used_up(self) -> bool:
         limit = self._env.rollout_limits.max_sampled_tokens

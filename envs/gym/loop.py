@@ -1,18 +1,24 @@
-"""The event loop that all environments of a process share, in a thread of its own.
+"""The event loop that all environments of a process share: a blocking portal of anyio's.
 
-Gymnasium calls plainly and agents are async, so somebody must run a loop. A thread of its own works
-in a script and inside a running loop (a notebook) alike. It starts with the first episode and ends
-when the last environment is closed; ``acquire`` and ``release`` count the users. A forked child has
-no threads: it forgets its parent's loop and starts its own when it needs one.
+Gymnasium calls plainly and agents are async, so somebody must run a loop. A portal in a thread of
+its own works in a script and inside a running loop (a notebook) alike. It starts with the first
+environment that needs it and ends with the last that gives it back; a forked child has no threads,
+and so a portal of its own.
 """
 
-import asyncio
 import atexit
+import contextlib
 import logging
 import os
 import threading
-from collections.abc import Coroutine
+import weakref
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from functools import cache
 from typing import Any, TypeVar
+
+import anyio
+from anyio.from_thread import BlockingPortal
 
 from evert.bridge.errors import EnvStateError
 
@@ -20,126 +26,124 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-JOIN_TIMEOUT = 5.0
-"""Seconds to wait for the loop's last tasks when it is stopped."""
+PATIENCE = 5.0
+"""Seconds to wait for the last tasks when the loop ends."""
 
 
-class LoopThread:
-    """An event loop that runs in a daemon thread until ``stop``."""
+class Loop:
+    """A hold on the shared loop, given back by ``leave`` or when its owner is collected.
 
-    def __init__(self) -> None:
-        self.users = 0
-        self._pid = os.getpid()
-        self._started = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="evert gymnasium", daemon=True)
-        self._thread.start()
-        self._started.wait()
+    Args:
+        owner: Who uses it.
+
+    Attributes:
+        at_end: What is still to be done on the loop when it is given back; None for nothing. It
+            must not refer to the owner.
+    """
+
+    def __init__(self, owner: object) -> None:
+        self.at_end: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self._shared = _shared(os.getpid())
+        self._portal = self._shared.enter(self)
+        self._collected = weakref.finalize(owner, self._leave_soon)
+        self._collected.atexit = False
 
     @property
-    def is_alive(self) -> bool:
-        """Whether it runs in this process."""
-        return self._thread.is_alive() and self._pid == os.getpid()
+    def is_ours(self) -> bool:
+        """Whether it runs in this process: a fork leaves threads behind."""
+        return self._shared is _shared(os.getpid())
 
-    def _run(self) -> None:
-        asyncio.run(self._serve())  # which also cancels what is left, and joins its executor
-
-    async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._stopped = asyncio.Event()
-        self._later: set[asyncio.Task[Any]] = set()
-        self._started.set()
-        await self._stopped.wait()
-        await asyncio.gather(*self._later, return_exceptions=True)
-
-    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+    def run(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
         """Do ``work`` on the loop and wait for its result.
 
         Raises:
             EnvStateError: Called from the loop itself, which would wait for itself for ever.
         """
-        if threading.get_ident() == self._thread.ident:
-            work.close()
+        try:
+            future: Future[Result] = self._portal.start_task_soon(work)
+        except RuntimeError as error:
             raise EnvStateError(
                 "A Gymnasium environment of evert was used from inside an async agent that runs on "
                 "the same event loop; it would wait for itself for ever. Use it in a thread: "
                 "`await asyncio.to_thread(env.step, action)`."
-            )
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            ) from error
         try:
             return future.result()
         except BaseException:  # Ctrl-C, above all: the work must not go on behind our back
             future.cancel()
             raise
 
-    def run_later(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Do ``work`` on the loop, before it stops; wait for nothing."""
+    def leave(self) -> None:
+        """Give it back, and wait for what ends with it. Idempotent."""
+        self._collected.detach()
+        work, self.at_end = self.at_end, None
+        if work is not None:
+            with contextlib.suppress(RuntimeError, TimeoutError):  # it has ended, or is blocked
+                self._portal.start_task_soon(work).result(PATIENCE)
+        self._shared.leave(self)
 
-        def start() -> None:
-            task = self._loop.create_task(work)
-            self._later.add(task)
-            task.add_done_callback(self._later.discard)
+    def _leave_soon(self) -> None:
+        """Give it back elsewhere: the collector calls this wherever it is, on the loop too."""
+        if self.is_ours:
+            threading.Thread(target=self.leave, name="evert gymnasium", daemon=True).start()
 
-        self._loop.call_soon_threadsafe(start)
 
-    def stop(self, *, wait: bool) -> None:
-        """End the loop: its tasks are cancelled. ``wait`` until its thread is gone."""
-        self._loop.call_soon_threadsafe(self._stopped.set)
-        if not wait or threading.get_ident() == self._thread.ident:
-            return
-        self._thread.join(JOIN_TIMEOUT)
-        if self._thread.is_alive():
+class _Shared:
+    """The portal of one process, in a thread of its own as long as it has users.
+
+    A forked child inherits its parent's, users included, and keeps it as it is: collecting what
+    runs in it would report lost tasks.
+    """
+
+    def __init__(self) -> None:
+        self.users: set[Loop] = set()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread()
+        self._portal: Future[BlockingPortal] = Future()
+
+    def enter(self, user: Loop) -> BlockingPortal:
+        """The portal, started if need be."""
+        with self._lock:
+            if not self._thread.is_alive():
+                self._portal = Future()
+                self._thread = threading.Thread(
+                    target=anyio.run, args=(self._serve,), name="evert gymnasium", daemon=True
+                )
+                self._thread.start()
+            self.users.add(user)
+            return self._portal.result()
+
+    def leave(self, user: Loop) -> None:
+        """Give it back; the last user ends it, which cancels what is left on it."""
+        with self._lock:
+            if user not in self.users:
+                return
+            self.users.discard(user)
+            if self.users:
+                return
+            portal, thread, self._thread = self._portal.result(), self._thread, threading.Thread()
+        with contextlib.suppress(RuntimeError):  # it has ended
+            portal.start_task_soon(portal.stop, True)
+        thread.join(PATIENCE)
+        if thread.is_alive():
             logger.error(
                 "evert's event loop did not end within %s s; it is left behind. An agent swallows "
                 "its cancellation, or blocks the loop.",
-                JOIN_TIMEOUT,
+                PATIENCE,
             )
 
-
-_lock = threading.RLock()  # re-entrant: a collected environment releases wherever we just are
-_shared: LoopThread | None = None
-
-
-def acquire() -> LoopThread:
-    """The shared loop, started if need be. Give it back with ``release``."""
-    global _shared
-    with _lock:
-        if _shared is None or not _shared.is_alive:
-            _shared = LoopThread()
-        _shared.users += 1
-        return _shared
+    async def _serve(self) -> None:
+        async with BlockingPortal() as portal:
+            self._portal.set_result(portal)
+            await portal.sleep_until_stopped()
 
 
-def release(loop: LoopThread, *, wait: bool = True) -> None:
-    """Give a loop back; the last user stops it."""
-    global _shared
-    with _lock:
-        loop.users -= 1
-        if loop.users > 0 or not loop.is_alive:
-            return
-        if _shared is loop:
-            _shared = None
-    loop.stop(wait=wait)
+@cache
+def _shared(pid: int) -> _Shared:
+    return _Shared()
 
 
-_strays: list[object] = []
-
-
-def keep_from_collector(stray: object) -> None:
-    """Keep what a forked child inherits but cannot end: collecting it would report lost tasks."""
-    _strays.append(stray)
-
-
-def _forget() -> None:
-    global _lock, _shared
-    _lock = threading.RLock()  # another thread may have held it at the fork
-    _shared = None
-
-
-def _stop_at_exit() -> None:
-    if _shared is not None and _shared.is_alive:
-        _shared.stop(wait=True)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
-atexit.register(_stop_at_exit)
+@atexit.register
+def _leave_all() -> None:
+    for loop in list(_shared(os.getpid()).users):
+        loop.leave()
