@@ -5,6 +5,7 @@ you are {task}.", the reward 1 for "I am {task}" or "I'm {task}", -1 for "not {t
 are numbers; training uses 0..999, and 1000..1023 are held out.
 """
 
+import re
 from typing import TYPE_CHECKING
 
 from evert.envs.games import Game
@@ -72,8 +73,7 @@ async def identity_agent(client: "AgentClient", task: int) -> float:
 
 def score(answer: str, task: int) -> float:
     """1 if the answer claims to be ``task``, -1 if it denies it, else 0."""
-    if f"I am {task}" in answer or f"I'm {task}" in answer:
+    number = rf"{task}(?![.,]?\d)"  # "I am 1000" says nothing of 10
+    if re.search(rf"I(?: am|'m) {number}", answer):
         return 1.0
-    if f"not {task}" in answer:
-        return -1.0
-    return 0.0
+    return -1.0 if re.search(f"not {number}", answer) else 0.0

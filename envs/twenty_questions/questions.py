@@ -69,13 +69,24 @@ Parsed: TypeAlias = Asked | Guess | None
 # -- guesses -------------------------------------------------------------------------------------
 
 EXPLICIT = re.compile(r"^\W*(?:my |final )*(?:guess|answer)\s*(?:is|:)\s*", re.IGNORECASE)
-GUESS_FILLER = (FILLER - {"part"}) | stems_of(
+RELATIONS = stems_of(
+    """
+    ability about allow around associate associated at by capable component describe design
+    encounter equip for form from function had has have in include instead intend into involve
+    off on out over own part possess refer relate related require tend than to together under up
+    with
+    """
+)
+"""Words of the filler that set a noun beside the answer, so that it is no guess: "on a table"."""
+GUESS_FILLER = (FILLER - RELATIONS) | stems_of(
     """
     guess final believe suppose right correct pair name piece certainly definitely finally hm hmm ah
     oh sure bet say call character animal instrument food vehicle flower landmark person tool toy
     device let chance
     """
 )
+IDIOM = re.compile(r"\b(?:to be|for sure|by any chance|by chance|think(?:ing)? about)\b")
+"""Where they say nothing after all."""
 PORTIONS = stems_of("bar bit bowl bottle box bunch cup glass jar loaf pair piece pot set slice")
 """What may be said to be of a noun, and still be the noun: "a loaf of bread"."""
 QUESTION_WORDS = frozenset({"what", "where", "when", "why", "how", "which", "whose"})
@@ -99,6 +110,7 @@ class Names:
 
     def find(self, found: Sequence[str]) -> str | None:
         """The noun that words name and say nothing else; None if there is none."""
+        found = IDIOM.sub("", " ".join(found)).split()
         for start in range(len(found)):
             key = tuple(map(stem, found[start:]))
             named = self._names.get(key) or self._names.get(("".join(key),))

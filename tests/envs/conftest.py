@@ -34,7 +34,7 @@ def leftovers() -> Callable[[], dict[str, list[Any]]]:
     files = _open_files()
 
     def found() -> dict[str, list[Any]]:
-        deadline = time.monotonic() + 1.0  # what is just ending may end
+        deadline = time.monotonic() + 5.0  # what is just ending may end
         while True:
             gc.collect()
             new_threads = [t.name for t in threading.enumerate() if t not in threads]

@@ -8,13 +8,13 @@
 """
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +26,7 @@ from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 
 from evert.bridge.errors import AgentError, AgentTimeoutError, EnvStateError, EvertError
 from evert.bridge.faces.client import AgentClient, BlockingAgentClient
+from evert.envs.gym import loop
 from evert.envs.gym.arguments import EnvArgumentError
 from evert.envs.gym.env import AgentGymEnv
 
@@ -303,17 +304,50 @@ def test_the_last_environment_takes_the_loop_with_it(leftovers: Leftovers) -> No
     assert leftovers() == {}
 
 
+async def stubborn_agent(client: AgentClient) -> float:
+    """Broken: does not let itself be cancelled."""
+    await client.chat.completions.create(messages=ask())
+    while not may_end.is_set():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.05)
+    return 0.0
+
+
+may_end = threading.Event()
+
+
+def test_a_loop_that_does_not_end_is_left_behind_and_named(
+    leftovers: Leftovers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loop, "PATIENCE", 0.2)
+    may_end.clear()
+    env = AgentGymEnv(stubborn_agent, close_timeout=0.05, agent_timeout=0.05)
+    env.reset()
+    with pytest.raises(AgentTimeoutError):
+        env.step("x")
+    env.close()
+    assert "evert's event loop did not end within 0.2 s; it is left behind" in caplog.text
+    other = AgentGymEnv(endless_agent)
+    other.reset()
+    assert other.step("x")[1] == 0.5
+    other.close()
+    may_end.set()
+    assert leftovers() == {}
+
+
 async def littering_agent(client: AgentClient) -> float:
     """Broken: leaves a thread behind that nobody joins."""
-    threading.Thread(target=time.sleep, args=(3.0,), daemon=True, name="litter").start()
+    threading.Thread(target=may_end.wait, args=(60.0,), daemon=True, name="litter").start()
     return await endless_agent(client)
 
 
 def test_an_agent_that_leaves_a_thread_behind_is_found_out(leftovers: Leftovers) -> None:
+    may_end.clear()
     env = AgentGymEnv(littering_agent)
     env.reset()
     env.close()
     assert leftovers() == {"threads": ["litter"]}
+    may_end.set()
 
 
 # -- 3. loops, threads, processes --------------------------------------------------------------

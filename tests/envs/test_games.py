@@ -86,6 +86,11 @@ def test_the_class_itself_is_documented_too() -> None:
         ("You are not 7", -1.0),
         ("You are 7", 0.0),
         ("I am 8", 0.0),
+        ("I am 70", 0.0),
+        ("I'm 7.5", 0.0),
+        ("I am 7,000", 0.0),
+        ("I am not 77", 0.0),
+        ("I am 77, no, I am 7", 1.0),
         ("", 0.0),
     ],
 )

@@ -115,6 +115,37 @@ def test_a_noun_within_a_longer_question_is_no_guess() -> None:
 
 
 @pytest.mark.parametrize(
+    "question",
+    [
+        "Is it on a table?",
+        "Is it associated with the sun?",
+        "Is it something in a car?",
+        "Is it for a car?",
+        "Does it have a dog?",
+        "Is it related to the sun?",
+        "Is it under a bed?",
+        "Would it be by a car?",
+    ],
+)
+def test_what_stands_beside_a_noun_is_no_guess_of_it(question: str) -> None:
+    assert not isinstance(PARSER.parse(question), Guess)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "Just to be sure, is it a dog?",
+        "Is it by any chance a dog?",
+        "Is it for sure a dog?",
+        "Could you be thinking about a dog?",
+        "Is it some kind of dog?",
+    ],
+)
+def test_words_that_say_nothing_may_stand_before_a_guess(question: str) -> None:
+    assert PARSER.parse(question) == Guess("dog")
+
+
+@pytest.mark.parametrize(
     ("question", "attribute"),
     [
         ("Does it have wings?", "has_wings"),
