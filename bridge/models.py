@@ -42,6 +42,7 @@ class RemoteModel:
         base_url: For example ``https://api.openai.com/v1``.
         api_key_env: Environment variable that holds the key; read at each call, never stored.
         timeout: Seconds for a call.
+        temperature: Of sampling; None for the endpoint's own.
 
     The agent's fields that count are passed on; errors reach the agent as the SDK raises them.
     """
@@ -50,6 +51,7 @@ class RemoteModel:
     base_url: str = "https://api.openai.com/v1"
     api_key_env: str = "OPENAI_API_KEY"
     timeout: float = 600.0
+    temperature: float | None = None
 
     async def __call__(self, request: ChatRequest) -> Reply:
         """Ask the endpoint.
@@ -65,6 +67,7 @@ class RemoteModel:
             "tools": request.tools,
             "max_completion_tokens": request.max_tokens,
             "stop": list(request.stop) or None,
+            "temperature": self.temperature,
             **_format_fields(request.format),
         }
         messages: Any = [as_fields(m, index) for index, m in enumerate(request.messages)]

@@ -12,38 +12,48 @@ An evaluation that was interrupted goes on where it stopped (``out=FOLDER``), an
 table: each episode is drawn from a seed of its own. The parts are in ``evaluation/``.
 """
 
-import asyncio
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import chz
-import openai
-from chz.blueprint import EntrypointHelpException
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from evert.bridge.errors import EvertError
-from evert.bridge.group import load_agent
-from evert.trainers.evaluation import scores
-from evert.trainers.evaluation.contestants import Contestant, find
-from evert.trainers.evaluation.episodes import Episode, EpisodeLog, Planned, planned, play
+from evert.trainers.arguments import read_pairs, read_settings, settings_help
+from evert.trainers.command import run_async, run_command
 from evert.trainers.evaluation.settings import EvaluateSettings
-from evert.trainers.reporting.figures.bars import draw_categories, draw_splits
-from evert.trainers.reporting.figures.style import save
 from evert.trainers.runs import folder as run_folder
 from evert.trainers.runs.folder import RunFolder, RunFolderError
 from evert.trainers.runs.settings import slug
 
+if TYPE_CHECKING:
+    from evert.trainers.evaluation.contestants import Contestant
+    from evert.trainers.evaluation.episodes import Episode, EpisodeLog, Planned
+    from evert.trainers.evaluation.scores import Score
+
 PROGRAM = ("python", "-m", "evert.trainers.evaluate")
 EVALUATION, SCORES = "evaluation.json", "scores.csv"
 SPLITS_FIGURE, CATEGORIES_FIGURE = "splits.png", "categories.png"
-INTERRUPTED = 130
+GOING_ON = "the evaluation to go on with"
+
+USAGE = """\
+Usage: evert evaluate models=NAME[,NAME...] env=GAME [key=value ...]
+
+  evert evaluate env=twenty_questions models=evert-tiny-20q,runs/NAME,runs/NAME@20,oracle
+  evert evaluate agent=my_module:agent test_tasks=my_module:TASKS models=runs/NAME
+  evert evaluate env=identity models=openai:gpt-5-mini temperature=0
+  evert evaluate out=evaluations/NAME      go on with one that was interrupted
+
+Settings, with their values:
+"""
 
 MAY_CHANGE = frozenset({"models", "seeds", "parallel", "device", "threads", "out"})
 """Settings with which an evaluation may go on: they leave what was played as it is."""
@@ -66,54 +76,44 @@ def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) ->
     Returns:
         The exit status: 0, 1 for what could not be done, 130 after Ctrl-C.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if str(Path.cwd()) not in sys.path and "" not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    console = Console(highlight=False)
-    folder: Path | None = None
+    return run_command(partial(_run, program), argv, _usage)
+
+
+def _usage(arguments: Sequence[str]) -> str:
+    given = read_pairs(arguments, chz.chz_fields(EvaluateSettings), "env")
+    return USAGE + settings_help(EvaluateSettings, given)
+
+
+def _run(program: Sequence[str], arguments: Sequence[str]) -> None:
+    from evert.trainers.evaluation.contestants import find
+
+    settings = read(arguments)
+    contestants = [find(name, settings) for name in settings.models]
+    check(settings, contestants)
+    folder = open_folder(settings)
     try:
-        settings = parse(arguments)
-        contestants = [find(name, settings) for name in settings.models]
-        check(settings, contestants)
-        folder = open_folder(settings)
-        evaluate(settings, contestants, folder, console)
-        return 0
-    except EntrypointHelpException as shown:
-        print(str(shown).rstrip())
-        return 0
-    except KeyboardInterrupt:
-        console.print("\nInterrupted.", _to_go_on(folder, program), soft_wrap=True, markup=False)
-        return INTERRUPTED
-    except Exception as error:
-        if not isinstance(error, EvertError) and not type(error).__module__.startswith("chz."):
-            raise
-        said = f"error: {str(error).rstrip()} {_to_go_on(folder, program)}"
-        print(said.rstrip(), file=sys.stderr)
-        return 1
+        evaluate(settings, contestants, folder, Console(highlight=False))
+    except (EvertError, KeyboardInterrupt) as stopped:
+        said = "Interrupted. " if isinstance(stopped, KeyboardInterrupt) else ""
+        again = shlex.join([*program, f"out={folder}"])
+        stopped.add_note(f"{said}What was played is kept; to go on: {again}")
+        raise
 
 
-def _to_go_on(folder: Path | None, program: Sequence[str]) -> str:
-    if folder is None:
-        return ""
-    return f"What was played is kept; to go on: {' '.join(program)} out={folder}"
-
-
-def parse(arguments: Sequence[str]) -> EvaluateSettings:
+def read(arguments: Sequence[str]) -> EvaluateSettings:
     """Read ``key=value`` arguments, over the settings of the evaluation to go on with.
 
     Raises:
+        UsageError: No such setting, or no value that it takes.
         RecipeError: There is no such game, or a value is out of range.
-        EntrypointHelpException: ``--help`` was asked for; its text is the help.
     """
-    given = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
-    blueprint = chz.Blueprint(EvaluateSettings)
-    if recorded := _recorded(Path(given.get("out", ""))):
-        blueprint = blueprint.apply(recorded, layer_name="the evaluation to go on with")
-    return blueprint.make_from_argv(list(arguments))
+    given = read_pairs(arguments, chz.chz_fields(EvaluateSettings), "env")
+    recorded = _recorded(Path(given.get("out", "")))
+    return read_settings(EvaluateSettings, given, {GOING_ON: recorded})
 
 
 def _recorded(folder: Path) -> dict[str, Any]:
-    found = run_folder.read_json(folder / EVALUATION) or {}
+    found = run_folder.read_json(folder.expanduser() / EVALUATION) or {}
     return {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in (found.get("settings") or {}).items()
@@ -121,12 +121,14 @@ def _recorded(folder: Path) -> dict[str, Any]:
     }
 
 
-def check(settings: EvaluateSettings, contestants: Sequence[Contestant]) -> None:
+def check(settings: EvaluateSettings, contestants: Sequence["Contestant"]) -> None:
     """Find what would stop an evaluation before there is one: a path that leads nowhere, mostly.
 
     Raises:
         EvertError: The tasks or an agent cannot be found.
     """
+    from evert.bridge.group import load_agent
+
     settings.tasks()
     for contestant in contestants:
         load_agent(contestant.agent)
@@ -162,8 +164,8 @@ def open_folder(settings: EvaluateSettings) -> Path:
 
 
 def evaluate(
-    settings: EvaluateSettings, contestants: Sequence[Contestant], path: Path, console: Console
-) -> list[scores.Score]:
+    settings: EvaluateSettings, contestants: Sequence["Contestant"], path: Path, console: Console
+) -> list["Score"]:
     """Play what is not on record, and show how it went.
 
     Args:
@@ -179,39 +181,42 @@ def evaluate(
         EvertError: It could not be done; what was played is on record.
         KeyboardInterrupt: Ctrl-C; the same.
     """
+    from evert.trainers.evaluation.episodes import Episode, EpisodeLog, planned
+
     tasks = settings.tasks()
-    folder = RunFolder(path, resumed=True)
+    seeds = range(settings.seed, settings.seed + settings.seeds)
+    folder, played = RunFolder(path, resumed=True), list[Episode]()
     with run_folder.alone_in(path, "evaluating", "out"):
         description = {"settings": chz.asdict(settings), "versions": run_folder.versions()}
         folder.write_json(EVALUATION, {**description, "git": run_folder.git_revision()})
         log = EpisodeLog(path)
         console.print(f"evaluation: {path}", soft_wrap=True, markup=False)
-        seeds, played = range(settings.seed, settings.seed + settings.seeds), list[Episode]()
         for contestant in contestants:
             wanted = planned(contestant.name, contestant.digest, tasks, seeds)
-            todo = [episode for episode in wanted if episode.key not in log.by_key]
+            todo = [each for each in wanted if each[0].key not in log.by_key]
             _play(contestant, todo, log, console)
             # On record under another name, if the same weights had one.
-            played += [replace(log.by_key[e.key], model=e.model) for e in wanted]
+            played += [replace(log.by_key[e.key], model=e.model) for e, _ in wanted]
         return _report(played, settings, folder, console)
 
 
 def _play(
-    contestant: Contestant, todo: Sequence[Planned], log: EpisodeLog, console: Console
+    contestant: "Contestant", todo: Sequence["Planned"], log: "EpisodeLog", console: Console
 ) -> None:
-    if not todo:
-        return
-    began, settings = time.monotonic(), contestant.settings
+    import openai
+
+    from evert.trainers.evaluation.episodes import play
 
     def say(line: str) -> None:
         console.print(f"{contestant.name}: {line}", soft_wrap=True, markup=False)
 
-    with contestant.ready(say) as player, _progress(contestant, todo, console) as done:
-        playing = play(
-            todo, player, log.add, done, success=settings.success, parallel=settings.parallel
-        )
+    if not todo:
+        return
+    began, settings = time.monotonic(), contestant.settings
+    with contestant.ready(say) as player, _progress(contestant.name, len(todo), console) as done:
+        options = {"success": settings.success, "parallel": settings.parallel}
         try:
-            asyncio.run(playing)
+            run_async(play(todo, player, log.add, done, **options))
         except openai.OpenAIError as error:
             raise EvaluationError(
                 f"{contestant.name}: the endpoint does not answer as it should: "
@@ -222,42 +227,43 @@ def _play(
 
 
 @contextmanager
-def _progress(
-    contestant: Contestant, todo: Sequence[Planned], console: Console
-) -> Iterator[Callable[[Episode], None]]:
+def _progress(name: str, total: int, console: Console) -> Iterator[Callable[["Episode"], None]]:
     """Shows how far a model is: a bar on a terminal, a line now and then elsewhere."""
-    won = count = 0
-    every = max(1, -(-len(todo) // 5))
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[found]}"),
-        TimeRemainingColumn(),
-    )
-    bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as TimeColumn
 
-    def done(episode: Episode) -> None:
+    texts = TextColumn("{task.description}"), TextColumn("{task.fields[found]}")
+    columns = (texts[0], BarColumn(), MofNCompleteColumn(), texts[1], TimeColumn())
+    bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+    task = bar.add_task(name, total=total, found="")
+    won = count = 0
+
+    def done(episode: "Episode") -> None:
         nonlocal won, count
         won, count = won + episode.success, count + 1
         found = f"{won} successes"  # no rate: those that are over first are the short ones
         bar.update(task, advance=1, found=found)
-        if not console.is_terminal and count % every == 0:
-            console.print(f"{contestant.name}: {count}/{len(todo)}  {found}", soft_wrap=True)
+        if not console.is_terminal and count % -(-total // 5) == 0:
+            console.print(f"{name}: {count}/{total}  {found}", soft_wrap=True)
 
     with bar:
-        task = bar.add_task(contestant.name, total=len(todo), found="")
         yield done
 
 
 def _report(
-    episodes: Sequence[Episode], settings: EvaluateSettings, folder: RunFolder, console: Console
-) -> list[scores.Score]:
-    splits = scores.scores(episodes, scores.by_split)
-    totals = scores.scores(episodes, scores.by_model)
-    categories = scores.scores([e for e in episodes if e.category], scores.by_category)
-    both = [row for total in totals for row in (*_of(total.model, splits), total)]
-    shown = both if len({row.split for row in splits}) > 1 else splits
+    played: Sequence["Episode"], settings: EvaluateSettings, folder: RunFolder, console: Console
+) -> list["Score"]:
+    """Show the table; write the CSV and the figures."""
+    from evert.trainers.evaluation import scores
+    from evert.trainers.reporting.figures.bars import draw_categories, draw_splits
+    from evert.trainers.reporting.figures.style import save
+
+    splits = scores.scores(played, "split")
+    categories = scores.scores([e for e in played if e.category], "category")
+    shown = splits
+    if len({row.split for row in splits}) > 1:
+        totals = scores.scores(played)
+        shown = [r for t in totals for r in (*(s for s in splits if s.model == t.model), t)]
     title = f"{settings.name}: {settings.seeds} episodes a task"
     title += f", temperature {settings.temperature:g}" + ", with search" * settings.search
     console.print(title, soft_wrap=True, markup=False)
@@ -270,10 +276,6 @@ def _report(
         files.append(CATEGORIES_FIGURE)
     console.print(f"{folder.path}: {', '.join(files)}", soft_wrap=True, markup=False)
     return splits
-
-
-def _of(model: str, rows: Sequence[scores.Score]) -> list[scores.Score]:
-    return [row for row in rows if row.model == model]
 
 
 if __name__ == "__main__":

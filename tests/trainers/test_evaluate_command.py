@@ -4,14 +4,17 @@
 2. Interrupted and resumed, an evaluation ends with the same table; what was played is kept.
 3. More models and more seeds are added to an evaluation; anything else is refused.
 4. An agent of one's own is evaluated by its import path; one that fails is counted.
-5. An endpoint that is down stops the evaluation; one that answers is played with.
-6. What goes wrong is said in a line.
+5. A run plays what it is told to play, by the weights that it has now, and scores as its training
+   says it does.
+6. An endpoint that is down stops the evaluation; one that answers is played with.
+7. What goes wrong is said in a line; help is quick.
 """
 
 import csv
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,13 +22,19 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from statistics import fmean
 from threading import Thread
 from typing import Any
 
+import chz
 import pytest
 
+from evert.envs.guess_number import TEST_TASKS
 from evert.trainers import evaluate
-from evert.trainers.evaluation.episodes import EPISODES, EpisodeLog
+from evert.trainers.command import INTERRUPTED
+from evert.trainers.evaluation.episodes import EPISODES, Episode, EpisodeLog
+from evert.trainers.evaluation.settings import EvaluateSettings
+from evert.trainers.train import new_run
 
 IDENTITY = ["env=identity", "models=evert-tiny", "device=cpu", "max_tokens=12"]
 
@@ -33,6 +42,10 @@ IDENTITY = ["env=identity", "models=evert-tiny", "device=cpu", "max_tokens=12"]
 def rows(folder: Path) -> list[dict[str, str]]:
     with (folder / evaluate.SCORES).open() as file:
         return list(csv.DictReader(file))
+
+
+def episodes(folder: Path) -> list[Episode]:
+    return [*EpisodeLog(folder).by_key.values()]
 
 
 def run(*arguments: str) -> int:
@@ -65,7 +78,7 @@ def test_players_without_a_model_are_compared(
 
 def test_every_episode_is_on_record_with_its_transcript(tmp_path: Path) -> None:
     run("env=twenty_questions", "models=oracle", "max_tasks=2", "seeds=2", f"out={tmp_path}/e")
-    played = EpisodeLog(tmp_path / "e").episodes
+    played = episodes(tmp_path / "e")
 
     assert len({episode.key for episode in played}) == len(played) == 8
     assert all(episode.success and episode.transcript for episode in played)
@@ -80,7 +93,7 @@ def test_weights_of_the_embedded_engine_are_evaluated(
 
     assert code == 0
     assert "evert-tiny: engine: embedded on cpu, 1 thread" in capsys.readouterr().out
-    played = EpisodeLog(tmp_path / "e").episodes
+    played = episodes(tmp_path / "e")
     assert len(played) == 18
     assert {episode.turns for episode in played} == {1}
     assert all(0 < episode.tokens <= 12 for episode in played)
@@ -90,7 +103,7 @@ def test_weights_of_the_embedded_engine_are_evaluated(
 
 def test_tasks_are_spread_evenly_and_the_same_ones_for_everyone(tmp_path: Path) -> None:
     run("env=twenty_questions", "models=random,oracle", "max_tasks=4", f"out={tmp_path}/e")
-    played = EpisodeLog(tmp_path / "e").episodes
+    played = episodes(tmp_path / "e")
     of = {m: {e.target for e in played if e.model == m} for m in ("random", "oracle")}
 
     assert of["random"] == of["oracle"]
@@ -115,15 +128,15 @@ def test_interrupted_and_resumed_gives_the_same_table(tmp_path: Path) -> None:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     shown, errors = process.communicate(timeout=60)
-    kept = EpisodeLog(part).episodes
+    kept = episodes(part)
 
-    assert process.returncode == evaluate.INTERRUPTED, errors
+    assert process.returncode == INTERRUPTED, errors
     assert 20 <= len(kept) < 192
     resume = shlex.split(shown.rpartition("to go on: ")[2])
     assert resume == ["python", "-m", "evert.trainers.evaluate", f"out={part}"]
     assert run(*resume[3:]) == 0
     assert run(*arguments, "parallel=64", f"out={whole}") == 0
-    assert EpisodeLog(part).episodes[: len(kept)] == kept
+    assert episodes(part)[: len(kept)] == kept
     assert rows(part) == rows(whole)
 
 
@@ -135,7 +148,22 @@ def test_an_episode_cut_off_by_a_crash_is_played_again(tmp_path: Path) -> None:
 
     assert run(*arguments) == 0
     assert rows(tmp_path / "e") == before
-    assert len(EpisodeLog(tmp_path / "e").episodes) == 24
+    assert len(episodes(tmp_path / "e")) == 24
+
+
+def test_going_on_looks_each_episode_up_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["env=twenty_questions", "models=oracle", "max_tasks=8", f"out={tmp_path}/e"]
+    run(*arguments)
+    asked: list[Episode] = []
+    key = Episode.key.fget
+    assert key is not None
+    counting = property(lambda episode: asked.append(episode) or key(episode))
+    monkeypatch.setattr(Episode, "key", counting)
+
+    assert run(*arguments) == 0
+    assert len(asked) <= 4 * 64
 
 
 # -- 3. going on with more -----------------------------------------------------------------------
@@ -144,11 +172,11 @@ def test_an_episode_cut_off_by_a_crash_is_played_again(tmp_path: Path) -> None:
 def test_a_model_and_a_seed_are_added_to_an_evaluation(tmp_path: Path) -> None:
     out = f"out={tmp_path}/e"
     run("env=twenty_questions", "models=oracle", "max_tasks=3", "seeds=1", out)
-    first = EpisodeLog(tmp_path / "e").episodes
+    first = episodes(tmp_path / "e")
 
     assert run("models=oracle,random", "seeds=2", out) == 0
 
-    played = EpisodeLog(tmp_path / "e").episodes
+    played = episodes(tmp_path / "e")
     assert played[: len(first)] == first
     assert len(played) == 6 * 2 * 2
 
@@ -200,7 +228,7 @@ def test_an_agent_of_ones_own_is_evaluated_and_its_failures_are_counted(
 
     assert run(*own, "models=evert-tiny", "seeds=2", "max_tokens=8", "out=e") == 0
 
-    played = EpisodeLog(tmp_path / "e").episodes
+    played = episodes(tmp_path / "e")
     failed = [episode for episode in played if episode.error]
     assert len(played) == 8
     assert [episode.reward for episode in failed] == [None, None]
@@ -210,7 +238,109 @@ def test_an_agent_of_ones_own_is_evaluated_and_its_failures_are_counted(
     assert (total["errors"], total["episodes"]) == ("2", "8")
 
 
-# -- 5. endpoints --------------------------------------------------------------------------------
+TENTHS = """
+TASKS = ["a", "b"]
+
+def agent(client, task):
+    for _ in range(10):
+        client.reward(0.1)
+        client.chat.completions.create(messages=[{"role": "user", "content": task}], max_tokens=2)
+"""
+
+
+def test_ten_tenths_of_a_reward_are_a_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tenths_agent.py").write_text(TENTHS)
+    monkeypatch.chdir(tmp_path)
+    own = ["agent=tenths_agent:agent", "test_tasks=tenths_agent:TASKS", "models=evert-tiny"]
+
+    assert run(*own, "seeds=1", "out=e") == 0
+
+    played = episodes(tmp_path / "e")
+    assert sum([0.1] * 10) < 1
+    assert [(episode.success, episode.turns) for episode in played] == [(True, 10)] * 2
+
+
+# -- 5. runs -------------------------------------------------------------------------------------
+
+SMALL = {"env": "identity", "batch_size": 4, "group_size": 4, "samples": 0, "eval_every": 0}
+
+
+def train(folder: Path, steps: int) -> dict[str, Any]:
+    return new_run(**SMALL, device="cpu", seed=1, steps=steps, log_path=str(folder))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A run of identity, and what its ``result.json`` says."""
+    folder = tmp_path_factory.mktemp("runs") / "a"
+    return folder, train(folder, 1)
+
+
+def test_training_and_evaluating_find_the_same_score(
+    trained: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder, result = trained
+    after = result["held_out"]["after"]
+    tests = ["env=identity", f"models={folder}", "split=test"]
+
+    assert run(*tests, "seeds=4", "seed=4", f"out={tmp_path}/warm") == 0
+    assert run(*tests, "seeds=1", "temperature=0", f"out={tmp_path}/cold") == 0
+
+    for out, how in (("warm", "temperature_1"), ("cold", "greedy")):
+        (row,) = rows(tmp_path / out)
+        assert row["episodes"] == str(after[how]["episodes"])
+        for name in ("reward", "success", "low", "high"):
+            assert float(row[name]) == pytest.approx(after[how][name], abs=1e-4)
+
+
+def test_a_run_plays_the_game_that_is_named(
+    trained: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["env=guess_number", f"models={trained[0]}", "split=test", "max_tasks=2"]
+
+    assert run(*arguments, "seeds=1", f"out={tmp_path}/e") == 0
+
+    assert {episode.target for episode in episodes(tmp_path / "e")} <= set(map(str, TEST_TASKS))
+    shown = capsys.readouterr().out
+    assert "plays evert.envs.guess_number:guess_number_agent; it was trained with" in shown
+
+
+def test_a_run_that_was_trained_further_is_played_anew(
+    trained: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(trained[0], tmp_path / "run")
+    arguments = ["env=identity", f"models={folder}", "split=test", "seeds=1", f"out={tmp_path}/e"]
+    assert run(*arguments) == 0
+    first = episodes(tmp_path / "e")
+
+    train(folder, 2)
+    assert run(*arguments) == 0
+
+    both = episodes(tmp_path / "e")
+    (row,) = rows(tmp_path / "e")
+    assert both[: len(first)] == first
+    assert len(both) == 2 * len(first)
+    assert float(row["reward"]) == pytest.approx(
+        fmean(episode.reward or 0.0 for episode in both[len(first) :]), abs=1e-4
+    )
+
+
+def test_the_same_weights_are_played_once_whatever_they_are_called(
+    trained: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    models = f"models={trained[0]},{trained[0]}@1"
+
+    assert run("env=identity", models, "split=test", "seeds=1", f"out={tmp_path}/e") == 0
+
+    assert len(episodes(tmp_path / "e")) == 24
+    first, second = rows(tmp_path / "e")
+    assert second.pop("model") == first.pop("model") + "@1"
+    assert first == second
+
+
+# -- 6. endpoints --------------------------------------------------------------------------------
 
 
 class AsksFromAList(BaseHTTPRequestHandler):
@@ -257,7 +387,7 @@ def test_an_endpoint_plays_and_its_searches_are_counted(
 
     code = run(*arguments, "max_tasks=5", "split=train", f"search={search}", f"out={tmp_path}/e")
 
-    played = EpisodeLog(tmp_path / "e").episodes
+    played = episodes(tmp_path / "e")
     assert code == 0
     assert any(episode.success for episode in played)
     lost = next(episode for episode in played if not episode.success)
@@ -280,10 +410,10 @@ def test_an_endpoint_that_is_down_stops_the_evaluation_and_nothing_is_lost(
         "error: openai:gpt: the endpoint does not answer as it should: APIConnectionError" in said
     )
     assert f"to go on: evert evaluate {out}" in said
-    assert {episode.model for episode in EpisodeLog(tmp_path / "e").episodes} == {"oracle"}
+    assert {episode.model for episode in episodes(tmp_path / "e")} == {"oracle"}
 
 
-# -- 6. mistakes ---------------------------------------------------------------------------------
+# -- 7. mistakes, and help -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -297,6 +427,12 @@ def test_an_endpoint_that_is_down_stops_the_evaluation_and_nothing_is_lost(
         (["env=identity", "models=runs/none/here"], "no run and no model at 'runs/none/here'"),
         (["env=identity", "models=evert-tiny", "search=True"], "no twin with a search tool"),
         (["agent=no.such:thing", "test_tasks=a:b", "models=evert-tiny"], "No "),
+        (["identity"], "Did you mean env=identity?"),
+        (["--env", "identity"], "settings are given as key=value"),
+        (["env=identity", "modles=evert-tiny"], "Did you mean 'models'?"),
+        (["env=identity", "models=evert-tiny", "seeds=four"], "seeds takes a whole number"),
+        (["env=identity", "models=evert-tiny", "temperature=nan"], "takes a finite number"),
+        (["env=identity", "models=runs/none"], "no run and no model at 'runs/none'"),
     ],
 )
 def test_a_mistake_is_a_line_and_leaves_nothing(
@@ -316,6 +452,32 @@ def test_a_mistake_is_a_line_and_leaves_nothing(
 def test_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
 
-    shown = capsys.readouterr().out
-    assert "models" in shown
+    shown, errors = capsys.readouterr()
+    assert all(f"  {name}=" in shown for name in chz.chz_fields(EvaluateSettings))
     assert "who plays" in shown
+    assert errors == ""
+
+
+def test_help_loads_nothing_heavy_and_warns_of_nothing(tmp_path: Path) -> None:
+    code = (
+        "import sys; from evert.trainers import evaluate; assert evaluate.main(['--help']) == 0; "
+        "print([*{'torch', 'tinker', 'transformers', 'openai', 'matplotlib'} & {*sys.modules}])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "warning" not in (done.stdout + done.stderr).lower()
+
+
+def test_records_of_another_version_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["env=twenty_questions", "models=oracle", "max_tasks=1", f"out={tmp_path}/e"]
+    run(*arguments)
+    with (tmp_path / "e" / EPISODES).open("a") as file:
+        file.write('{"model": "oracle", "colour": "red"}\n')
+
+    assert run(*arguments) == 1
+    assert "other fields than this version of evert writes" in capsys.readouterr().err

@@ -14,6 +14,7 @@ the agent, the renderer, the most tokens of a reply. Models of a Hub or a servic
 are never given to other weights; an endpoint's weights cannot be seen, its address and name can.
 """
 
+import difflib
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -95,6 +96,7 @@ class Endpoint(Contestant):
             self.name.removeprefix(ENDPOINT),
             self.settings.base_url,
             self.settings.api_key_env,
+            temperature=self.settings.temperature,
         )
         agent, most = load_agent(self.agent), self.settings.max_tokens
         say(f"{remote.model} at {remote.base_url}")
@@ -187,22 +189,38 @@ def find(name: str, settings: EvaluateSettings) -> Contestant:
     folder, _, step = name.partition("@")
     if recorded := recorded_settings(folder):
         return _of_run(name, settings, Path(folder).expanduser(), step, recorded)
+    model, weights = name, {"base_model": name}
     if name.startswith(SERVICE):
-        if not settings.model_name:
+        model, weights = settings.model_name, {"model_path": name}
+        if not model:
             raise ContestantError(
                 f"{name} are weights of a model that has to be named: model_name=Qwen/Qwen3-8B, "
                 "say. For weights of the embedded engine name their run: runs/NAME."
             )
-        run = settings.run_of(settings.model_name)
-        return Weights(name, settings, settings.agent_of(run), run, {"model_path": name})
-    if name.count("/") > 1 and not Path(name).expanduser().is_dir():
+    elif name not in BASES and not Path(name).expanduser().is_dir():
+        _check_name(name, settings)
+    run = settings.run_of(model)
+    return Weights(name, settings, settings.agent_of(run), run, weights)
+
+
+def _check_name(name: str, settings: EvaluateSettings) -> None:
+    """Refuse a name that cannot be a model's of the Hub or of a service."""
+    path = Path(name.partition("@")[0]).expanduser()
+    beside = path.parent if "/" in name and path.parent.is_dir() else None
+    if "/" not in name:
+        near = difflib.get_close_matches(name, [*settings.players, *BASES], n=1, cutoff=0.7)
+    elif beside:
+        names = [child.name for child in beside.iterdir() if child.is_dir()]
+        near = [f"{beside / n}" for n in difflib.get_close_matches(path.name, names, n=1)]
+    else:
+        near = []
+    if near or beside or name.count("/") > 1 or name.startswith((".", "~", "/", "runs/")):
+        hint = f" Did you mean {near[0]}?" if near else ""
         raise ContestantError(
-            f"There is no run and no model at {name!r}. Expected a run folder (runs/NAME), a "
+            f"There is no run and no model at {name!r}.{hint} Expected a run folder (runs/NAME), a "
             "Hugging Face folder, a model's name, tinker://..., openai:MODEL"
             + (f", or {' or '.join(settings.players)}." if settings.players else ".")
         )
-    run = settings.run_of(name)
-    return Weights(name, settings, settings.agent_of(run), run, {"base_model": name})
 
 
 def _of_run(
@@ -219,7 +237,7 @@ def _of_run(
             + (f"after step {step}; it has those after {', '.join(saved)}." if saved else "yet.")
         )
     weights = {"model_path": saved[step] if step else [*saved.values()][-1]}
-    asked = {"device": settings.device, "threads": settings.threads}
+    asked: dict[str, Any] = {"device": settings.device, "threads": settings.threads}
     if settings.renderer_name:
         asked["renderer_name"] = settings.renderer_name
     run = chz.replace(TrainSettings(**recorded), **asked)

@@ -12,11 +12,12 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tinker_cookbook.completers import TokenCompleter
+from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import AgentError, AgentTimeoutError, EvertError, RewardError
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 EPISODES = "episodes.jsonl"
 
 Key: TypeAlias = tuple[str, str, int, int]
-Policy: TypeAlias = Callable[[ChatAgentEnv, int], TokenCompleter]
-"""From an Env and an episode's seed to what plays in it."""
 
 
 class EpisodeError(EvertError, ValueError):
@@ -48,13 +47,13 @@ class Episode:
         task: Number of the task within its split.
         seed: Of the episode.
         category: The task's, where it has one; else "".
+        target: The task, in words.
         reward: What it earned; None if the agent failed.
         success: Whether that was enough.
         turns: Model calls.
         tokens: Tokens that were sampled.
         metrics: What the agent and the Env counted, summed over the turns.
         error: Of the agent; "" if it had none.
-        target: The task, in words.
         transcript: The agent's own account of it; "" if it gave none.
         dialogue: For each model call ``told``, the new text of the prompt, and ``said``, the reply;
             empty unless it was asked for.
@@ -65,14 +64,14 @@ class Episode:
     split: str
     task: int
     seed: int
-    category: str
-    reward: float | None
-    success: bool
-    turns: int
-    tokens: int
-    metrics: dict[str, float]
-    error: str = ""
+    category: str = ""
     target: str = ""
+    reward: float | None = None
+    success: bool = False
+    turns: int = 0
+    tokens: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    error: str = ""
     transcript: str = ""
     dialogue: list[dict[str, str]] = field(default_factory=list)
 
@@ -80,6 +79,12 @@ class Episode:
     def key(self) -> Key:
         """What makes it this episode."""
         return self.digest, self.split, self.task, self.seed
+
+    @property
+    def draws(self) -> int:
+        """Seed of all that is drawn in it: tasks that begin alike are not played alike."""
+        text = f"{self.split}/{self.task}/{self.seed}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest()) >> 1
 
     def as_json(self) -> dict[str, Any]:
         """For a file."""
@@ -102,7 +107,11 @@ class Episode:
 
 
 class EpisodeLog:
-    """The episodes of an evaluation, on disk as soon as they are over."""
+    """The episodes of an evaluation, on disk as soon as they are over.
+
+    Attributes:
+        by_key: All on record, in the order in which they were over.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Read what is there; a line that a crash cut off is set aside, and played again.
@@ -121,57 +130,25 @@ class EpisodeLog:
             file.write(json.dumps(episode.as_json()) + "\n")
         self.by_key[episode.key] = episode
 
-    @property
-    def episodes(self) -> list[Episode]:
-        """All on record, in the order in which they were over."""
-        return [*self.by_key.values()]
 
-
-@dataclass(frozen=True)
-class Planned:
-    """An episode to play; fields as ``Episode``'s.
-
-    Attributes:
-        number: Of the task.
-        task: What the agent is handed.
-        written: Whether its dialogue is kept.
-    """
-
-    model: str
-    digest: str
-    split: str
-    number: int
-    task: Any
-    seed: int
-    written: bool = False
-
-    @property
-    def key(self) -> Key:
-        """As an ``Episode``'s."""
-        return self.digest, self.split, self.number, self.seed
-
-    @property
-    def draws(self) -> int:
-        """Seed of all that is drawn in it: tasks that begin alike are not played alike."""
-        text = f"{self.split}/{self.number}/{self.seed}"
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest()) >> 1
+Planned: TypeAlias = tuple[Episode, Any]
+"""An episode to play, and its task."""
 
 
 def planned(
-    model: str,
-    digest: str,
-    tasks: Mapping[str, Sequence[Any]],
-    seeds: Sequence[int],
-    *,
-    written: int = 0,
+    model: str, digest: str, tasks: Mapping[str, Sequence[Any]], seeds: Sequence[int]
 ) -> list[Planned]:
-    """All episodes of a model; of the first ``written`` tasks of a split with their dialogue."""
+    """All episodes of a model: of each split's tasks, one a seed."""
     return [
-        Planned(model, digest, split, number, task, seed, number < written)
+        (Episode(model, digest, split, number, seed, _category(task), str(task)), task)
         for split, listed in tasks.items()
         for number, task in enumerate(listed)
         for seed in seeds
     ]
+
+
+def _category(task: Any) -> str:
+    return str(task.get("category", "")) if isinstance(task, Mapping) else ""
 
 
 # -- playing -------------------------------------------------------------------------------------
@@ -183,15 +160,17 @@ class Player:
 
     Attributes:
         agent: From an episode's seed to the agent.
-        policy: What answers the agent's model calls.
+        policy: From an Env and an episode's seed to what answers the agent's model calls.
         options: Of the Env: its renderer, mostly.
         strict: Whether an agent's failure is raised; else it is an episode without a reward.
+        dialogues: Whether they are written down.
     """
 
     agent: Callable[[int], Any]
-    policy: Policy
+    policy: Callable[[ChatAgentEnv, int], TokenCompleter]
     options: EnvOptions = field(default_factory=EnvOptions)
     strict: bool = False
+    dialogues: bool = False
 
 
 async def play(
@@ -219,52 +198,45 @@ async def play(
     """
     places = asyncio.Semaphore(parallel)
 
-    async def one(episode: Planned) -> Episode:
+    async def one(episode: Episode, task: Any) -> Episode:
         async with places:
-            over = await _play_one(episode, player, success)
+            over = await _play_one(episode, task, player, success)
         for tell in when_over:
             tell(over)
         return over
 
     try:
         async with asyncio.TaskGroup() as group:
-            playing = [group.create_task(one(episode)) for episode in episodes]
+            playing = [group.create_task(one(*each)) for each in episodes]
     except BaseExceptionGroup as errors:
-        raise _first(errors) from errors
+        first: BaseException = errors
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from errors
     return [task.result() for task in playing]
 
 
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
-async def _play_one(episode: Planned, player: Player, success: float) -> Episode:
-    from tinker_cookbook.rl.rollouts import do_single_rollout
-
-    env = ChatAgentEnv(player.agent(episode.draws), episode.task, **player.options)
+async def _play_one(episode: Episode, task: Any, player: Player, success: float) -> Episode:
+    env = ChatAgentEnv(player.agent(episode.draws), task, **player.options)
     try:
         trajectory = await do_single_rollout(player.policy(env, episode.draws), env)
     except (AgentError, AgentTimeoutError, RewardError) as error:
         _raise_endpoint_error(error)
         if player.strict:
             raise
-        return _record(episode, reward=None, success=False, error=str(error))
+        return replace(episode, error=str(error))
     finally:
         await env.close()
-    transitions = trajectory.transitions
-    reward = sum(transition.reward for transition in transitions)
-    return _record(
+    reward = sum(transition.reward for transition in trajectory.transitions)
+    return replace(
         episode,
         reward=reward,
         success=reward >= success or math.isclose(reward, success),  # ten tenths are one
         turns=env.turns,
-        tokens=sum(len(transition.ac.tokens) for transition in transitions),
+        tokens=sum(len(transition.ac.tokens) for transition in trajectory.transitions),
         metrics=_sums(trajectory),
-        transcript=str(transitions[-1].logs.get("transcript", "")),
-        dialogue=_dialogue(trajectory, env.renderer.tokenizer) if episode.written else [],
+        transcript=str(trajectory.transitions[-1].logs.get("transcript", "")),
+        dialogue=_dialogue(trajectory, env.renderer.tokenizer) if player.dialogues else [],
     )
 
 
@@ -281,20 +253,6 @@ def _raise_endpoint_error(error: BaseException) -> None:
         if isinstance(cause, openai.OpenAIError) and not isinstance(cause, openai.BadRequestError):
             raise cause
         cause = cause.__cause__
-
-
-def _record(episode: Planned, **how: Any) -> Episode:
-    task = episode.task
-    return Episode(
-        model=episode.model,
-        digest=episode.digest,
-        split=episode.split,
-        task=episode.number,
-        seed=episode.seed,
-        category=str(task.get("category", "")) if isinstance(task, Mapping) else "",
-        target=str(task),
-        **{"turns": 0, "tokens": 0, "metrics": {}, **how},
-    )
 
 
 def _sums(trajectory: "Trajectory") -> dict[str, float]:

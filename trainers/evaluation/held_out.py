@@ -14,7 +14,7 @@ from evert.bridge.errors import EvertError
 from evert.bridge.group import load_agent
 from evert.trainers.evaluation.episodes import Episode, Player, planned, play
 from evert.trainers.evaluation.policies import SeededPolicy
-from evert.trainers.evaluation.scores import Score, by_split, scores
+from evert.trainers.evaluation.scores import Score, scores
 
 if TYPE_CHECKING:
     import tinker
@@ -107,14 +107,14 @@ async def score_weights(
     began = loop.time()
     played = await asyncio.gather(
         *(
-            _play(config.model_name, client, dataset, temperature, config.max_tokens, samples)
+            _play(config.model_name, client, dataset, temperature, config.max_tokens)
             for temperature in TEMPERATURES.values()
         )
     )
     found = {
         how: score
         for how, episodes in zip(TEMPERATURES, played, strict=True)
-        for score in scores(episodes, by_split)
+        for score in scores(episodes, "split")
     }
     return Evaluation(found, played[0][:samples], loop.time() - began)
 
@@ -125,18 +125,17 @@ async def _play(
     dataset: "AgentDataset",
     temperature: float,
     max_tokens: int,
-    written: int,
 ) -> list[Episode]:
     agent = load_agent(dataset.agent)
 
     def policy(env: "ChatAgentEnv", seed: int) -> SeededPolicy:
         return SeededPolicy(client, max_tokens, temperature, seed)
 
-    # Greedy episodes of a task are all the same: one will do, and it is the one to read.
-    count, written = (dataset.group_size, 0) if temperature else (1, written)
+    greedy = temperature == 0  # its episodes of a task are all the same: one will do
+    count = 1 if greedy else dataset.group_size
     seeds = range(dataset.seed * count, (dataset.seed + 1) * count)
-    episodes = planned(model, "", {"test": dataset.tasks}, seeds, written=written)
-    player = Player(lambda seed: agent, policy, dataset.options, strict=True)
+    episodes = planned(model, "", {"test": dataset.tasks}, seeds)
+    player = Player(lambda seed: agent, policy, dataset.options, strict=True, dialogues=greedy)
     return await play(episodes, player, parallel=len(episodes))
 
 

@@ -17,9 +17,9 @@ import csv
 import io
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from statistics import fmean
-from typing import Any, TypeAlias
+from typing import Any
 
 from rich.table import Table
 
@@ -27,14 +27,10 @@ from evert.trainers.evaluation.episodes import Episode
 
 TAIL = 0.025
 """Chance of each side outside of an interval of 95 %."""
-
 QUESTIONS = "questions"
 """Metric of a game that counts its questions; else turns are counted."""
 CALLS = ("searches", "tools/calls")
 """Metrics that count the use of tools, the first that is there."""
-
-Group: TypeAlias = tuple[str, str, str]
-"""Model, split and category; "" for all of them."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +66,49 @@ class Score:
         return asdict(self)
 
 
+def scores(episodes: Iterable[Episode], *by: str) -> list[Score]:
+    """A score for each group, in the order in which groups are first met.
+
+    Args:
+        episodes: All of them.
+        *by: What a group has in common, beside the model: "split", "category".
+    """
+    groups: dict[tuple[str, str, str], list[Episode]] = defaultdict(list)
+    for episode in episodes:
+        split, category = (getattr(episode, n) if n in by else "" for n in ("split", "category"))
+        groups[episode.model, split, category].append(episode)
+    return [_score(*group, members) for group, members in groups.items()]
+
+
+def _score(model: str, split: str, category: str, episodes: Sequence[Episode]) -> Score:
+    by_task: dict[tuple[str, int], list[bool]] = defaultdict(list)
+    for episode in episodes:
+        by_task[episode.split, episode.task].append(episode.success)
+    low, high = interval([*by_task.values()])
+    rewards = [episode.reward for episode in episodes if episode.reward is not None]
+    questions = [e.metrics.get(QUESTIONS, e.turns) for e in episodes if e.success]
+    return Score(
+        model,
+        split,
+        category,
+        episodes=len(episodes),
+        success=fmean(episode.success for episode in episodes),
+        low=low,
+        high=high,
+        reward=fmean(rewards) if rewards else None,
+        questions=fmean(questions) if questions else None,
+        calls=fmean(_calls(episode.metrics) for episode in episodes),
+        errors=sum(bool(episode.error) for episode in episodes),
+    )
+
+
+def _calls(metrics: Mapping[str, float]) -> float:
+    return next((metrics[name] for name in CALLS if name in metrics), 0.0)
+
+
+# -- the interval --------------------------------------------------------------------------------
+
+
 def interval(by_task: Sequence[Sequence[bool]]) -> tuple[float, float]:
     """The 95 % interval of the share of successes.
 
@@ -95,7 +134,7 @@ def independent(by_task: Sequence[Sequence[bool]]) -> float:
     where none do, the tasks alone would show less variance than there is.
 
     Args:
-        by_task: Successes of each task's episodes.
+        by_task: As of ``interval``.
     """
     size = fmean(map(len, by_task))
     totals = [(sum(task), len(task)) for task in by_task] + [(size, size), (0, size)]
@@ -107,77 +146,21 @@ def independent(by_task: Sequence[Sequence[bool]]) -> float:
     return min(size, max(1.0, size / effect)) * len(by_task)
 
 
-def score(group: Group, episodes: Sequence[Episode]) -> Score:
-    """The score of some episodes; there must be one."""
-    by_task: dict[tuple[str, int], list[bool]] = defaultdict(list)
-    for episode in episodes:
-        by_task[episode.split, episode.task].append(episode.success)
-    share = fmean(episode.success for episode in episodes)
-    low, high = interval(list(by_task.values()))
-    rewards = [episode.reward for episode in episodes if episode.reward is not None]
-    questions = [
-        episode.metrics.get(QUESTIONS, episode.turns) for episode in episodes if episode.success
-    ]
-    return Score(
-        *group,
-        episodes=len(episodes),
-        success=share,
-        low=low,
-        high=high,
-        reward=fmean(rewards) if rewards else None,
-        questions=fmean(questions) if questions else None,
-        calls=fmean(_calls(episode.metrics) for episode in episodes),
-        errors=sum(bool(episode.error) for episode in episodes),
-    )
-
-
-def _calls(metrics: Mapping[str, float]) -> float:
-    return next((metrics[name] for name in CALLS if name in metrics), 0.0)
-
-
-def scores(episodes: Iterable[Episode], by: Callable[[Episode], Group]) -> list[Score]:
-    """A score for each group, in the order in which groups are first met."""
-    groups: dict[Group, list[Episode]] = defaultdict(list)
-    for episode in episodes:
-        groups[by(episode)].append(episode)
-    return [score(group, members) for group, members in groups.items()]
-
-
-def by_model(episode: Episode) -> Group:
-    """All of a model's episodes together."""
-    return episode.model, "", ""
-
-
-def by_split(episode: Episode) -> Group:
-    """A model's episodes on each split."""
-    return episode.model, episode.split, ""
-
-
-def by_category(episode: Episode) -> Group:
-    """A model's episodes in each category, both splits together."""
-    return episode.model, "", episode.category
-
-
 # -- tables --------------------------------------------------------------------------------------
-
-HEADER = (
-    "model", "split", "category", "episodes", "success", "low", "high", "reward", "questions",
-    "calls", "errors",
-)  # fmt: skip
 
 
 def as_csv(rows: Iterable[Score]) -> str:
     """Scores as CSV; shares of 1, an empty field for what there is none of."""
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\n")
-    writer.writerow(HEADER)
+    writer.writerow(field.name for field in fields(Score))
     for row in rows:
-        values = [getattr(row, name) for name in HEADER]
-        writer.writerow([f"{v:.4f}" if isinstance(v, float) else v for v in values])
+        values = asdict(row).values()
+        writer.writerow(f"{v:.4f}" if isinstance(v, float) else v for v in values)
     return written.getvalue()
 
 
-def as_table(rows: Sequence[Score], *, category: bool = False) -> Table:
+def as_table(rows: Sequence[Score]) -> Table:
     """Scores for a terminal; columns that would say nothing are left out."""
     columns: dict[str, Callable[[Score], str]] = {
         "episodes": lambda row: str(row.episodes),
@@ -193,12 +176,11 @@ def as_table(rows: Sequence[Score], *, category: bool = False) -> Table:
         columns["errors"] = lambda row: str(row.errors or "")
     table = Table()
     table.add_column("model", overflow="fold")
-    table.add_column("category" if category else "split")
+    table.add_column("split")
     for name in columns:
         table.add_column(name, justify="right")
     for row in rows:
-        said = (row.category if category else row.split) or "all"
-        table.add_row(row.model, said, *(show(row) for show in columns.values()))
+        table.add_row(row.model, row.split or "all", *(show(row) for show in columns.values()))
     return table
 
 

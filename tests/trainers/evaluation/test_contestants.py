@@ -1,12 +1,16 @@
 """Who plays, found by name.
 
 1. Bases, folders, runs, steps of a run, players and endpoints are told apart by their names.
-2. A name that stands for nothing is an error that lists what it may be.
-3. An endpoint plays through its own API: text and tool calls come back as the model's tokens.
-4. Seeds decide what weights say, whatever else is sampled beside them.
+2. All play the agent that the evaluation names, on the device and by the renderer that it names.
+3. Digests are of weights and of what else decides what is said, not of names.
+4. A name that stands for nothing is an error that lists what it may be.
+5. An endpoint plays through its own API: text and tool calls come back as the model's tokens; the
+   evaluation's temperature and cap are kept.
+6. Seeds decide what weights say, whatever else is sampled beside them.
 """
 
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +29,7 @@ from evert.trainers.evaluation.contestants import (
     Weights,
     find,
 )
-from evert.trainers.evaluation.policies import EndpointPolicy, SeededPolicy
+from evert.trainers.evaluation.policies import EndpointPolicy, PolicyError, SeededPolicy
 from evert.trainers.evaluation.settings import EvaluateSettings
 
 SETTINGS = EvaluateSettings(env="twenty_questions", models=("x",))
@@ -76,16 +80,16 @@ def test_with_search_it_plays_the_agent_that_searches() -> None:
     searching = EvaluateSettings(env="twenty_questions", models=("x",), search=True)
     found = find("evert-tiny-20q", searching)
 
-    assert searching.agent_of(found.run).endswith(":searching_short_twenty_questions_agent")
+    assert found.agent.endswith(":searching_short_twenty_questions_agent")
 
 
-def test_a_run_has_its_last_weights_and_the_agent_it_was_trained_with(run: Path) -> None:
+def test_a_run_has_its_last_weights_and_is_asked_for_replies_as_it_was_trained(run: Path) -> None:
     found = weights(find(str(run), SETTINGS))
 
     assert found.name == str(run)
     assert found.weights == {"model_path": "tinker://r/sampler_weights/final"}
     assert found.checkpoints == run / "checkpoints"
-    assert (found.run.env, found.run.max_tokens) == ("identity", 9)
+    assert found.max_tokens == 9
 
 
 def test_a_step_of_a_run_has_the_weights_after_it(run: Path) -> None:
@@ -110,14 +114,128 @@ def test_players_and_endpoints_have_names_of_their_own() -> None:
     assert find("openai:gpt-5-mini", SETTINGS).agent.endswith(":twenty_questions_agent")
 
 
-# -- 2. mistakes ---------------------------------------------------------------------------------
+# -- 2. what is played, and on what --------------------------------------------------------------
+
+
+def test_a_run_plays_the_game_that_is_named_and_not_the_one_it_was_trained_on(run: Path) -> None:
+    found = find(str(run), SETTINGS)
+
+    assert found.agent == "evert.envs.twenty_questions.player:short_twenty_questions_agent"
+
+
+def test_a_run_plays_the_agent_that_is_named(run: Path) -> None:
+    own = EvaluateSettings(agent="my.module:agent", test_tasks="my.module:TEST", models=("x",))
+
+    assert find(str(run), own).agent == "my.module:agent"
+    assert find("evert-tiny", own).agent == "my.module:agent"
+
+
+def test_a_run_plays_with_search_if_told_so(run: Path) -> None:
+    searching = EvaluateSettings(env="twenty_questions", models=("x",), search=True)
+
+    assert find(str(run), searching).agent.endswith(":searching_short_twenty_questions_agent")
+
+
+def test_device_threads_and_renderer_are_the_evaluations(run: Path) -> None:
+    record = json.loads((run / "run.json").read_text())
+    record["settings"] |= {"device": "cuda", "threads": 7, "renderer_name": "role_colon"}
+    (run / "run.json").write_text(json.dumps(record))
+    asked = EvaluateSettings(
+        env="identity", models=("x",), device="cpu", threads=2, renderer_name="qwen3"
+    )
+
+    found = weights(find(str(run), asked)).run
+    assert (found.device, found.threads, found.renderer_name) == ("cpu", 2, "qwen3")
+    unasked = EvaluateSettings(env="identity", models=("x",))
+    assert weights(find(str(run), unasked)).run.renderer_name == "role_colon"
+
+
+def test_a_cap_of_the_evaluation_goes_before_the_runs(run: Path) -> None:
+    capped = EvaluateSettings(env="identity", models=("x",), max_tokens=5)
+
+    assert weights(find(str(run), capped)).max_tokens == 5
+
+
+# -- 3. digests ----------------------------------------------------------------------------------
+
+
+def trained(run: Path, step: str, content: bytes) -> Path:
+    """Weights of a step, on disk."""
+    folder = run / "checkpoints" / "r" / "sampler_weights" / step
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(content)
+    return folder / "model.safetensors"
+
+
+def test_a_run_that_was_trained_further_has_another_digest(run: Path) -> None:
+    trained(run, "10", b"after ten")
+    file = trained(run, "final", b"after twenty")
+    before = find(str(run), SETTINGS).digest
+
+    assert find(f"{run}@20", SETTINGS).digest == before
+    assert find(f"{run}@10", SETTINGS).digest != before
+    file.write_bytes(b"after thirty")
+    assert find(str(run), SETTINGS).digest != before
+
+
+def test_weights_keep_their_digest_where_they_are_moved_to(run: Path) -> None:
+    trained(run, "final", b"after twenty")
+    before = find(str(run), SETTINGS).digest
+
+    moved = run.rename(run.with_name("moved"))
+
+    assert find(str(moved), SETTINGS).digest == before
+
+
+@pytest.mark.parametrize(
+    "other", [{"max_tokens": 5}, {"renderer_name": "role_colon"}, {"env": "identity"}]
+)
+def test_what_else_decides_a_reply_is_in_the_digest(run: Path, other: dict[str, Any]) -> None:
+    asked: dict[str, Any] = {"env": "twenty_questions", "models": ("x",), **other}
+
+    for name in (str(run), "evert-tiny"):
+        assert find(name, EvaluateSettings(**asked)).digest != find(name, SETTINGS).digest
+
+
+def test_everybody_has_a_digest_of_their_own() -> None:
+    names = "evert-tiny", "evert-tiny-20q", "openai:a", "openai:b", "oracle", "random"
+    settings = EvaluateSettings(env="twenty_questions", models=("x",), renderer_name="qwen3")
+
+    digests = {find(name, settings).digest for name in (*names, "org/model", "org/other")}
+
+    assert len(digests) == 8
+    assert all(re.fullmatch("[0-9a-f]{16}", digest) for digest in digests)
+
+
+def test_the_same_name_at_another_address_is_another_model() -> None:
+    there = EvaluateSettings(env="twenty_questions", models=("x",), base_url="http://there/v1")
+
+    assert find("openai:a", there).digest != find("openai:a", SETTINGS).digest
+
+
+# -- 4. mistakes ---------------------------------------------------------------------------------
 
 
 def test_a_path_that_leads_nowhere_lists_what_may_be_named() -> None:
     with pytest.raises(
-        ContestantError, match=r"no run and no model at 'runs/a/b'.*random or oracl"
+        ContestantError, match=r"no run and no model at 'runs/a/b'.*random or oracle"
     ):
         find("runs/a/b", SETTINGS)
+
+
+@pytest.mark.parametrize("name", ["runs/nope", "/nowhere", "./nope", "~/nope", "runs/nope@20"])
+def test_a_path_that_is_none_is_not_taken_for_a_model_to_download(name: str) -> None:
+    with pytest.raises(ContestantError, match=f"no run and no model at '{re.escape(name)}'"):
+        find(name, SETTINGS)
+
+
+def test_a_name_that_is_nearly_right_is_suggested(run: Path) -> None:
+    with pytest.raises(ContestantError, match=r"Did you mean oracle\?"):
+        find("oracel", SETTINGS)
+    with pytest.raises(ContestantError, match=r"Did you mean evert-tiny\?"):
+        find("evert-tyni", SETTINGS)
+    with pytest.raises(ContestantError, match=f"Did you mean {re.escape(str(run))}"):
+        find(f"{run}n", SETTINGS)
 
 
 def test_a_step_that_was_not_kept_lists_those_that_were(run: Path) -> None:
@@ -138,10 +256,10 @@ def test_an_agent_without_a_twin_cannot_search(run: Path) -> None:
     searching = EvaluateSettings(env="identity", models=("x",), search=True)
 
     with pytest.raises(ValueError, match="identity_agent has no twin with a search tool"):
-        searching.agent_of(find(str(run), searching).run)
+        find(str(run), searching)
 
 
-# -- 3. endpoints --------------------------------------------------------------------------------
+# -- 5. endpoints --------------------------------------------------------------------------------
 
 
 class Server:
@@ -211,7 +329,47 @@ async def test_an_endpoint_plays_with_text_and_with_tool_calls(endpoint: Server)
     assert trajectory.transitions[-1].metrics["tools/calls"] == 1
 
 
-# -- 4. seeds ------------------------------------------------------------------------------------
+async def three_calls(client: Any) -> float:
+    messages: list[Any] = [{"role": "user", "content": "Say something."}]
+    for most in (None, 4, 40):
+        await client.chat.completions.create(messages=messages, max_tokens=most)
+    return 1.0
+
+
+async def test_an_endpoint_gets_the_temperature_and_the_smaller_cap(endpoint: Server) -> None:
+    endpoint.replies = [{"content": "something"}] * 3
+    settings = EvaluateSettings(
+        env="identity", models=("x",), base_url=endpoint.url, temperature=0.25, max_tokens=12
+    )
+
+    with find("openai:gpt", settings).ready(lambda line: None) as player:
+        env = ChatAgentEnv(three_calls)
+        await do_single_rollout(player.policy(env, 0), env)
+
+    assert [body["temperature"] for body in endpoint.asked] == [0.25] * 3
+    assert [body["max_completion_tokens"] for body in endpoint.asked] == [12, 4, 12]
+
+
+async def test_without_a_cap_only_the_agents_own_goes_out(endpoint: Server) -> None:
+    endpoint.replies = [{"content": "something"}] * 3
+    settings = EvaluateSettings(env="identity", models=("x",), base_url=endpoint.url)
+
+    with find("openai:gpt", settings).ready(lambda line: None) as player:
+        env = ChatAgentEnv(three_calls)
+        await do_single_rollout(player.policy(env, 0), env)
+
+    assert [body.get("max_completion_tokens") for body in endpoint.asked] == [None, 4, 40]
+
+
+async def test_a_player_without_a_model_that_calls_one_is_told_so() -> None:
+    with find("oracle", SETTINGS).ready(lambda line: None) as player:
+        env = ChatAgentEnv(three_calls)
+        with pytest.raises(PolicyError, match="called a model, and it has none"):
+            await do_single_rollout(player.policy(env, 0), env)
+        await env.close()
+
+
+# -- 6. seeds ------------------------------------------------------------------------------------
 
 
 async def say(client: Any) -> str:

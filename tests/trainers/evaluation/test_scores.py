@@ -23,12 +23,8 @@ from evert.trainers.evaluation.scores import (
     Score,
     as_csv,
     as_table,
-    by_category,
-    by_model,
-    by_split,
     independent,
     interval,
-    score,
     scores,
 )
 
@@ -39,6 +35,11 @@ def episode(task: int = 0, success: bool = True, **other: Any) -> Episode:
         "reward": float(success), "success": success, "turns": 3, "tokens": 30, "metrics": {},
     }  # fmt: skip
     return Episode(**{**fields, **other})
+
+
+def score(episodes: list[Episode]) -> Score:
+    (found,) = scores(episodes)
+    return found
 
 
 # -- 1. the interval -----------------------------------------------------------------------------
@@ -147,7 +148,7 @@ def test_there_are_no_more_independent_episodes_than_episodes() -> None:
 
 def test_a_score_is_the_share_of_successes_with_its_interval() -> None:
     played = [episode(task, task < 8) for task in range(10)]
-    found = score(("m", "test", ""), played)
+    found = score(played)
 
     assert (found.episodes, found.success, found.reward) == (10, 0.8, 0.8)
     assert (found.low, found.high) == pytest.approx((0.4439, 0.9748), abs=1e-4)
@@ -160,29 +161,29 @@ def test_questions_are_those_of_the_successes() -> None:
         episode(2, False, metrics={"questions": 20}),
     ]
 
-    assert score(("m", "", ""), played).questions == 5
+    assert score(played).questions == 5
 
 
 def test_where_no_questions_are_counted_turns_are() -> None:
-    assert score(("m", "", ""), [episode(turns=7)]).questions == 7
-    assert score(("m", "", ""), [episode(success=False)]).questions is None
+    assert score([episode(turns=7)]).questions == 7
+    assert score([episode(success=False)]).questions is None
 
 
 def test_tool_calls_are_the_games_own_count_or_the_envs() -> None:
     own = episode(metrics={"searches": 2, "tools/calls": 3})
     env = episode(metrics={"tools/calls": 3})
 
-    assert score(("m", "", ""), [own]).calls == 2
-    assert score(("m", "", ""), [env]).calls == 3
-    assert score(("m", "", ""), [episode()]).calls == 0
+    assert score([own]).calls == 2
+    assert score([env]).calls == 3
+    assert score([episode()]).calls == 0
 
 
 def test_an_episode_whose_agent_failed_is_no_success_and_has_no_reward() -> None:
     failed = episode(1, False, reward=None, error="it broke")
-    found = score(("m", "", ""), [episode(0), failed])
+    found = score([episode(0), failed])
 
     assert (found.success, found.reward, found.errors) == (0.5, 1.0, 1)
-    assert score(("m", "", ""), [failed]).reward is None
+    assert score([failed]).reward is None
 
 
 # -- 4. groups -----------------------------------------------------------------------------------
@@ -196,23 +197,23 @@ PLAYED = [
 
 
 def test_groups_are_by_model_split_and_category() -> None:
-    assert [(row.model, row.episodes) for row in scores(PLAYED, by_model)] == [("a", 6), ("b", 6)]
-    assert [(row.model, row.split) for row in scores(PLAYED, by_split)] == [
+    assert [(row.model, row.episodes) for row in scores(PLAYED)] == [("a", 6), ("b", 6)]
+    assert [(row.model, row.split) for row in scores(PLAYED, "split")] == [
         ("a", "train"), ("a", "test"), ("b", "train"), ("b", "test"),
     ]  # fmt: skip
-    assert [(r.category, r.episodes, r.success) for r in scores(PLAYED, by_category)][:2] == [
+    assert [(r.category, r.episodes, r.success) for r in scores(PLAYED, "category")][:2] == [
         ("animal", 2, 1.0), ("food", 4, 0.5),
     ]  # fmt: skip
 
 
 def test_tasks_of_two_splits_are_not_taken_for_one() -> None:
-    (row,) = scores([episode(0, True, split="train"), episode(0, False)], by_model)
+    (row,) = scores([episode(0, True, split="train"), episode(0, False)])
 
     assert (row.low, row.high) == pytest.approx(interval([[True], [False]]))
 
 
 def test_a_score_reads_back_from_json() -> None:
-    (row, *_) = scores(PLAYED, by_split)
+    (row, *_) = scores(PLAYED, "split")
 
     assert Score(**json.loads(json.dumps(row.as_json()))) == row
 
@@ -221,7 +222,7 @@ def test_a_score_reads_back_from_json() -> None:
 
 
 def test_the_csv_reads_back() -> None:
-    rows = scores(PLAYED, by_split)
+    rows = scores(PLAYED, "split")
     read = list(csv.DictReader(io.StringIO(as_csv(rows))))
 
     assert [(row["model"], row["split"], row["success"]) for row in read] == [
@@ -229,7 +230,7 @@ def test_the_csv_reads_back() -> None:
         ("b", "train", "0.6667"), ("b", "test", "0.6667"),
     ]  # fmt: skip
     assert read[0]["category"] == ""
-    assert as_csv([score(("m", "", ""), [episode(success=False)])]).endswith(",,0.0000,0\n")
+    assert as_csv([score([episode(success=False)])]).endswith(",,0.0000,0\n")
 
 
 def shown(rows: list[Any], **options: Any) -> str:
@@ -240,7 +241,7 @@ def shown(rows: list[Any], **options: Any) -> str:
 
 
 def test_the_table_shows_every_model_with_its_interval() -> None:
-    text = shown(scores(PLAYED, by_split))
+    text = shown(scores(PLAYED, "split"))
 
     assert text.count("66.7%") == 4
     assert "train" in text
@@ -248,15 +249,11 @@ def test_the_table_shows_every_model_with_its_interval() -> None:
 
 
 def test_columns_that_would_say_nothing_are_left_out() -> None:
-    plain = shown(scores(PLAYED, by_model))
-    calls = shown([score(("m", "", ""), [episode(metrics={"searches": 1})])])
-    failed = shown([score(("m", "", ""), [episode(success=False, reward=None, error="x")])])
+    plain = shown(scores(PLAYED))
+    calls = shown([score([episode(metrics={"searches": 1})])])
+    failed = shown([score([episode(success=False, reward=None, error="x")])])
 
     assert not {"reward", "tool calls", "errors"} & set(plain.split())
     assert "tool calls" in calls
     assert "errors" in failed
     assert "reward" in failed
-
-
-def test_the_table_of_categories_names_them() -> None:
-    assert "animal" in shown(scores(PLAYED, by_category), category=True)
