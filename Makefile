@@ -4,6 +4,7 @@
 #   make test    all tests
 #   make frameworks   the examples of twelve agent frameworks, Twenty Questions in two of them, in
 #                     environments of their own
+#   make cookbooks   what touches the Tinker Cookbook, against the newest one too (constraints.txt has 0.5.8)
 #   make lint    ruff, mypy, pyright
 #   make docs    the documentation site, into site/; every warning is an error
 #   make bench   the benchmarks behind the README's table (about 90 minutes; `make smoke`: one minute)
@@ -11,8 +12,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SETTINGS ?=
+COOKBOOK := 0.6.1
 
-.PHONY: train test frameworks lint docs bench smoke clean
+.PHONY: train test frameworks cookbooks lint docs bench smoke clean
 
 train: .venv/installed
 	$(BIN)/python -m evert.trainers.train env=identity $(SETTINGS)
@@ -27,6 +29,14 @@ frameworks: .venv/developing
 	.frameworks/openai3/bin/python -m pytest tests/frameworks --environment openai3
 	$(BIN)/python frameworks/make_environment.py openai2
 	.frameworks/openai2/bin/python -m pytest tests/frameworks --ignore tests/frameworks/test_programs.py --environment openai2
+
+# Laid over .venv without its requirements: of those that differ, only its audio recipes need one.
+OVERLAY := $(CURDIR)/.cookbooks/$(COOKBOOK)
+cookbooks: .venv/developing $(OVERLAY)
+	PYTHONPATH=$(OVERLAY) $(BIN)/python -m pytest -n 2 --dist worksteal tests/bridge tests/envs tests/trainers/engine tests/trainers/test_train_command.py tests/trainers/test_warm_up.py
+
+$(OVERLAY): | .venv/developing
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ tinker-cookbook==$(COOKBOOK)
 
 lint: .venv/developing
 	$(BIN)/ruff check
@@ -66,4 +76,4 @@ smoke: .venv/developing
 	touch $@
 
 clean:
-	rm -rf .venv .frameworks site build dist *.egg-info src/*.egg-info
+	rm -rf .venv .frameworks .cookbooks site build dist *.egg-info src/*.egg-info

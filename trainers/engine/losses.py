@@ -54,7 +54,8 @@ def get_loss(name: str) -> Loss:
     if name not in LOSSES:
         raise LossInputError(
             f"Loss {name!r} is not one the embedded engine has; it has {', '.join(LOSSES)}. "
-            "Use one of them, or forward_backward_custom with a function of your own."
+            "Use one of them (an asynchronous run's is async_config.loss_fn), or "
+            "forward_backward_custom with a function of your own."
         )
     return LOSSES[name]
 

@@ -175,6 +175,16 @@ def test_rl_train_main_resumes_from_its_own_checkpoints(tiny_model: str, tmp_pat
     assert [row["progress/batch"] for row in steps] == [0, 1, 2]
 
 
+def test_rl_train_main_trains_while_it_samples(tiny_model: str, tmp_path: Path) -> None:
+    own = {"loss_fn": "ppo"} if hasattr(rl_train.AsyncConfig, "loss_fn") else {}  # since 0.6
+    overlapping: Any = rl_train.AsyncConfig(max_steps_off_policy=1, groups_per_batch=4, **own)
+    config = rl_config(tiny_model, tmp_path / "log", async_config=overlapping)
+    with embedded_engine(tmp_path / "store", device="cpu"):
+        asyncio.run(rl_train.main(config))
+    steps = [row["step"] for row in metrics(tmp_path / "log") if "optim/grad_norm" in row]
+    assert steps == [0, 1]
+
+
 def test_rl_train_main_computes_kl_penalties(tiny_model: str, tmp_path: Path) -> None:
     config = rl_config(
         tiny_model,
