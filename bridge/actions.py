@@ -101,6 +101,14 @@ class ParseErrors:
         again = kind is ParseFailureKind.CONTENT and self._in_a_row <= self.policy.max_consecutive
         return Verdict.ASK_AGAIN if again else Verdict.END
 
+    def reward(self, verdict: Verdict) -> float:
+        """What a turn earns for a verdict."""
+        if self.policy is None or verdict is Verdict.DELIVER:
+            return 0.0
+        if verdict is Verdict.END:
+            return self.policy.terminal_reward
+        return -self.policy.penalty_per_error
+
     def correction(self, problem: Problem) -> Message:
         """The message that asks for the reply again."""
         assert self.policy is not None

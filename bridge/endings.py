@@ -31,6 +31,7 @@ from evert.bridge.diagnosis import ToolCounts
 from evert.bridge.errors import AgentError, text_of
 from evert.bridge.inbox import Inbox
 from evert.bridge.lineage import ConversationBook
+from evert.bridge.options import EnvSettings
 
 if TYPE_CHECKING:
     import openai
@@ -80,9 +81,8 @@ class Account:
     Attributes:
         agent: The agent's name, for messages.
         book: The conversations, with their drift.
+        settings: Of the Env: what an overflow and an agent's exception earn.
         tools: The tool calls.
-        overflow_reward: Added when a prompt grew too long.
-        error_reward: Reward of an episode whose agent raised; None: that is raised.
         inbox: The role's, once the episode has begun.
         stop_reason: Why the episode is to stop before the next turn; None: it goes on.
         overflow: The latest refusal, while the agent has not coped with it; None: none.
@@ -91,9 +91,8 @@ class Account:
 
     agent: str
     book: ConversationBook
-    tools: ToolCounts
-    overflow_reward: float
-    error_reward: float | None
+    settings: EnvSettings
+    tools: ToolCounts = field(default_factory=ToolCounts)
     inbox: Inbox | None = None
     stop_reason: StopReason | None = None
     overflow: "openai.BadRequestError | None" = None
@@ -121,13 +120,13 @@ class Account:
 
     def cut(self) -> Ending:
         """The reply was cut at its cap, and that is to end the episode."""
-        ending = self.ending(StopReason.MAX_TOKENS, self.overflow_reward)
+        ending = self.ending(StopReason.MAX_TOKENS, self.settings.context_overflow_reward)
         ending.metrics["max_tokens_reached"] = 1.0
         return ending
 
     def overflown(self) -> Ending:
         """The prompt is over the token budget, and the agent does not cope."""
-        ending = self.ending(StopReason.MAX_TOKENS, self.overflow_reward)
+        ending = self.ending(StopReason.MAX_TOKENS, self.settings.context_overflow_reward)
         ending.metrics["context_overflow" if self.turns else "max_tokens_reached"] = 1.0
         ending.logs["context_overflow"] = str(self.overflow or "the prompt grew too long")
         return ending
@@ -140,7 +139,7 @@ class Account:
             share: What it returned, this role's part of it.
 
         Raises:
-            AgentError: It raised (unless ``error_reward`` scores that).
+            AgentError: It raised (unless ``on_agent_error`` scores that).
             RewardError: It ended without a reward, or with something that is none.
         """
         if error is None:
@@ -156,13 +155,13 @@ class Account:
         if self.overflow is not None and comes_from(error, self.overflow):
             return self.overflown()
         name = type(error).__name__
-        if self.error_reward is None:
+        if self.settings.on_agent_error is None:
             raise AgentError.of(
                 name,
                 f"The agent {self.agent} raised {name} after {self.turns} model calls: "
                 f"{text_of(error)}",
             ) from error
-        ending = self.ending("agent_error", self.error_reward)
+        ending = self.ending("agent_error", self.settings.on_agent_error)
         ending.logs["agent_error"] = f"{name}: {text_of(error)}"
         return ending
 

@@ -21,7 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from enum import StrEnum
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import openai
 
 from evert.bridge.agent import AgentForm
 from evert.bridge.errors import (
@@ -34,9 +36,6 @@ from evert.bridge.inbox import AgentEnd, Inbox, ParkedCall
 from evert.bridge.messages import Reply
 from evert.bridge.requests import ChatRequest
 from evert.bridge.routes import FrozenAnswer, Routes
-
-if TYPE_CHECKING:
-    import openai
 
 REFUSALS_BEFORE_ABORT = 3
 """Calls made after the end before an agent that goes on calling gets ``AgentAborted``."""
@@ -111,7 +110,9 @@ class Episode:
         if self.form.is_async:
             running = self._run_in_task(agent, arguments)
             self._task = self.loop.create_task(running, name=name, context=context)
-            self._task.add_done_callback(self._on_task_done)
+            self._task.add_done_callback(
+                lambda _: self.is_over or self._on_end(AgentEnd(error=asyncio.CancelledError()))
+            )  # cancelled before its first step
         else:
             self._thread = threading.Thread(
                 target=context.run,
@@ -128,10 +129,6 @@ class Episode:
             end = AgentEnd(error=error)
         # At once: a call that a sub-agent makes in this same turn of the loop comes too late.
         self._on_end(end)
-
-    def _on_task_done(self, task: "asyncio.Task[None]") -> None:
-        if not self.is_over:  # cancelled before its first step
-            self._on_end(AgentEnd(error=asyncio.CancelledError()))
 
     def _run_in_thread(self, agent: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         try:
@@ -219,14 +216,11 @@ class Episode:
 
     def drop(self) -> None:
         """Abandon the agent and cancel it, without waiting. Safe from any thread."""
-        if self.loop.is_running():
-            self.loop.call_soon_threadsafe(self._drop)
-        else:
-            self.abandon()
-
-    def _drop(self) -> None:
+        if self.loop.is_running() and threading.get_ident() != self._loop_thread:
+            self.loop.call_soon_threadsafe(self.drop)
+            return
         self.abandon()
-        if self._task is not None:
+        if self._task is not None and not self.loop.is_closed():
             self._task.cancel()
 
     def _refusal(self) -> EnvClosedError | EpisodeEndedError:
@@ -304,13 +298,17 @@ class Episode:
             return
         try:
             target = self.routes.find(call.request.model)
-        except _bad_request_error() as error:
+        except openai.BadRequestError as error:
             call.refuse(error)
             return
         if isinstance(target, Inbox):
             target.put(call)
-        else:
-            self._ask(target, call)
+            return
+        task = self.loop.create_task(  # outside of the agent's context
+            self._answer(target, call), context=contextvars.Context(), name="evert frozen model"
+        )
+        self._asking[task] = call
+        task.add_done_callback(self._asking.pop)
 
     def _late(self) -> BaseException:
         """What a call that comes too late is told, the more often the plainer."""
@@ -321,14 +319,6 @@ class Episode:
                 f"{REFUSALS_BEFORE_ABORT} times that its episode is over."
             )
         return self._refusal()
-
-    def _ask(self, model: FrozenAnswer, call: ParkedCall) -> None:
-        """Have a frozen model answer; outside of the agent's context."""
-        task = self.loop.create_task(
-            self._answer(model, call), context=contextvars.Context(), name="evert frozen model"
-        )
-        self._asking[task] = call
-        task.add_done_callback(self._asking.pop)
 
     async def _answer(self, model: FrozenAnswer, call: ParkedCall) -> None:
         try:
@@ -363,10 +353,3 @@ def _default_size() -> int:
     pool = ThreadPoolExecutor()
     pool.shutdown()
     return pool._max_workers
-
-
-@cache
-def _bad_request_error() -> "type[openai.BadRequestError]":
-    import openai
-
-    return openai.BadRequestError

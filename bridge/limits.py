@@ -5,8 +5,6 @@ from typing import Any
 
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
-NO_LIMITS = RolloutLimits()
-
 
 class LiveLimits:
     """Limits whose cap on a turn is the present call's, if that is tighter.

@@ -7,13 +7,14 @@ checked.
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Literal, TypedDict
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypedDict
 
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 
 from evert.bridge.models import FrozenModel
+from evert.bridge.routes import policy_names
 
 DEFAULT_MODEL_NAME = "policy"
 """What the policy is called when nobody names it."""
@@ -60,7 +61,7 @@ class EnvSettings:
 
     renderer: Renderer | None = None
     model_name: str | Sequence[str] = DEFAULT_MODEL_NAME
-    limits: RolloutLimits | None = None
+    limits: RolloutLimits = field(default_factory=RolloutLimits)
     agent_timeout: float | None = 600.0
     on_agent_error: float | None = None
     on_truncation: Literal["deliver", "end"] = "deliver"
@@ -70,6 +71,11 @@ class EnvSettings:
     models: Mapping[str, FrozenModel] | None = None
     format_retries: int = 2
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The policy's names; the first is what a client uses itself."""
+        return policy_names(self.model_name)
+
 
 def settings_of(options: EnvOptions) -> EnvSettings:
     """The options with their defaults.
@@ -77,6 +83,7 @@ def settings_of(options: EnvOptions) -> EnvSettings:
     Raises:
         TypeError: There is no such option.
         ValueError: ``on_truncation`` is neither "deliver" nor "end".
+        InvalidModelError: ``model_name`` is no name.
     """
     known = [field.name for field in fields(EnvSettings)]
     for name in options:
@@ -86,10 +93,14 @@ def settings_of(options: EnvOptions) -> EnvSettings:
             raise TypeError(
                 f"ChatAgentEnv has no option {name!r}.{hint} Options: {', '.join(known)}."
             )
-    settings = EnvSettings(**options)
+    given: dict[str, Any] = dict(options)
+    if given.get("limits") is None:
+        given.pop("limits", None)
+    settings = EnvSettings(**given)
     if settings.on_truncation not in ("deliver", "end"):
         raise ValueError(
             f"on_truncation is {settings.on_truncation!r}; expected 'deliver' (the agent gets the "
             "cut reply) or 'end' (the episode ends)."
         )
+    policy_names(settings.model_name)
     return settings

@@ -14,11 +14,19 @@ the other, so that whole episodes are played again, and tells a seat that waits 
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, TypeVar, Unpack
+
+from tinker_cookbook.completers import StopCondition
+from tinker_cookbook.rl.types import (
+    Action,
+    ActionExtra,
+    InitialObservationOverflow,
+    Observation,
+    StepResult,
+)
 
 from evert.bridge.agent import NO_TASK, Agent
-from evert.bridge.endings import Ending
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.episode import Episode
 from evert.bridge.errors import (
@@ -30,6 +38,8 @@ from evert.bridge.errors import (
 from evert.bridge.inbox import Inbox
 from evert.bridge.options import EnvOptions
 from evert.bridge.routes import seat_model
+
+T = TypeVar("T")
 
 LONE_SEAT_PATIENCE = 1.0
 """Seconds that a seat waits for others after the last Env that could still bring them is over."""
@@ -218,21 +228,28 @@ class SeatEnv(ChatAgentEnv):
             self._group.begins(table)
         else:
             self._group.waits(self)
-        try:
-            return await table.wait(self.seat)
-        except BaseException:
-            self._group.is_over(self)
-            raise
+        return await table.wait(self.seat)
 
-    async def _advance(self) -> Any:
+    async def initial_observation(
+        self,
+    ) -> tuple[Observation, StopCondition] | InitialObservationOverflow:
+        """As ``ChatAgentEnv``'s, once all seats are taken."""
+        return await self._told(super().initial_observation())
+
+    async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
+        """As ``ChatAgentEnv``'s."""
+        return await self._told(super().step(action, extra=extra))
+
+    async def _told(self, moment: Awaitable[T]) -> T:
+        """Tell the group when this seat is over."""
         try:
-            upcoming = await super()._advance()
+            result = await moment
         except BaseException:
             self._group.is_over(self)
             raise
-        if isinstance(upcoming, Ending):
+        if isinstance(result, InitialObservationOverflow) or getattr(result, "episode_done", False):
             self._group.is_over(self)
-        return upcoming
+        return result
 
     def _own_share(self, value: Any) -> Any:
         if not isinstance(value, Mapping):
@@ -248,6 +265,6 @@ class SeatEnv(ChatAgentEnv):
     async def close(self) -> None:
         """Give the episode up, at every seat; see ``ChatAgentEnv.close``."""
         self.table.settle()  # whoever waits for the others learns that it is over
-        self._episode = self._episode or self.table.episode
+        self._turns.episode = self._turns.episode or self.table.episode
         await super().close()
         self._group.is_over(self)

@@ -1,0 +1,307 @@
+"""Turns: from an action to the next prompt, or to the end of the episode.
+
+``resume`` reads an action, gives the agent the reply (or asks the policy again), and returns what
+comes next: an ``Outstanding`` call with its prompt, or an ``Ending``. Every prompt passes the same
+gate (``_spent``), those of retries too, so that budgets hold for all of them.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, TypeAlias
+
+import openai
+from tinker_cookbook.renderers.base import Message
+from tinker_cookbook.rl.types import Logs, Metrics, StopReason
+
+from evert.bridge.actions import (
+    FormatRetries,
+    ParseErrors,
+    Problem,
+    ToolBudget,
+    Verdict,
+    read_action,
+)
+from evert.bridge.conversation import Conversation
+from evert.bridge.endings import PEER_STOPPED, Account, Ending
+from evert.bridge.episode import Episode, Life
+from evert.bridge.errors import AgentError, AgentTimeoutError, EnvClosedError, EnvStateError
+from evert.bridge.inbox import AgentEnd, Inbox, ParkedCall
+from evert.bridge.limits import longest_prompt
+from evert.bridge.lineage import ConversationBook, Drift
+from evert.bridge.messages import Reply
+from evert.bridge.options import EnvSettings
+from evert.bridge.rendering import PromptRenderer
+
+logger = logging.getLogger(__name__)
+
+LONG_TEXT = 20_000
+"""Characters of new text that take a tokenizer some milliseconds: more is rendered off the loop."""
+
+MAX_REFUSALS = 8
+"""Requests refused one after the other before we hold that the agent cannot cope."""
+
+
+@dataclass(slots=True)
+class Outstanding:
+    """The observation the trainer holds: the parked call, its conversation, the drift it met."""
+
+    call: ParkedCall
+    conversation: Conversation
+    drift: Drift | None = None
+
+
+@dataclass(slots=True)
+class Turn:
+    """One action on its way to the agent, and what its transition carries."""
+
+    tokens: list[int]
+    truncated: bool
+    logs: Logs
+    metrics: Metrics = field(default_factory=dict)
+    reward: float = 0.0
+
+
+Upcoming: TypeAlias = Outstanding | Ending
+
+
+class Turns:
+    """The turns of one Env.
+
+    Args:
+        agent: The agent's name, for messages.
+        settings: Of the Env.
+        renderer: Of the policy.
+        share: The part of the agent's return value that is this Env's.
+
+    Attributes:
+        account: What the episode has come to.
+        book: Its conversations.
+        parse_errors: What is done about replies that do not parse.
+        tool_budget: How many tool calls may still be made.
+        episode: The episode; None before it begins.
+        is_closed: Whether the Env was given up.
+    """
+
+    def __init__(
+        self,
+        agent: str,
+        settings: EnvSettings,
+        renderer: PromptRenderer,
+        share: Callable[[Any], Any],
+    ) -> None:
+        self._agent = agent
+        self._settings = settings
+        self._renderer = renderer
+        self._share = share
+        self._formats = FormatRetries(settings.format_retries)
+        self._refusals = 0
+        self.parse_errors = ParseErrors(settings.parse_error_policy)
+        self.tool_budget = ToolBudget(settings.limits.max_tool_calls)
+        self.book = ConversationBook(renderer, longest_prompt(settings.limits))
+        self.account = Account(agent, self.book, settings)
+        self.episode: Episode | None = None
+        self.is_closed = False
+
+    async def begin(self, episode: Episode, inbox: Inbox) -> Upcoming:
+        """The first prompt of an episode that has begun, or its end without one."""
+        self.episode, self.account.inbox = episode, inbox
+        return await self._advance()
+
+    # -- the action ------------------------------------------------------------------------------
+
+    async def resume(self, outstanding: Outstanding, turn: Turn) -> Upcoming:
+        """Give the agent the reply, or ask for another one; on to the next prompt or the end."""
+        self.account.turns += 1
+        call = outstanding.call
+        if turn.truncated and self._settings.on_truncation == "end":
+            await self.close()
+            return self.account.cut()
+        reply, problem = self._read(outstanding, turn)
+        self.account.tools.count(call.request, reply)
+        verdict = self.parse_errors.judge(reply, problem, turn.metrics, turn.logs)
+        turn.reward += self.parse_errors.reward(verdict)
+        if verdict is Verdict.END:
+            return await self._stop(StopReason.PARSE_ERROR)
+        if verdict is Verdict.ASK_AGAIN and problem is not None and call.is_waiting:
+            correction = self.parse_errors.correction(problem)
+            return await self._ask_again(outstanding, turn, reply, correction)
+        if call.request.format is not None:
+            wanted = call.request.format
+            reply, complaint = self._formats.judge(reply, wanted, turn.metrics, turn.logs)
+            if complaint is not None and call.is_waiting:
+                return await self._ask_again(outstanding, turn, reply, complaint)
+        reply, cut = self.tool_budget.allow(reply)
+        if cut:
+            self.account.stop_reason = StopReason.MAX_TOOL_CALLS
+        if call.is_waiting:
+            outstanding.conversation.record(turn.tokens, reply, self._renderer)
+            call.answer(reply)
+        return await self._advance()
+
+    def _read(self, outstanding: Outstanding, turn: Turn) -> tuple[Reply, Problem | None]:
+        """The reply of an action, no longer than the agent asked for."""
+        request = outstanding.call.request
+
+        def read(tokens: list[int], truncated: bool) -> tuple[Reply, Problem | None]:
+            return read_action(
+                tokens,
+                self._renderer,
+                truncated=truncated,
+                stop=request.stop,
+                call_ids=f"call-{self.account.turns - 1}",
+                prompt_tokens=outstanding.conversation.length,
+            )
+
+        reply, problem = read(turn.tokens, turn.truncated)
+        cap = request.max_tokens
+        if cap is None or len(turn.tokens) <= cap:
+            return reply, problem
+        # A runner with limits of its own did not know of the agent's cap.
+        short, _ = read(turn.tokens[:cap], True)
+        return replace(short, parsed=reply.parsed), None
+
+    async def _ask_again(
+        self, outstanding: Outstanding, turn: Turn, reply: Reply, correction: Message
+    ) -> Upcoming:
+        """Put an action that the agent never sees, and what was wrong with it, into the prompt."""
+        if (reason := self._spent()) is not None:
+            return await self._stop(reason)
+        conversation = outstanding.conversation
+        conversation.record(turn.tokens, reply, self._renderer)
+        self.book.inject(conversation, [correction], self._renderer)
+        conversation.reply = None  # the agent cannot send it back
+        longest = longest_prompt(self._settings.limits)
+        if longest is not None and conversation.length > longest:
+            await self.close()
+            return self.account.overflown()
+        return Outstanding(outstanding.call, conversation)
+
+    # -- from one call to the next ---------------------------------------------------------------
+
+    async def _advance(self) -> Upcoming:
+        """Wait for the agent's next call that can be served, or for its ending."""
+        episode, inbox = self.episode, self.account.inbox
+        if episode is None or inbox is None:
+            raise EnvStateError("This episode has not begun; call initial_observation() first.")
+        while True:
+            try:
+                event = await inbox.take(self._settings.agent_timeout)
+            except AgentTimeoutError:
+                await self.close()
+                raise
+            except EnvClosedError:
+                if self.is_closed:
+                    raise
+                return self.account.ending(PEER_STOPPED)
+            if episode.life is Life.CLOSED and not self.is_closed:
+                await episode.release()
+                return self.account.ending(PEER_STOPPED)
+            if isinstance(event, AgentEnd):
+                await episode.release()
+                share = None if event.error is not None else self._share(event.value)
+                return self.account.of_agent(event.error, share)
+            upcoming = await self._offer(event)
+            if upcoming is not None:
+                return upcoming
+
+    async def _offer(self, call: ParkedCall) -> Upcoming | None:
+        """The prompt of a call, or the end; None: the call was refused, and the agent goes on."""
+        if (reason := self._spent()) is not None:
+            return await self._stop(reason)
+        try:
+            conversation = await self._observe(call)
+        except openai.BadRequestError as error:
+            if await self._refuse(call, error):
+                return None
+            await self.close()
+            return self.account.overflown()
+        self.refuse_if_closed()
+        self._refusals, self.account.overflow = 0, None
+        return Outstanding(call, conversation, self.book.latest_drift)
+
+    def _spent(self) -> StopReason | None:
+        """Why there may be no further turn; None: there may."""
+        limit = self._settings.limits.max_turns
+        if limit is not None and self.account.turns >= limit:
+            return self.account.stop_reason or StopReason.MAX_TURNS
+        return self.account.stop_reason
+
+    async def _observe(self, call: ParkedCall) -> Conversation:
+        if self.book.new_text(call.request, call.caller) <= LONG_TEXT:
+            return self.book.observe(call.request, call.caller, self._renderer)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            _long_text_threads(),
+            lambda: self.book.observe(call.request, call.caller, self._renderer.off_loop),
+        )
+
+    async def _refuse(self, call: ParkedCall, error: openai.BadRequestError) -> bool:
+        """Give a call its 400; False when it is the last of too many, all too long.
+
+        Raises:
+            AgentError: The last of too many, for other reasons.
+        """
+        self._refusals += 1
+        is_overflow = error.code == "context_length_exceeded"
+        self.account.overflow = error if is_overflow else None
+        if self._refusals < MAX_REFUSALS:
+            call.refuse(error)
+            return True
+        if is_overflow:
+            return False
+        await self.close()
+        raise AgentError.of(
+            type(error).__name__,
+            f"The agent {self._agent} made {self._refusals} requests in a row that were "
+            f"refused; the last refusal: {error}",
+        ) from error
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    async def _stop(self, reason: StopReason) -> Ending:
+        """End an episode whose agent would go on."""
+        await self.close()
+        return self.account.ending(reason)
+
+    def refuse_if_closed(self) -> None:
+        """Check that the Env was not given up.
+
+        Raises:
+            EnvClosedError: It was.
+        """
+        if self.is_closed:
+            raise EnvClosedError(
+                f"This ChatAgentEnv of {self._agent} was closed; make a new one for a new episode."
+            )
+
+    async def close(self) -> None:
+        """Give the episode up; see ``ChatAgentEnv.close``."""
+        self.is_closed = True
+        episode, patience = self.episode, self._settings.close_timeout
+        if episode is None:
+            return
+        if not episode.loop.is_running():
+            episode.abandon()
+            return
+        if episode.loop is asyncio.get_running_loop():
+            ended = await episode.close(patience)
+        else:
+            elsewhere = asyncio.run_coroutine_threadsafe(episode.close(patience), episode.loop)
+            ended = await asyncio.wrap_future(elsewhere)
+        if not ended:
+            logger.error(
+                "The agent %s did not end within %s s of being cancelled; it is left behind. It "
+                "swallows cancellation, or blocks in a thread.",
+                self._agent,
+                2 * patience,
+            )
+
+
+@cache
+def _long_text_threads() -> ThreadPoolExecutor:
+    # Of our own: the loop's default executor may be full of agents' threads that wait for us.
+    return ThreadPoolExecutor(2, thread_name_prefix="evert tokenizer")
