@@ -9,7 +9,7 @@ import asyncio
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Unpack
 
 from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.renderers import Renderer
@@ -78,7 +78,7 @@ class ChatAgentEnv(Env):
         self._renderer = prompt_renderer(settings.renderer)
         self._frozen = frozen_models(settings.models or {}, settings.names, self._renderer)
         self._task = task
-        self._turns = Turns(self._form.name, settings, self._renderer, self._own_share)
+        self._turns = Turns(self._form.name, settings, self._renderer)
         self._outstanding: Outstanding | None = None
         self.agent = agent
         self.turn_lineages: list[int] = []
@@ -256,10 +256,6 @@ class ChatAgentEnv(Env):
         takeover.install()
         give_threads(episode.loop)
         episode.start(self.agent, arguments, takeover.agent_context(endpoint))
-
-    def _own_share(self, value: Any) -> Any:
-        """The part of the agent's return value that is this Env's: all of it."""
-        return value
 
     def _take_outstanding(self) -> Outstanding:
         self._turns.refuse_if_closed()

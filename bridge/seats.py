@@ -15,6 +15,7 @@ the other, so that whole episodes are played again, and tells a seat that waits 
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar, Unpack
 
 from tinker_cookbook.completers import StopCondition
@@ -199,6 +200,7 @@ class SeatEnv(ChatAgentEnv):
         self._group = group
         self.table = table
         self.seat = seat
+        self._turns.share = partial(_share_of, seat, table.seats)
 
     def renewed(self) -> "SeatEnv":
         """This seat of a new episode, whose other seats nobody plays.
@@ -251,20 +253,20 @@ class SeatEnv(ChatAgentEnv):
             self._group.is_over(self)
         return result
 
-    def _own_share(self, value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return value
-        if set(value) != set(self.table.seats):
-            raise RewardError(
-                f"The agent returned rewards for {', '.join(map(str, value)) or 'no seat'}; its "
-                f"seats are {', '.join(self.table.seats)}. Return one for each, or one number for "
-                "all."
-            )
-        return value[self.seat]
-
     async def close(self) -> None:
         """Give the episode up, at every seat; see ``ChatAgentEnv.close``."""
         self.table.settle()  # whoever waits for the others learns that it is over
         self._turns.episode = self._turns.episode or self.table.episode
         await super().close()
         self._group.is_over(self)
+
+
+def _share_of(seat: str, seats: Sequence[str], value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    if set(value) != set(seats):
+        raise RewardError(
+            f"The agent returned rewards for {', '.join(map(str, value)) or 'no seat'}; its "
+            f"seats are {', '.join(seats)}. Return one for each, or one number for all."
+        )
+    return value[seat]

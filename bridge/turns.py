@@ -75,9 +75,9 @@ class Turns:
         agent: The agent's name, for messages.
         settings: Of the Env.
         renderer: Of the policy.
-        share: The part of the agent's return value that is this Env's.
 
     Attributes:
+        share: From the agent's return value to the part that is this Env's.
         account: What the episode has come to.
         book: Its conversations.
         parse_errors: What is done about replies that do not parse.
@@ -86,19 +86,13 @@ class Turns:
         is_closed: Whether the Env was given up.
     """
 
-    def __init__(
-        self,
-        agent: str,
-        settings: EnvSettings,
-        renderer: PromptRenderer,
-        share: Callable[[Any], Any],
-    ) -> None:
+    def __init__(self, agent: str, settings: EnvSettings, renderer: PromptRenderer) -> None:
         self._agent = agent
         self._settings = settings
         self._renderer = renderer
-        self._share = share
         self._formats = FormatRetries(settings.format_retries)
         self._refusals = 0
+        self.share: Callable[[Any], Any] = lambda value: value
         self.parse_errors = ParseErrors(settings.parse_error_policy)
         self.tool_budget = ToolBudget(settings.limits.max_tool_calls)
         self.book = ConversationBook(renderer, longest_prompt(settings.limits))
@@ -202,7 +196,7 @@ class Turns:
                 return self.account.ending(PEER_STOPPED)
             if isinstance(event, AgentEnd):
                 await episode.release()
-                share = None if event.error is not None else self._share(event.value)
+                share = None if event.error is not None else self.share(event.value)
                 return self.account.of_agent(event.error, share)
             upcoming = await self._offer(event)
             if upcoming is not None:

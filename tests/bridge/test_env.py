@@ -9,11 +9,15 @@
 7. Injected messages and the other seams behave as for ``EnvFromMessageEnv``.
 8. Closing at any moment leaves no task, no thread and no open file.
 9. Methods called out of order are refused.
+10. What was not asked for is left alone: other states, other budgets, other agents' patience.
 """
 
 import asyncio
+import contextlib
+import copy
 import functools
 import gc
+import pickle
 import threading
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine
@@ -46,6 +50,8 @@ from evert import (
     RewardError,
     ScriptedPolicy,
 )
+from evert.bridge import turns
+from evert.bridge.faces import server
 from evert.bridge.rendering import prompt_renderer
 
 Agent = Callable[..., Any]
@@ -1039,3 +1045,267 @@ async def test_an_action_that_ends_in_its_middle_is_delivered_and_the_agent_may_
 
     assert result.episode_done
     assert result.reward == 1.0
+
+
+# -- 10. states that are left alone ----------------------------------------------------------------
+
+
+def say(text: str) -> list[int]:
+    renderer = prompt_renderer(None)
+    return renderer.encode(text) + renderer.end_tokens[:1]
+
+
+async def test_an_agent_that_coped_with_an_overflow_may_fail_for_another_reason() -> None:
+    async def agent(client: AgentClient) -> float:
+        with contextlib.suppress(openai.BadRequestError):
+            await ask(client, user("long " * 400))
+        await ask(client, user("short"))
+        raise KeyError("a plain bug")
+
+    with pytest.raises(AgentError, match="raised KeyError after 1 model calls"):
+        await play(agent, limits=RolloutLimits(max_trajectory_tokens=200))
+
+
+async def test_an_error_is_of_a_class_named_after_the_agents_own() -> None:
+    async def agent(client: AgentClient) -> float:
+        await ask(client, user("Hi"))
+        raise KeyError("lost")
+
+    with pytest.raises(AgentError) as caught:
+        await play(agent)
+    assert type(caught.value).__name__ == "AgentError.KeyError"
+    received = pickle.loads(pickle.dumps(caught.value))
+    assert type(received) is type(caught.value)
+    assert str(received) == str(caught.value)
+
+
+async def test_an_exception_that_cannot_be_written_down_is_the_agents_all_the_same() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no words")
+
+    async def agent(client: AgentClient) -> float:
+        await ask(client, user("Hi"))
+        raise Mute
+
+    with pytest.raises(AgentError, match="its message cannot be read: ValueError"):
+        await play(agent)
+    trajectory = await play(agent, on_agent_error=-1.0)
+    assert rewards(trajectory) == [-1.0]
+
+
+async def test_retries_count_as_turns_against_the_budget() -> None:
+    async def agent(client: AgentClient) -> float:
+        await ask(client, user("JSON, please"), response_format={"type": "json_object"})
+        return 1.0
+
+    limited = await play(agent, limits=RolloutLimits(max_turns=1))
+    assert len(limited.transitions) == 1
+    assert limited.stop_reason == StopReason.MAX_TURNS
+    free = await play(agent)
+    assert len(free.transitions) == 3
+
+
+async def test_retries_keep_to_the_token_budget() -> None:
+    async def agent(client: AgentClient) -> float:
+        await ask(client, user("JSON, please"), response_format={"type": "json_object"})
+        return 1.0
+
+    env = ChatAgentEnv(agent, limits=RolloutLimits(max_trajectory_tokens=150), format_retries=99)
+    await env.initial_observation()
+    prompts = []
+    while not (result := await env.step(say("no json"))).episode_done:
+        prompts.append(result.next_observation.length)
+
+    assert prompts
+    assert max(prompts) <= 148  # a runner needs room for two tokens
+    assert result.metrics["stop/max_tokens"] == 1.0
+
+
+async def test_a_runner_with_limits_of_its_own_leaves_the_agents_max_tokens_in_force() -> None:
+    said: list[Any] = []
+
+    async def agent(client: AgentClient) -> float:
+        messages = [user("Hi")]
+        for _ in range(2):
+            completion = await client.chat.completions.create(messages=messages, max_tokens=3)
+            choice = completion.choices[0]
+            said.append((choice.message.content, choice.finish_reason))
+            messages += [choice.message.model_dump(exclude_none=True), user("and?")]
+        return 1.0
+
+    policy = ScriptedPolicy(lambda prompt: "one two three four five six")
+    trajectory = await run_rollout(policy, ChatAgentEnv(agent), limits=RolloutLimits(max_turns=5))
+
+    text, reason = said[0]
+    assert "one two three four five six".startswith(text)
+    assert len(text) < len("one two three four")
+    assert reason == "length"
+    assert len(trajectory_to_data(trajectory, 1.0)) == 1  # what was sampled is kept whole
+
+
+async def test_a_step_on_another_loop_leaves_the_observation_where_it_is() -> None:
+    env = ChatAgentEnv(talker(1))
+    await env.initial_observation()
+
+    def elsewhere() -> None:
+        asyncio.run(env.step(say("x")))
+
+    with pytest.raises(EnvStateError, match="another event loop"):
+        await asyncio.to_thread(elsewhere)
+    assert (await env.step(say("x"))).episode_done
+
+
+async def test_messages_that_cannot_be_injected_leave_the_observation_as_it_was() -> None:
+    env = ChatAgentEnv(talker(1))
+    first = await env.initial_observation()
+    assert not isinstance(first, InitialObservationOverflow)
+    image: Any = {"role": "user", "content": [{"type": "image", "image": "x"}]}
+    with pytest.raises(ValueError, match="image"):
+        await env.inject_messages([image])
+
+    assert env.conversation is not None
+    assert env.conversation.prompt().to_ints() == first[0].to_ints()
+    assert (await env.step(say("x"))).episode_done
+
+
+async def test_closing_while_a_long_prompt_is_tokenised_ends_the_step_that_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokenising, go_on = threading.Event(), threading.Event()
+    monkeypatch.setattr(turns, "LONG_TEXT", 10)
+
+    async def agent(client: AgentClient) -> float:
+        text = await ask(client, user("Hi"))
+        said = {"role": "assistant", "content": text}
+        await ask(client, user("Hi"), said, user("a long text of many words"))
+        return 1.0
+
+    env = ChatAgentEnv(agent)
+    await env.initial_observation()
+    observe = env._turns.book.observe
+
+    def slow(*arguments: Any) -> Any:
+        tokenising.set()
+        go_on.wait(10)
+        return observe(*arguments)
+
+    monkeypatch.setattr(env._turns.book, "observe", slow)
+    waiting = asyncio.create_task(env.step(say("x")))
+    await asyncio.to_thread(tokenising.wait, 10)
+    await env.close()
+    go_on.set()
+    with pytest.raises(EnvClosedError):
+        await waiting
+
+
+async def test_a_finally_block_of_some_seconds_is_left_to_finish() -> None:
+    """The default patience: one cancellation, then seconds before the second."""
+    done: list[str] = []
+
+    async def agent(client: AgentClient) -> float:
+        try:
+            await ask(client, user("Hi"))
+        finally:
+            await asyncio.sleep(1.5)
+            done.append("cleaned up")
+        return 1.0
+
+    env = ChatAgentEnv(agent)
+    await env.initial_observation()
+    await env.close()
+    assert done == ["cleaned up"]
+
+
+async def test_calls_that_waited_at_the_close_are_not_held_against_the_agent() -> None:
+    told: list[str] = []
+
+    async def agent(client: AgentClient) -> float:
+        async def call() -> None:
+            try:
+                await ask(client, user("Hi"))
+            except BaseException as error:
+                told.append(type(error).__name__)
+
+        calls = asyncio.gather(*(call() for _ in range(6)))
+        try:
+            await asyncio.shield(calls)
+        finally:
+            await calls
+        return 0.0
+
+    env = ChatAgentEnv(agent)
+    await env.initial_observation()
+    await env.close()
+    assert told == ["EnvClosedError"] * 6
+
+
+async def test_what_an_agent_that_ended_meanwhile_held_is_let_go_by_close() -> None:
+    async def agent(client: AgentClient) -> float:
+        assert client.base_url
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ask(client, user("Hi")), 0.02)
+        return 0.0
+
+    env = ChatAgentEnv(agent)
+    await env.initial_observation()
+    await asyncio.sleep(0.5)  # the trainer samples, and the agent gives up
+    assert not env.is_running
+    assert server._servers
+    await env.close()
+    assert not server._servers
+
+
+async def test_an_async_agent_that_is_dropped_is_warned_of_and_cancelled() -> None:
+    ended: list[str] = []
+
+    async def agent(client: AgentClient) -> float:
+        try:
+            await ask(client, user("Hi"))
+        finally:
+            ended.append("ended")
+        return 1.0
+
+    env = ChatAgentEnv(agent)
+    await env.initial_observation()
+    dropped = [env]
+    del env
+    with pytest.warns(ResourceWarning, match="dropped while its agent was running; call close"):
+        dropped.clear()
+    await asyncio.sleep(0.05)
+    assert ended == ["ended"]
+
+
+@pytest.mark.parametrize("metrics", [{"m": "text"}, {"m": float("nan")}, {"m": None}])
+async def test_metrics_of_an_outcome_that_are_no_numbers_are_an_error(metrics: Any) -> None:
+    async def agent(client: AgentClient) -> Outcome:
+        await ask(client, user("Hi"))
+        return Outcome(1.0, metrics=metrics)
+
+    with pytest.raises(RewardError, match="The metric 'm' in the Outcome of the agent"):
+        await play(agent)
+
+
+async def test_an_agent_may_say_that_its_episode_was_cut_short() -> None:
+    async def agent(client: AgentClient) -> Outcome:
+        await ask(client, user("Hi"))
+        return Outcome(0.5, truncated=True)
+
+    trajectory = await play(agent)
+    assert trajectory.stop_reason == "truncated"
+    assert rewards(trajectory) == [0.5]
+
+
+async def test_a_hook_cannot_go_on_after_the_agents_end_and_is_told_why() -> None:
+    class Clears(RolloutHooks):
+        async def on_stop_reason(self, reason: str, state: RolloutState) -> str | None:
+            return None
+
+    with pytest.raises(EnvStateError, match="an episode whose agent has ended cannot be continued"):
+        await run_rollout(ScriptedPolicy(["a", "b"]), ChatAgentEnv(talker(1)), hooks=Clears())
+
+
+def test_limits_that_are_read_anew_can_be_copied() -> None:
+    env = ChatAgentEnv(talker(1), limits=RolloutLimits(max_turn_tokens=7))
+
+    assert copy.deepcopy(env.rollout_limits).max_turn_tokens == 7
