@@ -3,15 +3,15 @@
 The command lives here; what it is made of is in ``reporting/``.
 """
 
-import difflib
-import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from evert.bridge.errors import EvertError
-from evert.trainers.reporting.run import ReportError, Run, labels, read_run
+import chz
+
+from evert.trainers.arguments import read_pairs, read_settings, settings_help
+from evert.trainers.command import run_command
+from evert.trainers.reporting.run import ReportError, labels, read_run
 
 PROGRAM = ("python", "-m", "evert.trainers.report")
 PAGE = "index.html"
@@ -21,31 +21,40 @@ Usage: {program} RUN [RUN ...] [key=value ...]
 Makes one HTML page of one or several run folders of `evert train`, finished or not, with its
 figures as PNG files beside it. The page needs nothing else and can be sent to somebody.
 
-  out=FOLDER         where to write it; default: the folder `report` in the first run's
-  title=TEXT         of the page; default: the names of the runs
-  smooth=0.6         how much of the past the bold lines hold, from 0 (nothing) to below 1
-  prefill_price=     dollars per million tokens that the model is given,
-  sample_price=        that it samples,
-  train_price=         and that it is trained on; without prices no cost is shown
+{settings}
 
   {program} runs/NAME
   {program} runs/* out=comparison sample_price=1.5
 """
-PRICES = ("prefill_price", "sample_price", "train_price")
-KEYS = ("out", "title", "smooth", *PRICES)
 
 
-@dataclass(frozen=True)
-class Options:
-    """What a report is made of."""
+@chz.chz
+class ReportSettings:
+    """How a report is made."""
 
-    runs: tuple[Path, ...]
-    out: Path
-    title: str | None
-    """None: the names of the runs."""
-    smooth: float
-    prices: dict[str, float]
-    """By the names in ``PRICES``; those that were given."""
+    out: str = chz.field(
+        default="", doc="where to write it; else `report` in the first run's folder"
+    )
+    title: str = chz.field(default="", doc="of the page; else the names of the runs")
+    smooth: float = chz.field(default=0.6, doc="how much of the past bold lines hold, 0 to below 1")
+    prefill_price: float | None = chz.field(default=None, doc="dollars a million tokens given")
+    sample_price: float | None = chz.field(default=None, doc="dollars a million tokens sampled")
+    train_price: float | None = chz.field(default=None, doc="dollars a million tokens trained on")
+
+    @chz.validate
+    def _check(self) -> None:
+        if not 0 <= self.smooth < 1:
+            raise ReportError(f"smooth must be a number from 0 and below 1, got {self.smooth:g}.")
+        for name, price in self.prices.items():
+            if price < 0:
+                raise ReportError(f"{name}_price must be a number from 0, got {price:g}.")
+
+    @property
+    def prices(self) -> dict[str, float]:
+        """Those that were given, by what they are of."""
+        named = {"prefill": self.prefill_price, "sample": self.sample_price,
+                 "train": self.train_price}  # fmt: skip
+        return {name: price for name, price in named.items() if price is not None}
 
 
 def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) -> int:
@@ -58,120 +67,71 @@ def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) ->
     Returns:
         The exit status: 0, or 1 for what could not be done.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments or {"--help", "-h"} & set(arguments):
-        print(USAGE.format(program=" ".join(program)), end="")
-        return 0 if arguments else 1
-    try:
-        options = parse(arguments)
-        runs = [read_run(path) for path in options.runs]
-        page, figures = write_report(runs, options)
-    except EvertError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(f"report: {page}")
-    print(f"figures: {figures} PNG files beside it")
-    return 0
+
+    def usage(given: Sequence[str]) -> str:
+        return USAGE.format(program=" ".join(program), settings=settings_help(ReportSettings, {}))
+
+    def body(arguments: Sequence[str]) -> None:
+        paths, settings = parse(arguments)
+        print(f"report: {write_report(paths, settings)}")
+        print("figures: PNG files beside it")
+
+    return run_command(body, argv, usage)
 
 
-def parse(arguments: Sequence[str]) -> Options:
-    """Read the command line.
+def parse(arguments: Sequence[str]) -> tuple[list[Path], ReportSettings]:
+    """Read the command line: the runs, each once, and how the report is made.
 
     Raises:
-        ReportError: There is no run in it, no such option, or a value that cannot be.
+        ReportError: There is no run in it, there are too many, or a value cannot be.
+        UsageError: There is no such setting, or its value is of another type.
     """
-    given: dict[str, str] = {}
-    folders: list[Path] = []
-    for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if equals and not Path(argument).exists():
-            if key not in KEYS:
-                raise ReportError(_no_such_option(argument, key))
-            given[key] = value
-        else:
-            folders.append(Path(argument).expanduser())
-    runs = tuple({path.resolve(): path for path in folders}.values())
-    _check_number_of(runs)
-    return Options(
-        runs=runs,
-        out=Path(given["out"]).expanduser() if given.get("out") else runs[0] / "report",
-        title=given.get("title") or None,
-        smooth=_number("smooth", given.get("smooth", "0.6"), below=1.0),
-        prices={key: _number(key, given[key]) for key in PRICES if key in given},
-    )
-
-
-def _no_such_option(argument: str, key: str) -> str:
-    near = difflib.get_close_matches(key, KEYS, n=1)
-    hint = f" Did you mean {near[0]}=?" if near else ""
-    return f"Got {argument!r}, which is no option and no folder.{hint} Options: {', '.join(KEYS)}."
-
-
-def _check_number_of(runs: Sequence[Path]) -> None:
     from evert.trainers.reporting.figures.style import MOST_LINES
 
-    if not runs:
+    pairs = [each for each in arguments if "=" in each and not Path(each).exists()]
+    named = [Path(each).expanduser() for each in arguments if each not in pairs]
+    settings = read_settings(
+        ReportSettings, read_pairs(pairs, list(chz.chz_fields(ReportSettings)))
+    )
+    paths = list({path.resolve(): path for path in named}.values())
+    if not paths:
         raise ReportError("No run to report. Name the folder of a run, for example runs/NAME.")
-    if len(runs) > MOST_LINES:
+    if len(paths) > MOST_LINES:
         raise ReportError(
-            f"Got {len(runs)} runs; a figure can tell {MOST_LINES} apart. Name fewer, or make "
+            f"Got {len(paths)} runs; a figure can tell {MOST_LINES} apart. Name fewer, or make "
             "several reports."
         )
+    return paths, settings
 
 
-def _number(key: str, text: str, below: float = math.inf) -> float:
-    """A number from 0 to below a bound.
-
-    Raises:
-        ReportError: It is none.
-    """
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < below:
-        bound = f" and below {below:g}" if below < math.inf else ""
-        raise ReportError(f"{key} must be a number from 0{bound}, got {text!r}.")
-    return value
-
-
-def write_report(runs: Sequence[Run], options: Options) -> tuple[Path, int]:
-    """Write the page and its figures.
-
-    Args:
-        runs: What is reported.
-        options: Where to, and how.
+def write_report(paths: Sequence[Path], settings: ReportSettings) -> Path:
+    """Write the page, and its figures beside it.
 
     Returns:
-        Where the page is, and how many figures are beside it.
+        Where the page is.
 
     Raises:
-        ReportError: It cannot be written.
+        ReportError: A folder is no run, or the report cannot be written.
     """
     from evert.trainers.reporting.figures.style import write
     from evert.trainers.reporting.page import render
     from evert.trainers.reporting.sections import Report
-    from evert.trainers.reporting.tokens import Prices, count_tokens
+    from evert.trainers.reporting.tokens import count_tokens
 
-    report = Report(
-        runs=runs,
-        labels=labels(runs),
-        tokens=[count_tokens(run) for run in runs],
-        prices=Prices(*(options.prices.get(key) for key in PRICES)),
-        smooth=options.smooth,
-        out=options.out,
-    )
-    title = options.title or " · ".join(dict.fromkeys(run.name for run in runs))
+    runs = [read_run(path) for path in paths]
+    out = Path(settings.out).expanduser() if settings.out else paths[0] / "report"
+    tokens = [count_tokens(run) for run in runs]
+    report = Report(runs, labels(runs), tokens, settings.prices, settings.smooth, out)
+    title = settings.title or " · ".join(dict.fromkeys(run.name for run in runs))
     try:
-        options.out.mkdir(parents=True, exist_ok=True)
-        page, figures = render(report, title)
-        write(options.out / PAGE, page)
+        out.mkdir(parents=True, exist_ok=True)
+        write(out / PAGE, render(report, title))
     except OSError as error:
         raise ReportError(
-            f"The report cannot be written to {options.out}: {error.strerror or error}. Name "
-            "another folder with out=."
+            f"The report cannot be written to {out}: {error.strerror or error}. Name another "
+            "folder with out=."
         ) from error
-    return options.out / PAGE, figures
+    return out / PAGE
 
 
 if __name__ == "__main__":

@@ -6,8 +6,10 @@ def score(value: float | None) -> str:
     return "none" if value is None else f"{value:.2f}".replace("-", "\u2212")
 
 
-def count(value: float) -> str:
+def count(value: float | None) -> str:
     """A number of things: 12,345 or 1.23 M."""
+    if value is None:
+        return "not known"
     for size, unit in ((1e9, "G"), (1e6, "M")):
         if value >= size:
             return f"{value / size:.2f} {unit}"
@@ -21,8 +23,10 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def dollars(value: float) -> str:
+def dollars(value: float | None) -> str:
     """An amount: cents, or the first digits of less."""
+    if value is None:
+        return "not known"
     return f"${value:,.2f}" if value >= 0.995 or value == 0 else f"${value:.3g}"
 
 

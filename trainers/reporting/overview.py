@@ -1,16 +1,15 @@
-"""The top of a report's page: a run at a glance (``card``), ``facts`` and ``settings``.
+"""What runs are: the tables at the top of a report's page, ``facts`` and ``settings``.
 
-Everything here is plain data for the template (``report.html.j2``), and text is still as it was
-found: the template escapes it. A table has a column a run.
+They are plain data for the template (``report.html.j2``), a column a run, and text is still as it
+was found: the template escapes it.
 """
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from evert.trainers.reporting.formatting import count, dollars, duration, score, shorten
+from evert.trainers.reporting.formatting import count, shorten
 from evert.trainers.reporting.run import Run, differing
-from evert.trainers.reporting.tokens import Prices, Tokens
 
 LONGEST_VALUE = 160
 """Characters of a setting that are shown."""
@@ -25,52 +24,6 @@ class Table:
     """Names of rows to stand out."""
 
 
-@dataclass(frozen=True)
-class Card:
-    """A run at a glance."""
-
-    label: str
-    model: str
-    score: tuple[str, str] | None
-    """Held-out reward before and after; None where it was not measured before."""
-    score_about: str
-    lines: list[tuple[str, str]]
-
-
-def card(run: Run, label: str, tokens: Tokens | None, prices: Prices) -> Card:
-    """The headline figures of a run."""
-    lines = []
-    if greedy := _before_and_after(run, "greedy"):
-        lines.append(("greedy", " → ".join(greedy)))
-    if reached := run.after.get("temperature_1") or run.before.get("temperature_1"):
-        lines += [
-            ("success after" if run.after else "success before", f"{100 * reached.success:.0f} %"),
-            ("95 % interval", f"{100 * reached.low:.0f} to {100 * reached.high:.0f} %"),
-            ("held-out episodes", count(reached.episodes)),
-        ]
-    lines += [("steps", _steps(run)), ("time of the steps", duration(run.seconds))]
-    if tokens:
-        lines.append(("tokens sampled", count(tokens.sampled)))
-        if (cost := prices.cost(tokens)) is not None:
-            lines.append(("cost", dollars(cost)))
-    model = run.settings.get("model_name") or "model not recorded"
-    about = "mean reward on held-out tasks, temperature 1"
-    return Card(label, str(model), _before_and_after(run, "temperature_1"), about, lines)
-
-
-def _steps(run: Run) -> str:
-    """Steps done; of how many, unless a resumed run was given more."""
-    done, planned = len(run.rows), run.planned or 0
-    of = f" of {planned}" if planned >= done else ""
-    return f"{done}{of}" if run.finished else f"{done}{of}, not finished"
-
-
-def _before_and_after(run: Run, how: str) -> tuple[str, str] | None:
-    if how not in run.before:
-        return None
-    return score(run.before[how].reward), score(run.after[how].reward) if how in run.after else "…"
-
-
 def facts(runs: Sequence[Run]) -> Table:
     """What the runs are: settings in which they differ, what they ran on, how they were started."""
     rows = {name: values for name, values in settings(runs).rows if name in differing(runs)}
@@ -79,18 +32,16 @@ def facts(runs: Sequence[Run]) -> Table:
         if any(values):
             rows.setdefault(name, values)
     told_apart = [name for name, values in rows.items() if len(set(values)) > 1]
-    return Table(list(rows.items()), frozenset(told_apart) - _ALWAYS_DIFFER)
+    return Table(list(rows.items()), frozenset(told_apart) - {"started", "command", "folder"})
 
 
 def _engine(run: Run) -> str:
     engine = run.facts.get("engine")
     if not isinstance(engine, dict):
         return ""
-    where = (
-        f"{engine.get('engine')} on {engine.get('device') or engine.get('base_url') or 'Tinker'}"
-    )
+    where = engine.get("device") or engine.get("base_url") or "Tinker"
     size = f", {count(engine['parameters'])} parameters" if engine.get("parameters") else ""
-    return f"{where}{size}, trains {engine.get('trains')}"
+    return f"{engine.get('engine')} on {where}{size}, trains {engine.get('trains')}"
 
 
 def _listed(run: Run, name: str) -> str:
@@ -110,7 +61,6 @@ _FACTS: Mapping[str, Callable[[Run], str]] = {
     "folder": lambda run: str(run.path),
 }
 """Name -> what a run's record says; empty where it says nothing."""
-_ALWAYS_DIFFER = frozenset({"started", "command", "folder"})
 
 
 def settings(runs: Sequence[Run]) -> Table:

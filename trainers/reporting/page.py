@@ -1,29 +1,30 @@
 """A report's page: ``render`` puts everything into one HTML file that needs nothing else.
 
 Figures are embedded, the style is inline, there is no script, and a content security policy in the
-page forbids the browser to load anything. Transcripts are untrusted: the template escapes
-whatever is put into it, and what cannot be printed, an agent's escape sequences among it, is shown
-as such.
+page forbids the browser to load anything. Transcripts are untrusted: the template escapes whatever
+is put into it, and control characters, such as an agent's escape sequences, are replaced.
 """
 
 import base64
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import datetime
 from importlib import resources
-from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 import evert
+from evert.trainers.reporting import formatting
 from evert.trainers.reporting.figures.style import COLOURS
-from evert.trainers.reporting.formatting import score
-from evert.trainers.reporting.overview import card, facts, settings
+from evert.trainers.reporting.metrics import TRAIN
+from evert.trainers.reporting.overview import facts, settings
+from evert.trainers.reporting.run import SUCCESS_NAMES, Run
 from evert.trainers.reporting.sections import Report, sections
+from evert.trainers.reporting.tokens import cost
 from evert.trainers.reporting.transcripts import (
     EPISODES,
     STEPS,
-    Column,
     held_out_episodes,
     training_episodes,
 )
@@ -36,71 +37,54 @@ ALL_CHARACTERS = 150_000
 STACKED_FROM = 5
 """Runs from which on tables are stacked, as they are on a phone."""
 
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
-@dataclass(frozen=True)
-class Transcripts:
-    """A run's episodes to read."""
-
-    label: str
-    held_out: list[Column]
-    training: list[Column]
-
-
-def render(report: Report, title: str) -> tuple[bytes, int]:
+def render(report: Report, title: str) -> bytes:
     """Make the page, and its figures in the report's folder.
-
-    Returns:
-        The page, and how many figures it has.
 
     Raises:
         OSError: The figures cannot be written.
     """
-    made = sections(report)
-    each = zip(report.runs, report.labels, report.tokens, strict=True)
-    html = _environment(report.out).get_template(TEMPLATE).render(
+    boxes = len(report.runs) * EPISODES * (STEPS + 2)
+    most = min(MOST_CHARACTERS, ALL_CHARACTERS // boxes)
+    costs = [tokens and cost(tokens, report.prices) for tokens in report.tokens]
+    html = _environment(report).get_template(TEMPLATE).render(
         title=title,
         written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
+        version=evert.__version__,
+        report=report,
         labels=report.labels,
-        cards=[card(run, label, tokens, report.prices) for run, label, tokens in each],
+        cards=list(zip(report.runs, report.labels, report.tokens, costs, strict=True)),
         colours=COLOURS,
         stacked=len(report.runs) >= STACKED_FROM,
         facts=facts(report.runs),
         settings=settings(report.runs),
-        sections=made,
-        version=evert.__version__,
-        transcripts=_transcripts(report),
+        sections=sections(report),
+        success=[name for name in _recorded(report.runs, TRAIN) if name in SUCCESS_NAMES],
+        causes=_recorded(report.runs, f"{TRAIN}drift/"),
+        held_out=[held_out_episodes(run, most) for run in report.runs],
+        training=[training_episodes(run, most) for run in report.runs],
     )  # fmt: skip
-    page = _UNPRINTABLE.sub("\ufffd", html).encode("utf-8", "replace")
-    return page, sum(len(section.figures) for section in made)
+    return _UNPRINTABLE.sub("\ufffd", html).encode("utf-8", "replace")
 
 
-def _transcripts(report: Report) -> list[Transcripts]:
-    boxes = len(report.runs) * EPISODES * (STEPS + 2)
-    most = min(MOST_CHARACTERS, ALL_CHARACTERS // boxes)
-    return [
-        Transcripts(label, held_out_episodes(run, most), training_episodes(run, most))
-        for run, label in zip(report.runs, report.labels, strict=True)
-    ]
-
-
-def _environment(folder: Path) -> Environment:
-    environment = Environment(
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        loader=FunctionLoader(_template),
-    )
+def _environment(report: Report) -> Environment:
+    def template(name: str) -> str:
+        return (resources.files("evert.trainers.reporting") / name).read_text(encoding="utf-8")
 
     def embedded(file: str) -> str:
-        png = base64.b64encode((folder / file).read_bytes()).decode("ascii")
-        return f"data:image/png;base64,{png}"
+        png = base64.b64encode((report.out / file).read_bytes())
+        return f"data:image/png;base64,{png.decode('ascii')}"
 
-    environment.filters |= {"score": score, "embedded": embedded}
+    options: Any = {"trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
+    environment = Environment(autoescape=True, loader=FunctionLoader(template), **options)
+    filters = (formatting.score, formatting.count, formatting.duration, formatting.dollars)
+    environment.filters |= {each.__name__: each for each in (*filters, embedded)}
     return environment
 
 
-def _template(name: str) -> str:
-    return resources.files("evert.trainers.reporting").joinpath(name).read_text(encoding="utf-8")
+def _recorded(runs: Sequence[Run], prefix: str) -> list[str]:
+    """What the metrics with a prefix are called after it."""
+    keys = {key for run in runs for row in run.rows for key in row if key.startswith(prefix)}
+    return sorted(key.removeprefix(prefix) for key in keys)

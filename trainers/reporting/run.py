@@ -77,6 +77,13 @@ class Run:
         planned = self.settings.get("steps", self.settings.get("max_steps"))
         return planned if isinstance(planned, int) else None
 
+    @property
+    def progress(self) -> str:
+        """Steps done; of how many, unless a resumed run was given more."""
+        done, planned = len(self.rows), self.planned or 0
+        of = f" of {planned}" if planned >= done else ""
+        return f"{done}{of}" if self.finished else f"{done}{of}, not finished"
+
     @cached_property
     def seconds(self) -> float:
         """Time the steps took."""
@@ -177,14 +184,11 @@ def _no_run(path: Path) -> str:
         return f"{path} is a file, not a run's folder. {wanted}"
     if not path.exists():
         beside = path.parent if path.parent.is_dir() else Path()
-        names = [child.name for child in beside.iterdir() if child.is_dir()]
-        near = difflib.get_close_matches(path.name, names, n=1)
+        near = difflib.get_close_matches(path.name, [p.name for p in beside.iterdir()], n=1)
         hint = f" Did you mean {beside / near[0]}?" if near else ""
         return f"There is no folder {path}.{hint} {wanted}"
-    inside = sorted(child.parent for child in path.glob(f"*/{run_folder.RUN}"))
-    if inside:
-        shown = " ".join(str(child) for child in inside[:6])
-        return f"{path} is no run, but runs are in it. Name those to compare, for example: {shown}"
+    if inside := sorted(str(child.parent) for child in path.glob(f"*/{run_folder.RUN}")):
+        return f"{path} is no run, but runs are in it. Name some: {' '.join(inside[:6])}"
     return f"{path} is no run's folder: it has no readable {run_folder.RUN}. {wanted}"
 
 
@@ -211,15 +215,12 @@ def labels(runs: Sequence[Run]) -> list[str]:
     folders' names, numbered where they repeat.
     """
     keys = differing(runs)
-    told_apart_by = [[], keys] if len(keys) <= 2 else [[]]
-    for shown in told_apart_by:
-        named = [
-            ", ".join([run.name, *(f"{k}={run.settings.get(k)}" for k in shown)]) for run in runs
-        ]
+    for shown in [], keys if len(keys) <= 2 else []:
+        named = [", ".join([r.name, *(f"{k}={r.settings.get(k)}" for k in shown)]) for r in runs]
         if len(set(named)) == len(runs):
             return named
-    folders = [run.path.resolve().name for run in runs]
+    names = [run.path.resolve().name for run in runs]
     return [
-        name if folders.count(name) == 1 else f"{name} ({folders[: number + 1].count(name)})"
-        for number, name in enumerate(folders)
+        name if names.count(name) == 1 else f"{name} ({names[: number + 1].count(name)})"
+        for number, name in enumerate(names)
     ]

@@ -1,4 +1,4 @@
-"""Tokens of a run, and what they cost: ``count_tokens``, ``Prices.cost``.
+"""Tokens of a run, what they cost, and the rollouts that they are read of.
 
 The Cookbook's metrics count the tokens that every model call was given (prefill) and the tokens it
 sampled, in training and in the held-out scores on the way. Tokens trained on are in no metric: a
@@ -9,8 +9,8 @@ in no metric either, and is not counted.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,67 +30,49 @@ class Tokens:
     """Tokens of a whole run."""
 
     prefill: int
-    sampled: int
-    trained: int | None
+    sample: int
+    train: int | None
     """None where the rollouts do not say."""
     is_estimate: bool
-    """Whether ``trained`` is scaled up from some of the steps."""
+    """Whether ``train`` is scaled up from some of the steps."""
 
 
-@dataclass(frozen=True)
-class Prices:
-    """Dollars per million tokens; None: not to be counted."""
+def cost(tokens: Tokens, prices: Mapping[str, float]) -> float | None:
+    """Dollars for all that has a price; None where nothing has, or a count is not known.
 
-    prefill: float | None = None
-    sample: float | None = None
-    train: float | None = None
-
-    @property
-    def given(self) -> dict[str, float]:
-        """The prices there are, by name."""
-        named = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: price for name, price in named.items() if price is not None}
-
-    def cost(self, tokens: Tokens) -> float | None:
-        """Dollars for all that has a price; None where nothing has, or a count is not known."""
-        counts = {"prefill": tokens.prefill, "sample": tokens.sampled, "train": tokens.trained}
-        priced = [(counts[name], price) for name, price in self.given.items()]
-        if not priced or any(count is None for count, _ in priced):
-            return None
-        return sum((count or 0) * price for count, price in priced) / 1e6
+    Args:
+        tokens: Of the run.
+        prices: Dollars per million tokens, by the names of ``Tokens``.
+    """
+    counts = [(asdict(tokens)[name], price) for name, price in prices.items()]
+    if not counts or any(count is None for count, _ in counts):
+        return None
+    return float(sum(count * price for count, price in counts) / 1e6)
 
 
 def count_tokens(run: Run) -> Tokens | None:
     """Count a run's tokens; None where its metrics do not tell."""
     if not any(f"{TRAIN}total_ac_tokens" in row for row in run.rows):
         return None
-    prefill, sampled = (
-        {prefix: run.total(f"{prefix}total_{kind}_tokens") for prefix in (TRAIN, HELD_OUT)}
+    given, sampled = (
+        [run.total(f"{prefix}total_{kind}_tokens") for prefix in (TRAIN, HELD_OUT)]
         for kind in ("ob", "ac")
     )
     files = rollout_files(run.path)
     read = spread(files, MOST_FILES)
-    share = _share_trained_on([files[step] for step in read])
-    trained = None if share is None else round(share * (prefill[TRAIN] + sampled[TRAIN]))
-    return Tokens(
-        prefill=round(sum(prefill.values())),
-        sampled=round(sum(sampled.values())),
-        trained=trained,
-        is_estimate=len(read) < len(run.rows),
-    )
+    share = _share_trained_on(files[step] for step in read)
+    trained = None if share is None else round(share * (given[0] + sampled[0]))
+    return Tokens(round(sum(given)), round(sum(sampled)), trained, len(read) < len(run.rows))
 
 
 def rollout_files(folder: Path) -> dict[int, Path]:
     """The rollouts of each step that has some, in order."""
-    found = {}
-    for path in folder.glob(f"iteration_*/{ROLLOUTS}"):
-        number = path.parent.name.removeprefix("iteration_")
-        if number.isdigit():
-            found[int(number)] = path
-    return dict(sorted(found.items()))
+    paths = {path.parent.name.removeprefix("iteration_"): path
+             for path in folder.glob(f"iteration_*/{ROLLOUTS}")}  # fmt: skip
+    return dict(sorted((int(name), path) for name, path in paths.items() if name.isdigit()))
 
 
-def spread(items: Sequence[int] | Mapping[int, Any], most: int) -> list[int]:
+def spread(items: Iterable[int], most: int) -> Sequence[int]:
     """At most that many of the items, evenly spread, the first and the last among them."""
     listed = list(items)
     if len(listed) <= most:
@@ -110,17 +92,16 @@ def read_rollouts(path: Path) -> Iterator[dict[str, Any]]:
                 yield record
 
 
-def _share_trained_on(files: Sequence[Path]) -> float | None:
+def _share_trained_on(files: Iterable[Path]) -> float | None:
     """Tokens trained on, of all that calls were given and sampled."""
     trained = handled = 0
-    for path in files:
-        for record in read_rollouts(path):
-            ends: dict[object, int] = {}
-            for step in record.get("steps") or ():
-                length = step["ob_len"] + step["ac_len"]
-                handled += length
-                if (lineage := (step.get("logs") or {}).get(LINEAGE)) is None:
-                    return None
-                ends[lineage] = length
-            trained += sum(ends.values())
+    for record in (record for path in files for record in read_rollouts(path)):
+        ends: dict[object, int] = {}
+        for step in record.get("steps") or ():
+            length = step["ob_len"] + step["ac_len"]
+            handled += length
+            if (lineage := (step.get("logs") or {}).get(LINEAGE)) is None:
+                return None
+            ends[lineage] = length
+        trained += sum(ends.values())
     return trained / handled if handled else None

@@ -7,8 +7,8 @@ every turn. ``held_out_episodes`` are the samples from before and after the trai
 All text here is what models, agents and tools wrote. It is cut, never interpreted.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -31,7 +31,7 @@ class Turn:
     """One model call of an episode."""
 
     heading: str
-    texts: tuple[tuple[str, str], ...]
+    texts: list[tuple[str, str]]
     """What was noted or said: name and text."""
 
     @property
@@ -44,11 +44,12 @@ class Turn:
 class Episode:
     """An episode, or as much of it as fits."""
 
-    reward: float
+    reward: float | None
+    """None: it got none."""
     ending: str
     """How long it was, and why it stopped."""
-    turns: tuple[Turn, ...]
-    left_out: int = 0
+    turns: list[Turn]
+    left_out: int
     """Turns left out before the last one."""
 
 
@@ -57,7 +58,7 @@ class Column:
     """Episodes that stand under one heading."""
 
     heading: str
-    episodes: list[Episode] = field(default_factory=list)
+    episodes: list[Episode]
 
 
 def training_episodes(run: Run, most: int) -> list[Column]:
@@ -71,7 +72,7 @@ def training_episodes(run: Run, most: int) -> list[Column]:
     columns = []
     for step in spread(files, STEPS):
         firsts = (r for r in read_rollouts(files[step]) if r.get("traj_idx") == 0)
-        episodes = [_fitted(_rollout(record), most) for record in islice(firsts, EPISODES)]
+        episodes = [_rollout(record, most) for record in islice(firsts, EPISODES)]
         columns.append(Column(f"Step {step}", episodes))
     return columns
 
@@ -85,81 +86,64 @@ def held_out_episodes(run: Run, most: int) -> list[Column]:
     """
     columns = []
     for when in ("before", "after"):
-        samples = [sample[when] for sample in run.samples[:EPISODES] if sample.get(when)]
-        if samples:
-            episodes = [_fitted(_sample(sample), most) for sample in samples]
+        if samples := [sample[when] for sample in run.samples[:EPISODES] if sample.get(when)]:
+            episodes = [_sample(sample, most) for sample in samples]
             columns.append(Column(f"{when.capitalize()} training", episodes))
     return columns
 
 
-def _rollout(record: Mapping[str, Any]) -> Episode:
+def _rollout(record: Mapping[str, Any], most: int) -> Episode:
     """An episode of a rollout file."""
     steps = record.get("steps") or []
-    hidden = {name for name in (CALLER, LINEAGE) if len(_values(steps, name)) < 2}
+    logs: list[dict[str, Any]] = [step.get("logs") or {} for step in steps]
+    hidden = {name for name in (CALLER, LINEAGE) if len({str(log.get(name)) for log in logs}) < 2}
     turns = []
-    for number, step in enumerate(steps, 1):
+    for number, (step, notes) in enumerate(zip(steps, logs, strict=True), 1):
         heading = f"turn {number}: {step['ob_len']:,} tokens in, {step['ac_len']:,} out"
         if step["reward"] and len(steps) > 1:
             heading += f", reward {step['reward']:g}"
-        notes = {k: v for k, v in (step.get("logs") or {}).items() if k not in hidden}
-        turns.append(Turn(heading, tuple((str(k), str(v)) for k, v in notes.items())))
+        turns.append(Turn(heading, [(str(k), str(v)) for k, v in notes.items() if k not in hidden]))
     last = (steps[-1].get("metrics") or {}) if steps else {}
-    return Episode(float(record["total_reward"]), _ending(len(steps), last), tuple(turns))
+    stops = [name.removeprefix(STOP_METRIC_PREFIX) for name in last
+             if name.startswith(STOP_METRIC_PREFIX)]  # fmt: skip
+    drift = [f"drift {last[DRIFT]:.0f}"] if last.get(DRIFT) else []
+    ending = ", ".join([_counted(turns), *stops, *drift])
+    return Episode(float(record["total_reward"]), ending, *_fitted(turns, most))
 
 
-def _values(steps: Sequence[Mapping[str, Any]], name: str) -> set[str]:
-    return {str((step.get("logs") or {}).get(name)) for step in steps}
-
-
-def _ending(turns: int, metrics: Mapping[str, float]) -> str:
-    stops = [
-        name.removeprefix(STOP_METRIC_PREFIX)
-        for name in metrics
-        if name.startswith(STOP_METRIC_PREFIX)
-    ]
-    drifts = int(metrics.get(DRIFT, 0))
-    parts = [f"{turns} turn{'s' * (turns != 1)}", *stops]
-    return ", ".join([*parts, f"drift {drifts}"] if drifts else parts)
-
-
-def _sample(sample: Mapping[str, Any]) -> Episode:
+def _sample(sample: Mapping[str, Any], most: int) -> Episode:
     """A held-out episode of ``samples.jsonl``."""
-    turns = tuple(
-        Turn(f"turn {number}", (("told", str(turn["told"])), ("said", str(turn["said"]))))
-        for number, turn in enumerate(sample["dialogue"], 1)
-    )
-    ending = f"task {shorten(str(sample['target']), 60)}, {_ending(len(turns), {})}"
-    return Episode(float(sample["reward"]), ending, turns)
+    turns = [
+        Turn(f"turn {number}", [("told", str(turn["told"])), ("said", str(turn["said"]))])
+        for number, turn in enumerate(sample.get("dialogue") or (), 1)
+    ]
+    ending = f"task {shorten(str(sample.get('target', '')), 60)}, {_counted(turns)}"
+    return Episode(sample.get("reward"), ending, *_fitted(turns, most))
 
 
-# -- cutting -------------------------------------------------------------------------------------
+def _counted(turns: Sequence[Turn]) -> str:
+    return f"{len(turns)} turn{'s' * (len(turns) != 1)}"
 
 
-def _fitted(episode: Episode, most: int) -> Episode:
-    """The first turns that fit, and the last one."""
-    turns = [_cut(turn, most // 2) for turn in episode.turns]
-    if not turns:
-        return episode
-    room = most - turns[-1].size
-    kept = []
-    for turn in turns[:-1]:
+def _fitted(turns: Sequence[Turn], most: int) -> tuple[list[Turn], int]:
+    """The first turns that fit and the last one, and how many are left out between them."""
+    cut = [_cut(turn, most // 2) for turn in turns]
+    kept, room = cut[-1:], most - sum(turn.size for turn in cut[-1:])
+    for turn in cut[:-1]:
         room -= turn.size
         if room < 0:
             break
-        kept.append(turn)
-    left_out = len(turns) - 1 - len(kept)
-    return Episode(episode.reward, episode.ending, (*kept, turns[-1]), left_out)
+        kept.insert(-1, turn)
+    return kept, len(turns) - len(kept)
 
 
 def _cut(turn: Turn, most: int) -> Turn:
-    return Turn(turn.heading, tuple(_cut_texts(turn.texts, most)))
-
-
-def _cut_texts(texts: Sequence[tuple[str, str]], most: int) -> Iterator[tuple[str, str]]:
-    for number, (name, text) in enumerate(texts):
+    """A turn with the texts that fit."""
+    kept: list[tuple[str, str]] = []
+    for number, (name, text) in enumerate(turn.texts):
         if most <= 0:
-            yield "…", f"{len(texts) - number} more notes are not shown"
-            return
-        name, text = shorten(name, 60), shorten(text, most)
-        most -= len(name) + len(text)
-        yield name, text
+            kept.append(("…", f"{len(turn.texts) - number} more notes are not shown"))
+            break
+        kept.append((shorten(name, 60), shorten(text, most)))
+        most -= sum(map(len, kept[-1]))
+    return Turn(turn.heading, kept)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import chz
 import pytest
 
 from evert.trainers import report
@@ -39,8 +40,8 @@ from evert.trainers.reporting.run import (
     labels,
     read_run,
 )
-from evert.trainers.reporting.sections import METRICS
-from evert.trainers.reporting.tokens import Prices, Tokens, count_tokens, spread
+from evert.trainers.reporting.sections import PANELS
+from evert.trainers.reporting.tokens import Tokens, cost, count_tokens, spread
 from evert.trainers.reporting.transcripts import held_out_episodes, training_episodes
 from evert.trainers.runs.folder import HELD_OUT_REWARD, TRAIN_REWARD
 
@@ -337,7 +338,7 @@ def test_a_conversation_is_trained_on_once_a_lineage(made: MadeUp) -> None:
     forked = episode(turn(100, 10), turn(110, 20, lineage=1))
     made.rollouts(0, linear, forked)
     tokens = count_tokens(read_run(path))
-    assert tokens == Tokens(prefill=400, sampled=80, trained=130 + 110 + 130, is_estimate=False)
+    assert tokens == Tokens(prefill=400, sample=80, train=130 + 110 + 130, is_estimate=False)
 
 
 def test_held_out_tokens_are_given_and_sampled_but_not_trained_on(made: MadeUp) -> None:
@@ -346,7 +347,7 @@ def test_held_out_tokens_are_given_and_sampled_but_not_trained_on(made: MadeUp) 
     path = made.write()
     made.rollouts(0, episode(turn(100, 10)))
     tokens = count_tokens(read_run(path))
-    assert tokens == Tokens(prefill=1400, sampled=180, trained=480, is_estimate=False)
+    assert tokens == Tokens(prefill=1400, sample=180, train=480, is_estimate=False)
 
 
 def test_of_many_steps_some_are_read_and_the_count_is_an_estimate(made: MadeUp) -> None:
@@ -356,7 +357,7 @@ def test_of_many_steps_some_are_read_and_the_count_is_an_estimate(made: MadeUp) 
         made.rollouts(step, episode(turn(45, 5), turn(45, 5)))
     tokens = count_tokens(read_run(path))
     assert tokens is not None
-    assert (tokens.trained, tokens.is_estimate) == (60 * 480 // 2, True)
+    assert (tokens.train, tokens.is_estimate) == (60 * 480 // 2, True)
 
 
 def test_without_rollouts_or_lineages_tokens_trained_on_are_not_known(made: MadeUp) -> None:
@@ -365,17 +366,17 @@ def test_without_rollouts_or_lineages_tokens_trained_on_are_not_known(made: Made
         made.rollouts(0, *records)
         tokens = count_tokens(read_run(path))
         assert tokens is not None
-        assert tokens.trained is None
+        assert tokens.train is None
 
 
 def test_a_cost_needs_a_price_and_a_count() -> None:
-    tokens = Tokens(prefill=2_000_000, sampled=1_000_000, trained=500_000, is_estimate=False)
-    unknown = Tokens(prefill=2_000_000, sampled=1_000_000, trained=None, is_estimate=True)
-    assert Prices().cost(tokens) is None
-    assert Prices(prefill=0.5, sample=2.0, train=4.0).cost(tokens) == 1.0 + 2.0 + 2.0
-    assert Prices(sample=2.0).cost(unknown) == 2.0
-    assert Prices(sample=2.0, train=4.0).cost(unknown) is None
-    assert Prices(sample=0.0).cost(tokens) == 0.0
+    tokens = Tokens(prefill=2_000_000, sample=1_000_000, train=500_000, is_estimate=False)
+    unknown = Tokens(prefill=2_000_000, sample=1_000_000, train=None, is_estimate=True)
+    assert cost(tokens, {}) is None
+    assert cost(tokens, {"prefill": 0.5, "sample": 2.0, "train": 4.0}) == 1.0 + 2.0 + 2.0
+    assert cost(unknown, {"sample": 2.0}) == 2.0
+    assert cost(unknown, {"sample": 2.0, "train": 4.0}) is None
+    assert cost(tokens, {"sample": 0.0}) == 0.0
 
 
 def test_a_spread_has_the_first_and_the_last() -> None:
@@ -396,7 +397,7 @@ def test_training_episodes_are_of_the_first_the_middle_and_the_last_step(made: M
     assert [column.heading for column in columns] == ["Step 0", "Step 2", "Step 4"]
     for column, step in zip(columns, (0, 2, 4), strict=True):
         shown = [each.turns[0].texts for each in column.episodes]
-        assert shown == [(("guess", f"{step}-0"),), (("guess", f"{step}-1"),)]
+        assert shown == [[("guess", f"{step}-0")], [("guess", f"{step}-1")]]
         assert column.episodes[0].ending == "1 turn, completed"
 
 
@@ -406,7 +407,7 @@ def test_who_called_is_shown_only_where_there_are_several(made: MadeUp) -> None:
     two["steps"][-1]["metrics"]["drift"] = 2
     made.rollouts(0, two)
     ((shown,),) = [column.episodes for column in training_episodes(read_run(path), 5000)]
-    assert shown.turns[1].texts == (("caller", "tool"), ("lineage", "1"))
+    assert shown.turns[1].texts == [("caller", "tool"), ("lineage", "1")]
     assert shown.ending == "2 turns, completed, drift 2"
 
 
@@ -434,7 +435,7 @@ def test_long_texts_say_how_much_is_missing(made: MadeUp) -> None:
 def test_held_out_episodes_are_shown_before_and_after(made: MadeUp) -> None:
     before, after = held_out_episodes(read_run(made.write()), 5000)
     assert (before.heading, after.heading) == ("Before training", "After training")
-    assert before.episodes[0].turns[0].texts == (("told", "Say seven."), ("said", "six"))
+    assert before.episodes[0].turns[0].texts == [("told", "Say seven."), ("said", "six")]
     assert (after.episodes[0].reward, after.episodes[0].ending) == (1.0, "task 7, 1 turn")
     (only,) = held_out_episodes(read_run(MadeUp(made.path / "b").write(finished=False)), 5000)
     assert only.heading == "Before training"
@@ -446,7 +447,7 @@ def test_rollout_files_with_broken_lines_are_read_around_them(made: MadeUp) -> N
     file = path / "iteration_000000" / ROLLOUTS
     file.write_text('{"cut of\n' + file.read_text())
     ((shown,),) = [column.episodes for column in training_episodes(read_run(path), 5000)]
-    assert shown.turns[0].texts == (("guess", "kept"),)
+    assert shown.turns[0].texts == [("guess", "kept")]
 
 
 # -- the page ------------------------------------------------------------------------------------
@@ -486,7 +487,7 @@ def write_hostile(made: MadeUp) -> Path:
     note: dict[str, Any] = {HOSTILE: HOSTILE}
     made.rows = [row(step, **{f"env/all/drift/{HOSTILE}": 1.0}) for step in range(3)]
     path = made.write(name=HOSTILE, agent=HOSTILE, **note)
-    made.rollouts(0, episode(turn(9, 1, **note, nul="\x00\x1b", half="\ud83d")))
+    made.rollouts(0, episode(turn(9, 1, **note, nul="\x00\x1b[31m\x9b1m", half="\ud83d")))
     both = {"task": HOSTILE, "before": sample(HOSTILE), "after": sample(HOSTILE)}
     write_lines(path / "samples.jsonl", [both])
     return path
@@ -499,7 +500,7 @@ def test_hostile_text_is_text(made: MadeUp) -> None:
     assert not [name for name, _ in page.attributes() if name.startswith("on")]
     assert page.text.count(HOSTILE) >= 5
     assert "{{ 7 * 7 }}" in page.text
-    assert "\x00" not in page.text
+    assert not {"\x00", "\x1b", "\x9b"} & set(page.text)  # no escape sequences of a terminal's
 
 
 def test_the_page_names_nothing_outside_itself(made: MadeUp) -> None:
@@ -621,9 +622,9 @@ def test_large_runs_make_small_pages(tmp_path: Path) -> None:
 
 def read_keys() -> list[str]:
     """The metrics of all figures, as the Cookbook names them."""
-    panels = [panel for group in METRICS.values() for panel in group]
+    keys = {key for group in PANELS.values() for _, _, key in group.values()}
     ours = {SUCCESS: "env/all/success", HELD_OUT_SUCCESS: "test/env/all/success"}
-    return [ours.get(panel.key, panel.key) for panel in panels if panel.key != EPISODE_TOKENS]
+    return [ours.get(key, key) for key in sorted(keys - {EPISODE_TOKENS})]
 
 
 # -- the command ---------------------------------------------------------------------------------
@@ -642,9 +643,9 @@ def test_the_command_says_where_the_page_is(
 
 def test_a_run_named_twice_is_one_run(made: MadeUp) -> None:
     made.write()
-    options = report.parse([str(made.path), f"{made.path}/../run", "smooth=0"])
-    assert len(options.runs) == 1
-    assert options.smooth == 0.0
+    paths, settings = report.parse([str(made.path), f"{made.path}/../run", "smooth=0"])
+    assert len(paths) == 1
+    assert settings.smooth == 0.0
 
 
 def test_help_shows_the_options_as_the_command_is_called(
@@ -653,7 +654,7 @@ def test_help_shows_the_options_as_the_command_is_called(
     assert report.main(["--help"], program=("evert", "report")) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("Usage: evert report RUN [RUN ...] [key=value ...]")
-    assert all(f"{key}=" in shown for key in report.KEYS)
+    assert all(f"{key}=" in shown for key in chz.chz_fields(report.ReportSettings))
     assert report.main([]) == 1
 
 
@@ -661,11 +662,12 @@ def test_help_shows_the_options_as_the_command_is_called(
     ("arguments", "message"),
     [
         (["nowhere"], "There is no folder nowhere."),
-        (["smoth=1"], "Did you mean smooth=?"),
+        (["smoth=1"], "Did you mean 'smooth'?"),
         (["out=x"], "No run to report."),
-        (["run", "smooth=1"], "smooth must be a number from 0 and below 1, got '1'."),
-        (["run", "sample_price=cheap"], "sample_price must be a number from 0, got 'cheap'."),
-        (["run", "train_price=-1"], "train_price must be a number from 0, got '-1'."),
+        (["run", "smooth=1"], "smooth must be a number from 0 and below 1, got 1."),
+        (["run", "smooth=nan"], "smooth takes a finite number, got nan."),
+        (["run", "sample_price=cheap"], "sample_price takes a number or None, got 'cheap'."),
+        (["run", "train_price=-1"], "train_price must be a number from 0, got -1."),
         ([f"run{n}" for n in range(20)], f"Got 20 runs; a figure can tell {MOST_LINES} apart."),
         (["run", "out=run/run.json"], "The report cannot be written to run/run.json: "),
     ],

@@ -1,17 +1,16 @@
 """The look of every figure: colours, sizes, names at the ends of lines, and the file.
 
 Colours are those of Okabe and Ito, which people who do not see all colours can tell apart; from
-the seventh line on, the dashes differ, too. The page of a report has the same colours
-(``report.css.j2``); in the dark it inverts a figure, whose paper is always white.
+the seventh line on, the dashes differ, too. The page of a report has the same colours; in the dark
+it inverts a figure, whose paper is always white.
 
-Matplotlib is used here and in this folder only, by its ``Figure``: ``pyplot`` would look for a
-window system and keep every figure.
+Matplotlib is used in this folder only, by its ``Figure``: ``pyplot`` would look for a window system
+and keep every figure.
 """
 
 import io
 import warnings
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
 
 Axes: TypeAlias = Any
 """Matplotlib's; its methods take most of their arguments untyped."""
+End: TypeAlias = tuple[str, float, float, str]
+"""The end of a line: the line's name, where it is, and its colour."""
 
 PAPER, INK, SOFT, GRID = "#ffffff", "#1d2329", "#56616c", "#e4e8ec"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -30,24 +31,17 @@ FEW_LINES = 6
 """Up to that many, names of lines may take two rows."""
 TITLE, SMALL = 11, 8.5
 """Sizes of letters, in points."""
-DPI = 200
+UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0))
 PNG_COLOURS = 64
 
 
 def new_figure(width: float, height: float, columns: int = 1) -> tuple["Figure", list[Axes]]:
-    """An empty figure, and its panels.
-
-    Args:
-        width: In inches.
-        height: In inches.
-        columns: Panels side by side.
-    """
+    """An empty figure of so many inches, and its panels side by side."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor=PAPER)
+    figure = Figure(figsize=(width, height), dpi=200, layout="constrained", facecolor=PAPER)
     panels = list(figure.subplots(1, columns, squeeze=False)[0])
     for axes in panels:
-        axes.set_facecolor(PAPER)
         axes.grid(color=GRID, linewidth=0.8)
         axes.set_axisbelow(True)
         axes.spines[["top", "right", "left"]].set_visible(False)
@@ -61,50 +55,44 @@ def new_figure(width: float, height: float, columns: int = 1) -> tuple["Figure",
 
 def head(axes: Axes, title: str, about: str) -> None:
     """A title, and below it what is measured, in which unit."""
-    axes.set_title(
-        plain(title, 90), loc="left", fontsize=TITLE, fontweight="bold", color=INK, pad=20
-    )
+    axes.set_title(plain(title, 90), loc="left", fontsize=TITLE, weight="bold", color=INK, pad=20)
     axes.annotate(plain(about, 110), (0, 1), xytext=(0, 7), xycoords="axes fraction",
                   textcoords="offset points", fontsize=SMALL, color=SOFT)  # fmt: skip
 
 
-def name_ends(axes: Axes, lines: Sequence[tuple[str, float, float, str]]) -> None:
-    """Name lines at their right ends, beside the panel.
-
-    Args:
-        axes: The panel; all that is drawn must be there, since that gives its scale.
-        lines: Of each its name, where it ends, and its colour.
-    """
+def name_ends(axes: Axes, ends: Sequence[End]) -> None:
+    """Name lines beside the panel; all that is drawn must be there, since that gives its scale."""
     axes.autoscale_view()
     height = axes.get_figure().get_size_inches()[1] - 0.9  # what titles and labels leave
-    ends = [float(axes.transLimits.transform((x, y))[1]) for _, x, y, _ in lines]
-    broken = [name.replace(", ", ",\n") if len(lines) <= FEW_LINES else name for name, *_ in lines]
-    rows = max((name.count("\n") + 1 for name in broken), default=1)
-    places = apart(ends, rows * SMALL * 1.25 / 72 / height)
-    for name, (_, x, y, colour), place in zip(broken, lines, places, strict=True):
-        axes.annotate(
-            "\n".join(plain(row, 24) for row in name.split("\n")), (x, y), xytext=(1.05, place),
-            textcoords="axes fraction", va="center", fontsize=SMALL, color=INK,
-            annotation_clip=False, arrowprops={"arrowstyle": "-", "color": colour, "lw": 1.2,
-            "alpha": 0.7, "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 2},
-        )  # fmt: skip
+    names = [name.replace(", ", ",\n") if len(ends) <= FEW_LINES else name for name, *_ in ends]
+    rows = max((name.count("\n") + 1 for name in names), default=1)
+    at = [float(axes.transLimits.transform((x, y))[1]) for _, x, y, _ in ends]
+    places = apart(at, rows * SMALL * 1.25 / 72 / height)
+    for name, (_, x, y, colour), place in zip(names, ends, places, strict=True):
+        if name:
+            line = {"arrowstyle": "-", "color": colour, "lw": 1.2, "alpha": 0.7}
+            axes.annotate(
+                "\n".join(plain(row, 24) for row in name.split("\n")), (x, y), (1.05, place),
+                textcoords="axes fraction", va="center", fontsize=SMALL, color=INK,
+                annotation_clip=False,
+                arrowprops={**line, "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 2},
+            )  # fmt: skip
 
 
 def apart(places: Sequence[float], least: float) -> list[float]:
     """Places moved as little as it takes to be so far apart, between 0 and 1 if they fit."""
+    moved, low, high = sorted(places), -1.0, 1.0
+    for number, place in enumerate(moved):
+        low = moved[number] = max(place, low + least)
+    for number, place in reversed(list(enumerate(moved))):
+        moved[number] = min(place, high)
+        high = moved[number] - least
     order = sorted(range(len(places)), key=places.__getitem__)
-    moved = [places[index] for index in order]
-    for number in range(1, len(moved)):
-        moved[number] = max(moved[number], moved[number - 1] + least)
-    top = 1.0
-    for number in reversed(range(len(moved))):
-        moved[number] = min(moved[number], top)
-        top = moved[number] - least
     return [place for _, place in sorted(zip(order, moved, strict=True))]
 
 
 def plain(text: str, most: int) -> str:
-    """A text that Matplotlib takes for one: no formula, none to leave out; cut in its middle."""
+    """A text that Matplotlib takes for no formula, cut in its middle."""
     if len(text) > most:
         half = (most - 1) // 2
         text = f"{text[: most - 1 - half]}…{text[-half:]}"
@@ -113,9 +101,9 @@ def plain(text: str, most: int) -> str:
 
 def short_names(names: Sequence[str]) -> list[str]:
     """Names without the parts that all have; empty where there is one, which needs none."""
+    if len(names) < 2:
+        return [""] * len(names)
     parts = [name.split(", ") for name in names]
-    if len(parts) < 2:
-        return [""] * len(parts)
     shared = set.intersection(*map(set, parts))
     own = [", ".join(part for part in each if part not in shared) for each in parts]
     return [short or name for short, name in zip(own, names, strict=True)]
@@ -123,11 +111,7 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 def clock_unit(seconds: float) -> tuple[str, float]:
     """The unit that suits a length of time, and its seconds."""
-    units = (("seconds", 1.0), ("minutes", 60.0), ("hours", 3600.0), ("days", 86400.0))
-    for (name, size), (_, next_size) in pairwise(units):
-        if seconds < 2 * next_size:
-            return name, size
-    return units[-1]
+    return next((unit for unit in UNITS if seconds >= 2 * unit[1]), ("seconds", 1.0))
 
 
 def save(figure: "Figure", path: Path) -> None:
@@ -138,10 +122,8 @@ def save(figure: "Figure", path: Path) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # a run's name in a script without font
         figure.savefig(drawn, format="png")
-    with Image.open(drawn) as image:
-        image.convert("RGB").quantize(PNG_COLOURS, dither=Image.Dither.NONE).save(
-            small, format="png", optimize=True
-        )
+    few = Image.open(drawn).convert("RGB").quantize(PNG_COLOURS, dither=Image.Dither.NONE)
+    few.save(small, format="png", optimize=True)
     write(path, small.getvalue())
 
 

@@ -10,23 +10,10 @@ from dataclasses import dataclass
 from math import ceil, floor, log10
 from typing import TYPE_CHECKING, Any
 
-from evert.trainers.reporting.figures.style import (
-    INK,
-    PAPER,
-    SMALL,
-    Axes,
-    head,
-    new_figure,
-    plain,
-)
+from evert.trainers.reporting.figures.style import INK, PAPER, SMALL, Axes, head, new_figure, plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-TICKS = 5
-"""Most labels on a linear axis, about."""
-ROOM = 0.06
-"""Of an axis, between two labels."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +40,14 @@ class Scale:
         from matplotlib.ticker import MaxNLocator
 
         if self.choices:
-            return [(self.place(value), show(value)) for value in self.choices]
+            return [(self.place(value), _show(value)) for value in self.choices]
         if self.log:
             powers = range(ceil(log10(self.low)), floor(log10(self.high)) + 1)
             between = [10.0**power for power in powers]
         else:
-            between = MaxNLocator(TICKS).tick_values(self.low, self.high).tolist()
-        apart = [value for value in between if ROOM <= self.place(value) <= 1 - ROOM]
-        return [(self.place(value), show(value)) for value in (self.low, *apart, self.high)]
+            between = MaxNLocator(5).tick_values(self.low, self.high).tolist()
+        apart = [value for value in between if 0.06 <= self.place(value) <= 0.94]
+        return [(self.place(value), _show(value)) for value in (self.low, *apart, self.high)]
 
 
 def draw_sweep(
@@ -86,9 +73,9 @@ def draw_sweep(
     figure, (axes,) = new_figure(2.0 + 1.9 * len(columns), 4.2)
     for number, (values, score) in enumerate(done, 1):
         places = [*(scale.place(values[scale.title]) for scale in scales), last.place(score)]
-        best = number == len(done)
-        axes.plot(range(len(columns)), places, lw=3.5 if best else 1.3, alpha=1 if best else 0.8,
-                  color=colormaps["viridis_r"](0.1 + 0.9 * last.place(score)))  # fmt: skip
+        look = {"lw": 3.5} if number == len(done) else {"lw": 1.3, "alpha": 0.8}
+        colour = colormaps["viridis_r"](0.1 + 0.9 * last.place(score))
+        axes.plot(range(len(columns)), places, color=colour, **look)
     _rule(axes, columns)
     head(axes, title, f"{len(done)} runs, a line each; the bold one reached most")
     return figure
@@ -112,6 +99,6 @@ def _rule(axes: Axes, scales: Sequence[Scale]) -> None:
     axes.spines["bottom"].set_visible(False)
 
 
-def show(value: Any) -> str:
+def _show(value: Any) -> str:
     """A value for people: four digits are enough."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
