@@ -483,3 +483,29 @@ async def test_failures_arrive_from_inside_of_a_running_loop() -> None:
 def test_what_is_no_agent_of_the_client_alone_is_refused(agent: Any) -> None:
     with pytest.raises(InvalidAgentError):
         check_env(agent)
+
+
+class Forgetful(Qwen3InstructRenderer):
+    """Claims the extension property, and shows an earlier user message otherwise all the same."""
+
+    def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
+        if message["role"] == "user" and not ctx.is_last:
+            message = {**message, "content": "[old]"}
+        return super().render_message(message, ctx)
+
+
+def test_rule_3_a_renderer_that_rewrites_history_though_it_says_it_does_not() -> None:
+    async def one_conversation(client: AgentClient) -> float:
+        messages: list[Any] = [{"role": "user", "content": "one"}]
+        for question in ("two", "three"):
+            completion = await client.chat.completions.create(messages=messages)
+            messages.append(completion.choices[0].message)
+            messages.append({"role": "user", "content": question})
+        await client.chat.completions.create(messages=messages)
+        return 1.0
+
+    message = broken(
+        ChatAgentEnv(one_conversation, renderer=Forgetful(default_renderer().tokenizer))
+    )
+    assert message.startswith("Rule 3: ")
+    assert "Forgetful shows a message otherwise once others follow" in message

@@ -5,9 +5,9 @@ import io
 from typing import Any
 
 from rich.console import Console
-from tinker_cookbook.rl.rollouts import do_single_rollout
+from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 
-from evert import AgentClient, ChatAgentEnv, ScriptedPolicy, explain
+from evert import AgentClient, ChatAgentEnv, ChatAgentGroupBuilder, ScriptedPolicy, explain
 
 
 async def shown(agent: Any, replies: list[str], **options: Any) -> str:
@@ -109,3 +109,21 @@ async def test_an_episode_without_a_turn_is_explained_too() -> None:
     explain(Trajectory([], tinker.ModelInput.empty()), console=Console(file=out))
 
     assert out.getvalue() == "0 turns, reward 0\n"
+
+
+async def test_the_end_is_said_where_the_turns_are_in_lineage_order() -> None:
+    async def agent(client: AgentClient) -> float:
+        main: list[Any] = [{"role": "user", "content": "main"}]
+        sub: list[Any] = [{"role": "user", "content": "sub"}]
+        for messages in (main, sub, main):
+            completion = await client.chat.completions.create(messages=messages)
+            messages.append({"role": "assistant", "content": completion.choices[0].message.content})
+            messages.append({"role": "user", "content": "more"})
+        return 1.0
+
+    builder = ChatAgentGroupBuilder(agent)
+    group = await do_group_rollout(builder, ScriptedPolicy(lambda prompt: "x"))
+    out = io.StringIO()
+    explain(group.trajectories_G[0], console=Console(file=out, width=200, highlight=False))
+
+    assert "3 turns, reward 1, completed; 2 data" in out.getvalue()

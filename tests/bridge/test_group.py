@@ -25,6 +25,7 @@ import tinker
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError
 from tinker_cookbook.rl.data_processing import trajectory_to_data
+from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollout_strategy import FailFast, MinViableGroup, RetryOnFailure
 from tinker_cookbook.rl.rollouts import (
     do_group_rollout,
@@ -645,3 +646,33 @@ async def test_a_group_below_the_minimum_is_dropped_and_closed() -> None:
         await do_group_rollout(builder, YES(), MinViableGroup(min_successful=3, max_retries=1))
 
     assert not any(env.is_running for env in made)
+
+
+# -- what the runner ends --------------------------------------------------------------------------
+
+
+async def rewrites_its_history(client: AgentClient) -> float:
+    """Goes on for ever, with a history that it changes each time."""
+    messages: list[Any] = [{"role": "user", "content": "Hi"}]
+    while True:
+        completion = await client.chat.completions.create(messages=messages)
+        said = {"role": "assistant", "content": f"{completion.choices[0].message.content}!"}
+        messages = [messages[0], said, {"role": "user", "content": "and?"}]
+
+
+async def test_an_episode_that_the_runner_ends_reports_its_drift_too() -> None:
+    builder = ChatAgentGroupBuilder(
+        rewrites_its_history, group_size=2, limits=RolloutLimits(max_sampled_tokens=12)
+    )
+    group = await do_group_rollout(builder, ScriptedPolicy(lambda prompt: "x y"))
+
+    assert {t.stop_reason for t in group.trajectories_G} == {"max_sampled_tokens"}
+    for metrics in group.metrics_G:
+        assert metrics["lineages"] > 1
+        assert metrics["drift"] > 0
+
+
+async def test_an_episode_that_ended_itself_is_reported_once() -> None:
+    group = await do_group_rollout(ChatAgentGroupBuilder(two_sub_agents), YES())
+
+    assert group.metrics_G == [{}]

@@ -546,3 +546,64 @@ def test_a_completer_of_the_users_own_is_a_model() -> None:
             raise NotImplementedError
 
     ChatAgentEnv(agent_of_none, models={"own": Own()})
+
+
+# -- 5. clocks, ends and ids -----------------------------------------------------------------------
+
+
+class Slow(MessageCompleter):
+    """Takes its time."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    async def __call__(self, messages: list[Message]) -> Message:
+        await asyncio.sleep(self._seconds)
+        return {"role": "assistant", "content": "At last."}
+
+
+async def test_a_judges_time_is_not_the_agents() -> None:
+    async def agent(client: AgentClient) -> float:
+        for _ in range(4):
+            await ask(client, "judge")
+        await ask(client, "policy")
+        return 1.0
+
+    trajectory = await play(agent, models={"judge": Slow(0.2)}, agent_timeout=0.4)
+    assert trajectory.transitions[-1].reward == 1.0
+
+
+async def test_a_straggler_that_waits_for_a_judge_is_told_that_the_episode_is_over() -> None:
+    told: list[str] = []
+    stragglers: list[asyncio.Task[None]] = []
+
+    async def agent(client: AgentClient) -> float:
+        async def straggle() -> None:
+            try:
+                await ask(client, "judge")
+            except Exception as error:
+                told.append(type(error).__name__)
+
+        stragglers.append(asyncio.create_task(straggle()))
+        await ask(client, "policy")
+        return 1.0
+
+    await play(agent, models={"judge": Slow(60)})
+    await asyncio.gather(*stragglers)
+    assert told == ["EpisodeEndedError"]
+
+
+async def test_tool_calls_of_a_frozen_model_have_ids_of_their_own() -> None:
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    ids: list[str] = []
+
+    async def agent(client: AgentClient) -> float:
+        for _ in range(3):
+            completion = await ask(client, "helper", tools=tools)
+            ids.append(completion.choices[0].message.tool_calls[0].id)
+        await ask(client, "policy")
+        return 1.0
+
+    await play(agent, models={"helper": ScriptedPolicy(lambda prompt: call)})
+    assert len(set(ids)) == 3

@@ -10,6 +10,7 @@
 """
 
 import asyncio
+import gc
 import logging
 from collections.abc import AsyncIterator
 from typing import Any
@@ -22,9 +23,10 @@ import pytest
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import InitialObservationOverflow, Trajectory
 
-from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
+from evert import AgentClient, ChatAgentEnv, EpisodeEndedError, ScriptedPolicy
 from evert.bridge.faces import server
 from evert.bridge.rendering import prompt_renderer
+from evert.bridge.seats import seat_envs
 
 SERVED = "any-name"
 """Not the policy's, whose calls take-over would answer before they came to a socket."""
@@ -436,3 +438,77 @@ async def test_an_address_is_the_same_however_often_it_is_asked_for() -> None:
         return 1.0
 
     await ChatAgentEnv(agent).initial_observation()
+
+
+async def test_an_address_asked_for_while_the_last_one_is_let_go_works() -> None:
+    """The server that is stopping is nobody's any more; the next rollout gets one of its own."""
+
+    async def first(client: AgentClient) -> float:
+        assert client.base_url
+        await client.chat.completions.create(messages=QUESTION)
+        return 1.0
+
+    for delay in range(8):
+
+        async def second(client: AgentClient, delay: int = delay) -> float:
+            await client.chat.completions.create(messages=QUESTION)
+            for _ in range(delay):
+                await asyncio.sleep(0)
+            async with aiohttp.ClientSession() as http:
+                url = f"{client.base_url}/models"
+                async with http.get(url, headers=headers(client)) as response:
+                    return float(response.status == 200)
+
+        envs = [ChatAgentEnv(first), ChatAgentEnv(second)]
+        for env in envs:
+            await env.initial_observation()
+        await asyncio.sleep(0)
+        results = await asyncio.gather(*(step(env, "x") for env in envs))
+        assert [result.reward for result in results] == [1.0, 1.0]
+
+
+async def test_an_address_after_the_end_is_refused() -> None:
+    clients: list[AgentClient] = []
+
+    async def agent(client: AgentClient) -> float:
+        clients.append(client)
+        return 1.0
+
+    await ChatAgentEnv(agent).initial_observation()
+    with pytest.raises(EpisodeEndedError):
+        clients[0].serve()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+async def test_a_server_ends_with_its_loop_when_an_env_is_left_unclosed() -> None:
+    def trainer_that_crashes() -> None:
+        async def agent(client: AgentClient) -> float:
+            assert client.base_url
+            await client.chat.completions.create(messages=QUESTION)
+            return 1.0
+
+        asyncio.run(ChatAgentEnv(agent).initial_observation())  # type: ignore[arg-type]
+
+    await asyncio.to_thread(trainer_that_crashes)
+    gc.collect()
+    listening = [c for c in psutil.Process().net_connections() if c.status == "LISTEN"]
+    assert not listening
+
+
+async def test_a_seats_client_taken_twice_goes_on_with_the_same_responses() -> None:
+    async def agent(client: AgentClient) -> float:
+        first = await client.seat("p").openai.responses.create(model="evert/p", input="Hi")
+        second = await client.seat("p").openai.responses.create(
+            model="evert/p", input="more", previous_response_id=first.id
+        )
+        ids = {first.id, second.id}
+        for name in ("p", "q", "p"):
+            completion = await client.seat(name).chat.completions.create(messages=QUESTION)
+            ids.add(completion.id)
+        assert len(ids) == 5
+        return 1.0
+
+    envs = seat_envs(agent, ("p", "q"))
+    policy = ScriptedPolicy(lambda prompt: "x")
+    first, _ = await asyncio.gather(*(do_single_rollout(policy, env) for env in envs))
+    assert first.transitions[-1].reward == 1.0

@@ -26,8 +26,9 @@ from aiohttp import web
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
-from evert import ChatAgentEnv, EpisodeEndedError, ScriptedPolicy
+from evert import ChatAgentEnv, EpisodeEndedError, RemoteModel, ScriptedPolicy
 from evert.bridge.faces import takeover
+from evert.bridge.requests import ChatRequest
 
 MODEL = "policy"
 
@@ -622,3 +623,22 @@ async def test_closing_the_env_tells_whoever_waits() -> None:
 
     assert [error.code for error in told] == ["rollout_over"]
     assert not env.is_running
+
+
+async def test_evert_s_own_calls_to_a_model_of_the_policys_name_are_never_taken_over(
+    elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the policy would be asked to answer, and be shown what only the answerer may know."""
+    monkeypatch.setenv("SOME_KEY", "x")
+    answerer = RemoteModel(MODEL, base_url=elsewhere.url, api_key_env="SOME_KEY")
+
+    async def agent() -> float:
+        reply = await answerer(ChatRequest(MODEL, messages("The secret is 7.")))
+        assert reply.text == "From elsewhere."
+        return float(await async_openai("Here?") == "Here?")
+
+    trajectory = await play(agent)
+
+    assert reward(trajectory) == 1.0
+    assert len(trajectory.transitions) == 1
+    assert [body["messages"] for _, _, body in elsewhere.asked] == [messages("The secret is 7.")]
