@@ -53,12 +53,14 @@ bench: .venv/developing
 	$(BIN)/python benchmarks/faces.py
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/learning.py
+	$(BIN)/python benchmarks/intervals.py
 
 smoke: .venv/developing
 	$(BIN)/python benchmarks/overhead.py --quick --turns 10
 	$(BIN)/python benchmarks/concurrency.py --quick
 	$(BIN)/python benchmarks/faces.py --quick
 	$(BIN)/python benchmarks/engine.py --quick
+	$(BIN)/python benchmarks/intervals.py --quick
 
 .venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "evert needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + ". Name another: make PYTHON=python3.12")'
