@@ -15,7 +15,7 @@ table: each episode is drawn from a seed of its own. The parts are in ``evaluati
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -89,10 +89,12 @@ def _run(program: Sequence[str], arguments: Sequence[str]) -> None:
 
     settings = read(arguments)
     contestants = [find(name, settings) for name in settings.models]
-    check(settings, contestants)
+    for contestant in contestants:
+        contestant.check()
+    tasks = settings.tasks()
     folder = open_folder(settings)
     try:
-        evaluate(settings, contestants, folder, Console(highlight=False))
+        evaluate(settings, contestants, tasks, folder, Console(highlight=False))
     except (EvertError, KeyboardInterrupt) as stopped:
         said = "Interrupted. " if isinstance(stopped, KeyboardInterrupt) else ""
         again = shlex.join([*program, f"out={folder}"])
@@ -113,25 +115,13 @@ def read(arguments: Sequence[str]) -> EvaluateSettings:
 
 
 def _recorded(folder: Path) -> dict[str, Any]:
-    found = run_folder.read_json(folder.expanduser() / EVALUATION) or {}
+    """The settings of the evaluation in a folder; empty where there is none."""
+    found = (run_folder.read_json(folder.expanduser() / EVALUATION) or {}).get("settings")
     return {
         key: tuple(value) if isinstance(value, list) else value
-        for key, value in (found.get("settings") or {}).items()
+        for key, value in (found.items() if isinstance(found, dict) else ())
         if key in chz.chz_fields(EvaluateSettings)
     }
-
-
-def check(settings: EvaluateSettings, contestants: Sequence["Contestant"]) -> None:
-    """Find what would stop an evaluation before there is one: a path that leads nowhere, mostly.
-
-    Raises:
-        EvertError: The tasks or an agent cannot be found.
-    """
-    from evert.bridge.group import load_agent
-
-    settings.tasks()
-    for contestant in contestants:
-        load_agent(contestant.agent)
 
 
 def open_folder(settings: EvaluateSettings) -> Path:
@@ -150,12 +140,15 @@ def open_folder(settings: EvaluateSettings) -> Path:
     if strange:
         raise RunFolderError(f"{path} is not empty, and no evaluation. Choose another out=.")
     now, before = chz.asdict(settings), _recorded(path)
-    changed = [key for key in before if key not in MAY_CHANGE and before[key] != now[key]]
+    changed = [
+        f"\n  {key}: {before[key]!r} -> {now[key]!r}"
+        for key in before
+        if key not in MAY_CHANGE and before[key] != now[key]
+    ]
     if changed:
         raise RunFolderError(
-            f"{path} holds an evaluation with other settings:\n  "
-            + "\n  ".join(f"{key}: {before[key]!r} -> {now[key]!r}" for key in changed)
-            + "\nTo go on with it leave these out; else choose another out=."
+            f"{path} holds an evaluation with other settings:{''.join(changed)}\nTo go on with it "
+            "leave these out; else choose another out=."
         )
     return path
 
@@ -164,13 +157,18 @@ def open_folder(settings: EvaluateSettings) -> Path:
 
 
 def evaluate(
-    settings: EvaluateSettings, contestants: Sequence["Contestant"], path: Path, console: Console
+    settings: EvaluateSettings,
+    contestants: Sequence["Contestant"],
+    tasks: Mapping[str, Sequence[Any]],
+    path: Path,
+    console: Console,
 ) -> list["Score"]:
     """Play what is not on record, and show how it went.
 
     Args:
-        settings: What to evaluate.
+        settings: Of the evaluation.
         contestants: Who plays, one after the other.
+        tasks: What is played, by split.
         path: The evaluation's folder.
         console: Where to show it.
 
@@ -183,7 +181,6 @@ def evaluate(
     """
     from evert.trainers.evaluation.episodes import Episode, EpisodeLog, planned
 
-    tasks = settings.tasks()
     seeds = range(settings.seed, settings.seed + settings.seeds)
     folder, played = RunFolder(path, resumed=True), list[Episode]()
     with run_folder.alone_in(path, "evaluating", "out"):

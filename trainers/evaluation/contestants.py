@@ -71,6 +71,14 @@ class Contestant:
         text = json.dumps([self.agent, *self.plays_by()])
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
+    def check(self) -> None:
+        """Find what would stop it before it plays: a path that leads nowhere, mostly.
+
+        Raises:
+            EvertError: There is no such agent.
+        """
+        load_agent(self.agent)
+
     def plays_by(self) -> list[Any]:
         """What decides what it says, beside the agent; a player's agent is all there is."""
         return []
@@ -124,7 +132,7 @@ class Weights(Contestant):
 
     def plays_by(self) -> list[Any]:
         """See ``Contestant``."""
-        weights = _digest_of_files(self._folder()) or [*self.weights.values()]
+        weights = _digests_of_files(self._folder()) or [*self.weights.values()]
         return [weights, renderer_of(self.run), self.max_tokens]
 
     def _folder(self) -> Path:
@@ -160,16 +168,13 @@ class Weights(Contestant):
             yield Player(lambda seed: agent, policy, options)
 
 
-def _digest_of_files(folder: Path) -> str:
-    """Digest of a model's files; "" where there are none."""
-    files = {path for pattern in WEIGHTS for path in folder.glob(pattern)}
-    found = [f"{path.name} {_digest_of_file(path)}\n" for path in sorted(files)]
-    return hashlib.blake2b("".join(found).encode()).hexdigest() if found else ""
-
-
-def _digest_of_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "blake2b").hexdigest()
+def _digests_of_files(folder: Path) -> list[str]:
+    """Names and digests of a model's files; none where there are none."""
+    found = []
+    for path in sorted({path for pattern in WEIGHTS for path in folder.glob(pattern)}):
+        with path.open("rb") as file:
+            found += [path.name, hashlib.file_digest(file, "blake2b").hexdigest()]
+    return found
 
 
 # -- from names ----------------------------------------------------------------------------------
@@ -206,14 +211,9 @@ def find(name: str, settings: EvaluateSettings) -> Contestant:
 def _check_name(name: str, settings: EvaluateSettings) -> None:
     """Refuse a name that cannot be a model's of the Hub or of a service."""
     path = Path(name.partition("@")[0]).expanduser()
-    beside = path.parent if "/" in name and path.parent.is_dir() else None
-    if "/" not in name:
-        near = difflib.get_close_matches(name, [*settings.players, *BASES], n=1, cutoff=0.7)
-    elif beside:
-        names = [child.name for child in beside.iterdir() if child.is_dir()]
-        near = [f"{beside / n}" for n in difflib.get_close_matches(path.name, names, n=1)]
-    else:
-        near = []
+    beside = "/" in name and path.parent.is_dir()
+    there = [*map(str, path.parent.iterdir())] if beside else [*settings.players, *BASES]
+    near = difflib.get_close_matches(str(path), there, n=1, cutoff=0.7)
     if near or beside or name.count("/") > 1 or name.startswith((".", "~", "/", "runs/")):
         hint = f" Did you mean {near[0]}?" if near else ""
         raise ContestantError(

@@ -86,13 +86,9 @@ class Episode:
         text = f"{self.split}/{self.task}/{self.seed}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest()) >> 1
 
-    def as_json(self) -> dict[str, Any]:
-        """For a file."""
-        return asdict(self)
-
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> "Episode":
-        """The episode that ``as_json`` wrote.
+        """The episode that was written down, its fields by name.
 
         Raises:
             EpisodeError: It is none of this version's.
@@ -127,7 +123,7 @@ class EpisodeLog:
     def add(self, episode: Episode) -> None:
         """Write one down."""
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(episode.as_json()) + "\n")
+            file.write(json.dumps(asdict(episode)) + "\n")
         self.by_key[episode.key] = episode
 
 

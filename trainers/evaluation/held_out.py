@@ -6,7 +6,7 @@ the sampler has full batches. The dialogues of the first greedy episodes are kep
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from evert.bridge.dataset import AgentDataset
@@ -38,20 +38,14 @@ class Evaluation:
     Attributes:
         scores: By the names in ``TEMPERATURES``.
         samples: The first greedy episodes, with their dialogues.
-        seconds: That it took.
     """
 
     scores: dict[str, Score]
     samples: list[Episode]
-    seconds: float
 
     def as_json(self) -> dict[str, Any]:
         """For a file."""
-        return {
-            "scores": {name: score.as_json() for name, score in self.scores.items()},
-            "samples": [sample.as_json() for sample in self.samples],
-            "seconds": self.seconds,
-        }
+        return asdict(self)
 
 
 def read_evaluation(record: Mapping[str, Any]) -> Evaluation:
@@ -64,7 +58,6 @@ def read_evaluation(record: Mapping[str, Any]) -> Evaluation:
         return Evaluation(
             {name: Score(**record["scores"][name]) for name in TEMPERATURES},
             [Episode.read(sample) for sample in record["samples"]],
-            float(record["seconds"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise HeldOutError(
@@ -103,8 +96,6 @@ async def score_weights(
 
     service = tinker.ServiceClient(base_url=config.base_url)
     client = await service.create_sampling_client_async(**weights)
-    loop = asyncio.get_running_loop()
-    began = loop.time()
     played = await asyncio.gather(
         *(
             _play(config.model_name, client, dataset, temperature, config.max_tokens)
@@ -116,7 +107,7 @@ async def score_weights(
         for how, episodes in zip(TEMPERATURES, played, strict=True)
         for score in scores(episodes, "split")
     }
-    return Evaluation(found, played[0][:samples], loop.time() - began)
+    return Evaluation(found, played[0][:samples])
 
 
 async def _play(
@@ -165,6 +156,6 @@ def _episode_markdown(title: str, episode: Episode) -> str:
 def sample_records(before: Sequence[Episode], after: Sequence[Episode]) -> list[dict[str, Any]]:
     """The same as ``samples_markdown``, as records: one a task."""
     return [
-        {"task": old.target, "before": old.as_json(), "after": new.as_json()}
+        {"task": old.target, "before": asdict(old), "after": asdict(new)}
         for old, new in zip(before, after, strict=False)
     ]

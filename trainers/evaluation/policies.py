@@ -79,8 +79,7 @@ class EndpointPolicy(TokenCompleter):
             openai.OpenAIError: Of the endpoint, as the SDK raises it.
         """
         request = self._env.request
-        if request is None:
-            raise PolicyError("No call waits for an answer. Step the Env before asking again.")
+        assert request is not None  # the runner asks while a call waits
         caps = [cap for cap in (request.max_tokens, self._max_tokens) if cap is not None]
         reply = await self._remote(dataclasses.replace(request, max_tokens=min(caps, default=None)))
         renderer = prompt_renderer(self._env.renderer)

@@ -69,14 +69,22 @@ class EvaluateSettings:
 
     @chz.validate
     def _sizes(self) -> None:
-        for name in ("seeds", "parallel"):
-            if getattr(self, name) < 1:
-                raise RecipeError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        least = {"seeds": 1, "parallel": 1, "max_tasks": 1, "max_tokens": 1, "temperature": 0}
+        for name, minimum in least.items():
+            value = getattr(self, name)
+            if value is not None and value < minimum:
+                raise RecipeError(f"{name} must be at least {minimum}, got {value}.")
 
     @property
     def name(self) -> str:
         """What is evaluated, as a short name."""
         return self.env or self.agent.partition(":")[2]
+
+    @property
+    def players(self) -> Mapping[str, str]:
+        """The game's players without a model: name -> import path."""
+        game = find_game(self.env)
+        return game.players if game else {}
 
     def run_of(self, model: str) -> TrainSettings:
         """The run that would train a model on this, for the engine and agent it would have."""
@@ -90,12 +98,6 @@ class EvaluateSettings:
         if self.renderer_name:
             values["renderer_name"] = self.renderer_name
         return TrainSettings(**values)
-
-    @property
-    def players(self) -> Mapping[str, str]:
-        """The game's players without a model: name -> import path."""
-        game = find_game(self.env)
-        return game.players if game else {}
 
     def agent_of(self, run: TrainSettings) -> str:
         """Import path of the agent to play with: that of a run, or its twin that searches.
@@ -119,20 +121,22 @@ class EvaluateSettings:
 
         Raises:
             InvalidDatasetError: There are none where a path points.
+            RecipeError: There are none of the split that was asked for.
         """
         from evert.bridge.dataset import load_tasks
 
-        game = find_game(self.env)
-        paths = {
-            "train": game.train_tasks if game else self.train_tasks,
-            "test": game.test_tasks if game else self.test_tasks,
+        where = find_game(self.env) or self
+        found = {
+            split: spread(load_tasks(path), self.max_tasks)
+            for split, path in (("train", where.train_tasks), ("test", where.test_tasks))
+            if path and self.split in ("all", split)
         }
-        wanted = ("train", "test") if self.split == "all" else (self.split,)
-        return {
-            split: spread(load_tasks(paths[split]), self.max_tasks)
-            for split in wanted
-            if paths[split]
-        }
+        if not any(map(len, found.values())):
+            raise RecipeError(
+                f"split={self.split}: {self.name} has no such tasks. Choose another split, or name "
+                "tasks: test_tasks=package.module:TASKS."
+            )
+        return found
 
 
 def spread(tasks: Sequence[Any], most: int | None) -> Sequence[Any]:
