@@ -211,9 +211,9 @@ def _play(
         return
     began, settings = time.monotonic(), contestant.settings
     with contestant.ready(say) as player, _progress(contestant.name, len(todo), console) as done:
-        options = {"success": settings.success, "parallel": settings.parallel}
+        success, parallel = settings.success, settings.parallel
         try:
-            run_async(play(todo, player, log.add, done, **options))
+            run_async(play(todo, player, log.add, done, success=success, parallel=parallel))
         except openai.OpenAIError as error:
             raise EvaluationError(
                 f"{contestant.name}: the endpoint does not answer as it should: "

@@ -157,10 +157,12 @@ def test_going_on_looks_each_episode_up_once(
     arguments = ["env=twenty_questions", "models=oracle", "max_tasks=8", f"out={tmp_path}/e"]
     run(*arguments)
     asked: list[Episode] = []
-    key = Episode.key.fget
-    assert key is not None
-    counting = property(lambda episode: asked.append(episode) or key(episode))
-    monkeypatch.setattr(Episode, "key", counting)
+
+    def key(episode: Episode) -> tuple[str, str, int, int]:
+        asked.append(episode)
+        return episode.digest, episode.split, episode.task, episode.seed
+
+    monkeypatch.setattr(Episode, "key", property(key))
 
     assert run(*arguments) == 0
     assert len(asked) <= 4 * 64
@@ -264,7 +266,13 @@ def test_ten_tenths_of_a_reward_are_a_success(
 
 # -- 5. runs -------------------------------------------------------------------------------------
 
-SMALL = {"env": "identity", "batch_size": 4, "group_size": 4, "samples": 0, "eval_every": 0}
+SMALL: dict[str, Any] = {
+    "env": "identity",
+    "batch_size": 4,
+    "group_size": 4,
+    "samples": 0,
+    "eval_every": 0,
+}
 
 
 def train(folder: Path, steps: int) -> dict[str, Any]:

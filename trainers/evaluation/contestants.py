@@ -138,7 +138,7 @@ class Weights(Contestant):
     def _folder(self) -> Path:
         """Where the weights are; a folder that does not exist where they are not on this disk."""
         if self.checkpoints is not None:
-            return self.checkpoints / self.weights["model_path"].removeprefix(SERVICE)
+            return self.checkpoints / str(self.weights["model_path"]).removeprefix(SERVICE)
         name = self.run.model_name
         return base_path(name) if name in BASES else Path(name).expanduser()
 
