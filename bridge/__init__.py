@@ -14,6 +14,7 @@ Read in this order:
     models.py        the models beside the policy, by name
     rendering.py     what is needed of a Cookbook renderer
     tokens.py        a growing token sequence
+    index.py         which beginnings of conversations are known
     conversation.py  one conversation, in messages and in exact tokens
     lineage.py       which conversation a call continues; drift
     actions.py       what sampled tokens say, and what if they do not parse

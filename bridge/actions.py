@@ -161,5 +161,6 @@ class ToolBudget:
         if self.limit is not None:
             allowed = max(0, min(allowed, self.limit - self._made))
         self._made += allowed
-        cut = allowed < len(calls)
-        return (replace(reply, tool_calls=calls[:allowed]) if cut else reply), cut
+        if allowed == len(calls):
+            return reply, False
+        return reply.with_calls(allowed), True

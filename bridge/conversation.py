@@ -6,7 +6,8 @@ the renderer takes them, with what the agent does not see (the tools' prefix, th
 corrections).
 The tokens are ``log`` (up to the last action), then ``tail`` (what came after it), then ``suffix``
 (which opens the reply). Sampled tokens enter the log as they were sampled and are never encoded
-again; a turn renders the tail only.
+again; a turn renders the tail only. Each reply leaves a ``Turn``, from which other conversations
+may branch; what it refers to never changes.
 """
 
 import copy
@@ -21,7 +22,8 @@ from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Message
 
 from evert.bridge.formats import ReplyFormat
-from evert.bridge.messages import Reply, read_message
+from evert.bridge.index import START, Index
+from evert.bridge.messages import Reply, refuse
 from evert.bridge.rendering import PromptRenderer
 from evert.bridge.tokens import FlatPrompt, TokenLog, length_of
 
@@ -34,19 +36,50 @@ class Fit(StrEnum):
     CHANGED = "changed"  # another message: thinking stripped, a cut block dropped
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Turn:
-    """Where a conversation stood right after a reply: a point to branch from.
+    """A reply that an agent got, and all that led to it: a point to go on from.
 
     Attributes:
+        conversation: Where it was given.
+        number: Its place among the conversation's turns.
         sent: Index of the reply among the agent's messages.
         messages: Number of the model's messages, the reply included.
-        tokens: Length of the flat log, the action included.
+        log: The tokens, the action included.
+        action: The action alone, end of turn included.
+        reply: The reply as the agent got it.
+        format: What the policy had been told the reply has to look like.
     """
 
+    conversation: "Conversation"
+    number: int
     sent: int
     messages: int
-    tokens: int
+    log: TokenLog
+    action: list[int]
+    reply: Reply
+    format: ReplyFormat | None
+
+    @property
+    def message(self) -> Message:
+        """The reply as the model gave it, thinking included."""
+        return self.conversation.messages[self.messages - 1]
+
+    @property
+    def path(self) -> "list[Turn]":
+        """The turns up to this one, from the conversation's beginning."""
+        return self.conversation.turns[: self.number + 1]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its conversation stands here, and can itself go on."""
+        conversation = self.conversation
+        return conversation.reply is self.reply and conversation.turns[-1] is self
+
+    def is_within(self, messages: Sequence[Any]) -> bool:
+        """Whether a request sends back all replies up to this one as they were given."""
+        path = reversed(self.path)  # what an agent changes is mostly new
+        return all(turn.reply.is_sent_back_as(messages[turn.sent]) for turn in path)
 
 
 @dataclass(slots=True, eq=False)
@@ -54,19 +87,24 @@ class Conversation:
     """One conversation of an episode (see the module's docstring).
 
     Attributes:
-        lineage: Number of the token sequence it is writing; a new one when the renderer forces a
-            fresh start.
+        index: Where its turns are made known.
         caller: Task or thread that made its latest call.
         tools: Tools offered, as sent; None for none.
+        lineage: Number of the token sequence it is writing, a new one when the renderer forces a
+            fresh start; -1 before the first prompt.
         format: What the latest reply had to look like, and the policy was told; None for anything.
         reply: The latest reply until the agent sends it back; None before the first.
         action: Its tokens as sampled, end of turn included, until the next message is rendered.
-        turns: Points of the present lineage to branch from.
+        turns: What there is to branch from, also of the conversation that it branched off.
+        place: In the index, after all that the agent has sent, or the reply.
+        last: The latest message of the agent.
+        shown: For templates that are rendered whole: what the renderer itself makes of the log.
     """
 
-    lineage: int
+    index: Index
     caller: str
     tools: list[Any] | None = None
+    lineage: int = -1
     format: ReplyFormat | None = None
     sent: list[Any] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
@@ -76,55 +114,60 @@ class Conversation:
     reply: Reply | None = None
     action: list[int] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
+    place: int = START
+    last: Message | None = None
+    shown: FlatPrompt = field(default_factory=list)
     last_user: int = -1
     tool_names: dict[str, str] = field(default_factory=dict)
     _objects: list[tuple[Any, tuple[dict[str, Any], Any]]] = field(default_factory=list)
 
-    # -- the agent's view ------------------------------------------------------------------------
+    @classmethod
+    def after(cls, turn: Turn, caller: str, renderer: PromptRenderer) -> "Conversation":
+        """A branch: another conversation that has been the same up to ``turn``."""
+        origin = turn.conversation
+        branch = cls(origin.index, caller, origin.tools, format=turn.format)
+        branch._add(origin.messages[: turn.messages])
+        branch.tool_names = dict(origin.tool_names)
+        branch.log, branch.action, branch.turns = turn.log, turn.action, turn.path
+        if not renderer.renders_tails:
+            branch.shown = renderer.full(branch.messages[:-1])
+        return branch
 
-    @property
-    def known(self) -> int:
-        """Number of messages a continuing request must begin with."""
-        return len(self.sent) + (self.reply is not None)
+    # -- the agent's view ------------------------------------------------------------------------
 
     def is_continued_by(self, messages: Sequence[Any]) -> bool:
         """Whether ``messages`` begin with this conversation. Fast: one comparison of lists."""
         count = len(self.sent)
-        return (
-            self.reply is not None
-            and len(messages) > count
-            and messages[:count] == self.sent
-            and self.reply.is_sent_back_as(messages[count])
-            and all(_state(message) == before for message, before in self._objects)
-        )
+        try:
+            return (
+                self.reply is not None
+                and len(messages) > count
+                and messages[:count] == self.sent
+                and self.reply.is_sent_back_as(messages[count])
+                and all(_state(message) == before for message, before in self._objects)
+            )
+        except Exception:  # an agent's objects may not like to be compared (arrays)
+            return False
 
-    def shared_with(self, messages: Sequence[Any]) -> int:
-        """Number of leading messages that are the same, also where their form differs."""
-        changed = [message for message, before in self._objects if _state(message) != before]
-        for index, (own, other) in enumerate(zip(self.sent, messages, strict=False)):
-            if any(other is message for message in changed):
-                return index
-            if own != other and _readable(own, index) != _readable(other, index):
-                return index
-        count = min(len(self.sent), len(messages))
-        if count == len(self.sent) < len(messages) and self.reply is not None:
-            count += self.reply.is_sent_back_as(messages[count])
-        return count
+    def remember(self, messages: Sequence[Any], start: int) -> None:
+        """Keep a request's messages from ``start`` on, safe against later changes in place.
 
-    def remember(self, messages: Sequence[Any]) -> None:
-        """Add messages of a request to the agent's view, safe against later changes in place."""
-        for message in messages:
-            if isinstance(message, Mapping):
-                plain = all(isinstance(value, str) for value in message.values())
-                self.sent.append(dict(message) if plain else copy.deepcopy(message))
-            else:  # comparing SDK objects is slow; the same object is equal at once
-                self.sent.append(message)
-                self._objects.append((message, copy.deepcopy(_state(message))))
+        Raises:
+            openai.BadRequestError: One cannot be copied.
+        """
+        try:
+            kept = [_kept(message) for message in messages[start:]]
+        except Exception as error:
+            refuse("messages", error)
+        if start == 0:
+            self._objects = []
+        self.sent[start:] = [message for message, _ in kept]
+        self._objects += [(message, state) for message, state in kept if state is not None]
 
     @contextmanager
     def undone_on_error(self) -> Iterator[None]:
         """Leave the conversation as it was when what is done inside fails."""
-        names = ("log", "tail", "suffix", "action", "turns", "lineage", "last_user")
+        names = ("log", "tail", "suffix", "action", "shown", "last_user")
         before = [(name, getattr(self, name)) for name in names]
         count = len(self.messages)
         try:
@@ -137,15 +180,6 @@ class Conversation:
 
     # -- the model's view ------------------------------------------------------------------------
 
-    def add(self, messages: Sequence[Message]) -> None:
-        """Append to the model's view; the tokens follow by ``render`` or ``restart``."""
-        for message in messages:
-            if message["role"] == "user":
-                self.last_user = len(self.messages)
-            for call in message.get("tool_calls", ()):
-                self.tool_names[call.id or ""] = call.function.name
-            self.messages.append(message)
-
     @property
     def length(self) -> int:
         """Number of tokens of the prompt."""
@@ -155,75 +189,90 @@ class Conversation:
         """The tokens to continue."""
         return self.log.followed_by([*self.tail, *self.suffix])
 
-    def record(self, action: list[int], reply: Reply, renderer: PromptRenderer) -> None:
-        """Take in an action that was delivered; one that was cut gets its end-of-turn token."""
+    def record(
+        self, action: list[int], reply: Reply, renderer: PromptRenderer, *, is_seen: bool = True
+    ) -> None:
+        """Take in an action; one that was cut gets its end-of-turn token.
+
+        Args:
+            action: As sampled.
+            reply: What it says.
+            renderer: Of the policy.
+            is_seen: Whether the agent gets it. One that it does not get cannot come back.
+        """
         ended = action + renderer.missing_end(action)
-        self.log.extend([*self.tail, *self.suffix, *ended])
-        self.tail, self.suffix = [], []
-        self.action = ended
-        self.reply = reply
-        self.add([renderer.escape(reply.parsed)])
+        self.log = self.log.extended([*self.tail, *self.suffix, *ended])
+        if not renderer.renders_tails:
+            self.shown = self.shown + self.tail
+        self.tail, self.suffix, self.action = [], [], ended
+        self._add([renderer.escape(reply.parsed)])
         for call in reply.tool_calls:
             self.tool_names[call.id or ""] = call.function.name
-        self.turns.append(Turn(len(self.sent), len(self.messages), self.log.length))
+        if is_seen:
+            self.reply = reply
+            here = len(self.turns), len(self.sent), len(self.messages)
+            turn = Turn(self, *here, self.log, ended, reply, self.format)
+            self.turns.append(turn)
+            self.place = self.index.add(turn, self.place, self.last)
 
-    def restart(self, lineage: int, renderer: PromptRenderer) -> None:
-        """Begin a new lineage: everything as the renderer shows it now."""
-        self.lineage = lineage
-        self.log = TokenLog()
-        self.turns = []
-        self.action = []
-        if renderer.renders_tails:
-            self.tail = renderer.tail(self.messages, 0, self.last_user)
-            self.suffix = renderer.suffix(self.messages, self.last_user)
-        else:
-            self.tail, self.suffix = renderer.full(self.messages), []
+    def grow(self, new: Sequence[Message], renderer: PromptRenderer) -> Fit:
+        """Add messages after the last action, and make the tokens for them.
 
-    def render(self, start: int, renderer: PromptRenderer) -> Fit:
-        """Make the tail for ``messages[start:]``, which follow the last action.
-
-        Returns ``Fit.CHANGED``, and leaves the tokens alone, when the renderer no longer shows the
-        last reply as it was sampled: ``restart`` is then due.
+        Returns:
+            ``Fit.CHANGED`` when the renderer no longer shows the last reply, or what was before
+            it, as it was: all is then as the renderer shows it now, a token sequence of its own.
         """
+        start = len(self.messages)
+        self._add(new)
         if renderer.renders_tails:
-            return self._render_tail(start, renderer)
-        return self._render_whole(start, renderer)
+            fit = self._render_tail(start, renderer)
+        else:
+            fit = self._render_whole(renderer)
+        self.action = []
+        return fit
+
+    def _add(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            if message["role"] == "user":
+                self.last_user = len(self.messages)
+            for call in message.get("tool_calls", ()):
+                self.tool_names[call.id or ""] = call.function.name
+            self.messages.append(message)
 
     def _render_tail(self, start: int, renderer: PromptRenderer) -> Fit:
         fit = Fit.EXACT
         if self.action:
             shown = renderer.as_history(self.messages, start - 1, self.last_user)
             fit = _fit(shown, self.action, renderer)
-        if fit is not Fit.CHANGED:
-            self.tail = self.tail + renderer.tail(self.messages, start, self.last_user)
-            self.suffix = renderer.suffix(self.messages, self.last_user)
-            self.action = []
+            if fit is Fit.CHANGED:
+                self.log, start = TokenLog(), 0
+        self.tail = self.tail + renderer.tail(self.messages, start, self.last_user)
+        self.suffix = renderer.suffix(self.messages, self.last_user)
         return fit
 
-    def _render_whole(self, start: int, renderer: PromptRenderer) -> Fit:
+    def _render_whole(self, renderer: PromptRenderer) -> Fit:
         """For templates that look at everything: render it all, but keep what was sampled."""
         whole = renderer.full(self.messages)
-        tail = _after(whole, self.log.flat())
-        fit = Fit.EXACT
-        if tail is None and self.action:
-            tail = self._after_same_reply(whole, start, renderer)
-            fit = Fit.RETOKENISED
-        if tail is None:
-            return Fit.CHANGED
-        self.tail, self.suffix, self.action = tail, [], []
+        before = len(self.shown)
+        fit, length = Fit.CHANGED, 0
+        if whole[:before] == self.shown:
+            fit, length = _find_reply(whole[before:], self.action, renderer)
+        if fit is Fit.CHANGED:
+            self.log, before = TokenLog(), 0
+        self.shown, self.tail = whole[: before + length], whole[before + length :]
         return fit
 
-    def _after_same_reply(
-        self, whole: FlatPrompt, start: int, renderer: PromptRenderer
-    ) -> FlatPrompt | None:
-        """What follows the last reply in ``whole``, if all up to there stands unchanged."""
-        rest = _after(whole, renderer.full(self.messages[: start - 1]))
-        ends = [rest.index(end) for end in renderer.end_tokens if rest and end in rest]
-        if rest is None or not ends:
-            return None
-        shown = rest[: min(ends) + 1]
-        same = _fit(shown, self.action, renderer) is not Fit.CHANGED
-        return rest[len(shown) :] if same else None
+
+def _find_reply(rest: FlatPrompt, action: list[int], renderer: PromptRenderer) -> tuple[Fit, int]:
+    """How ``rest`` of a whole rendering opens with an action, and how long it is there."""
+    if rest[: len(action)] == action:
+        return Fit.EXACT, len(action)
+    ends = [rest.index(end) for end in renderer.end_tokens if end in rest]
+    if not ends:
+        return Fit.CHANGED, 0
+    shown = rest[: min(ends) + 1]
+    fit = _fit(shown, action, renderer)
+    return fit, 0 if fit is Fit.CHANGED else len(shown)
 
 
 def _fit(shown: FlatPrompt, sampled: list[int], renderer: PromptRenderer) -> Fit:
@@ -234,7 +283,7 @@ def _fit(shown: FlatPrompt, sampled: list[int], renderer: PromptRenderer) -> Fit
         return Fit.CHANGED
     try:
         (rendered, ended), (said, end) = renderer.parse(tokens), renderer.parse(sampled)
-    except RendererError:  # an end of turn in the middle of the action, say: no message at all
+    except (RendererError, RecursionError):  # an end of turn in its middle, say: no message at all
         return Fit.CHANGED
     same = ended == end and _without_margins(rendered) == _without_margins(said)
     return Fit.RETOKENISED if same else Fit.CHANGED
@@ -260,14 +309,17 @@ def _without_margins(message: Message) -> dict[str, Any]:
     return {**message, "content": content.strip() if isinstance(content, str) else content}
 
 
-def _after(whole: FlatPrompt, beginning: Sequence[Any]) -> FlatPrompt | None:
-    return whole[len(beginning) :] if whole[: len(beginning)] == beginning else None
+def _kept(message: Any) -> tuple[Any, Any]:
+    """What to keep of a message, and its state if it is an SDK object, else None.
+
+    To compare SDK objects is slow; the same object is equal at once, if nobody changed it.
+    """
+    if not isinstance(message, Mapping):
+        return message, copy.deepcopy(_state(message))
+    plain = all(isinstance(value, str) for value in message.values())
+    return (dict(message) if plain else copy.deepcopy(message)), None
 
 
 def _state(message: Any) -> tuple[dict[str, Any], Any]:
     """All that can change in an SDK object; reasoning is among its extra fields."""
     return vars(message), getattr(message, "__pydantic_extra__", None)
-
-
-def _readable(message: Any, index: int) -> Message:
-    return read_message(message, index, {})

@@ -1,34 +1,40 @@
 """Which conversation a call continues, and what it means when it continues none.
 
 A *lineage* is one token sequence that only grows: it becomes one datum.
-``ConversationBook.observe`` finds the conversation that an agent's request begins with and lets it
-grow by the new messages. Where there is none, a new one starts from a whole rendering. If the
-request was plainly meant to continue a known conversation, that is *drift*, counted by cause:
+``ConversationBook.observe`` finds the reply from which an agent's request goes on: nearly always
+the caller's latest, else the last one on the request's way through the ``Index``. A conversation
+that still stands there grows by the new messages. From any other reply a new one branches off,
+which shares the tokens up to there; that is no drift. Without any, everything is rendered.
+
+*Drift* is what keeps a known reply from going on token for token. An observation meets at most one
+cause:
 
     template     same messages, but the renderer shows their history otherwise (thinking stripped)
     retokenised  same message, other token ids; the sampled ids are kept and no lineage starts
     tools        same messages, other tools
-    edited       a message of the history was changed
-    compacted    messages of the history were dropped or summarised
+    history      a reply was left out or changed, or stands in another history than its own
 
-A request that goes back to an earlier point of a known conversation, to sample again or to explore,
-is a *branch*: a new lineage that shares the sampled tokens up to there, and no drift.
+Wherever a reply comes back, it is rendered as the policy gave it, with its thinking.
 """
 
 import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.base import Message, get_text_content
+from tinker_cookbook.renderers.base import Message
 
 from evert.bridge.conversation import Conversation, Fit, Turn
 from evert.bridge.errors import RendererMismatchError
-from evert.bridge.messages import as_fields, read_message, read_tools
+from evert.bridge.index import START, Index
+from evert.bridge.messages import read_message, read_tools, refuse
 from evert.bridge.rendering import PromptRenderer
 from evert.bridge.requests import ChatRequest, bad_request, context_length_exceeded
+
+RECENT = 8
+"""Conversations that are compared message by message before the index is asked."""
 
 
 class Drift(StrEnum):
@@ -37,8 +43,7 @@ class Drift(StrEnum):
     TEMPLATE = "template"
     RETOKENISED = "retokenised"
     TOOLS = "tools"
-    EDITED = "edited"
-    COMPACTED = "compacted"
+    HISTORY = "history"
 
 
 class ConversationBook:
@@ -60,8 +65,9 @@ class ConversationBook:
         self.drift: Counter[Drift] = Counter()
         self.latest_drift: Drift | None = None
         self.lineages = 0
-        self._conversations: list[Conversation] = []
+        self._index = Index()
         self._latest: dict[str, Conversation] = {}
+        self._recent: dict[Conversation, None] = {}  # from old to new
 
     def observe(self, request: ChatRequest, caller: str, renderer: PromptRenderer) -> Conversation:
         """The conversation of a call, grown by its new messages; its ``prompt()`` is to be sampled.
@@ -77,205 +83,209 @@ class ConversationBook:
         """
         self.latest_drift = None
         try:
-            conversation = self._known(request, caller)
-            if conversation is None:
-                conversation = self._begin(request, caller, renderer)
-            else:
-                self._continue(conversation, request, renderer)
+            way = self._next_turn(request, caller) or self._from_a_reply(request, caller, renderer)
+            self._follow(way, request, renderer)
         except (RendererMismatchError, RendererError, UnicodeEncodeError) as error:
             raise bad_request(f"The renderer cannot express this request: {error}") from error
+        conversation = self._latest[caller] = way.conversation
         conversation.caller = caller
-        conversation.format = request.format
-        self._latest[caller] = conversation
+        self._recent.pop(conversation, None)
+        self._recent[conversation] = None
+        if len(self._recent) > RECENT:
+            del self._recent[next(iter(self._recent))]
         return conversation
 
     def inject(
         self, conversation: Conversation, messages: Sequence[Message], renderer: PromptRenderer
     ) -> None:
         """Append messages that the agent does not know of (corrections, a hook's reminders)."""
-        self._grow(conversation, [renderer.escape(message) for message in messages], renderer)
-
-    # -- finding ---------------------------------------------------------------------------------
-
-    def _by_nearness(self, caller: str) -> list[Conversation]:
-        """All conversations: the caller's latest first, then from new to old."""
-        own = self._latest.get(caller)
-        others = [other for other in reversed(self._conversations) if other is not own]
-        return others if own is None else [own, *others]
-
-    def _known(self, request: ChatRequest, caller: str) -> Conversation | None:
-        own = self._latest.get(caller)
-        if own is not None and own.tools == request.tools and own.is_continued_by(request.messages):
-            return own
-        for other in self._by_nearness(caller):
-            if other.tools == request.tools and other.is_continued_by(request.messages):
-                return other
-        return None
-
-    def _origin(
-        self, request: ChatRequest, caller: str
-    ) -> tuple[Conversation | None, int, Drift | None]:
-        """Where a request that matches nothing at once comes from.
-
-        Returns the conversation it shares most with (None: it shares nothing), how many leading
-        messages they share, and the drift between them (None: a branch, or a new conversation).
-        """
-        best: Conversation | None = None
-        most = 0
-        for conversation in self._by_nearness(caller):
-            shared = conversation.shared_with(request.messages)
-            if shared > most:
-                best, most = conversation, shared
-        if best is None:
-            kept = [c for c in self._by_nearness(caller) if _keeps_reply(c, 0, request.messages)]
-            return None, 0, _shortened(kept[0], request.messages) if kept else None
-        if best.tools != request.tools:
-            return best, most, Drift.TOOLS if most == best.known else None
-        return best, most, _history_drift(best, most, request.messages)
-
-    # -- growing ---------------------------------------------------------------------------------
-
-    def _begin(self, request: ChatRequest, caller: str, renderer: PromptRenderer) -> Conversation:
-        origin, shared, cause = self._origin(request, caller)
-        if origin is not None and cause is None and _is_complete(origin, shared):
-            self._continue(origin, request, renderer)  # the same messages, in another form
-            return origin
-        tools = copy.deepcopy(request.tools)
-        conversation = Conversation(self.lineages, caller, tools)
-        turn = _last_turn_within(origin, shared)
-        if origin is not None and turn is not None and origin.tools == request.tools:
-            _share(origin, turn, conversation, request.messages)
-        start = len(conversation.sent)
-        new = self._read(conversation, request, start, renderer)
-        if start and renderer.renders_tails:
-            self._grow(conversation, new, renderer)
-        else:
-            conversation.add(new)
-            conversation.restart(self.lineages, renderer)
-        self._check_length(conversation)
-        conversation.remember(request.messages[start:])
-        self.lineages += 1
-        self._conversations.append(conversation)
-        if cause is not None:
-            self._count(cause)
-        return conversation
-
-    def _continue(
-        self, conversation: Conversation, request: ChatRequest, renderer: PromptRenderer
-    ) -> None:
-        start = len(conversation.sent)
-        with conversation.undone_on_error():  # the agent gets a 400 and may ask otherwise
-            new = self._read(conversation, request, start + 1, renderer)
-            self._grow(conversation, new, renderer)
-            self._check_length(conversation)
-            conversation.remember(request.messages[start:])
-        conversation.reply = None
-
-    def _grow(
-        self, conversation: Conversation, new: list[Message], renderer: PromptRenderer
-    ) -> None:
-        start = len(conversation.messages)
-        conversation.add(new)
-        fit = conversation.render(start, renderer)
-        if fit is Fit.RETOKENISED:
-            self._count(Drift.RETOKENISED)
-        elif fit is Fit.CHANGED:
-            self._count(Drift.TEMPLATE)
-            conversation.restart(self.lineages, renderer)
-            self.lineages += 1
-
-    def _count(self, cause: Drift) -> None:
-        self.drift[cause] += 1
-        self.latest_drift = cause
-
-    def _check_length(self, conversation: Conversation) -> None:
-        length = conversation.length
-        if self._max_length is not None and length > self._max_length:
-            raise context_length_exceeded(length, self._max_length)
+        fit = conversation.grow([renderer.escape(message) for message in messages], renderer)
+        self._note(conversation, fit, None)
 
     def new_text(self, request: ChatRequest, caller: str) -> int:
         """About how many characters of a request are new (those of the caller's latest are not)."""
         own = self._latest.get(caller)
         new = request.messages[len(own.sent) if own is not None else 0 :]
-        contents = [m.get("content") for m in new if isinstance(m, Mapping)]
+        contents = [dict.get(message, "content") for message in new if isinstance(message, dict)]
         return sum(len(content) for content in contents if isinstance(content, str))
 
-    def _read(
-        self, conversation: Conversation, request: ChatRequest, start: int, renderer: PromptRenderer
-    ) -> list[Message]:
-        """The request's messages from ``start`` on as the renderer takes them, tools included."""
-        names = conversation.tool_names if start == 0 else dict(conversation.tool_names)
-        messages: list[Message] = []
-        for index in range(start, len(request.messages)):
-            message = read_message(request.messages[index], index, names)
-            for call in message.get("tool_calls", ()):
-                names[call.id or ""] = call.function.name
-            messages.append(renderer.escape(message))
-        if start == 0 and request.tools:
-            system = ""
-            if messages[0]["role"] == "system" and isinstance(messages[0]["content"], str):
-                system = messages[0]["content"]
-                del messages[0]
-            messages[:0] = renderer.tool_prefix(read_tools(request.tools), system)
-        if request.format is not None and request.format != conversation.format:
-            messages.append(renderer.escape(request.format.request()))
-        return messages
+    # -- where a request goes on -----------------------------------------------------------------
+
+    def _next_turn(self, request: ChatRequest, caller: str) -> "_Way | None":
+        """Where a request is plainly the next turn of a conversation; None where it is not.
+
+        One with an assistant's message after the latest reply is not: it may be of another's.
+        """
+        own = self._latest.get(caller)
+        for conversation in (*((own,) if own is not None else ()), *reversed(self._recent)):
+            if _offers(request, conversation) and conversation.is_continued_by(request.messages):
+                start = len(conversation.sent)
+                new = _read(request.messages, start + 1, conversation.tool_names)
+                if all(message["role"] != "assistant" for message in new):
+                    return _Way(conversation, start, new, new, None)
+        return None
+
+    def _from_a_reply(self, request: ChatRequest, caller: str, renderer: PromptRenderer) -> "_Way":
+        """Where a request goes on from the last known reply on its way, or anew without one."""
+        messages = _read(request.messages, 0, {})
+        places = self._index.follow(messages)
+        last = self._last_reply(request, caller, places, any_tools=True)
+        if last is None or _offers(request, last.conversation):
+            point = last
+        else:
+            point = self._last_reply(request, caller, places, any_tools=False)
+        start = 0 if point is None else point.sent + 1
+        new = messages[start:]
+        rendered, is_foreign = self._as_given(request, messages, start, last)
+        cause: Drift | None = None
+        if is_foreign or self._departs_from_a_reply(places, len(messages)):
+            cause = Drift.HISTORY
+        elif point is not last:
+            cause = Drift.TOOLS
+        if point is None:
+            conversation = Conversation(self._index, caller, _kept_tools(request.tools))
+        elif point.is_open:
+            conversation = point.conversation
+        else:
+            conversation = Conversation.after(point, caller, renderer)
+            conversation.place = places[point.sent]
+        return _Way(conversation, 0, new, rendered, cause)
+
+    def _last_reply(
+        self, request: ChatRequest, caller: str, places: Sequence[int], *, any_tools: bool
+    ) -> Turn | None:
+        """The last known reply on a request's way; of equal ones one that can go on, the newest."""
+
+        def offers(turn: Turn) -> bool:
+            return _offers(request, turn.conversation)
+
+        for place in reversed(places):
+            fitting = [
+                turn
+                for turn in reversed(self._index.turns(place))
+                if (any_tools or offers(turn)) and turn.is_within(request.messages)
+            ]
+            if fitting:
+                return max(
+                    fitting,
+                    key=lambda turn: (
+                        offers(turn),
+                        turn.is_open,
+                        turn.conversation.caller == caller,
+                    ),
+                )
+        return None
+
+    def _as_given(
+        self, request: ChatRequest, messages: Sequence[Message], start: int, last: Turn | None
+    ) -> tuple[list[Message], bool]:
+        """The messages from ``start`` on, with the policy's replies as it gave them.
+
+        Also whether one of them was given elsewhere than on the way to ``last``.
+        """
+        path = {turn.sent: turn for turn in last.path} if last is not None else {}
+        rendered = list(messages[start:])
+        is_foreign = False
+        for index, message in enumerate(rendered, start):
+            turn = path.get(index)
+            if turn is None and message["role"] == "assistant" and self._index.is_reply(message):
+                is_foreign = True
+                turn = self._index.given(message, messages[index - 1] if index else None)
+            if turn is not None and turn.reply.is_sent_back_as(request.messages[index]):
+                rendered[index - start] = turn.message
+        return rendered, is_foreign
+
+    def _departs_from_a_reply(self, places: Sequence[int], count: int) -> bool:
+        """Whether a request of ``count`` messages goes on otherwise where a reply was given."""
+        return len(places) < count and self._index.was_asked(places[-1] if places else START)
+
+    # -- growing ---------------------------------------------------------------------------------
+
+    def _follow(self, way: "_Way", request: ChatRequest, renderer: PromptRenderer) -> None:
+        """Let a conversation grow by a request; one that is refused leaves no trace."""
+        conversation = way.conversation
+        with conversation.undone_on_error():
+            messages = [renderer.escape(message) for message in way.rendered]
+            if not conversation.messages and request.tools:
+                _offer_tools(request.tools, messages, renderer)
+            if request.format is not None and request.format != conversation.format:
+                messages.append(renderer.escape(request.format.request()))
+            fit = conversation.grow(messages, renderer)
+            length = conversation.length
+            if self._max_length is not None and length > self._max_length:
+                raise context_length_exceeded(length, self._max_length)
+            conversation.remember(request.messages, way.kept)
+        conversation.place = self._index.enter(conversation.place, way.new)
+        conversation.last = way.new[-1] if way.new else None
+        conversation.format = request.format
+        conversation.reply = None
+        self._note(conversation, fit, way.cause)
+
+    def _note(self, conversation: Conversation, fit: Fit, cause: Drift | None) -> None:
+        """Count the drift of an observation, and the lineage if one begins with it."""
+        begins = conversation.lineage < 0
+        if cause is None and fit is Fit.CHANGED:
+            cause = Drift.TEMPLATE
+        elif cause is None and fit is Fit.RETOKENISED and not begins:
+            cause = Drift.RETOKENISED
+        if begins or fit is Fit.CHANGED:
+            conversation.lineage = self.lineages
+            self.lineages += 1
+        if cause is not None:
+            self.drift[cause] += 1
+            self.latest_drift = cause
 
 
-def _share(origin: Conversation, turn: Turn, branch: Conversation, messages: Sequence[Any]) -> None:
-    """Give ``branch`` all that ``origin`` was right after ``turn``, tokens as sampled."""
-    branch.remember(messages[: turn.sent + 1])
-    branch.add(origin.messages[: turn.messages])
-    branch.tool_names = dict(origin.tool_names)
-    branch.log.extend(origin.log.flat()[: turn.tokens])
+class _Way(NamedTuple):
+    """Where a request goes on.
+
+    Attributes:
+        conversation: The one that it becomes; not changed yet.
+        kept: How many of the request's messages this holds as the agent sent them.
+        new: The messages that follow, as read.
+        rendered: The same, replies of the policy as it gave them.
+        cause: The drift that is met.
+    """
+
+    conversation: Conversation
+    kept: int
+    new: list[Message]
+    rendered: list[Message]
+    cause: Drift | None
 
 
-def _is_complete(origin: Conversation, shared: int) -> bool:
-    return origin.reply is not None and shared == origin.known
+def _offers(request: ChatRequest, conversation: Conversation) -> bool:
+    """Whether a request offers the tools of a conversation."""
+    try:
+        return bool(request.tools == conversation.tools)
+    except Exception:  # an agent's objects may not like to be compared (arrays)
+        return False
 
 
-def _last_turn_within(origin: Conversation | None, shared: int) -> Turn | None:
-    turns = [turn for turn in origin.turns if turn.sent < shared] if origin is not None else []
-    return turns[-1] if turns else None
+def _kept_tools(tools: list[Any] | None) -> list[Any] | None:
+    try:
+        return copy.deepcopy(tools)
+    except Exception as error:
+        refuse("tools", error)
 
 
-# -- drift ---------------------------------------------------------------------------------------
+def _offer_tools(tools: list[Any], messages: list[Message], renderer: PromptRenderer) -> None:
+    """Put tools before the first message, as the renderer has it."""
+    system = ""
+    if messages[0]["role"] == "system" and isinstance(messages[0]["content"], str):
+        system = messages[0]["content"]
+        del messages[0]
+    messages[:0] = renderer.tool_prefix(read_tools(tools), system)
 
 
-def _history_drift(
-    conversation: Conversation, shared: int, messages: Sequence[Any]
-) -> Drift | None:
-    """What was done to the history after the ``shared`` leading messages; None: nothing."""
-    if shared in (len(messages), conversation.known):
-        return None  # sampled again from there, or simply continued
-    replies = {turn.sent for turn in conversation.turns}
-    departs_from_reply = shared in replies
-    role = as_fields(messages[shared], shared).get("role")
-    if departs_from_reply and role == "assistant":
-        return Drift.EDITED
-    if _keeps_reply(conversation, shared, messages):
-        return _shortened(conversation, messages)
-    if shared - 1 in replies:
-        return None  # another question after a known reply: a branch
-    roles = [as_fields(message, index).get("role") for index, message in enumerate(messages)]
-    return _shortened(conversation, messages) if "user" in roles[:shared] else None
-
-
-def _keeps_reply(conversation: Conversation, shared: int, messages: Sequence[Any]) -> bool:
-    """Whether a reply from after the shared beginning turns up in the request."""
-    replies = [t.messages - 1 for t in conversation.turns if t.sent >= shared]
-    texts = {get_text_content(conversation.messages[reply]) for reply in replies}
-    fields = [as_fields(message, index) for index, message in enumerate(messages)][shared:]
-    return any(f.get("role") == "assistant" and _text(f.get("content")) in texts for f in fields)
-
-
-def _text(content: object) -> str | None:
-    """The text of a message's content, in whatever form; None for none."""
-    if isinstance(content, (list, tuple)):
-        texts = [part.get("text") for part in content if isinstance(part, Mapping)]
-        return "".join(text for text in texts if isinstance(text, str))
-    return content if isinstance(content, str) else None
-
-
-def _shortened(conversation: Conversation, messages: Sequence[Any]) -> Drift:
-    return Drift.COMPACTED if len(messages) < conversation.known else Drift.EDITED
+def _read(messages: Sequence[Any], start: int, tool_names: Mapping[str, str]) -> list[Message]:
+    """A request's messages from ``start`` on as renderers take them."""
+    read: list[Message] = []
+    for index in range(start, len(messages)):
+        message = read_message(messages[index], index, tool_names)
+        calls = message.get("tool_calls")
+        if calls:
+            named = {call.id or "": call.function.name for call in calls}
+            tool_names = {**tool_names, **named}
+        read.append(message)
+    return read

@@ -11,9 +11,10 @@ and all, and is what gets rendered again if it must be. The *agent's* view (``Re
 """
 
 import json
+import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NoReturn, cast
 
 from tinker_cookbook.renderers.base import (
     ContentPart,
@@ -71,7 +72,29 @@ def read_message(message: object, index: int, tool_names: Mapping[str, str]) -> 
         openai.BadRequestError: The role is unknown, or the content or a tool call has no form that
             we can read.
     """
-    fields = as_fields(message, index)
+    try:
+        return _read_message(as_fields(message, index), index, tool_names)
+    except Exception as error:
+        refuse(f"messages[{index}]", error)
+
+
+def refuse(what: str, error: Exception) -> NoReturn:
+    """Refuse what raised ``error`` when it was read: an agent's own objects may do anything.
+
+    Raises:
+        openai.BadRequestError: ``error`` itself, if it is one.
+    """
+    import openai
+
+    if isinstance(error, openai.BadRequestError):
+        raise error
+    reason = "".join(traceback.format_exception_only(error)).strip()
+    raise bad_request(
+        f"{what} cannot be read; send plain JSON values. {reason:.300}", param=what
+    ) from error
+
+
+def _read_message(fields: Mapping[str, Any], index: int, tool_names: Mapping[str, str]) -> Message:
     sent_role = fields.get("role")
     role = ROLES.get(sent_role) if isinstance(sent_role, str) else None
     if role is None:
@@ -190,7 +213,10 @@ def read_tools(tools: Sequence[Any]) -> list[ToolSpec]:
     Raises:
         openai.BadRequestError: A tool is no function with a name and an object schema.
     """
-    return [_read_tool(tool, f"tools[{number}]") for number, tool in enumerate(tools)]
+    try:
+        return [_read_tool(tool, f"tools[{number}]") for number, tool in enumerate(tools)]
+    except Exception as error:
+        refuse("tools", error)
 
 
 def _read_tool(tool: object, place: str) -> ToolSpec:
@@ -248,10 +274,17 @@ class Reply:
     completion_tokens: int
     stop_string: str | None = None
 
-    def is_sent_back_as(self, message: object) -> bool:
-        """Whether ``message`` of a later request is this reply, unchanged.
+    def with_calls(self, count: int) -> "Reply":
+        """The reply with its first ``count`` tool calls; without any it simply stops."""
+        calls = self.tool_calls[:count]
+        ends = self.finish_reason == "tool_calls" and not calls
+        return replace(self, tool_calls=calls, finish_reason="stop" if ends else self.finish_reason)
 
-        Agents rarely send reasoning back, so a missing one is no change; a different one is.
+    def is_sent_back_as(self, message: object) -> bool:
+        """Whether ``message`` of a later request is this reply.
+
+        Agents strip what they get, so white space at the ends of a text is no change. They rarely
+        send reasoning back, so a missing one is none either; a different one is.
         """
         fields = message if isinstance(message, Mapping) else _attributes(message)
         if fields.get("role") != "assistant":
@@ -260,7 +293,10 @@ class Reply:
         if content is not self.text and not _same_text(content, self.text):
             return False
         reasoning = fields.get("reasoning_content") or fields.get("reasoning")
-        if isinstance(reasoning, str) and reasoning and reasoning != self.reasoning:
+        if isinstance(reasoning, str) and reasoning.strip() not in (
+            "",
+            (self.reasoning or "").strip(),
+        ):
             return False
         calls = fields.get("tool_calls") or ()
         if not isinstance(calls, (list, tuple)) or len(calls) != len(self.tool_calls):
@@ -275,12 +311,12 @@ def _attributes(message: object) -> Mapping[str, Any]:
 
 
 def _same_text(content: object, text: str) -> bool:
-    if content is None:
-        return text == ""
     if isinstance(content, (list, tuple)):
         texts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
-        return all(isinstance(one, str) for one in texts) and "".join(cast("Any", texts)) == text
-    return content == text
+        content = "".join(texts) if all(isinstance(one, str) for one in texts) else 0
+    if content is None:
+        content = ""
+    return isinstance(content, str) and content.strip() == text.strip()
 
 
 def _same_call(sent: Any, own: ToolCall) -> bool:
@@ -328,6 +364,8 @@ def read_reply(
         call if call.id else call.model_copy(update={"id": f"{call_ids}-{number}"})
         for number, call in enumerate(parsed.get("tool_calls") or ())
     )
+    if calls and not text.strip():
+        text = ""  # the white space that formats have around calls says nothing
     finish: FinishReason = "length" if truncated else "tool_calls" if calls else "stop"
     unparsed = tuple(parsed.get("unparsed_tool_calls") or ())
     for lost in unparsed:

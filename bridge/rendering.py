@@ -120,6 +120,8 @@ class PromptRenderer:
         )
         self.renderer = renderer
         self._renderer = _with_tokenizer(renderer, _LiteralTokenizer(tokenizer, self._special))
+        if hasattr(renderer, "system_role_as_user"):  # else no later system message at all
+            vars(self._renderer)["system_role_as_user"] = True
         for name, value in vars(renderer).items():
             if isinstance(value, tokenizers.Tokenizer):
                 setattr(self._renderer, name, _LiteralBackend(value, self._special))
@@ -253,8 +255,12 @@ class PromptRenderer:
         return flat
 
     def as_history(self, messages: list[Message], index: int, last_user: int) -> FlatPrompt:
-        """How ``messages[index]``, a reply, is shown as history, header left out."""
-        with self._lock:
+        """How ``messages[index]``, a reply, is shown as history, header left out.
+
+        Raises:
+            RendererMismatchError: The renderer cannot render it.
+        """
+        with self._lock, self._refusing():
             context = _context(messages, index, last_user)
             return flatten(self._renderer.render_message(messages[index], context).output)
 

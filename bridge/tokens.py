@@ -60,7 +60,10 @@ def chunks_of(flat: FlatPrompt) -> list[Chunk]:
 
 
 class TokenLog:
-    """Append-only tokens; ``length`` is their number, non-text chunks counted by their length."""
+    """Tokens that only grow; ``length`` is their number, non-text chunks counted by their length.
+
+    A log itself never changes: ``extended`` gives another one, which shares most of its chunks.
+    """
 
     __slots__ = ("_chunks", "length")
 
@@ -68,11 +71,14 @@ class TokenLog:
         self._chunks: list[Chunk] = []
         self.length = 0
 
-    def extend(self, flat: FlatPrompt) -> None:
-        """Append a flat prompt; the list must not change afterwards."""
+    def extended(self, flat: FlatPrompt) -> "TokenLog":
+        """The log with a flat prompt at its end; the list must not change afterwards."""
+        log = TokenLog()
+        log._chunks, log.length = self._chunks.copy(), self.length
         for chunk in chunks_of(flat):
-            self.length += chunk.length
-            self._append(chunk)
+            log.length += chunk.length
+            log._append(chunk)
+        return log
 
     def _append(self, chunk: Chunk) -> None:
         while self._chunks and isinstance(chunk, tinker.EncodedTextChunk):

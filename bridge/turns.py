@@ -165,9 +165,8 @@ class Turns:
         if (reason := self._spent()) is not None:
             return await self._stop(reason)
         conversation = outstanding.conversation
-        conversation.record(turn.tokens, reply, self._renderer)
+        conversation.record(turn.tokens, reply, self._renderer, is_seen=False)
         self.book.inject(conversation, [correction], self._renderer)
-        conversation.reply = None  # the agent cannot send it back
         longest = longest_prompt(self._settings.limits)
         if longest is not None and conversation.length > longest:
             await self.close()

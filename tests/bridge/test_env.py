@@ -807,7 +807,7 @@ async def test_drift_is_reported_at_the_transition_where_it_happens() -> None:
         return 1.0
 
     first, second = (await play(agent)).transitions
-    assert first.logs["drift"] == "edited"
+    assert first.logs["drift"] == "history"
     assert "drift" not in second.logs
 
 
@@ -832,7 +832,7 @@ async def test_the_report_of_an_episode_is_in_its_last_metrics() -> None:
         return 1.0
 
     metrics = (await play(agent)).transitions[-1].metrics
-    assert (metrics["lineages"], metrics["drift"], metrics["drift/edited"]) == (2, 1, 1)
+    assert (metrics["lineages"], metrics["drift"], metrics["drift/history"]) == (2, 1, 1)
 
 
 # -- 8. closing ----------------------------------------------------------------------------------

@@ -49,16 +49,16 @@ async def test_a_linear_conversation_reads_from_top_to_bottom() -> None:
 async def test_a_fork_says_where_and_why() -> None:
     async def agent(client: AgentClient) -> float:
         messages: list[dict[str, Any]] = [{"role": "user", "content": "Guess."}]
-        messages.append({"role": "assistant", "content": (await ask(client, messages)).strip()})
+        messages.append({"role": "assistant", "content": "Say " + await ask(client, messages)})
         messages.append({"role": "user", "content": "Again."})
         await ask(client, messages)
         return 0.0
 
-    text = await shown(agent, ["512 ", "777"])
+    text = await shown(agent, ["512", "777"])
 
-    assert "begins a new sequence (drift: edited); its first " in text
+    assert "begins a new sequence (drift: history); its first " in text
     assert "tokens are those of turn 0" in text
-    assert "2 data, drift/edited 1" in text
+    assert "2 data, drift/history 1" in text
 
 
 async def test_sub_agents_are_named() -> None:

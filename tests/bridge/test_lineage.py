@@ -268,7 +268,7 @@ def test_an_sdk_message_changed_in_place_is_seen() -> None:
     message.content = "Awful."
     conversation = talk.ask([user("Hi"), message, user("Bye"), said("See you."), user("Really")])
     assert "Awful." in talk.read(talk.prompt(conversation))
-    assert talk.book.drift == {Drift.EDITED: 1}
+    assert talk.book.drift == {Drift.HISTORY: 1}
 
 
 def test_reasoning_changed_in_place_in_an_sdk_message_is_seen() -> None:
@@ -294,7 +294,7 @@ def test_equal_conversations_of_two_callers_stay_apart() -> None:
     after = [user("Hi"), said("Fine."), user("Bye")]
     assert talk.ask(after, "two") is second
     assert talk.ask(after, "one") is first
-    assert talk.book.drift[Drift.EDITED] == 0
+    assert talk.book.drift[Drift.HISTORY] == 0
 
 
 def test_a_conversation_handed_to_another_task_goes_on() -> None:
@@ -381,31 +381,53 @@ def test_other_tools_are_drift() -> None:
     assert (talk.book.lineages, talk.book.drift) == (2, {Drift.TOOLS: 1})
 
 
-def test_a_reply_that_was_trimmed_is_an_edit() -> None:
+def other_words(messages: Messages) -> None:
+    messages[2]["content"] = "Splendid."
+
+
+def other_latest_words(messages: Messages) -> None:
+    messages[4]["content"] = "Splendid."
+
+
+def another_question(messages: Messages) -> None:
+    messages[3]["content"] = "And your cat"
+
+
+def another_system_prompt(messages: Messages) -> None:
+    messages[0]["content"] = "Be long."
+
+
+def no_beginning(messages: Messages) -> None:
+    del messages[1:3]
+
+
+def a_summary(messages: Messages) -> None:
+    messages[2:] = [user("Summary: we said hello."), user("Bye")]
+
+
+def no_latest_reply(messages: Messages) -> None:
+    del messages[4]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        other_words,
+        other_latest_words,
+        another_question,
+        another_system_prompt,
+        no_beginning,
+        a_summary,
+        no_latest_reply,
+    ],
+)
+def test_another_history_is_drift(change: Callable[[Messages], None]) -> None:
     talk, messages = two_turns()
-    messages[2]["content"] = messages[2]["content"].strip()
+    change(messages)
     after = talk.ask(messages)
     assert talk.prompt(after) == talk.renderer.full(after.messages)
-    assert (talk.book.lineages, talk.book.drift) == (2, {Drift.EDITED: 1})
-
-
-def test_a_changed_system_prompt_is_an_edit() -> None:
-    talk, messages = two_turns()
-    messages[0] = {"role": "system", "content": "Be long."}
-    talk.ask(messages)
-    assert talk.book.drift == {Drift.EDITED: 1}
-
-
-def test_a_dropped_beginning_is_compaction() -> None:
-    talk, messages = two_turns()
-    talk.ask([messages[0], *messages[3:]])
-    assert talk.book.drift == {Drift.COMPACTED: 1}
-
-
-def test_a_summary_in_place_of_the_history_is_compaction() -> None:
-    talk, messages = two_turns()
-    talk.ask([*messages[:2], user("Summary: we said hello."), user("Bye")])
-    assert talk.book.drift == {Drift.COMPACTED: 1}
+    assert (talk.book.lineages, talk.book.drift) == (2, {Drift.HISTORY: 1})
+    assert talk.book.latest_drift is Drift.HISTORY
 
 
 def test_a_new_conversation_with_the_same_system_prompt_is_no_drift() -> None:
@@ -416,11 +438,11 @@ def test_a_new_conversation_with_the_same_system_prompt_is_no_drift() -> None:
 
 def test_a_conversation_after_drift_is_one_lineage_again() -> None:
     talk, messages = two_turns()
-    messages[2]["content"] = "Edited."
+    other_words(messages)
     for turn in range(4):
         reply = talk.say(talk.ask(messages), f"answer {turn}")
         messages += [said(reply.text), user("more")]
-    assert (talk.book.lineages, talk.book.drift) == (2, {Drift.EDITED: 1})
+    assert (talk.book.lineages, talk.book.drift) == (2, {Drift.HISTORY: 1})
 
 
 # -- 6. branches ---------------------------------------------------------------------------------
@@ -445,7 +467,7 @@ def test_a_branch_shares_the_tokens_sampled_before_it() -> None:
     talk.say(talk.ask([user("Hi"), said("Fine."), user("And you")]), "Fine too.")
     branch = talk.ask([user("Hi"), said("Fine."), user("Something else")])
     assert talk.prompt(branch)[: len(beginning + action)] == beginning + action
-    assert (talk.book.lineages, talk.book.drift[Drift.EDITED]) == (2, 0)
+    assert (talk.book.lineages, talk.book.drift[Drift.HISTORY]) == (2, 0)
 
 
 def test_a_branch_goes_on_by_itself() -> None:

@@ -41,7 +41,7 @@ pieces = st.lists(st.one_of(texts, flats), max_size=30)
 def grown(*parts: Sequence[int | Chunk]) -> TokenLog:
     log = TokenLog()
     for part in parts:
-        log.extend(list(part))
+        log = log.extended(list(part))
     return log
 
 
@@ -128,7 +128,7 @@ def test_what_was_handed_out_never_changes_afterwards(parts: list[FlatPrompt]) -
     log = TokenLog()
     handed_out = []
     for part in parts:
-        log.extend(list(part))
+        log = log.extended(list(part))
         snapshot = log.followed_by([1, 2])
         handed_out.append((snapshot, flatten(snapshot.chunks), len(snapshot.chunks)))
 
@@ -143,7 +143,7 @@ def test_what_was_handed_out_never_changes_afterwards(parts: list[FlatPrompt]) -
 def test_a_text_of_n_tokens_has_at_most_log2_n_chunks_however_it_grew(sizes: list[int]) -> None:
     log = TokenLog()
     for size in sizes:
-        log.extend([7] * size)
+        log = log.extended([7] * size)
         lengths = [chunk.length for chunk in chunks_in(log)]
         assert all(longer >= 2 * shorter for longer, shorter in pairwise(lengths))
         assert len(lengths) <= math.log2(log.length) + 1
@@ -153,15 +153,15 @@ def test_a_text_of_n_tokens_has_at_most_log2_n_chunks_however_it_grew(sizes: lis
 def test_a_log_that_grows_evenly_counts_in_binary(size: int) -> None:
     log = TokenLog()
     for number in range(1, 1025):
-        log.extend([number] * size)
+        log = log.extended([number] * size)
         assert len(chunks_in(log)) == number.bit_count()
 
 
 def test_images_separate_texts_that_stay_logarithmic_each() -> None:
     log = TokenLog()
     for number in range(1, 65):
-        log.extend([number])
+        log = log.extended([number])
         if number % 32 == 0:
-            log.extend([IMAGES[0]])
+            log = log.extended([IMAGES[0]])
 
     assert [chunk.length for chunk in chunks_in(log)] == [32, 1, 32, 1]

@@ -1,0 +1,145 @@
+"""``Index``: which beginnings of conversations an episode knows, found by content.
+
+A *place* is a number that stands for all messages up to a point. One dict, from a place and the key
+of the next message to the place after it, holds them all as a tree: to follow a request costs one
+look-up a message, with two conversations as with two thousand. Keys are made of what a message says
+and not of its form, so that a dict and an SDK object that say the same lead to the same place.
+
+A reply of the policy has a key of its own, without the margins that agents strip and without the
+thinking that they seldom send back. ``Turn`` (``conversation.py``) is what is known of it.
+"""
+
+import hashlib
+import json
+import pickle
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tinker_cookbook.renderers.base import Message, ToolCall
+
+if TYPE_CHECKING:
+    from evert.bridge.conversation import Turn
+
+START = 0
+"""The place before every message."""
+
+Key = Hashable
+
+
+def message_key(message: Message) -> Key:
+    """What a message says, exactly."""
+    content = message["content"]
+    if len(message) == 2 and isinstance(content, str):  # most of them: role and text
+        return message["role"], content
+    parts = content if isinstance(content, str) else tuple(map(_part_key, content))
+    named = message.get("name"), message.get("tool_call_id")
+    return message["role"], parts, *named, _calls_key(message.get("tool_calls", ()))
+
+
+def reply_key(text: str, calls: Sequence[ToolCall]) -> Key:
+    """What an agent sees of a reply, but for white space at the ends of its text."""
+    return "reply", text.strip(), _calls_key(calls)
+
+
+def _part_key(part: Any) -> Key:
+    value = part.get("text") or part.get("thinking") or part.get("image")
+    if not isinstance(value, str):
+        value = hashlib.sha256(pickle.dumps(value)).digest()
+    return part["type"], value
+
+
+def _calls_key(calls: Sequence[ToolCall]) -> Key:
+    return tuple((c.id, c.function.name, _same_json(c.function.arguments)) for c in calls)
+
+
+def _same_json(text: str) -> str:
+    """One spelling for JSON that frameworks write anew: order of keys, spaces, 1.0 for 1."""
+    try:
+        return json.dumps(json.loads(text, parse_int=float), sort_keys=True)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _as_reply(message: Message) -> Key:
+    """The key of an agent's message, if it were a reply."""
+    content = message["content"]
+    if not isinstance(content, str):
+        content = "".join(part["text"] for part in content if part["type"] == "text")
+    return reply_key(content, message.get("tool_calls", ()))
+
+
+class Index:
+    """The beginnings that are known (see the module's docstring)."""
+
+    def __init__(self) -> None:
+        self._next: dict[tuple[int, Key], int] = {}
+        self._turns: defaultdict[int, list[Turn]] = defaultdict(list)
+        self._asked: set[int] = set()
+        self._replies: set[Key] = set()
+        self._given: dict[tuple[Key, Key], Turn] = {}
+
+    def follow(self, messages: Iterable[Message]) -> list[int]:
+        """The places after each of the messages, from the first on, as far as they are known."""
+        places: list[int] = []
+        place: int | None = START
+        for message in messages:
+            place = self._after(place, message)
+            if place is None:
+                break
+            places.append(place)
+        return places
+
+    def enter(self, place: int, messages: Iterable[Message]) -> int:
+        """Make the messages that follow on a place known; the place after them."""
+        for message in messages:
+            known = self._after(place, message)
+            if known is None:
+                known = self._next[place, message_key(message)] = len(self._next) + 1
+            place = known
+        return place
+
+    def _after(self, place: int, message: Message) -> int | None:
+        if message["role"] == "assistant":
+            known = self._next.get((place, _as_reply(message)))
+            if known is not None:
+                return known
+        return self._next.get((place, message_key(message)))
+
+    def add(self, turn: "Turn", place: int, before: Message | None) -> int:
+        """Make a reply known that was given at ``place`` to the message ``before`` it.
+
+        Returns:
+            The place after the reply.
+        """
+        key = reply_key(turn.reply.text, turn.reply.tool_calls)
+        after = self._next.setdefault((place, key), len(self._next) + 1)
+        self._turns[after].append(turn)
+        self._asked.add(place)
+        self._replies.add(key)
+        self._given[_anchor(turn.reply.tool_calls, before), key] = turn
+        return after
+
+    def turns(self, place: int) -> "Sequence[Turn]":
+        """The replies that end at a place, from old to new."""
+        return self._turns.get(place, ())
+
+    def was_asked(self, place: int) -> bool:
+        """Whether the policy gave a reply at a place."""
+        return place in self._asked
+
+    def is_reply(self, message: Message) -> bool:
+        """Whether an agent's message is a reply by its text and calls, wherever that was given."""
+        return _as_reply(message) in self._replies
+
+    def given(self, message: Message, before: Message | None) -> "Turn | None":
+        """The latest reply that an agent's message is.
+
+        A text alone may be like another by chance: it has to follow on the same message.
+        """
+        anchor = _anchor(message.get("tool_calls", ()), before)
+        return self._given.get((anchor, _as_reply(message)))
+
+
+def _anchor(calls: Sequence[ToolCall], before: Message | None) -> Key:
+    return None if calls or before is None else message_key(before)

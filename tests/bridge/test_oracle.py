@@ -1,0 +1,299 @@
+"""Random episodes on every renderer of the Cookbook, held against the renderer itself.
+
+A made-up agent goes on, asks again, branches, strips replies, sends them in other forms, drops its
+tools and edits what was said. After each of its calls:
+
+1. The prompt reads as the renderer makes it of the conversation, replies as the policy gave them,
+   but for what was kept as it was sampled. Only where the drift is ``history`` may replies stand
+   there as the agent wrote them.
+2. Without drift, the prompt begins with the very tokens of the latest reply and of its prompt.
+3. An agent that changed nothing meets neither ``tools`` nor ``history``.
+"""
+
+import inspect
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import openai
+import pytest
+import tinker_cookbook.renderers as cookbook
+from openai.types.chat import ChatCompletionMessage
+from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers.base import Message, TextPart, ThinkingPart, ToolCall
+
+from evert.bridge.actions import read_action
+from evert.bridge.conversation import Conversation
+from evert.bridge.dialects.chat_completions import completion
+from evert.bridge.lineage import ConversationBook, Drift
+from evert.bridge.messages import Reply, read_message, read_tools
+from evert.bridge.rendering import PromptRenderer
+from evert.bridge.requests import ChatRequest
+from evert.bridge.tokens import FlatPrompt, flatten
+
+NAMES = re.findall(r'name == "([a-z0-9_]+)"', inspect.getsource(cookbook.get_renderer))
+NOT_HERE = {"tml_v0", "qwen3_vl", "qwen3_vl_instruct"}
+"""One needs a tokenizer of its own, the others an image processor."""
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": f"The tool {name}.",
+            "parameters": {"type": "object", "properties": {"q": {"type": "string"}}},
+        },
+    }
+    for name in ("search", "open")
+]
+
+
+@dataclass
+class Said:
+    """A reply, and what led to it."""
+
+    reply: Reply
+    before: list[Any]
+    tools: list[Any] | None
+    tokens: FlatPrompt
+    is_own: bool = True
+
+
+@dataclass
+class Thread:
+    """A conversation as the agent has it; what the policy said stands beside each message."""
+
+    messages: list[Any]
+    said: list[Said | None]
+    tools: list[Any] | None = None
+    is_edited: bool = False
+
+    def copy(self, count: int) -> "Thread":
+        return Thread(self.messages[:count], self.said[:count], self.tools)
+
+    def add(self, message: Any, said: Said | None = None) -> None:
+        self.messages.append(message)
+        self.said.append(said)
+
+    def is_as_said(self) -> bool:
+        """Whether every reply in it stands where it was given, before the same tools."""
+        return not self.is_edited and all(
+            said is None
+            or (said.before == plain(self.messages[:index]) and said.tools == self.tools)
+            for index, said in enumerate(self.said)
+        )
+
+    def forget_all_but(self, messages: list[Message]) -> None:
+        """Take the replies that are not among the model's messages for the agent's own words."""
+        for index in self.replies():
+            said = self.said[index]
+            if said is not None and not any(said.reply.parsed == known for known in messages):
+                self.said[index] = replace(said, is_own=False)
+
+    def replies(self) -> list[int]:
+        return [index for index, said in enumerate(self.said) if said is not None]
+
+
+def plain(messages: list[Any]) -> list[Any]:
+    """What messages say, for comparing; margins of replies left out."""
+    fields = [read_message(message, 0, {}) for message in messages]
+    return [
+        (f["role"], cookbook.get_text_content(f).strip(), len(f.get("tool_calls", ())))
+        for f in fields
+    ]
+
+
+@dataclass
+class Episode:
+    """A random agent and a random policy over one book."""
+
+    renderer: PromptRenderer
+    dice: random.Random
+    threads: list[Thread] = field(default_factory=list)
+    observed: int = 0
+    refused: int = 0
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        self.book = ConversationBook(self.renderer)
+
+    def text(self) -> str:
+        self.count += 1
+        words = self.dice.choices("so it is said, red or blue or both".split(), k=3)
+        return f"{' '.join(words)} {self.count}"
+
+    # -- the agent ---------------------------------------------------------------------------
+
+    def start(self) -> Thread:
+        thread = Thread([], [], self.dice.choice([None, None, TOOLS]))
+        if self.dice.random() < 0.5:
+            thread.add({"role": "system", "content": "Be brief."})
+        thread.add({"role": "user", "content": self.text()})
+        return thread
+
+    def go_on(self, thread: Thread) -> Thread:
+        """The next messages of the agent: results of its tools, or a question."""
+        last = thread.said[-1]
+        calls = last.reply.tool_calls if last is not None else ()
+        for call in calls:
+            result = {"role": "tool", "tool_call_id": call.id, "content": self.text()}
+            thread.add(result)
+        if not calls:
+            if self.dice.random() < 0.1:
+                thread.add({"role": "assistant", "content": self.text()})
+            thread.add({"role": "user", "content": self.text()})
+        return thread
+
+    def next_request(self) -> Thread:
+        chance = self.dice.random()
+        if not self.threads or chance < 0.1:
+            return self.start()
+        thread = self.dice.choice(self.threads[-4:])
+        if chance < 0.6:
+            return self.go_on(thread.copy(len(thread.messages)))
+        back = self.dice.choice(thread.replies())
+        if chance < 0.65:
+            return thread.copy(back)
+        other = thread.copy(back + 1)
+        if chance < 0.85:
+            return self.go_on(other)
+        if chance < 0.92:
+            other.tools = None if other.tools else TOOLS[: self.dice.choice([1, 2])]
+            return self.go_on(other)
+        return self.go_on(self.edited(other))
+
+    def edited(self, thread: Thread) -> Thread:
+        index = self.dice.randrange(len(thread.messages))
+        role = plain(thread.messages)[index][0]
+        thread.messages[index] = {"role": role, "content": self.text()}
+        if role == "tool":
+            thread.messages[index]["tool_call_id"] = "call-of-old"
+        thread.said[index] = None
+        thread.is_edited = True
+        return thread
+
+    def sent_back(self, reply: Reply) -> Any:
+        message = completion(reply, id="", model="").choices[0].message
+        fields = message.model_dump(exclude_none=True)
+        if self.dice.random() < 0.5:
+            fields.pop("reasoning_content", None)
+        if isinstance(fields.get("content"), str) and self.dice.random() < 0.3:
+            fields["content"] = fields["content"].strip()
+        return fields if self.dice.random() < 0.7 else ChatCompletionMessage.model_validate(fields)
+
+    # -- the policy --------------------------------------------------------------------------
+
+    def action(self, request: Thread) -> tuple[list[int], bool]:
+        """Tokens of a reply, and whether it was cut."""
+        margins = self.dice.choice([("", ""), ("", ""), (" ", ""), ("", "\n")])
+        text = self.text().join(margins)
+        parts: list[Any] = [TextPart(type="text", text=text)]
+        if self.dice.random() < 0.5:
+            parts.insert(0, ThinkingPart(type="thinking", thinking=self.text()))
+        message = Message(role="assistant", content=parts if len(parts) > 1 else text)
+        if request.tools and self.dice.random() < 0.5:
+            function = ToolCall.FunctionBody(name="search", arguments='{"q": "x"}')
+            message["tool_calls"] = [ToolCall(id=f"functions.search:{self.count}", function=function)]
+        action = self.spelled(message) if self.dice.random() < 0.8 else None
+        if action is None:
+            odd = [t for character in text for t in self.renderer.encode(character)]
+            action = odd + self.end()
+        if self.dice.random() < 0.1:
+            return action[: max(1, len(action) // 2)], True
+        return action, False
+
+    def end(self) -> list[int]:
+        [stop, *_] = self.renderer.stop
+        return [stop] if isinstance(stop, int) else self.renderer.encode(stop)
+
+    def spelled(self, message: Message) -> list[int] | None:
+        """A reply as the renderer would write it; None where it cannot."""
+        question = [Message(role="user", content="q")]
+        raw = self.renderer.renderer
+        try:
+            prompt = raw.build_generation_prompt(question).to_ints()
+            whole = raw.build_supervised_example([*question, message])[0].to_ints()
+        except (RendererError, AssertionError, ValueError):
+            return None
+        action = whole[len(prompt) :]
+        ends = [index for index, token in enumerate(action) if token in self.renderer.stop]
+        return action[: ends[0] + 1] if whole[: len(prompt)] == prompt and ends else None
+
+    # -- one call ----------------------------------------------------------------------------
+
+    def play(self) -> None:
+        thread = self.next_request()
+        request = ChatRequest("policy", list(thread.messages), thread.tools)
+        caller = self.dice.choice(["one", "two"])
+        try:
+            conversation = self.book.observe(request, caller, self.renderer)
+        except openai.BadRequestError:
+            self.refused += 1
+            return
+        self.observed += 1
+        prompt = flatten(conversation.prompt().chunks)
+        self.check(thread, conversation, prompt)
+        thread.is_edited = False  # from here on it is what it is
+        action, is_cut = self.action(thread)
+        reply, _ = read_action(
+            action,
+            self.renderer,
+            truncated=is_cut,
+            stop=(),
+            call_ids=f"call-{self.observed}",
+            prompt_tokens=len(prompt),
+        )
+        conversation.record(action, reply, self.renderer)
+        tokens = [*prompt, *action, *self.renderer.missing_end(action)]
+        said = Said(reply, plain(thread.messages), thread.tools, tokens)
+        thread.add(self.sent_back(reply), said)
+        self.threads.append(thread)
+
+    def check(self, thread: Thread, conversation: Conversation, prompt: FlatPrompt) -> None:
+        drift = self.book.latest_drift
+        if drift is Drift.HISTORY:
+            assert not thread.is_as_said()
+            thread.forget_all_but(conversation.messages)
+        kept: FlatPrompt = []
+        for said in thread.said:
+            if said is not None and prompt[: len(said.tokens)] == said.tokens:
+                kept = said.tokens
+        expected = self.renderer.decode(self.renderer.full(self.own_messages(thread)))
+        if kept:
+            assert expected.endswith(self.renderer.decode(prompt[len(kept) :]))
+        else:
+            assert self.renderer.decode(prompt) == expected
+        if drift is Drift.TOOLS:
+            assert not thread.is_as_said()
+        if drift in (None, Drift.RETOKENISED) and thread.replies():
+            said = thread.said[thread.replies()[-1]]
+            assert said is not None
+            assert kept == said.tokens
+
+    def own_messages(self, thread: Thread) -> list[Message]:
+        """The conversation for the renderer, replies as the policy gave them."""
+        names: dict[str, str] = {}
+        messages: list[Message] = []
+        for index, (sent, said) in enumerate(zip(thread.messages, thread.said, strict=True)):
+            message = read_message(sent, index, names)
+            names |= {call.id or "": call.function.name for call in message.get("tool_calls", ())}
+            messages.append(said.reply.parsed if said is not None and said.is_own else message)
+        if thread.tools:
+            system = ""
+            if messages[0]["role"] == "system":
+                system = str(messages.pop(0)["content"])
+            messages[:0] = self.renderer.tool_prefix(read_tools(thread.tools), system)
+        return messages
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in NOT_HERE])
+def test_every_prompt_of_a_random_episode_is_the_renderers(
+    name: str, seed: int, make_renderer: Callable[[str], cookbook.Renderer]
+) -> None:
+    episode = Episode(PromptRenderer(make_renderer(name)), random.Random(f"{name} {seed}"))
+    for _ in range(30):
+        episode.play()
+    assert episode.observed >= 8
