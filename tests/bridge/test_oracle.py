@@ -37,6 +37,8 @@ NAMES = re.findall(r'name == "([a-z0-9_]+)"', inspect.getsource(cookbook.get_ren
 NOT_HERE = {"tml_v0", "qwen3_vl", "qwen3_vl_instruct"}
 """One needs a tokenizer of its own, the others an image processor."""
 
+WORDS = ("so", "it", "is", "said,", "red", "or", "blue", "both")
+
 TOOLS = [
     {
         "type": "function",
@@ -121,7 +123,7 @@ class Episode:
 
     def text(self) -> str:
         self.count += 1
-        words = self.dice.choices("so it is said, red or blue or both".split(), k=3)
+        words = self.dice.choices(WORDS, k=3)
         return f"{' '.join(words)} {self.count}"
 
     # -- the agent ---------------------------------------------------------------------------
@@ -195,7 +197,9 @@ class Episode:
         message = Message(role="assistant", content=parts if len(parts) > 1 else text)
         if request.tools and self.dice.random() < 0.5:
             function = ToolCall.FunctionBody(name="search", arguments='{"q": "x"}')
-            message["tool_calls"] = [ToolCall(id=f"functions.search:{self.count}", function=function)]
+            message["tool_calls"] = [
+                ToolCall(id=f"functions.search:{self.count}", function=function)
+            ]
         action = self.spelled(message) if self.dice.random() < 0.8 else None
         if action is None:
             odd = [t for character in text for t in self.renderer.encode(character)]

@@ -579,7 +579,7 @@ def test_a_run_without_any_step_has_a_page_without_figures(made: MadeUp) -> None
 def test_metrics_that_are_there_have_their_figures(made: MadeUp) -> None:
     made.rows = [
         row(step, **{f"env/all/{name}": 1.0 for name in (
-            "success", "drift", "drift/edited", "lineages", "tools/calls", "tools/calls_unparsed",
+            "success", "drift", "drift/history", "lineages", "tools/calls", "tools/calls_unparsed",
         )})
         for step in range(3)
     ]  # fmt: skip
@@ -587,7 +587,7 @@ def test_metrics_that_are_there_have_their_figures(made: MadeUp) -> None:
     text = Tags(page_of(path)).text
     files = {file.name for file in (path / "report").iterdir()}
     assert {"success.png", "drift.png", "data.png", "tool_calls.png"} <= files
-    assert "Causes seen: edited." in text
+    assert "Causes seen: history." in text
     assert "Success is the agent's metric success." in text
 
 
