@@ -6,16 +6,15 @@ the renderer takes them, with what the agent does not see (the tools' prefix, th
 corrections).
 The tokens are ``log`` (up to the last action), then ``tail`` (what came after it), then ``suffix``
 (which opens the reply). Sampled tokens enter the log as they were sampled and are never encoded
-again; a turn renders the tail only. Each reply leaves a ``Turn``, from which other conversations
-may branch; what it refers to never changes.
+again; a turn renders the tail only. Each reply that the agent gets leaves a ``Point``, from which
+other conversations may branch; the tokens that it holds never change.
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 import tinker
 from tinker_cookbook.exceptions import RendererError
@@ -25,24 +24,26 @@ from evert.bridge.formats import ReplyFormat
 from evert.bridge.index import START, Index
 from evert.bridge.messages import Reply, refuse
 from evert.bridge.rendering import PromptRenderer
+from evert.bridge.requests import context_length_exceeded
 from evert.bridge.tokens import FlatPrompt, TokenLog, length_of
 
 
-class Fit(StrEnum):
-    """How the renderer shows a reply once it is history, next to how it was sampled."""
+class Drift(StrEnum):
+    """What keeps a known reply from going on token for token."""
 
-    EXACT = "exact"
-    RETOKENISED = "retokenised"  # same message, other token ids (or other JSON spacing)
-    CHANGED = "changed"  # another message: thinking stripped, a cut block dropped
+    TEMPLATE = "template"  # the renderer shows the same messages otherwise: thinking stripped, say
+    RETOKENISED = "retokenised"  # same message, other token ids (or JSON spacing): ids are kept
+    TOOLS = "tools"  # same messages, other tools
+    HISTORY = "history"  # a reply was changed or left out, or stands in another history
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Turn:
+class Point:
     """A reply that an agent got, and all that led to it: a point to go on from.
 
     Attributes:
         conversation: Where it was given.
-        number: Its place among the conversation's turns.
+        number: Its place among the conversation's points.
         sent: Index of the reply among the agent's messages.
         messages: Number of the model's messages, the reply included.
         log: The tokens, the action included.
@@ -66,20 +67,20 @@ class Turn:
         return self.conversation.messages[self.messages - 1]
 
     @property
-    def path(self) -> "list[Turn]":
-        """The turns up to this one, from the conversation's beginning."""
-        return self.conversation.turns[: self.number + 1]
+    def path(self) -> "list[Point]":
+        """The points up to this one, from the conversation's beginning."""
+        return self.conversation.points[: self.number + 1]
 
     @property
     def is_open(self) -> bool:
         """Whether its conversation stands here, and can itself go on."""
         conversation = self.conversation
-        return conversation.reply is self.reply and conversation.turns[-1] is self
+        return conversation.reply is self.reply and conversation.points[-1] is self
 
     def is_within(self, messages: Sequence[Any]) -> bool:
         """Whether a request sends back all replies up to this one as they were given."""
         path = reversed(self.path)  # what an agent changes is mostly new
-        return all(turn.reply.is_sent_back_as(messages[turn.sent]) for turn in path)
+        return all(point.reply.is_sent_back_as(messages[point.sent]) for point in path)
 
 
 @dataclass(slots=True, eq=False)
@@ -87,7 +88,7 @@ class Conversation:
     """One conversation of an episode (see the module's docstring).
 
     Attributes:
-        index: Where its turns are made known.
+        index: Where its points are made known.
         caller: Task or thread that made its latest call.
         tools: Tools offered, as sent; None for none.
         lineage: Number of the token sequence it is writing, a new one when the renderer forces a
@@ -95,7 +96,7 @@ class Conversation:
         format: What the latest reply had to look like, and the policy was told; None for anything.
         reply: The latest reply until the agent sends it back; None before the first.
         action: Its tokens as sampled, end of turn included, until the next message is rendered.
-        turns: What there is to branch from, also of the conversation that it branched off.
+        points: What there is to branch from, also of the conversation that it branched off.
         place: In the index, after all that the agent has sent, or the reply.
         last: The latest message of the agent.
         shown: For templates that are rendered whole: what the renderer itself makes of the log.
@@ -113,7 +114,7 @@ class Conversation:
     suffix: list[int] = field(default_factory=list)
     reply: Reply | None = None
     action: list[int] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
+    points: list[Point] = field(default_factory=list)
     place: int = START
     last: Message | None = None
     shown: FlatPrompt = field(default_factory=list)
@@ -122,13 +123,13 @@ class Conversation:
     _objects: list[tuple[Any, tuple[dict[str, Any], Any]]] = field(default_factory=list)
 
     @classmethod
-    def after(cls, turn: Turn, caller: str, renderer: PromptRenderer) -> "Conversation":
-        """A branch: another conversation that has been the same up to ``turn``."""
-        origin = turn.conversation
-        branch = cls(origin.index, caller, origin.tools, format=turn.format)
-        branch._add(origin.messages[: turn.messages])
+    def after(cls, point: Point, caller: str, renderer: PromptRenderer) -> "Conversation":
+        """A branch: another conversation that has been the same up to ``point``."""
+        origin = point.conversation
+        branch = cls(origin.index, caller, origin.tools, format=point.format)
+        branch._add(origin.messages[: point.messages])
         branch.tool_names = dict(origin.tool_names)
-        branch.log, branch.action, branch.turns = turn.log, turn.action, turn.path
+        branch.log, branch.action, branch.points = point.log, point.action, point.path
         if not renderer.renders_tails:
             branch.shown = renderer.full(branch.messages[:-1])
         return branch
@@ -149,34 +150,12 @@ class Conversation:
         except Exception:  # an agent's objects may not like to be compared (arrays)
             return False
 
-    def remember(self, messages: Sequence[Any], start: int) -> None:
-        """Keep a request's messages from ``start`` on, safe against later changes in place.
-
-        Raises:
-            openai.BadRequestError: One cannot be copied.
-        """
-        try:
-            kept = [_kept(message) for message in messages[start:]]
-        except Exception as error:
-            refuse("messages", error)
+    def remember(self, start: int, kept: "Sequence[Kept]") -> None:
+        """Take messages of a request as the agent's view from ``start`` on."""
         if start == 0:
             self._objects = []
         self.sent[start:] = [message for message, _ in kept]
         self._objects += [(message, state) for message, state in kept if state is not None]
-
-    @contextmanager
-    def undone_on_error(self) -> Iterator[None]:
-        """Leave the conversation as it was when what is done inside fails."""
-        names = ("log", "tail", "suffix", "action", "shown", "last_user")
-        before = [(name, getattr(self, name)) for name in names]
-        count = len(self.messages)
-        try:
-            yield
-        except BaseException:
-            for name, value in before:
-                setattr(self, name, value)
-            del self.messages[count:]
-            raise
 
     # -- the model's view ------------------------------------------------------------------------
 
@@ -210,26 +189,45 @@ class Conversation:
             self.tool_names[call.id or ""] = call.function.name
         if is_seen:
             self.reply = reply
-            here = len(self.turns), len(self.sent), len(self.messages)
-            turn = Turn(self, *here, self.log, ended, reply, self.format)
-            self.turns.append(turn)
-            self.place = self.index.add(turn, self.place, self.last)
+            here = len(self.points), len(self.sent), len(self.messages)
+            point = Point(self, *here, self.log, ended, reply, self.format)
+            self.points.append(point)
+            self.place = self.index.add(point, self.place, self.last)
 
-    def grow(self, new: Sequence[Message], renderer: PromptRenderer) -> Fit:
-        """Add messages after the last action, and make the tokens for them.
+    def grow(
+        self, new: Sequence[Message], renderer: PromptRenderer, max_length: int | None = None
+    ) -> Drift | None:
+        """Add messages after the last action, and make the tokens for them; all or nothing.
+
+        Args:
+            new: The messages.
+            renderer: To render with.
+            max_length: Most tokens of the prompt; None for no limit.
 
         Returns:
-            ``Fit.CHANGED`` when the renderer no longer shows the last reply, or what was before
+            ``Drift.TEMPLATE`` when the renderer no longer shows the last reply, or what was before
             it, as it was: all is then as the renderer shows it now, a token sequence of its own.
+            ``Drift.RETOKENISED`` when it would only spell the reply otherwise. Else None.
+
+        Raises:
+            RendererMismatchError: The renderer cannot render it.
+            openai.BadRequestError: The prompt is too long.
         """
-        start = len(self.messages)
+        start, last_user = len(self.messages), self.last_user
+        before = self.log, self.tail, self.suffix, self.shown
         self._add(new)
-        if renderer.renders_tails:
-            fit = self._render_tail(start, renderer)
-        else:
-            fit = self._render_whole(renderer)
+        try:
+            render = self._render_tail if renderer.renders_tails else self._render_whole
+            drift = render(start, renderer)
+            if max_length is not None and self.length > max_length:
+                raise context_length_exceeded(self.length, max_length)
+        except BaseException:
+            del self.messages[start:]
+            self.log, self.tail, self.suffix, self.shown = before
+            self.last_user = last_user
+            raise
         self.action = []
-        return fit
+        return drift
 
     def _add(self, messages: Sequence[Message]) -> None:
         for message in messages:
@@ -239,54 +237,53 @@ class Conversation:
                 self.tool_names[call.id or ""] = call.function.name
             self.messages.append(message)
 
-    def _render_tail(self, start: int, renderer: PromptRenderer) -> Fit:
-        fit = Fit.EXACT
+    def _render_tail(self, start: int, renderer: PromptRenderer) -> Drift | None:
+        drift: Drift | None = None
         if self.action:
             shown = renderer.as_history(self.messages, start - 1, self.last_user)
-            fit = _fit(shown, self.action, renderer)
-            if fit is Fit.CHANGED:
+            drift = _drift(shown, self.action, renderer)
+            if drift is Drift.TEMPLATE:
                 self.log, start = TokenLog(), 0
         self.tail = self.tail + renderer.tail(self.messages, start, self.last_user)
         self.suffix = renderer.suffix(self.messages, self.last_user)
-        return fit
+        return drift
 
-    def _render_whole(self, renderer: PromptRenderer) -> Fit:
+    def _render_whole(self, start: int, renderer: PromptRenderer) -> Drift | None:
         """For templates that look at everything: render it all, but keep what was sampled."""
         whole = renderer.full(self.messages)
-        before = len(self.shown)
-        fit, length = Fit.CHANGED, 0
-        if whole[:before] == self.shown:
-            fit, length = _find_reply(whole[before:], self.action, renderer)
-        if fit is Fit.CHANGED:
-            self.log, before = TokenLog(), 0
-        self.shown, self.tail = whole[: before + length], whole[before + length :]
-        return fit
+        known = len(self.shown)
+        drift: Drift | None = Drift.TEMPLATE
+        if whole[:known] == self.shown:
+            shown = _opening(whole[known:], self.action, renderer)
+            known += len(shown)
+            drift = _drift(shown, self.action, renderer)
+        if drift is Drift.TEMPLATE:
+            self.log, known = TokenLog(), 0
+        self.shown, self.tail = whole[:known], whole[known:]
+        return drift
 
 
-def _find_reply(rest: FlatPrompt, action: list[int], renderer: PromptRenderer) -> tuple[Fit, int]:
-    """How ``rest`` of a whole rendering opens with an action, and how long it is there."""
+def _opening(rest: FlatPrompt, action: list[int], renderer: PromptRenderer) -> FlatPrompt:
+    """The reply that opens the rest of a whole rendering; empty where none can be made out."""
     if rest[: len(action)] == action:
-        return Fit.EXACT, len(action)
+        return rest[: len(action)]
     ends = [rest.index(end) for end in renderer.end_tokens if end in rest]
-    if not ends:
-        return Fit.CHANGED, 0
-    shown = rest[: min(ends) + 1]
-    fit = _fit(shown, action, renderer)
-    return fit, 0 if fit is Fit.CHANGED else len(shown)
+    return rest[: min(ends) + 1] if ends else []
 
 
-def _fit(shown: FlatPrompt, sampled: list[int], renderer: PromptRenderer) -> Fit:
+def _drift(shown: FlatPrompt, sampled: list[int], renderer: PromptRenderer) -> Drift | None:
+    """What came between a reply as it was sampled and as the renderer shows it as history."""
     if shown == sampled:
-        return Fit.EXACT
+        return None
     tokens = [token for token in shown if isinstance(token, int)]
-    if len(tokens) < len(shown):
-        return Fit.CHANGED
+    if not tokens or len(tokens) < len(shown):
+        return Drift.TEMPLATE
     try:
         (rendered, ended), (said, end) = renderer.parse(tokens), renderer.parse(sampled)
     except (RendererError, RecursionError):  # an end of turn in its middle, say: no message at all
-        return Fit.CHANGED
+        return Drift.TEMPLATE
     same = ended == end and _without_margins(rendered) == _without_margins(said)
-    return Fit.RETOKENISED if same else Fit.CHANGED
+    return Drift.RETOKENISED if same else Drift.TEMPLATE
 
 
 def _without_margins(message: Message) -> dict[str, Any]:
@@ -309,11 +306,26 @@ def _without_margins(message: Message) -> dict[str, Any]:
     return {**message, "content": content.strip() if isinstance(content, str) else content}
 
 
-def _kept(message: Any) -> tuple[Any, Any]:
-    """What to keep of a message, and its state if it is an SDK object, else None.
+Kept: TypeAlias = tuple[Any, tuple[dict[str, Any], Any] | None]
+"""A message of an agent, safe against changes in place; and its state, if it is an SDK object.
 
-    To compare SDK objects is slow; the same object is equal at once, if nobody changed it.
+To compare SDK objects is slow; the same object is equal at once, if nobody changed it.
+"""
+
+
+def keep(messages: Sequence[Any]) -> list[Kept]:
+    """Messages of a request, to be recognised by.
+
+    Raises:
+        openai.BadRequestError: One cannot be copied.
     """
+    try:
+        return [_keep(message) for message in messages]
+    except Exception as error:
+        refuse("messages", error)
+
+
+def _keep(message: Any) -> Kept:
     if not isinstance(message, Mapping):
         return message, copy.deepcopy(_state(message))
     plain = all(isinstance(value, str) for value in message.values())

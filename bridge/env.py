@@ -27,7 +27,7 @@ from tinker_cookbook.rl.types import (
 
 from evert.bridge.actions import ParseErrors
 from evert.bridge.agent import NO_TASK, Agent, inspect_agent
-from evert.bridge.conversation import Conversation
+from evert.bridge.conversation import Conversation, Drift
 from evert.bridge.diagnosis import CALLER, DRIFT, LINEAGE
 from evert.bridge.endings import Ending
 from evert.bridge.episode import Episode, give_threads
@@ -37,7 +37,6 @@ from evert.bridge.faces.client import AgentClient, BlockingAgentClient
 from evert.bridge.faces.endpoint import Endpoint
 from evert.bridge.inbox import Inbox
 from evert.bridge.limits import LiveLimits
-from evert.bridge.lineage import Drift
 from evert.bridge.models import frozen_models
 from evert.bridge.options import EnvOptions, settings_of
 from evert.bridge.rendering import prompt_renderer

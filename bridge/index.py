@@ -3,10 +3,8 @@
 A *place* is a number that stands for all messages up to a point. One dict, from a place and the key
 of the next message to the place after it, holds them all as a tree: to follow a request costs one
 look-up a message, with two conversations as with two thousand. Keys are made of what a message says
-and not of its form, so that a dict and an SDK object that say the same lead to the same place.
-
-A reply of the policy has a key of its own, without the margins that agents strip and without the
-thinking that they seldom send back. ``Turn`` (``conversation.py``) is what is known of it.
+and not of its form, so that a dict and an SDK object that say the same lead to the same place. A
+reply of the policy has a key without what agents change: white space at the ends, thinking.
 """
 
 import hashlib
@@ -19,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tinker_cookbook.renderers.base import Message, ToolCall
 
 if TYPE_CHECKING:
-    from evert.bridge.conversation import Turn
+    from evert.bridge.conversation import Point
 
 START = 0
 """The place before every message."""
@@ -42,6 +40,16 @@ def reply_key(text: str, calls: Sequence[ToolCall]) -> Key:
     return "reply", text.strip(), _calls_key(calls)
 
 
+def key_as_reply(message: Message) -> Key:
+    """The key that a message of an agent has if it is a reply."""
+    content = message["content"]
+    if not isinstance(content, str):
+        if any(part["type"] not in ("text", "thinking") for part in content):
+            return message_key(message)
+        content = "".join(part["text"] for part in content if part["type"] == "text")
+    return reply_key(content, message.get("tool_calls", ()))
+
+
 def _part_key(part: Any) -> Key:
     value = part.get("text") or part.get("thinking") or part.get("image")
     if not isinstance(value, str):
@@ -54,30 +62,33 @@ def _calls_key(calls: Sequence[ToolCall]) -> Key:
 
 
 def _same_json(text: str) -> str:
-    """One spelling for JSON that frameworks write anew: order of keys, spaces, 1.0 for 1."""
+    """One spelling for JSON that frameworks write anew: order of keys, spaces, 1 for 1.0."""
     try:
-        return json.dumps(json.loads(text, parse_int=float), sort_keys=True)
+        return json.dumps(json.loads(text, parse_float=_number), sort_keys=True)
     except (ValueError, RecursionError):
         return text
 
 
-def _as_reply(message: Message) -> Key:
-    """The key of an agent's message, if it were a reply."""
-    content = message["content"]
-    if not isinstance(content, str):
-        content = "".join(part["text"] for part in content if part["type"] == "text")
-    return reply_key(content, message.get("tool_calls", ()))
+def _number(text: str) -> float:
+    value = float(text)
+    return int(value) if value.is_integer() else value
 
 
 class Index:
-    """The beginnings that are known (see the module's docstring)."""
+    """The beginnings that are known (see the module's docstring).
+
+    Attributes:
+        points: The replies that end at a place, from old to new.
+        asked: Places where a reply was given.
+        replies: Keys of all replies.
+    """
 
     def __init__(self) -> None:
+        self.points: defaultdict[int, list[Point]] = defaultdict(list)
+        self.asked: set[int] = set()
+        self.replies: set[Key] = set()
         self._next: dict[tuple[int, Key], int] = {}
-        self._turns: defaultdict[int, list[Turn]] = defaultdict(list)
-        self._asked: set[int] = set()
-        self._replies: set[Key] = set()
-        self._given: dict[tuple[Key, Key], Turn] = {}
+        self._given: dict[tuple[Key, Key], Point] = {}
 
     def follow(self, messages: Iterable[Message]) -> list[int]:
         """The places after each of the messages, from the first on, as far as they are known."""
@@ -101,44 +112,32 @@ class Index:
 
     def _after(self, place: int, message: Message) -> int | None:
         if message["role"] == "assistant":
-            known = self._next.get((place, _as_reply(message)))
+            known = self._next.get((place, key_as_reply(message)))
             if known is not None:
                 return known
         return self._next.get((place, message_key(message)))
 
-    def add(self, turn: "Turn", place: int, before: Message | None) -> int:
+    def add(self, point: "Point", place: int, before: Message | None) -> int:
         """Make a reply known that was given at ``place`` to the message ``before`` it.
 
         Returns:
             The place after the reply.
         """
-        key = reply_key(turn.reply.text, turn.reply.tool_calls)
+        key = point.reply.key
         after = self._next.setdefault((place, key), len(self._next) + 1)
-        self._turns[after].append(turn)
-        self._asked.add(place)
-        self._replies.add(key)
-        self._given[_anchor(turn.reply.tool_calls, before), key] = turn
+        self.points[after].append(point)
+        self.asked.add(place)
+        self.replies.add(key)
+        self._given[_anchor(point.reply.tool_calls, before), key] = point
         return after
 
-    def turns(self, place: int) -> "Sequence[Turn]":
-        """The replies that end at a place, from old to new."""
-        return self._turns.get(place, ())
-
-    def was_asked(self, place: int) -> bool:
-        """Whether the policy gave a reply at a place."""
-        return place in self._asked
-
-    def is_reply(self, message: Message) -> bool:
-        """Whether an agent's message is a reply by its text and calls, wherever that was given."""
-        return _as_reply(message) in self._replies
-
-    def given(self, message: Message, before: Message | None) -> "Turn | None":
+    def given(self, message: Message, before: Message | None) -> "Point | None":
         """The latest reply that an agent's message is.
 
         A text alone may be like another by chance: it has to follow on the same message.
         """
         anchor = _anchor(message.get("tool_calls", ()), before)
-        return self._given.get((anchor, _as_reply(message)))
+        return self._given.get((anchor, key_as_reply(message)))
 
 
 def _anchor(calls: Sequence[ToolCall], before: Message | None) -> Key:

@@ -20,30 +20,20 @@ Wherever a reply comes back, it is rendered as the policy gave it, with its thin
 import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from typing import Any, NamedTuple
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Message
 
-from evert.bridge.conversation import Conversation, Fit, Turn
+from evert.bridge.conversation import Conversation, Drift, Point, keep
 from evert.bridge.errors import RendererMismatchError
-from evert.bridge.index import START, Index
+from evert.bridge.index import START, Index, key_as_reply
 from evert.bridge.messages import read_message, read_tools, refuse
 from evert.bridge.rendering import PromptRenderer
-from evert.bridge.requests import ChatRequest, bad_request, context_length_exceeded
+from evert.bridge.requests import ChatRequest, bad_request
 
 RECENT = 8
 """Conversations that are compared message by message before the index is asked."""
-
-
-class Drift(StrEnum):
-    """Why a conversation could not go on token for token (see the module's docstring)."""
-
-    TEMPLATE = "template"
-    RETOKENISED = "retokenised"
-    TOOLS = "tools"
-    HISTORY = "history"
 
 
 class ConversationBook:
@@ -99,8 +89,8 @@ class ConversationBook:
         self, conversation: Conversation, messages: Sequence[Message], renderer: PromptRenderer
     ) -> None:
         """Append messages that the agent does not know of (corrections, a hook's reminders)."""
-        fit = conversation.grow([renderer.escape(message) for message in messages], renderer)
-        self._note(conversation, fit, None)
+        escaped = [renderer.escape(message) for message in messages]
+        self._note(conversation, None, conversation.grow(escaped, renderer))
 
     def new_text(self, request: ChatRequest, caller: str) -> int:
         """About how many characters of a request are new (those of the caller's latest are not)."""
@@ -129,18 +119,14 @@ class ConversationBook:
         """Where a request goes on from the last known reply on its way, or anew without one."""
         messages = _read(request.messages, 0, {})
         places = self._index.follow(messages)
-        last = self._last_reply(request, caller, places, any_tools=True)
-        if last is None or _offers(request, last.conversation):
-            point = last
-        else:
-            point = self._last_reply(request, caller, places, any_tools=False)
+        last, point = self._last_replies(request, caller, places)
         start = 0 if point is None else point.sent + 1
-        new = messages[start:]
         rendered, is_foreign = self._as_given(request, messages, start, last)
+        departs = len(places) < len(messages) and (places or [START])[-1] in self._index.asked
         cause: Drift | None = None
-        if is_foreign or self._departs_from_a_reply(places, len(messages)):
+        if is_foreign or departs:
             cause = Drift.HISTORY
-        elif point is not last:
+        elif last is not None and last.sent >= start:
             cause = Drift.TOOLS
         if point is None:
             conversation = Conversation(self._index, caller, _kept_tools(request.tools))
@@ -149,88 +135,74 @@ class ConversationBook:
         else:
             conversation = Conversation.after(point, caller, renderer)
             conversation.place = places[point.sent]
-        return _Way(conversation, 0, new, rendered, cause)
+        return _Way(conversation, 0, messages[start:], rendered, cause)
 
-    def _last_reply(
-        self, request: ChatRequest, caller: str, places: Sequence[int], *, any_tools: bool
-    ) -> Turn | None:
-        """The last known reply on a request's way; of equal ones one that can go on, the newest."""
+    def _last_replies(
+        self, request: ChatRequest, caller: str, places: Sequence[int]
+    ) -> tuple[Point | None, Point | None]:
+        """The last known reply on a request's way, and the last one that had the same tools.
 
-        def offers(turn: Turn) -> bool:
-            return _offers(request, turn.conversation)
-
+        Of equal ones it is one that can go on, the caller's own, the newest.
+        """
+        last: Point | None = None
         for place in reversed(places):
-            fitting = [
-                turn
-                for turn in reversed(self._index.turns(place))
-                if (any_tools or offers(turn)) and turn.is_within(request.messages)
-            ]
-            if fitting:
-                return max(
-                    fitting,
-                    key=lambda turn: (
-                        offers(turn),
-                        turn.is_open,
-                        turn.conversation.caller == caller,
-                    ),
-                )
-        return None
+            here = [p for p in self._index.points.get(place, ()) if p.is_within(request.messages)]
+            here.sort(key=lambda point: (point.is_open, point.conversation.caller == caller))
+            for point in reversed(here):
+                last = last or point
+                if _offers(request, point.conversation):
+                    return last, point
+        return last, None
 
     def _as_given(
-        self, request: ChatRequest, messages: Sequence[Message], start: int, last: Turn | None
+        self, request: ChatRequest, messages: Sequence[Message], start: int, last: Point | None
     ) -> tuple[list[Message], bool]:
         """The messages from ``start`` on, with the policy's replies as it gave them.
 
         Also whether one of them was given elsewhere than on the way to ``last``.
         """
-        path = {turn.sent: turn for turn in last.path} if last is not None else {}
+        path = {point.sent: point for point in last.path} if last is not None else {}
         rendered = list(messages[start:])
         is_foreign = False
         for index, message in enumerate(rendered, start):
-            turn = path.get(index)
-            if turn is None and message["role"] == "assistant" and self._index.is_reply(message):
+            if message["role"] != "assistant":
+                continue
+            point = path.get(index)
+            if point is None and key_as_reply(message) in self._index.replies:
                 is_foreign = True
-                turn = self._index.given(message, messages[index - 1] if index else None)
-            if turn is not None and turn.reply.is_sent_back_as(request.messages[index]):
-                rendered[index - start] = turn.message
+                point = self._index.given(message, messages[index - 1] if index else None)
+            if point is not None and point.reply.is_sent_back_as(request.messages[index]):
+                rendered[index - start] = point.message
         return rendered, is_foreign
-
-    def _departs_from_a_reply(self, places: Sequence[int], count: int) -> bool:
-        """Whether a request of ``count`` messages goes on otherwise where a reply was given."""
-        return len(places) < count and self._index.was_asked(places[-1] if places else START)
 
     # -- growing ---------------------------------------------------------------------------------
 
     def _follow(self, way: "_Way", request: ChatRequest, renderer: PromptRenderer) -> None:
         """Let a conversation grow by a request; one that is refused leaves no trace."""
         conversation = way.conversation
-        with conversation.undone_on_error():
-            messages = [renderer.escape(message) for message in way.rendered]
-            if not conversation.messages and request.tools:
-                _offer_tools(request.tools, messages, renderer)
-            if request.format is not None and request.format != conversation.format:
-                messages.append(renderer.escape(request.format.request()))
-            fit = conversation.grow(messages, renderer)
-            length = conversation.length
-            if self._max_length is not None and length > self._max_length:
-                raise context_length_exceeded(length, self._max_length)
-            conversation.remember(request.messages, way.kept)
+        messages = [renderer.escape(message) for message in way.rendered]
+        if not conversation.messages and request.tools:
+            _offer_tools(request.tools, messages, renderer)
+        if request.format is not None and request.format != conversation.format:
+            messages.append(renderer.escape(request.format.request()))
+        kept = keep(request.messages[way.kept :])
+        drift = conversation.grow(messages, renderer, self._max_length)
+        conversation.remember(way.kept, kept)
         conversation.place = self._index.enter(conversation.place, way.new)
         conversation.last = way.new[-1] if way.new else None
         conversation.format = request.format
         conversation.reply = None
-        self._note(conversation, fit, way.cause)
+        self._note(conversation, way.cause, drift)
 
-    def _note(self, conversation: Conversation, fit: Fit, cause: Drift | None) -> None:
-        """Count the drift of an observation, and the lineage if one begins with it."""
+    def _note(self, conversation: Conversation, cause: Drift | None, drift: Drift | None) -> None:
+        """Count what an observation met, and the lineage if one begins with it."""
         begins = conversation.lineage < 0
-        if cause is None and fit is Fit.CHANGED:
-            cause = Drift.TEMPLATE
-        elif cause is None and fit is Fit.RETOKENISED and not begins:
-            cause = Drift.RETOKENISED
-        if begins or fit is Fit.CHANGED:
+        if begins and drift is Drift.RETOKENISED:
+            drift = None  # counted when the reply was first gone on from
+        if begins or drift is Drift.TEMPLATE:
             conversation.lineage = self.lineages
             self.lineages += 1
+        cause = cause or drift
         if cause is not None:
             self.drift[cause] += 1
             self.latest_drift = cause

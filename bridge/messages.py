@@ -27,6 +27,7 @@ from tinker_cookbook.renderers.base import (
     UnparsedToolCall,
 )
 
+from evert.bridge.index import Key, key_as_reply, reply_key
 from evert.bridge.requests import bad_request
 
 ROLES = {
@@ -103,7 +104,9 @@ def _read_message(fields: Mapping[str, Any], index: int, tool_names: Mapping[str
             param=f"messages[{index}].role",
         )
     calls = fields.get("tool_calls")
-    result = Message(role=role, content=_read_content(fields, index, may_be_empty=bool(calls)))
+    result = Message(
+        role=role, content=_read_content(fields, index, may_be_empty=role == "assistant")
+    )
     if role == "assistant":
         _read_assistant(fields, calls, index, result)
     elif role == "tool":
@@ -280,59 +283,34 @@ class Reply:
         ends = self.finish_reason == "tool_calls" and not calls
         return replace(self, tool_calls=calls, finish_reason="stop" if ends else self.finish_reason)
 
+    @property
+    def key(self) -> Key:
+        """What an agent sees of it, to find it by."""
+        return reply_key(self.text, self.tool_calls)
+
     def is_sent_back_as(self, message: object) -> bool:
         """Whether ``message`` of a later request is this reply.
 
         Agents strip what they get, so white space at the ends of a text is no change. They rarely
         send reasoning back, so a missing one is none either; a different one is.
         """
-        fields = message if isinstance(message, Mapping) else _attributes(message)
-        if fields.get("role") != "assistant":
+        try:
+            if message == {"role": "assistant", "content": self.text} and not self.tool_calls:
+                return True  # most of them
+            sent = read_message(message, 0, {})
+        except Exception:  # no message, or an agent's object that does not like to be compared
             return False
-        content = fields.get("content")
-        if content is not self.text and not _same_text(content, self.text):
+        if sent["role"] != "assistant" or key_as_reply(sent) != self.key:
             return False
-        reasoning = fields.get("reasoning_content") or fields.get("reasoning")
-        if isinstance(reasoning, str) and reasoning.strip() not in (
-            "",
-            (self.reasoning or "").strip(),
-        ):
-            return False
-        calls = fields.get("tool_calls") or ()
-        if not isinstance(calls, (list, tuple)) or len(calls) != len(self.tool_calls):
-            return False
-        return all(map(_same_call, calls, self.tool_calls))
+        thoughts = _thoughts(sent["content"])
+        return not thoughts or thoughts.strip() in ("", (self.reasoning or "").strip())
 
 
-def _attributes(message: object) -> Mapping[str, Any]:
-    fields: Mapping[str, Any] = getattr(message, "__dict__", {})
-    extra = getattr(message, "model_extra", None)  # reasoning_content is no field of the SDK's own
-    return {**fields, **extra} if isinstance(extra, dict) and extra else fields
-
-
-def _same_text(content: object, text: str) -> bool:
-    if isinstance(content, (list, tuple)):
-        texts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
-        content = "".join(texts) if all(isinstance(one, str) for one in texts) else 0
-    if content is None:
-        content = ""
-    return isinstance(content, str) and content.strip() == text.strip()
-
-
-def _same_call(sent: Any, own: ToolCall) -> bool:
-    fields = sent if isinstance(sent, Mapping) else getattr(sent, "model_dump", dict)()
-    function = fields.get("function")
-    if not isinstance(function, Mapping):
-        return False
-    if fields.get("id") != own.id or function.get("name") != own.function.name:
-        return False
-    arguments = function.get("arguments")
-    if arguments == own.function.arguments:
-        return True
-    try:  # frameworks write the same arguments anew
-        return bool(json.loads(str(arguments)) == json.loads(own.function.arguments))
-    except (ValueError, RecursionError):
-        return False
+def _thoughts(content: str | list[ContentPart]) -> str | None:
+    """The thinking in a message's content; None when there is none."""
+    parts = content if isinstance(content, list) else []
+    thoughts = [part["thinking"] for part in parts if part["type"] == "thinking"]
+    return "\n".join(thoughts) if thoughts else None
 
 
 def read_reply(
@@ -353,13 +331,10 @@ def read_reply(
         completion_tokens: Length of the action.
     """
     content = parsed["content"]
-    reasoning: str | None = None
-    if isinstance(content, str):
-        text = content
-    else:
+    text = content if isinstance(content, str) else ""
+    if not isinstance(content, str):
         text = "".join(part["text"] for part in content if part["type"] == "text")
-        thoughts = [part["thinking"] for part in content if part["type"] == "thinking"]
-        reasoning = "\n".join(thoughts) if thoughts else None
+    reasoning = _thoughts(content)
     calls = tuple(
         call if call.id else call.model_copy(update={"id": f"{call_ids}-{number}"})
         for number, call in enumerate(parsed.get("tool_calls") or ())

@@ -25,13 +25,13 @@ from evert.bridge.actions import (
     Verdict,
     read_action,
 )
-from evert.bridge.conversation import Conversation
+from evert.bridge.conversation import Conversation, Drift
 from evert.bridge.endings import PEER_STOPPED, Account, Ending
 from evert.bridge.episode import Episode, Life
 from evert.bridge.errors import AgentError, AgentTimeoutError, EnvClosedError, EnvStateError
 from evert.bridge.inbox import AgentEnd, Inbox, ParkedCall
 from evert.bridge.limits import longest_prompt
-from evert.bridge.lineage import ConversationBook, Drift
+from evert.bridge.lineage import ConversationBook
 from evert.bridge.messages import Reply
 from evert.bridge.options import EnvSettings
 from evert.bridge.rendering import PromptRenderer

@@ -27,8 +27,8 @@ from tinker_cookbook.renderers import Renderer, get_renderer
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from evert.bridge.base import default_renderer
-from evert.bridge.conversation import Conversation
-from evert.bridge.lineage import ConversationBook, Drift
+from evert.bridge.conversation import Conversation, Drift
+from evert.bridge.lineage import ConversationBook
 from evert.bridge.messages import Reply, read_reply
 from evert.bridge.rendering import PromptRenderer, prompt_renderer
 from evert.bridge.requests import ChatRequest

@@ -6,6 +6,7 @@
 4. Nothing the policy said is lost: calls that do not parse stay visible in the text.
 """
 
+import itertools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -198,8 +199,16 @@ def test_a_part_of_another_form_is_refused_with_its_place(part: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("content", [None, 5, {"type": "text", "text": "Hi"}, b"Hi"])
-@pytest.mark.parametrize("role", ["user", "assistant", "tool"])
+@pytest.mark.parametrize(
+    ("role", "content"),
+    [
+        *itertools.product(
+            ["user", "assistant", "tool"], [5, {"type": "text", "text": "Hi"}, b"Hi"]
+        ),
+        ("user", None),
+        ("tool", None),
+    ],
+)
 def test_content_of_another_form_is_refused_with_its_place(role: str, content: Any) -> None:
     error = refusal({"role": role, "content": content})
 
@@ -211,6 +220,11 @@ def test_content_of_another_form_is_refused_with_its_place(role: str, content: A
 
 
 # -- assistants ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}])
+def test_an_assistant_may_have_said_nothing(content: dict[str, Any]) -> None:
+    assert read({"role": "assistant", **content}) == {"role": "assistant", "content": ""}
 
 
 @pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}])

@@ -25,9 +25,9 @@ from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Message, TextPart, ThinkingPart, ToolCall
 
 from evert.bridge.actions import read_action
-from evert.bridge.conversation import Conversation
+from evert.bridge.conversation import Conversation, Drift
 from evert.bridge.dialects.chat_completions import completion
-from evert.bridge.lineage import ConversationBook, Drift
+from evert.bridge.lineage import ConversationBook
 from evert.bridge.messages import Reply, read_message, read_tools
 from evert.bridge.rendering import PromptRenderer
 from evert.bridge.requests import ChatRequest
