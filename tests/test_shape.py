@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from tests.test_layout import MODULES, ROOT, module_name
 
 LONGEST_FUNCTION = 50
