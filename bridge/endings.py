@@ -13,8 +13,9 @@ ended at another seat             ``stop/peer_stopped``
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import openai
 import tinker
 from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.rl.types import (
@@ -32,9 +33,6 @@ from evert.bridge.errors import AgentError, text_of
 from evert.bridge.inbox import Inbox
 from evert.bridge.lineage import ConversationBook
 from evert.bridge.options import EnvSettings
-
-if TYPE_CHECKING:
-    import openai
 
 PEER_STOPPED = "peer_stopped"
 """Stop reason of a seat whose episode was ended at another seat (``seats.py``)."""
@@ -95,7 +93,7 @@ class Account:
     tools: ToolCounts = field(default_factory=ToolCounts)
     inbox: Inbox | None = None
     stop_reason: StopReason | None = None
-    overflow: "openai.BadRequestError | None" = None
+    overflow: openai.BadRequestError | None = None
     turns: int = 0
 
     def report(self) -> Metrics:

@@ -77,13 +77,15 @@ class Episode:
         self.form = form
         self.loop = loop
         self.life = Life.RUNNING
-        self.inboxes = tuple(Inbox(form.name, loop, self._is_elsewhere) for _ in roles)
+        self._asking: dict[asyncio.Task[None], ParkedCall] = {}
+        self.inboxes = tuple(Inbox(form.name, loop, self._asking) for _ in roles)
+        for inbox in self.inboxes:
+            inbox.peers = tuple(other for other in self.inboxes if other is not inbox)
         named = zip(roles, self.inboxes, strict=True)
         self.routes = Routes(
             {name: inbox for names, inbox in named for name in names}, frozen or {}
         )
         self._held = AsyncExitStack()
-        self._asking: dict[asyncio.Task[None], ParkedCall] = {}
         self._late_calls = 0
         self._task: asyncio.Task[None] | None = None
         self._thread: threading.Thread | None = None
@@ -110,9 +112,7 @@ class Episode:
         if self.form.is_async:
             running = self._run_in_task(agent, arguments)
             self._task = self.loop.create_task(running, name=name, context=context)
-            self._task.add_done_callback(
-                lambda _: self.is_over or self._on_end(AgentEnd(error=asyncio.CancelledError()))
-            )  # cancelled before its first step
+            self._task.add_done_callback(self._on_task_done)
         else:
             self._thread = threading.Thread(
                 target=context.run,
@@ -129,6 +129,10 @@ class Episode:
             end = AgentEnd(error=error)
         # At once: a call that a sub-agent makes in this same turn of the loop comes too late.
         self._on_end(end)
+
+    def _on_task_done(self, task: "asyncio.Task[None]") -> None:
+        if not self.is_over:  # cancelled before its first step
+            self._on_end(AgentEnd(error=asyncio.CancelledError()))
 
     def _run_in_thread(self, agent: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         try:
@@ -232,11 +236,6 @@ class Episode:
         return EnvClosedError(
             f"The environment of the agent {self.form.name} was closed: this rollout is over and "
             "its model calls are refused. Let the agent end."
-        )
-
-    def _is_elsewhere(self, inbox: Inbox) -> bool:
-        return bool(self._asking) or any(
-            other.is_asked for other in self.inboxes if other is not inbox
         )
 
     # -- the agent's calls -----------------------------------------------------------------------

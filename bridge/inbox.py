@@ -11,7 +11,7 @@ waiting Env gets the next call, the agent's *end*, or the error with which the i
 import asyncio
 import concurrent.futures
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,31 +76,33 @@ class Inbox:
     Args:
         agent: The agent's name, for messages.
         loop: The Env's event loop.
-        is_elsewhere: Whether the agent waits for somebody else than this role: another model, or
-            another role's trainer. Its clock stands still meanwhile.
+        asking: What the agent has other models answer at present. Its clock stands still while it
+            waits for one, or for another role's trainer.
 
     Attributes:
+        peers: The other roles' inboxes.
         notes: What the agent recorded between calls: ("reward" | "metric" | "log", key, value).
         rewarded: Whether the agent ever gave a reward by the client.
     """
 
     __slots__ = (
-        "_agent", "_deadline", "_final", "_is_elsewhere", "_loop", "_parked", "_queue", "_timer",
-        "_waiter", "notes", "rewarded",
+        "_agent", "_asking", "_deadline", "_final", "_loop", "_parked", "_queue", "_timer",
+        "_waiter", "notes", "peers", "rewarded",
     )  # fmt: skip
 
     def __init__(
-        self, agent: str, loop: asyncio.AbstractEventLoop, is_elsewhere: "Callable[[Inbox], bool]"
+        self, agent: str, loop: asyncio.AbstractEventLoop, asking: Collection[object] = ()
     ) -> None:
         self._agent = agent
         self._loop = loop
-        self._is_elsewhere = is_elsewhere
+        self._asking = asking
         self._queue: deque[ParkedCall] = deque()
         self._parked: ParkedCall | None = None
         self._waiter: asyncio.Future[ParkedCall | AgentEnd] | None = None
         self._final: AgentEnd | BaseException | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._deadline = 0.0
+        self.peers: tuple[Inbox, ...] = ()
         self.notes: list[tuple[str, str, Any]] = []
         self.rewarded = False
 
@@ -191,7 +193,7 @@ class Inbox:
         self._timer = None
         if self._waiter is None or self._waiter.done():
             return  # the next wait arms it again
-        if self._is_elsewhere(self):
+        if self._asking or any(peer.is_asked for peer in self.peers):
             self._deadline = self._loop.time() + patience
         if self._loop.time() < self._deadline:
             self._timer = self._loop.call_at(self._deadline, self._on_timer, patience)

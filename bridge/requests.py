@@ -9,17 +9,17 @@ SDKs and frameworks add new ones with every release. An explicit null is the sam
 field.
 """
 
+import importlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import openai
 
 from evert.bridge.formats import ReplyFormat
-
-if TYPE_CHECKING:
-    import openai
 
 logger = logging.getLogger(__name__)
 
@@ -178,10 +178,8 @@ def read_stop(value: object, name: str = "stop") -> tuple[str, ...]:
 
 def bad_request(
     message: str, *, param: str | None = None, code: str | None = None
-) -> "openai.BadRequestError":
+) -> openai.BadRequestError:
     """The OpenAI SDK's error for HTTP 400, as an agent would get it over the network."""
-    import openai
-
     httpx = _sdk_http_library()
     request = httpx.Request("POST", "http://evert.invalid/v1/chat/completions")
     return openai.BadRequestError(
@@ -191,7 +189,7 @@ def bad_request(
     )
 
 
-def context_length_exceeded(length: int, limit: int) -> "openai.BadRequestError":
+def context_length_exceeded(length: int, limit: int) -> openai.BadRequestError:
     """The error on which agents compact their history: code ``context_length_exceeded``.
 
     Its message is Anthropic's sentence and OpenAI's, since agents look for either.
@@ -208,9 +206,5 @@ def context_length_exceeded(length: int, limit: int) -> "openai.BadRequestError"
 @cache
 def _sdk_http_library() -> ModuleType:
     """The HTTP library the installed SDK builds on: httpx2 from openai 3 on, httpx before."""
-    import importlib
-
-    import openai
-
     base = openai.DefaultHttpxClient.__mro__[1]
     return importlib.import_module(base.__module__.partition(".")[0])

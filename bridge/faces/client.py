@@ -14,6 +14,7 @@ from openai.types.chat import ChatCompletion
 from evert.bridge.agent import reward_of
 from evert.bridge.dialects.chat_completions import completion, read
 from evert.bridge.faces.endpoint import Endpoint
+from evert.bridge.faces.sdks import open_sdk
 from evert.bridge.faces.transport import Transport
 from evert.bridge.messages import Reply
 from evert.bridge.requests import ChatRequest, bad_request
@@ -58,9 +59,6 @@ class _Handle:
         """
         self._endpoint.inbox.notes.append(("metric", key, reward_of(value, f"The metric {key!r}")))
 
-    def _completion(self, reply: Reply, request: ChatRequest) -> ChatCompletion:
-        return completion(reply, id=f"chatcmpl-{self._endpoint.new_id()}", model=request.model)
-
     # -- real SDKs and endpoints -----------------------------------------------------------------
 
     @cached_property
@@ -96,38 +94,22 @@ class _Handle:
     @cached_property
     def openai(self) -> "AsyncOpenAI":
         """The OpenAI SDK's async client; its calls are this rollout's, and open no socket."""
-        from evert.bridge.faces import sdks
-
-        return sdks.async_openai(self.transport)
+        return open_sdk("openai", "AsyncOpenAI", self.transport)  # type: ignore[no-any-return]
 
     @cached_property
     def openai_sync(self) -> "OpenAI":
         """The OpenAI SDK's blocking client, for threads."""
-        from evert.bridge.faces import sdks
-
-        return sdks.blocking_openai(self.transport)
+        return open_sdk("openai", "OpenAI", self.transport)  # type: ignore[no-any-return]
 
     @cached_property
     def anthropic(self) -> "AsyncAnthropic":
-        """The Anthropic SDK's async client.
-
-        Raises:
-            MissingPackageError: The Anthropic SDK is not installed.
-        """
-        from evert.bridge.faces import sdks
-
-        return sdks.async_anthropic(self.transport)
+        """The Anthropic SDK's async client (``MissingPackageError`` where it is not installed)."""
+        return open_sdk("anthropic", "AsyncAnthropic", self.transport)  # type: ignore[no-any-return]
 
     @cached_property
     def anthropic_sync(self) -> "Anthropic":
-        """The Anthropic SDK's blocking client, for threads.
-
-        Raises:
-            MissingPackageError: The Anthropic SDK is not installed.
-        """
-        from evert.bridge.faces import sdks
-
-        return sdks.blocking_anthropic(self.transport)
+        """The Anthropic SDK's blocking client, for threads."""
+        return open_sdk("anthropic", "Anthropic", self.transport)  # type: ignore[no-any-return]
 
 
 class AgentClient(_Handle):
@@ -141,7 +123,7 @@ class AgentClient(_Handle):
 
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint)
-        self.chat = AsyncChat(self)
+        self.chat = AsyncChat(endpoint)
 
     def seat(self, name: str) -> "AgentClient":
         """The client of one of the agent's trained roles; its rewards and notes are the role's.
@@ -167,7 +149,7 @@ class BlockingAgentClient(_Handle):
 
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint)
-        self.chat = BlockingChat(self)
+        self.chat = BlockingChat(endpoint)
 
     def seat(self, name: str) -> "BlockingAgentClient":
         """The client of one of the agent's trained roles; see ``AgentClient.seat``.
@@ -178,18 +160,22 @@ class BlockingAgentClient(_Handle):
         return BlockingAgentClient(self._endpoint.seat(name))
 
 
-class AsyncChat:
-    """``client.chat``."""
+class _Chat:
+    """``client.chat``, and ``client.chat.completions`` too."""
 
-    def __init__(self, client: AgentClient) -> None:
-        self.completions = AsyncCompletions(client)
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self.completions = self
+
+    def _completion(self, reply: Reply, request: ChatRequest) -> ChatCompletion:
+        number = self._endpoint.new_id()
+        return completion(reply, id=f"chatcmpl-{number}", model=request.model)
 
 
-class AsyncCompletions:
-    """``client.chat.completions``."""
+class AsyncChat(_Chat):
+    """``client.chat`` of an async agent."""
 
-    def __init__(self, client: AgentClient) -> None:
-        self._client = client
+    completions: "AsyncChat"
 
     async def create(self, **fields: Any) -> ChatCompletion:
         """Ask the policy; the arguments are those of OpenAI's chat completions.
@@ -203,39 +189,28 @@ class AsyncCompletions:
             EnvClosedError: The rollout was given up.
             EpisodeEndedError: The agent function has already returned.
         """
-        client = self._client
-        request = _read(fields, client.model)
-        return client._completion(await client._endpoint.episode.call(request), request)
+        request = _read(fields, self._endpoint.model)
+        return self._completion(await self._endpoint.episode.call(request), request)
 
 
-class BlockingChat:
-    """``client.chat``."""
+class BlockingChat(_Chat):
+    """``client.chat`` of a plain function."""
 
-    def __init__(self, client: BlockingAgentClient) -> None:
-        self.completions = BlockingCompletions(client)
-
-
-class BlockingCompletions:
-    """``client.chat.completions``."""
-
-    def __init__(self, client: BlockingAgentClient) -> None:
-        self._client = client
+    completions: "BlockingChat"
 
     def create(self, **fields: Any) -> ChatCompletion:
         """Ask the policy and block until it has answered.
 
         Raises:
-            openai.BadRequestError, EnvClosedError, EpisodeEndedError: As ``AsyncCompletions``.
+            openai.BadRequestError, EnvClosedError, EpisodeEndedError: As ``AsyncChat.create``.
             BlockingCallError: Called on the Env's own event loop, which has to answer it.
         """
-        client = self._client
-        request = _read(fields, client.model)
-        return client._completion(client._endpoint.episode.call_blocking(request), request)
+        request = _read(fields, self._endpoint.model)
+        return self._completion(self._endpoint.episode.call_blocking(request), request)
 
 
 def _read(fields: dict[str, Any], model: str) -> ChatRequest:
-    stream = fields.get("stream")
-    if stream is True:
+    if fields.get("stream") is True:
         raise bad_request(
             "'stream'=True: this handle answers at once and whole. Take client.openai, the SDK's "
             "own client, to stream.",

@@ -25,7 +25,7 @@ QUESTION: list[Any] = [{"role": "user", "content": "Hi"}]
 
 
 def inbox() -> Inbox:
-    return Inbox("an.agent", asyncio.get_running_loop(), lambda _: False)
+    return Inbox("an.agent", asyncio.get_running_loop())
 
 
 async def judge(request: ChatRequest) -> Reply:

@@ -487,7 +487,7 @@ async def test_a_server_ends_with_its_loop_when_an_env_is_left_unclosed() -> Non
             await client.chat.completions.create(messages=QUESTION)
             return 1.0
 
-        asyncio.run(ChatAgentEnv(agent).initial_observation())  # type: ignore[arg-type]
+        asyncio.run(ChatAgentEnv(agent).initial_observation())
 
     await asyncio.to_thread(trainer_that_crashes)
     gc.collect()
