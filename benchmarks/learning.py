@@ -27,7 +27,7 @@ from evert.trainers.reporting.figures.style import save as save_figure
 from evert.trainers.reporting.metrics import Curve, curves
 from evert.trainers.runs.folder import RunFolder, git_revision, machine, versions
 from evert.trainers.runs.progress import quiet_progress_bars
-from evert.trainers.train import new_run
+from evert.trainers.train import train
 
 QUICK_STEPS = 3
 
@@ -87,7 +87,7 @@ def run(game: str, seed: int, out: Path, quick: bool, console: Console) -> dict[
     if quick and "warm_up_steps" in games()[game].recipe:
         values["warm_up_steps"] = QUICK_STEPS
     name = f"{game}-{'quick-' if quick else ''}seed{seed}"
-    return new_run(console, env=game, seed=seed, log_path=str(out / name), **values)
+    return train(env=game, seed=seed, log_path=str(out / name), console=console, **values).result
 
 
 def gain(result: dict[str, Any]) -> float:

@@ -2,7 +2,7 @@
 
     read_pairs      arguments as a mapping of keys to texts
     read_settings   such a mapping as an object of a chz class
-    settings_help   the settings of a chz class, a line each
+    settings_help   the settings of a chz class, a line each (``help_line``)
 
 Every message names the setting, what it got and what it takes.
 """
@@ -86,7 +86,7 @@ def read_settings(
     kind: Callable[..., T],
     given: Mapping[str, Any],
     presets: Mapping[str, Mapping[str, Any]] | None = None,
-    prefix: str = "",
+    called: Callable[[str], str] = str,
 ) -> T:
     """Settings as an object of a chz class.
 
@@ -94,24 +94,26 @@ def read_settings(
         kind: The class.
         given: What was typed, by key (texts are read as the field's type), or values from Python.
         presets: Layers under it, lowest first: name -> values.
-        prefix: What stands before each key where the user types it, for messages.
+        called: From a key to what the user calls it, for messages.
 
     Raises:
         UsageError: No such key, a value of another type, a number that is none.
         EvertError: What the class itself refuses.
     """
     blueprint = chz.Blueprint(kind)
-    for name, values in (presets or {}).items():
-        blueprint = blueprint.apply(values, layer_name=name)
+    values: dict[str, Any] = {}
+    for name, layer in (presets or {}).items():
+        blueprint = blueprint.apply(layer, layer_name=name)
+        values |= layer
     typed = {key: Castable(v) if isinstance(v, str) else v for key, v in given.items()}
     for key, value in given.items():
-        _check_finite(prefix + key, value)
+        _check_finite(called(key), value)
     try:
         return blueprint.apply(typed, layer_name="given").make()
     except EvertError:
         raise
     except (*_REFUSALS, TypeError, ValueError) as error:
-        raise UsageError(_in_our_words(error, kind, given, prefix)) from error
+        raise UsageError(_in_our_words(error, kind, values | dict(given), called)) from error
 
 
 def _check_finite(key: str, value: Any) -> None:
@@ -124,41 +126,44 @@ def _check_finite(key: str, value: Any) -> None:
 
 
 def _in_our_words(
-    error: Exception, kind: Callable[..., Any], given: Mapping[str, Any], prefix: str
+    error: Exception,
+    kind: Callable[..., Any],
+    values: Mapping[str, Any],
+    called: Callable[[str], str],
 ) -> str:
     """What chz says, with the setting, what it got and what it takes."""
     text = str(error)
     if found := re.search(r"for param '([^']+)'|Expected '([^']+)' to be", text):
         key = found[1] or found[2]
-        return f"{prefix}{key} takes {_takes(_type_at(kind, key))}, got {given.get(key)!r}."
+        return f"{called(key)} takes {in_words(_type_at(kind, key))}, got {values.get(key)!r}."
     if found := re.match(r"Missing required arguments for parameter\(s\): (.+)", text):
-        missing = ", ".join(prefix + key for key in found[1].split(", "))
+        missing = ", ".join(map(called, found[1].split(", ")))
         return f"{missing} must be given, too: there is no default."
     if found := re.match(r"Extraneous argument '([^']+)'", text):
         parent, _, name = found[1].rpartition(".")
-        known = _fields(_type_at(kind, parent) if parent else kind)
-        where = f" in {prefix}{parent}" if parent else ""
-        return f"There is no setting {prefix + found[1]!r}{where}.{_near(name, known)}"
+        known = fields_of(_type_at(kind, parent) if parent else kind)
+        where = f" in {called(parent)}" if parent else ""
+        return f"There is no setting {called(found[1])!r}{where}.{_near(name, known)}"
     return text
 
 
 def _type_at(kind: Any, path: str) -> Any:
     """The type of a field, found through the classes that hold it; None where that is unknown."""
     for name in path.split("."):
-        field = _fields(kind).get(name)
+        field = fields_of(kind).get(name)
         if field is None:
             return None
         kind = field.x_type
     return kind
 
 
-def _fields(kind: Any) -> dict[str, Any]:
+def fields_of(kind: Any) -> dict[str, Any]:
     """The fields of a chz class, or of those in a union."""
     held = [each for each in (kind, *typing.get_args(kind)) if chz.is_chz(each)]
     return {name: field for each in held for name, field in chz.chz_fields(each).items()}
 
 
-def _takes(kind: Any) -> str:
+def in_words(kind: Any) -> str:
     """A type in words."""
     words: dict[Any, str] = {
         int: "a whole number", float: "a number", bool: "True or False", str: "a text",
@@ -169,9 +174,9 @@ def _takes(kind: Any) -> str:
     if origin is Literal:
         return " or ".join(map(str, parts))
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(map(_takes, parts))
+        return " or ".join(map(in_words, parts))
     if origin in (tuple, list, Sequence):
-        return f"{_takes(parts[0])}, or several with commas between"
+        return f"{in_words(parts[0])}, or several with commas between"
     return words.get(kind) or f"a {getattr(kind, '__name__', kind)}"
 
 
@@ -190,23 +195,23 @@ def settings_help(
         presets: As for ``read_settings``.
     """
     lines: list[str] = []
-    width = min(shutil.get_terminal_size((100, 24)).columns, 120)
     for name, field in chz.chz_fields(kind).items():
         value, origin = field._default, ""
         for layer, values in {**(presets or {}), "given": given}.items():
             if name in values:
                 value, origin = values[name], f" (from {layer})"
-        head = f"  {name}={_shown(value)} ".ljust(LEFT)
-        if len(head) > LEFT:
-            lines.append(head)
-            head = ""
-        said = textwrap.wrap(field._doc + origin, width - LEFT) or [""]
-        lines.append(head.ljust(LEFT) + said[0])
-        lines += [" " * LEFT + line for line in said[1:]]
-    return "\n".join(line.rstrip() for line in lines)
+        lines.append(help_line(name, value, field._doc + origin))
+    return "\n".join(lines)
 
 
-def _shown(value: Any) -> str:
-    if type(value).__name__ == "MISSING_TYPE":
-        return ""
-    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+def help_line(key: str, value: Any, said: str) -> str:
+    """``key=value`` and what is said of it, wrapped to the terminal."""
+    if isinstance(value, tuple | list):
+        value = ",".join(map(str, value))
+    value = "" if type(value).__name__ == "MISSING_TYPE" else value
+    head = f"  {key}={value} ".ljust(LEFT)
+    width = min(shutil.get_terminal_size((100, 24)).columns, 120)
+    wrapped = [" " * LEFT + line for line in textwrap.wrap(said, width - LEFT)] or [""]
+    if len(head) > LEFT:
+        return "\n".join([head.rstrip(), *wrapped])
+    return "\n".join([(head + wrapped[0][LEFT:]).rstrip(), *wrapped[1:]])

@@ -5,19 +5,25 @@ imported when it is asked for, so that ``evert --help`` is quick.
 """
 
 import difflib
+import importlib
 import sys
 from collections.abc import Sequence
 
 from evert.envs.games import games
+from evert.trainers.command import HELP
+
+COMMANDS = {
+    "train": "train an agent by reinforcement learning, on this machine or on a Tinker service",
+    "evaluate": "compare models on a game or an agent: success rates, a table, figures",
+    "sweep": "search the settings of a run: a grid, at random, or TPE",
+    "report": "one HTML page of one or several runs: curves, time, tokens, cost, transcripts",
+}
 
 USAGE = f"""\
 Usage: evert COMMAND [key=value ...]
 
 Commands:
-  train      train an agent by reinforcement learning, on this machine or on a Tinker service
-  evaluate   compare models on a game or an agent: success rates, a table, figures
-  sweep      search the settings of a run: a grid, at random, or TPE
-  report     one HTML page of one or several runs: curves, time, tokens, cost, transcripts
+{chr(10).join(f"  {name:<10} {does}" for name, does in COMMANDS.items())}
 
   evert train env=identity                 games: {", ".join(games())}
   evert train agent=my_module:my_agent train_tasks=my_module:TASKS
@@ -32,7 +38,7 @@ Commands:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     command, *arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    if command in ("--help", "-h", "help"):
+    if command in HELP:
         print(USAGE, end="")
         return 0
     if command == "--version":
@@ -40,44 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"evert {evert.__version__}")
         return 0
-    if command not in _COMMANDS:
-        near = difflib.get_close_matches(command, _COMMANDS, n=1)
+    if command not in COMMANDS:
+        near = difflib.get_close_matches(command, COMMANDS, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         print(f"error: there is no command {command!r}.{hint}\n\n{USAGE}", end="", file=sys.stderr)
         return 2
-    return _COMMANDS[command](arguments)
-
-
-def _train(arguments: list[str]) -> int:
-    from evert.trainers import train
-
-    return train.main(arguments, program=("evert", "train"))
-
-
-def _evaluate(arguments: list[str]) -> int:
-    from evert.trainers import evaluate
-
-    return evaluate.main(arguments, program=("evert", "evaluate"))
-
-
-def _sweep(arguments: list[str]) -> int:
-    from evert.trainers import sweep
-
-    return sweep.main(arguments, program=("evert", "sweep"))
-
-
-def _report(arguments: list[str]) -> int:
-    from evert.trainers import report
-
-    return report.main(arguments, program=("evert", "report"))
-
-
-_COMMANDS = {
-    "train": _train,
-    "evaluate": _evaluate,
-    "sweep": _sweep,
-    "report": _report,
-}
+    module = importlib.import_module(f"evert.trainers.{command}")
+    return int(module.main(arguments, program=("evert", command)))
 
 
 if __name__ == "__main__":

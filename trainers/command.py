@@ -66,7 +66,9 @@ def run_command(
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             raise
-        return _failed(cannot_write(error.filename or "the folder", error), _notes(error))
+        from evert.trainers.runs.folder import cannot_write
+
+        return _failed(cannot_write(Path(error.filename or "The folder"), error), _notes(error))
     finally:
         _handle(signal.SIGTERM, before)
 
@@ -80,14 +82,6 @@ def _failed(error: EvertError, notes: Sequence[str]) -> int:
 
 def _notes(error: BaseException) -> list[str]:
     return list(getattr(error, "__notes__", ()))
-
-
-def cannot_write(path: object, error: OSError) -> EvertError:
-    """The error for a file or folder that cannot be written."""
-    return EvertError(
-        f"{path} cannot be written to: {error.strerror or error}. What was written before is "
-        "untouched. Free some space, or choose a folder that can be written to."
-    )
 
 
 def run_async(main: Coroutine[Any, Any, T]) -> T:

@@ -1,54 +1,51 @@
-"""Train an agent: ``python -m evert.trainers.train env=identity``, or ``evert train ...``.
+"""Train an agent: ``evert train env=identity``, or from Python ``evert.train(agent, tasks)``.
 
 The Tinker Cookbook's ``rl.train.main`` does the training, unchanged; here is what goes around it.
-From top to bottom: the command, the run (``train``), and its three parts: score the untrained
-weights on held-out tasks, let the Cookbook train, score the trained ones and report.
+From top to bottom: the command, the same from Python, and the run, with its three parts: score the
+untrained weights on held-out tasks, let the Cookbook train, score the trained ones and report.
 
-What a run is made of is in ``recipes.py``, its folder in ``run_folder.py``, the engine in
-``engine_choice.py``, what is shown meanwhile in ``progress.py``.
+What a run is made of is in ``runs/``: its settings, its folder, the engine, the warm-up, what is
+shown meanwhile and what is left at the end.
 """
 
 import asyncio
-import errno
 import gc
 import random
 import shlex
 import sys
 import time
-import traceback
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import chz
-from chz.blueprint import EntrypointHelpException
 from rich.console import Console
 
-from evert.bridge.errors import AgentError, EvertError
+from evert.trainers.arguments import read_pairs, settings_help
+from evert.trainers.command import INTERRUPTED as INTERRUPTED
+from evert.trainers.command import run_async, run_command
 from evert.trainers.runs import folder as run_folder
 from evert.trainers.runs.engine_choice import choose_engine, running_engine, say
-from evert.trainers.runs.folder import RunFolder, cannot_write, describe, open_run
+from evert.trainers.runs.folder import RunFolder, open_run, recorded_settings
 from evert.trainers.runs.progress import quiet_progress_bars
 from evert.trainers.runs.settings import (
     TrainSettings,
     check_settings,
     choose_recipe,
-    cookbook_config,
+    read_train_settings,
 )
 
 if TYPE_CHECKING:
     from tinker_cookbook.rl.train import Config
     from tinker_cookbook.rl.types import RLDataset
 
-    from evert.trainers.engine.checkpoints import CheckpointStore
+    from evert.bridge.agent import Agent
     from evert.trainers.evaluation.held_out import Evaluation
+    from evert.trainers.runs.summary import Report
     from evert.trainers.runs.tracking import Trackers
 
 PROGRAM = ("python", "-m", "evert.trainers.train")
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it."""
 
 
 # -- the command ---------------------------------------------------------------------------------
@@ -64,159 +61,149 @@ def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) ->
     Returns:
         The exit status: 0, 1 for what could not be done, 130 after Ctrl-C.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    # As ``python -m`` does, so that the console script finds a user's own agent, too.
-    if str(Path.cwd()) not in sys.path and "" not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    began = time.monotonic()
-    quiet_progress_bars()
-    console = Console(highlight=False)
-    folder: RunFolder | None = None
-    try:
-        settings = parse(arguments)
-        choose_engine(settings)
-        check_settings(settings)
-        folder = open_run(settings)
-        train(settings, folder, console, [*program, *arguments], began)
-        return 0
-    except EntrypointHelpException as shown:
-        print(str(shown).rstrip())
-        return 0
-    except KeyboardInterrupt:
-        pass  # and let go of its frames, with the rollouts in them
-    except Exception as error:
-        return _failed(error, folder, program, arguments)
-    return _interrupted(console, folder, program, arguments)
+
+    def body(arguments: list[str]) -> None:
+        quiet_progress_bars()
+        kept = [each for each in arguments if not each.startswith("log_path=")]
+        run(
+            parse(arguments),
+            Console(highlight=False),
+            lambda path: shlex.join([*program, *kept, f"log_path={path}"]),
+            [*program, *arguments],
+        )
+
+    return run_command(body, argv, usage)
 
 
-def parse(arguments: list[str]) -> TrainSettings:
+def parse(arguments: Sequence[str]) -> TrainSettings:
     """Read ``key=value`` arguments over the recipe, or over the settings of the run to resume.
 
     Raises:
-        RecipeError: There is no such game, or a value is out of range.
-        EntrypointHelpException: ``--help`` was asked for; its text is the help.
+        EvertError: There is no such setting or game, or a value is none that it takes.
     """
-    given = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    given = read_pairs(arguments, chz.chz_fields(TrainSettings), bare="env")
+    return read_train_settings(given, recorded_settings(given.get("log_path", "")))
+
+
+def usage(arguments: list[str]) -> str:
+    """The help: every setting, with its value beside these arguments."""
+    if "cookbook" in arguments:
+        from evert.trainers.runs.cookbook import cookbook_help
+
+        return f"Fields of the Cookbook's rl.train.Config:\n\n{cookbook_help()}"
+    given = read_pairs(arguments, chz.chz_fields(TrainSettings), bare="env")
     layer, preset = choose_recipe(given)
-    if recorded := run_folder.recorded_settings(given.get("log_path", "")):
-        layer, preset = "the run to resume", recorded
-    blueprint = chz.Blueprint(TrainSettings).apply(preset, layer_name=layer)
-    return blueprint.make_from_argv(list(arguments))
-
-
-def resume_command(folder: RunFolder, program: Sequence[str], arguments: Sequence[str]) -> str:
-    """The command line that goes on with a run."""
-    kept = [argument for argument in arguments if not argument.startswith("log_path=")]
-    return shlex.join([*program, *kept, f"log_path={folder.path}"])
-
-
-def _interrupted(
-    console: Console, folder: RunFolder | None, program: Sequence[str], arguments: Sequence[str]
-) -> int:
-    with warnings.catch_warnings():
-        # The Cookbook's cancelled rollouts are collected here: some had not begun, which is fine.
-        warnings.simplefilter("ignore", RuntimeWarning)
-        gc.collect()
-    if folder is None or not folder.begun:
-        console.print("\nInterrupted before the run began.")
-        if folder is not None:
-            folder.discard()
-        return INTERRUPTED
-    done = folder.steps_done()
-    console.print(
-        f"\nInterrupted after {done} step{'s' * (done != 1)}; they are saved in {folder.path}. "
-        f"To go on:\n  {resume_command(folder, program, arguments)}",
-        soft_wrap=True,
-        markup=False,
+    return (
+        "Usage: evert train key=value ...\n\nTrains an agent by reinforcement learning.\n\n"
+        + settings_help(TrainSettings, given, {layer: preset})
     )
-    return INTERRUPTED
 
 
-def _failed(
-    error: Exception, folder: RunFolder | None, program: Sequence[str], arguments: Sequence[str]
-) -> int:
-    """Say what went wrong; errors nobody foresaw keep their traceback."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-        path = Path(error.filename) if error.filename else folder.path if folder else Path()
-        error = cannot_write(path, error)
-    usage = type(error).__module__.startswith("chz.")
-    if not usage and not isinstance(error, EvertError):
-        raise error
-    if folder is not None and not folder.begun:
-        folder.discard()
-    if isinstance(error, AgentError) and error.__cause__ is not None:
-        traceback.print_exception(error.__cause__)
-    print(f"error: {str(error).rstrip()}", file=sys.stderr)
-    if folder is not None and folder.steps_done():
-        print(f"To resume: {resume_command(folder, program, arguments)}", file=sys.stderr)
-    return 1
+# -- from Python ---------------------------------------------------------------------------------
+
+
+def train(
+    agent: "Agent | str | None" = None,
+    tasks: Sequence[Any] | str | None = None,
+    *,
+    test_tasks: Sequence[Any] | str | None = None,
+    console: Console | None = None,
+    **settings: Any,
+) -> RunFolder:
+    """Train an agent, as ``evert train`` does; in a notebook, too.
+
+        run = evert.train(agent, TASKS, test_tasks=HELD_OUT, steps=30, learning_rate=1e-3)
+        run.after["greedy"], run.plot, run.steps()
+
+    A run that was interrupted goes on if this is called again with its folder as ``log_path``.
+
+    Args:
+        agent: The agent, or its import path; None with ``env="identity"``, say.
+        tasks: Any sequence of tasks to train on, or its import path.
+        test_tasks: Held-out tasks; None for none, or those of the game.
+        console: Where to show how it goes; None for standard output. ``Console(quiet=True)`` shows
+            nothing.
+        **settings: Those that ``evert train --help`` lists, ``steps=30`` for example, and as
+            ``cookbook={"temperature": 0.8}`` any field of the Cookbook's ``rl.train.Config``.
+
+    Returns:
+        The run: its folder, result, scores and metrics.
+
+    Raises:
+        EvertError: The run could not be done; the message says why.
+        KeyboardInterrupt: It was interrupted; its folder can be resumed.
+    """
+    named = {"agent": agent, "train_tasks": tasks, "test_tasks": test_tasks}
+    given = settings | {key: value for key, value in named.items() if value is not None}
+    if given.get("log_path") is not None:
+        given["log_path"] = str(given["log_path"])
+    return run(
+        read_train_settings(given, recorded_settings(given.get("log_path") or "")),
+        console or Console(highlight=False),
+        lambda path: f"call evert.train as before, with log_path={str(path)!r}.",
+    )
 
 
 # -- the run -------------------------------------------------------------------------------------
 
 
-@dataclass
-class Report:
-    """What a finished run has to tell."""
-
-    before: "Evaluation | None"
-    after: "Evaluation | None"
-    """None where the run has no held-out tasks."""
-    steps: int
-    seconds: dict[str, float]
-    """Of this session: ``total``, ``training``."""
-
-
-def train(
+def run(
     settings: TrainSettings,
-    folder: RunFolder,
     console: Console,
+    go_on: Callable[[Path], str],
     command: Sequence[str] = (),
-    began: float | None = None,
-) -> dict[str, Any]:
+) -> RunFolder:
     """Train, from the first step or from where the folder's run stopped.
 
     Args:
         settings: Of the run.
-        folder: Its open folder.
         console: Where to show how it goes.
+        go_on: From the folder's path to what goes on with the run.
         command: The command line, for the record.
-        began: When the command was given, on the monotonic clock; None for now.
 
     Returns:
-        What ``result.json`` says.
+        The run.
 
     Raises:
         EvertError: The run could not be done; the message says why.
         KeyboardInterrupt: Ctrl-C; the folder can be resumed.
     """
     from evert.trainers.runs.progress import logging_to
+    from evert.trainers.runs.resuming import clean_up, take_up
     from evert.trainers.runs.summary import summarise
     from evert.trainers.runs.tracking import tracking
 
-    began = time.monotonic() if began is None else began
+    began = time.monotonic()
+    check_settings(settings)
     choice = choose_engine(settings)
-    checkpoints = folder.path / "checkpoints"
     _seed_everything(settings.seed)
-    with (
-        folder.in_use(),
-        logging_to(folder.path),
-        running_engine(choice, settings, checkpoints) as facts,
-    ):
-        console.print(say(facts), soft_wrap=True, markup=False)
-        console.print(f"run folder: {folder.path}", soft_wrap=True, markup=False)
-        if choice.kind == "embedded":
-            _repair(folder, checkpoints, console)
-        about = describe(settings, command, facts)
-        with tracking(settings, folder, about, console) as trackers:
-            if not folder.resumed:
-                folder.write_json(run_folder.RUN, about)
-            embedded = choice.kind == "embedded"
-            done = asyncio.run(_run(settings, folder, console, trackers, embedded=embedded))
-            done.seconds["total"] = time.monotonic() - began
-            result = summarise(settings, facts, folder, done, console)
-            trackers.result(result)
-        return result
+    with open_run(settings, go_on) as folder:
+        about = take_up(folder, settings, command, choice.kind, console)
+        with (
+            logging_to(folder.path),
+            running_engine(choice, settings, folder.path / run_folder.STORE) as facts,
+        ):
+            console.print(say(facts), soft_wrap=True, markup=False)
+            console.print(f"run folder: {folder.path}", soft_wrap=True, markup=False)
+            about["engine"] = facts
+            folder.write_json(run_folder.RUN, about)
+            with tracking(settings, folder, about, console) as trackers:
+                training = _run(settings, folder, console, trackers, choice.kind == "embedded")
+                done = _run_async(training)
+                done.seconds["total"] = time.monotonic() - began
+                trackers.result(summarise(settings, facts, folder, done, console))
+            clean_up(folder)
+        return folder
+
+
+def _run_async(training: Any) -> "Report":
+    try:
+        return run_async(training)
+    finally:
+        with warnings.catch_warnings():
+            # Rollouts that the Cookbook cancelled are collected: some had not begun, which is fine.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            gc.collect()
 
 
 async def _run(
@@ -224,10 +211,11 @@ async def _run(
     folder: RunFolder,
     console: Console,
     trackers: "Trackers",
-    *,
     embedded: bool,
-) -> Report:
+) -> "Report":
     from evert.trainers.evaluation.held_out import score_weights
+    from evert.trainers.runs.cookbook import cookbook_config
+    from evert.trainers.runs.summary import Report
     from evert.trainers.runs.warm_up import warm_up
 
     warm = await warm_up(settings, folder.path, console, embedded=embedded)
@@ -239,7 +227,7 @@ async def _run(
         reference=warm.sampler_path if warm else None,
     )
     _, held_out = await config.dataset_builder()
-    untrained = {"model_path": warm.sampler_path} if warm else {"base_model": settings.model_name}
+    untrained = {"model_path": warm.sampler_path} if warm else await _untrained(config)
     before = await _score_before(settings, config, held_out, folder, untrained)
     start = folder.steps_done()
     if start >= settings.steps:
@@ -252,6 +240,18 @@ async def _run(
     trained = _final_weights(folder)
     after = await score_weights(config, held_out, samples=settings.samples, model_path=trained)
     return Report(before, after, max(start, settings.steps), {"training": seconds})
+
+
+async def _untrained(config: "Config") -> dict[str, str]:
+    """The weights that RL starts from, as a sampling client is asked for them."""
+    if not config.load_checkpoint_path:
+        return {"base_model": config.model_name}
+    import tinker
+
+    service = tinker.ServiceClient(base_url=config.base_url)
+    client = await service.create_training_client_from_state_async(config.load_checkpoint_path)
+    saved = await client.save_weights_for_sampler_async("untrained")
+    return {"model_path": (await saved).path}
 
 
 async def _score_before(
@@ -317,46 +317,6 @@ def _seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-
-
-def _repair(folder: RunFolder, root: Path, console: Console) -> None:
-    """Leave out of the Cookbook's list what it could not resume from, and say so."""
-    from evert.trainers.engine.checkpoints import CheckpointStore, repair_checkpoint_log
-
-    run_folder.drop_broken_lines(folder.path / run_folder.METRICS)
-    damaged = run_folder.drop_broken_lines(folder.path / run_folder.CHECKPOINTS) > 0
-    store = CheckpointStore(root)
-    states = [record for record in folder.checkpoints() if record.get("state_path")]
-    if states and not store.is_intact(states[-1]["state_path"]):
-        # After its last step the Cookbook lists a rolling checkpoint and deletes it: that is
-        # no damage, and the final one comes before it.
-        damaged |= not _is_deleted(states.pop(), store)
-        damaged |= bool(states) and not store.is_intact(states[-1]["state_path"])
-        repair_checkpoint_log(folder.path, store)
-    if damaged:
-        step = folder.steps_done()
-        start = f"resuming after step {step}" if step else "starting again from the base model"
-        console.print(f"the newest checkpoint is damaged: {start} instead", markup=False)
-
-
-def _is_deleted(record: dict[str, Any], store: "CheckpointStore") -> bool:
-    return bool(record.get("rolling")) and not store.folder(record["state_path"]).exists()
-
-
-def new_run(console: Console | None = None, **values: Any) -> dict[str, Any]:
-    """Train from Python: ``new_run(env="identity", seed=1)``; see ``TrainSettings``.
-
-    Returns:
-        What ``result.json`` says.
-
-    Raises:
-        EvertError: As ``train``.
-    """
-    layer, preset = choose_recipe(values)
-    blueprint = chz.Blueprint(TrainSettings).apply(preset, layer_name=layer)
-    settings = blueprint.apply(values, layer_name="arguments").make()
-    check_settings(settings)
-    return train(settings, open_run(settings), console or Console(highlight=False))
 
 
 if __name__ == "__main__":

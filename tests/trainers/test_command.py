@@ -104,7 +104,7 @@ def test_a_wrong_value_is_told_with_its_setting_and_what_that_takes(
 
 def test_messages_name_a_setting_as_it_was_typed() -> None:
     with pytest.raises(UsageError, match=r"^part\.depth takes a whole number, got 'x'\.$"):
-        read_settings(Inner, {"depth": "x"}, prefix="part.")
+        read_settings(Inner, {"depth": "x"}, called=lambda key: f"part.{key}")
 
 
 def test_texts_and_values_are_read_over_the_presets() -> None:

@@ -3,11 +3,10 @@
 import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from evert.trainers.runs.settings import RecipeError
 
@@ -56,12 +55,12 @@ def test_a_failed_run_fails_the_benchmark_and_the_others_are_saved(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def new_run(console: Console, *, seed: int, **values: Any) -> dict[str, Any]:
+    def train(*, seed: int, **values: Any) -> SimpleNamespace:
         if seed == 0:
             raise RecipeError("it broke")
-        return result(seed, 0.0, 1.0, tmp_path)
+        return SimpleNamespace(result=result(seed, 0.0, 1.0, tmp_path))
 
-    monkeypatch.setattr(learning, "new_run", new_run)
+    monkeypatch.setattr(learning, "train", train)
     assert learning.main(["--games", "identity", "--seeds", "2", "--out", str(tmp_path)]) == 1
     assert "FAILED identity, seed 0: RecipeError: it broke" in capsys.readouterr().err
     assert len(json.loads((tmp_path / "learning.json").read_text())["runs"]["identity"]) == 1
@@ -73,9 +72,9 @@ def test_a_run_that_learned_nothing_fails_the_benchmark(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def new_run(console: Console, *, seed: int, **values: Any) -> dict[str, Any]:
-        return result(seed, 0.5, 0.5, tmp_path)
+    def train(*, seed: int, **values: Any) -> SimpleNamespace:
+        return SimpleNamespace(result=result(seed, 0.5, 0.5, tmp_path))
 
-    monkeypatch.setattr(learning, "new_run", new_run)
+    monkeypatch.setattr(learning, "train", train)
     assert learning.main(["--games", "identity", "--seeds", "1", "--out", str(tmp_path)]) == 1
     assert "no better after training than before" in capsys.readouterr().err

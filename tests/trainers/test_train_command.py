@@ -232,7 +232,7 @@ def test_a_folder_in_which_another_process_trains_is_refused(
     copied: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {file.name: file.stat().st_mtime_ns for file in copied.path.iterdir()}
-    with copied.in_use():
+    with run_folder.alone_in(copied.path, "training", "log_path"):
         assert run(f"log_path={copied.path}", "steps=4") == 1
     assert "Another process is training in" in capsys.readouterr().err
     after = {file.name: file.stat().st_mtime_ns for file in copied.path.iterdir()}
@@ -285,7 +285,26 @@ def test_a_list_of_checkpoints_cut_off_by_a_crash_is_used_up_to_there(
     [
         (["env=identiy"], "Did you mean env=identity?"),
         (["env=identity", "stepz=3"], "Did you mean 'steps'?"),
-        (["env=identity", "steps=many"], "Could not cast 'many' to int"),
+        (["env=identity", "steps=many"], "steps takes a whole number, got 'many'"),
+        (["env=identity", "learning_rate=fast"], "learning_rate takes a number, got 'fast'"),
+        (["env=identity", "learning_rate=nan"], "learning_rate takes a finite number, got nan"),
+        (["env=identity", "learning_rate=-1"], "learning_rate must be above 0, got -1.0"),
+        (["env=identity", "loss_fn=mse"], "loss_fn takes cross_entropy or importance_sampling"),
+        (
+            ["identity"],
+            "Got 'identity'; settings are given as key=value. Did you mean env=identity",
+        ),
+        (["--env", "identity"], "Got '--env'; settings are given as key=value. Did you mean env="),
+        (["env=identity", "device=gpu"], "device takes auto, cpu, cuda"),
+        (["env=identity", "device=cuda:99"], "device=cuda:99: PyTorch sees"),
+        (["env=identity", "model_name=/nowhere"], "No folder '/nowhere' exists"),
+        (["env=identity", "cookbook.temperature=hot"], "cookbook.temperature takes a number"),
+        (["env=identity", "cookbook.temprature=1"], "no setting 'cookbook.temprature'. Did you"),
+        (
+            ["env=identity", "cookbook.max_steps=1"],
+            "cookbook.max_steps is set by evert's own steps=",
+        ),
+        (["env=identity", "log_path=nowhere", "model_name=runs/nope"], "model_name=runs/nope is"),
         (["env=identity", "engine=service"], "TINKER_API_KEY is not set"),
         (["env=identity", "model_name=./nowhere"], "./nowhere"),
         (["agent=nowhere:a", "train_tasks=nowhere:T"], "No agent at 'nowhere:a'"),
@@ -304,7 +323,8 @@ def test_a_mistake_is_a_line_and_leaves_no_folder(
     shown = capsys.readouterr().err
     assert shown.startswith("error: ")
     assert message in shown
-    assert not list(tmp_path.glob("runs/*"))
+    assert "Traceback" not in shown
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_be_written_to_is_a_clear_error(

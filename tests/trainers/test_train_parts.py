@@ -9,6 +9,11 @@
 
 import io
 import json
+<<<<<<< HEAD
+=======
+import math
+import struct
+>>>>>>> 70167e6 (evert.train from Python; every field of the Cookbook's Config can be set; a run's folder survives kills; mistakes are a line)
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,12 +21,12 @@ from typing import Any
 
 import chz
 import pytest
-from chz.blueprint import EntrypointHelpException
 from rich.console import Console
 
 from evert.bridge.base import BASE_MODEL
 from evert.envs.games import games
 from evert.trainers import cli
+from evert.trainers.arguments import UsageError
 from evert.trainers.evaluation.episodes import Episode
 from evert.trainers.evaluation.held_out import sample_records, samples_markdown
 from evert.trainers.runs.engine_choice import (
@@ -32,6 +37,7 @@ from evert.trainers.runs.engine_choice import (
     threads_of,
 )
 from evert.trainers.runs.folder import (
+    BEFORE,
     HELD_OUT_REWARD,
     METRICS,
     RUN,
@@ -48,10 +54,11 @@ from evert.trainers.runs.settings import (
     check_settings,
     choose_recipe,
     differing,
+    recorded,
     renderer_of,
     slug,
 )
-from evert.trainers.train import parse
+from evert.trainers.train import parse, usage
 
 OWN = {"agent": "my.module:my_agent", "train_tasks": "my.module:TASKS"}
 
@@ -99,30 +106,45 @@ def test_no_agent_at_all_is_refused_with_both_ways_to_name_one() -> None:
         parse([])
 
 
-@pytest.mark.parametrize("name", ["steps", "batch_size", "group_size", "max_tokens"])
+@pytest.mark.parametrize("name", ["steps", "batch_size", "group_size", "max_tokens", "threads"])
 def test_a_size_below_one_is_refused(name: str) -> None:
     with pytest.raises(RecipeError, match=f"{name} must be at least 1, got 0"):
         settings(**{name: 0})
 
 
+@pytest.mark.parametrize("name", ["learning_rate", "warm_up_learning_rate", "agent_timeout"])
+@pytest.mark.parametrize("value", [-1.0, 0.0, math.nan, math.inf])
+def test_a_rate_or_a_time_is_above_zero_and_finite(name: str, value: float) -> None:
+    with pytest.raises(RecipeError, match=f"{name} must be above 0, got {value}"):
+        settings(**{name: value})
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "CPU", ""])
+def test_a_device_that_there_cannot_be_is_refused(device: str) -> None:
+    with pytest.raises(RecipeError, match=f"device takes auto, cpu, .*got '{device}'"):
+        settings(device=device)
+
+
 def test_help_shows_what_the_recipe_chose() -> None:
-    with pytest.raises(EntrypointHelpException) as shown:
-        parse(["env=identity", "--help"])
-    assert "from recipe identity" in str(shown.value)
+    shown = usage(["env=identity", "steps=7"])
+    words = " ".join(shown.split())
+    assert "batch_size=32 groups (tasks) a step (from recipe identity)" in words
+    assert "steps=7 training steps, one batch each (from given)" in words
+    assert max(map(len, shown.splitlines())) <= 120
 
 
 def test_an_unknown_model_needs_a_renderer() -> None:
-    with pytest.raises(RecipeError, match="renderer_name="):
-        renderer_of(settings(model_name="nobody/knows-this"))
+    with pytest.raises(RecipeError, match=r"Did you mean evert-tiny\?.*renderer_name="):
+        renderer_of(settings(model_name="evert-tny"))
     assert renderer_of(settings(model_name="Qwen/Qwen3-8B")).startswith("qwen3")
 
 
 def test_only_settings_that_matter_to_what_was_learned_count_as_differing() -> None:
-    recorded = chz.asdict(settings(allow_hosts=("a", "b")))
+    before = recorded(settings(allow_hosts=("a", "b")))
     again = settings(allow_hosts=("a", "b"), steps=99, log_path="elsewhere", eval_every=1)
-    assert not differing(recorded, again)
-    assert differing(recorded, settings(seed=3, learning_rate=1.0)) == [
-        "allow_hosts: ('a', 'b') -> ()",
+    assert not differing(before, again)
+    assert differing(before, settings(seed=3, learning_rate=1.0)) == [
+        "allow_hosts: ['a', 'b'] -> []",
         "learning_rate: 0.0001 -> 1.0",
         "seed: 0 -> 3",
     ]
@@ -196,11 +218,19 @@ def test_only_the_tiny_base_gets_one_thread_by_itself() -> None:
 # -- the folder ----------------------------------------------------------------------------------
 
 
+def open_and_leave(made: TrainSettings) -> RunFolder:
+    """The folder of a run that reached its scores before training, and no more."""
+    with open_run(made, str) as folder:
+        folder.write_json(RUN, {"settings": recorded(made)})
+        folder.write_json(BEFORE, {})
+    return folder
+
+
 def test_a_new_run_gets_a_folder_with_a_name_of_its_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    first, second = open_run(settings()), open_run(settings())
+    first, second = open_and_leave(settings()), open_and_leave(settings())
     assert first.path != second.path
     assert first.path.name.startswith("my_agent-evert-tiny-2")
     assert not first.resumed
@@ -209,23 +239,75 @@ def test_a_new_run_gets_a_folder_with_a_name_of_its_own(
 def test_a_folder_that_is_no_run_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(RunFolderError, match="no run of evert's"):
-        open_run(settings(log_path=str(tmp_path)))
+        open_and_leave(settings(log_path=str(tmp_path)))
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunFolderError, match="cannot be written to.*choose a log_path"):
-        open_run(settings(log_path=str(tmp_path / "file" / "run")))
+    with pytest.raises(RunFolderError, match="cannot be written to.*choose a folder"):
+        open_and_leave(settings(log_path=str(tmp_path / "file" / "run")))
 
 
 def test_the_same_run_is_opened_again_and_another_is_refused(tmp_path: Path) -> None:
-    mine = settings(log_path=str(tmp_path), allow_hosts=("a",))
-    open_run(mine).write_json(RUN, {"settings": {**chz.asdict(mine), "of_old": 1}})
-    assert open_run(mine).resumed
-    assert parse([f"log_path={tmp_path}"]) == mine
+    mine = settings(log_path=str(tmp_path), allow_hosts=("a",), cookbook={"temperature": 0.5})
+    folder = open_and_leave(mine)
+    folder.write_json(RUN, {"settings": {**recorded(mine), "of_old": 1}})
+    with open_run(mine, str) as again:
+        assert again.resumed
+    assert recorded(parse([f"log_path={tmp_path}"])) == recorded(mine)
     with pytest.raises(RunFolderError, match=r"seed: 0 -> 1\nTo resume it, leave these out"):
-        open_run(chz.replace(mine, seed=1))
+        open_and_leave(chz.replace(mine, seed=1))
+
+
+def test_a_run_that_reached_nothing_leaves_no_folder(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+
+    def fail() -> None:
+        with open_run(settings(log_path=str(path)), str) as folder:
+            folder.write_json(RUN, {})
+            (path / "checkpoints" / "run-1").mkdir(parents=True)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert not path.exists()
+
+
+def test_a_killed_run_that_reached_nothing_makes_room_for_another(tmp_path: Path) -> None:
+    RunFolder(tmp_path, resumed=False).write_json(RUN, {"settings": recorded(settings())})
+    (tmp_path / "logs.log").write_text("begun, and killed")
+    with open_run(settings(log_path=str(tmp_path), seed=1), str) as folder:
+        assert not folder.resumed
+
+
+def test_a_process_that_comes_second_changes_nothing(tmp_path: Path) -> None:
+    mine = settings(log_path=str(tmp_path))
+    with open_run(mine, str) as folder:
+        (tmp_path / "logs.log").write_text("at work")
+        with pytest.raises(RunFolderError, match="Another process is training in"):
+            open_and_leave(mine)
+        assert (tmp_path / "logs.log").read_text() == "at work"
+        folder.write_json(RUN, {})
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["logs.log", RUN]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"settings": [1]}', '{"settings": {}}', "{}"])
+def test_a_run_whose_record_cannot_be_read_is_refused(tmp_path: Path, content: str) -> None:
+    mine = settings(log_path=str(tmp_path))
+    open_and_leave(mine)
+    (tmp_path / RUN).write_text(content)
+    with pytest.raises(
+        RunFolderError, match=r"run\.json cannot be read, so that the run cannot go"
+    ):
+        open_and_leave(mine)
+
+
+def test_a_record_with_odd_values_is_refused_with_the_value(tmp_path: Path) -> None:
+    mine = settings(log_path=str(tmp_path))
+    open_and_leave(mine).write_json(RUN, {"settings": {**recorded(mine), "steps": [3]}})
+    with pytest.raises(UsageError, match=r"steps takes a whole number, got \(3,\)"):
+        parse([f"log_path={tmp_path}"])
 
 
 def test_a_failed_write_leaves_the_old_file(

@@ -24,9 +24,9 @@ from evert.trainers.runs.demonstrations import (
     DemonstrationsError,
     load_demonstrations,
 )
-from evert.trainers.runs.folder import RunFolder
+from evert.trainers.runs.folder import WARM_UP as FOLDER
 from evert.trainers.runs.settings import TrainSettings, choose_recipe
-from evert.trainers.runs.warm_up import FOLDER, warm_up, warm_up_config
+from evert.trainers.runs.warm_up import warm_up, warm_up_config
 
 HELLO = [{"role": "user", "content": "Hi!"}, {"role": "assistant", "content": "Hello."}]
 
@@ -142,10 +142,8 @@ async def test_without_a_warm_up_nothing_is_done(tmp_path: Path) -> None:
 
 def test_a_run_warms_up_and_then_trains_from_there(tmp_path: Path) -> None:
     wanted = settings(tmp_path, kl_penalty=0.1)
-    folder = RunFolder(tmp_path / "run", resumed=False)
-    folder.path.mkdir()
     console = Console(quiet=True)
-    train.train(wanted, folder, console)
+    folder = train.run(wanted, console, str)
     config = folder.read_json("config.json") or {}
     (final,) = [
         json.loads(line)
@@ -157,8 +155,7 @@ def test_a_run_warms_up_and_then_trains_from_there(tmp_path: Path) -> None:
     assert config["kl_reference_config"]["load_checkpoint_path"] == final["sampler_path"]
     assert abs(folder.steps()[0]["kl_policy_base"]) < 1e-3  # nothing was learned before it
     assert folder.steps_done() == 1
-    resumed = RunFolder(folder.path, resumed=True)
-    train.train(settings(tmp_path, kl_penalty=0.1, steps=2), resumed, console)
+    resumed = train.run(settings(tmp_path, kl_penalty=0.1, steps=2), console, str)
     assert resumed.steps_done() == 2
     assert (resumed.read_json("config.json") or {})["load_checkpoint_path"] == final["state_path"]
 

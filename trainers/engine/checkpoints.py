@@ -9,6 +9,8 @@ Each folder holds weights in Hugging Face format (or a ``peft`` adapter), the op
 where training is to go on from it, and ``evert.json``: what the weights are, and the size and
 CRC-32 of every other file. A checkpoint is written beside its place and moved there when it is
 whole, so one that can be read was finished; one that was damaged later is told by its checksums.
+What a crash leaves on the way (``.draft-...``, and ``.old-NAME`` of one that was being replaced) is
+put back or deleted when the store is next used.
 
 Order here: paths, the manifest, the store, and the repair of the Cookbook's list of checkpoints.
 """
@@ -17,10 +19,11 @@ import json
 import os
 import re
 import shutil
+import threading
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -35,6 +38,10 @@ Kind = Literal["weights", "sampler_weights"]
 
 MANIFEST = "evert.json"
 OPTIMIZER = "optimizer.safetensors"
+_OLD = ".old-"
+"""Prefix of the folder of a checkpoint while another takes its place."""
+_MOVING = threading.RLock()
+"""Held by whoever moves checkpoints: a thread that reads must not undo what another does."""
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*")
 _PATH = re.compile(r"tinker://([^/]+)/(weights|sampler_weights)/([^/]+)")
@@ -127,25 +134,33 @@ class CheckpointStore:
         name: str,
         info: CheckpointInfo,
         write: Callable[[Path], None],
+        *,
+        overwrite: bool = True,
     ) -> str:
         """Write a checkpoint, whole or not at all.
 
         Args:
             run_id: The run it belongs to.
             kind: ``weights`` to train on from, or ``sampler_weights``.
-            name: Its name in the run; one of the same name is replaced.
+            name: Its name in the run.
             info: What it is; ``files`` is filled in here.
             write: Puts the files into the folder it is given.
+            overwrite: Whether one of the same name is replaced, or an error.
 
         Returns:
             Its ``tinker://`` path.
 
         Raises:
-            CheckpointError: A bad name, a full disk, a folder that cannot be written to. What was
-                there before is untouched.
+            CheckpointError: A bad name, a full disk, a folder that cannot be written to, or one of
+                that name that is not to be replaced. What was there before is untouched.
         """
         path = f"tinker://{run_id}/{kind}/{name}"
         folder = self.folder(path)
+        if not overwrite and self.is_intact(path):
+            raise CheckpointError(
+                f"There is a checkpoint {path} already. Save under another name, or pass "
+                "overwrite=True to replace it."
+            )
         draft = folder.parent / f".draft-{uuid.uuid4().hex[:8]}"
         with _writing(folder):
             try:
@@ -164,6 +179,7 @@ class CheckpointStore:
             CheckpointError: It is missing or damaged; the message names the file.
         """
         folder = self.folder(path)
+        _put_back(folder)
         info = _read_manifest(path, folder)
         for name, (size, checksum) in info.files.items():
             _check_file(path, folder / name, size, checksum)
@@ -193,8 +209,28 @@ class CheckpointStore:
         with _writing(folder):
             shutil.rmtree(folder)
 
+    def tidy(self, keep: Collection[str]) -> None:
+        """Delete every checkpoint that is not in ``keep``, and what crashes have left.
 
-def repair_checkpoint_log(log_path: str | Path, store: CheckpointStore) -> list[str]:
+        Args:
+            keep: ``tinker://`` paths.
+        """
+        for kind in self.root.glob("*/*weights/"):
+            for folder in kind.iterdir():
+                if folder.name.startswith(_OLD):
+                    _put_back(kind / folder.name.removeprefix(_OLD))
+            for folder in kind.iterdir():
+                path = f"tinker://{kind.parent.name}/{kind.name}/{folder.name}"
+                if path not in keep:
+                    shutil.rmtree(folder, ignore_errors=True)
+        for run in self.root.glob("*/"):
+            if not any(run.glob("*weights/*/")):
+                shutil.rmtree(run, ignore_errors=True)
+
+
+def repair_checkpoint_log(
+    log_path: str | Path, store: CheckpointStore, *, all_here: bool = False
+) -> list[str]:
     """Strike damaged checkpoints off the Cookbook's ``checkpoints.jsonl``.
 
     The Cookbook resumes from the last line that has a ``state_path``. After this, that is the
@@ -204,6 +240,7 @@ def repair_checkpoint_log(log_path: str | Path, store: CheckpointStore) -> list[
     Args:
         log_path: The run's log folder.
         store: Where its checkpoints are.
+        all_here: Whether all of them are in the store, so that what it does not know is gone.
 
     Returns:
         The ``state_path`` of each line taken out, oldest first; empty if nothing was wrong.
@@ -212,7 +249,7 @@ def repair_checkpoint_log(log_path: str | Path, store: CheckpointStore) -> list[
     if not file.is_file():
         return []
     lines = [line for line in file.read_text().splitlines() if line.strip()]
-    damaged = [line for line in lines if _is_damaged(line, store)]
+    damaged = [line for line in lines if _is_damaged(line, store, all_here)]
     if damaged:
         shutil.copyfile(file, file.with_suffix(".jsonl.damaged"))
         kept = "".join(f"{line}\n" for line in lines if line not in damaged)
@@ -222,10 +259,10 @@ def repair_checkpoint_log(log_path: str | Path, store: CheckpointStore) -> list[
     return [_state_path(line) for line in damaged]
 
 
-def _is_damaged(line: str, store: CheckpointStore) -> bool:
+def _is_damaged(line: str, store: CheckpointStore, all_here: bool) -> bool:
     path = _state_path(line)
     match = _PATH.fullmatch(path)
-    ours = match is not None and (store.root / match[1]).is_dir()
+    ours = match is not None and (all_here or (store.root / match[1]).is_dir())
     return ours and not store.is_intact(path)
 
 
@@ -306,16 +343,27 @@ def _damaged(path: str, file: Path, reason: str) -> CheckpointError:
 
 def _put_in_place(draft: Path, folder: Path) -> None:
     """Move the finished draft to its place; an older one of the same name goes last."""
-    old = folder.parent / f".old-{uuid.uuid4().hex[:8]}"
-    if folder.exists():
-        folder.rename(old)
-    try:
-        draft.rename(folder)
-    except OSError:
-        if old.exists():
+    old = folder.parent / f"{_OLD}{folder.name}"
+    with _MOVING:
+        _put_back(folder)
+        if folder.exists():
+            folder.rename(old)
+        try:
+            draft.rename(folder)
+        except OSError:
+            _put_back(folder)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _put_back(folder: Path) -> None:
+    """Undo a replacement that was cut off between its two moves, if there was one."""
+    old = folder.parent / f"{_OLD}{folder.name}"
+    with _MOVING:
+        if old.exists() and folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        elif old.exists():
             old.rename(folder)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _crc32(file: Path) -> int:

@@ -260,8 +260,11 @@ class TrainingClient(Ready):
         overwrite: bool = False,
         user_metadata: dict[str, str] | None = None,
     ) -> AwaitableConcurrentFuture[types.SaveWeightsResponse]:
-        """Save weights and optimizer, to train on from; one of the same name is replaced."""
-        return self._submit(self._save_state, name, ttl_seconds, user_metadata)
+        """Save weights and optimizer, to train on from.
+
+        One of the same name is replaced with ``overwrite``, and else a ``CheckpointError``.
+        """
+        return self._submit(self._save_state, name, ttl_seconds, overwrite, user_metadata)
 
     async def save_state_async(
         self,
@@ -348,13 +351,17 @@ class TrainingClient(Ready):
         return submit(self._worker, call, *args)
 
     def _save_state(
-        self, name: str, ttl_seconds: int | None, user_metadata: dict[str, str] | None
+        self,
+        name: str,
+        ttl_seconds: int | None,
+        overwrite: bool,
+        user_metadata: dict[str, str] | None,
     ) -> types.SaveWeightsResponse:
         def write(folder: Path) -> None:
             self._run.trainer.save_weights(folder)
             self._run.trainer.save_optimizer(folder)
 
-        path = self._save("weights", name, ttl_seconds, user_metadata, write)
+        path = self._save("weights", name, ttl_seconds, user_metadata, write, overwrite=overwrite)
         return types.SaveWeightsResponse(path=path)
 
     def _save_for_sampler(
@@ -371,12 +378,14 @@ class TrainingClient(Ready):
         ttl_seconds: int | None,
         user_metadata: dict[str, str] | None,
         write: Any,
+        *,
+        overwrite: bool = True,
     ) -> str:
         run = self._run
         info = new_checkpoint_info(
             run.base_model, run.lora_rank, run.trainer.steps, ttl_seconds, user_metadata
         )
-        return self._engine.store.save(run.run_id, kind, name, info, write)
+        return self._engine.store.save(run.run_id, kind, name, info, write, overwrite=overwrite)
 
     def _snapshot(self) -> SamplingClient:
         run = self._run

@@ -4,7 +4,6 @@
 draws batches from it. Warming a model up on them is ``warm_up.py``.
 """
 
-import importlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -14,6 +13,7 @@ import tinker
 from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatasetBuilder
 
 from evert.bridge.errors import EvertError
+from evert.bridge.imports import resolve
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers import Renderer
@@ -26,23 +26,19 @@ class DemonstrationsError(EvertError, ValueError):
     """There are no demonstrations where a recipe or a user points, or too few."""
 
 
-def load_demonstrations(path: str) -> Demonstrations:
-    """The function that an import path ``package.module:function`` names.
+def load_demonstrations(demonstrations: Demonstrations | str) -> Demonstrations:
+    """The function that an import path ``package.module:function`` names, or itself.
 
     Raises:
         DemonstrationsError: There is none.
     """
-    module, _, name = path.partition(":")
-    try:
-        found: Demonstrations = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise DemonstrationsError(
-            f"No demonstrations at {path!r}: {error}. Expected 'package.module:function', a "
-            "function from a seed to conversations."
-        ) from error
+    found = demonstrations
+    if isinstance(found, str):
+        found = resolve(found, "demonstrations", DemonstrationsError)
     if not callable(found):
         raise DemonstrationsError(
-            f"{path!r} is {found!r:.100}; expected a function from a seed to conversations."
+            f"{demonstrations!r} is {found!r:.100}; expected a function from a seed to "
+            "conversations."
         )
     return found
 
@@ -101,7 +97,7 @@ class ConversationDataset(SupervisedDataset):
 class ConversationDatasetBuilder(SupervisedDatasetBuilder):
     """Builds the warm-up's dataset, configured by chz."""
 
-    demonstrations: str = chz.field(doc="Import path of a function from a seed to conversations.")
+    demonstrations: Any = chz.field(doc="A function from a seed to conversations, or its path.")
     steps: int = chz.field(doc="Batches.")
     batch_size: int = chz.field(doc="Conversations a batch.")
     seed: int = 0

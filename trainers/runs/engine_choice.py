@@ -59,6 +59,29 @@ def choose_engine(settings: TrainSettings) -> EngineChoice:
     return EngineChoice("service", f"{KEY} is set")
 
 
+def check_engine(settings: TrainSettings) -> None:
+    """Find out before the run whether its engine, device and model are there.
+
+    Raises:
+        RecipeError: There is no such device, or no key for the service.
+        ModelNotFoundError: There is no such folder.
+    """
+    if choose_engine(settings).kind == "service":
+        return
+    import torch
+
+    from evert.trainers.engine.models import resolve_model
+
+    kind, _, number = settings.device.partition(":")
+    there = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    if int(number or 0) >= there.get(kind, 1):
+        raise RecipeError(
+            f"device={settings.device}: PyTorch sees {there[kind]} such devices here. Pass "
+            "device=cpu, or device=auto for what there is."
+        )
+    resolve_model(settings.model_name)
+
+
 def threads_of(settings: TrainSettings) -> int | None:
     """PyTorch's threads; None for its own choice.
 

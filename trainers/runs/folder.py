@@ -12,8 +12,10 @@
     tensorboard/  wandb/  wandb.json    where the run is tracked there, too
 
 ``open_run`` makes a new folder or opens one to resume, and refuses the rest: a folder that is no
-run, and a run with other settings. One process at a time works in a folder (``.lock``).
-Files of our own are written whole or not at all.
+run, and a run with other settings. One process at a time works in a folder (``.lock``), and only
+that one writes or removes anything. ``run.json`` is the first file written; until something was
+reached after it, the run counts as not begun and another may take its place. Files of our own are
+written whole or not at all.
 """
 
 import json
@@ -21,8 +23,8 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -33,12 +35,16 @@ import chz
 from filelock import FileLock, Timeout
 
 from evert.bridge.errors import EvertError
-from evert.trainers.runs.settings import TrainSettings, differing, slug
+from evert.trainers.runs.settings import TrainSettings, differing, recorded, slug
 
 RUN, BEFORE, RESULT = "run.json", "before.json", "result.json"
 METRICS, CHECKPOINTS, LOGS = "metrics.jsonl", "checkpoints.jsonl", "logs.log"
 LOCK = ".lock"
+STORE, WARM_UP = "checkpoints", "warm_up"
 PLOT, SAMPLES_MD, SAMPLES_JSONL = "learning_curve.png", "samples.md", "samples.jsonl"
+
+_DEBRIS = frozenset({LOCK, f".{RUN}.draft"})
+"""What a run that was killed before it wrote its first file may leave."""
 
 TRAIN_REWARD = "env/all/reward/total"
 HELD_OUT_REWARD = "test/env/all/reward/total"
@@ -50,25 +56,40 @@ class RunFolderError(EvertError, OSError):
 
 @dataclass(frozen=True)
 class RunFolder:
-    """An open run folder."""
+    """A run's folder; of a finished run, what it has to tell."""
 
     path: Path
     resumed: bool
+    """Whether there was a run in it that had begun when it was opened."""
 
     @property
     def begun(self) -> bool:
-        """Whether there is a run in it."""
-        return (self.path / RUN).is_file()
+        """Whether a run in it has anything to go on from."""
+        made = (BEFORE, METRICS, CHECKPOINTS, WARM_UP)
+        return (self.path / RUN).is_file() and any((self.path / name).exists() for name in made)
 
-    def in_use(self) -> AbstractContextManager[None]:
-        """Keep every other process out of the folder inside the block; see ``alone_in``."""
-        return alone_in(self.path, "training", "log_path")
+    @property
+    def result(self) -> dict[str, Any]:
+        """What ``result.json`` says; empty until the run is finished."""
+        return self.read_json(RESULT) or {}
 
-    def discard(self) -> None:
-        """Remove the folder of a run that failed before it began."""
-        (self.path / LOGS).unlink(missing_ok=True)
-        with suppress(OSError):  # not empty, so not ours to remove
-            self.path.rmdir()
+    @property
+    def before(self) -> dict[str, Any] | None:
+        """Held-out scores of the untrained weights: ``before["greedy"]["reward"]``; None if none.
+
+        The ways to play are ``greedy`` and ``temperature_1``.
+        """
+        return (self.result.get("held_out") or {}).get("before")
+
+    @property
+    def after(self) -> dict[str, Any] | None:
+        """The same of the trained weights."""
+        return (self.result.get("held_out") or {}).get("after")
+
+    @property
+    def plot(self) -> Path:
+        """The learning curve of a finished run, a PNG."""
+        return self.path / PLOT
 
     def write(self, name: str, text: str) -> None:
         """Write a file whole, or not at all.
@@ -133,49 +154,100 @@ def alone_in(path: Path, doing: str, key: str) -> Iterator[None]:
         lock.release()
 
 
-def open_run(settings: TrainSettings) -> RunFolder:
-    """Make the folder of a new run, or open that of a run to resume.
+@contextmanager
+def open_run(settings: TrainSettings, go_on: Callable[[Path], str]) -> Iterator[RunFolder]:
+    """Make the folder of a new run, or open that of a run to resume; nobody else is in it.
+
+    An error out of the block leaves with a note on how to go on, or the folder is removed again
+    if nothing was reached.
+
+    Args:
+        settings: Of the run.
+        go_on: From the folder's path to the command that goes on with the run.
 
     Raises:
-        RunFolderError: The folder holds something else or other settings, or is not writable.
+        RunFolderError: The folder holds something else or other settings, is in use, or is not
+            writable.
     """
     path = Path(settings.log_path).expanduser() if settings.log_path else _new_path(settings)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        resumed = any(file.name != LOCK for file in path.iterdir())
-        probe = path / ".probe"
-        probe.write_text("")
-        probe.unlink()
+        (path / LOCK).touch()
     except OSError as error:
         raise cannot_write(path, error) from error
-    if resumed:
-        _check_is_ours(path, settings)
-    return RunFolder(path, resumed)
+    try:
+        with alone_in(path, "training", "log_path"):
+            new = _is_empty(path)
+            folder = RunFolder(path, resumed=RunFolder(path, False).begun)
+            _check_is_ours(folder, settings)
+            try:
+                yield folder
+            except BaseException as error:
+                if folder.begun:
+                    _say_how_to_go_on(error, folder, go_on(path))
+                elif new:
+                    _empty(path)
+                raise
+    finally:
+        with suppress(OSError):  # not empty: not ours to remove
+            path.rmdir()
+
+
+def _is_empty(path: Path) -> bool:
+    return all(file.name in _DEBRIS for file in path.iterdir())
+
+
+def _empty(path: Path) -> None:
+    for file in path.iterdir():
+        if file.is_dir():
+            shutil.rmtree(file, ignore_errors=True)
+        elif file.name != LOCK:
+            file.unlink(missing_ok=True)
+
+
+def _say_how_to_go_on(error: BaseException, folder: RunFolder, command: str) -> None:
+    done = folder.steps_done()
+    if isinstance(error, KeyboardInterrupt):
+        steps = f"{done} step{'s' * (done != 1)}"
+        error.add_note(
+            f"Interrupted after {steps}; they are saved in {folder.path}. To go on:\n  {command}"
+        )
+    elif done:
+        error.add_note(f"To resume: {command}")
 
 
 def recorded_settings(log_path: str | Path) -> dict[str, Any]:
-    """The settings of the run in a folder; empty where there is no run.
+    """The settings of the run in a folder; empty where there is no run that has begun.
 
     Those that this version of evert does not have any more are left out.
     """
-    run = read_json(Path(log_path).expanduser() / RUN) if log_path else None
-    recorded = dict((run or {}).get("settings") or {})
+    if not log_path or not RunFolder(Path(log_path).expanduser(), True).begun:
+        return {}
+    run = read_json(Path(log_path).expanduser() / RUN) or {}
+    found = run.get("settings")
     return {
         key: tuple(value) if isinstance(value, list) else value
-        for key, value in recorded.items()
+        for key, value in (found.items() if isinstance(found, dict) else ())
         if key in chz.chz_fields(TrainSettings)
     }
 
 
-def _check_is_ours(path: Path, settings: TrainSettings) -> None:
-    recorded = recorded_settings(path)
-    if not recorded:
+def _check_is_ours(folder: RunFolder, settings: TrainSettings) -> None:
+    path = folder.path
+    if not folder.resumed:
+        if not _is_empty(path) and not (path / RUN).is_file():
+            raise RunFolderError(
+                f"{path} is not empty, and no run of evert's: it has no {RUN}. Nothing was "
+                "changed. Choose another log_path, or leave it out for a new folder under runs/."
+            )
+        return
+    before = recorded_settings(path)
+    if not before:
         raise RunFolderError(
-            f"{path} is not empty, and no run of evert's: it has no readable {RUN}. Nothing was "
-            "changed. Choose another log_path, or leave it out for a new folder under runs/."
+            f"{path / RUN} cannot be read, so that the run cannot go on: expected what evert wrote "
+            "there. Nothing was changed. Put it back, or choose another log_path."
         )
-    changes = differing(recorded, settings)
-    if changes:
+    if changes := differing(before, settings):
         raise RunFolderError(
             f"{path} holds a run with other settings:\n  "
             + "\n  ".join(changes)
@@ -205,13 +277,24 @@ def drop_broken_lines(path: Path) -> int:
     if not path.is_file():
         return 0
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    whole = [line for line in lines if isinstance(_parse(line), dict)]
-    if len(whole) < len(lines):
+    broken = [line for line in lines if not isinstance(_parse(line), dict)]
+    if broken:
         shutil.copyfile(path, path.with_suffix(".jsonl.broken"))
+        keep_lines(path, lambda record: True)
+    return len(broken)
+
+
+def keep_lines(path: Path, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
+    """Keep the records of a JSONL file that are wanted; the file is changed whole or not at all."""
+    if not path.is_file():
+        return
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    read = [(line, _parse(line)) for line in lines]
+    kept = [line for line, record in read if isinstance(record, dict) and wanted(record)]
+    if len(kept) < len(lines):
         draft = path.with_suffix(".jsonl.draft")
-        draft.write_text("".join(f"{line}\n" for line in whole), encoding="utf-8")
+        draft.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
         draft.replace(path)
-    return len(lines) - len(whole)
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
@@ -267,7 +350,7 @@ def cannot_write(path: Path, error: OSError) -> RunFolderError:
     """The error for a file or folder that cannot be written."""
     return RunFolderError(
         f"{path} cannot be written to: {error.strerror or error}. What was written before is "
-        "untouched. Free some space, or choose a log_path that can be written to."
+        "untouched. Free some space, or choose a folder that can be written to."
     )
 
 
@@ -275,7 +358,7 @@ def describe(settings: TrainSettings, command: Sequence[str], engine: Mapping[st
     """``run.json``: what the run is, and what it ran on."""
     return {
         "name": settings.name,
-        "settings": chz.asdict(settings),
+        "settings": recorded(settings),
         "command": list(command),
         "engine": dict(engine),
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),

@@ -1,36 +1,63 @@
-"""What a training run is: the settings of a run, over the recipe of its game.
+"""What a training run is: its settings, over the recipe of its game.
 
-In order: ``TrainSettings`` (every value of a run, one a command-line key), ``choose_recipe`` (which
-preset the command line asks for), and ``cookbook_config`` (the settings as the Tinker Cookbook's
-``rl.train.Config``).
+In order: ``TrainSettings`` (every value of a run, one a command-line key), ``read_train_settings``
+(what was given, over a recipe or over the run to resume), how settings are written down and
+compared (``recorded``, ``differing``), and ``check_settings``.
 
 A recipe stands with its game (``evert.envs.games``). It is a set of defaults and nothing more: it
-is laid under the command line, so each value can be overridden there, and ``env=identity --help``
-shows what the recipe chose.
+is laid under what is given, so that each value can be overridden, and ``env=identity --help`` shows
+what the recipe chose. The same settings as the Cookbook takes them: ``cookbook.py``.
 """
 
 import difflib
 import math
+import pkgutil
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import chz
 
 from evert.bridge.base import BASE_MODEL, BASE_RENDERER, BASES
 from evert.bridge.errors import EvertError
 from evert.envs.games import find_game, games
-
-if TYPE_CHECKING:
-    from tinker_cookbook.rl.train import Config
-
-    from evert.bridge.dataset import AgentDatasetBuilder
-    from evert.bridge.options import EnvOptions
+from evert.trainers.arguments import UsageError, read_settings
 
 
 class RecipeError(EvertError, ValueError):
     """The settings do not describe a run: an unknown game, a value missing, or two at odds."""
+
+
+def at_least(minimum: float, *, or_more: bool = True) -> Callable[[Any, str], None]:
+    """A chz validator: the value is None, or finite and not below ``minimum``.
+
+    Args:
+        minimum: The bound.
+        or_more: Whether the bound itself will do.
+    """
+
+    def check(settings: Any, attribute: str) -> None:
+        name = attribute.removeprefix("X_")
+        value = getattr(settings, name)
+        fits = value is None or (value >= minimum if or_more else value > minimum)
+        if not fits or (value is not None and not math.isfinite(value)):
+            bound = f"at least {minimum:g}" if or_more else f"above {minimum:g}"
+            raise RecipeError(f"{name} must be {bound}, got {value}.")
+
+    return check
+
+
+def _size(default: Any, doc: str, minimum: float = 1) -> Any:
+    return chz.field(default=default, doc=doc, validator=at_least(minimum))
+
+
+def _above_zero(default: Any, doc: str) -> Any:
+    return chz.field(default=default, doc=doc, validator=at_least(0, or_more=False))
+
+
+def _named(doc: str) -> Any:
+    return chz.field(default="", doc=doc, blueprint_cast=str)
 
 
 @chz.chz
@@ -42,9 +69,10 @@ class TrainSettings:
         munger=lambda _, name: game_name(name),
         doc=f"game: {', '.join(games())}; or give agent=",
     )
-    agent: str = chz.field(default="", doc="your agent's import path, 'package.module:function'")
-    train_tasks: str = chz.field(default="", doc="import path of a sequence of tasks to train on")
-    test_tasks: str = chz.field(default="", doc="import path of the held-out tasks; '' for none")
+    # Import paths, or from Python the things themselves.
+    agent: Any = _named("your agent's import path, 'package.module:function'")
+    train_tasks: Any = _named("import path of a sequence of tasks to train on")
+    test_tasks: Any = _named("import path of the held-out tasks; '' for none")
 
     model_name: str = chz.field(
         default=BASE_MODEL, doc="a shipped base, a Hugging Face folder, or a model's name"
@@ -54,44 +82,47 @@ class TrainSettings:
         default="auto", doc="auto: the service where TINKER_API_KEY is set and it has the model"
     )
     base_url: str | None = chz.field(default=None, doc="address of a service of your own")
-    device: str = chz.field(default="auto", doc="embedded: cpu, cuda or auto")
-    threads: int | None = chz.field(default=None, doc="embedded: CPU threads; None: 1 if tiny")
+    device: str = chz.field(default="auto", doc="embedded: cpu, cuda, cuda:1, ... or auto")
+    threads: int | None = _size(None, "embedded: CPU threads; None: 1 if tiny")
     full_parameter: bool | None = chz.field(
         default=None, doc="embedded: train all weights; None: below 50 M parameters"
     )
-    lora_rank: int = chz.field(default=32, doc="rank of the adapter, where one is trained")
+    lora_rank: int = _size(32, "rank of the adapter, where one is trained")
     allow_hosts: tuple[str, ...] = chz.field(
         default=(), doc="embedded: hosts that stay reachable, for example an agent's tools"
     )
 
-    warm_up_steps: int = chz.field(default=0, doc="supervised steps before RL; 0: none")
-    demonstrations: str = chz.field(
-        default="", doc="warm-up: import path of a function from a seed to conversations"
-    )
-    warm_up_batch: int = chz.field(default=64, doc="warm-up: conversations a step")
-    warm_up_learning_rate: float = chz.field(default=1e-3, doc="warm-up: Adam's, falls to 0")
+    warm_up_steps: int = _size(0, "supervised steps before RL; 0: none", 0)
+    demonstrations: Any = _named("warm-up: import path of a function from a seed to conversations")
+    warm_up_batch: int = _size(64, "warm-up: conversations a step")
+    warm_up_learning_rate: float = _above_zero(1e-3, "warm-up: Adam's, falls to 0")
 
-    steps: int = chz.field(default=20, doc="training steps, one batch each")
-    batch_size: int = chz.field(default=32, doc="groups (tasks) a step")
-    group_size: int = chz.field(default=8, doc="episodes a group")
-    test_group_size: int = chz.field(default=1, doc="episodes a held-out task, at temperature 1")
-    learning_rate: float = chz.field(default=1e-4, doc="Adam's")
-    loss_fn: Literal["importance_sampling", "ppo", "cispo", "dro"] = "importance_sampling"
-    num_substeps: int = chz.field(default=1, doc="optimizer steps a training step")
-    kl_penalty: float = chz.field(
-        default=0.0, doc="weight of the divergence from the weights that RL starts from"
+    steps: int = _size(20, "training steps, one batch each")
+    batch_size: int = _size(32, "groups (tasks) a step")
+    group_size: int = _size(8, "episodes a group")
+    test_group_size: int = _size(1, "episodes a held-out task, at temperature 1")
+    learning_rate: float = _above_zero(1e-4, "Adam's")
+    loss_fn: str = chz.field(
+        default="importance_sampling", doc="or ppo, cispo, dro: one of the Cookbook's losses"
     )
-    max_tokens: int = chz.field(default=512, doc="most tokens of one reply")
-    agent_timeout: float = chz.field(default=600.0, doc="seconds an agent may take between calls")
+    num_substeps: int = _size(1, "optimizer steps a training step")
+    kl_penalty: float = _size(0.0, "weight of the divergence from the weights RL starts from", 0)
+    max_tokens: int = _size(512, "most tokens of one reply")
+    agent_timeout: float = _above_zero(600.0, "seconds an agent may take between calls")
     on_agent_error: float | None = chz.field(
         default=None, doc="reward of an episode whose agent raises; None: the run stops"
     )
-
-    eval_every: int = chz.field(default=5, doc="steps between held-out scores; 0: none on the way")
-    save_every: int = chz.field(
-        default=5, doc="steps between kept checkpoints; embedded runs also save every step"
+    cookbook: Mapping[str, Any] = chz.field(
+        default_factory=dict,
+        doc="cookbook.KEY=value: any other field of the Cookbook's rl.train.Config; "
+        "`evert train --help cookbook` lists them",
     )
-    samples: int = chz.field(default=4, doc="held-out tasks written down before and after")
+
+    eval_every: int = _size(5, "steps between held-out scores; 0: none on the way", 0)
+    save_every: int = _size(
+        5, "steps between kept checkpoints; embedded runs also save every step", 0
+    )
+    samples: int = _size(4, "held-out tasks written down before and after", 0)
     seed: int = chz.field(default=0, doc="same seed, same run (embedded engine on a CPU)")
     log_path: str | None = chz.field(
         default=None, doc="run folder, new or to resume; None: runs/<env>-<model>-<date-time>"
@@ -103,21 +134,8 @@ class TrainSettings:
     tensorboard: bool = chz.field(default=False, doc="write event files into RUN/tensorboard")
 
     @chz.validate
-    def _sizes(self) -> None:
-        least = {"steps": 1, "batch_size": 1, "group_size": 1, "test_group_size": 1}
-        least |= {"max_tokens": 1, "num_substeps": 1}
-        least |= {"eval_every": 0, "save_every": 0, "samples": 0}
-        least |= {"warm_up_steps": 0, "warm_up_batch": 1}
-        for name, minimum in least.items():
-            if getattr(self, name) < minimum:
-                raise RecipeError(
-                    f"{name} must be at least {minimum}, got {getattr(self, name)}. "
-                    f"Pass {name}={max(minimum, 1)} or more."
-                )
-
-    @chz.validate
     def _agent(self) -> None:
-        if not self.agent or not self.train_tasks:
+        if is_missing(self.agent) or is_missing(self.train_tasks):
             raise RecipeError(
                 f"No agent to train. Pass env= with one of {', '.join(games())}, or an agent of "
                 "your own: agent=package.module:function train_tasks=package.module:TASKS."
@@ -125,16 +143,23 @@ class TrainSettings:
 
     @chz.validate
     def _demonstrations(self) -> None:
-        if self.warm_up_steps and not self.demonstrations:
+        if self.warm_up_steps and is_missing(self.demonstrations):
             raise RecipeError(
                 f"warm_up_steps={self.warm_up_steps} has nothing to warm up on. Pass "
                 "demonstrations=package.module:function, or leave warm_up_steps out."
             )
 
+    @chz.validate
+    def _device(self) -> None:
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):
+            raise RecipeError(
+                f"device takes auto, cpu, cuda or cuda with a number (cuda:1), got {self.device!r}."
+            )
+
     @property
     def name(self) -> str:
         """What the run trains, as a short name: the game, or the agent's function."""
-        return self.env or self.agent.partition(":")[2]
+        return self.env or path_of(self.agent).rpartition(":")[2]
 
 
 RESUMABLE = frozenset(
@@ -144,18 +169,53 @@ RESUMABLE = frozenset(
 """Settings that a resumed run may change: they leave what was learned so far as it is."""
 
 
-def game_name(text: str) -> str:
-    """A game's name as it is written: ``guess-number`` will do for one of evert's own."""
-    name = text.replace("-", "_")
-    return name.lower() if name.lower() in games() else name
+# -- reading -------------------------------------------------------------------------------------
+
+
+def read_train_settings(given: Mapping[str, Any], recorded: Mapping[str, Any]) -> TrainSettings:
+    """The settings of a run.
+
+    Args:
+        given: What was given: texts by key, ``cookbook.KEY`` among them, or values from Python.
+        recorded: Settings of the run to resume; empty for a new one.
+
+    Raises:
+        EvertError: There is no such game or setting, or a value is out of range.
+    """
+    name, preset = choose_recipe(given)
+    layers = {"the run to resume": recorded} if recorded else {name: preset}
+    own = {key: value for key, value in given.items() if key.partition(".")[0] != "cookbook"}
+    theirs = recorded.get("cookbook", {}) | _paths(given)
+    return read_settings(TrainSettings, own | ({"cookbook": theirs} if theirs else {}), layers)
+
+
+def _paths(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given of the Cookbook's Config, by path: from ``a={"b": 1}`` or from ``a.b=1``."""
+    found: dict[str, Any] = {}
+
+    def take(path: str, value: Any) -> None:
+        if isinstance(value, Mapping):
+            for name, inner in value.items():
+                take(f"{path}.{name}" if path else str(name), inner)
+        elif path:
+            found[path] = value
+        else:
+            raise UsageError(
+                f"cookbook takes paths: cookbook.temperature=0.8, for example; got {value!r}."
+            )
+
+    for key, value in given.items():
+        head, _, path = key.partition(".")
+        if head == "cookbook":
+            take(path, value)
+    return found
 
 
 def choose_recipe(given: Mapping[str, object]) -> tuple[str, Mapping[str, Any]]:
-    """The preset a command line asks for: its name and its values.
+    """The preset that was asked for: its name and its values.
 
     Args:
-        given: The command line's keys and values; ``env``, ``agent`` and ``model_name`` are looked
-            at.
+        given: Keys and values; ``env``, ``agent`` and ``model_name`` are looked at.
 
     Raises:
         RecipeError: There is no such game, or both a game and an agent are named.
@@ -166,8 +226,8 @@ def choose_recipe(given: Mapping[str, object]) -> tuple[str, Mapping[str, Any]]:
         return "defaults", {}
     if given.get("agent"):
         raise RecipeError(
-            f"Got both env={env} and agent={given['agent']}; expected one of them. Leave env= out "
-            "to train your own agent."
+            f"Got both env={env} and agent={path_of(given['agent'])}; expected one of them. Leave "
+            "env= out to train your own agent."
         )
     game = find_game(env)
     if game is None:
@@ -184,25 +244,108 @@ def choose_recipe(given: Mapping[str, object]) -> tuple[str, Mapping[str, Any]]:
     return f"recipe {name}", {**settings, "env": name}
 
 
+def game_name(text: str) -> str:
+    """A game's name as it is written: ``guess-number`` will do for one of evert's own."""
+    name = text.replace("-", "_")
+    return name.lower() if name.lower() in games() else name
+
+
+# -- writing down --------------------------------------------------------------------------------
+
+
+def recorded(settings: TrainSettings) -> dict[str, Any]:
+    """The settings as ``run.json`` has them: a function or tasks by import path, or by name."""
+    plain = {key: _plain(value) for key, value in chz.asdict(settings).items()}
+    return {**plain, "cookbook": {path: str(each) for path, each in settings.cookbook.items()}}
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, str | int | float | dict):
+        return value
+    if isinstance(value, tuple | list) and all(isinstance(each, str) for each in value):
+        return list(value)
+    return path_of(value)
+
+
+def path_of(value: Any) -> str:
+    """An import path of what was given as it is; a plain name where there is none."""
+    if isinstance(value, str):
+        return value
+    if not callable(value):
+        return f"{len(value)} tasks" if hasattr(value, "__len__") else repr(value)
+    inner = getattr(value, "func", value)  # of a partial
+    name = getattr(inner, "__qualname__", type(inner).__qualname__)
+    path = f"{getattr(inner, '__module__', '')}:{name}"
+    try:
+        importable = pkgutil.resolve_name(path) is value and not path.startswith("__main__")
+    except (ImportError, AttributeError, ValueError):
+        importable = False
+    return path if importable else name.rpartition(".")[2]
+
+
+def is_missing(value: Any) -> bool:
+    """Whether an agent or tasks were not given."""
+    return value is None or (isinstance(value, str) and not value)
+
+
+def differing(before: Mapping[str, Any], settings: TrainSettings) -> Sequence[str]:
+    """What a resumed run would change and may not, one line ``key: recorded -> now`` each."""
+    now, then = recorded(settings), {key: _plain(value) for key, value in before.items()}
+    return [
+        f"{key}: {then.get(key)!r} -> {now[key]!r}"
+        for key in now
+        if key not in RESUMABLE and then.get(key) != now[key]
+    ]
+
+
+def slug(text: str) -> str:
+    """A text as part of a file name."""
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-.") or "run"
+
+
+# -- checking ------------------------------------------------------------------------------------
+
+
 def check_settings(settings: TrainSettings) -> None:
     """Find what would stop a run before there is a run: a path that leads nowhere, mostly.
 
     Raises:
-        EvertError: The agent, the tasks, the renderer or a tracker cannot be found.
+        EvertError: The agent, the tasks, the model, a tracker or a value cannot be used.
     """
+    from evert.bridge.agent import inspect_agent
     from evert.bridge.dataset import load_tasks
     from evert.bridge.group import load_agent
+    from evert.trainers.runs.cookbook import cookbook_config
     from evert.trainers.runs.demonstrations import load_demonstrations
+    from evert.trainers.runs.engine_choice import check_engine
     from evert.trainers.runs.tracking import check_tracking
 
     check_tracking(settings)
-    load_agent(settings.agent)
-    load_tasks(settings.train_tasks)
-    if settings.test_tasks:
+    check_engine(settings)
+    _check_known(settings)
+    agent, tasks = load_agent(settings.agent), load_tasks(settings.train_tasks)
+    if len(tasks):
+        inspect_agent(agent, tasks[0])
+    if not is_missing(settings.test_tasks):
         load_tasks(settings.test_tasks)
     if settings.warm_up_steps:
         load_demonstrations(settings.demonstrations)
-    renderer_of(settings)
+    cookbook_config(settings, Path(settings.log_path or "."), embedded=True)
+
+
+def _check_known(settings: TrainSettings) -> None:
+    """Find names of what a run was given from Python, which nothing but Python can give again."""
+    given = ("agent", "train_tasks", "test_tasks", "demonstrations")
+    values = {name: getattr(settings, name) for name in given}
+    lost = [
+        f"the {n} {v!r}" for n, v in values.items() if isinstance(v, str) and v and ":" not in v
+    ]
+    if lost:
+        raise RecipeError(
+            f"There is no import path in {' or '.join(lost)}; expected 'package.module:name'. If "
+            "this run was trained from Python with functions or lists of its own, call evert.train "
+            f"again with them and log_path={settings.log_path!r}."
+        )
 
 
 def renderer_of(settings: TrainSettings) -> str:
@@ -221,97 +364,10 @@ def renderer_of(settings: TrainSettings) -> str:
     try:
         return model_info.get_recommended_renderer_name(settings.model_name)
     except (ConfigurationError, KeyError, ValueError) as error:
+        near = difflib.get_close_matches(settings.model_name, BASES, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
         raise RecipeError(
-            f"The Cookbook names no renderer for the model {settings.model_name!r}. Pass the one "
-            f"it was trained with, for example renderer_name={BASE_RENDERER}."
+            f"model_name={settings.model_name} is none of the bases {', '.join(BASES)}.{hint} The "
+            "Cookbook names no renderer for a model of that name; if there is one, pass the "
+            f"renderer it was trained with, for example renderer_name={BASE_RENDERER}."
         ) from error
-
-
-def dataset_builder(settings: TrainSettings) -> "AgentDatasetBuilder":
-    """Tasks and agent as the Cookbook takes them, with as many epochs as the steps need.
-
-    Raises:
-        InvalidDatasetError: There are no tasks where ``train_tasks`` points.
-    """
-    from evert.bridge.dataset import AgentDatasetBuilder, load_tasks
-
-    batches_per_epoch = math.ceil(len(load_tasks(settings.train_tasks)) / settings.batch_size)
-    options: EnvOptions = {
-        "agent_timeout": settings.agent_timeout,
-        "on_agent_error": settings.on_agent_error,
-    }
-    return AgentDatasetBuilder(
-        agent=settings.agent,
-        train_tasks=settings.train_tasks,
-        test_tasks=settings.test_tasks or None,
-        batch_size=settings.batch_size,
-        group_size=settings.group_size,
-        test_group_size=settings.test_group_size,
-        epochs=math.ceil(settings.steps / max(1, batches_per_epoch)),
-        seed=settings.seed,
-        model_name=settings.model_name,
-        renderer_name=renderer_of(settings),
-        env_options=options,
-    )
-
-
-def cookbook_config(
-    settings: TrainSettings,
-    folder: Path,
-    *,
-    embedded: bool,
-    start: str | None = None,
-    reference: str | None = None,
-) -> "Config":
-    """The settings as ``tinker_cookbook.rl.train.main`` takes them.
-
-    Args:
-        settings: Of the run.
-        folder: The run folder.
-        start: ``tinker://`` path of the weights to start from; None for the model's own.
-        reference: The same weights' path to sample from, for the KL penalty.
-        embedded: Checkpoints cost nothing but disk: one is saved every step, to resume from,
-            and those of ``save_every`` never expire.
-    """
-    from tinker_cookbook.rl.train import Config, KLReferenceConfig
-
-    kept = KLReferenceConfig(base_model=settings.model_name, load_checkpoint_path=reference)
-    return Config(
-        recipe_name=f"evert_{slug(settings.name)}",
-        dataset_builder=dataset_builder(settings),
-        model_name=settings.model_name,
-        renderer_name=renderer_of(settings),
-        base_url=settings.base_url,
-        load_checkpoint_path=start,
-        log_path=str(folder),
-        learning_rate=settings.learning_rate,
-        lora_rank=settings.lora_rank,
-        loss_fn=settings.loss_fn,
-        num_substeps=settings.num_substeps,
-        kl_penalty_coef=settings.kl_penalty,
-        kl_reference_config=kept if settings.kl_penalty else None,
-        max_tokens=settings.max_tokens,
-        max_steps=settings.steps,
-        eval_every=settings.eval_every,
-        save_every=settings.save_every,
-        rolling_save_every=1 if embedded else 0,
-        ttl_seconds=None if embedded else 7 * 24 * 3600,
-        num_groups_to_log=1,
-        wandb_project=settings.wandb_project,
-        wandb_name=settings.wandb_name,
-    )
-
-
-def slug(text: str) -> str:
-    """A text as part of a file name."""
-    return re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-.") or "run"
-
-
-def differing(recorded: Mapping[str, Any], settings: TrainSettings) -> Sequence[str]:
-    """What a resumed run would change and may not, one line ``key: recorded -> now`` each."""
-    now = chz.asdict(settings)
-    return [
-        f"{key}: {recorded.get(key)!r} -> {now[key]!r}"
-        for key in now
-        if key not in RESUMABLE and recorded.get(key) != now[key]
-    ]

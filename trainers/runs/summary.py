@@ -1,5 +1,6 @@
 """What a finished run leaves behind: figures, samples, the plot, and the table on the screen."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -11,16 +12,27 @@ from evert.trainers.runs.settings import TrainSettings
 
 if TYPE_CHECKING:
     from evert.trainers.evaluation.held_out import Evaluation
-    from evert.trainers.train import Report
 
 LABELS = {"greedy": "greedy", "temperature_1": "at temperature 1"}
+
+
+@dataclass
+class Report:
+    """What a finished run has to tell."""
+
+    before: "Evaluation | None"
+    after: "Evaluation | None"
+    """None where the run has no held-out tasks."""
+    steps: int
+    seconds: dict[str, float]
+    """Of this session: ``total``, ``training``."""
 
 
 def summarise(
     settings: TrainSettings,
     facts: dict[str, Any],
     folder: RunFolder,
-    done: "Report",
+    done: Report,
     console: Console,
 ) -> dict[str, Any]:
     """Write a finished run's files and show its table.
@@ -55,7 +67,7 @@ def _scores(evaluation: "Evaluation | None") -> dict[str, Any] | None:
     return evaluation.as_json()["scores"] if evaluation is not None else None
 
 
-def _plot(settings: TrainSettings, folder: RunFolder, done: "Report") -> None:
+def _plot(settings: TrainSettings, folder: RunFolder, done: Report) -> None:
     from evert.trainers.reporting.figures.curves import draw_run
     from evert.trainers.reporting.figures.style import save
     from evert.trainers.reporting.metrics import curves
@@ -65,7 +77,7 @@ def _plot(settings: TrainSettings, folder: RunFolder, done: "Report") -> None:
     save(draw_run(title, *curves(folder.steps(), after)), folder.path / run_folder.PLOT)
 
 
-def _samples(settings: TrainSettings, folder: RunFolder, done: "Report") -> None:
+def _samples(settings: TrainSettings, folder: RunFolder, done: Report) -> None:
     import json
 
     from evert.trainers.evaluation.held_out import sample_records, samples_markdown
@@ -78,7 +90,7 @@ def _samples(settings: TrainSettings, folder: RunFolder, done: "Report") -> None
     folder.write(run_folder.SAMPLES_JSONL, "".join(lines))
 
 
-def _show(settings: TrainSettings, folder: RunFolder, done: "Report", console: Console) -> None:
+def _show(settings: TrainSettings, folder: RunFolder, done: Report, console: Console) -> None:
     from evert.trainers.evaluation.scores import shown
 
     if done.before is not None and done.after is not None:

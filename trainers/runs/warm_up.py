@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from evert.trainers.runs.folder import CHECKPOINTS, read_jsonl
-from evert.trainers.runs.settings import TrainSettings, renderer_of, slug
+from evert.trainers.runs.folder import CHECKPOINTS, WARM_UP, read_jsonl
+from evert.trainers.runs.settings import TrainSettings, path_of, renderer_of, slug
 
 if TYPE_CHECKING:
     from tinker_cookbook.supervised.train import Config
-
-FOLDER = "warm_up"
-"""Within the run's folder."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,7 @@ def warm_up_config(settings: TrainSettings, folder: Path, *, embedded: bool) -> 
     Args:
         settings: Of the run.
         folder: The run's folder.
-        embedded: As for ``recipes.cookbook_config``.
+        embedded: As for ``cookbook_config``.
     """
     from tinker_cookbook.supervised.train import Config
 
@@ -42,7 +39,7 @@ def warm_up_config(settings: TrainSettings, folder: Path, *, embedded: bool) -> 
 
     return Config(
         recipe_name=f"evert_{slug(settings.name)}_warm_up",
-        log_path=str(folder / FOLDER),
+        log_path=str(folder / WARM_UP),
         model_name=settings.model_name,
         renderer_name=renderer_of(settings),
         base_url=settings.base_url,
@@ -77,12 +74,12 @@ async def warm_up(
 
     from evert.trainers.runs.progress import display, follow, quiet_cookbook
 
-    place = folder / FOLDER
+    place = folder / WARM_UP
     if weights := _final(place):
         return weights
     place.mkdir(exist_ok=True)
     config = warm_up_config(settings, folder, embedded=embedded)
-    console.print(f"warming up on {settings.demonstrations}", markup=False, soft_wrap=True)
+    console.print(f"warming up on {path_of(settings.demonstrations)}", markup=False, soft_wrap=True)
     with display(console, settings.warm_up_steps, 0, "warming up") as shown:
         async with follow(place, shown), quiet_cookbook(cookbook.main(config)) as training:
             await training

@@ -1,0 +1,156 @@
+"""A run's settings as the Cookbook's ``rl.train.Config``.
+
+1. Every field of the Config can be set as ``cookbook.PATH=value``, nested and polymorphic ones too.
+2. A field that evert fills in from a setting of its own is refused with that setting's name.
+3. Which fields there are is read off the installed Cookbook; help lists them.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import chz
+import pytest
+from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
+from tinker_cookbook.rl.train import AsyncConfig, Config
+
+from evert.trainers.arguments import UsageError
+from evert.trainers.runs.cookbook import cookbook_config, cookbook_help, own_settings
+from evert.trainers.runs.settings import (
+    RecipeError,
+    TrainSettings,
+    read_train_settings,
+    recorded,
+)
+from evert.trainers.train import parse, usage
+
+
+def config(*arguments: str, start: str | None = None) -> Any:
+    """The Config of a command line for the game identity."""
+    settings = parse(["env=identity", *arguments])
+    return cookbook_config(settings, Path("run"), embedded=True, start=start)
+
+
+# -- 1. setting ----------------------------------------------------------------------------------
+
+
+def test_a_plain_field_is_set() -> None:
+    made = config("cookbook.temperature=0.8", "cookbook.ttl_seconds=None")
+    assert (made.temperature, made.ttl_seconds) == (0.8, None)
+
+
+def test_a_mapping_and_a_nested_object_are_set_by_path() -> None:
+    made = config(
+        "loss_fn=ppo",
+        "cookbook.loss_fn_config.clip_low_threshold=0.9",
+        "cookbook.async_config.max_steps_off_policy=2",
+        "cookbook.async_config.groups_per_batch=4",
+    )
+    assert made.loss_fn_config == {"clip_low_threshold": 0.9}
+    assert made.async_config == AsyncConfig(max_steps_off_policy=2, groups_per_batch=4)
+
+
+def test_a_strategy_is_named_by_its_class() -> None:
+    made = config(
+        "cookbook.rollout_error_tolerance=RetryOnFailure",
+        "cookbook.rollout_error_tolerance.max_retries=5",
+    )
+    assert made.rollout_error_tolerance == RetryOnFailure(max_retries=5)
+    assert config("cookbook.rollout_error_tolerance=True").rollout_error_tolerance is True
+
+
+def test_options_of_the_dataset_and_of_its_environments_are_set() -> None:
+    builder = config(
+        "cookbook.dataset_builder.limits.max_turns=3",
+        "cookbook.dataset_builder.env_options.format_retries=1",
+        "cookbook.dataset_builder.env_options.model_name=gpt-5-mini",
+        "agent_timeout=9",
+    ).dataset_builder
+    assert builder.limits.max_turns == 3
+    assert builder.env_options["format_retries"] == 1
+    assert builder.env_options["model_name"] == "gpt-5-mini"
+    assert builder.env_options["agent_timeout"] == 9.0
+    assert builder.model_name == "evert-tiny"
+
+
+def test_from_python_values_are_given_as_they_are() -> None:
+    given = {
+        "env": "identity",
+        "cookbook": {
+            "async_config": AsyncConfig(max_steps_off_policy=2, groups_per_batch=4),
+            "loss_fn_config": {"clip_low_threshold": 0.9},
+        },
+    }
+    settings = read_train_settings(given, {})
+    made = cookbook_config(settings, Path("run"), embedded=True)
+    assert made.async_config == AsyncConfig(max_steps_off_policy=2, groups_per_batch=4)
+    assert made.loss_fn_config == {"clip_low_threshold": 0.9}
+
+
+def test_a_resumed_run_keeps_what_was_set_and_takes_more() -> None:
+    first = parse(["env=identity", "cookbook.temperature=0.8"])
+    assert recorded(first)["cookbook"] == {"temperature": "0.8"}
+    again = read_train_settings({"cookbook.compute_post_kl": "True"}, recorded(first))
+    made = cookbook_config(again, Path("run"), embedded=True)
+    assert (made.temperature, made.compute_post_kl) == (0.8, True)
+
+
+def test_the_kl_penalty_is_from_the_weights_that_rl_starts_from_unless_said_otherwise() -> None:
+    assert config("kl_penalty=0.1").kl_reference_config.base_model == "evert-tiny"
+    other = "cookbook.kl_reference_config.base_model=Qwen/Qwen3-8B"
+    assert config("kl_penalty=0.1", other).kl_reference_config.base_model == "Qwen/Qwen3-8B"
+    assert config().kl_reference_config is None
+
+
+def test_rl_starts_from_one_place() -> None:
+    path = "tinker://run/weights/x"
+    assert config(f"cookbook.load_checkpoint_path={path}").load_checkpoint_path == path
+    assert config(start=path).load_checkpoint_path == path
+    with pytest.raises(RecipeError, match=r"load_checkpoint_path and warm_up_steps"):
+        config(f"cookbook.load_checkpoint_path={path}", start=path)
+
+
+# -- 2. refusing ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("cookbook.learning_rate=1", "cookbook.learning_rate is set by evert's own learning_rate="),
+        ("cookbook.max_steps=1", "cookbook.max_steps is set by evert's own steps="),
+        ("cookbook.kl_penalty_coef=1", "set by evert's own kl_penalty="),
+        ("cookbook.dataset_builder=x", "set by evert's own agent="),
+        ("cookbook.dataset_builder.train_tasks=x", "set by evert's own train_tasks="),
+        ("cookbook.dataset_builder.env_options.agent_timeout=1", "evert's own agent_timeout="),
+        ("cookbook.temperature=hot", "cookbook.temperature takes a number, got 'hot'"),
+        ("cookbook.temperature=nan", "cookbook.temperature takes a finite number"),
+        ("cookbook.temprature=1", "no setting 'cookbook.temprature'. Did you mean 'temperature'"),
+        ("cookbook.async_config.groups_per_batch=1", "cookbook.async_config.max_steps_off_policy"),
+        ("cookbook.async_config.groups=1", "no setting 'cookbook.async_config.groups'"),
+        ("loss_fn=mse", "loss_fn takes cross_entropy or importance_sampling or ppo"),
+        ("cookbook=1", "cookbook takes paths: cookbook.temperature=0.8, for example; got '1'"),
+    ],
+)
+def test_a_wrong_field_or_value_is_refused_by_the_name_it_was_given(
+    argument: str, said: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        config(argument)
+    assert said in str(refused.value)
+
+
+# -- 3. which there are --------------------------------------------------------------------------
+
+
+def test_each_field_of_the_config_is_a_setting_of_everts_or_can_be_set() -> None:
+    own, listed = own_settings(), cookbook_help()
+    for name in chz.chz_fields(Config):
+        assert (name in own) != (f"cookbook.{name}=" in listed), name
+    assert set(own.values()) <= set(chz.chz_fields(TrainSettings))
+
+
+def test_help_lists_the_fields_with_their_defaults_and_what_they_take() -> None:
+    shown = " ".join(usage(["cookbook"]).split())
+    assert "cookbook.temperature=1.0 a number" in shown
+    assert "cookbook.async_config.groups_per_batch= a whole number" in shown
+    assert "cookbook.dataset_builder.limits.max_turns=None a whole number or None" in shown
+    assert "--help cookbook" in usage([])

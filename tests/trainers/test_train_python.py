@@ -1,0 +1,124 @@
+"""``evert.train``: the training command from Python.
+
+1. A function and a list of tasks are trained on, and the run comes back.
+2. It works inside a running event loop, as notebooks have one.
+3. A run of functions is resumed by calling it again; the command says that it cannot.
+4. What was wrong is said by the same errors as the command's.
+"""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import evert
+from evert.trainers import train as command
+from evert.trainers.arguments import UsageError
+from evert.trainers.runs.folder import RunFolder, RunFolderError
+from evert.trainers.runs.settings import RecipeError, path_of
+
+TASKS = ["tree", "river"]
+SMALL: dict[str, Any] = {
+    "device": "cpu", "batch_size": 2, "group_size": 2, "max_tokens": 4, "samples": 1,
+    "console": Console(quiet=True),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _no_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+
+
+def make_agent(letter: str) -> Any:
+    """An agent that no import path leads to."""
+
+    async def says(client: Any, task: str) -> float:
+        asked = [{"role": "user", "content": task}]
+        reply = await client.chat.completions.create(messages=asked)
+        return float(letter in (reply.choices[0].message.content or ""))
+
+    return says
+
+
+def test_a_function_is_trained_and_the_run_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    run = evert.train(
+        make_agent("e"), TASKS, test_tasks=TASKS, steps=2, log_path=str(path), **SMALL
+    )
+
+    assert run.path == path
+    assert [row["step"] for row in run.steps()] == [0, 1]
+    assert run.result["name"] == "says"
+    assert run.before is not None
+    assert run.after is not None
+    assert 0 <= run.after["greedy"]["reward"] <= 1
+    assert run.plot.read_bytes().startswith(b"\x89PNG")
+    about = run.read_json("run.json") or {}
+    assert about["settings"]["agent"] == "says"
+    assert about["settings"]["train_tasks"] == "2 tasks"
+
+
+async def test_it_runs_where_a_loop_is_running(tmp_path: Path) -> None:
+    run = evert.train(make_agent("e"), TASKS, steps=1, log_path=str(tmp_path / "run"), **SMALL)
+    assert len(run.steps()) == 1
+    assert run.before is run.after is None
+
+
+def test_a_run_of_functions_goes_on_by_calling_it_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again = {"log_path": str(tmp_path / "run"), **SMALL}
+    evert.train(make_agent("e"), TASKS, steps=1, **again)
+
+    assert command.main([f"log_path={tmp_path / 'run'}", "steps=2"]) == 1
+    message = capsys.readouterr().err
+    assert "the agent 'says'" in message
+    assert f"call evert.train again with them and log_path='{tmp_path / 'run'}'" in message
+
+    run = evert.train(make_agent("e"), TASKS, steps=2, **again)
+    assert [row["step"] for row in run.steps()] == [0, 1]
+    with pytest.raises(RunFolderError, match="train_tasks: '2 tasks' -> '3 tasks'"):
+        evert.train(make_agent("e"), [*TASKS, "sea"], steps=3, **again)
+
+
+def test_a_game_is_trained_by_its_name(tmp_path: Path) -> None:
+    settings = {**SMALL, "log_path": tmp_path / "run", "test_group_size": 1}
+    run = evert.train(env="identity", steps=1, cookbook={"temperature": 0.5}, **settings)
+    assert isinstance(run, RunFolder)
+    assert run.result["name"] == "identity"
+    assert (run.read_json("config.json") or {})["temperature"] == 0.5
+
+
+def test_what_is_wrong_is_said_before_there_is_a_folder(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(UsageError, match="There is no setting 'stepz'"):
+        evert.train(make_agent("e"), TASKS, stepz=2, log_path=str(path))
+    with pytest.raises(UsageError, match="learning_rate takes a finite number, got nan"):
+        evert.train(make_agent("e"), TASKS, learning_rate=float("nan"), log_path=str(path))
+    with pytest.raises(RecipeError, match="No agent to train"):
+        evert.train(log_path=str(path))
+    with pytest.raises(evert.InvalidAgentError, match="must be a callable"):
+        evert.train(3, TASKS, log_path=str(path))  # type: ignore[arg-type]
+    assert not path.exists()
+
+
+def test_an_agent_that_raises_leaves_no_folder_where_nothing_was_reached(tmp_path: Path) -> None:
+    async def broken(client: Any, task: str) -> float:
+        raise KeyError("the mistake")
+
+    with pytest.raises(evert.AgentError, match="KeyError"):
+        evert.train(
+            broken, TASKS, test_tasks=TASKS, steps=1, log_path=str(tmp_path / "run"), **SMALL
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_has_an_import_path_is_written_down_by_it() -> None:
+    assert path_of(command.main) == "evert.trainers.train:main"
+    assert path_of("a.b:c") == "a.b:c"
+    assert path_of(make_agent("e")) == "says"
+    assert path_of(functools.partial(command.main, [])) == "main"
+    assert path_of(RunFolder(Path(), True).write) == "write"
+    assert path_of(TASKS) == "2 tasks"

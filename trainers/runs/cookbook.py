@@ -1,0 +1,145 @@
+"""A run's settings as the Cookbook's ``rl.train.Config``, and what else of it can be set.
+
+``chz`` builds the Config from paths (``async_config.groups_per_batch``) and values: evert's first,
+then what was given as ``cookbook.PATH=value``. Which fields there are is read off the installed
+Cookbook. Those that evert fills in from a setting of its own are refused with that setting's name.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import chz
+
+from evert.trainers.arguments import UsageError, fields_of, help_line, in_words, read_settings
+from evert.trainers.runs.settings import (
+    RecipeError,
+    TrainSettings,
+    is_missing,
+    renderer_of,
+    slug,
+)
+
+if TYPE_CHECKING:
+    from tinker_cookbook.rl.train import Config
+
+PREFIX = "cookbook."
+RENAMED = {
+    "max_steps": "steps",
+    "kl_penalty_coef": "kl_penalty",
+    "dataset_builder": "agent",
+    "dataset_builder.epochs": "steps",
+}
+"""Path in the Config -> the setting that it is filled in from, where their names differ."""
+
+
+def cookbook_config(
+    settings: TrainSettings,
+    folder: Path,
+    *,
+    embedded: bool,
+    start: str | None = None,
+    reference: str | None = None,
+) -> "Config":
+    """The settings as ``tinker_cookbook.rl.train.main`` takes them.
+
+    Args:
+        settings: Of the run.
+        folder: The run folder.
+        embedded: Checkpoints cost nothing but disk: one is saved every step, to resume from,
+            and those of ``save_every`` never expire.
+        start: ``tinker://`` path of the weights to start from; None for the model's own.
+        reference: The same weights' path to sample from, for the KL penalty.
+
+    Raises:
+        EvertError: A value that is none of the Config's, or no tasks where a path points.
+    """
+    from tinker_cookbook.rl.train import Config
+
+    own = own_settings()
+    for path in settings.cookbook:
+        if path in own:
+            raise UsageError(f"cookbook.{path} is set by evert's own {own[path]}=; give that.")
+    if start and "load_checkpoint_path" in settings.cookbook:
+        raise RecipeError(
+            "Got both cookbook.load_checkpoint_path and warm_up_steps; RL starts from one of them. "
+            "Leave one out."
+        )
+    values = {path: getattr(settings, name) for path, name in own.items()}
+    values |= _dataset(settings) | _saving(embedded)
+    values |= {
+        "recipe_name": f"evert_{slug(settings.name)}",
+        "log_path": str(folder),
+        "renderer_name": renderer_of(settings),
+        "num_groups_to_log": 1,
+    }
+    if start:
+        values["load_checkpoint_path"] = start
+    if settings.kl_penalty:
+        values["kl_reference_config.base_model"] = settings.model_name
+        values["kl_reference_config.load_checkpoint_path"] = reference
+    return read_settings(
+        Config, settings.cookbook, {"evert": values}, lambda path: own.get(path, PREFIX + path)
+    )
+
+
+def own_settings() -> dict[str, str]:
+    """Path in the Config -> the setting of evert's own that it is filled in from."""
+    from tinker_cookbook.rl.train import Config
+
+    from evert.bridge.dataset import AgentDatasetBuilder
+    from evert.bridge.options import EnvOptions
+
+    own, theirs = chz.chz_fields(TrainSettings), chz.chz_fields(Config)
+    inside = {
+        "": theirs,
+        "dataset_builder.": chz.chz_fields(AgentDatasetBuilder).keys() - {"tags"},  # not W&B's
+        "dataset_builder.env_options.": EnvOptions.__annotations__.keys() - theirs.keys(),
+    }
+    same = {f"{where}{name}": name for where, names in inside.items() for name in names}
+    return {path: name for path, name in same.items() if name in own} | RENAMED
+
+
+def _dataset(settings: TrainSettings) -> dict[str, Any]:
+    """Tasks and agent, with as many epochs as the steps need."""
+    from evert.bridge.dataset import AgentDatasetBuilder, load_tasks
+
+    tasks = len(load_tasks(settings.train_tasks))
+    batches_per_epoch = max(1, math.ceil(tasks / settings.batch_size))
+    return {
+        "dataset_builder": AgentDatasetBuilder,
+        "dataset_builder.epochs": math.ceil(settings.steps / batches_per_epoch),
+        "dataset_builder.renderer_name": renderer_of(settings),
+        "dataset_builder.test_tasks": (
+            None if is_missing(settings.test_tasks) else settings.test_tasks
+        ),
+    }
+
+
+def _saving(embedded: bool) -> dict[str, Any]:
+    return {
+        "rolling_save_every": 1 if embedded else 0,
+        "ttl_seconds": None if embedded else 7 * 24 * 3600,
+    }
+
+
+def cookbook_help() -> str:
+    """The fields of the Config that can be set, a line each: path, default, what it takes."""
+    from tinker_cookbook.rl.train import Config
+
+    from evert.bridge.dataset import AgentDatasetBuilder
+
+    lines = _lines(fields_of(Config), "")
+    return "\n".join([*lines, *_lines(fields_of(AgentDatasetBuilder), "dataset_builder.")])
+
+
+def _lines(fields: Mapping[str, Any], parent: str) -> list[str]:
+    own = own_settings()
+    lines: list[str] = []
+    for name, field in fields.items():
+        path = parent + name
+        if path not in own:
+            lines.append(help_line(PREFIX + path, field._default, in_words(field.x_type)))
+            lines += _lines(fields_of(field.x_type), f"{path}.")
+    return lines
