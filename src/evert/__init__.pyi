@@ -31,5 +31,6 @@ from evert.envs.games import GameError as GameError
 from evert.envs.gym.arguments import EnvArgumentError as EnvArgumentError
 from evert.envs.gym.registration import register_agent as register_agent
 from evert.trainers.engine.engine import embedded_engine as embedded_engine
+from evert.trainers.train import train as train
 
 __version__: str

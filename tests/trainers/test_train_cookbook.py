@@ -15,6 +15,7 @@ from tinker_cookbook.rl.train import AsyncConfig, Config
 
 from evert.trainers.arguments import UsageError
 from evert.trainers.runs.cookbook import cookbook_config, cookbook_help, own_settings
+from evert.trainers.runs.folder import BEFORE, RUN, RunFolder
 from evert.trainers.runs.settings import (
     RecipeError,
     TrainSettings,
@@ -67,7 +68,7 @@ def test_options_of_the_dataset_and_of_its_environments_are_set() -> None:
     ).dataset_builder
     assert builder.limits.max_turns == 3
     assert builder.env_options["format_retries"] == 1
-    assert builder.env_options["model_name"] == "gpt-5-mini"
+    assert builder.env_options["model_name"] == ("gpt-5-mini",)
     assert builder.env_options["agent_timeout"] == 9.0
     assert builder.model_name == "evert-tiny"
 
@@ -86,11 +87,14 @@ def test_from_python_values_are_given_as_they_are() -> None:
     assert made.loss_fn_config == {"clip_low_threshold": 0.9}
 
 
-def test_a_resumed_run_keeps_what_was_set_and_takes_more() -> None:
+def test_a_resumed_run_keeps_what_was_set_and_takes_more(tmp_path: Path) -> None:
     first = parse(["env=identity", "cookbook.temperature=0.8"])
     assert recorded(first)["cookbook"] == {"temperature": "0.8"}
-    again = read_train_settings({"cookbook.compute_post_kl": "True"}, recorded(first))
-    made = cookbook_config(again, Path("run"), embedded=True)
+    folder = RunFolder(tmp_path, resumed=False)
+    folder.write_json(RUN, {"settings": recorded(first)})
+    folder.write_json(BEFORE, {})
+    again = parse([f"log_path={tmp_path}", "cookbook.compute_post_kl=True"])
+    made = cookbook_config(again, tmp_path, embedded=True)
     assert (made.temperature, made.compute_post_kl) == (0.8, True)
 
 

@@ -9,11 +9,7 @@
 
 import io
 import json
-<<<<<<< HEAD
-=======
 import math
-import struct
->>>>>>> 70167e6 (evert.train from Python; every field of the Cookbook's Config can be set; a run's folder survives kills; mistakes are a line)
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path

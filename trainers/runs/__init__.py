@@ -2,9 +2,11 @@
 
 In reading order:
 
-    settings.py         every value of a run, one a command-line key; as the Cookbook's ``Config``
+    settings.py         every value of a run, one a command-line key
+    cookbook.py         the same as the Cookbook's ``Config``, and what else of it can be set
     engine_choice.py    the in-process engine or a service
-    folder.py           what a run leaves behind, and resuming
+    folder.py           what a run leaves behind, and who may work in it
+    resuming.py         taking up a run wherever it was stopped
     warm_up.py          supervised steps before RL
     demonstrations.py   what they are on
     progress.py         what is shown meanwhile

@@ -162,6 +162,9 @@ class TrainSettings:
         return self.env or path_of(self.agent).rpartition(":")[2]
 
 
+BY_PATH = ("agent", "train_tasks", "test_tasks", "demonstrations")
+"""Settings that are import paths, or from Python the things themselves."""
+
 RESUMABLE = frozenset(
     {"wandb_project", "wandb_name", "tags", "tensorboard"}
     | {"log_path", "steps", "eval_every", "save_every", "samples", "engine", "base_url", "threads"}
@@ -255,8 +258,10 @@ def game_name(text: str) -> str:
 
 def recorded(settings: TrainSettings) -> dict[str, Any]:
     """The settings as ``run.json`` has them: a function or tasks by import path, or by name."""
-    plain = {key: _plain(value) for key, value in chz.asdict(settings).items()}
-    return {**plain, "cookbook": {path: str(each) for path, each in settings.cookbook.items()}}
+    plain = {key: _plain(getattr(settings, key)) for key in chz.chz_fields(TrainSettings)}
+    named = {key: path_of(getattr(settings, key)) for key in BY_PATH}
+    set_ = {path: str(value) for path, value in settings.cookbook.items()}
+    return {**plain, **named, "cookbook": set_}
 
 
 def _plain(value: Any) -> Any:
@@ -335,8 +340,7 @@ def check_settings(settings: TrainSettings) -> None:
 
 def _check_known(settings: TrainSettings) -> None:
     """Find names of what a run was given from Python, which nothing but Python can give again."""
-    given = ("agent", "train_tasks", "test_tasks", "demonstrations")
-    values = {name: getattr(settings, name) for name in given}
+    values = {name: getattr(settings, name) for name in BY_PATH}
     lost = [
         f"the {n} {v!r}" for n, v in values.items() if isinstance(v, str) and v and ":" not in v
     ]
