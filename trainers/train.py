@@ -15,7 +15,7 @@ import shlex
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from evert.trainers.command import INTERRUPTED as INTERRUPTED
 from evert.trainers.command import run_async, run_command
 from evert.trainers.runs import folder as run_folder
 from evert.trainers.runs.engine_choice import choose_engine, running_engine, say
-from evert.trainers.runs.folder import RunFolder, open_run, recorded_settings
+from evert.trainers.runs.folder import RunFolder, open_run, settings_to_resume
 from evert.trainers.runs.progress import quiet_progress_bars
 from evert.trainers.runs.settings import (
     TrainSettings,
@@ -82,7 +82,7 @@ def parse(arguments: Sequence[str]) -> TrainSettings:
         EvertError: There is no such setting or game, or a value is none that it takes.
     """
     given = read_pairs(arguments, chz.chz_fields(TrainSettings), bare="env")
-    return read_train_settings(given, recorded_settings(given.get("log_path", "")))
+    return read_train_settings(given, settings_to_resume(given.get("log_path")))
 
 
 def usage(arguments: list[str]) -> str:
@@ -138,7 +138,7 @@ def train(
     if given.get("log_path") is not None:
         given["log_path"] = str(given["log_path"])
     return run(
-        read_train_settings(given, recorded_settings(given.get("log_path") or "")),
+        read_train_settings(given, settings_to_resume(given.get("log_path"))),
         console or Console(highlight=False),
         lambda path: f"call evert.train as before, with log_path={str(path)!r}.",
     )
@@ -196,7 +196,7 @@ def run(
         return folder
 
 
-def _run_async(training: Any) -> "Report":
+def _run_async(training: Coroutine[Any, Any, "Report"]) -> "Report":
     try:
         return run_async(training)
     finally:

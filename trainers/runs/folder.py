@@ -216,15 +216,19 @@ def _say_how_to_go_on(error: BaseException, folder: RunFolder, command: str) -> 
         error.add_note(f"To resume: {command}")
 
 
+def settings_to_resume(log_path: object) -> dict[str, Any]:
+    """The settings of the run in a folder; empty where there is none that has begun."""
+    path = Path(str(log_path or "")).expanduser()
+    return recorded_settings(path) if log_path and RunFolder(path, True).begun else {}
+
+
 def recorded_settings(log_path: str | Path) -> dict[str, Any]:
-    """The settings of the run in a folder; empty where there is no run that has begun.
+    """The settings that a folder's ``run.json`` has; empty where there is none, or it is broken.
 
     Those that this version of evert does not have any more are left out.
     """
-    if not log_path or not RunFolder(Path(log_path).expanduser(), True).begun:
-        return {}
-    run = read_json(Path(log_path).expanduser() / RUN) or {}
-    found = run.get("settings")
+    run = read_json(Path(log_path).expanduser() / RUN) if log_path else None
+    found = (run or {}).get("settings")
     return {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in (found.items() if isinstance(found, dict) else ())
