@@ -11,7 +11,7 @@ field.
 
 import importlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
@@ -22,8 +22,6 @@ import openai
 from evert.bridge.formats import ReplyFormat
 
 logger = logging.getLogger(__name__)
-
-Passes = Callable[[Any], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +53,12 @@ class FieldPolicy:
     Attributes:
         honoured: Read and acted upon.
         ignored: Accepted and without effect.
-        refused: Field -> (which values pass all the same, what to do instead). A field may be
-            honoured and still be refused for some values.
+        refused: Field -> (values that pass all the same, what to do instead).
     """
 
     honoured: frozenset[str]
     ignored: frozenset[str]
-    refused: Mapping[str, tuple[Passes, str]]
+    refused: Mapping[str, tuple[Sequence[Any], str]]
 
     def check(self, fields: Mapping[str, Any], *, strict: bool) -> None:
         """Let the fields of a call pass, or not.
@@ -78,7 +75,7 @@ class FieldPolicy:
                 continue
             if name in self.refused:
                 passes, advice = self.refused[name]
-                if not passes(value):
+                if not any(_is_same(value, one) for one in passes):
                     raise bad_request(
                         f"'{name}'={value!r:.200} is not supported. {advice}", param=name
                     )
@@ -90,6 +87,12 @@ class FieldPolicy:
                         param=name,
                     )
                 _warn_of(name)
+
+
+def _is_same(value: object, other: object) -> bool:
+    if isinstance(value, tuple):
+        value = [*value]
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 @cache  # once a name

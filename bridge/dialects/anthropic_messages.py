@@ -8,12 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from evert.bridge.dialects.events import deltas, named_events
-from evert.bridge.dialects.fields import forced_tools, read_flag, read_format
+from evert.bridge.dialects.fields import field_policy, forced_tools, read_flag, read_format
 from evert.bridge.formats import ReplyFormat
 from evert.bridge.messages import Reply
 from evert.bridge.requests import (
     ChatRequest,
-    FieldPolicy,
     bad_request,
     is_absent,
     read_cap,
@@ -23,68 +22,8 @@ from evert.bridge.requests import (
     read_tool_list,
 )
 
-FIELDS = FieldPolicy(
-    honoured=frozenset(
-        {
-            "model",
-            "messages",
-            "system",
-            "tools",
-            "tool_choice",
-            "max_tokens",
-            "stop_sequences",
-            "stream",
-            "output_config",
-            "output_format",
-        }
-    ),
-    ignored=frozenset(
-        {
-            # Sampling is the trainer's; whether the policy thinks is the renderer's.
-            "temperature",
-            "top_p",
-            "top_k",
-            "thinking",
-            "speed",
-            # Bookkeeping of the hosted API.
-            "metadata",
-            "service_tier",
-            "inference_geo",
-            "cache_control",
-            "context_management",
-            "betas",
-            "diagnostics",
-            "billing_policy",
-            "fallback_credit_token",
-            # Sent as headers by the SDK.
-            "user_profile_id",
-            "workspace_id",
-            # The policy answers every request itself.
-            "fallbacks",
-            # Options of the SDK's own call, not of the API.
-            "timeout",
-            "extra_headers",
-            "extra_query",
-            "extra_body",
-        }
-    ),
-    refused={
-        "compaction": (
-            lambda value: False,
-            "The policy keeps no summaries: compact the conversation in the agent.",
-        ),
-        "container": (
-            lambda value: False,
-            "There is no code execution behind the policy: offer it as a tool.",
-        ),
-        "mcp_servers": (
-            lambda value: not value,
-            "There is no MCP client behind the policy: offer the tools as tools.",
-        ),
-        "thread": (lambda value: False, "No conversation is kept: send all of its messages."),
-    },
-)
-"""Of every request field; docs/requests.md is the table for people."""
+FIELDS = field_policy("anthropic_messages")
+"""Of every request field (``fields.toml``)."""
 
 _FINISH = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 

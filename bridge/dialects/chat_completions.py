@@ -17,12 +17,11 @@ from openai.types.completion_usage import CompletionUsage
 from tinker_cookbook.renderers.base import ToolCall
 
 from evert.bridge.dialects.events import deltas, unnamed_events
-from evert.bridge.dialects.fields import forced_tools, read_flag, read_format
+from evert.bridge.dialects.fields import field_policy, forced_tools, read_flag, read_format
 from evert.bridge.formats import ReplyFormat
 from evert.bridge.messages import Reply
 from evert.bridge.requests import (
     ChatRequest,
-    FieldPolicy,
     bad_request,
     is_absent,
     read_cap,
@@ -32,82 +31,8 @@ from evert.bridge.requests import (
     read_tool_list,
 )
 
-_NO_LOGPROBS = "Log-probabilities stay with the trainer and do not reach the Env: leave it out."
-
-FIELDS = FieldPolicy(
-    honoured=frozenset(
-        {
-            "model",
-            "messages",
-            "tools",
-            "tool_choice",
-            "max_tokens",
-            "max_completion_tokens",
-            "stop",
-            "stream",
-            "stream_options",
-            "response_format",
-        }
-    ),
-    ignored=frozenset(
-        {
-            # Sampling is the trainer's: one policy, one temperature for the whole run.
-            "temperature",
-            "top_p",
-            "top_k",
-            "min_p",
-            "seed",
-            "presence_penalty",
-            "frequency_penalty",
-            "repetition_penalty",
-            "reasoning_effort",
-            "verbosity",
-            "chat_template_kwargs",
-            # Bookkeeping of the hosted API.
-            "user",
-            "metadata",
-            "store",
-            "service_tier",
-            "prompt_cache_key",
-            "prompt_cache_options",
-            "prompt_cache_retention",
-            "safety_identifier",
-            "prediction",
-            # A hint: a policy that makes several calls in one reply is parsed as it is.
-            "parallel_tool_calls",
-            # Options of the SDK's own call, not of the API.
-            "timeout",
-            "extra_headers",
-            "extra_query",
-            "extra_body",
-        }
-    ),
-    refused={
-        "n": (
-            lambda value: value == 1,
-            "One call is one transition: make the call again for a further sample.",
-        ),
-        "logprobs": (lambda value: value is False, _NO_LOGPROBS),
-        "top_logprobs": (lambda value: value == 0, _NO_LOGPROBS),
-        "logit_bias": (lambda value: not value, "The Env carries no logit bias: leave it out."),
-        "modalities": (
-            lambda value: value in (["text"], ("text",)),
-            "Only text can be generated: leave it out.",
-        ),
-        "audio": (lambda value: False, "Only text can be generated: leave it out."),
-        "functions": (lambda value: False, "Deprecated by OpenAI: use tools=[...] instead."),
-        "function_call": (lambda value: False, "Deprecated by OpenAI: use tools=[...] instead."),
-        "moderation": (
-            lambda value: False,
-            "There is no moderation behind the policy: check what it says in the agent.",
-        ),
-        "web_search_options": (
-            lambda value: False,
-            "There is no search behind the policy: offer one as a tool.",
-        ),
-    },
-)
-"""Of every request field; docs/requests.md is the table for people."""
+FIELDS = field_policy("chat_completions")
+"""Of every request field (``fields.toml``)."""
 
 _PLAIN = frozenset({"model", "messages"})
 

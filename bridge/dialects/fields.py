@@ -1,11 +1,28 @@
-"""What the dialects' readers share: JSON schemas, forced tools."""
+"""What the dialects' readers share: the table of fields, JSON schemas, forced tools."""
 
 import json
+import tomllib
 from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from evert.bridge.formats import ANY_OBJECT, ReplyFormat, validator
-from evert.bridge.requests import bad_request, is_absent
+from evert.bridge.requests import FieldPolicy, bad_request, is_absent
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name("fields.toml").read_text())
+
+
+def field_policy(api: str) -> FieldPolicy:
+    """What becomes of each field of an API, by its name in ``fields.toml``."""
+    own, common = _table()[api], _table()["common"]["ignored"]
+    refused = {
+        name: (rule.get("passes", []), rule["advice"]) for name, rule in own["refused"].items()
+    }
+    return FieldPolicy(frozenset(own["honoured"]), frozenset([*own["ignored"], *common]), refused)
 
 
 def read_format(

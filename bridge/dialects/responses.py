@@ -8,13 +8,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from evert.bridge.dialects.events import deltas, named_events
-from evert.bridge.dialects.fields import forced_tools, read_flag, read_format
+from evert.bridge.dialects.fields import field_policy, forced_tools, read_flag, read_format
 from evert.bridge.dialects.responses_tools import read_call, read_tools, write_call
 from evert.bridge.formats import ReplyFormat
 from evert.bridge.messages import Reply
 from evert.bridge.requests import (
     ChatRequest,
-    FieldPolicy,
     bad_request,
     is_absent,
     read_cap,
@@ -22,75 +21,8 @@ from evert.bridge.requests import (
     read_tool_list,
 )
 
-FIELDS = FieldPolicy(
-    honoured=frozenset(
-        {
-            "model",
-            "input",
-            "instructions",
-            "previous_response_id",
-            "tools",
-            "tool_choice",
-            "max_output_tokens",
-            "text",
-            "stream",
-        }
-    ),
-    ignored=frozenset(
-        {
-            # Sampling is the trainer's; whether the policy thinks is the renderer's.
-            "temperature",
-            "top_p",
-            "reasoning",
-            "verbosity",
-            # Bookkeeping of the hosted API. Every response is kept for its rollout.
-            "include",
-            "store",
-            "metadata",
-            "user",
-            "service_tier",
-            "prompt_cache_key",
-            "prompt_cache_options",
-            "prompt_cache_retention",
-            "safety_identifier",
-            "stream_options",
-            "client_metadata",
-            "access_programs",
-            "truncation",
-            "context_management",
-            # How much of an image counts is the renderer's.
-            "image",
-            # Hints: a policy that makes several calls in one reply is parsed as it is.
-            "parallel_tool_calls",
-            "max_tool_calls",
-            # Options of the SDK's own call, not of the API.
-            "timeout",
-            "extra_headers",
-            "extra_query",
-            "extra_body",
-        }
-    ),
-    refused={
-        "background": (
-            lambda value: value is False,
-            "The policy answers while you wait: leave it out.",
-        ),
-        "conversation": (
-            lambda value: False,
-            "Keep the conversation in the agent, or pass previous_response_id.",
-        ),
-        "prompt": (lambda value: False, "Stored prompts are the hosted API's: send the text."),
-        "moderation": (
-            lambda value: False,
-            "There is no moderation behind the policy: check what it says in the agent.",
-        ),
-        "top_logprobs": (
-            lambda value: value == 0,
-            "Log-probabilities stay with the trainer and do not reach the Env: leave it out.",
-        ),
-    },
-)
-"""Of every request field; docs/requests.md is the table for people."""
+FIELDS = field_policy("responses")
+"""Of every request field (``fields.toml``)."""
 
 
 class Responses:

@@ -43,8 +43,8 @@ POLICY = FieldPolicy(
     honoured=frozenset({"messages", "partly"}),
     ignored=frozenset({"temperature"}),
     refused={
-        "n": (lambda value: value == 1, "Call again."),
-        "partly": (lambda value: value != 2, "Say another number."),
+        "n": ([1], "Call again."),
+        "partly": ([1, 3], "Say another number."),
     },
 )
 
@@ -77,6 +77,10 @@ def test_a_refused_value_is_a_400_that_says_what_to_do(strict: bool) -> None:
 
 def test_a_value_that_asks_for_nothing_passes() -> None:
     check(n=1)
+
+
+def test_a_truth_is_no_number() -> None:
+    assert refusal(lambda: check(n=True)).param == "n"
 
 
 def test_a_field_may_be_honoured_and_still_be_refused_for_some_values() -> None:
