@@ -22,7 +22,7 @@ from contextlib import chdir
 from pathlib import Path
 
 import pytest
-from setuptools.dist import Distribution
+from setuptools.dist import Distribution  # type: ignore[import-untyped]
 
 import evert
 from evert.bridge.base import BASES
@@ -214,8 +214,7 @@ def test_the_version_is_written_the_same_twice() -> None:
 
 
 def test_the_public_list_is_what_type_checkers_see() -> None:
-    assert sorted(evert.__all__) == sorted([*HOMES, "__version__"])
-    assert dir(evert) == sorted(evert.__all__)
+    assert dir(evert) == sorted(vars(evert)["__all__"]) == sorted([*HOMES, "__version__"])
 
 
 @pytest.mark.parametrize("name", sorted(HOMES))
@@ -233,12 +232,12 @@ def test_every_error_of_a_module_that_users_meet_is_public(module: str) -> None:
     own = [value for value in members if getattr(value, "__module__", None) == module]
     errors = {e.__name__ for e in own if isinstance(e, type) and issubclass(e, BaseException)}
 
-    assert errors <= {*evert.__all__}
+    assert errors <= {*dir(evert)}
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'evert' has no attribute 'ChatEnv'"):
-        evert.ChatEnv  # noqa: B018
+        getattr(evert, "ChatEnv")  # noqa: B009 (type checkers know better)
 
 
 def test_importing_evert_is_cheap(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ _HOMES = {
     if isinstance(node, ast.ImportFrom)
     for alias in node.names
 }
-__all__ = ["__version__", *_HOMES]
+__all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
