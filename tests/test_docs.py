@@ -27,7 +27,7 @@ from evert.bridge.errors import EvertError
 from evert.trainers import cli, report
 from evert.trainers.evaluation.settings import EvaluateSettings
 from evert.trainers.runs.settings import TrainSettings
-from evert.trainers.sweeping.space import OWN
+from evert.trainers.sweeping.study import SweepSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -88,7 +88,7 @@ def known_settings(command: str) -> set[str]:
     return {
         "train": run,
         "evaluate": set(chz.chz_fields(EvaluateSettings)),
-        "sweep": run | set(OWN),
+        "sweep": run | set(chz.chz_fields(SweepSettings)),
         "report": set(report.KEYS),
     }[command]
 

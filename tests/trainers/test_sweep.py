@@ -25,7 +25,8 @@ import psutil
 import pytest
 
 from evert.trainers import sweep, train
-from evert.trainers.runs.folder import RESULT, RunFolder
+from evert.trainers.runs.folder import RESULT, RunFolder, alone_in
+from evert.trainers.sweeping.loop import open_sweep
 
 TASKS = '''
 TEST = [1001, 1002]
@@ -42,8 +43,9 @@ SMALL = [
     "env=identity", "test_tasks=few:TEST", "device=cpu", "batch_size=2", "eval_every=0",
     "samples=0",
 ]  # fmt: skip
-KILLED = (2, 5)
+KILLED = (1, 3)
 """One before it has begun, one after its first step."""
+RUNS = 6
 
 
 def environment() -> dict[str, str]:
@@ -78,8 +80,8 @@ def process_of(run: int, process: "subprocess.Popen[str]") -> psutil.Process | N
 
 
 def wait_until(ready: Callable[[], object], process: "subprocess.Popen[str] | None" = None) -> None:
-    """Until it is true; fails after a minute, or if the process is over before that."""
-    deadline = time.monotonic() + 60
+    """Until it is true; fails after a while, or if the process is over before that."""
+    deadline = time.monotonic() + 250
     while not ready():
         assert time.monotonic() < deadline, "it never came"
         assert process is None or process.poll() is None, process.communicate()
@@ -100,7 +102,7 @@ def rows_of(folder: Path) -> dict[int, dict[str, str]]:
 
 @dataclass
 class Swept:
-    """A sweep of twelve runs, two of them killed."""
+    """A sweep of six runs, two of them killed."""
 
     folder: Path
     status: int
@@ -113,8 +115,10 @@ class Swept:
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Swept:
     """It went on to its end."""
     home = tmp_path_factory.mktemp("swept")
-    searched = ["learning_rate=1e-4,3e-4,1e-3", "group_size=2,3", "loss_fn=ppo,cispo"]
-    with sweeping(home, *SMALL, "steps=2", *searched, "parallel=2", "out=s") as process:
+    searched = ["learning_rate=1e-4,3e-4,1e-3", "seed=0,1"]
+    with sweeping(
+        home, *SMALL, "group_size=2", "steps=2", *searched, "parallel=2", "out=s"
+    ) as process:
         wait_until(lambda: process_of(KILLED[0], process), process)
         first = process_of(KILLED[0], process)
         assert first is not None
@@ -145,12 +149,12 @@ def resumed(swept: Swept) -> Swept:
     return Swept(swept.folder, status, text, errors.getvalue(), rows_of(swept.folder))
 
 
-# -- twelve runs, two killed ---------------------------------------------------------------------
+# -- six runs, two killed ------------------------------------------------------------------------
 
 
 def test_killed_runs_are_marked_and_the_others_go_on(swept: Swept) -> None:
     assert swept.errors == ""
-    assert sorted(swept.rows) == list(range(12))
+    assert sorted(swept.rows) == list(range(RUNS))
     for number, row in swept.rows.items():
         killed = number in KILLED
         assert row["status"] == ("failed" if killed else "completed"), row
@@ -159,8 +163,8 @@ def test_killed_runs_are_marked_and_the_others_go_on(swept: Swept) -> None:
 
 
 def test_each_run_has_other_values(swept: Swept) -> None:
-    keys = ("learning_rate", "group_size", "loss_fn")
-    assert len({tuple(row[key] for key in keys) for row in swept.rows.values()}) == 12
+    keys = ("learning_rate", "seed")
+    assert len({tuple(row[key] for key in keys) for row in swept.rows.values()}) == RUNS
     settings = (folder_of(0, swept.folder).read_json("run.json") or {})["settings"]
     assert [str(settings[key]) for key in keys] == [swept.rows[0][key] for key in keys]
 
@@ -168,7 +172,7 @@ def test_each_run_has_other_values(swept: Swept) -> None:
 def test_the_screen_has_a_line_a_run_the_table_and_the_way_on(swept: Swept) -> None:
     assert "\x1b" not in swept.shown
     assert f"run {KILLED[0]} failed in " in swept.shown
-    assert "┃ run ┃ learning_rate ┃ group_size ┃ loss_fn ┃ objective ┃ attempts ┃" in swept.shown
+    assert "┃ run ┃ learning_rate ┃ seed ┃ objective ┃ mean " in swept.shown
     assert swept.shown.strip().endswith("python -m evert.trainers.sweep out=s")
 
 
@@ -176,14 +180,15 @@ def test_resuming_completes_the_failed_runs_and_leaves_the_others_alone(
     swept: Swept, resumed: Swept
 ) -> None:
     assert (resumed.status, resumed.errors) == (0, "")
-    assert sorted(resumed.rows) == list(range(12))
+    assert sorted(resumed.rows) == list(range(RUNS))
     for number, row in resumed.rows.items():
         if number in KILLED:
             assert (row["status"], row["attempts"]) == ("completed", "2")
             assert row["history"] == "failed > completed"
             assert row["objective"] != ""
         else:
-            assert row == swept.rows[number]
+            same = row.keys() - {"mean", "low", "high"}  # of its values, one of which is new
+            assert [row[key] for key in same] == [swept.rows[number][key] for key in same]
     assert resumed.shown.count(" completed ") >= 2
     assert "run 0 completed" not in resumed.shown
 
@@ -196,14 +201,35 @@ def test_a_killed_run_goes_on_from_its_own_checkpoint(resumed: Swept) -> None:
 
 def test_the_best_is_a_command_that_trains(resumed: Swept) -> None:
     content = json.loads((resumed.folder / "results.json").read_text())
-    best = max(resumed.rows.values(), key=lambda row: float(row["objective"]))
-    assert content["best"]["objective"] == float(best["objective"])
-    number = content["best"]["runs"][0]
-    result = folder_of(number, resumed.folder).read_json(RESULT) or {}
-    assert result["held_out"]["after"]["temperature_1"]["reward"] == content["best"]["objective"]
-    assert f"learning_rate={resumed.rows[number]['learning_rate']}" in content["best"]["command"]
-    assert resumed.shown.strip().endswith(content["best"]["command"])
+    best = content["best"]
+    first = resumed.rows[best["runs"][0]]
+    assert float(first["low"]) == max(float(row["low"]) for row in resumed.rows.values())
+    scores = [float(resumed.rows[number]["objective"]) for number in best["runs"]]
+    assert best["mean"] == pytest.approx(sum(scores) / 2)
+    result = folder_of(best["runs"][0], resumed.folder).read_json(RESULT) or {}
+    assert result["held_out"]["after"]["temperature_1"]["reward"] == scores[0]
+    chosen = train.parse(shlex.split(best["command"])[len(train.PROGRAM) :])
+    assert (chosen.learning_rate, chosen.steps) == (float(first["learning_rate"]), 2)
+    assert "over 2 seeds, by its lower end" in resumed.shown
+    assert resumed.shown.strip().endswith(best["command"])
     assert (resumed.folder / "parallel_coordinates.png").stat().st_size > 10_000
+
+
+def test_the_folder_says_what_the_sweep_is(resumed: Swept) -> None:
+    about = json.loads((resumed.folder / "sweep.json").read_text())
+    assert about["arguments"]["learning_rate"] == "1e-4,3e-4,1e-3"
+    assert "parallel" not in about["arguments"]
+    assert {"command", "versions", "git", "machine"} <= about.keys()
+
+
+def test_its_journal_is_a_study_that_optuna_reads(resumed: Swept) -> None:
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
+    backend = JournalFileBackend(str(resumed.folder / "journal.log"))
+    study = optuna.load_study(study_name="sweep", storage=optuna.storages.JournalStorage(backend))
+    assert len(study.trials) == RUNS + len(KILLED)
+    assert study.best_value == max(float(row["objective"]) for row in resumed.rows.values())
 
 
 def interrupt_after(done: int, folder: Path) -> None:
@@ -241,6 +267,7 @@ def test_a_killed_sweep_leaves_no_run_behind_and_ctrl_c_says_how_to_go_on(
     assert shown.strip().endswith("python -m evert.trainers.sweep out=s")
     row = rows_of(tmp_path / "s")[0]
     assert (row["status"], row["history"]) == ("interrupted", "interrupted > interrupted")
+    assert float(row["seconds"]) > 0
     printed = (tmp_path / "s" / "output" / "000.txt").read_text()
     assert printed.count("they are saved in") == 2
     assert f"resuming after step {done} of 500" in printed
@@ -263,7 +290,7 @@ def test_a_run_that_falls_over_is_a_row_with_its_error(
     assert sweep.main([*agent, *sizes, *searched]) == 1
     errors = {row["on_agent_error"]: row["error"] for row in rows_of(Path("s")).values()}
     assert "broken raised KeyError" in errors[""]
-    assert "the run has no 'charm'; it has " in errors["-1.0"]
+    assert "the run's 'charm' is None, no finite number; it has step, " in errors["-1.0"]
     shown = capsys.readouterr().out
     assert shown.count(" failed in ") == 2
     assert "best:" not in shown
@@ -273,14 +300,14 @@ def test_a_run_that_falls_over_is_a_row_with_its_error(
 # -- folders -------------------------------------------------------------------------------------
 
 
+WHOLE = {"env": "identity", "steps": "1", "learning_rate": "1e-4..1e-2", "trials": "3"}
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with a sweep that has not begun."""
     monkeypatch.chdir(tmp_path)
-    arguments = ["env=identity", "steps=1", "learning_rate=1e-4..1e-2", "trials=3"]
-    from evert.trainers.sweeping.folder import open_sweep
-
-    open_sweep([*arguments, "out=s", "parallel=3"], ["evert", "sweep"])
+    open_sweep({**WHOLE, "out": "s", "parallel": "3"}, ["evert", "sweep"])
     return tmp_path
 
 
@@ -289,11 +316,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (["seed=0,1", "env=identity", "out=s"], "s holds another sweep:\n  env=identity steps=1"),
         (["env=identity", "steps=2", "learning_rate=1e-4..1e-2", "out=s"], "holds another sweep"),
-        (["trials=2", "out=s"], "trials=2, but s holds a random search of 3 runs"),
-        (["out=.", "env=identity", "seed=0,1"], "no sweep of evert's"),
+        (["trials=2", "out=s"], "Got trials=2, but s holds a sweep of 3 runs"),
+        (["out=.", "env=identity", "seed=0,1"], "not empty, and is none of evert's sweeps"),
         (["out=few.py/s", "env=identity", "seed=0,1"], "cannot be written to"),
         (["env=identity", "seed=0,1", "parallel=0"], "at least 1"),
         (["env=identity", "seedd=0,1"], "Did you mean 'seed'"),
+        (["env=identity", "seed=0,1", "trails=3"], "Did you mean 'trials'"),
+        (["env=identity", "seed=0,1", "log_path=x"], "There is no setting 'log_path'"),
+        (["identity", "seed=0,1"], "Did you mean env=identity"),
     ],
 )
 def test_a_folder_or_a_key_that_will_not_do_is_refused(
@@ -309,25 +339,29 @@ def test_a_folder_or_a_key_that_will_not_do_is_refused(
 def test_a_sweep_is_opened_again_by_its_folder_by_its_command_or_with_more_trials(
     home: Path,
 ) -> None:
-    from evert.trainers.sweeping.folder import open_sweep
-
-    whole = ["env=identity", "steps=1", "learning_rate=1e-4..1e-2", "trials=3", "out=s"]
-    for arguments in (["out=s"], whole, ["out=s", "parallel=1"]):
-        folder = open_sweep(arguments, ())
-        assert folder.resumed
-        assert folder.plan.trials == 3
-    assert open_sweep(["out=s", "trials=5"], ()).plan.trials == 5
-    assert open_sweep(["out=s"], ()).plan.trials == 5
+    for given in ({}, WHOLE, {"parallel": "1"}):
+        _, plan = open_sweep({**given, "out": "s"}, ())
+        assert plan.settings.trials == 3
+    for given in ({"trials": "5"}, {}):
+        assert open_sweep({**given, "out": "s"}, ())[1].settings.trials == 5
 
 
 def test_a_folder_in_which_another_process_sweeps_is_refused(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from evert.trainers.sweeping.folder import open_sweep
-
-    with open_sweep(["out=s"], ()).in_use():
+    with alone_in(home / "s", "sweeping", "out"):
         assert sweep.main(["out=s"]) == 1
     assert "Another process is sweeping in s" in capsys.readouterr().err
+
+
+def test_without_optuna_a_sweep_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    for name in [name for name in sys.modules if name.startswith("evert.trainers.sweeping.")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert sweep.main(["env=identity", "seed=0,1"]) == 1
+    assert "Install it with pip install 'evert[sweep]'" in capsys.readouterr().err
 
 
 def test_help_lists_the_sweeps_own_keys(capsys: pytest.CaptureFixture[str]) -> None:

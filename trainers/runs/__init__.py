@@ -10,6 +10,7 @@ In reading order:
     warm_up.py          supervised steps before RL
     demonstrations.py   what they are on
     progress.py         what is shown meanwhile
+    process.py          a run as a process of its own
     tracking.py         Weights & Biases and TensorBoard, where asked for
     wandb_run.py        a run on Weights & Biases
     tensorboard_log.py  a run in TensorBoard

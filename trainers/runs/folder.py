@@ -222,6 +222,33 @@ def settings_to_resume(log_path: object) -> dict[str, Any]:
     return recorded_settings(path) if log_path and RunFolder(path, True).begun else {}
 
 
+def output_folder(out: str | None, home: str, name: str, marker: str) -> Path:
+    """The folder that a command writes into, made if it is missing.
+
+    Args:
+        out: As the user named it; empty for a new one.
+        home: Folder of the new ones.
+        name: What a new one is named by, beside the time.
+        marker: File that a folder of this kind has.
+
+    Raises:
+        RunFolderError: It holds something else, or cannot be written to.
+    """
+    stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")
+    path = Path(out or Path(home) / f"{slug(name)}-{stamp}").expanduser()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        strange = any(file.name != LOCK for file in path.iterdir())
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    if strange and not (path / marker).is_file():
+        raise RunFolderError(
+            f"{path} is not empty, and is none of evert's {home}: it has no {marker}. Nothing was "
+            f"changed. Choose another out=, or leave it out for a new folder under {home}/."
+        )
+    return path
+
+
 def recorded_settings(log_path: str | Path) -> dict[str, Any]:
     """The settings that a folder's ``run.json`` has; empty where there is none, or it is broken.
 

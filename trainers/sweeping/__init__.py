@@ -2,9 +2,7 @@
 
 In reading order:
 
-    space.py    what is searched
-    record.py   every attempt at every run (Optuna)
-    folder.py   what a sweep leaves behind, and resuming
-    runs.py     runs as processes, and how many fit
-    results.py  the tables, the best
+    loop.py       the sweep: its folder, doing the runs, the report
+    study.py      what is searched, and every attempt at every run: on Optuna
+    results.py    the objective of a run, and which values are best
 """

@@ -1,29 +1,22 @@
-"""What a sweep comes to: the objective of a run, the best values, and the files and tables.
+"""What a sweep comes to: the objective of a run, the best values, the table and the figure.
 
-Where ``seed`` is one of the settings searched, runs that differ in nothing else are repetitions:
-the best values are those with the best mean.
+Which values are best is judged by the lower end of an interval, not by the luckiest run: the mean
+over the seeds minus what the spread between seeds leaves open. That spread is pooled over all
+choices of values, as in an analysis of variance, and the 95 % hold for all of them at once
+(Bonferroni), however many were drawn. Where nothing was repeated there is no interval.
 """
 
-import csv
-import io
 import math
-import shlex
-import statistics
+import textwrap
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from evert.bridge.errors import EvertError
-from evert.trainers.runs import folder as run_folder
-from evert.trainers.runs.folder import RunFolder
-from evert.trainers.sweeping.folder import PLOT, RESULTS_CSV, RESULTS_JSON, SweepFolder
-from evert.trainers.sweeping.record import Run
-from evert.trainers.sweeping.space import HELD_OUT, Choices, Plan, Value, show
-
-SEED = "seed"
+from evert.trainers.runs.folder import RESULT, RunFolder
+from evert.trainers.sweeping.study import HELD_OUT, SEED, Run
 
 
 class ObjectiveError(EvertError, ValueError):
@@ -31,190 +24,87 @@ class ObjectiveError(EvertError, ValueError):
 
 
 @dataclass(frozen=True)
-class Best:
-    """The values that did best."""
+class Choice:
+    """Some values of the settings searched, without the seed, and how their runs did."""
 
-    values: dict[str, Value]
-    """Without the seed."""
-    objective: float
-    """The mean, where there are several seeds."""
+    values: dict[str, Any]
+    mean: float
+    """Of the objective."""
+    low: float | None
+    high: float | None
+    """Ends of the mean's interval; None where no choice has several seeds."""
     runs: tuple[int, ...]
-    """Numbers of the runs with these values."""
+    """Numbers of the runs with these values, one a seed."""
 
 
 def objective_of(folder: RunFolder, objective: str) -> float:
-    """What a finished run reached.
-
-    Args:
-        folder: Of the run.
-        objective: As in ``space.OWN``.
+    """What a finished run reached; ``objective`` is as in ``SweepSettings``.
 
     Raises:
         ObjectiveError: It is not there, or is no finite number.
     """
-    if objective in HELD_OUT:
-        result = folder.read_json(run_folder.RESULT) or {}
-        after = (result.get("held_out") or {}).get("after") or {}
-        found = after.get(HELD_OUT[objective], {}).get("reward")
-        names = list(HELD_OUT)
-    else:
-        last: dict[str, Any] = {}
-        for row in folder.steps():
-            last.update(row)
-        found, names = last.get(objective), list(last)
-    if isinstance(found, int | float) and math.isfinite(found):
-        return float(found)
-    if found is None:
-        raise ObjectiveError(f"the run has no {objective!r}; it has {', '.join(names) or 'none'}")
-    raise ObjectiveError(f"{objective} is {found}, which is no finite number")
+    has: dict[str, Any] = {key: value for row in folder.steps() for key, value in row.items()}
+    after = ((folder.read_json(RESULT) or {}).get("held_out") or {}).get("after") or {}
+    has |= {key: after[way]["reward"] for key, way in HELD_OUT.items() if way in after}
+    value = has.get(objective)
+    if isinstance(value, int | float) and math.isfinite(value):
+        return float(value)
+    there = textwrap.shorten(", ".join(has), 300, placeholder=" ...") or "nothing"
+    raise ObjectiveError(f"the run's {objective!r} is {value}, no finite number; it has {there}")
 
 
-def ranked(runs: Sequence[Run]) -> list[Run]:
-    """The best first; runs without an objective last, in order of their number."""
-    return sorted(
-        runs, key=lambda run: (run.objective is None, -(run.objective or 0.0), run.number)
-    )
+def rank(runs: Sequence[Run]) -> list[Choice]:
+    """The choices of values of which a run has completed, the best first."""
+    from scipy.stats import t
 
-
-def best_of(runs: Sequence[Run]) -> Best | None:
-    """The best values; None if no run has completed."""
-    return next(iter(means(runs)), None)
-
-
-def means(runs: Sequence[Run]) -> list[Best]:
-    """Each choice of values with its mean over seeds, the best first.
-
-    Choices with the most seeds come before those of which some have not completed.
-    """
-    alike: dict[tuple[tuple[str, Value], ...], list[Run]] = {}
+    alike: dict[Any, dict[Any, Run]] = defaultdict(dict)
     for run in runs:
-        if run.objective is not None:
+        if run.objective is not None:  # the same seed again is the same run, and tells nothing new
             values = tuple((key, value) for key, value in run.values.items() if key != SEED)
-            alike.setdefault(values, []).append(run)
-    found = [
-        Best(
-            dict(values),
-            statistics.fmean(run.objective for run in same if run.objective is not None),
-            tuple(run.number for run in same),
-        )
-        for values, same in alike.items()
-    ]
-    return sorted(found, key=lambda best: (-len(best.runs), -best.objective))
+            alike[values][run.values.get(SEED)] = run
+    scores = {values: [r.objective or 0.0 for r in same.values()] for values, same in alike.items()}
+    freedom = sum(len(some) - 1 for some in scores.values())
+    squares = sum((score - fmean(some)) ** 2 for some in scores.values() for score in some)
+    found = []
+    for values, some in scores.items():
+        low = high = None
+        if freedom:
+            error = math.sqrt(squares / freedom / len(some))
+            half = error * float(t.ppf(1 - 0.025 / len(scores), freedom))
+            low, high = fmean(some) - half, fmean(some) + half
+        numbers = tuple(run.number for run in alike[values].values())
+        found.append(Choice(dict(values), fmean(some), low, high, numbers))
+    return sorted(found, key=lambda c: (-(c.mean if c.low is None else c.low), -c.mean))
 
 
-def best_command(plan: Plan, best: Best, program: Sequence[str]) -> str:
-    """The command line that trains with the best values, to paste into a shell."""
-    return shlex.join([*program, *plan.arguments(best.values)])
+def as_rows(runs: Sequence[Run], ranked: Sequence[Choice]) -> list[dict[str, Any]]:
+    """A row a run: those of the best values first, those without an objective last."""
+    place = {number: n for n, choice in enumerate(ranked) for number in choice.runs}
+    rows = []
+    for run in sorted(runs, key=lambda run: (place.get(run.number, len(place)), run.number)):
+        row = {"run": run.number, **run.values, "objective": run.objective}
+        if ranked and ranked[0].low is not None:
+            choice = ranked[place[run.number]] if run.number in place else None
+            row |= {name: getattr(choice, name, None) for name in ("mean", "low", "high")}
+        row |= {"status": run.attempts[-1]["status"], "attempts": len(run.attempts)}
+        row["history"] = " > ".join(attempt["status"] for attempt in run.attempts)
+        row["seconds"] = round(sum(attempt["seconds"] for attempt in run.attempts), 1)
+        rows.append({**row, "error": run.attempts[-1]["error"]})
+    return rows
 
 
-def write_results(folder: SweepFolder, runs: Sequence[Run], program: Sequence[str]) -> None:
-    """Write the tables and, where two runs have completed, the figure."""
-    best = best_of(runs)
-    command = None if best is None else best_command(folder.plan, best, program)
-    content = {
-        "search": folder.plan.search,
-        "objective": folder.plan.objective,
-        "planned": folder.plan.trials,
-        "best": None if best is None else {**asdict(best), "command": command},
-        "runs": [
-            {**_row(folder, run), "attempts": [asdict(attempt) for attempt in run.attempts]}
-            for run in ranked(runs)
-        ],
-    }
-    folder.write_json(RESULTS_JSON, content)
-    folder.write(RESULTS_CSV, _csv([_row(folder, run) for run in ranked(runs)]))
-    if sum(run.objective is not None for run in runs) > 1:
-        _draw(folder, runs)
+def show(value: Any) -> str:
+    """A value for people: four digits are enough."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _draw(folder: SweepFolder, runs: Sequence[Run]) -> None:
-    from evert.trainers.reporting.figures.style import save
-    from evert.trainers.reporting.figures.sweep import Scale, draw_sweep
-
-    plan = folder.plan
-    scales = [
-        Scale(axis.key, axis.values)
-        if isinstance(axis, Choices)
-        else Scale(axis.key, low=axis.low, high=axis.high, log=axis.log)
-        for axis in plan.axes
-    ]
-    done = [(run.values, run.objective) for run in runs if run.objective is not None]
-    title = f"{plan.name}: {plan.search} search"
-    save(draw_sweep(title, scales, done, plan.objective), folder.path / PLOT)
-
-
-def _row(folder: SweepFolder, run: Run) -> dict[str, Any]:
-    return {
-        "run": run.number,
-        **run.values,
-        "objective": run.objective,
-        "status": run.status,
-        "attempts": len(run.attempts),
-        "history": " > ".join(attempt.status for attempt in run.attempts),
-        "seconds": round(run.seconds, 1),
-        "folder": str(folder.run_path(run).relative_to(folder.path)),
-        "error": run.attempts[-1].error,
-    }
-
-
-def _csv(rows: Sequence[dict[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]) if rows else ["run"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def show_results(
-    console: Console, folder: SweepFolder, runs: Sequence[Run], program: Sequence[str]
-) -> None:
-    """Show every run, the best first, and how to train with the best values."""
-    keys = [axis.key for axis in folder.plan.axes]
-    title = f"{folder.plan.name}: {folder.plan.objective}, {folder.plan.search} search"
-    console.print(title, soft_wrap=True, markup=False)
-    table = Table()
-    for name in ("run", *keys, "objective", "attempts", "seconds"):
-        table.add_column(name, justify="right")
-    table.add_column("status")
-    for run in ranked(runs):
-        history = " > ".join(attempt.status for attempt in run.attempts)
-        score = "" if run.objective is None else show(run.objective)
-        values = [show(run.values[key]) for key in keys]
-        tried = (str(len(run.attempts)), f"{run.seconds:.0f}", history)
-        table.add_row(str(run.number), *values, score, *tried)
-    console.print(table)
-    if SEED in keys:
-        _show_means(console, means(runs), [key for key in keys if key != SEED])
-    _show_best(console, folder, runs, program)
-
-
-def _show_means(console: Console, found: Sequence[Best], keys: Sequence[str]) -> None:
-    table = Table()
-    for name in (*keys, "mean", "seeds"):
-        table.add_column(name, justify="right")
-    for best in found:
-        shown = [show(best.values[key]) for key in keys]
-        table.add_row(*shown, show(best.objective), str(len(best.runs)))
-    console.print(table)
-
-
-def _show_best(
-    console: Console, folder: SweepFolder, runs: Sequence[Run], program: Sequence[str]
-) -> None:
-    for run in runs:
-        if run.status == "failed":
-            error = run.attempts[-1].error.splitlines()[-1:]
-            _say(console, f"run {run.number} failed: {' '.join(error)}; all it said is in "
-                 f"{folder.output_path(run)}")  # fmt: skip
-    _say(console, f"results: {folder.path / RESULTS_CSV}")
-    if (folder.path / PLOT).is_file():
-        _say(console, f"plot: {folder.path / PLOT}")
-    best = best_of(runs)
-    if best is not None:
-        mean = f" (mean of {len(best.runs)} seeds)" if len(best.runs) > 1 else ""
-        _say(console, f"best: {show(best.objective)}{mean}. To train with it:")
-        _say(console, f"  {best_command(folder.plan, best, program)}")
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, soft_wrap=True, markup=False)
+def praise(ranked: Sequence[Choice]) -> str:
+    """How the best values did, and how they were chosen."""
+    best = ranked[0]
+    if best.low is None or best.high is None:
+        return f"best: {show(best.mean)}, each choice tried once, so by luck, too (see seed=0,1,2)"
+    close = sum(best.low <= (other.high or 0.0) for other in ranked[1:])
+    return (
+        f"best: {show(best.mean)} ({show(best.low)} to {show(best.high)}) over {len(best.runs)} "
+        f"seeds, by its lower end; {close} of {len(ranked) - 1} others may be as good"
+    )

@@ -1,54 +1,44 @@
-"""What a sweep comes to: objective, ranking, tables, figure.
+"""What a sweep comes to: the objective of a run, and which values are best.
 
 1. The objective is a score of the result or a metric's last value; one that is missing is named.
-2. The best run comes first; with several seeds the best mean does.
-3. The figure's scales put values where they belong.
+2. The best values are those whose interval over seeds has the highest lower end: neither the
+   luckiest run nor the values that were drawn most often.
+3. The interval holds the true means of all choices together as often as it says.
 """
 
-import csv
-import io
 import json
-import shlex
+import random
 from pathlib import Path
+from typing import Any
 
 import pytest
-from rich.console import Console
 
 from evert.trainers.runs.folder import METRICS, RESULT, RunFolder
-from evert.trainers.sweeping.folder import SweepFolder
-from evert.trainers.sweeping.record import Attempt, Run
 from evert.trainers.sweeping.results import (
     ObjectiveError,
-    best_command,
-    best_of,
-    means,
+    as_rows,
     objective_of,
-    ranked,
-    show_results,
-    write_results,
+    praise,
+    rank,
+    show,
 )
-from evert.trainers.sweeping.space import Value, read_plan
-from evert.trainers.train import parse
+from evert.trainers.sweeping.study import Run
 
-PLAN = read_plan(["env=identity", "steps=3", "learning_rate=1e-4,1e-3", "loss_fn=ppo,cispo"])
-COMPLETED, FAILED = Attempt("completed", 2.0), Attempt("failed", 1.0, "first\nerror: no luck")
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:pyparsing"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:matplotlib"),
-]
+COMPLETED = {"status": "completed", "seconds": 2.0, "error": ""}
+FAILED = {"status": "failed", "seconds": 1.0, "error": "first\nerror: no luck"}
 
 
-def run(number: int, objective: float | None, attempts: list[Attempt], **values: Value) -> Run:
+def run(number: int, objective: float | None, *attempts: dict[str, Any], **values: Any) -> Run:
     """A run that was tried."""
-    searched: dict[str, Value] = {"learning_rate": 1e-3, "loss_fn": "ppo", **values}
-    return Run(number, searched, objective, attempts)
+    return Run(number, values, list(attempts or [COMPLETED]), objective)
 
 
-RUNS = [
-    run(0, 0.25, [COMPLETED]),
-    run(1, None, [FAILED], learning_rate=1e-4),
-    run(2, 0.75, [FAILED, COMPLETED], loss_fn="cispo"),
-]
+def runs(*scores: tuple[str, int, float]) -> list[Run]:
+    """Completed runs: the loss, the seed and the objective of each."""
+    return [run(n, score, loss_fn=loss, seed=seed) for n, (loss, seed, score) in enumerate(scores)]
+
+
+# -- the objective -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -57,8 +47,8 @@ def finished(tmp_path: Path) -> RunFolder:
     scores = {"greedy": {"reward": 0.5}, "temperature_1": {"reward": 0.25}}
     (tmp_path / RESULT).write_text(json.dumps({"held_out": {"after": scores}}))
     rows = [
-        {"step": 0, "progress": 0.5, "a": 1.0, "eval": 3.0},
-        {"step": 1, "progress": 1.0, "a": 2, "odd": float("nan")},
+        {"step": 0, "progress/done_frac": 0.5, "a": 1.0, "eval": 3.0},
+        {"step": 1, "progress/done_frac": 0.5, "a": 2, "odd": float("nan")},
     ]
     (tmp_path / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
     return RunFolder(tmp_path, resumed=True)
@@ -73,81 +63,128 @@ def test_the_objective_is_a_held_out_score_or_a_last_metric(
     assert objective_of(finished, objective) == value
 
 
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [
+        ("reward", "'reward' is None, no finite number; it has .*a, eval, odd, held_out"),
+        ("odd", "'odd' is nan, no finite number"),
+    ],
+)
 def test_an_objective_that_is_not_there_is_named_beside_those_that_are(
-    finished: RunFolder, tmp_path: Path
+    finished: RunFolder, objective: str, message: str
 ) -> None:
-    with pytest.raises(ObjectiveError, match="no 'reward'; it has step, progress, a, eval, odd"):
-        objective_of(finished, "reward")
-    with pytest.raises(ObjectiveError, match="odd is nan"):
-        objective_of(finished, "odd")
-    (tmp_path / RESULT).unlink()
-    with pytest.raises(ObjectiveError, match="no 'held_out'"):
-        objective_of(finished, "held_out")
+    with pytest.raises(ObjectiveError, match=message):
+        objective_of(finished, objective)
 
 
-def test_the_best_run_comes_first_and_those_without_a_score_last() -> None:
-    assert [one.number for one in ranked(RUNS)] == [2, 0, 1]
+def test_a_run_without_a_result_has_no_held_out_score(tmp_path: Path) -> None:
+    with pytest.raises(
+        ObjectiveError, match="'held_out' is None, no finite number; it has nothing"
+    ):
+        objective_of(RunFolder(tmp_path, resumed=True), "held_out")
 
 
-def test_the_best_command_trains_with_the_best_values() -> None:
-    best = best_of(RUNS)
-    assert best is not None
-    command = shlex.split(best_command(PLAN, best, ("evert", "train")))
-    assert command[:2] == ["evert", "train"]
-    chosen = parse(command[2:])
-    assert (chosen.learning_rate, chosen.loss_fn, chosen.steps) == (1e-3, "cispo", 3)
+# -- the best ------------------------------------------------------------------------------------
+
+
+def test_values_that_were_drawn_most_often_are_not_the_best_for_that() -> None:
+    drawn = runs(
+        ("ppo", 0, 0.10), ("ppo", 0, 0.10), ("ppo", 1, 0.12), ("cispo", 0, 0.95), ("cispo", 2, 0.97)
+    )  # fmt: skip
+    best, other = rank(drawn)
+    assert best.values == {"loss_fn": "cispo"}
+    assert best.mean == pytest.approx(0.96)
+    assert best.runs == (3, 4)
+    assert other.mean == pytest.approx(0.11)  # the seed that was drawn twice counts once
+    assert other.runs == (1, 2)
+
+
+def test_one_lucky_run_does_not_beat_a_mean_over_seeds() -> None:
+    drawn = runs(
+        ("ppo", 0, 0.9), ("ppo", 1, 0.1), ("cispo", 0, 0.6), ("cispo", 1, 0.7), ("dro", 0, 0.75)
+    )  # fmt: skip
+    assert [choice.values["loss_fn"] for choice in rank(drawn)] == ["cispo", "ppo", "dro"]
+
+
+def test_the_same_mean_over_more_seeds_is_better_and_its_interval_narrower() -> None:
+    scores = [("ppo", seed, 0.5 + 0.1 * (-1) ** seed) for seed in range(4)]
+    best, other = rank(runs(("cispo", 0, 0.6), ("cispo", 1, 0.4), *scores))
+    assert (best.values["loss_fn"], len(best.runs)) == ("ppo", 4)
+    assert best.mean == pytest.approx(other.mean)
+    widths = [(choice.high or 0) - (choice.low or 0) for choice in (best, other)]
+    assert widths[1] == pytest.approx(widths[0] * 2**0.5)
+
+
+def test_the_interval_is_that_of_an_analysis_of_variance() -> None:
+    best, other = rank(runs(("a", 0, 1.0), ("a", 1, 3.0), ("b", 0, 0.0), ("b", 1, 4.0)))
+    # Pooled: (2 + 8) / 2 = 5 with two degrees of freedom; t at 1 - 0.05 / 2 / 2 is 6.2053.
+    half = 6.205347 * (5 / 2) ** 0.5
+    assert (best.low, best.high) == (pytest.approx(2 - half), pytest.approx(2 + half))
+    assert (other.low, other.high) == (best.low, best.high)
+
+
+def test_the_intervals_hold_all_means_at_once_as_often_as_they_say() -> None:
+    draw = random.Random(0)
+    held = 0
+    for _ in range(400):
+        scores = [(str(n), seed, n + draw.gauss(0, 1)) for n in range(8) for seed in range(3)]
+        held += all(
+            (choice.low or 0) <= float(choice.values["loss_fn"]) <= (choice.high or 0)
+            for choice in rank(runs(*scores))
+        )
+    assert 0.93 <= held / 400 <= 0.99
+
+
+def test_where_nothing_is_repeated_the_best_mean_is_first_and_has_no_interval() -> None:
+    best, other = rank([run(0, 0.25, rate=1e-3), run(1, None, FAILED), run(2, 0.75, rate=1e-4)])
+    assert (best.values, best.low, best.high) == ({"rate": 1e-4}, None, None)
+    assert other.mean == 0.25
+
+
+def test_seeds_that_all_score_the_same_leave_nothing_open() -> None:
+    (best,) = rank(runs(("ppo", 0, 0.0), ("ppo", 1, 0.0)))
+    assert (best.mean, best.low, best.high) == (0.0, 0.0, 0.0)
 
 
 def test_there_is_no_best_where_nothing_has_completed() -> None:
-    assert best_of(RUNS[1:2]) is None
+    assert rank([run(0, None, FAILED)]) == []
 
 
-def test_with_several_seeds_the_best_mean_wins_over_the_luckiest_run() -> None:
-    scores = {(1e-4, 0): 0.9, (1e-4, 1): 0.1, (1e-3, 0): 0.6, (1e-3, 1): 0.7}
-    seeded = [
-        Run(number, {"learning_rate": rate, "seed": seed}, score, [COMPLETED])
-        for number, ((rate, seed), score) in enumerate(scores.items())
+# -- what is said --------------------------------------------------------------------------------
+
+
+def test_the_best_is_said_with_how_it_was_chosen() -> None:
+    ranked = rank(runs(("a", 0, 0.5), ("a", 1, 0.6), ("b", 0, 0.5), ("b", 1, 0.4), ("c", 0, -9.0)))
+    assert praise(ranked) == (
+        "best: 0.55 (0.1676 to 0.9324) over 2 seeds, by its lower end; 1 of 2 others may be as good"
+    )
+    assert "each choice tried once, so by luck, too" in praise(rank([run(0, 0.5)]))
+
+
+def test_a_row_has_the_history_of_its_run_and_the_mean_of_its_values() -> None:
+    tried = [
+        run(0, 0.25, loss_fn="ppo", seed=0),
+        run(1, None, FAILED, loss_fn="ppo", seed=1),
+        run(2, 0.75, FAILED, COMPLETED, loss_fn="cispo", seed=0),
+        run(3, 0.5, loss_fn="cispo", seed=1),
     ]
-    seeded.append(Run(4, {"learning_rate": 1e-2, "seed": 0}, 0.95, [COMPLETED]))
-    best, *others = means(seeded)
-    assert best.values == {"learning_rate": 1e-3}
-    assert best.objective == pytest.approx(0.65)
-    assert best.runs == (2, 3)
-    assert [other.values["learning_rate"] for other in others] == [1e-4, 1e-2]
+    rows = as_rows(tried, rank(tried))
+    assert [row["run"] for row in rows] == [2, 3, 0, 1]
+    assert [row["mean"] for row in rows] == [0.625, 0.625, 0.25, None]
+    assert rows[0]["low"] < 0.625 < rows[0]["high"]
+    assert [row["history"] for row in rows[::2]] == ["failed > completed", "completed"]
+    assert (rows[0]["attempts"], rows[0]["seconds"], rows[0]["error"]) == (2, 3.0, "")
+    assert (rows[3]["status"], rows[3]["error"]) == ("failed", "first\nerror: no luck")
+    assert rows[3]["objective"] is rows[3]["low"] is None
 
 
-def test_the_tables_have_a_row_a_run_with_its_history(tmp_path: Path) -> None:
-    folder = SweepFolder(tmp_path, PLAN, resumed=False)
-    write_results(folder, RUNS, ("evert", "train"))
-    rows = list(csv.DictReader(io.StringIO((tmp_path / "results.csv").read_text())))
-    assert [row["run"] for row in rows] == ["2", "0", "1"]
-    assert [row["history"] for row in rows] == ["failed > completed", "completed", "failed"]
-    assert [row["attempts"] for row in rows] == ["2", "1", "1"]
-    assert rows[0]["seconds"] == "3.0"
-    assert rows[2]["error"] == "first\nerror: no luck"
-    content = json.loads((tmp_path / "results.json").read_text())
-    assert content["best"]["runs"] == [2]
-    assert content["best"]["command"].startswith("evert train env=identity")
-    assert content["runs"][0]["attempts"][0]["status"] == "failed"
-    assert (tmp_path / "parallel_coordinates.png").exists()
+def test_without_repetitions_rows_have_no_interval() -> None:
+    tried = [run(0, 0.25, loss_fn="ppo")]
+    assert not {"mean", "low", "high"} & set(as_rows(tried, rank(tried))[0])
 
 
-def test_one_run_makes_no_figure(tmp_path: Path) -> None:
-    write_results(SweepFolder(tmp_path, PLAN, resumed=False), RUNS[:2], ("evert", "train"))
-    assert not (tmp_path / "parallel_coordinates.png").exists()
-
-
-def test_the_screen_shows_every_run_the_error_and_the_best(tmp_path: Path) -> None:
-    written = io.StringIO()
-    folder = SweepFolder(tmp_path, PLAN, resumed=False)
-    show_results(Console(file=written, width=200), folder, RUNS, ("evert", "train"))
-    shown = written.getvalue()
-    assert "failed > completed" in shown
-    assert "run 1 failed: error: no luck; all it said is in" in shown
-    assert "best: 0.75. To train with it:\n  evert train env=identity steps=3 " in shown
-
-
-def test_a_folder_of_a_run_is_named_by_its_number_and_values(tmp_path: Path) -> None:
-    folder = SweepFolder(tmp_path, PLAN, resumed=False)
-    assert folder.run_path(RUNS[2]).name == "002-learning_rate-0.001-loss_fn-cispo"
-    assert len(folder.run_path(run(3, None, [], loss_fn="x" * 300)).name) <= 80
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.000123456, "0.0001235"), (3, "3"), ("ppo", "ppo"), (None, "None")]
+)
+def test_values_are_shown_with_four_digits(value: Any, text: str) -> None:
+    assert show(value) == text

@@ -1,0 +1,284 @@
+"""What a sweep searches, and what it remembers.
+
+1. A list and a range are searched, all else is fixed; a range is logarithmic where it should be.
+2. Every value is one the setting takes; a mistake is refused before anything starts.
+3. A grid has each of its points once, however often it is interrupted.
+4. A random search draws the same values, interrupted or not, and repeats them with every seed.
+5. What failed, or was running when the sweep was killed, is done again under the same number.
+6. Going on with a long sweep reads its journal once.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+from evert.bridge.errors import EvertError
+from evert.trainers.arguments import UsageError
+from evert.trainers.sweeping.study import Plan, Record, Run, read_plan
+from evert.trainers.train import parse
+
+GAME = {"env": "identity", "steps": "2"}
+SEEDS = {"seed": "0,1,2"}
+
+
+def plan(**given: str) -> Plan:
+    """A sweep of the game."""
+    return read_plan({**GAME, **given})
+
+
+# -- the command line ----------------------------------------------------------------------------
+
+
+def test_lists_are_searched_and_the_rest_is_fixed() -> None:
+    found = plan(learning_rate="1e-4,3e-4", loss_fn="ppo,cispo")
+    assert found.space == {
+        "learning_rate": CategoricalDistribution((1e-4, 3e-4)),
+        "loss_fn": CategoricalDistribution(("ppo", "cispo")),
+    }
+    assert found.fixed == GAME
+    assert (found.settings.search, found.settings.trials, found.name) == ("grid", 4, "identity")
+
+
+def test_ranges_make_a_random_search_of_twenty_runs() -> None:
+    found = plan(learning_rate="1e-4..1e-2", group_size="4..16")
+    assert found.space == {
+        "learning_rate": FloatDistribution(1e-4, 1e-2, log=True),
+        "group_size": IntDistribution(4, 16),
+    }
+    assert (found.settings.search, found.settings.trials) == ("random", 20)
+
+
+@pytest.mark.parametrize(
+    ("text", "log"),
+    [("0..1", False), ("-1..1", False), ("0.1..0.5", True), ("0.1..0.5:linear", False)],
+)
+def test_a_range_of_fractions_is_logarithmic_if_it_is_above_zero(text: str, log: bool) -> None:
+    found = plan(on_agent_error=text).space["on_agent_error"]
+    assert isinstance(found, FloatDistribution)
+    assert found.log is log
+
+
+def test_a_range_of_whole_numbers_is_logarithmic_if_it_says_so() -> None:
+    assert plan(batch_size="4..64:log").space["batch_size"] == IntDistribution(4, 64, log=True)
+
+
+def test_values_that_are_the_same_are_tried_once() -> None:
+    found = plan(learning_rate="1e-3,0.001,2e-3").space["learning_rate"]
+    assert found == CategoricalDistribution((1e-3, 2e-3))
+
+
+def test_games_and_optional_settings_can_be_searched() -> None:
+    found = read_plan({"env": "identity,guess-number", "threads": "None,2", "steps": "1"})
+    assert found.space == {
+        "env": CategoricalDistribution(("identity", "guess_number")),
+        "threads": CategoricalDistribution((None, 2)),
+    }
+
+
+def test_a_setting_that_is_a_list_itself_is_fixed() -> None:
+    found = plan(seed="0,1", allow_hosts="a,b")
+    assert list(found.space) == ["seed"]
+    assert found.fixed["allow_hosts"] == "a,b"
+
+
+def test_the_arguments_of_a_run_are_read_back_as_its_settings() -> None:
+    found = plan(learning_rate="1e-5..1e-2", threads="None,2")
+    chosen = parse(found.arguments({"learning_rate": 1.234567890123e-5, "threads": None}))
+    assert (chosen.learning_rate, chosen.threads) == (1.234567890123e-5, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "nothing to search.*learning_rate=1e-4,3e-4"),
+        ({"base_url": "../a..b"}, "nothing to search"),
+        ({"seed": "5..2"}, r"Got seed=5..2, expected a range such as 1..10: .*low"),
+        ({"seed": "0..9:log"}, "expected a range such as 1..10: .*low.*log"),
+        ({"seed": "0..9", "search": "grid"}, "search=grid needs lists, and seed has a range"),
+        ({"seed": "0,1", "search": "bayes"}, "search.* got 'bayes'"),
+        ({"seed": "0,1", "trials": "5"}, "Got trials=5, expected 2, the size of the grid"),
+        ({"seed": "0..9", "trials": "none"}, "trials.* got 'none'"),
+        ({"seed": "0..9", "trials": "0"}, "Got trials=0, expected a multiple of 1"),
+        ({**SEEDS, "trials": "10", "search": "tpe"}, "trials=10, expected a multiple of 3"),
+        ({"seed": "0,1", "test_tasks": ""}, "needs held-out tasks"),
+    ],
+)
+def test_a_mistake_is_refused_with_what_to_do(given: Mapping[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        plan(**given)
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "message"),
+    [
+        ("loss_fn", "ppo,poo", "poo"),
+        ("group_size", "0,4", "group_size must be at least 1"),
+        ("steps", "1.5..3", "1.5"),
+        ("learning_rate", "..2", r"\.\.2"),
+        ("env", "identity,identiy", "Did you mean env=identity"),
+        ("agent", "nowhere:a", "nowhere"),
+    ],
+)
+def test_a_value_that_the_setting_does_not_take_is_refused(
+    key: str, text: str, message: str
+) -> None:
+    given = {**GAME, "seed": "0,1", key: text}
+    if key == "agent":
+        given |= {"env": "", "train_tasks": "nowhere:T"}
+    with pytest.raises(EvertError, match=message):
+        read_plan(given)
+
+
+# -- what it remembers ---------------------------------------------------------------------------
+
+
+GRID = plan(seed="0,1,2", group_size="2,4", renderer_name="None,qwen3")
+RANDOM = plan(learning_rate="1e-4..1e-2", group_size="2..64", loss_fn="ppo,cispo", trials="12")
+
+
+def do(record: Record, *endings: str) -> list[Run]:
+    """Try as many runs, which end like that; those that complete score their number."""
+    tried = []
+    for ending in endings:
+        run = record.next()
+        assert run is not None
+        tried.append(run)
+        if ending != "running":
+            error = "" if ending == "completed" else "why"
+            attempt = {"status": ending, "seconds": 1.5, "error": error}
+            record.finish(run, attempt, run.number if ending == "completed" else None)
+    return tried
+
+
+def test_a_grid_has_every_point_once_whatever_happens_to_the_sweep(tmp_path: Path) -> None:
+    do(Record(GRID, tmp_path), "completed", "failed", "completed", "running", "running")
+    again = do(Record(GRID, tmp_path), "completed", "running", "failed")
+    assert [run.number for run in again] == [1, 3, 4]
+    last = Record(GRID, tmp_path)
+    assert [run.number for run in do(last, *["completed"] * 9)] == [3, 4, *range(5, 12)]
+    assert last.next() is None
+    assert len({tuple(run.values.items()) for run in last.runs}) == len(last.runs) == 12
+    assert [run.objective for run in last.runs] == list(range(12))
+    assert [len(run.attempts) for run in last.runs] == [1, 2, 1, 3, 3, *[1] * 7]
+
+
+def test_what_is_read_back_is_what_was_known(tmp_path: Path) -> None:
+    record = Record(GRID, tmp_path)
+    do(record, "completed", "failed", "interrupted")
+    assert Record(GRID, tmp_path).runs == record.runs
+
+
+def test_each_attempt_keeps_how_it_ended(tmp_path: Path) -> None:
+    do(Record(GRID, tmp_path), "failed", "running", "interrupted")
+    record = Record(GRID, tmp_path)
+    do(record, "completed", "running")
+    first, second, third = record.runs
+    assert [attempt["status"] for attempt in first.attempts] == ["failed", "completed"]
+    assert (first.attempts[0]["error"], first.objective) == ("why", 0.0)
+    assert [attempt["status"] for attempt in second.attempts] == ["interrupted", "running"]
+    assert second.attempts[0]["error"] == "killed with the sweep"
+    assert [attempt["status"] for attempt in third.attempts] == ["interrupted"]
+
+
+def test_a_random_search_draws_the_same_interrupted_or_not(tmp_path: Path) -> None:
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+    whole = do(Record(RANDOM, tmp_path / "whole"), *["completed"] * 12)
+    do(Record(RANDOM, tmp_path / "parts"), "completed", "running", "failed")
+    parts = Record(RANDOM, tmp_path / "parts")
+    do(parts, *["completed"] * 11)
+    assert parts.next() is None
+    assert [run.values for run in parts.runs] == [run.values for run in whole]
+    assert len({run.values["learning_rate"] for run in whole}) == 12
+    assert all(1e-4 <= run.values["learning_rate"] <= 1e-2 for run in whole)
+
+
+class Killed(BaseException):
+    """The process ends in the middle of a call."""
+
+
+@pytest.mark.parametrize("call", ["ask", "enqueue_trial"])
+@pytest.mark.parametrize("chosen", [GRID, RANDOM], ids=["grid", "random"])
+def test_a_sweep_that_is_killed_while_it_draws_a_run_loses_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: Plan, call: str
+) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    expected = [run.values for run in do(Record(chosen, whole), *["completed"] * 12)]
+    do(Record(chosen, tmp_path), "completed", "failed")
+    record = Record(chosen, tmp_path)
+    real: Any = getattr(optuna.Study, call)
+
+    def killed(study: optuna.Study, *_: Any, **known: Any) -> None:
+        real(study, *([{}] if call == "enqueue_trial" else []), **known)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(optuna.Study, call, killed)
+        with pytest.raises(Killed):
+            record.next()
+    record = Record(chosen, tmp_path)
+    do(record, *["completed"] * 11)
+    assert record.next() is None
+    assert [run.values for run in record.runs] == expected
+
+
+def test_another_search_seed_draws_other_values(tmp_path: Path) -> None:
+    rates = []
+    for seed in ("0", "1"):
+        folder = tmp_path / seed
+        folder.mkdir()
+        chosen = plan(learning_rate="1e-4..1e-2", search_seed=seed)
+        rates.append(do(Record(chosen, folder), "completed")[0].values)
+    assert rates[0] != rates[1]
+
+
+@pytest.mark.parametrize("search", ["random", "tpe"])
+def test_seeds_repeat_whatever_is_drawn(tmp_path: Path, search: str) -> None:
+    chosen = plan(learning_rate="1e-4..1e-2", search=search, trials="6", **SEEDS)
+    do(Record(chosen, tmp_path), "completed", "failed")
+    record = Record(chosen, tmp_path)
+    do(record, *["completed"] * 5)
+    assert record.next() is None
+    assert [run.values["seed"] for run in record.runs] == [0, 1, 2, 0, 1, 2]
+    rates = [run.values["learning_rate"] for run in record.runs]
+    assert rates == [rates[0]] * 3 + [rates[3]] * 3
+    assert rates[0] != rates[3]
+
+
+def test_the_default_number_of_runs_is_shared_out_among_the_seeds() -> None:
+    assert plan(learning_rate="1e-4..1e-2", **SEEDS).settings.trials == 21
+
+
+def test_a_tpe_search_goes_where_the_scores_are(tmp_path: Path) -> None:
+    record = Record(plan(learning_rate="1e-5..1e-1", search="tpe", trials="40"), tmp_path)
+    rates = []
+    while (run := record.next()) is not None:
+        rates.append(run.values["learning_rate"])  # the larger the better
+        record.finish(run, {"status": "completed", "seconds": 1.0, "error": ""}, rates[-1])
+    assert len(rates) == 40
+    assert sum(rates[20:]) > 2 * sum(rates[:10])
+
+
+@pytest.mark.parametrize("failed", [2, 10])
+def test_going_on_reads_the_journal_once_however_much_there_is_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: int
+) -> None:
+    do(Record(GRID, tmp_path), *["failed"] * failed, *["completed"] * (12 - failed))
+    read = []
+    whole: Any = optuna.Study.get_trials
+
+    def count(study: optuna.Study, **options: Any) -> Any:
+        found = whole(study, **options)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(optuna.Study, "get_trials", count)
+    record = Record(GRID, tmp_path)
+    do(record, *["completed"] * failed)
+    assert record.next() is None
+    assert read == [12]

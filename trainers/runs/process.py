@@ -1,0 +1,144 @@
+"""A run as a process of its own: ``evert train`` with its output in a file.
+
+    start       begins one
+    stop        has it save itself and end
+    ending      how it ended
+    room_for    how many like it the machine has room for
+
+A crash, or the kernel killing what takes too much memory, ends that run and nothing else. On Linux
+the processes are forked from one that has imported everything already (``multiprocessing``'s fork
+server): importing takes longer than a short run. It has touched no model and no GPU. Elsewhere
+each process starts afresh.
+"""
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from evert.trainers.command import INTERRUPTED
+from evert.trainers.runs.folder import RUN, RunFolder, machine
+
+PRELOADED = ["tinker_cookbook.rl.train", "transformers.models.qwen3.modeling_qwen3", "peft"]
+PRELOADED += ["matplotlib.figure", "evert.trainers.train", "evert.trainers.engine.clients"]
+"""What every run imports sooner or later."""
+ERROR_LINES = 6
+STOP_SECONDS = 60.0
+"""How long a run may take to save itself."""
+SPARE = 1.5
+"""A run is given this much more memory than another one takes after its first step."""
+
+
+def start(arguments: Sequence[str], output: Path, environment: Mapping[str, str]) -> BaseProcess:
+    """Start a run.
+
+    Args:
+        arguments: Of ``evert train``.
+        output: File that what it prints is appended to.
+        environment: Variables it has beside ours, where we have none of the name.
+    """
+    linux = sys.platform == "linux"
+    context: Any = multiprocessing.get_context("forkserver" if linux else "spawn")
+    if linux:
+        context.set_forkserver_preload(PRELOADED)
+    whole = (str(Path.cwd()), {**environment, **os.environ}, str(output), list(arguments))
+    process: BaseProcess = context.Process(target=_live, args=whole)
+    process.start()
+    return process
+
+
+def _live(cwd: str, environment: dict[str, str], output: str, arguments: list[str]) -> None:
+    """The life of a run's process."""
+    # A group of its own: Ctrl-C at the terminal is its starter's to pass on, once. It may have been
+    # started with the signal ignored, as shells do in the background.
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # An agent that starts processes gets what it would get in a process of its own.
+    multiprocessing.set_start_method(None, force=True)
+    os.chdir(cwd)  # the fork server may be elsewhere
+    os.environ.clear()
+    os.environ.update(environment)
+    with open(output, "ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    threading.Thread(target=_interrupt_when_orphaned, daemon=True).start()
+    from evert.trainers import train
+
+    sys.exit(train.main(arguments, program=("evert", "train")))
+
+
+def _interrupt_when_orphaned() -> None:
+    """Whoever was killed could not stop its runs: they do it themselves."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+async def stop(process: BaseProcess) -> None:
+    """Have a run save itself and end, as Ctrl-C does, and wait for it; nothing if it is over."""
+    if process.is_alive():
+        os.kill(process.pid or 0, signal.SIGINT)
+    deadline = time.monotonic() + STOP_SECONDS
+    while process.is_alive():
+        if time.monotonic() > deadline:
+            process.kill()
+        await asyncio.sleep(0.05)
+
+
+def ending(code: int | None, output: Path) -> tuple[str, str]:
+    """How a run with this exit code ended.
+
+    Returns:
+        "completed", "interrupted" or "failed", and the last lines of what went wrong.
+    """
+    if code in (0, INTERRUPTED):
+        return ("interrupted" if code else "completed"), ""
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name
+        return "failed", f"killed by {name}" + " (out of memory?)" * (name == "SIGKILL")
+    lines = output.read_text(errors="replace").strip().splitlines()
+    errors = [number for number, line in enumerate(lines) if line.startswith("error: ")]
+    last = lines[errors[-1] :][:ERROR_LINES] if errors else lines[-ERROR_LINES:]
+    return "failed", "\n".join(last) or f"exit status {code}"
+
+
+def room_for(folder: RunFolder, pid: int | None) -> int:
+    """How many runs the machine has room for, going by one under way; 0 until it has done a step.
+
+    As many as there are cores for, while each fits into the free memory; one on a GPU.
+    """
+    if not folder.steps_done():
+        return 0
+    engine = (folder.read_json(RUN) or {}).get("engine", {})
+    if engine.get("device", "cpu") != "cpu":
+        return 1
+    taken = 1
+    with suppress(psutil.Error):
+        run = psutil.Process(pid)
+        for process in (run, *run.children(recursive=True)):
+            taken += process.memory_full_info().uss  # what is shared with the fork server stays
+    cores = int(machine()["cpus"] or 1) // int(engine.get("threads", 1))
+    return max(1, min(cores, 1 + int(free_memory() / (SPARE * taken))))
+
+
+def free_memory() -> int:
+    """Bytes that can be taken without swapping, or without the container's limit being hit."""
+    free = int(psutil.virtual_memory().available)
+    cgroup = Path("/sys/fs/cgroup")
+    with suppress(OSError, ValueError):  # no container, or no limit ("max")
+        limit = int((cgroup / "memory.max").read_text())
+        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        used = int((cgroup / "memory.current").read_text()) - int(stat.get("inactive_file", 0))
+        free = min(free, limit - used)
+    return free

@@ -1,0 +1,240 @@
+"""What a sweep searches, and what it remembers: an Optuna study in its folder.
+
+A setting with a list ``a,b,c`` or a range of numbers ``a..b`` becomes one of Optuna's distributions
+(``read_plan``). Every attempt at a run is a trial (``Record``). It goes through Optuna's queue with
+the run's number and the values that are known: all for a point of a grid (``GridSampler`` would
+lose one when killed at a bad moment) and for a run tried again, all but the seed for a repetition,
+none for what is to be drawn. Samplers are seeded by the run's number: a sweep that was interrupted
+draws what it would have drawn anyway.
+"""
+
+import itertools
+import math
+import re
+import typing
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import chz
+import optuna
+from optuna import distributions, samplers, storages
+from optuna.distributions import BaseDistribution
+from optuna.trial import FrozenTrial, TrialState
+
+from evert.trainers.arguments import UsageError, read_settings
+from evert.trainers.runs.settings import TrainSettings, check_settings, choose_recipe
+
+HELD_OUT = {"held_out": "temperature_1", "held_out_greedy": "greedy"}
+"""Objectives that are held-out scores, and the way those are played."""
+SEED, TRIALS = "seed", 20
+_NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)"
+_RANGE = re.compile(rf"{_NUMBER}\.\.{_NUMBER}(?::(log|linear))?", re.IGNORECASE)
+_KILLED = {"status": "interrupted", "seconds": 0.0, "error": "killed with the sweep"}
+
+
+@chz.chz
+class SweepSettings:
+    """The sweep's own settings; all others are those of its runs."""
+
+    search: Literal["auto", "grid", "random", "tpe"] = chz.field(
+        default="auto", doc="auto: grid if all are lists, else random"
+    )
+    trials: int | None = chz.field(default=None, doc=f"runs of random and tpe; None: {TRIALS}")
+    parallel: int | None = chz.field(default=None, doc="runs at a time; None: as many as fit")
+    out: str = chz.field(default="", doc="folder, new or to resume; '': sweeps/<env>-<date-time>")
+    objective: str = chz.field(
+        default="held_out",
+        doc="held_out (reward at temperature 1 after training), held_out_greedy, or a metric's key",
+    )
+    search_seed: int = chz.field(default=0, doc="seed of the search itself")
+
+    @chz.validate
+    def _parallel(self) -> None:
+        if self.parallel is not None and self.parallel < 1:
+            raise UsageError(f"parallel must be at least 1, got {self.parallel}.")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A sweep, as it was asked for; ``settings`` has its search and number of trials."""
+
+    settings: SweepSettings
+    fixed: Mapping[str, str]
+    """Settings that all runs have."""
+    space: Mapping[str, BaseDistribution]
+    """Settings that are searched, in the order in which they were given."""
+    name: str
+    """The game, or the agent's function."""
+
+    def arguments(self, values: Mapping[str, object]) -> list[str]:
+        """The ``key=value`` arguments of the run with these searched values."""
+        return [f"{key}={value}" for key, value in {**self.fixed, **values}.items()]
+
+
+def read_plan(given: Mapping[str, str]) -> Plan:
+    """Read a sweep's settings; every value is tried before the first run starts.
+
+    Raises:
+        UsageError: A value is none of its setting's, or there is nothing to search.
+        EvertError: As ``choose_recipe`` and ``check_settings``.
+    """
+    own = {key: text for key, text in given.items() if key in chz.chz_fields(SweepSettings)}
+    fixed = {key: text for key, text in given.items() if key not in own}
+    settings = read_settings(SweepSettings, own)
+    parts = {key: _parts(key, text) for key, text in fixed.items()}
+    first = {key: found[0] for key, found in parts.items()}
+    base = _run_settings(first)
+    check_settings(base)
+    if settings.objective in HELD_OUT and not base.test_tasks:
+        raise UsageError(
+            f"objective={settings.objective} needs held-out tasks, and there are none. Pass "
+            "test_tasks=, or a metric of the training: objective=env/all/reward/total."
+        )
+    space = {}
+    for key in [key for key, found in parts.items() if len(found) > 1]:
+        values = [getattr(_run_settings({**first, key: part}), key) for part in parts[key]]
+        space[key] = _distribution(f"{key}={fixed.pop(key)}", values)
+    if not space:
+        raise UsageError(
+            "There is nothing to search: every setting has one value. Give one of them a list or "
+            "a range, for example learning_rate=1e-4,3e-4 or learning_rate=1e-4..1e-2."
+        )
+    return Plan(_settled(settings, space), fixed, space, base.name)
+
+
+def _run_settings(given: Mapping[str, str]) -> TrainSettings:
+    name, preset = choose_recipe(given)
+    return read_settings(TrainSettings, given, {name: preset})
+
+
+def _parts(key: str, text: str) -> Sequence[str]:
+    """The values that a text names, or the two ends of its range."""
+    field = chz.chz_fields(TrainSettings).get(key)
+    if field is not None and typing.get_origin(field.final_type) is tuple:
+        return [text]  # a list is one value of such a setting
+    ends = _RANGE.fullmatch(text)
+    return ends.groups()[:2] if ends else text.split(",")
+
+
+def _distribution(pair: str, values: Sequence[Any]) -> BaseDistribution:
+    ends = _RANGE.fullmatch(pair.partition("=")[2])
+    if ends is None:
+        return distributions.CategoricalDistribution(tuple(dict.fromkeys(values)))
+    whole = all(isinstance(value, int) for value in values)
+    log = ends[3] == "log" or (ends[3] is None and not whole and values[0] > 0)
+    make: Any = distributions.IntDistribution if whole else distributions.FloatDistribution
+    try:
+        return make(*values, log=log)
+    except ValueError as error:
+        raise UsageError(f"Got {pair}, expected a range such as 1..10: {error}") from error
+
+
+def choices(found: BaseDistribution | None) -> Sequence[Any]:
+    """The values of a list; none for a range."""
+    return found.choices if isinstance(found, distributions.CategoricalDistribution) else ()
+
+
+def _settled(settings: SweepSettings, space: Mapping[str, BaseDistribution]) -> SweepSettings:
+    """The settings with how to search, and the number of runs."""
+    ranges = [key for key, found in space.items() if not choices(found)]
+    search = settings.search.replace("auto", "random" if ranges else "grid")
+    if search == "grid" and ranges:
+        raise UsageError(
+            f"search=grid needs lists, and {', '.join(ranges)} has a range. List its values, or "
+            "pass search=random."
+        )
+    grid = search == "grid"
+    size = math.prod(len(choices(found)) for found in space.values())
+    least = size if grid else max(1, len(choices(space.get(SEED))))
+    default = size if grid else math.ceil(TRIALS / least) * least
+    trials = default if settings.trials is None else settings.trials
+    if trials < 1 or trials % least or (grid and trials > size):
+        right = f"{size}, the size of the grid" if grid else f"a multiple of {least}, one a seed"
+        raise UsageError(f"Got trials={trials}, expected {right}.")
+    return chz.replace(settings, search=search, trials=trials)
+
+
+@dataclass
+class Run:
+    """A run of the sweep, and how far it is."""
+
+    number: int
+    values: dict[str, Any]
+    """Of the searched settings."""
+    attempts: list[dict[str, Any]] = field(default_factory=list)
+    """Each with ``status`` (completed, failed, interrupted, running), ``seconds`` and ``error``."""
+    objective: float | None = None
+    """None until it has completed."""
+
+
+class Record:
+    """The runs of a sweep, as Optuna has them; a study in the folder is gone on with."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._plan = plan
+        grid = plan.settings.search == "grid"
+        self._grid = [*itertools.product(*map(choices, plan.space.values()))] if grid else []
+        journal = storages.journal.JournalFileBackend(str(folder / "journal.log"))
+        self.study = optuna.create_study(
+            storage=storages.JournalStorage(journal), study_name="sweep", direction="maximize",
+            load_if_exists=True,
+        )  # fmt: skip
+        self.runs: list[Run] = []
+        """Every run that was drawn, in order of its number; kept up to date."""
+        self._trials: dict[int, optuna.Trial] = {}
+        for trial in self.study.get_trials():
+            self._take_up(trial)
+        self._again = deque(run.number for run in self.runs if run.objective is None)
+
+    def _take_up(self, trial: FrozenTrial) -> None:
+        """Read an attempt of before; one that was under way ended with the sweep."""
+        if trial.state is TrialState.WAITING:
+            self.study.ask()
+        if not trial.state.is_finished():
+            self.study.tell(trial.number, state=TrialState.FAIL)
+        if trial.params.keys() >= self._plan.space.keys():  # else killed while it was drawn
+            attempt = {**_KILLED, **trial.user_attrs}
+            self._note(attempt.pop("run"), trial.params, attempt).objective = trial.value
+
+    def _note(self, number: int, values: Mapping[str, Any], attempt: dict[str, Any]) -> Run:
+        if number == len(self.runs):
+            self.runs.append(Run(number, {key: values[key] for key in self._plan.space}))
+        self.runs[number].attempts.append(attempt)
+        return self.runs[number]
+
+    def next(self) -> Run | None:
+        """The run to start next; None if there is none left."""
+        settings = self._plan.settings
+        number = self._again.popleft() if self._again else len(self.runs)
+        if number == settings.trials:
+            return None
+        make = samplers.TPESampler if settings.search == "tpe" else samplers.RandomSampler
+        self.study.sampler = make(seed=1_000_003 * settings.search_seed + number)
+        self.study.enqueue_trial(self._known(number), user_attrs={"run": number})
+        trial = self._trials[number] = self.study.ask(dict(self._plan.space))
+        return self._note(number, trial.params, {**_KILLED, "status": "running", "error": ""})
+
+    def _known(self, number: int) -> dict[str, Any]:
+        """What is known of a run's values before it is drawn."""
+        if number < len(self.runs):
+            return self.runs[number].values
+        if self._grid:
+            return dict(zip(self._plan.space, self._grid[number], strict=True))
+        seeds = choices(self._plan.space.get(SEED))
+        if not seeds:
+            return {}
+        repeat = number % len(seeds)
+        return {**(self.runs[number - repeat].values if repeat else {}), SEED: seeds[repeat]}
+
+    def finish(self, run: Run, attempt: dict[str, Any], objective: float | None) -> None:
+        """Write down how an attempt ended; ``objective`` is None unless it completed."""
+        run.attempts[-1], run.objective = attempt, objective
+        trial = self._trials.pop(run.number)
+        for key, value in attempt.items():
+            trial.set_user_attr(key, value)
+        state = TrialState.FAIL if objective is None else TrialState.COMPLETE
+        self.study.tell(trial, objective, state)
