@@ -114,6 +114,7 @@ def read_run(path: Path) -> Run:
     result = read_json(path / run_folder.RESULT) or {}
     held_out = _mapping(result.get("held_out"))
     rows, after = list(_rows(path / run_folder.METRICS)), _scores(held_out.get("after"))
+    trained = after.get("temperature_1")
     return Run(
         path=path,
         facts=facts,
@@ -121,7 +122,7 @@ def read_run(path: Path) -> Run:
         rows=rows,
         before=_scores(held_out.get("before") or before.get("scores")),
         after=after,
-        final=after["temperature_1"].reward if after else _last_score(path, len(rows)),
+        final=trained.reward if trained else _last_score(path, len(rows)),
         samples=_samples(path, before),
         finished=bool(result),
     )
@@ -180,16 +181,16 @@ def _samples(path: Path, before: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _no_run(path: Path) -> str:
     """Why a folder is refused, and what to name instead."""
     wanted = "Name the folder of a run of `evert train`: it holds a run.json."
-    if path.is_file():
+    if path.is_dir():
+        inside = sorted(str(found.parent) for found in path.glob(f"*/{run_folder.RUN}"))[:6]
+        hint = f"Runs are in it: {' '.join(inside)}" if inside else wanted
+        return f"{path} is no run's folder: it has no readable {run_folder.RUN}. {hint}"
+    if path.exists():
         return f"{path} is a file, not a run's folder. {wanted}"
-    if not path.exists():
-        beside = path.parent if path.parent.is_dir() else Path()
-        near = difflib.get_close_matches(path.name, [p.name for p in beside.iterdir()], n=1)
-        hint = f" Did you mean {beside / near[0]}?" if near else ""
-        return f"There is no folder {path}.{hint} {wanted}"
-    if inside := sorted(str(child.parent) for child in path.glob(f"*/{run_folder.RUN}")):
-        return f"{path} is no run, but runs are in it. Name some: {' '.join(inside[:6])}"
-    return f"{path} is no run's folder: it has no readable {run_folder.RUN}. {wanted}"
+    beside = path.parent if path.parent.is_dir() else Path()
+    near = difflib.get_close_matches(path.name, [each.name for each in beside.iterdir()], n=1)
+    hint = f"Did you mean {beside / near[0]}?" if near else wanted
+    return f"There is no folder {path}. {hint}"
 
 
 # -- several runs --------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from evert.bridge.diagnosis import LINEAGE
 from evert.trainers.reporting.metrics import HELD_OUT, TRAIN
@@ -25,6 +25,7 @@ MOST_FILES = 24
 """Most rollout files that are read whole to count tokens."""
 
 
+@final
 @dataclass(frozen=True)
 class Tokens:
     """Tokens of a whole run."""

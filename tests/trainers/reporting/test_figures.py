@@ -202,7 +202,8 @@ def test_the_best_run_of_a_sweep_is_bold_even_where_all_are_the_same(
     runs = figure.axes[0].lines[: len(scores)]
     widths = [line.get_linewidth() for line in runs]
     assert widths[-1] > max(widths[:-1])
-    assert list(runs[-1].get_ydata())[-1] == max(1.0 if len(set(scores)) > 1 else 0.0, 0.0)
+    reached: Any = runs[-1].get_ydata()
+    assert reached[-1] == (1.0 if len(set(scores)) > 1 else 0.0)
 
 
 # -- what all have -------------------------------------------------------------------------------

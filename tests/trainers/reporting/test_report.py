@@ -250,7 +250,7 @@ def test_a_folder_that_is_no_run_is_refused_with_what_to_do(made: MadeUp, tmp_pa
         ("empty", "is no run's folder: it has no readable run.json"),
         ("file", "is a file, not a run's folder"),
         ("rum", "Did you mean .*run?"),
-        (".", "is no run, but runs are in it. .*run"),
+        (".", "it has no readable run.json. Runs are in it: .*run"),
         ("a/b/c", "There is no folder"),
     ):
         with pytest.raises(ReportError, match=message):

@@ -175,7 +175,7 @@ def test_a_game_of_one_turn_trains_on_all_it_was_given_and_sampled(
     tokens = count_tokens(run)
     assert tokens is not None
     of_training = run.total("env/all/total_ob_tokens") + run.total("env/all/total_ac_tokens")
-    assert (tokens.trained, tokens.is_estimate) == (of_training, False)
+    assert (tokens.train, tokens.is_estimate) == (of_training, False)
     assert tokens.prefill > run.total("env/all/total_ob_tokens")
 
 

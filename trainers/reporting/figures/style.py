@@ -47,9 +47,8 @@ def new_figure(width: float, height: float, columns: int = 1) -> tuple["Figure",
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.spines["bottom"].set_color(GRID)
         axes.tick_params(colors=SOFT, labelsize=SMALL, length=0)
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.label.set(color=SOFT, fontsize=SMALL)
-            axis.offsetText.set(color=SOFT, fontsize=SMALL)
+        axes.xaxis.label.set(color=SOFT, fontsize=SMALL)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.4g}".replace("-", "\u2212"))
     return figure, panels
 
 
@@ -70,7 +69,7 @@ def name_ends(axes: Axes, ends: Sequence[End]) -> None:
     places = apart(at, rows * SMALL * 1.25 / 72 / height)
     for name, (_, x, y, colour), place in zip(names, ends, places, strict=True):
         if name:
-            line = {"arrowstyle": "-", "color": colour, "lw": 1.2, "alpha": 0.7}
+            line = {"arrowstyle": "-", "color": colour, "lw": 1, "ls": ":"}
             axes.annotate(
                 "\n".join(plain(row, 24) for row in name.split("\n")), (x, y), (1.05, place),
                 textcoords="axes fraction", va="center", fontsize=SMALL, color=INK,

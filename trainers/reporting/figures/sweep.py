@@ -45,7 +45,7 @@ class Scale:
             powers = range(ceil(log10(self.low)), floor(log10(self.high)) + 1)
             between = [10.0**power for power in powers]
         else:
-            between = MaxNLocator(5).tick_values(self.low, self.high).tolist()
+            between = [float(tick) for tick in MaxNLocator(5).tick_values(self.low, self.high)]
         apart = [value for value in between if 0.06 <= self.place(value) <= 0.94]
         return [(self.place(value), _show(value)) for value in (self.low, *apart, self.high)]
 
