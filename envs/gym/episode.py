@@ -167,7 +167,7 @@ class Episode:
             caps.append(limits.max_trajectory_tokens - prompt)
         if limits.max_sampled_tokens is not None:
             caps.append(limits.max_sampled_tokens - self._sampled)
-        return min((max(0, cap) for cap in caps if cap is not None), default=None)
+        return min((cap for cap in caps if cap is not None), default=None)
 
     def _within_budget(self, action: list[int]) -> tuple[list[int], bool]:
         """The action as far as its cap allows, and whether the cap ended it."""
@@ -175,7 +175,7 @@ class Episode:
         if cap is None or len(action) < cap:
             return action, False
         action = action[:cap]
-        return action, not action or action[-1] not in self._renderer.end_tokens
+        return action, action[-1] not in self._renderer.end_tokens
 
     def _is_used_up(self) -> bool:
         limit = self._env.rollout_limits.max_sampled_tokens

@@ -24,6 +24,7 @@ import pytest
 from gymnasium.envs.registration import EnvSpec
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 
+from evert.bridge.agent import Outcome
 from evert.bridge.errors import AgentError, AgentTimeoutError, EnvStateError, EvertError
 from evert.bridge.faces.client import AgentClient, BlockingAgentClient
 from evert.envs.gym import loop
@@ -84,6 +85,53 @@ def test_the_tighter_of_two_turn_limits_holds() -> None:
     env = AgentGymEnv(endless_agent, max_turns=5, limits=RolloutLimits(max_turns=1))
     env.reset()
     assert env.step("No.")[3]
+    env.close()
+
+
+async def strict_agent(client: AgentClient) -> float:
+    """Asks for JSON, and so again after whatever is none."""
+    await client.chat.completions.create(
+        messages=ask("Give me JSON."), response_format={"type": "json_object"}
+    )
+    return 1.0
+
+
+def test_asking_again_for_a_format_takes_a_turn_of_the_budget() -> None:
+    env = AgentGymEnv(strict_agent, max_turns=1)
+    env.reset()
+    _, _, terminated, truncated, info = env.step("no json")
+    assert (terminated, truncated, info["stop_reason"]) == (False, True, "max_turns")
+    env.close()
+
+
+@pytest.mark.parametrize("room", [2, 3, 20, 60])
+def test_asking_again_keeps_to_the_budget_of_tokens(room: int) -> None:
+    first = AgentGymEnv(strict_agent)
+    budget = len(first.reset()[1]["tokens"]) + room
+    first.close()
+    env = AgentGymEnv(strict_agent, limits=RolloutLimits(max_trajectory_tokens=budget))
+    _, info = env.reset()
+    terminated = truncated = False
+    while not (terminated or truncated):
+        assert info["max_tokens"] == budget - len(info["tokens"]) > 0
+        room = info["max_tokens"]
+        *_, terminated, truncated, info = env.step("no json " * 5)
+        assert len(info["action_tokens"]) <= room
+    assert terminated != truncated
+    env.close()
+
+
+async def hasty_agent(client: AgentClient) -> Outcome:
+    await client.chat.completions.create(messages=ask())
+    return Outcome(0.5, truncated=True)
+
+
+def test_an_agent_can_say_that_it_was_cut_short() -> None:
+    env = AgentGymEnv(hasty_agent)
+    env.reset()
+    _, reward, terminated, truncated, info = env.step("x")
+    assert (reward, terminated, truncated) == (0.5, False, True)
+    assert info["stop_reason"] == "truncated"
     env.close()
 
 
