@@ -94,7 +94,7 @@ def _run(program: Sequence[str], arguments: Sequence[str]) -> None:
     tasks = settings.tasks()
     folder = open_folder(settings)
     try:
-        evaluate(settings, contestants, tasks, folder, Console(highlight=False))
+        evaluate(settings, contestants, tasks, folder, Console(highlight=False, markup=False, emoji=False))
     except (EvertError, KeyboardInterrupt) as stopped:
         said = "Interrupted. " if isinstance(stopped, KeyboardInterrupt) else ""
         again = shlex.join([*program, f"out={folder}"])
@@ -187,7 +187,7 @@ def evaluate(
         description = {"settings": chz.asdict(settings), "versions": run_folder.versions()}
         folder.write_json(EVALUATION, {**description, "git": run_folder.git_revision()})
         log = EpisodeLog(path)
-        console.print(f"evaluation: {path}", soft_wrap=True, markup=False)
+        console.print(f"evaluation: {path}", soft_wrap=True)
         for contestant in contestants:
             wanted = planned(contestant.name, contestant.digest, tasks, seeds)
             todo = [each for each in wanted if each[0].key not in log.by_key]
@@ -205,7 +205,7 @@ def _play(
     from evert.trainers.evaluation.episodes import play
 
     def say(line: str) -> None:
-        console.print(f"{contestant.name}: {line}", soft_wrap=True, markup=False)
+        console.print(f"{contestant.name}: {line}", soft_wrap=True)
 
     if not todo:
         return
@@ -263,7 +263,7 @@ def _report(
         shown = [r for t in totals for r in (*(s for s in splits if s.model == t.model), t)]
     title = f"{settings.name}: {settings.seeds} episodes a task"
     title += f", temperature {settings.temperature:g}" + ", with search" * settings.search
-    console.print(title, soft_wrap=True, markup=False)
+    console.print(title, soft_wrap=True)
     console.print(scores.as_table(shown))
     folder.write(SCORES, scores.as_csv([*shown, *categories]))
     save(draw_splits(title, splits), folder.path / SPLITS_FIGURE)
@@ -271,7 +271,7 @@ def _report(
     if categories:
         save(draw_categories(title, categories), folder.path / CATEGORIES_FIGURE)
         files.append(CATEGORIES_FIGURE)
-    console.print(f"{folder.path}: {', '.join(files)}", soft_wrap=True, markup=False)
+    console.print(f"{folder.path}: {', '.join(files)}", soft_wrap=True)
     return splits
 
 

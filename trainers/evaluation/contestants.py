@@ -75,7 +75,7 @@ class Contestant:
         """Find what would stop it before it plays: a path that leads nowhere, mostly.
 
         Raises:
-            EvertError: There is no such agent.
+            EvertError: Its agent, or what it plays on, is not there.
         """
         load_agent(self.agent)
 
@@ -129,6 +129,12 @@ class Weights(Contestant):
     def max_tokens(self) -> int:
         """Most tokens of a reply."""
         return self.settings.max_tokens or self.run.max_tokens
+
+    def check(self) -> None:
+        """See ``Contestant``; its engine and its renderer as well."""
+        super().check()
+        choose_engine(self.run)
+        renderer_of(self.run)
 
     def plays_by(self) -> list[Any]:
         """See ``Contestant``."""
