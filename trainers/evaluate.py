@@ -93,8 +93,9 @@ def _run(program: Sequence[str], arguments: Sequence[str]) -> None:
         contestant.check()
     tasks = settings.tasks()
     folder = open_folder(settings)
+    console = Console(highlight=False, markup=False, emoji=False)  # names of models are just that
     try:
-        evaluate(settings, contestants, tasks, folder, Console(highlight=False, markup=False, emoji=False))
+        evaluate(settings, contestants, tasks, folder, console)
     except (EvertError, KeyboardInterrupt) as stopped:
         said = "Interrupted. " if isinstance(stopped, KeyboardInterrupt) else ""
         again = shlex.join([*program, f"out={folder}"])

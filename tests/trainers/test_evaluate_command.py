@@ -28,13 +28,15 @@ from typing import Any
 
 import chz
 import pytest
+from rich.console import Console
 
+import evert
 from evert.envs.guess_number import TEST_TASKS
 from evert.trainers import evaluate
 from evert.trainers.command import INTERRUPTED
 from evert.trainers.evaluation.episodes import EPISODES, Episode, EpisodeLog
 from evert.trainers.evaluation.settings import EvaluateSettings
-from evert.trainers.train import new_run
+from evert.trainers.runs.folder import RunFolder
 
 IDENTITY = ["env=identity", "models=evert-tiny", "device=cpu", "max_tokens=12"]
 
@@ -275,23 +277,22 @@ SMALL: dict[str, Any] = {
 }
 
 
-def train(folder: Path, steps: int) -> dict[str, Any]:
-    return new_run(**SMALL, device="cpu", seed=1, steps=steps, log_path=str(folder))
+def train(folder: Path, steps: int) -> RunFolder:
+    return evert.train(
+        **SMALL, device="cpu", seed=1, steps=steps, log_path=folder, console=Console(quiet=True)
+    )
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A run of identity, and what its ``result.json`` says."""
-    folder = tmp_path_factory.mktemp("runs") / "a"
-    return folder, train(folder, 1)
+def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run of identity."""
+    return train(tmp_path_factory.mktemp("runs") / "a", 1)
 
 
-def test_training_and_evaluating_find_the_same_score(
-    trained: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    folder, result = trained
-    after = result["held_out"]["after"]
-    tests = ["env=identity", f"models={folder}", "split=test"]
+def test_training_and_evaluating_find_the_same_score(trained: RunFolder, tmp_path: Path) -> None:
+    after = trained.after
+    assert after is not None
+    tests = ["env=identity", f"models={trained.path}", "split=test"]
 
     assert run(*tests, "seeds=4", "seed=4", f"out={tmp_path}/warm") == 0
     assert run(*tests, "seeds=1", "temperature=0", f"out={tmp_path}/cold") == 0
@@ -304,9 +305,9 @@ def test_training_and_evaluating_find_the_same_score(
 
 
 def test_a_run_plays_the_game_that_is_named(
-    trained: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["env=guess_number", f"models={trained[0]}", "split=test", "max_tasks=2"]
+    arguments = ["env=guess_number", f"models={trained.path}", "split=test", "max_tasks=2"]
 
     assert run(*arguments, "seeds=1", f"out={tmp_path}/e") == 0
 
@@ -315,10 +316,8 @@ def test_a_run_plays_the_game_that_is_named(
     assert "plays evert.envs.guess_number:guess_number_agent; it was trained with" in shown
 
 
-def test_a_run_that_was_trained_further_is_played_anew(
-    trained: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    folder = shutil.copytree(trained[0], tmp_path / "run")
+def test_a_run_that_was_trained_further_is_played_anew(trained: RunFolder, tmp_path: Path) -> None:
+    folder = shutil.copytree(trained.path, tmp_path / "run")
     arguments = ["env=identity", f"models={folder}", "split=test", "seeds=1", f"out={tmp_path}/e"]
     assert run(*arguments) == 0
     first = episodes(tmp_path / "e")
@@ -336,9 +335,9 @@ def test_a_run_that_was_trained_further_is_played_anew(
 
 
 def test_the_same_weights_are_played_once_whatever_they_are_called(
-    trained: tuple[Path, dict[str, Any]], tmp_path: Path
+    trained: RunFolder, tmp_path: Path
 ) -> None:
-    models = f"models={trained[0]},{trained[0]}@1"
+    models = f"models={trained.path},{trained.path}@1"
 
     assert run("env=identity", models, "split=test", "seeds=1", f"out={tmp_path}/e") == 0
 
@@ -389,9 +388,9 @@ def endpoint() -> Iterator[str]:
 
 @pytest.mark.parametrize("search", [False, True])
 def test_an_endpoint_plays_and_its_searches_are_counted(
-    endpoint: str, tmp_path: Path, search: bool
+    endpoint: str, tmp_path: Path, search: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["env=twenty_questions", "models=openai:pets", f"base_url={endpoint}", "seeds=1"]
+    arguments = ["env=twenty_questions", "models=openai:cat", f"base_url={endpoint}", "seeds=1"]
 
     code = run(*arguments, "max_tasks=5", "split=train", f"search={search}", f"out={tmp_path}/e")
 
@@ -401,6 +400,7 @@ def test_an_endpoint_plays_and_its_searches_are_counted(
     lost = next(episode for episode in played if not episode.success)
     assert lost.metrics["questions"] == 20
     assert lost.metrics["searches"] == 20 * search
+    assert "openai:cat: 5 episodes in" in capsys.readouterr().out  # and no picture of a cat
 
 
 def test_an_endpoint_that_is_down_stops_the_evaluation_and_nothing_is_lost(
@@ -424,6 +424,10 @@ def test_an_endpoint_that_is_down_stops_the_evaluation_and_nothing_is_lost(
 # -- 7. mistakes, and help -----------------------------------------------------------------------
 
 
+OWN = ["agent=evert.envs.identity:identity_agent", "test_tasks=evert.envs.identity:TEST_TASKS"]
+OWN += ["models=evert-tiny"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -440,6 +444,11 @@ def test_an_endpoint_that_is_down_stops_the_evaluation_and_nothing_is_lost(
         (["env=identity", "modles=evert-tiny"], "Did you mean 'models'?"),
         (["env=identity", "models=evert-tiny", "seeds=four"], "seeds takes a whole number"),
         (["env=identity", "models=evert-tiny", "temperature=nan"], "takes a finite number"),
+        (["env=identity", "models=evert-tiny", "max_tasks=0"], "max_tasks must be at least 1"),
+        (["env=identity", "models=evert-tiny", "temperature=-1"], "temperature must be at least 0"),
+        (["env=identity", "models=evert-tiny", "device=gpu"], "device takes auto, cpu"),
+        (["env=identity", "models=some-model"], "some-model is none of the bases"),
+        ([*OWN, "split=train"], "no such tasks"),
         (["env=identity", "models=runs/none"], "no run and no model at 'runs/none'"),
     ],
 )

@@ -35,7 +35,7 @@ from evert.bridge.options import EnvOptions
 from evert.trainers.evaluation.episodes import Player
 from evert.trainers.evaluation.policies import EndpointPolicy, NoPolicy, SeededPolicy
 from evert.trainers.evaluation.settings import EvaluateSettings
-from evert.trainers.runs.engine_choice import choose_engine, running_engine
+from evert.trainers.runs.engine_choice import check_engine, choose_engine, running_engine
 from evert.trainers.runs.folder import CHECKPOINTS, read_jsonl, recorded_settings
 from evert.trainers.runs.settings import TrainSettings, renderer_of
 
@@ -131,9 +131,9 @@ class Weights(Contestant):
         return self.settings.max_tokens or self.run.max_tokens
 
     def check(self) -> None:
-        """See ``Contestant``; its engine and its renderer as well."""
+        """See ``Contestant``."""
         super().check()
-        choose_engine(self.run)
+        check_engine(self.run)
         renderer_of(self.run)
 
     def plays_by(self) -> list[Any]:

@@ -11,6 +11,7 @@ from evert.trainers.runs.settings import (
     TrainSettings,
     choose_recipe,
     game_name,
+    size,
 )
 
 
@@ -32,13 +33,11 @@ class EvaluateSettings:
         "or a player of the game",
     )
     split: Literal["all", "train", "test"] = chz.field(default="all", doc="which tasks")
-    max_tasks: int | None = chz.field(default=200, doc="tasks of a split, spread evenly; None: all")
-    seeds: int = chz.field(default=4, doc="episodes a task")
+    max_tasks: int | None = size(200, "tasks of a split, spread evenly; None: all")
+    seeds: int = size(4, "episodes a task")
     seed: int = chz.field(default=0, doc="first of the seeds")
-    temperature: float = chz.field(default=1.0, doc="0: greedy")
-    max_tokens: int | None = chz.field(
-        default=None, doc="most tokens of a reply; None: as trained; openai: None: no cap of ours"
-    )
+    temperature: float = size(1.0, "0: greedy", 0)
+    max_tokens: int | None = size(None, "most tokens of a reply; None: as trained, openai: no cap")
     search: bool = chz.field(default=False, doc="whether the player has a search tool")
     success: float = chz.field(default=1.0, doc="reward from which an episode is a success")
 
@@ -49,8 +48,8 @@ class EvaluateSettings:
     )
     api_key_env: str = chz.field(default="OPENAI_API_KEY", doc="openai: variable with the key")
     device: str = chz.field(default="auto", doc="embedded: cpu, cuda or auto")
-    threads: int | None = chz.field(default=None, doc="embedded: CPU threads; None: 1 if tiny")
-    parallel: int = chz.field(default=256, doc="episodes played at a time")
+    threads: int | None = size(None, "embedded: CPU threads; None: 1 if tiny")
+    parallel: int = size(256, "episodes played at a time")
     out: str | None = chz.field(
         default=None, doc="folder, new or to go on with; None: evaluations/<env>-<date-time>"
     )
@@ -66,14 +65,6 @@ class EvaluateSettings:
                 f"No tasks to evaluate on. Pass env= with one of {', '.join(games())}, or an agent "
                 "of your own: agent=package.module:function test_tasks=package.module:TASKS."
             )
-
-    @chz.validate
-    def _sizes(self) -> None:
-        least = {"seeds": 1, "parallel": 1, "max_tasks": 1, "max_tokens": 1, "temperature": 0}
-        for name, minimum in least.items():
-            value = getattr(self, name)
-            if value is not None and value < minimum:
-                raise RecipeError(f"{name} must be at least {minimum}, got {value}.")
 
     @property
     def name(self) -> str:

@@ -48,7 +48,8 @@ def at_least(minimum: float, *, or_more: bool = True) -> Callable[[Any, str], No
     return check
 
 
-def _size(default: Any, doc: str, minimum: float = 1) -> Any:
+def size(default: Any, doc: str, minimum: float = 1) -> Any:
+    """A field of a chz class that is at least ``minimum``, or None if that is its default."""
     return chz.field(default=default, doc=doc, validator=at_least(minimum))
 
 
@@ -83,31 +84,31 @@ class TrainSettings:
     )
     base_url: str | None = chz.field(default=None, doc="address of a service of your own")
     device: str = chz.field(default="auto", doc="embedded: cpu, cuda, cuda:1, ... or auto")
-    threads: int | None = _size(None, "embedded: CPU threads; None: 1 if tiny")
+    threads: int | None = size(None, "embedded: CPU threads; None: 1 if tiny")
     full_parameter: bool | None = chz.field(
         default=None, doc="embedded: train all weights; None: below 50 M parameters"
     )
-    lora_rank: int = _size(32, "rank of the adapter, where one is trained")
+    lora_rank: int = size(32, "rank of the adapter, where one is trained")
     allow_hosts: tuple[str, ...] = chz.field(
         default=(), doc="embedded: hosts that stay reachable, for example an agent's tools"
     )
 
-    warm_up_steps: int = _size(0, "supervised steps before RL; 0: none", 0)
+    warm_up_steps: int = size(0, "supervised steps before RL; 0: none", 0)
     demonstrations: Any = _named("warm-up: import path of a function from a seed to conversations")
-    warm_up_batch: int = _size(64, "warm-up: conversations a step")
+    warm_up_batch: int = size(64, "warm-up: conversations a step")
     warm_up_learning_rate: float = _above_zero(1e-3, "warm-up: Adam's, falls to 0")
 
-    steps: int = _size(20, "training steps, one batch each")
-    batch_size: int = _size(32, "groups (tasks) a step")
-    group_size: int = _size(8, "episodes a group")
-    test_group_size: int = _size(1, "episodes a held-out task, at temperature 1")
+    steps: int = size(20, "training steps, one batch each")
+    batch_size: int = size(32, "groups (tasks) a step")
+    group_size: int = size(8, "episodes a group")
+    test_group_size: int = size(1, "episodes a held-out task, at temperature 1")
     learning_rate: float = _above_zero(1e-4, "Adam's")
     loss_fn: str = chz.field(
         default="importance_sampling", doc="or ppo, cispo, dro: one of the Cookbook's losses"
     )
-    num_substeps: int = _size(1, "optimizer steps a training step")
-    kl_penalty: float = _size(0.0, "weight of the divergence from the weights RL starts from", 0)
-    max_tokens: int = _size(512, "most tokens of one reply")
+    num_substeps: int = size(1, "optimizer steps a training step")
+    kl_penalty: float = size(0.0, "weight of the divergence from the weights RL starts from", 0)
+    max_tokens: int = size(512, "most tokens of one reply")
     agent_timeout: float = _above_zero(600.0, "seconds an agent may take between calls")
     on_agent_error: float | None = chz.field(
         default=None, doc="reward of an episode whose agent raises; None: the run stops"
@@ -118,11 +119,11 @@ class TrainSettings:
         "`evert train --help cookbook` lists them",
     )
 
-    eval_every: int = _size(5, "steps between held-out scores; 0: none on the way", 0)
-    save_every: int = _size(
+    eval_every: int = size(5, "steps between held-out scores; 0: none on the way", 0)
+    save_every: int = size(
         5, "steps between kept checkpoints; embedded runs also save every step", 0
     )
-    samples: int = _size(4, "held-out tasks written down before and after", 0)
+    samples: int = size(4, "held-out tasks written down before and after", 0)
     seed: int = chz.field(default=0, doc="same seed, same run (embedded engine on a CPU)")
     log_path: str | None = chz.field(
         default=None, doc="run folder, new or to resume; None: runs/<env>-<model>-<date-time>"
