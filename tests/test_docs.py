@@ -24,7 +24,7 @@ from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
 import evert
 from evert.bridge.errors import EvertError
-from evert.trainers import cli, report
+from evert.trainers import cli, evaluate, report, train
 from evert.trainers.evaluation.settings import EvaluateSettings
 from evert.trainers.runs.settings import TrainSettings
 from evert.trainers.sweeping.study import SweepSettings
@@ -100,6 +100,20 @@ def test_every_evert_line_names_a_command_and_settings_that_there_are(words: lis
 
     assert command in cli.USAGE
     assert keys <= known_settings(command)
+
+
+@pytest.mark.parametrize("words", list(commands("evert")), ids=shlex.join)
+def test_every_evert_line_is_read_without_complaint(words: list[str]) -> None:
+    command, *arguments = words[1:]
+    read = {"train": train.parse, "evaluate": evaluate.read, "report": report.parse}.get(command)
+    if read is None or "--help" in arguments:
+        return
+    if command != "report" and not any(each.startswith(("env=", "agent=")) for each in arguments):
+        arguments += ["env=identity"]  # the line goes on with a folder that knows
+    if command == "evaluate" and not any(each.startswith("models=") for each in arguments):
+        arguments += ["models=evert-tiny"]
+
+    assert read([each for each in arguments if "round_number" not in each] or arguments)
 
 
 @pytest.mark.parametrize("words", list(commands("make")), ids=shlex.join)
