@@ -143,6 +143,7 @@ class Conversation:
             return (
                 self.reply is not None
                 and len(messages) > count
+                and messages[count - 1] == self.sent[-1]  # what others lack, to be done early
                 and messages[:count] == self.sent
                 and self.reply.is_sent_back_as(messages[count])
                 and all(_state(message) == before for message, before in self._objects)

@@ -81,12 +81,14 @@ class Index:
         points: The replies that end at a place, from old to new.
         asked: Places where a reply was given.
         replies: Keys of all replies.
+        words: Places after an assistant's message that was of the agent's own making.
     """
 
     def __init__(self) -> None:
         self.points: defaultdict[int, list[Point]] = defaultdict(list)
         self.asked: set[int] = set()
         self.replies: set[Key] = set()
+        self.words: set[int] = set()
         self._next: dict[tuple[int, Key], int] = {}
         self._given: dict[tuple[Key, Key], Point] = {}
 
@@ -107,6 +109,8 @@ class Index:
             known = self._after(place, message)
             if known is None:
                 known = self._next[place, message_key(message)] = len(self._next) + 1
+                if message["role"] == "assistant" and key_as_reply(message) not in self.replies:
+                    self.words.add(known)
             place = known
         return place
 

@@ -32,7 +32,7 @@ from evert.bridge.messages import read_message, read_tools, refuse
 from evert.bridge.rendering import PromptRenderer
 from evert.bridge.requests import ChatRequest, bad_request
 
-RECENT = 8
+RECENT = 32
 """Conversations that are compared message by message before the index is asked."""
 
 
@@ -121,7 +121,7 @@ class ConversationBook:
         places = self._index.follow(messages)
         last, point = self._last_replies(request, caller, places)
         start = 0 if point is None else point.sent + 1
-        rendered, is_foreign = self._as_given(request, messages, start, last)
+        rendered, is_foreign = self._as_given(request, messages, places, start, last)
         departs = len(places) < len(messages) and (places or [START])[-1] in self._index.asked
         cause: Drift | None = None
         if is_foreign or departs:
@@ -155,17 +155,24 @@ class ConversationBook:
         return last, None
 
     def _as_given(
-        self, request: ChatRequest, messages: Sequence[Message], start: int, last: Point | None
+        self,
+        request: ChatRequest,
+        messages: Sequence[Message],
+        places: Sequence[int],
+        start: int,
+        last: Point | None,
     ) -> tuple[list[Message], bool]:
         """The messages from ``start`` on, with the policy's replies as it gave them.
 
-        Also whether one of them was given elsewhere than on the way to ``last``.
+        Also whether one of them comes from elsewhere than the way to ``last``.
         """
         path = {point.sent: point for point in last.path} if last is not None else {}
         rendered = list(messages[start:])
         is_foreign = False
         for index, message in enumerate(rendered, start):
             if message["role"] != "assistant":
+                continue
+            if index < len(places) and places[index] in self._index.words:
                 continue
             point = path.get(index)
             if point is None and key_as_reply(message) in self._index.replies:

@@ -5,15 +5,18 @@
 2. Sampled tokens are kept exactly as sampled, whatever their spelling.
 3. A conversation is recognised in every form in which agents send it back.
 4. A cut reply gets its end-of-turn token from the tail.
-5. Drift is counted by cause, once, and starts a new lineage (except ``retokenised``).
-6. Branches share the tokens sampled up to the fork, and are no drift.
+5. Drift is counted by cause, once, and starts a new lineage (except ``retokenised``). A reply that
+   comes back in another history, or before other tools, is rendered as the policy gave it.
+6. Branches share the tokens sampled up to the fork, the hundredth as the first, and are no drift.
 7. A refused request leaves no trace.
-8. Images pass through as the renderer makes them.
+8. Images pass through as the renderer makes them, in branches too.
+9. To find a conversation takes as many comparisons among many as among few.
 """
 
 import base64
 import copy
 import io
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,8 +27,10 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionMessage
 from PIL import Image
 from tinker_cookbook.renderers import Renderer, get_renderer
+from tinker_cookbook.renderers.qwen3 import Qwen3VLRenderer
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from evert.bridge.actions import read_action
 from evert.bridge.base import default_renderer
 from evert.bridge.conversation import Conversation, Drift
 from evert.bridge.lineage import ConversationBook
@@ -182,6 +187,35 @@ def test_sampled_tokens_are_kept_by_templates_that_are_rendered_whole(
         assert (talk.book.lineages, talk.book.drift) == (1, {Drift.RETOKENISED: turn + 1})
 
 
+@pytest.mark.parametrize("name", ["qwen3_instruct", "qwen3", "deepseekv4_1_disable_thinking"])
+def test_an_odd_spelling_is_counted_at_the_next_turn_and_at_no_later_one(
+    name: str, make_renderer: MakeRenderer
+) -> None:
+    talk = Talk(make_renderer(name))
+    messages = [user("Say hello")]
+    for turn in range(4):
+        spell = talk.spell if turn == 0 else talk.renderer.encode
+        action = spell(f"hello {turn}") + talk.renderer.end_tokens[:1]
+        messages.append(said(talk.take(talk.ask(messages), action).text))
+        messages.append(user("More"))
+    talk.ask(messages)
+    assert (talk.book.lineages, talk.book.drift) == (1, {Drift.RETOKENISED: 1})
+
+
+def test_messages_injected_after_an_odd_spelling_are_no_drift(
+    make_renderer: MakeRenderer,
+) -> None:
+    talk = Talk(make_renderer("qwen3"))
+    talk.take(talk.ask([user("Hi")]), talk.spell("Hello") + talk.renderer.end_tokens[:1])
+    conversation = talk.ask([user("Hi"), said("Hello"), user("Bye")])
+    prompt = talk.prompt(conversation)
+    talk.book.inject(conversation, [{"role": "user", "content": "Hurry!"}], talk.renderer)
+    assert "Hurry!" in talk.read(talk.prompt(conversation))
+    shared = len(prompt) - len(talk.renderer.encode("<|im_start|>assistant\n"))
+    assert talk.prompt(conversation)[:shared] == prompt[:shared]
+    assert (talk.book.lineages, talk.book.drift) == (1, {Drift.RETOKENISED: 1})
+
+
 def test_tool_calls_are_kept_as_sampled_though_the_template_would_space_them_otherwise() -> None:
     talk = Talk()
     messages = [user("2+2?")]
@@ -231,6 +265,52 @@ def test_a_reply_is_recognised_in_every_form(written: Any) -> None:
     talk.say(talk.ask([user("Hi")]), "Fine.")
     talk.ask([user("Hi"), written, user("Bye")])
     assert (talk.book.lineages, talk.book.drift.total()) == (1, 0)
+
+
+@pytest.mark.parametrize("change", [str.strip, str.rstrip, str.lstrip, " {}\n".format])
+def test_white_space_at_the_ends_of_a_reply_is_no_edit(change: Callable[[str], str]) -> None:
+    talk = Talk()
+    messages = [user("Hi")]
+    expected: list[Any] = []
+    for turn in range(4):
+        conversation = talk.ask(messages)
+        prompt = talk.prompt(conversation)
+        assert prompt[: len(expected)] == expected
+        action = talk.spell(f" word {turn}\n\n") + talk.renderer.end_tokens
+        expected = prompt + action
+        text = change(talk.take(conversation, action).text)
+        messages += [said(text), user("go on")]
+    assert talk.book.lineages == 1
+    assert set(talk.book.drift) <= {Drift.RETOKENISED}
+
+
+def test_white_space_inside_of_a_reply_is_the_repliers() -> None:
+    talk = Talk()
+    talk.say(talk.ask([user("Hi")]), "Two words")
+    talk.ask([user("Hi"), said("Two  words"), user("Bye")])
+    assert talk.book.drift == {Drift.HISTORY: 1}
+
+
+def test_white_space_of_others_is_kept_to_the_letter() -> None:
+    talk = Talk()
+    example = [user("1+1"), said("2 "), user("Hi")]
+    talk.say(talk.ask(example), "Fine.")
+    other = talk.ask([user("1+1"), said("2"), user("Hi"), said("Fine."), user("Bye")])
+    assert talk.prompt(other) == talk.renderer.full(other.messages)
+    assert "assistant\n2<|im_end|>" in talk.read(talk.prompt(other))
+
+
+def test_a_blank_beside_tool_calls_may_be_dropped() -> None:
+    talk = Talk()
+    call = '<tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call>'
+    reply = talk.say(talk.ask([user("1+1")], tools=[ADD]), f"{call}\n{call}")
+    assert (reply.text, len(reply.tool_calls)) == ("", 2)
+    calls = [call.model_dump() for call in reply.tool_calls]
+    results = [{"role": "tool", "tool_call_id": one["id"], "content": "2"} for one in calls]
+    for content in (None, "", "\n"):
+        answer = {"role": "assistant", "content": content, "tool_calls": calls}
+        talk.ask([user("1+1"), answer, *results], tools=[ADD])
+    assert talk.book.drift[Drift.HISTORY] == 0
 
 
 def test_a_history_written_in_another_form_each_time_is_recognised() -> None:
@@ -295,6 +375,31 @@ def test_equal_conversations_of_two_callers_stay_apart() -> None:
     assert talk.ask(after, "two") is second
     assert talk.ask(after, "one") is first
     assert talk.book.drift[Drift.HISTORY] == 0
+
+
+def test_an_older_conversation_goes_on_though_a_newer_one_begins_alike() -> None:
+    talk = Talk()
+    first = talk.ask([user("Hi")])
+    talk.say(first, "Fine.")
+    after = [user("Hi"), said("Fine."), user("And you")]
+    talk.say(talk.ask(after), "Fine too.")
+    talk.say(talk.ask([user("Hi")]), "Fine.")  # the same again, and not gone on from
+    assert talk.ask([*after, said("Fine too."), user("Bye")]) is first
+    assert (talk.book.lineages, talk.book.drift.total()) == (2, 0)
+
+
+def test_of_two_equal_replies_the_one_whose_thinking_is_sent_back_goes_on(
+    make_renderer: MakeRenderer,
+) -> None:
+    talk = Talk(make_renderer("glm5_3_low_reasoning"))
+    for thought in ("one", "two"):
+        talk.say(talk.ask([user("Hi")]), f"{thought}</think>Fine.")
+    reply = {**said("Fine."), "reasoning_content": "one"}
+    after = talk.ask([user("Hi"), reply, user("Bye")], "another")
+    assert "<think>one</think>Fine." in talk.read(talk.prompt(after))
+    other = talk.ask([user("Hi"), {**reply, "reasoning_content": "three"}, user("Bye")], "another")
+    assert "<think>three</think>Fine." in talk.read(talk.prompt(other))
+    assert talk.book.drift == {Drift.HISTORY: 1}
 
 
 def test_a_conversation_handed_to_another_task_goes_on() -> None:
@@ -436,6 +541,75 @@ def test_a_new_conversation_with_the_same_system_prompt_is_no_drift() -> None:
     assert (talk.book.lineages, talk.book.drift.total()) == (2, 0)
 
 
+def test_a_drop_of_the_tools_keeps_the_thinking_of_the_replies(
+    make_renderer: MakeRenderer,
+) -> None:
+    talk = Talk(make_renderer("glm5_3_low_reasoning"))
+    messages = [user("Hi")]
+    messages.append(said(talk.say(talk.ask(messages, tools=[ADD]), "hm</think>Fine.").text))
+    after = talk.ask([*messages, user("Bye")])
+    assert "<think>hm</think>Fine." in talk.read(talk.prompt(after))
+    assert (talk.book.lineages, talk.book.drift) == (2, {Drift.TOOLS: 1})
+
+
+def test_an_edit_keeps_the_thinking_of_the_replies_around_it(make_renderer: MakeRenderer) -> None:
+    talk = Talk(make_renderer("glm5_3_low_reasoning"))
+    messages = [user("Hi")]
+    for turn in range(3):
+        reply = talk.say(talk.ask(messages), f"thought {turn}</think>answer {turn}")
+        messages += [said(reply.text), user(f"question {turn}")]
+    messages[2]["content"] = "another question"
+    read = talk.read(talk.prompt(talk.ask(messages)))
+    assert [f"thought {turn}" in read for turn in range(3)] == [True, False, True]
+    assert talk.book.drift == {Drift.HISTORY: 1}  # answer 1 was given to the question of before
+
+
+def test_a_reply_that_stands_in_another_conversation_by_chance_gets_no_thinking(
+    make_renderer: MakeRenderer,
+) -> None:
+    talk = Talk(make_renderer("glm5_3_low_reasoning"))
+    talk.say(talk.ask([user("Is it so?")]), "hm</think>yes")
+    other = talk.ask([user("Is 1 a number?"), said("yes"), user("Is a?")])
+    assert "hm" not in talk.read(talk.prompt(other))
+
+
+def test_tools_that_come_and_go_make_a_lineage_each() -> None:
+    talk = Talk()
+    messages = [user("Hi")]
+    lineages = []
+    for turn in range(4):
+        conversation = talk.ask(messages, tools=[ADD] if turn % 2 == 0 else None)
+        lineages.append(conversation.lineage)
+        messages += [said(talk.say(conversation, f"answer {turn}").text), user("more")]
+    assert lineages == [0, 1, 0, 1]
+    assert talk.book.drift == {Drift.TOOLS: 3}
+
+
+def test_another_question_after_the_same_system_prompt_is_no_drift() -> None:
+    talk = Talk()
+    for number in range(3):
+        examples = [user("1+1"), said("2")]
+        talk.say(talk.ask([*examples, user(f"{number}+1")]), str(number + 1))
+    assert (talk.book.lineages, talk.book.drift.total()) == (3, 0)
+
+
+def test_a_reply_that_cannot_be_parsed_is_history_like_any_other() -> None:
+    talk = Talk()
+    deep = '<tool_call>\n{"name": "f", "arguments": ' + "[" * 3000 + "}\n</tool_call>"
+    first = talk.ask([user("Hi")])
+    reply, _ = read_action(
+        talk.spell(deep) + talk.renderer.end_tokens,
+        talk.renderer,
+        truncated=False,
+        stop=(),
+        call_ids="call",
+        prompt_tokens=0,
+    )
+    first.record(talk.spell(deep) + talk.renderer.end_tokens, reply, talk.renderer)
+    after = talk.ask([user("Hi"), said(reply.text), user("Pardon?")])
+    assert talk.read(talk.prompt(after)).endswith("Pardon?<|im_end|>\n<|im_start|>assistant\n")
+
+
 def test_a_conversation_after_drift_is_one_lineage_again() -> None:
     talk, messages = two_turns()
     other_words(messages)
@@ -468,6 +642,50 @@ def test_a_branch_shares_the_tokens_sampled_before_it() -> None:
     branch = talk.ask([user("Hi"), said("Fine."), user("Something else")])
     assert talk.prompt(branch)[: len(beginning + action)] == beginning + action
     assert (talk.book.lineages, talk.book.drift[Drift.HISTORY]) == (2, 0)
+
+
+@pytest.mark.parametrize("name", ["qwen3_instruct", "deepseekv4_1_disable_thinking"])
+@pytest.mark.parametrize("ends", [[""] * 100, [str(number) for number in range(100)]])
+def test_the_hundredth_branch_shares_tokens_as_the_first_does(
+    name: str, ends: list[str], make_renderer: MakeRenderer
+) -> None:
+    talk = Talk(make_renderer(name))
+    first = talk.ask([user("Hi")])
+    beginning = talk.prompt(first) + talk.spell("Fine.") + talk.renderer.end_tokens[:1]
+    talk.take(first, talk.spell("Fine.") + talk.renderer.end_tokens[:1])
+    for end in ends:
+        branch = talk.ask([user("Hi"), said("Fine."), user(f"And you{end}")])
+        assert talk.prompt(branch)[: len(beginning)] == beginning
+        talk.say(branch, "Fine too.")
+    assert (talk.book.lineages, talk.book.drift) == (100, {Drift.RETOKENISED: 1})
+
+
+def test_a_branch_off_a_branch_shares_what_both_share() -> None:
+    talk = Talk()
+    messages = [user("Hi")]
+    for turn in range(4):
+        for _ in range(2):
+            conversation = talk.ask([*messages])
+            prompt = talk.prompt(conversation)
+            talk.take(conversation, talk.spell(f"answer {turn}") + talk.renderer.end_tokens)
+        messages += [said(f"answer {turn}"), user("more")]
+    known = prompt[: -len(talk.renderer.encode("more<|im_end|>\n<|im_start|>assistant\n"))]
+    branch = talk.ask([*messages[:-3], user("something else")], "another")
+    assert talk.prompt(branch)[: len(known)] == known
+    assert talk.book.drift[Drift.HISTORY] == 0
+
+
+@pytest.mark.parametrize("name", ["glm5_3_low_reasoning", "qwen3", "gpt_oss_no_sysprompt"])
+def test_branches_of_a_template_that_restarts_show_what_the_template_shows(
+    name: str, make_renderer: MakeRenderer
+) -> None:
+    talk = Talk(make_renderer(name))
+    reply = talk.say(talk.ask([user("Hi")]), "hm</think>Fine.")
+    for question in "ABC":
+        branch = talk.ask([user("Hi"), said(reply.text), user(question)])
+        own: list[Any] = [user("Hi"), reply.parsed, user(question)]
+        assert talk.read(talk.prompt(branch)) == talk.read(talk.renderer.full(own))
+    assert set(talk.book.drift) <= {Drift.TEMPLATE}
 
 
 def test_a_branch_goes_on_by_itself() -> None:
@@ -540,6 +758,85 @@ def test_a_refused_request_leaves_no_trace() -> None:
     assert talk.ask([user("Hi"), said("Fine."), user("Bye")]) is conversation
 
 
+def test_refused_requests_are_no_lineages_and_no_drift(make_renderer: MakeRenderer) -> None:
+    talk = Talk(make_renderer("qwen3"), max_length=200)
+    talk.say(talk.ask([user("Hi")]), "<think>\nhm\n</think>\n\nyes")
+    for count in (400, 400, 1):
+        messages = [user("Hi"), said("yes"), user("long " * count)]
+        if count > 1:
+            with pytest.raises(openai.BadRequestError, match="too long"):
+                talk.ask(messages)
+            with pytest.raises(openai.BadRequestError, match="too long"):
+                talk.ask([*messages, said("yes")])
+        else:
+            talk.ask(messages)
+    assert (talk.book.lineages, talk.book.drift) == (2, {Drift.TEMPLATE: 1})
+
+
+class Unfriendly:
+    """What agents put into messages: nothing of it is JSON."""
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("The truth value of an array is ambiguous.")
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __deepcopy__(self, memo: object) -> "Unfriendly":
+        return self
+
+    def __bool__(self) -> bool:
+        raise ValueError("The truth value of an array is ambiguous.")
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    def model_dump(self, **options: object) -> object:
+        raise RuntimeError("no fields")
+
+
+def test_a_value_that_cannot_be_compared_is_no_obstacle() -> None:
+    talk = Talk()
+    messages: Messages = [{**user("Hi"), "embedding": Unfriendly()}]
+    messages.append(said(talk.say(talk.ask(messages, tools=[ADD]), "Fine.").text))
+    messages.append(user("Bye"))
+    tools = [{**ADD, "strict": Unfriendly()}]
+    talk.ask(messages, tools=[ADD])
+    assert (talk.book.lineages, talk.book.drift.total()) == (1, 0)
+    talk.ask(messages, tools=tools)
+    talk.ask(messages, tools=tools)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": "Hi", "lock": threading.Lock()},
+        {"role": "user", "content": "Hi", "name": Unfriendly()},
+        {"role": "assistant", "content": "Hi", "tool_calls": Unfriendly()},
+        {"role": "tool", "content": "Hi", "tool_call_id": Unfriendly()},
+        Unfriendly(),
+    ],
+)
+def test_what_raises_when_it_is_read_is_the_agents_400(message: Any) -> None:
+    talk = Talk()
+    with pytest.raises(
+        openai.BadRequestError, match=r"^messages(\[0\])? cannot be read; send plain"
+    ):
+        talk.ask([message])
+    talk.say(talk.ask([user("Hi")]), "Fine.")
+    with pytest.raises(
+        openai.BadRequestError, match=r"messages(\[2\])? cannot be read; send plain"
+    ):
+        talk.ask([user("Hi"), said("Fine."), message])
+    talk.ask([user("Hi"), said("Fine."), user("Bye")])
+    assert (talk.book.lineages, talk.book.drift.total()) == (1, 0)
+
+
+def test_tools_that_cannot_be_kept_are_the_agents_400() -> None:
+    for tool in ({**ADD, "lock": threading.Lock()}, {**ADD, "function": Unfriendly()}):
+        with pytest.raises(openai.BadRequestError, match="tools"):
+            Talk().ask([user("Hi")], tools=[tool])
+
+
 def test_an_overlong_first_request_leaves_no_trace() -> None:
     talk = Talk(max_length=20)
     with pytest.raises(openai.BadRequestError, match="prompt is too long.*maximum.*20 tokens"):
@@ -590,8 +887,79 @@ def test_images_pass_through_as_the_renderer_makes_them() -> None:
     assert talk.book.lineages == 1
 
 
+def test_branches_with_images_share_no_more_than_their_beginning() -> None:
+    renderer = Qwen3VLRenderer(
+        tokenizer_with_vision(), Qwen2VLImageProcessorPil(), strip_thinking_from_history=False
+    )
+    talk = Talk(renderer)
+    question = {"role": "user", "content": [red_square(), {"type": "text", "text": "What?"}]}
+    talk.say(talk.ask([question]), "A square.")
+    for number in range(3):
+        branch = talk.ask([question, said("A square."), user(f"question {number}")])
+        assert talk.prompt(branch) == talk.renderer.full(branch.messages)
+        talk.say(branch, f"answer {number}")
+    again = [copy.deepcopy(question), said("A square."), user("question 1"), said("answer 1")]
+    assert talk.ask([*again, user("Bye")]).lineage == 1
+    assert (talk.book.lineages, talk.book.drift.total()) == (3, 0)
+
+
+def test_an_image_object_is_known_again_by_its_pixels() -> None:
+    talk = Talk(
+        get_renderer(
+            "qwen3_vl_instruct",
+            tokenizer_with_vision(),
+            image_processor=Qwen2VLImageProcessorPil(),
+            model_name="test",
+        )
+    )
+
+    def question(colour: str) -> dict[str, Any]:
+        image = Image.new("RGB", (64, 64), colour)
+        return {"role": "user", "content": [{"type": "image", "image": image}]}
+
+    talk.say(talk.ask([question("red")]), "A square.")
+    other = talk.ask([question("blue"), said("A square."), user("Which?")])
+    assert talk.ask([question("red"), said("A square."), user("Which?")]).lineage == 0
+    assert other.lineage == 1
+
+
 def tokenizer_with_vision() -> Any:
     tokenizer = copy.deepcopy(default_renderer().tokenizer)
     names = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
     tokenizer.add_special_tokens({"additional_special_tokens": names})
     return tokenizer
+
+
+# -- 9. many conversations -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["another question", "a branch", "an older one"])
+def test_finding_takes_as_many_comparisons_among_many_as_among_few(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = 0
+
+    def counted(method: Callable[..., bool]) -> Callable[..., bool]:
+        def count(*arguments: Any) -> bool:
+            nonlocal compared
+            compared += 1
+            return method(*arguments)
+
+        return count
+
+    for kind_of, name in ((Conversation, "is_continued_by"), (Reply, "is_sent_back_as")):
+        monkeypatch.setattr(kind_of, name, counted(getattr(kind_of, name)))
+    counts = []
+    for others in (50, 400):
+        talk = Talk()
+        for number in range(others):
+            talk.say(talk.ask([user("Hi"), user(f"Question {number}")]), "Fine.")
+        compared = 0
+        request = {
+            "another question": [user("Hi"), user("Another")],
+            "a branch": [user("Hi"), user("Question 0"), said("Fine."), user("And?")],
+            "an older one": [user("Hi"), user("Question 7"), said("Fine."), user("And?")],
+        }[kind]
+        talk.ask(request)
+        counts.append(compared)
+    assert counts[0] == counts[1]
