@@ -39,11 +39,11 @@ from evert.trainers.runs.settings import (
 if TYPE_CHECKING:
     from tinker_cookbook.rl.train import Config
     from tinker_cookbook.rl.types import RLDataset
+    from tinker_cookbook.utils.ml_log import Logger
 
     from evert.bridge.agent import Agent
     from evert.trainers.evaluation.held_out import Evaluation
     from evert.trainers.runs.summary import Report
-    from evert.trainers.runs.tracking import Trackers
 
 PROGRAM = ("python", "-m", "evert.trainers.train")
 
@@ -171,7 +171,7 @@ def run(
     from evert.trainers.runs.progress import logging_to
     from evert.trainers.runs.resuming import clean_up, take_up
     from evert.trainers.runs.summary import summarise
-    from evert.trainers.runs.tracking import tracking
+    from evert.trainers.runs.tracking import final_scores, tracking
 
     began = time.monotonic()
     check_settings(settings)
@@ -187,11 +187,12 @@ def run(
             console.print(f"run folder: {folder.path}", soft_wrap=True, markup=False)
             about["engine"] = facts
             folder.write_json(run_folder.RUN, about)
-            with tracking(settings, folder, about, console) as trackers:
-                training = _run(settings, folder, console, trackers, choice.kind == "embedded")
+            with tracking(settings, folder, about, console) as logger:
+                training = _run(settings, folder, console, logger, choice.kind == "embedded")
                 done = _run_async(training)
                 done.seconds["total"] = time.monotonic() - began
-                trackers.result(summarise(settings, facts, folder, done, console))
+                result = summarise(settings, facts, folder, done, console)
+                logger.log_metrics(final_scores(result))
             clean_up(folder)
         return folder
 
@@ -210,7 +211,7 @@ async def _run(
     settings: TrainSettings,
     folder: RunFolder,
     console: Console,
-    trackers: "Trackers",
+    logger: "Logger",
     embedded: bool,
 ) -> "Report":
     from evert.trainers.evaluation.held_out import score_weights
@@ -235,7 +236,7 @@ async def _run(
     elif start:
         console.print(f"resuming after step {start} of {settings.steps}", markup=False)
     began = time.monotonic()
-    await _train(config, folder, console, trackers, settings.steps, start)
+    await _train(config, folder, console, logger, settings.steps, start)
     seconds = time.monotonic() - began
     trained = _final_weights(folder)
     after = await score_weights(config, held_out, samples=settings.samples, model_path=trained)
@@ -276,7 +277,7 @@ async def _train(
     config: "Config",
     folder: RunFolder,
     console: Console,
-    trackers: "Trackers",
+    logger: "Logger",
     total: int,
     start: int,
 ) -> None:
@@ -285,11 +286,11 @@ async def _train(
 
     from evert.trainers.runs.progress import display, follow, follow_rows, quiet_cookbook
 
-    trackers.begin(config)
+    logger.log_hparams(config)
     with display(console, total, start) as shown:
         async with (
             follow(folder.path, shown),
-            follow_rows(folder.path, trackers.row),
+            follow_rows(folder.path, lambda row: logger.log_metrics(dict(row), row["step"])),
             quiet_cookbook(cookbook.main(config)) as training,
         ):
             try:

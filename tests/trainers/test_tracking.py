@@ -15,7 +15,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,9 +27,7 @@ from evert.bridge.errors import MissingPackageError
 from evert.trainers import train
 from evert.trainers.runs.folder import HELD_OUT_REWARD, RESULT, TRAIN_REWARD, RunFolder
 from evert.trainers.runs.settings import TrainSettings, check_settings
-from evert.trainers.runs.tensorboard_log import last_step, tensorboard_log
-from evert.trainers.runs.tracking import Trackers, tracking, wandb_hosts
-from evert.trainers.runs.wandb_run import run_name, run_tags
+from evert.trainers.runs.tracking import final_scores, run_name, run_tags, tracking, wandb_hosts
 
 SMALL = ["env=identity", "device=cpu", "batch_size=2", "group_size=2", "samples=0", "eval_every=1"]
 BLOCK = 32768
@@ -275,12 +272,14 @@ def test_the_settings_are_there_as_text_and_as_hyperparameters(tracked: RunFolde
     assert b"learning_rate" in session
 
 
+ABOUT = {"settings": {"steps": 9}, "engine": {"engine": "none"}, "versions": {}}
+
+
 def log_rows(folder: RunFolder, rows: list[dict[str, Any]]) -> None:
     """One session, which writes these."""
-    about = {"settings": {"steps": 9}, "engine": {"engine": "none"}, "versions": {}}
-    with tensorboard_log(settings(), folder, about, Console(quiet=True)) as log:
+    with tracking(settings(tensorboard=True), folder, ABOUT, Console(quiet=True)) as logger:
         for row in rows:
-            log.row(row)
+            logger.log_metrics(row, row["step"])
 
 
 def checkpoint(folder: RunFolder, step: int) -> None:
@@ -296,7 +295,9 @@ def step_row(step: int, reward: float) -> dict[str, Any]:
 
 def test_steps_done_again_replace_the_old_ones(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, resumed=True)
-    log_rows(folder, [step_row(step, 0.0) for step in range(4)])
+    rows = [step_row(step, 0.0) for step in range(4)]
+    log_rows(folder, rows)
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     checkpoint(folder, 2)
     log_rows(folder, [step_row(2, 1.0), step_row(3, 1.0)])
     assert scalars(tmp_path, TRAIN_REWARD) == {0: 0.0, 1: 0.0, 2: 1.0, 3: 1.0}
@@ -305,17 +306,29 @@ def test_steps_done_again_replace_the_old_ones(tmp_path: Path) -> None:
 def test_steps_that_nobody_wrote_down_are_made_up_for(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, resumed=True)
     log_rows(folder, [step_row(0, 0.0)])
-    assert last_step(tmp_path / "tensorboard") == 0
     lines = [json.dumps(step_row(step, 0.5)) + "\n" for step in range(4)]
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
     checkpoint(folder, 3)
     log_rows(folder, [step_row(3, 1.0)])
-    assert scalars(tmp_path, TRAIN_REWARD) == {0: 0.0, 1: 0.5, 2: 0.5, 3: 1.0}
+    assert scalars(tmp_path, TRAIN_REWARD) == {0: 0.5, 1: 0.5, 2: 0.5, 3: 1.0}
 
 
-def test_where_nothing_was_logged_there_is_no_last_step(tmp_path: Path) -> None:
-    assert last_step(tmp_path / "none") == -1
-    assert last_step(tmp_path) == -1
+def test_a_run_with_nothing_left_to_do_has_its_final_score_after_the_last_step(
+    tmp_path: Path,
+) -> None:
+    folder = RunFolder(tmp_path, resumed=True)
+    checkpoint(folder, 3)
+    with tracking(settings(tensorboard=True), folder, ABOUT, Console(quiet=True)) as logger:
+        logger.log_metrics({HELD_OUT_REWARD: 0.5})
+    assert scalars(tmp_path, HELD_OUT_REWARD) == {3: 0.5}
+
+
+def test_the_final_scores_are_those_of_the_result() -> None:
+    scores = {"greedy": {"reward": 0.5}, "temperature_1": {"reward": 0.25}}
+    assert final_scores({"held_out": {"before": None, "after": scores}}) == {
+        "held_out/after/greedy": 0.5, "held_out/after/temperature_1": 0.25, HELD_OUT_REWARD: 0.25,
+    }  # fmt: skip
+    assert final_scores({"held_out": {"before": None, "after": None}}) == {}
 
 
 # -- neither, or not installed -------------------------------------------------------------------
@@ -323,21 +336,10 @@ def test_where_nothing_was_logged_there_is_no_last_step(tmp_path: Path) -> None:
 
 def test_a_run_that_asks_for_nothing_has_no_tracker(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, resumed=False)
-    with tracking(settings(), folder, {}, Console(quiet=True)) as trackers:
-        trackers.row({"step": 0})
-        trackers.result({})
+    with tracking(settings(), folder, {}, Console(quiet=True)) as logger:
+        logger.log_metrics({"step": 0}, 0)
+        logger.log_metrics({})
     assert list(tmp_path.iterdir()) == []
-
-
-def test_several_trackers_are_told_the_same() -> None:
-    told: list[Any] = []
-    one: Any = SimpleNamespace(begin=told.append, row=told.append, result=told.append)
-    config: Any = "configuration"
-    trackers = Trackers((one, one))
-    trackers.begin(config)
-    trackers.row({"step": 1})
-    trackers.result({"steps": 2})
-    assert told == [*[config] * 2, *[{"step": 1}] * 2, *[{"steps": 2}] * 2]
 
 
 @pytest.mark.parametrize(

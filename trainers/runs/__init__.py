@@ -12,7 +12,5 @@ In reading order:
     progress.py         what is shown meanwhile
     process.py          a run as a process of its own
     tracking.py         Weights & Biases and TensorBoard, where asked for
-    wandb_run.py        a run on Weights & Biases
-    tensorboard_log.py  a run in TensorBoard
     summary.py          the figures, samples and table at the end
 """

@@ -1,66 +1,45 @@
 """Where a run is recorded besides its folder: Weights & Biases, TensorBoard.
 
-    wandb_project=NAME   a run of that project (``wandb_run.py``)
-    tensorboard=True     event files in RUN/tensorboard (``tensorboard_log.py``)
+    wandb_project=NAME   a run of that project; its id is kept in the folder, in ``wandb.json``
+    tensorboard=True     event files in RUN/tensorboard: ``tensorboard --logdir runs``
+
+Both are loggers as the Cookbook has them (``ml_log``). It logs its steps to W&B itself (to Neptune
+and Trackio, too, where they are installed): ``wandb_project`` in its configuration is all it takes.
+But it gives a run no tags, no identity to resume and no word about what it ran on, and W&B has
+``wandb.init`` hand out the run that is under way already. So ours is started first, with all of
+that, and the Cookbook finds it. It ends it, too, before the final weights have been scored: for
+these it is taken up once more. W&B's own environment variables apply (``WANDB_MODE=offline``,
+``WANDB_ENTITY``, ``WANDB_TAGS``, ``WANDB_RUN_GROUP``, ...).
 
 ``check_tracking`` finds a missing package before there is a run. ``tracking`` starts what the
-settings ask for and ends it however the run ends; in between, a tracker is handed each line of
-the run's ``metrics.jsonl`` and at last its result. Neither is needed: the folder has it all.
+settings ask for and ends it however the run ends. Neither is needed: the folder has it all.
 """
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from rich.console import Console
+from tinker_cookbook.utils import ml_log
 
 from evert.bridge.errors import EvertError, MissingPackageError
-from evert.trainers.runs.folder import RunFolder
-from evert.trainers.runs.settings import TrainSettings
+from evert.trainers.runs.folder import HELD_OUT_REWARD, RunFolder
+from evert.trainers.runs.settings import TrainSettings, slug
 
 if TYPE_CHECKING:
-    from tinker_cookbook.rl.train import Config
+    import wandb
+
+RECORD = "wandb.json"
+"""In the run folder: the W&B run's ``project``, ``id`` and ``url``."""
+EVENTS = "tensorboard"
 
 
 class TrackingError(EvertError, RuntimeError):
     """A tracker that a run asks for cannot be started."""
-
-
-class Tracker(Protocol):
-    """Records a run."""
-
-    def begin(self, config: "Config") -> None:
-        """The Cookbook is about to train by this configuration."""
-
-    def row(self, metrics: Mapping[str, Any]) -> None:
-        """A step was done: its line of ``metrics.jsonl``."""
-
-    def result(self, result: Mapping[str, Any]) -> None:
-        """The run is finished: its ``result.json``."""
-
-
-class Trackers:
-    """Several as one; none, as often as not."""
-
-    def __init__(self, trackers: tuple[Tracker, ...]) -> None:
-        self._trackers = trackers
-
-    def begin(self, config: "Config") -> None:
-        """Tell each of the configuration."""
-        for tracker in self._trackers:
-            tracker.begin(config)
-
-    def row(self, metrics: Mapping[str, Any]) -> None:
-        """Tell each of a step."""
-        for tracker in self._trackers:
-            tracker.row(metrics)
-
-    def result(self, result: Mapping[str, Any]) -> None:
-        """Tell each of the result."""
-        for tracker in self._trackers:
-            tracker.result(result)
 
 
 def check_tracking(settings: TrainSettings) -> None:
@@ -69,23 +48,15 @@ def check_tracking(settings: TrainSettings) -> None:
     Raises:
         MissingPackageError: One is not; the message names the extra to install.
     """
-    if settings.wandb_project:
-        _need("wandb", f"wandb_project={settings.wandb_project}")
-    if settings.tensorboard:
-        _need("tensorboard", "tensorboard=True")
-
-
-def _need(package: str, asked: str) -> None:
-    try:
-        found = find_spec(package) is not None
-    except ValueError:  # blocked: None in sys.modules
-        found = False
-    if not found:
-        raise MissingPackageError(
-            f"{asked} needs the package {package}, which is not installed. Install it with "
-            f"pip install 'evert[{package}]', or leave {asked.partition('=')[0]} out: the run's "
-            "folder has all its metrics anyway."
-        )
+    asked = {"wandb": settings.wandb_project and f"wandb_project={settings.wandb_project}"}
+    asked["tensorboard"] = "tensorboard=True" if settings.tensorboard else None
+    for package, given in asked.items():
+        if given and find_spec(package) is None:
+            raise MissingPackageError(
+                f"{given} needs the package {package}, which is not installed. Install it with "
+                f"pip install 'evert[{package}]', or leave {given.partition('=')[0]} out: the "
+                "run's folder has all its metrics anyway."
+            )
 
 
 def wandb_hosts(settings: TrainSettings) -> tuple[str, ...]:
@@ -102,11 +73,8 @@ def wandb_hosts(settings: TrainSettings) -> tuple[str, ...]:
 
 @contextmanager
 def tracking(
-    settings: TrainSettings,
-    folder: RunFolder,
-    about: Mapping[str, Any],
-    console: Console,
-) -> Iterator[Trackers]:
+    settings: TrainSettings, folder: RunFolder, about: Mapping[str, Any], console: Console
+) -> Iterator[ml_log.Logger]:
     """Start the trackers that the settings ask for; they are closed after the block.
 
     Args:
@@ -115,19 +83,171 @@ def tracking(
         about: What ``run.json`` says: settings, versions, engine, machine.
         console: Where to say where the run can be seen.
 
+    Yields:
+        One for all: it takes the Cookbook's configuration, each step's metrics with the step, and
+        at last the ``final_scores`` without one.
+
     Raises:
         TrackingError: One cannot be started; the message says why.
     """
-    with ExitStack() as open_trackers:
-        trackers: list[Tracker] = []
+    with ExitStack() as closing:
+        loggers: list[ml_log.Logger] = []
         if settings.wandb_project:
-            from evert.trainers.runs.wandb_run import wandb_run
-
-            run = wandb_run(settings, folder, about, console)
-            trackers.append(open_trackers.enter_context(run))
+            loggers.append(WandbLogger(settings, folder, about))
+            closing.push(_end_wandb)
         if settings.tensorboard:
-            from evert.trainers.runs.tensorboard_log import tensorboard_log
+            loggers.append(TensorboardLogger(folder, about))
+            closing.callback(loggers[-1].close)
+        for logger in loggers:
+            console.print(logger.get_logger_url(), soft_wrap=True, markup=False)
+        yield ml_log.MultiplexLogger(loggers)
 
-            log = tensorboard_log(settings, folder, about, console)
-            trackers.append(open_trackers.enter_context(log))
-        yield Trackers(tuple(trackers))
+
+def final_scores(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The held-out rewards of a ``result.json``: ``held_out/after/greedy`` and so on."""
+    found = {
+        f"held_out/{when}/{how}": score["reward"]
+        for when, scores in result["held_out"].items()
+        for how, score in (scores or {}).items()
+    }
+    if "held_out/after/temperature_1" in found:  # the last point of the curve
+        found[HELD_OUT_REWARD] = found["held_out/after/temperature_1"]
+    return found
+
+
+# -- Weights & Biases ----------------------------------------------------------------------------
+
+
+class WandbLogger(ml_log.Logger):
+    """What the Cookbook's own logger leaves out; it finds the run that is started here."""
+
+    def __init__(
+        self, settings: TrainSettings, folder: RunFolder, about: Mapping[str, Any]
+    ) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._run = self._start()
+        _update(self._run, {"evert": dict(about)})
+
+    def _start(self) -> "wandb.Run":
+        """Begin the run, or go on with the one that the folder knows."""
+        import wandb
+
+        project = self._settings.wandb_project
+        recorded = self._folder.read_json(RECORD) or {}
+        try:
+            run = wandb.init(
+                project=project,
+                name=run_name(self._settings, self._folder.path),
+                id=recorded["id"] if recorded.get("project") == project else None,
+                resume="allow",
+                tags=run_tags(self._settings),
+                dir=str(self._folder.path),
+                # What is printed is for people at this terminal; a run has its own logs.log.
+                settings=wandb.Settings(console="off", silent=True),
+            )
+        except wandb.Error as error:
+            raise TrackingError(
+                f"Weights & Biases could not be started for wandb_project={project}: "
+                f"{str(error).strip()} Log in with `wandb login` or set WANDB_API_KEY; "
+                "WANDB_MODE=offline keeps the run on disk, to be sent later with `wandb sync`; or "
+                "leave wandb_project out."
+            ) from error
+        self._folder.write_json(RECORD, {"project": project, "id": run.id, "url": run.url})
+        return run
+
+    def log_hparams(self, config: Any) -> None:
+        """Write the Cookbook's configuration over that of before a resumption.
+
+        The Cookbook's own update would be refused where a value has changed, such as ``steps``.
+        """
+        _update(self._run, ml_log.dump_config(config))
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        """Add the final scores to the run's summary; the Cookbook logs its steps."""
+        if step is None and metrics:
+            with self._start() as run:
+                run.summary.update(metrics)
+
+    def get_logger_url(self) -> str:
+        """Where the run can be seen: its address, or how to send it there."""
+        # A resumed run has several folders, and all of them go to the same run.
+        kept = Path(self._run.dir).parents[1] / f"offline-run-*-{self._run.id}"
+        return f"wandb: {self._run.url or f'kept on this machine; to send it: wandb sync {kept}'}"
+
+
+def _update(run: "wandb.Run", values: Mapping[str, Any]) -> None:
+    config: Any = run.config
+    config.update(values, allow_val_change=True)
+
+
+def _end_wandb(kind: type[BaseException] | None, *_: object) -> None:
+    """Wait until all is written or sent: a run's process may end without Python's exit hooks."""
+    import wandb
+
+    wandb.teardown(exit_code=None if kind is None else 1)
+
+
+def run_name(settings: TrainSettings, folder: Path) -> str:
+    """The run's name: its folder's, with the game and the model in front if they are not there."""
+    given = settings.wandb_name or os.environ.get("WANDB_NAME")
+    if given:
+        return given
+    subject = f"{slug(settings.name)}-{slug(Path(settings.model_name).name)}"
+    name = folder.resolve().name
+    return name if name.startswith(subject) else f"{subject}-{name}"
+
+
+def run_tags(settings: TrainSettings) -> list[str]:
+    """Game, model, and those of the settings and of ``WANDB_TAGS``; each once, 64 letters long."""
+    wanted = [settings.name, Path(settings.model_name).name, *settings.tags]
+    wanted += os.environ.get("WANDB_TAGS", "").split(",")
+    return list(dict.fromkeys(tag.strip()[:64] for tag in wanted if tag.strip()))
+
+
+# -- TensorBoard ---------------------------------------------------------------------------------
+
+
+class TensorboardLogger(ml_log.Logger):
+    """Writes a run's event files: what ``metrics.jsonl`` says, a scalar a metric and step.
+
+    The settings are there as text from the start, and as hyperparameters with the final scores. A
+    resumed run adds another event file, which replaces those before it with all that is on record.
+    """
+
+    def __init__(self, folder: RunFolder, about: Mapping[str, Any]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._path, self._settings = folder.path / EVENTS, about["settings"]
+        self._steps = folder.steps_done()
+        make: Any = SummaryWriter
+        self._writer = make(str(self._path), purge_step=0 if self._path.is_dir() else None)
+        for name in ("settings", "engine", "versions"):
+            rows = [f"| {key} | {value} |" for key, value in about[name].items()]
+            self._writer.add_text(name, "\n".join(["| | |", "|---|---|", *rows]), 0)
+        for row in [row for row in folder.steps() if row["step"] < self._steps]:
+            self.log_metrics(row, row["step"])
+
+    def log_hparams(self, config: Any) -> None:
+        """Nothing to do: the settings say it."""
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        """Write numbers, at once: the run may be killed any time."""
+        numbers = {k: v for k, v in metrics.items() if k != "step" and isinstance(v, int | float)}
+        if step is None:
+            plain = (bool, int, float, str)
+            given = {k: v if isinstance(v, plain) else str(v) for k, v in self._settings.items()}
+            self._writer.add_hparams(given, numbers, run_name=".", global_step=self._steps)
+            return
+        self._steps = step + 1
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def get_logger_url(self) -> str:
+        """What shows all the runs beside this one."""
+        return f"tensorboard --logdir {self._path.parent.parent}"
+
+    def close(self) -> None:
+        """Close the event file."""
+        self._writer.close()

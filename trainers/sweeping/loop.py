@@ -14,7 +14,6 @@ import asyncio
 import csv
 import io
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -149,8 +148,6 @@ class Sweep:
         output = self._folder.path / "output" / f"{run.number:03}.txt"
         for parent in (folder.path.parent, output.parent):
             parent.mkdir(exist_ok=True)
-        if folder.path.is_dir() and not folder.begun:
-            shutil.rmtree(folder.path)
         arguments = [*self._plan.arguments(run.values), f"log_path={folder.path}"]
         group = {"WANDB_RUN_GROUP": self._folder.path.resolve().name}
         began, under_way = time.monotonic(), process.start(arguments, output, group)

@@ -9,6 +9,7 @@ draws what it would have drawn anyway.
 """
 
 import itertools
+import json
 import math
 import re
 import typing
@@ -25,7 +26,7 @@ from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from evert.trainers.arguments import UsageError, read_settings
-from evert.trainers.runs.settings import TrainSettings, check_settings, choose_recipe
+from evert.trainers.runs.settings import TrainSettings, check_settings, read_train_settings
 
 HELD_OUT = {"held_out": "temperature_1", "held_out_greedy": "greedy"}
 """Objectives that are held-out scores, and the way those are played."""
@@ -79,14 +80,14 @@ def read_plan(given: Mapping[str, str]) -> Plan:
 
     Raises:
         UsageError: A value is none of its setting's, or there is nothing to search.
-        EvertError: As ``choose_recipe`` and ``check_settings``.
+        EvertError: As ``read_train_settings`` and ``check_settings``.
     """
     own = {key: text for key, text in given.items() if key in chz.chz_fields(SweepSettings)}
     fixed = {key: text for key, text in given.items() if key not in own}
     settings = read_settings(SweepSettings, own)
     parts = {key: _parts(key, text) for key, text in fixed.items()}
     first = {key: found[0] for key, found in parts.items()}
-    base = _run_settings(first)
+    base = read_train_settings(first, {})
     check_settings(base)
     if settings.objective in HELD_OUT and not base.test_tasks:
         raise UsageError(
@@ -95,7 +96,7 @@ def read_plan(given: Mapping[str, str]) -> Plan:
         )
     space = {}
     for key in [key for key, found in parts.items() if len(found) > 1]:
-        values = [getattr(_run_settings({**first, key: part}), key) for part in parts[key]]
+        values = [_value({**first, key: part}, key) for part in parts[key]]
         space[key] = _distribution(f"{key}={fixed.pop(key)}", values)
     if not space:
         raise UsageError(
@@ -105,9 +106,13 @@ def read_plan(given: Mapping[str, str]) -> Plan:
     return Plan(_settled(settings, space), fixed, space, base.name)
 
 
-def _run_settings(given: Mapping[str, str]) -> TrainSettings:
-    name, preset = choose_recipe(given)
-    return read_settings(TrainSettings, given, {name: preset})
+def _value(given: Mapping[str, str], key: str) -> Any:
+    """A setting of the run that these describe; such a run can be."""
+    settings = read_train_settings(given, {})
+    check_settings(settings)
+    name, _, path = key.partition(".")
+    value = getattr(settings, name)
+    return value[path] if path else value
 
 
 def _parts(key: str, text: str) -> Sequence[str]:
@@ -123,6 +128,7 @@ def _distribution(pair: str, values: Sequence[Any]) -> BaseDistribution:
     ends = _RANGE.fullmatch(pair.partition("=")[2])
     if ends is None:
         return distributions.CategoricalDistribution(tuple(dict.fromkeys(values)))
+    values = [json.loads(value) if isinstance(value, str) else value for value in values]
     whole = all(isinstance(value, int) for value in values)
     log = ends[3] == "log" or (ends[3] is None and not whole and values[0] > 0)
     make: Any = distributions.IntDistribution if whole else distributions.FloatDistribution

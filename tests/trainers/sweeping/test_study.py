@@ -85,6 +85,16 @@ def test_a_setting_that_is_a_list_itself_is_fixed() -> None:
     assert found.fixed["allow_hosts"] == "a,b"
 
 
+def test_fields_of_the_cookbooks_own_config_can_be_searched() -> None:
+    key, other = "cookbook.temperature", "cookbook.loss_fn_config.clip_low_threshold"
+    found = read_plan({**GAME, key: "0.5..1.0", other: "0.1,0.2"})
+    assert found.space[key] == FloatDistribution(0.5, 1.0, log=True)
+    chosen = parse(found.arguments({key: 0.75, other: found.space[other].choices[0]}))
+    assert {name: float(value) for name, value in chosen.cookbook.items()} == {
+        "temperature": 0.75, "loss_fn_config.clip_low_threshold": 0.1,
+    }  # fmt: skip
+
+
 def test_the_arguments_of_a_run_are_read_back_as_its_settings() -> None:
     found = plan(learning_rate="1e-5..1e-2", threads="None,2")
     chosen = parse(found.arguments({"learning_rate": 1.234567890123e-5, "threads": None}))
