@@ -11,7 +11,8 @@ import chz
 
 from evert.trainers.arguments import read_pairs, read_settings, settings_help
 from evert.trainers.command import run_command
-from evert.trainers.reporting.run import ReportError, labels, read_run
+from evert.trainers.reporting.comparison import labels
+from evert.trainers.reporting.run import ReportError, read_run
 
 PROGRAM = ("python", "-m", "evert.trainers.report")
 PAGE = "index.html"

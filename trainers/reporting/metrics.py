@@ -31,12 +31,6 @@ class Curve:
     """Training time gone by."""
     scores: list[float] = field(default_factory=list)
 
-    def add(self, step: int, seconds: float, score: float) -> None:
-        """Append a point."""
-        self.steps.append(step)
-        self.seconds.append(seconds)
-        self.scores.append(score)
-
 
 def curves(rows: Sequence[Mapping[str, Any]], after: float | None = None) -> tuple[Curve, Curve]:
     """Training reward and held-out score, both at temperature 1.
@@ -48,7 +42,9 @@ def curves(rows: Sequence[Mapping[str, Any]], after: float | None = None) -> tup
     train = read_curve(rows, TRAIN_REWARD)
     held_out = read_curve(rows, HELD_OUT_REWARD, before_step=True)
     if after is not None and rows:
-        held_out.add(rows[-1]["step"] + 1, clock(rows)[-1], after)
+        held_out.steps.append(rows[-1]["step"] + 1)
+        held_out.seconds.append(clock(rows)[-1])
+        held_out.scores.append(after)
     return train, held_out
 
 
@@ -60,12 +56,12 @@ def read_curve(rows: Sequence[Mapping[str, Any]], key: str, *, before_step: bool
         key: Of the metric.
         before_step: The metric was measured before the step was done, as held-out scores are.
     """
-    curve, times = Curve(), clock(rows)
-    for number, row in enumerate(rows):
-        value = row.get(key)
-        if isinstance(value, int | float) and math.isfinite(value):
-            curve.add(row["step"], times[number if before_step else number + 1], value)
-    return curve
+    times = clock(rows)[0 if before_step else 1 :]
+    values = [(row["step"], time, row.get(key)) for row, time in zip(rows, times, strict=False)]
+    points = [
+        each for each in values if isinstance(each[2], int | float) and math.isfinite(each[2])
+    ]
+    return Curve(*map(list, zip(*points, strict=True)))
 
 
 def clock(rows: Sequence[Mapping[str, Any]]) -> list[float]:

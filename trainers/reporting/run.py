@@ -9,14 +9,13 @@ What is read, and what is missing where there is none:
     samples.jsonl  held-out episodes before and after
 
 Two columns that the report draws are derived: tokens sampled an episode, and success, which
-agents record under several names. ``labels`` gives runs names that tell them apart.
+agents record under several names.
 """
 
 import difflib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +37,6 @@ EPISODE_TOKENS = "report/ac_tokens_per_episode"
 SUCCESS, HELD_OUT_SUCCESS = "report/success", "test/report/success"
 SUCCESS_NAMES = ("success", "correct", "found", "solved", "won", "accuracy")
 """Metrics that agents record success under; the first one that a run has counts."""
-
-UNTOLD = ("log_path",)
-"""Settings in which any two runs differ, and which say nothing."""
 
 
 class ReportError(EvertError, ValueError):
@@ -72,19 +68,14 @@ class Run:
         return str(self.facts.get("name") or self.path.resolve().name)
 
     @property
-    def planned(self) -> int | None:
-        """Steps the run was meant to have; None if it does not say."""
+    def progress(self) -> str:
+        """Steps done; of how many, unless a resumed run was given more, or nobody knows."""
         planned = self.settings.get("steps", self.settings.get("max_steps"))
-        return planned if isinstance(planned, int) else None
+        known = isinstance(planned, int) and planned >= len(self.rows)
+        done = f"{len(self.rows)} of {planned}" if known else f"{len(self.rows)}"
+        return done if self.finished else f"{done}, not finished"
 
     @property
-    def progress(self) -> str:
-        """Steps done; of how many, unless a resumed run was given more."""
-        done, planned = len(self.rows), self.planned or 0
-        of = f" of {planned}" if planned >= done else ""
-        return f"{done}{of}" if self.finished else f"{done}{of}, not finished"
-
-    @cached_property
     def seconds(self) -> float:
         """Time the steps took."""
         return clock(self.rows)[-1]
@@ -191,37 +182,3 @@ def _no_run(path: Path) -> str:
     near = difflib.get_close_matches(path.name, [each.name for each in beside.iterdir()], n=1)
     hint = f"Did you mean {beside / near[0]}?" if near else wanted
     return f"There is no folder {path}. {hint}"
-
-
-# -- several runs --------------------------------------------------------------------------------
-
-
-def differing(runs: Sequence[Run]) -> list[str]:
-    """The settings in which runs differ, in the order in which they are recorded.
-
-    A setting that a run does not record, as one of an older version, is not known to differ.
-    """
-    keys = dict.fromkeys(key for run in runs for key in run.settings if key not in UNTOLD)
-    return [
-        key
-        for key in keys
-        if len({repr(run.settings[key]) for run in runs if key in run.settings}) > 1
-    ]
-
-
-def labels(runs: Sequence[Run]) -> list[str]:
-    """A name for each run that no other one has.
-
-    What was trained, if that tells them apart; with one or two settings, if those do; or the
-    folders' names, numbered where they repeat.
-    """
-    keys = differing(runs)
-    for shown in [], keys if len(keys) <= 2 else []:
-        named = [", ".join([r.name, *(f"{k}={r.settings.get(k)}" for k in shown)]) for r in runs]
-        if len(set(named)) == len(runs):
-            return named
-    names = [run.path.resolve().name for run in runs]
-    return [
-        name if names.count(name) == 1 else f"{name} ({names[: number + 1].count(name)})"
-        for number, name in enumerate(names)
-    ]

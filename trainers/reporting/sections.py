@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from evert.trainers.reporting.comparison import Table
 from evert.trainers.reporting.figures.bars import draw_time
 from evert.trainers.reporting.figures.curves import draw_panel
 from evert.trainers.reporting.figures.style import save
 from evert.trainers.reporting.formatting import count, dollars, duration
 from evert.trainers.reporting.metrics import TRAIN, time_spent
-from evert.trainers.reporting.overview import Table
 from evert.trainers.reporting.run import EPISODE_TOKENS, HELD_OUT_SUCCESS, SUCCESS, Run
 from evert.trainers.reporting.tokens import Tokens, cost
 from evert.trainers.runs.folder import HELD_OUT_REWARD, TRAIN_REWARD

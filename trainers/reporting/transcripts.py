@@ -53,42 +53,26 @@ class Episode:
     """Turns left out before the last one."""
 
 
-@dataclass(frozen=True)
-class Column:
-    """Episodes that stand under one heading."""
-
-    heading: str
-    episodes: list[Episode]
-
-
-def training_episodes(run: Run, most: int) -> list[Column]:
+def training_episodes(run: Run, most: int) -> dict[str, list[Episode]]:
     """Episodes of the first, the middle and the last step that rollouts were written of.
 
     Args:
         run: The run.
         most: Characters that an episode may take.
     """
-    files = rollout_files(run.path)
-    columns = []
+    files, columns = rollout_files(run.path), {}
     for step in spread(files, STEPS):
         firsts = (r for r in read_rollouts(files[step]) if r.get("traj_idx") == 0)
-        episodes = [_rollout(record, most) for record in islice(firsts, EPISODES)]
-        columns.append(Column(f"Step {step}", episodes))
+        columns[f"Step {step}"] = [_rollout(record, most) for record in islice(firsts, EPISODES)]
     return columns
 
 
-def held_out_episodes(run: Run, most: int) -> list[Column]:
-    """The same held-out tasks before and after the training, played greedily.
-
-    Args:
-        run: The run.
-        most: Characters that an episode may take.
-    """
-    columns = []
+def held_out_episodes(run: Run, most: int) -> dict[str, list[Episode]]:
+    """The same held-out tasks before and after the training, played greedily; as above."""
+    columns = {}
     for when in ("before", "after"):
         if samples := [sample[when] for sample in run.samples[:EPISODES] if sample.get(when)]:
-            episodes = [_sample(sample, most) for sample in samples]
-            columns.append(Column(f"{when.capitalize()} training", episodes))
+            columns[f"{when.capitalize()} training"] = [_sample(each, most) for each in samples]
     return columns
 
 

@@ -26,18 +26,16 @@ import pytest
 
 from evert.trainers import report
 from evert.trainers.evaluation.scores import Score
+from evert.trainers.reporting.comparison import differing, facts, labels, settings
 from evert.trainers.reporting.figures.style import MOST_LINES
 from evert.trainers.reporting.formatting import count, dollars, duration, score, shorten
 from evert.trainers.reporting.metrics import time_spent
-from evert.trainers.reporting.overview import facts, settings
 from evert.trainers.reporting.run import (
     EPISODE_TOKENS,
     HELD_OUT_SUCCESS,
     SUCCESS,
     ReportError,
     Run,
-    differing,
-    labels,
     read_run,
 )
 from evert.trainers.reporting.sections import PANELS
@@ -163,7 +161,7 @@ def page_of(*arguments: str | Path) -> str:
 
 def test_a_finished_run_is_read_whole(made: MadeUp) -> None:
     run = read_run(made.write())
-    assert (run.name, run.finished, run.planned, run.seconds) == ("game", True, 3, 6.0)
+    assert (run.name, run.finished, run.progress, run.seconds) == ("game", True, "3 of 3", 6.0)
     assert (run.before["temperature_1"].reward, run.after["greedy"].reward) == (0.25, 0.85)
     assert [step["step"] for step in run.rows] == [0, 1, 2]
     assert run.rows[0][EPISODE_TOKENS] == 10.0
@@ -239,7 +237,8 @@ def test_a_run_of_the_cookbooks_own_is_read_by_its_configuration(tmp_path: Path)
     (tmp_path / "config.json").write_text('{"learning_rate": 0.1, "max_steps": 5}')
     write_lines(tmp_path / "metrics.jsonl", [row(0)])
     run = read_run(tmp_path)
-    assert (run.name, run.planned, run.settings["learning_rate"]) == (tmp_path.name, 5, 0.1)
+    assert (run.name, run.settings["learning_rate"]) == (tmp_path.name, 0.1)
+    assert run.progress == "1 of 5, not finished"
 
 
 def test_a_folder_that_is_no_run_is_refused_with_what_to_do(made: MadeUp, tmp_path: Path) -> None:
@@ -391,14 +390,13 @@ def test_a_spread_has_the_first_and_the_last() -> None:
 def test_training_episodes_are_of_the_first_the_middle_and_the_last_step(made: MadeUp) -> None:
     path = made.write()
     for step in range(5):
-        episodes = [episode(turn(9, 1, guess=f"{step}-{g}"), group=g) for g in range(3)]
-        made.rollouts(step, *episodes)
+        made.rollouts(step, *(episode(turn(9, 1, guess=f"{step}-{g}"), group=g) for g in range(3)))
     columns = training_episodes(read_run(path), 5000)
-    assert [column.heading for column in columns] == ["Step 0", "Step 2", "Step 4"]
-    for column, step in zip(columns, (0, 2, 4), strict=True):
-        shown = [each.turns[0].texts for each in column.episodes]
+    assert list(columns) == ["Step 0", "Step 2", "Step 4"]
+    for episodes, step in zip(columns.values(), (0, 2, 4), strict=True):
+        shown = [each.turns[0].texts for each in episodes]
         assert shown == [[("guess", f"{step}-0")], [("guess", f"{step}-1")]]
-        assert column.episodes[0].ending == "1 turn, completed"
+        assert episodes[0].ending == "1 turn, completed"
 
 
 def test_who_called_is_shown_only_where_there_are_several(made: MadeUp) -> None:
@@ -406,7 +404,7 @@ def test_who_called_is_shown_only_where_there_are_several(made: MadeUp) -> None:
     two = episode(turn(9, 1), {**turn(9, 1, lineage=1), "logs": {"caller": "tool", "lineage": 1}})
     two["steps"][-1]["metrics"]["drift"] = 2
     made.rollouts(0, two)
-    ((shown,),) = [column.episodes for column in training_episodes(read_run(path), 5000)]
+    ((shown,),) = training_episodes(read_run(path), 5000).values()
     assert shown.turns[1].texts == [("caller", "tool"), ("lineage", "1")]
     assert shown.ending == "2 turns, completed, drift 2"
 
@@ -414,7 +412,7 @@ def test_who_called_is_shown_only_where_there_are_several(made: MadeUp) -> None:
 def test_a_long_episode_keeps_its_beginning_and_its_end(made: MadeUp) -> None:
     path = made.write()
     made.rollouts(0, episode(*(turn(9, 1, n=number, text="x" * 90) for number in range(500))))
-    ((shown,),) = [column.episodes for column in training_episodes(read_run(path), 3000)]
+    ((shown,),) = training_episodes(read_run(path), 3000).values()
     numbers = [dict(each.texts)["n"] for each in shown.turns]
     assert numbers[0] == "0"
     assert numbers[-1] == "499"
@@ -426,19 +424,20 @@ def test_long_texts_say_how_much_is_missing(made: MadeUp) -> None:
     path = made.write()
     notes: dict[str, Any] = {f"note {number}": "y" * 4000 for number in range(9)}
     made.rollouts(0, episode(turn(9, 1, **notes)))
-    ((shown,),) = [column.episodes for column in training_episodes(read_run(path), 2000)]
+    ((shown,),) = training_episodes(read_run(path), 2000).values()
     texts = shown.turns[0].texts
     assert texts[0][1].endswith("… (3,000 more characters)")
     assert texts[-1] == ("…", "8 more notes are not shown")
 
 
 def test_held_out_episodes_are_shown_before_and_after(made: MadeUp) -> None:
-    before, after = held_out_episodes(read_run(made.write()), 5000)
-    assert (before.heading, after.heading) == ("Before training", "After training")
-    assert before.episodes[0].turns[0].texts == [("told", "Say seven."), ("said", "six")]
-    assert (after.episodes[0].reward, after.episodes[0].ending) == (1.0, "task 7, 1 turn")
-    (only,) = held_out_episodes(read_run(MadeUp(made.path / "b").write(finished=False)), 5000)
-    assert only.heading == "Before training"
+    shown = held_out_episodes(read_run(made.write()), 5000)
+    assert list(shown) == ["Before training", "After training"]
+    (before,), (after,) = shown.values()
+    assert before.turns[0].texts == [("told", "Say seven."), ("said", "six")]
+    assert (after.reward, after.ending) == (1.0, "task 7, 1 turn")
+    unfinished = MadeUp(made.path / "b").write(finished=False)
+    assert list(held_out_episodes(read_run(unfinished), 5000)) == ["Before training"]
 
 
 def test_rollout_files_with_broken_lines_are_read_around_them(made: MadeUp) -> None:
@@ -446,7 +445,7 @@ def test_rollout_files_with_broken_lines_are_read_around_them(made: MadeUp) -> N
     made.rollouts(0, {"schema_version": 99}, episode(turn(9, 1, guess="kept")))
     file = path / "iteration_000000" / ROLLOUTS
     file.write_text('{"cut of\n' + file.read_text())
-    ((shown,),) = [column.episodes for column in training_episodes(read_run(path), 5000)]
+    ((shown,),) = training_episodes(read_run(path), 5000).values()
     assert shown.turns[0].texts == [("guess", "kept")]
 
 

@@ -160,7 +160,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 def test_a_real_run_is_read_with_every_figure_it_can_have(real_runs: tuple[Path, Path]) -> None:
     run = read_run(real_runs[0])
-    assert (run.finished, run.planned, run.name) == (True, 3, "identity")
+    assert (run.finished, run.progress, run.name) == (True, "3 of 3", "identity")
     assert run.curve(TRAIN_REWARD).steps == [0, 1, 2]
     assert run.curve(HELD_OUT_REWARD).steps == [0, 2, 3]
     assert run.curve("env/all/lineages").scores == [1.0, 1.0, 1.0]

@@ -1,6 +1,6 @@
-"""What runs are: the tables at the top of a report's page, ``facts`` and ``settings``.
+"""What runs are, and where they differ: ``labels``, and the tables ``facts`` and ``settings``.
 
-They are plain data for the template (``report.html.j2``), a column a run, and text is still as it
+Tables are plain data for the template (``report.html.j2``), a column a run, and text is still as it
 was found: the template escapes it.
 """
 
@@ -9,10 +9,43 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from evert.trainers.reporting.formatting import count, shorten
-from evert.trainers.reporting.run import Run, differing
+from evert.trainers.reporting.run import Run
 
+UNTOLD = ("log_path",)
+"""Settings in which any two runs differ, and which say nothing."""
 LONGEST_VALUE = 160
 """Characters of a setting that are shown."""
+
+
+def differing(runs: Sequence[Run]) -> list[str]:
+    """The settings in which runs differ, in the order in which they are recorded.
+
+    A setting that a run does not record, as one of an older version, is not known to differ.
+    """
+    keys = dict.fromkeys(key for run in runs for key in run.settings if key not in UNTOLD)
+    return [
+        key
+        for key in keys
+        if len({repr(run.settings[key]) for run in runs if key in run.settings}) > 1
+    ]
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """A name for each run that no other one has.
+
+    What was trained, if that tells them apart; with one or two settings, if those do; or the
+    folders' names, numbered where they repeat.
+    """
+    keys = differing(runs)
+    for shown in [], keys if len(keys) <= 2 else []:
+        named = [", ".join([r.name, *(f"{k}={r.settings.get(k)}" for k in shown)]) for r in runs]
+        if len(set(named)) == len(runs):
+            return named
+    names = [run.path.resolve().name for run in runs]
+    return [
+        name if names.count(name) == 1 else f"{name} ({names[: number + 1].count(name)})"
+        for number, name in enumerate(names)
+    ]
 
 
 @dataclass(frozen=True)
