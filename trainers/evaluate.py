@@ -37,7 +37,6 @@ from evert.trainers.runs.settings import slug
 if TYPE_CHECKING:
     from evert.trainers.evaluation.contestants import Contestant
     from evert.trainers.evaluation.episodes import Episode, EpisodeLog, Planned
-    from evert.trainers.evaluation.scores import Score
 
 PROGRAM = ("python", "-m", "evert.trainers.evaluate")
 EVALUATION, SCORES = "evaluation.json", "scores.csv"
@@ -87,15 +86,15 @@ def _usage(arguments: Sequence[str]) -> str:
 def _run(program: Sequence[str], arguments: Sequence[str]) -> None:
     from evert.trainers.evaluation.contestants import find
 
-    settings = read(arguments)
+    settings = _read(arguments)
     contestants = [find(name, settings) for name in settings.models]
     for contestant in contestants:
         contestant.check()
     tasks = settings.tasks()
-    folder = open_folder(settings)
+    folder = _open(settings)
     console = Console(highlight=False, markup=False, emoji=False)  # names of models are just that
     try:
-        evaluate(settings, contestants, tasks, folder, console)
+        _evaluate(settings, contestants, tasks, folder, console)
     except (EvertError, KeyboardInterrupt) as stopped:
         said = "Interrupted. " if isinstance(stopped, KeyboardInterrupt) else ""
         again = shlex.join([*program, f"out={folder}"])
@@ -103,13 +102,8 @@ def _run(program: Sequence[str], arguments: Sequence[str]) -> None:
         raise
 
 
-def read(arguments: Sequence[str]) -> EvaluateSettings:
-    """Read ``key=value`` arguments, over the settings of the evaluation to go on with.
-
-    Raises:
-        UsageError: No such setting, or no value that it takes.
-        RecipeError: There is no such game, or a value is out of range.
-    """
+def _read(arguments: Sequence[str]) -> EvaluateSettings:
+    """``key=value`` arguments, over the settings of the evaluation to go on with."""
     given = read_pairs(arguments, chz.chz_fields(EvaluateSettings), "env")
     recorded = _recorded(Path(given.get("out", "")))
     return read_settings(EvaluateSettings, given, {GOING_ON: recorded})
@@ -125,12 +119,8 @@ def _recorded(folder: Path) -> dict[str, Any]:
     }
 
 
-def open_folder(settings: EvaluateSettings) -> Path:
-    """Make the folder of a new evaluation, or open that of one to go on with.
-
-    Raises:
-        RunFolderError: It holds something else, or an evaluation of something else.
-    """
+def _open(settings: EvaluateSettings) -> Path:
+    """The folder of a new evaluation, or of one to go on with; refused if it holds another."""
     stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")
     path = Path(settings.out or Path("evaluations") / f"{slug(settings.name)}-{stamp}").expanduser()
     try:
@@ -157,29 +147,14 @@ def open_folder(settings: EvaluateSettings) -> Path:
 # -- the evaluation ------------------------------------------------------------------------------
 
 
-def evaluate(
+def _evaluate(
     settings: EvaluateSettings,
     contestants: Sequence["Contestant"],
     tasks: Mapping[str, Sequence[Any]],
     path: Path,
     console: Console,
-) -> list["Score"]:
-    """Play what is not on record, and show how it went.
-
-    Args:
-        settings: Of the evaluation.
-        contestants: Who plays, one after the other.
-        tasks: What is played, by split.
-        path: The evaluation's folder.
-        console: Where to show it.
-
-    Returns:
-        The scores by model and split.
-
-    Raises:
-        EvertError: It could not be done; what was played is on record.
-        KeyboardInterrupt: Ctrl-C; the same.
-    """
+) -> None:
+    """Play what is not on record, one contestant after the other, and show how it went."""
     from evert.trainers.evaluation.episodes import Episode, EpisodeLog, planned
 
     seeds = range(settings.seed, settings.seed + settings.seeds)
@@ -195,7 +170,7 @@ def evaluate(
             _play(contestant, todo, log, console)
             # On record under another name, if the same weights had one.
             played += [replace(log.by_key[e.key], model=e.model) for e, _ in wanted]
-        return _report(played, settings, folder, console)
+        _report(played, settings, folder, console)
 
 
 def _play(
@@ -250,7 +225,7 @@ def _progress(name: str, total: int, console: Console) -> Iterator[Callable[["Ep
 
 def _report(
     played: Sequence["Episode"], settings: EvaluateSettings, folder: RunFolder, console: Console
-) -> list["Score"]:
+) -> None:
     """Show the table; write the CSV and the figures."""
     from evert.trainers.evaluation import scores
     from evert.trainers.reporting.figures.bars import draw_categories, draw_splits
@@ -273,7 +248,6 @@ def _report(
         save(draw_categories(title, categories), folder.path / CATEGORIES_FIGURE)
         files.append(CATEGORIES_FIGURE)
     console.print(f"{folder.path}: {', '.join(files)}", soft_wrap=True)
-    return splits
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,7 @@ class Weights(Contestant):
     """
 
     run: TrainSettings
-    weights: Mapping[str, Any] = field(default_factory=dict)
+    weights: Mapping[str, Any]
     checkpoints: Path | None = None
 
     @property
@@ -138,15 +138,13 @@ class Weights(Contestant):
 
     def plays_by(self) -> list[Any]:
         """See ``Contestant``."""
-        weights = _digests_of_files(self._folder()) or [*self.weights.values()]
-        return [weights, renderer_of(self.run), self.max_tokens]
-
-    def _folder(self) -> Path:
-        """Where the weights are; a folder that does not exist where they are not on this disk."""
+        (name,) = self.weights.values()
         if self.checkpoints is not None:
-            return self.checkpoints / str(self.weights["model_path"]).removeprefix(SERVICE)
-        name = self.run.model_name
-        return base_path(name) if name in BASES else Path(name).expanduser()
+            folder = self.checkpoints / name.removeprefix(SERVICE)
+        else:
+            folder = base_path(name) if name in BASES else Path(name).expanduser()
+        weights = _digests_of_files(folder) or [name]  # not on this disk
+        return [weights, renderer_of(self.run), self.max_tokens]
 
     @contextmanager
     def ready(self, say: Say) -> Iterator[Player]:

@@ -97,7 +97,7 @@ class EvaluateSettings:
             RecipeError: It should search, and cannot.
         """
         if not self.search:
-            return run.agent
+            return str(run.agent)
         played = [game for game in (find_game(self.env), *games().values()) if game is not None]
         twins = dict(twin for game in played for twin in game.searching.items())
         if run.agent not in twins:

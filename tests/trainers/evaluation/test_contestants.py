@@ -207,6 +207,14 @@ def test_everybody_has_a_digest_of_their_own() -> None:
     assert all(re.fullmatch("[0-9a-f]{16}", digest) for digest in digests)
 
 
+def test_weights_of_a_service_are_told_apart_by_their_paths_and_not_by_their_model() -> None:
+    named = EvaluateSettings(env="identity", models=("x",), model_name="evert-tiny")
+
+    digests = {find(name, named).digest for name in ("evert-tiny", "tinker://a/b", "tinker://a/c")}
+
+    assert len(digests) == 3
+
+
 def test_the_same_name_at_another_address_is_another_model() -> None:
     there = EvaluateSettings(env="twenty_questions", models=("x",), base_url="http://there/v1")
 
