@@ -21,6 +21,7 @@ from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, Logs, Metric
 from evert.bridge.formats import ReplyFormat
 from evert.bridge.messages import Reply, read_reply
 from evert.bridge.rendering import PromptRenderer
+from evert.bridge.requests import ChatRequest
 
 Problem = tuple[ParseFailureKind, str]
 """What is wrong with a reply: the Cookbook's kind of failure, and its detail."""
@@ -29,9 +30,9 @@ Problem = tuple[ParseFailureKind, str]
 def read_action(
     action: list[int],
     renderer: PromptRenderer,
+    request: ChatRequest,
     *,
     truncated: bool,
-    stop: tuple[str, ...],
     call_ids: str,
     prompt_tokens: int,
 ) -> tuple[Reply, Problem | None]:
@@ -40,12 +41,12 @@ def read_action(
     Args:
         action: Sampled token ids.
         renderer: Of the policy.
+        request: What was asked: the reply is cut before the first of its stop strings.
         truncated: The action was cut at its token cap.
-        stop: The agent's own stop strings; the reply is cut before the first of them.
         call_ids: Prefix for the ids of tool calls.
         prompt_tokens: Length of the observation.
     """
-    ended = action + renderer.missing_end(action) if truncated or stop else action
+    ended = action + renderer.missing_end(action) if truncated or request.stop else action
     try:
         parsed, termination = renderer.parse(ended)
     except (RendererError, RecursionError):  # several ends of turn, say: no parse at all
@@ -58,7 +59,9 @@ def read_action(
         prompt_tokens=prompt_tokens,
         completion_tokens=len(action),
     )
-    cuts = [(reply.text.index(string), string) for string in stop if string in reply.text]
+    if not request.may_call:
+        reply = reply.with_calls(0)
+    cuts = [(reply.text.index(string), string) for string in request.stop if string in reply.text]
     if cuts:
         cut, string = min(cuts)
         reply = replace(reply, text=reply.text[:cut], stop_string=string)

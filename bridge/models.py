@@ -197,8 +197,8 @@ class _FromTokens:
         reply, _ = read_action(
             list(action.tokens),
             self.renderer,
+            request,
             truncated=action.stop_reason == "length",
-            stop=request.stop,
             call_ids=_new_call_ids(),
             prompt_tokens=conversation.length,
         )

@@ -36,6 +36,8 @@ class ChatRequest:
         max_tokens: Cap on the tokens of this reply; None for the run's own cap.
         stop: Further stop strings, besides the renderer's own.
         format: What the reply has to look like; None for anything.
+        may_call: Whether the reply may hold tool calls; such as it makes all the same are not
+            delivered.
     """
 
     model: str
@@ -44,6 +46,7 @@ class ChatRequest:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     format: ReplyFormat | None = None
+    may_call: bool = True
 
 
 @dataclass(frozen=True)

@@ -144,8 +144,8 @@ class Turns:
             return read_action(
                 tokens,
                 self._renderer,
+                request,
                 truncated=truncated,
-                stop=request.stop,
                 call_ids=f"call-{self.account.turns - 1}",
                 prompt_tokens=outstanding.conversation.length,
             )

@@ -62,6 +62,7 @@ class AnthropicMessages:
             read_cap(body, "max_tokens"),
             read_stop(body.get("stop_sequences"), "stop_sequences"),
             _read_format(body, forced_tools(kind, named, tools)),
+            may_call=kind != "none",
         )
 
     def write(

@@ -62,6 +62,7 @@ def read(fields: Mapping[str, Any], default_model: str, *, strict: bool = False)
         read_cap(fields, "max_tokens", "max_completion_tokens"),
         read_stop(fields.get("stop")),
         _read_format(fields.get("response_format"), _must_call(choice, tools)),
+        may_call=choice != "none",
     )
 
 

@@ -51,6 +51,7 @@ class Responses:
             read_cap(body, "max_output_tokens"),
             (),
             _read_text(body.get("text"), _must_call(choice, tools)),
+            may_call=choice != "none",
         )
 
     def _messages(self, body: Mapping[str, Any]) -> list[Any]:

@@ -625,6 +625,83 @@ async def test_the_tool_call_cap_cuts_a_batch_and_ends_the_episode() -> None:
     assert trajectory.transitions[-1].metrics["ran"] == 4
 
 
+async def test_after_the_last_tool_call_a_reply_simply_stops() -> None:
+    seen = []
+
+    async def agent(client: AgentClient) -> float:
+        messages: list[Any] = [user("Add!")]
+        for _ in range(2):
+            choice = (await client.chat.completions.create(messages=messages, tools=[ADD])).choices[
+                0
+            ]
+            seen.append((choice.finish_reason, len(choice.message.tool_calls or ())))
+            messages += [choice.message, user("And again!")]
+        return 1.0
+
+    two = "\n".join([TOOL_CALL] * 2)
+    await play(agent, two, two, limits=RolloutLimits(max_tool_calls=2))
+    assert seen == [("tool_calls", 2), ("stop", 0)]
+
+
+async def test_an_agent_that_wants_no_tool_calls_gets_none() -> None:
+    seen = []
+
+    async def agent(client: AgentClient) -> float:
+        for choice in ("auto", "none"):
+            completion = await client.chat.completions.create(
+                messages=[user("Add!")], tools=[ADD], tool_choice=choice
+            )
+            [first] = completion.choices
+            seen.append(
+                (first.finish_reason, first.message.content, first.message.tool_calls is None)
+            )
+        return 1.0
+
+    await play(agent, f"Well. {TOOL_CALL}", f"Well. {TOOL_CALL}")
+    assert seen == [("tool_calls", "Well. ", False), ("stop", "Well. ", True)]
+
+
+async def test_what_an_agent_sends_is_its_own_400_and_what_it_raises_its_own_error() -> None:
+    async def copes(client: AgentClient) -> float:
+        with pytest.raises(openai.BadRequestError, match="cannot be read; send plain JSON values"):
+            await ask(client, {**user("a"), "lock": threading.Lock()})
+        await ask(client, user("a"))
+        return 1.0
+
+    async def does_not(client: AgentClient) -> float:
+        await ask(client, {**user("a"), "name": threading})  # its str() is fine, its copy is not
+        return 1.0
+
+    assert rewards(await play(copes, "b")) == [1.0]
+    first = await ChatAgentEnv(does_not, on_agent_error=-1.0).initial_observation()
+    assert isinstance(first, InitialObservationOverflow)
+    assert first.reward == -1.0
+
+
+async def test_an_agent_that_strips_what_it_gets_makes_one_datum() -> None:
+    async def agent(client: AgentClient) -> float:
+        messages = [user("a")]
+        for _ in range(4):
+            text = await ask(client, *messages)
+            messages += [{"role": "assistant", "content": text.strip()}, user("b")]
+        return 1.0
+
+    trajectory = await play(agent, *["x\n"] * 4)
+    assert len(trajectory_to_data(trajectory, 1.0)) == 1
+    assert trajectory.transitions[-1].metrics["drift"] == 0
+
+
+async def test_a_reply_nested_too_deeply_to_parse_is_text() -> None:
+    deep = '<tool_call>\n{"name": "f", "arguments": ' + "[" * 3000 + "}\n</tool_call>"
+
+    async def agent(client: AgentClient) -> float:
+        text = await ask(client, user("a"))
+        await ask(client, user("a"), {"role": "assistant", "content": text}, user("b"))
+        return float(text.count("["))
+
+    assert rewards(await play(agent, deep, "Fine.")) == [0.0, 3000.0]
+
+
 async def test_the_tighter_of_two_tool_call_caps_holds() -> None:
     env = ChatAgentEnv(tool_user, limits=RolloutLimits(max_tool_calls=1))
     env.set_max_tool_calls(5)

@@ -600,8 +600,8 @@ def test_a_reply_that_cannot_be_parsed_is_history_like_any_other() -> None:
     reply, _ = read_action(
         talk.spell(deep) + talk.renderer.end_tokens,
         talk.renderer,
+        ChatRequest("policy", []),
         truncated=False,
-        stop=(),
         call_ids="call",
         prompt_tokens=0,
     )

@@ -244,8 +244,8 @@ class Episode:
         reply, _ = read_action(
             action,
             self.renderer,
+            request,
             truncated=is_cut,
-            stop=(),
             call_ids=f"call-{self.observed}",
             prompt_tokens=len(prompt),
         )
