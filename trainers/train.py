@@ -10,6 +10,7 @@ shown meanwhile and what is left at the end.
 
 import asyncio
 import gc
+import logging
 import random
 import shlex
 import sys
@@ -287,6 +288,7 @@ async def _train(
     from evert.trainers.runs.progress import display, follow, follow_rows, quiet_cookbook
 
     logger.log_hparams(config)
+    asyncio.get_running_loop().set_exception_handler(_log)
     with display(console, total, start) as shown:
         async with (
             follow(folder.path, shown),
@@ -297,6 +299,11 @@ async def _train(
                 await training
             finally:
                 await _finish_saving()
+
+
+def _log(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What went wrong in the background, a save perhaps that nobody waits for any more."""
+    logging.getLogger(__name__).info("%(message)s: %(exception)r", {"exception": None, **context})
 
 
 async def _finish_saving() -> None:

@@ -9,6 +9,7 @@
 """
 
 import errno
+import gc
 import json
 import os
 import shlex
@@ -28,7 +29,9 @@ from tinker_cookbook.stores.training_store import TrainingRunStore
 
 from evert.envs.games import games
 from evert.trainers import train
+from evert.trainers.engine.checkpoints import CheckpointStore
 from evert.trainers.engine.engine import embedded_engine
+from evert.trainers.engine.errors import CheckpointError
 from evert.trainers.runs import folder as run_folder
 from evert.trainers.runs.folder import RunFolder
 
@@ -351,6 +354,22 @@ def test_a_full_disk_is_a_clear_error_and_the_run_goes_on_later(
     assert len(copied.steps()) == 3
     assert run(f"log_path={copied.path}", "steps=5") == 0
     assert copied.steps_done() == 5
+
+
+def test_a_checkpoint_that_cannot_be_written_is_an_error_without_a_traceback(
+    copied: RunFolder, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(store: CheckpointStore, run_id: str, kind: str, name: str, *_: Any, **__: Any) -> str:
+        raise CheckpointError(f"Could not write {kind}/{name}: No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointStore, "save", full)
+        assert run(f"log_path={copied.path}", "steps=6", "save_every=5") == 1
+    gc.collect()
+    message = capfd.readouterr().err
+    assert "error: Could not write" in message
+    assert "To resume: python -m evert.trainers.train" in message
+    assert "Traceback" not in message
 
 
 # -- agents of one's own -------------------------------------------------------------------------

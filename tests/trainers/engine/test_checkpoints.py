@@ -130,6 +130,61 @@ def test_saving_under_a_name_again_replaces_it(store: CheckpointStore, run_id: s
     assert store.is_intact(path)
 
 
+def test_what_is_there_is_kept_where_overwriting_was_not_asked_for(
+    store: CheckpointStore, run_id: str
+) -> None:
+    path = save(store, run_id, "final", "first")
+    info = new_checkpoint_info("base", None, 0, None, None)
+    with pytest.raises(CheckpointError, match="There is a checkpoint .* already.*overwrite=True"):
+        store.save(run_id, "weights", "final", info, lambda folder: None, overwrite=False)
+    assert (store.folder(path) / "model.safetensors").read_text() == "first"
+    _truncate(store.folder(path))
+    info = new_checkpoint_info("base", None, 0, None, None)
+    store.save(run_id, "weights", "final", info, lambda folder: None, overwrite=False)
+    assert store.is_intact(path)
+
+
+def test_a_crash_while_one_is_replaced_loses_nothing(
+    store: CheckpointStore, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(store, run_id, "rolling", "first")
+    renamed: list[str] = []
+    rename = Path.rename
+
+    def crash(self: Path, target: Path) -> Path:
+        renamed.append(self.name)
+        if len(renamed) == 2:
+            raise KeyboardInterrupt  # as a kill would: no OSError
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", crash)
+        with pytest.raises(KeyboardInterrupt):
+            save(store, run_id, "rolling", "second")
+    assert not store.folder(path).exists()
+    assert store.is_intact(path)
+    assert (store.folder(path) / "model.safetensors").read_text() == "first"
+    assert save(store, run_id, "rolling", "third") == path
+    assert (store.folder(path) / "model.safetensors").read_text() == "third"
+    assert [folder.name for folder in store.folder(path).parent.iterdir()] == ["rolling"]
+
+
+def test_tidying_keeps_what_is_named_and_nothing_that_crashes_left(
+    store: CheckpointStore, run_id: str
+) -> None:
+    kept, moved, lost = (save(store, run_id, name) for name in ("kept", "moved", "lost"))
+    place = store.folder(kept).parent
+    store.folder(moved).rename(place / ".old-moved")  # cut off between its two moves
+    (place / ".draft-1").mkdir()
+    another = store.new_run(RunInfo("base", None, {}, 1.0))
+    store.tidy([kept, moved])
+    assert store.is_intact(kept)
+    assert store.is_intact(moved)
+    assert not store.folder(lost).exists()
+    assert sorted(folder.name for folder in place.iterdir()) == ["kept", "moved"]
+    assert not (store.root / another).exists()
+
+
 def _truncate(folder: Path) -> None:
     (folder / "model.safetensors").write_text("wei")
 
@@ -210,6 +265,15 @@ def test_repair_makes_the_cookbook_resume_from_the_newest_whole_one(
     assert last.state_path == paths[1]
     assert "hosted" in log.read_text()
     assert paths[2] in log.with_suffix(".jsonl.damaged").read_text()
+
+
+def test_where_all_checkpoints_are_here_one_of_an_unknown_run_is_gone(
+    store: CheckpointStore, run_id: str, tmp_path: Path
+) -> None:
+    line = {"name": "x", "batch": 1, "state_path": "tinker://deleted/weights/x"}
+    (tmp_path / "checkpoints.jsonl").write_text(json.dumps(line) + "\n")
+    assert repair_checkpoint_log(tmp_path, store) == []
+    assert repair_checkpoint_log(tmp_path, store, all_here=True) == [line["state_path"]]
 
 
 def test_a_run_without_a_list_needs_no_repair(store: CheckpointStore, tmp_path: Path) -> None:
