@@ -292,7 +292,7 @@ async def _train(
     with display(console, total, start) as shown:
         async with (
             follow(folder.path, shown),
-            follow_rows(folder.path, lambda row: logger.log_metrics(dict(row), row["step"])),
+            follow_rows(folder.path, lambda row: logger.log_metrics(dict(row), row.get("step"))),
             quiet_cookbook(cookbook.main(config)) as training,
         ):
             try:
