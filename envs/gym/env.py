@@ -30,7 +30,7 @@ from evert.envs.gym.arguments import (
 )
 from evert.envs.gym.episode import Episode, Moment
 from evert.envs.gym.loop import Loop
-from evert.envs.gym.registration import unwrap
+from evert.envs.gym.registration import kept, unwrap
 from evert.envs.gym.spaces import (
     AnyText,
     message_space,
@@ -116,9 +116,9 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         max_turns: int | None = None,
         **options: Unpack[EnvOptions],
     ) -> None:
-        EzPickle.__init__(
-            self, agent, tasks, level=level, render_mode=render_mode, max_turns=max_turns, **options
-        )
+        given = {"level": level, "render_mode": render_mode, "max_turns": max_turns, **options}
+        given = {name: kept(value) for name, value in given.items()}
+        EzPickle.__init__(self, kept(agent), kept(tasks), **given)  # what a copy is made from
         require_one_of("level", level, LEVELS)
         require_one_of("render_mode", render_mode, (None, "ansi", "human"))
         self._agent = load_agent(unwrap(agent))

@@ -160,6 +160,7 @@ class Kept:
 
 def kept(value: Any) -> Any:
     """``value`` if JSON can hold it, else in a ``Kept``."""
+    value = unwrap(value)
     if isinstance(value, (list, tuple)) and all(_is_scalar(item) for item in value):
         return list(value)
     return value if _is_scalar(value) else Kept(value)

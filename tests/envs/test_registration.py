@@ -6,6 +6,7 @@
 3. ``register_agent`` refuses bad ids, ids that are taken, bad agents and bad tasks, and says why.
 """
 
+import copy
 import functools
 import pickle
 import subprocess
@@ -18,6 +19,7 @@ import gymnasium
 import pytest
 from gymnasium.envs.registration import EnvSpec
 
+from evert.bridge.base import default_renderer
 from evert.bridge.errors import EvertError, InvalidAgentError, InvalidDatasetError
 from evert.bridge.faces.client import AgentClient, BlockingAgentClient
 from evert.envs.games import games
@@ -172,6 +174,17 @@ def test_the_agent_itself_is_run_and_not_a_copy(register: Register) -> None:
     made = gymnasium.make(register("test/Locked-v0", agent)).unwrapped
     assert isinstance(made, AgentGymEnv)
     assert made._agent is agent
+
+
+@pytest.mark.parametrize("agent", [LockedAgent(), lambda client: blocking_agent(client)])
+def test_a_copied_environment_runs_the_same_agent(agent: Any) -> None:
+    env = AgentGymEnv(agent, renderer=default_renderer())
+    copied = copy.deepcopy(env)
+    assert copied._agent is agent
+    assert copied._options["renderer"] is default_renderer()
+    copied.reset()
+    assert copied.step("x")[2]
+    copied.close()
 
 
 def test_an_agent_may_be_named_by_its_import_path(register: Register) -> None:
