@@ -181,7 +181,7 @@ def test_a_copied_environment_runs_the_same_agent(agent: Any) -> None:
     env = AgentGymEnv(agent, renderer=default_renderer())
     copied = copy.deepcopy(env)
     assert copied._agent is agent
-    assert copied._options["renderer"] is default_renderer()
+    assert copied._options.get("renderer") is default_renderer()
     copied.reset()
     assert copied.step("x")[2]
     copied.close()
