@@ -13,7 +13,7 @@ import logging
 import pkgutil
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import griffe
@@ -24,7 +24,9 @@ from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 import evert
 from evert.bridge.errors import EvertError
 from evert.envs.games import find_game
-from evert.trainers import evaluate, report, train
+from evert.trainers import report, train
+from evert.trainers.arguments import read_settings
+from evert.trainers.evaluation.settings import EvaluateSettings
 from evert.trainers.sweeping.study import read_plan
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -80,10 +82,14 @@ def commands(*programs: str) -> Iterator[list[str]]:
                     yield shlex.split(line, comments=True)
 
 
+def as_pairs(arguments: Sequence[str]) -> dict[str, str]:
+    return dict((key, value) for key, _, value in (each.partition("=") for each in arguments))
+
+
 READERS = {
     "train": train.parse,
-    "evaluate": evaluate.read,
-    "sweep": lambda arguments: read_plan(dict(each.split("=", 1) for each in arguments)),
+    "evaluate": lambda arguments: read_settings(EvaluateSettings, as_pairs(arguments)),
+    "sweep": lambda arguments: read_plan(as_pairs(arguments)),
     "report": report.parse,
 }
 NEEDED = {"train": ["env"], "evaluate": ["env", "models"], "sweep": ["env", "steps"], "report": []}
@@ -94,7 +100,7 @@ VALUES = {"env": "identity", "models": "evert-tiny", "steps": "1,2"}
 @pytest.mark.parametrize("words", list(commands("evert")), ids=shlex.join)
 def test_every_evert_line_is_one_that_its_command_reads(words: list[str]) -> None:
     command, *arguments = words[1:]
-    given = dict(each.split("=", 1) for each in arguments if "=" in each)
+    given = as_pairs([each for each in arguments if "=" in each])
     if "env" in given and find_game(given["env"]) is None:
         arguments[arguments.index(f"env={given['env']}")] = "env=identity"  # a game of the reader's
     if "agent" not in given:
