@@ -1,0 +1,196 @@
+"""Episodes: planned, played, written down.
+
+1. What is planned is every task of every split with every seed; draws differ by task, not by model.
+2. What is played comes back in the order of the plan, however long each takes; no more at a time
+   than was said.
+3. An episode has its reward, its turns, its counts, and its dialogue if that was asked for.
+4. An agent's failure is an episode without a reward, or is raised; an endpoint's is raised.
+5. The log has what was played; a line that a crash cut off is set aside.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from evert import ScriptedPolicy
+from evert.bridge.errors import AgentError
+from evert.trainers.evaluation.episodes import (
+    EPISODES,
+    Episode,
+    EpisodeError,
+    EpisodeLog,
+    Player,
+    planned,
+    play,
+)
+
+TASKS: dict[str, list[Any]] = {"train": ["a", {"word": "b", "category": "letter"}], "test": ["c"]}
+
+
+def plan(*tasks: Any, seeds: int = 1) -> Any:
+    return planned("m", "d", {"test": tasks}, range(seeds))
+
+
+def player(agent: Any, **options: Any) -> Player:
+    return Player(lambda seed: agent, lambda env, seed: ScriptedPolicy(str.upper), **options)
+
+
+async def echo(client: Any, task: str) -> float:
+    messages = [{"role": "user", "content": task}]
+    await client.chat.completions.create(messages=messages)
+    messages += [{"role": "user", "content": "again"}]
+    await client.chat.completions.create(messages=messages)
+    client.metric("calls_made", 1)
+    client.log(transcript=f"said {task}")
+    return 0.5
+
+
+# -- 1. planned ----------------------------------------------------------------------------------
+
+
+def test_every_task_of_every_split_is_planned_with_every_seed() -> None:
+    found = planned("m", "d", TASKS, range(3, 5))
+
+    assert [(e.split, e.task, e.seed) for e, _ in found] == [
+        ("train", 0, 3), ("train", 0, 4), ("train", 1, 3), ("train", 1, 4),
+        ("test", 0, 3), ("test", 0, 4),
+    ]  # fmt: skip
+    assert [task for _, task in found][::2] == ["a", TASKS["train"][1], "c"]
+    assert [episode.category for episode, _ in found][::2] == ["", "letter", ""]
+    assert {episode.key[0] for episode, _ in found} == {"d"}
+
+
+def test_draws_differ_by_task_and_seed_and_not_by_model() -> None:
+    ours, theirs = (planned(model, model, TASKS, range(4)) for model in ("m", "n"))
+
+    assert len({episode.draws for episode, _ in ours}) == len(ours)
+    assert [e.draws for e, _ in ours] == [e.draws for e, _ in theirs]
+    assert all(0 <= episode.draws < 2**31 for episode, _ in ours)
+
+
+# -- 2. played -----------------------------------------------------------------------------------
+
+
+async def test_episodes_come_back_in_the_order_of_the_plan() -> None:
+    over: list[str] = []
+    gates = {name: asyncio.Event() for name in ("slow", "quick")}
+    gates["quick"].set()
+
+    async def agent(client: Any, task: str) -> float:
+        await gates[task].wait()
+        gates["slow"].set()
+        return 1.0 if task == "slow" else 0.0
+
+    found = await play(plan("slow", "quick"), player(agent), lambda e: over.append(e.target))
+
+    assert over == ["quick", "slow"]
+    assert [(episode.target, episode.reward) for episode in found] == [
+        ("slow", 1.0),
+        ("quick", 0.0),
+    ]
+
+
+async def test_no_more_are_played_at_a_time_than_was_said() -> None:
+    playing: list[int] = []
+    most = 0
+
+    async def agent(client: Any, task: int) -> float:
+        nonlocal most
+        playing.append(task)
+        most = max(most, len(playing))
+        await asyncio.sleep(0)
+        playing.remove(task)
+        return 0.0
+
+    await play(plan(*range(12)), player(agent), parallel=3)
+
+    assert most == 3
+
+
+# -- 3. what an episode has ----------------------------------------------------------------------
+
+
+async def test_an_episode_has_its_reward_turns_counts_and_transcript() -> None:
+    (episode,) = await play(plan("hello"), player(echo), success=0.5)
+
+    assert (episode.reward, episode.success, episode.turns) == (0.5, True, 2)
+    assert episode.tokens > 2
+    assert episode.metrics["calls_made"] == 1
+    assert episode.transcript == "said hello"
+    assert episode.dialogue == []
+
+
+async def test_a_dialogue_says_what_is_new_at_each_turn() -> None:
+    (episode,) = await play(plan("hello"), player(echo, dialogues=True))
+
+    first, second = episode.dialogue
+    assert "hello" in first["told"]
+    assert "HELLO" in first["said"]
+    assert "again" in second["told"]
+
+
+@pytest.mark.parametrize(("reward", "success"), [(0.3, True), (0.1 + 0.2, True), (0.29, False)])
+async def test_a_reward_that_is_enough_but_for_rounding_is_a_success(
+    reward: float, success: bool
+) -> None:
+    async def agent(client: Any, task: str) -> float:
+        return reward
+
+    for enough in (0.3, 0.1 + 0.2):
+        (episode,) = await play(plan("a"), player(agent), success=enough)
+        assert episode.success is success
+
+
+# -- 4. failures ---------------------------------------------------------------------------------
+
+
+async def failing(client: Any, task: str) -> float:
+    raise ValueError("this does not work")
+
+
+async def test_an_agents_failure_is_an_episode_without_a_reward() -> None:
+    (episode,) = await play(plan("a"), player(failing))
+
+    assert (episode.reward, episode.success, episode.turns) == (None, False, 0)
+    assert "this does not work" in episode.error
+
+
+async def test_a_strict_players_failure_is_raised() -> None:
+    with pytest.raises(AgentError, match="failing"):
+        await play(plan("a"), player(failing, strict=True))
+
+
+async def test_an_endpoint_of_the_agents_own_that_is_down_is_no_failure_of_the_agent() -> None:
+    async def agent(client: Any, task: str) -> float:
+        raise openai.OpenAIError("nobody answers")
+
+    with pytest.raises(openai.OpenAIError, match="nobody answers"):
+        await play(plan("a", "b"), player(agent))
+
+
+# -- 5. written down -----------------------------------------------------------------------------
+
+
+async def test_the_log_has_what_was_played(tmp_path: Path) -> None:
+    log = EpisodeLog(tmp_path)
+    found = await play(plan("a", "b", seeds=2), player(echo, dialogues=True), log.add)
+
+    again = EpisodeLog(tmp_path)
+    assert again.by_key == log.by_key == {episode.key: episode for episode in found}
+
+
+async def test_a_line_that_a_crash_cut_off_is_set_aside(tmp_path: Path) -> None:
+    found = await play(plan("a", "b"), player(echo), EpisodeLog(tmp_path).add)
+    path = tmp_path / EPISODES
+    path.write_text(path.read_text()[:-30])
+
+    assert len(EpisodeLog(tmp_path).by_key) == len(found) - 1
+    assert len(path.read_text().splitlines()) == 1
+
+
+def test_a_record_of_another_version_is_refused() -> None:
+    with pytest.raises(EpisodeError, match="'colour'.*Start anew in another folder"):
+        Episode.read({"model": "m", "colour": "red"})

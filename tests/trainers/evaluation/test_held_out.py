@@ -1,0 +1,133 @@
+"""Held-out tasks before and after training.
+
+1. All tasks are played, greedily once and at temperature 1 as often as the run says.
+2. The run's seed decides the draws; the same weights score the same.
+3. The first greedy episodes are there to read.
+4. An agent that fails stops the run, unless failing has a reward.
+5. What is written down reads back; what was not written by us is refused in words.
+"""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tinker_cookbook.rl.types import RLDataset
+
+from evert.bridge.base import BASE_MODEL
+from evert.bridge.dataset import AgentDataset
+from evert.bridge.errors import AgentError
+from evert.envs.identity import identity_agent
+from evert.trainers.evaluation.held_out import (
+    Evaluation,
+    HeldOutError,
+    read_evaluation,
+    samples_markdown,
+    score_weights,
+)
+
+CONFIG: Any = SimpleNamespace(base_url=None, model_name=BASE_MODEL, max_tokens=8)
+
+
+def tasks(agent: Any = identity_agent, seed: int = 0, **options: Any) -> AgentDataset:
+    return AgentDataset(agent, [1000, 1001, 1002], batch_size=3, group_size=4, seed=seed, **options)
+
+
+async def score(dataset: RLDataset | None, samples: int = 2) -> Evaluation | None:
+    return await score_weights(CONFIG, dataset, samples=samples, base_model=BASE_MODEL)
+
+
+async def found(dataset: AgentDataset, samples: int = 2) -> Evaluation:
+    evaluation = await score(dataset, samples)
+    assert evaluation is not None
+    return evaluation
+
+
+@pytest.mark.usefixtures("engine")
+async def test_every_task_is_played_once_greedily_and_a_groups_times_at_temperature_1() -> None:
+    evaluation = await found(tasks())
+
+    assert {how: s.episodes for how, s in evaluation.scores.items()} == {
+        "greedy": 3,
+        "temperature_1": 12,
+    }
+    assert {(s.model, s.split) for s in evaluation.scores.values()} == {(BASE_MODEL, "test")}
+
+
+@pytest.mark.usefixtures("engine")
+async def test_the_runs_seed_decides_the_draws() -> None:
+    first, again, other = [await found(tasks(seed=seed)) for seed in (1, 1, 2)]
+
+    assert first == again
+    assert first.scores["greedy"] == other.scores["greedy"]
+    assert first.scores["temperature_1"] != other.scores["temperature_1"]
+
+
+@pytest.mark.usefixtures("engine")
+async def test_the_first_greedy_episodes_are_there_to_read() -> None:
+    first, second = (await found(tasks(), samples=2)).samples
+
+    assert (first.target, second.target) == ("1000", "1001")
+    (turn,) = first.dialogue
+    assert "Say you are 1000." in turn["told"]
+    assert turn["said"]
+    text = samples_markdown("identity", [first], [second])
+    assert "## Task 1000" in text
+    assert f">>> {turn['said']}" in text
+
+
+async def test_without_held_out_tasks_there_is_no_score() -> None:
+    assert await score(None) is None
+
+
+async def test_tasks_that_are_no_agents_are_refused() -> None:
+    class Other(RLDataset):
+        def get_batch(self, index: int) -> Any: ...
+        def __len__(self) -> int:
+            return 0
+
+    with pytest.raises(HeldOutError, match="Held-out tasks are a Other; expected an AgentDataset"):
+        await score(Other())
+
+
+def failing_agent(client: Any, task: int) -> float:
+    if task == 1001:
+        raise ValueError("no such number")
+    client.chat.completions.create(messages=[{"role": "user", "content": "?"}])
+    return 1.0
+
+
+@pytest.mark.usefixtures("engine")
+async def test_an_agent_that_fails_stops_the_run() -> None:
+    with pytest.raises(AgentError, match="failing_agent"):
+        await score(tasks(failing_agent))
+
+
+@pytest.mark.usefixtures("engine")
+async def test_unless_failing_has_a_reward() -> None:
+    evaluation = await found(tasks(failing_agent, on_agent_error=-1.0))
+
+    assert evaluation.scores["greedy"].reward == pytest.approx(1 / 3)
+
+
+@pytest.mark.usefixtures("engine")
+async def test_what_is_written_down_reads_back(tmp_path: Path) -> None:
+    evaluation = await found(tasks())
+    (tmp_path / "before.json").write_text(json.dumps(evaluation.as_json()))
+
+    assert read_evaluation(json.loads((tmp_path / "before.json").read_text())) == evaluation
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {},
+        {"scores": {}, "samples": []},
+        {"scores": {"greedy": 3, "temperature_1": 4}, "samples": []},
+        {"scores": None, "samples": None},
+    ],
+)
+def test_a_record_that_is_none_of_ours_is_refused(record: dict[str, Any]) -> None:
+    with pytest.raises(HeldOutError, match="Delete before.json to have the untrained weights"):
+        read_evaluation(record)
