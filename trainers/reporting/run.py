@@ -14,7 +14,7 @@ agents record under several names.
 
 import difflib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,16 +113,17 @@ def read_run(path: Path) -> Run:
         rows=rows,
         before=_scores(held_out.get("before") or before.get("scores")),
         after=after,
-        final=trained.reward if trained else _last_score(path, len(rows)),
+        final=trained.reward if trained else _last_score(path, rows),
         samples=_samples(path, before),
         finished=bool(result),
     )
 
 
-def _last_score(path: Path, steps: int) -> float | None:
+def _last_score(path: Path, rows: Sequence[Mapping[str, float]]) -> float | None:
     """What the Cookbook measured after the last step; None where it did not."""
-    rows = [row for row in read_jsonl(path / run_folder.METRICS) if row.get("step") == steps]
-    scores = [row[HELD_OUT_REWARD] for row in rows if _is_number(row.get(HELD_OUT_REWARD))]
+    after = rows[-1]["step"] + 1 if rows else 0
+    found = [row for row in read_jsonl(path / run_folder.METRICS) if row.get("step") == after]
+    scores = [row[HELD_OUT_REWARD] for row in found if _is_number(row.get(HELD_OUT_REWARD))]
     return scores[-1] if scores else None
 
 

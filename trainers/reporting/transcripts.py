@@ -98,7 +98,7 @@ def _rollout(record: Mapping[str, Any], most: int) -> Episode:
 def _sample(sample: Mapping[str, Any], most: int) -> Episode:
     """A held-out episode of ``samples.jsonl``."""
     turns = [
-        Turn(f"turn {number}", [("told", str(turn["told"])), ("said", str(turn["said"]))])
+        Turn(f"turn {number}", [(part, str(turn.get(part, ""))) for part in ("told", "said")])
         for number, turn in enumerate(sample.get("dialogue") or (), 1)
     ]
     ending = f"task {shorten(str(sample.get('target', '')), 60)}, {_counted(turns)}"

@@ -7,6 +7,7 @@ the command makes of them, from the file.
 2. It asks for nothing but itself, and the browser's console stays empty.
 3. On a phone it does not scroll sideways, and columns stack; in the dark it is dark.
 4. Text of a hostile agent stays text.
+5. The documentation's figure of how evert works is readable, too.
 
 Without Chromium these tests are skipped, unless EVERT_BROWSER=required is set.
 """
@@ -270,3 +271,26 @@ def test_the_page_forbids_scripts_that_would_be_in_it(
     browser.open(tmp_path / "changed.html")
     assert browser.ask("document.title") != "taken"
     assert any("Content Security Policy" in message for message in browser.said())
+
+
+# -- the figure of the documentation -------------------------------------------------------------
+
+
+def test_how_evert_works_is_light_or_dark_asks_for_nothing_and_its_text_fits(
+    browser: Browser,
+) -> None:
+    figure = Path(__file__).parents[3] / "docs" / "how-it-works.svg"
+    outside = (
+        "[...document.querySelectorAll('text')].filter(t => {"
+        "const {x, y, width, height} = t.getBBox();"
+        "return x < 0 || y < 0 || x + width > 980 || y + height > 602}).length"
+    )
+    for scheme, is_dark in (("light", False), ("dark", True)):
+        browser.open(figure, scheme=scheme)
+        (brightness,) = ImageStat.Stat(
+            browser.screenshot().crop((0, 0, 980, 600)).convert("L")
+        ).mean
+        assert (brightness < 80) is is_dark
+        assert browser.ask(outside) == 0
+        assert {a for a in browser.asked_for() if not a.startswith("data:")} == {figure.as_uri()}
+    assert browser.ask("document.querySelectorAll('title, desc').length") == 2
