@@ -25,7 +25,8 @@ from evert.envs.games import games
 from evert.trainers.reporting.figures.curves import draw_games
 from evert.trainers.reporting.figures.style import save as save_figure
 from evert.trainers.reporting.metrics import Curve, curves
-from evert.trainers.runs.folder import RunFolder, git_revision, machine, versions
+from evert.trainers.runs.folder import RunFolder
+from evert.trainers.runs.origin import origin
 from evert.trainers.runs.progress import quiet_progress_bars
 from evert.trainers.train import train
 
@@ -124,9 +125,7 @@ def save(out: Path, results: dict[str, list[dict[str, Any]]], failures: list[str
     """Write ``learning.json`` and ``learning.png``."""
     record = {
         "command": sys.argv,
-        "machine": machine(),
-        "versions": versions(),
-        "git": git_revision(),
+        **origin(),
         "failures": failures,
         "runs": results,
     }

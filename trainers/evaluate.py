@@ -32,6 +32,7 @@ from evert.trainers.command import run_async, run_command
 from evert.trainers.evaluation.settings import EvaluateSettings
 from evert.trainers.runs import folder as run_folder
 from evert.trainers.runs.folder import RunFolder, RunFolderError
+from evert.trainers.runs.origin import origin
 from evert.trainers.runs.settings import slug
 
 if TYPE_CHECKING:
@@ -160,8 +161,7 @@ def _evaluate(
     seeds = range(settings.seed, settings.seed + settings.seeds)
     folder, played = RunFolder(path, resumed=True), list[Episode]()
     with run_folder.alone_in(path, "evaluating", "out"):
-        description = {"settings": chz.asdict(settings), "versions": run_folder.versions()}
-        folder.write_json(EVALUATION, {**description, "git": run_folder.git_revision()})
+        folder.write_json(EVALUATION, {"settings": chz.asdict(settings), **origin()})
         log = EpisodeLog(path)
         console.print(f"evaluation: {path}", soft_wrap=True)
         for contestant in contestants:

@@ -237,7 +237,7 @@ async def _run(
     elif start:
         console.print(f"resuming after step {start} of {settings.steps}", markup=False)
     began = time.monotonic()
-    await _train(config, folder, console, logger, settings.steps, start)
+    await _train(config, folder, console, logger)
     seconds = time.monotonic() - began
     trained = _final_weights(folder)
     after = await score_weights(config, held_out, samples=settings.samples, model_path=trained)
@@ -274,25 +274,17 @@ async def _score_before(
     return before
 
 
-async def _train(
-    config: "Config",
-    folder: RunFolder,
-    console: Console,
-    logger: "Logger",
-    total: int,
-    start: int,
-) -> None:
+async def _train(config: "Config", folder: RunFolder, console: Console, logger: "Logger") -> None:
     """The Cookbook's ``main``, with its progress shown and tracked."""
     from tinker_cookbook.rl import train as cookbook
 
-    from evert.trainers.runs.progress import display, follow, follow_rows, quiet_cookbook
+    from evert.trainers.runs.progress import display, follow, quiet_cookbook
 
     logger.log_hparams(config)
     asyncio.get_running_loop().set_exception_handler(_log)
-    with display(console, total, start) as shown:
+    with display(console, folder.path, config.max_steps or 0) as show:
         async with (
-            follow(folder.path, shown),
-            follow_rows(folder.path, lambda row: logger.log_metrics(dict(row), row.get("step"))),
+            follow(folder.path, show, lambda row: logger.log_metrics(dict(row), row.get("step"))),
             quiet_cookbook(cookbook.main(config)) as training,
         ):
             try:

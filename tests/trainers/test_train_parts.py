@@ -43,7 +43,7 @@ from evert.trainers.runs.folder import (
     drop_broken_lines,
     open_run,
 )
-from evert.trainers.runs.progress import Lines, display, follow
+from evert.trainers.runs.progress import display, follow
 from evert.trainers.runs.settings import (
     RecipeError,
     TrainSettings,
@@ -363,20 +363,19 @@ def steps_of(path: Path, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, An
 
 
 async def test_only_a_step_moves_what_is_shown(tmp_path: Path) -> None:
-    seen: list[tuple[Any, ...]] = []
-
-    class Shown:
-        def show(self, *now: Any) -> None:
-            seen.append(now)
-
+    written = io.StringIO()
     rows = [
         {"tokens/cumulative/sampled": 3},
         {"step": 0, "progress/done_frac": 1.0, TRAIN_REWARD: 0.5},
         {"step": 1, HELD_OUT_REWARD: 0.25},
     ]
-    async with follow(tmp_path, Shown()):
-        (tmp_path / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert seen == [(1, 0.5, None)]
+    taken: list[Mapping[str, Any]] = []
+    with display(Console(file=written), tmp_path, 1) as show:
+        async with follow(tmp_path, show, taken.append):
+            (tmp_path / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert written.getvalue().startswith("training: step 1/1  reward 0.50  ")
+    assert len(written.getvalue().splitlines()) == 1
+    assert taken == rows
 
 
 def test_samples_show_what_was_told_and_said() -> None:
@@ -396,21 +395,34 @@ def test_samples_show_what_was_told_and_said() -> None:
     assert sample_records([before], [after])[0]["after"]["reward"] == 1.0
 
 
-def test_a_long_run_prints_a_line_now_and_then() -> None:
+def step_row(step: int, held_out: float | None = None) -> dict[str, Any]:
+    row = {"step": step, "progress/done_frac": 0.5, TRAIN_REWARD: 0.5}
+    return row if held_out is None else row | {HELD_OUT_REWARD: held_out}
+
+
+def test_a_long_run_prints_a_line_now_and_then(tmp_path: Path) -> None:
     written = io.StringIO()
-    lines = Lines(Console(file=written), 100, "training")
-    for step in range(1, 101):
-        lines.show(step, 0.5, None)
+    with display(Console(file=written), tmp_path, 100) as show:
+        for step in range(100):
+            show(step_row(step))
     shown = written.getvalue().splitlines()
     assert len(shown) == 10
     assert shown[-1].startswith("training: step 100/100  reward 0.50  ")
 
 
-def test_a_terminal_gets_a_bar_and_a_pipe_does_not() -> None:
+def test_a_resumed_run_is_shown_with_the_scores_from_before(tmp_path: Path) -> None:
+    written = io.StringIO()
+    (tmp_path / METRICS).write_text(json.dumps(step_row(0, held_out=0.25)) + "\n")
+    with display(Console(file=written), tmp_path, 2) as show:
+        show(step_row(1))
+    assert "step 2/2  reward 0.50  held-out 0.25" in written.getvalue()
+
+
+def test_a_terminal_gets_a_bar_and_a_pipe_does_not(tmp_path: Path) -> None:
     terminal, pipe = io.StringIO(), io.StringIO()
     for stream, is_terminal in ((terminal, True), (pipe, False)):
-        with display(Console(file=stream, force_terminal=is_terminal), 2, 0) as shown:
-            shown.show(2, 1.0, 0.25)
+        with display(Console(file=stream, force_terminal=is_terminal), tmp_path, 2) as show:
+            show(step_row(1, held_out=0.25))
     assert "\x1b[" in terminal.getvalue()
     assert "held-out 0.25" in terminal.getvalue()
     assert "\x1b" not in pipe.getvalue()

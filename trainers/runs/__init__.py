@@ -6,6 +6,7 @@ In reading order:
     cookbook.py         the same as the Cookbook's ``Config``, and what else of it can be set
     engine_choice.py    the in-process engine or a service
     folder.py           what a run leaves behind, and who may work in it
+    origin.py           versions, machine, revision: what its figures come from
     resuming.py         taking up a run wherever it was stopped
     warm_up.py          supervised steps before RL
     demonstrations.py   what they are on

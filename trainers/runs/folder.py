@@ -19,15 +19,11 @@ written whole or not at all.
 """
 
 import json
-import os
-import platform
 import shutil
-import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +31,7 @@ import chz
 from filelock import FileLock, Timeout
 
 from evert.bridge.errors import EvertError
-from evert.trainers.runs.settings import TrainSettings, differing, recorded, slug
+from evert.trainers.runs.settings import TrainSettings, differing, slug
 
 RUN, BEFORE, RESULT = "run.json", "before.json", "result.json"
 METRICS, CHECKPOINTS, LOGS = "metrics.jsonl", "checkpoints.jsonl", "logs.log"
@@ -383,48 +379,3 @@ def cannot_write(path: Path, error: OSError) -> RunFolderError:
         f"{path} cannot be written to: {error.strerror or error}. What was written before is "
         "untouched. Free some space, or choose a folder that can be written to."
     )
-
-
-def describe(settings: TrainSettings, command: Sequence[str], engine: Mapping[str, Any]) -> Any:
-    """``run.json``: what the run is, and what it ran on."""
-    return {
-        "name": settings.name,
-        "settings": recorded(settings),
-        "command": list(command),
-        "engine": dict(engine),
-        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "versions": versions(),
-        "git": git_revision(),
-        "machine": machine(),
-    }
-
-
-def versions() -> dict[str, str]:
-    """Versions of what decides a run's figures."""
-    found = {"python": platform.python_version()}
-    for package in ("evert", "tinker", "tinker-cookbook", "torch", "transformers"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "unknown"
-    return found
-
-
-def machine() -> dict[str, Any]:
-    """The kind of computer, without its name."""
-    here = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
-    return {
-        "system": platform.system(),
-        "processor": platform.machine(),
-        "cpus": len(here) or os.cpu_count(),
-    }
-
-
-def git_revision() -> str | None:
-    """The revision of the working directory, with '-dirty' where it has changes; None if none."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() or None

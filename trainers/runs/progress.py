@@ -1,7 +1,7 @@
 """What a run shows while it trains: a bar on a terminal, now and then a line elsewhere.
 
 The Cookbook's loop offers no hook for progress, and stays unchanged. It does write a line a step
-to ``metrics.jsonl``, which is its public record; ``follow_rows`` reads that file as it grows, with
+to ``metrics.jsonl``, which is its public record; ``follow`` reads that file as it grows, with
 the Cookbook's own incremental reader. So the display works with any engine, sees exactly what is
 recorded, and cannot disturb the training.
 
@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, redirect_stderr, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -36,67 +36,40 @@ LINES = 10
 """Most lines a run prints about its steps where there is no terminal."""
 
 
-class Display(Protocol):
-    """Shows how far a run is."""
-
-    def show(self, step: int, reward: float | None, held_out: float | None) -> None:
-        """``step`` steps are done; the scores are the latest ones, None before the first."""
-
-
-class Bar:
-    """A progress bar, for terminals."""
-
-    def __init__(self, progress: Progress, total: int, done: int, doing: str) -> None:
-        self._progress = progress
-        self._task = progress.add_task(doing, total=total, completed=done, scores="")
-
-    def show(self, step: int, reward: float | None, held_out: float | None) -> None:
-        """Move the bar."""
-        self._progress.update(self._task, completed=step, scores=_scores(reward, held_out))
-
-
-class Lines:
-    """A line every few steps, for files and pipes."""
-
-    def __init__(self, console: Console, total: int, doing: str) -> None:
-        self._console = console
-        self._total = total
-        self._doing = doing
-        self._every = max(1, -(-total // LINES))
-        self._began = time.monotonic()
-
-    def show(self, step: int, reward: float | None, held_out: float | None) -> None:
-        """Print a line, if it is time for one."""
-        if step % self._every == 0 or step == self._total:
-            seconds = time.monotonic() - self._began
-            done = f"{self._doing}: step {step}/{self._total}"
-            self._console.print(
-                f"{done}  {_scores(reward, held_out)}  {seconds:.0f} s", soft_wrap=True
-            )
-
-
-def _scores(reward: float | None, held_out: float | None) -> str:
-    shown = [
-        f"{name} {score:.2f}"
-        for name, score in (("reward", reward), ("held-out", held_out))
-        if score is not None
-    ]
-    return "  ".join(shown)
+Take: TypeAlias = Callable[[Mapping[str, Any]], None]
+"""Takes a line of ``metrics.jsonl``."""
 
 
 @contextmanager
-def display(console: Console, total: int, done: int, doing: str = "training") -> Iterator[Display]:
-    """The display that fits where ``console`` writes.
+def display(console: Console, folder: Path, total: int, doing: str = "training") -> Iterator[Take]:
+    """Show how far a run is, as fits where ``console`` writes; yields what is handed its metrics.
 
     Args:
         console: Of the command.
+        folder: Of the run; what it reached before a resumption counts.
         total: Steps of the run.
-        done: Steps done before, in a resumed run.
         doing: What the steps do, in a word or two.
     """
-    if not console.is_terminal:
-        yield Lines(console, total, doing)
-        return
+    latest: dict[str, Any] = {}
+    for row in read_jsonl(folder / METRICS):
+        latest |= row if is_step(row) else {}
+    done = latest.get("step", -1) + 1
+    shown = _bar if console.is_terminal else _lines
+    with shown(console, total, done, doing) as show:
+
+        def take(row: Mapping[str, Any]) -> None:
+            latest.update(row)
+            if is_step(row):
+                named = {"reward": TRAIN_REWARD, "held-out": HELD_OUT_REWARD}
+                scores = [f"{n} {latest[key]:.2f}" for n, key in named.items() if key in latest]
+                show(row["step"] + 1, "  ".join(scores))
+
+        yield take
+
+
+@contextmanager
+def _bar(console: Console, total: int, done: int, doing: str) -> Iterator[Callable[..., None]]:
+    """A progress bar, for terminals."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -105,29 +78,26 @@ def display(console: Console, total: int, done: int, doing: str = "training") ->
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console) as progress:
-        yield Bar(progress, total, done, doing)
+        task = progress.add_task(doing, total=total, completed=done, scores="")
+        yield lambda step, scores: progress.update(task, completed=step, scores=scores)
+
+
+@contextmanager
+def _lines(console: Console, total: int, done: int, doing: str) -> Iterator[Callable[..., None]]:
+    """A line every few steps, for files and pipes."""
+    every, began = max(1, -(-total // LINES)), time.monotonic()
+
+    def show(step: int, scores: str) -> None:
+        if step % every == 0 or step == total:
+            seconds = time.monotonic() - began
+            line = f"{doing}: step {step}/{total}  {scores}  {seconds:.0f} s"
+            console.print(line, soft_wrap=True)
+
+    yield show
 
 
 @asynccontextmanager
-async def follow(folder: Path, shown: Display) -> AsyncIterator[None]:
-    """Keep a display up to date with a run folder's ``metrics.jsonl`` inside the block."""
-    latest: dict[str, Any] = {}
-    for row in read_jsonl(folder / METRICS):  # of before a resumption
-        latest.update(row)
-
-    def show(row: Mapping[str, Any]) -> None:
-        latest.update(row)
-        if is_step(row):
-            shown.show(row["step"] + 1, latest.get(TRAIN_REWARD), latest.get(HELD_OUT_REWARD))
-
-    async with follow_rows(folder, show):
-        yield
-
-
-@asynccontextmanager
-async def follow_rows(
-    folder: Path, take: Callable[[Mapping[str, Any]], None]
-) -> AsyncIterator[None]:
+async def follow(folder: Path, *takers: Take) -> AsyncIterator[None]:
     """Hand over each line that ``metrics.jsonl`` grows by inside the block, in order."""
     from tinker_cookbook.stores.storage import storage_from_uri
     from tinker_cookbook.stores.training_store import TrainingRunStore
@@ -137,7 +107,8 @@ async def follow_rows(
 
     def catch_up() -> None:
         for row in store.read_new_metrics():
-            take(row)
+            for take in takers:
+                take(row)
 
     async def poll() -> None:
         while True:

@@ -6,6 +6,7 @@ expects and no step stands twice in ``metrics.jsonl``.
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ from evert.trainers.runs.folder import (
     WARM_UP,
     RunFolder,
     RunFolderError,
-    describe,
     drop_broken_lines,
     keep_lines,
     read_jsonl,
 )
+from evert.trainers.runs.origin import origin
 from evert.trainers.runs.settings import TrainSettings, recorded
 
 TIMES = "timing_spans.jsonl"
@@ -51,7 +52,14 @@ def take_up(
     Raises:
         RunFolderError: The run's checkpoints are on another engine.
     """
-    about = (folder.read_json(RUN) if folder.resumed else None) or describe(settings, command, {})
+    about: dict[str, Any] = (folder.read_json(RUN) if folder.resumed else None) or {
+        "name": settings.name,
+        "settings": {},
+        "command": list(command),
+        "engine": {},
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        **origin(),
+    }
     about["settings"] = recorded(settings)
     if folder.resumed:
         _check_engine(folder, about, engine)

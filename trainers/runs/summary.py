@@ -8,6 +8,7 @@ from rich.table import Table
 
 from evert.trainers.runs import folder as run_folder
 from evert.trainers.runs.folder import RunFolder
+from evert.trainers.runs.origin import origin
 from evert.trainers.runs.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -53,9 +54,7 @@ def summarise(
             "after": _scores(done.after),
         },
         "seconds": {name: round(seconds, 2) for name, seconds in done.seconds.items()},
-        "versions": run_folder.versions(),
-        "git": run_folder.git_revision(),
-        "machine": run_folder.machine(),
+        **origin(),
         "folder": str(folder.path),
     }
     folder.write_json(run_folder.RESULT, result)

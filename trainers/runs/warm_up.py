@@ -80,8 +80,8 @@ async def warm_up(
     place.mkdir(exist_ok=True)
     config = warm_up_config(settings, folder, embedded=embedded)
     console.print(f"warming up on {path_of(settings.demonstrations)}", markup=False, soft_wrap=True)
-    with display(console, settings.warm_up_steps, 0, "warming up") as shown:
-        async with follow(place, shown), quiet_cookbook(cookbook.main(config)) as training:
+    with display(console, place, settings.warm_up_steps, "warming up") as show:
+        async with follow(place, show), quiet_cookbook(cookbook.main(config)) as training:
             await training
     return _final(place)
 

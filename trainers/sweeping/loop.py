@@ -30,6 +30,7 @@ from evert.trainers.command import run_async
 from evert.trainers.runs import folder as run_folder
 from evert.trainers.runs import process
 from evert.trainers.runs.folder import RunFolder, RunFolderError
+from evert.trainers.runs.origin import origin
 from evert.trainers.runs.progress import quiet_progress_bars
 from evert.trainers.runs.settings import TrainSettings, slug
 from evert.trainers.sweeping.results import (
@@ -103,9 +104,8 @@ def open_sweep(given: Mapping[str, str], command: Sequence[str]) -> tuple[RunFol
         )
     path = run_folder.output_folder(plan.settings.out, "sweeps", plan.name, SWEEP)
     about = {"arguments": {**recorded, **asked}, "command": list(command)}
-    about |= {"versions": run_folder.versions(), "git": run_folder.git_revision()}
     folder = RunFolder(path, resumed=True)
-    folder.write_json(SWEEP, {**about, "machine": run_folder.machine()})
+    folder.write_json(SWEEP, {**about, **origin()})
     return folder, plan
 
 

@@ -1,0 +1,43 @@
+"""What a run's figures come from: versions, machine, revision."""
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+
+def origin() -> dict[str, Any]:
+    """``versions``, ``git`` and ``machine``, as every record of ours has them."""
+    return {"versions": _versions(), "git": _git_revision(), "machine": machine()}
+
+
+def _versions() -> dict[str, str]:
+    """Versions of what decides a run's figures."""
+    found = {"python": platform.python_version()}
+    for package in ("evert", "tinker", "tinker-cookbook", "torch", "transformers"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "unknown"
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """The kind of computer, without its name."""
+    here = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    return {
+        "system": platform.system(),
+        "processor": platform.machine(),
+        "cpus": len(here) or os.cpu_count(),
+    }
+
+
+def _git_revision() -> str | None:
+    """The revision of the working directory, with '-dirty' where it has changes; None if none."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
