@@ -23,6 +23,7 @@ Read in this order:
     diagnosis.py     who called, tool calls that were lost
     explain.py       a rollout for people
     options.py       the options of an Env, and their defaults
+    turns.py         from an action to the next prompt
     env.py           ChatAgentEnv: all of it as an Env
     seats.py         agents with several trained roles
     group.py         groups of episodes

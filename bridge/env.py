@@ -105,7 +105,8 @@ class ChatAgentEnv(Env):
         self._turns.refuse_if_closed()
         upcoming = await self._turns.begin(*await self._begin())
         if isinstance(upcoming, Outstanding):
-            return self._hand_out(upcoming)
+            self._outstanding = upcoming
+            return upcoming.observation(self._renderer)
         if self._turns.account.overflow is None:
             upcoming.metrics["no_llm_call"] = 1.0
         return upcoming.as_overflow()
@@ -137,7 +138,8 @@ class ChatAgentEnv(Env):
         if upcoming.drift is not None:
             turn.logs[DRIFT] = str(upcoming.drift)
         turn.reward += self._turns.account.take_notes(turn.metrics, turn.logs)
-        observation, stop = self._hand_out(upcoming)
+        self._outstanding = upcoming
+        observation, stop = upcoming.observation(self._renderer)
         return StepResult(turn.reward, False, observation, stop, turn.metrics, turn.logs)
 
     async def inject_messages(
@@ -154,8 +156,8 @@ class ChatAgentEnv(Env):
         try:
             self._turns.book.inject(outstanding.conversation, messages, self._renderer)
         finally:
-            handed_out = self._hand_out(outstanding)
-        return handed_out
+            self._outstanding = outstanding
+        return outstanding.observation(self._renderer)
 
     def set_parse_error_policy(self, policy: ParseErrorPolicy) -> None:
         """Take a runner's policy for replies that do not parse."""
@@ -243,12 +245,13 @@ class ChatAgentEnv(Env):
         """Start the agent; the episode, and the inbox that this Env reads."""
         loop = asyncio.get_running_loop()
         episode = Episode(self._form, loop, [self._settings.names], self._frozen)
-        self._start(episode, self._settings.names[0])
+        self._start(episode)
         return episode, episode.inboxes[0]
 
-    def _start(self, episode: Episode, model: str) -> None:
-        """Start the agent; its calls go to ``model`` unless they name one."""
+    def _start(self, episode: Episode) -> None:
+        """Start the agent; its calls go to the first model there is unless they name another."""
         form = self._form
+        model = episode.routes.names[0]
         endpoint = Endpoint(episode, episode.inboxes[0], model, self._renderer)
         client = (AgentClient if form.is_async else BlockingAgentClient)(endpoint)
         arguments = (client,) * form.takes_client + (self._task,) * form.takes_task
@@ -258,12 +261,7 @@ class ChatAgentEnv(Env):
 
     def _take_outstanding(self) -> Outstanding:
         self._turns.refuse_if_closed()
-        episode = self._turns.episode
-        if episode is not None and episode.loop is not asyncio.get_running_loop():
-            raise EnvStateError(
-                "A ChatAgentEnv was stepped on another event loop than the one it was started on. "
-                "Play an episode within one asyncio.run(...)."
-            )
+        self._turns.refuse_if_elsewhere()
         outstanding, self._outstanding = self._outstanding, None
         if outstanding is None:
             raise EnvStateError(
@@ -272,9 +270,3 @@ class ChatAgentEnv(Env):
                 "ended cannot be continued, by a hook neither); got a step out of turn."
             )
         return outstanding
-
-    def _hand_out(self, outstanding: Outstanding) -> tuple[Observation, StopCondition]:
-        """Make this call the outstanding one; its prompt and where to stop."""
-        self._outstanding = outstanding
-        stop = self._renderer.stop_with(outstanding.call.request.stop)
-        return outstanding.conversation.prompt(), stop

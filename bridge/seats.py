@@ -225,7 +225,7 @@ class SeatEnv(ChatAgentEnv):
             roles = [[seat_model(seat)] for seat in table.seats]
             loop = asyncio.get_running_loop()
             table.episode = Episode(self._form, loop, roles, self._frozen)
-            self._start(table.episode, roles[0][0])
+            self._start(table.episode)
             table.settle()
             self._group.begins(table)
         else:

@@ -14,8 +14,9 @@ from functools import cache
 from typing import Any, TypeAlias
 
 import openai
+from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.renderers.base import Message
-from tinker_cookbook.rl.types import Logs, Metrics, StopReason
+from tinker_cookbook.rl.types import Logs, Metrics, Observation, StopReason
 
 from evert.bridge.actions import (
     FormatRetries,
@@ -52,6 +53,10 @@ class Outstanding:
     call: ParkedCall
     conversation: Conversation
     drift: Drift | None = None
+
+    def observation(self, renderer: PromptRenderer) -> tuple[Observation, StopCondition]:
+        """The prompt to continue, and where to stop."""
+        return self.conversation.prompt(), renderer.stop_with(self.call.request.stop)
 
 
 @dataclass(slots=True)
@@ -269,6 +274,18 @@ class Turns:
         if self.is_closed:
             raise EnvClosedError(
                 f"This ChatAgentEnv of {self._agent} was closed; make a new one for a new episode."
+            )
+
+    def refuse_if_elsewhere(self) -> None:
+        """Check that this is the episode's event loop.
+
+        Raises:
+            EnvStateError: It is another.
+        """
+        if self.episode is not None and self.episode.loop is not asyncio.get_running_loop():
+            raise EnvStateError(
+                "A ChatAgentEnv was stepped on another event loop than the one it was started on. "
+                "Play an episode within one asyncio.run(...)."
             )
 
     async def close(self) -> None:

@@ -3,7 +3,9 @@
 From the outside in:
 
     engine.py           ``embedded_engine``: installs it, and everything that is loaded
-    clients.py          Tinker's service, training and REST clients
+    clients.py          Tinker's service client
+    training_client.py  its training client
+    rest_client.py      its REST client
     sampling_client.py  its sampling client
     futures.py          the futures they return
     network.py          nothing leaves this machine
@@ -12,7 +14,9 @@ From the outside in:
     training.py         forward, backward, optimizer step
     losses.py           the losses
     sampler.py          many requests, one running batch
+    running_batch.py    the rows of one batch, and drawing for them
     batches.py          rows decoded together over a cache
+    prefix_cache.py     keys and values kept for the next turn
     drawing.py          drawing tokens, stops
     frozen.py           weights ready to sample from
     lean.py             a forward pass of our own for Llama-like models

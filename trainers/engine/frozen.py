@@ -19,12 +19,12 @@ from evert.trainers.engine.batches import (
     Batch,
     GenericBatch,
     LeanBatch,
-    PrefixCache,
     causal_attention,
     chunk_tokens,
     pad,
 )
 from evert.trainers.engine.lean import LeanModel, can_be_lean
+from evert.trainers.engine.prefix_cache import PrefixCache
 
 LOGITS_BYTES = 2**29
 """Most bytes of logits held at once when given tokens are scored."""

@@ -32,12 +32,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from tinker import types
-from torch import Tensor
 
-from evert.trainers.engine.batches import Batch
-from evert.trainers.engine.drawing import Stops, Temper, draw, make_stops, stream_key, uniforms
+from evert.trainers.engine.drawing import make_stops, stream_key
 from evert.trainers.engine.errors import EngineClosedError, SamplingRequestError
 from evert.trainers.engine.frozen import FrozenModel
+from evert.trainers.engine.running_batch import Request, Row, RunningBatch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -66,28 +65,6 @@ class SamplerStats:
     """Given tokens whose log-probability was computed."""
     largest_batch: int = 0
     """Most rows decoded together."""
-
-
-@dataclass
-class _Request:
-    prompt: list[int]
-    params: types.SamplingParams
-    stops: Stops
-    max_tokens: int
-    keys: list[int]
-    """Random stream of each sample that is wanted."""
-    future: "Future[list[types.SampledSequence]]" = field(default_factory=Future)
-    done: dict[int, types.SampledSequence] = field(default_factory=dict)
-    """Finished samples, by index."""
-
-
-@dataclass
-class _Row:
-    request: _Request
-    index: int
-    """Which of the request's samples this is."""
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -126,9 +103,9 @@ class Sampler:
         self._asked: Counter[bytes] = Counter()
         self._sequence_numbers = itertools.count()
         self._lock = threading.Condition()
-        self._waiting: deque[_Row] = deque()
+        self._waiting: deque[Row] = deque()
         self._scores: list[_Score] = []
-        self._runs: list[_Run] = []
+        self._runs: list[RunningBatch] = []
         self._worker: threading.Thread | None = None
         self._closed = False
 
@@ -150,7 +127,7 @@ class Sampler:
             EngineClosedError: The sampler was closed.
         """
         max_tokens = self._check(prompt, num_samples, params)
-        request = _Request(
+        request = Request(
             list(prompt),
             params,
             make_stops(params.stop, self._end_tokens),
@@ -159,7 +136,7 @@ class Sampler:
         )
         with self._lock:
             self._wake()
-            self._waiting.extend(_Row(request, index) for index in range(num_samples))
+            self._waiting.extend(Row(request, index) for index in range(num_samples))
         return request.future
 
     def score(self, tokens: Sequence[int]) -> "Future[list[float | None]]":
@@ -301,7 +278,7 @@ class Sampler:
             return
         try:
             if run is None:
-                run = _Run(self._model.new_batch(), self._model.device, self._tokenizer)
+                run = RunningBatch(self._model.new_batch(), self._model.device, self._tokenizer)
                 self._runs.append(run)
             passes, prompt_tokens = run.admit(rows)
         except Exception as error:
@@ -313,11 +290,11 @@ class Sampler:
         self.stats.prompt_tokens += prompt_tokens
         self.stats.largest_batch = max(self.stats.largest_batch, len(run.rows))
 
-    def _take(self, run: "_Run | None") -> list[_Row]:
+    def _take(self, run: "RunningBatch | None") -> list[Row]:
         """Take waiting rows, as many as there is room for."""
         present = run.rows if run is not None else []
         longest = max(map(_expected_length, present), default=0)
-        taken: list[_Row] = []
+        taken: list[Row] = []
         with self._lock:
             while self._waiting:
                 row = self._waiting[0]
@@ -331,7 +308,7 @@ class Sampler:
                 self._waiting.popleft()
         return taken
 
-    def _finish(self, row: _Row, reason: types.StopReason) -> None:
+    def _finish(self, row: Row, reason: types.StopReason) -> None:
         request = row.request
         self.stats.sampled_tokens += len(row.tokens)
         request.done[row.index] = types.SampledSequence(
@@ -357,98 +334,7 @@ class Sampler:
             _fail(future, error)
 
 
-class _Run:
-    """The rows of one running batch."""
-
-    def __init__(
-        self, batch: Batch, device: torch.device, tokenizer: "PreTrainedTokenizerBase"
-    ) -> None:
-        self.batch = batch
-        self.rows: list[_Row] = []
-        self._device = device
-        self._tokenizer = tokenizer
-        self._logits = torch.zeros(0, 0)
-        self._tokens = torch.zeros(0, dtype=torch.long)
-        self._keys = np.zeros(0, dtype=np.uint64)
-        self._steps = np.zeros(0, dtype=np.uint64)
-        self._temper = Temper(torch.zeros(0), None, None, plain=True)
-
-    def admit(self, rows: Sequence[_Row]) -> tuple[int, int]:
-        """Add rows; returns the forward passes it took and the prompt tokens computed."""
-        waiting: dict[tuple[int, ...], list[_Row]] = {}
-        for row in rows:
-            waiting.setdefault(tuple(row.request.prompt), []).append(row)
-        groups = list(waiting.values())
-        admitted = self.batch.admit(list(waiting), [len(group) for group in groups])
-        self.rows += [groups[owner].pop(0) for owner in admitted.owners]
-        known = [self._logits] if len(self._logits) else []
-        self._logits = torch.cat([*known, admitted.logits])
-        self._describe_rows()
-        return admitted.passes, admitted.computed_tokens
-
-    def draw(self) -> list[tuple[_Row, types.StopReason]]:
-        """Draw a token for each row; returns the rows that ended, which are dropped."""
-        uniform = torch.from_numpy(uniforms(self._keys, self._steps)).to(self._device)
-        self._tokens, logprobs = draw(self._logits, self._temper, uniform)
-        self._steps = self._steps + np.uint64(1)
-        ended: dict[int, types.StopReason | None] = {}
-        drawn = zip(self.rows, self._tokens.tolist(), logprobs.tolist(), strict=True)
-        for i, (row, token, logprob) in enumerate(drawn):
-            row.tokens.append(token)
-            row.logprobs.append(logprob)
-            if row.request.stops.hit(row.tokens, self._decode):
-                ended[i] = "stop"
-            elif len(row.tokens) >= row.request.max_tokens:
-                ended[i] = "length"
-            elif row.request.future.cancelled():
-                ended[i] = None
-        return self._drop(ended) if ended else []
-
-    def step(self) -> int:
-        """Run the drawn tokens through the model; returns the forward passes it took."""
-        self._logits = self.batch.step(self._tokens)
-        return 1
-
-    def _drop(
-        self, ended: dict[int, types.StopReason | None]
-    ) -> list[tuple[_Row, types.StopReason]]:
-        answers: list[tuple[_Row, types.StopReason]] = [
-            (self.rows[i], reason) for i, reason in ended.items() if reason is not None
-        ]
-        for i in ended:
-            self.batch.park(i, self.rows[i].request.prompt + self.rows[i].tokens)
-        origin = self.batch.keep([i for i in range(len(self.rows)) if i not in ended])
-        self.rows = [self.rows[i] for i in origin]
-        self._tokens = self._tokens[torch.tensor(origin, dtype=torch.long, device=self._device)]
-        self._describe_rows()
-        return answers
-
-    def _describe_rows(self) -> None:
-        """Lay out what the draw needs of each row; called when rows come or go."""
-        self._keys = np.array([row.request.keys[row.index] for row in self.rows], dtype=np.uint64)
-        self._steps = np.array([len(row.tokens) for row in self.rows], dtype=np.uint64)
-        params = [row.request.params for row in self.rows]
-        top_k = any(p.top_k > 0 for p in params)
-        top_p = any(p.top_p < 1 for p in params)
-        self._temper = Temper(
-            self._column([p.temperature for p in params], torch.float32),
-            self._column([p.top_k if p.top_k > 0 else 2**62 for p in params]) if top_k else None,
-            self._column([p.top_p for p in params], torch.float32) if top_p else None,
-            plain=not top_k and not top_p and all(p.temperature == 1 for p in params),
-        )
-
-    def _column(self, values: Sequence[float], dtype: torch.dtype = torch.long) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=self._device)
-
-    def _decode(self, tokens: Sequence[int]) -> str:
-        return str(
-            self._tokenizer.decode(
-                list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
-            )
-        )
-
-
-def _expected_length(row: _Row) -> int:
+def _expected_length(row: Row) -> int:
     return len(row.request.prompt) + min(row.request.max_tokens, _EXPECTED_REPLY)
 
 
