@@ -74,8 +74,9 @@ def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) ->
 
     def body(arguments: Sequence[str]) -> None:
         paths, settings = parse(arguments)
-        print(f"report: {write_report(paths, settings)}")
-        print("figures: PNG files beside it")
+        page = write_report(paths, settings)
+        print(f"report: {page}")
+        print(f"figures: {len(list(page.parent.glob('*.png')))} PNG files beside it")
 
     return run_command(body, argv, usage)
 

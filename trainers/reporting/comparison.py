@@ -38,7 +38,10 @@ def labels(runs: Sequence[Run]) -> list[str]:
     """
     keys = differing(runs)
     for shown in [], keys if len(keys) <= 2 else []:
-        named = [", ".join([r.name, *(f"{k}={r.settings.get(k)}" for k in shown)]) for r in runs]
+        values = [[(key, run.settings.get(key)) for key in shown] for run in runs]
+        told = [[f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in each]
+                for each in values]  # fmt: skip
+        named = [", ".join([run.name, *each]) for run, each in zip(runs, told, strict=True)]
         if len(set(named)) == len(runs):
             return named
     names = [run.path.resolve().name for run in runs]

@@ -273,6 +273,8 @@ def runs_with(tmp_path: Path, *values: dict[str, Any]) -> list[Run]:
         (({"name": "a"}, {"name": "b"}), ["a", "b"]),
         (({"seed": 0}, {"seed": 1}), ["game, seed=0", "game, seed=1"]),
         (({"seed": 0}, {"seed": 0}), ["folder (1)", "folder (2)"]),
+        (({"x": 0.123456}, {"x": 1e-4}), ["game, x=0.1235", "game, x=0.0001"]),
+        (({"x": 0.123456}, {"x": 0.123457}), ["folder (1)", "folder (2)"]),
         (({"x": 0, "y": 0, "z": 0}, {"x": 1, "y": 1, "z": 1}), ["folder (1)", "folder (2)"]),
     ],
 )
@@ -636,6 +638,8 @@ def test_the_command_says_where_the_page_is(
     assert report.main([str(made.path), f"out={tmp_path / 'a' / 'b'}", "title=My runs"]) == 0
     shown = capsys.readouterr().out
     assert f"report: {tmp_path / 'a' / 'b' / 'index.html'}\n" in shown
+    figures = len(list((tmp_path / "a" / "b").glob("*.png")))
+    assert f"figures: {figures} PNG files beside it\n" in shown
     assert "<title>My runs</title>" in (tmp_path / "a" / "b" / "index.html").read_text()
     assert not list((tmp_path / "a" / "b").glob(".*"))
 
