@@ -76,11 +76,15 @@ class Loop:
     def leave(self) -> None:
         """Give it back, and wait for what ends with it. Idempotent."""
         self._collected.detach()
+        self.finish()
+        self._shared.leave(self)
+
+    def finish(self) -> None:
+        """Do what is left to do."""
         work, self.at_end = self.at_end, None
         if work is not None:
             with contextlib.suppress(RuntimeError, TimeoutError):  # it has ended, or is blocked
                 self._portal.start_task_soon(work).result(PATIENCE)
-        self._shared.leave(self)
 
     def _leave_soon(self) -> None:
         """Give it back elsewhere: the collector calls this wherever it is, on the loop too."""
@@ -144,6 +148,6 @@ def _shared(pid: int) -> _Shared:
 
 
 @atexit.register
-def _leave_all() -> None:
+def _finish_all() -> None:  # and leave the thread to its end: the loop's own would start others
     for loop in list(_shared(os.getpid()).users):
-        loop.leave()
+        loop.finish()
