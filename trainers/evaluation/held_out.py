@@ -17,7 +17,6 @@ from evert.trainers.evaluation.policies import SeededPolicy
 from evert.trainers.evaluation.scores import Score, scores
 
 if TYPE_CHECKING:
-    import tinker
     from tinker_cookbook.rl.train import Config
     from tinker_cookbook.rl.types import RLDataset
 
@@ -96,38 +95,22 @@ async def score_weights(
 
     service = tinker.ServiceClient(base_url=config.base_url)
     client = await service.create_sampling_client_async(**weights)
-    played = await asyncio.gather(
-        *(
-            _play(config.model_name, client, dataset, temperature, config.max_tokens)
-            for temperature in TEMPERATURES.values()
-        )
-    )
-    found = {
-        how: score
-        for how, episodes in zip(TEMPERATURES, played, strict=True)
-        for score in scores(episodes, "split")
-    }
-    return Evaluation(found, played[0][:samples])
+    agent, tasks = load_agent(dataset.agent), {"test": dataset.tasks}
 
+    async def played(temperature: float) -> list[Episode]:
+        def policy(env: "ChatAgentEnv", seed: int) -> SeededPolicy:
+            return SeededPolicy(client, config.max_tokens, temperature, seed)
 
-async def _play(
-    model: str,
-    client: "tinker.SamplingClient",
-    dataset: "AgentDataset",
-    temperature: float,
-    max_tokens: int,
-) -> list[Episode]:
-    agent = load_agent(dataset.agent)
+        greedy = temperature == 0  # its episodes of a task are all the same: one will do
+        count = 1 if greedy else dataset.group_size
+        seeds = range(dataset.seed * count, (dataset.seed + 1) * count)
+        episodes = planned(config.model_name, "", tasks, seeds)
+        player = Player(lambda seed: agent, policy, dataset.options, strict=True, dialogues=greedy)
+        return await play(episodes, player, parallel=len(episodes))
 
-    def policy(env: "ChatAgentEnv", seed: int) -> SeededPolicy:
-        return SeededPolicy(client, max_tokens, temperature, seed)
-
-    greedy = temperature == 0  # its episodes of a task are all the same: one will do
-    count = 1 if greedy else dataset.group_size
-    seeds = range(dataset.seed * count, (dataset.seed + 1) * count)
-    episodes = planned(model, "", {"test": dataset.tasks}, seeds)
-    player = Player(lambda seed: agent, policy, dataset.options, strict=True, dialogues=greedy)
-    return await play(episodes, player, parallel=len(episodes))
+    found = await asyncio.gather(*map(played, TEMPERATURES.values()))
+    by_way = [scores(episodes, "split")[0] for episodes in found]
+    return Evaluation(dict(zip(TEMPERATURES, by_way, strict=True)), found[0][:samples])
 
 
 # -- samples, for people to read -----------------------------------------------------------------
