@@ -1,15 +1,51 @@
 """Search the settings of a run: ``evert sweep env=identity learning_rate=1e-4,1e-3 steps=10``.
 
-Here is the command; the sweep is ``sweeping/loop.py``.
+From top to bottom: the command, the folder of a sweep, and the sweep itself, which does as many
+runs at a time as there is room for. What is searched and remembered (on Optuna), and which values
+are best, is in ``sweeping/``. The folder:
+
+    sweep.json                 the command, versions, machine: what the sweep is
+    journal.log                every attempt at every run: an Optuna study
+    runs/NUMBER-VALUES/        the run folders
+    output/NUMBER.txt          what each run printed
+    results.csv results.json   a row a run, those of the best values first
+    parallel_coordinates.png
 """
 
+import asyncio
+import csv
+import io
+import shlex
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from evert.bridge.errors import MissingPackageError
-from evert.trainers.command import run_command
+import chz
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from evert.trainers.arguments import read_pairs, settings_help
+from evert.trainers.command import run_async, run_command
+from evert.trainers.runs import folder as run_folder
+from evert.trainers.runs import process
+from evert.trainers.runs.folder import RunFolder, RunFolderError
+from evert.trainers.runs.origin import origin
+from evert.trainers.runs.progress import quiet_progress_bars
+from evert.trainers.runs.settings import TrainSettings, slug
+
+if TYPE_CHECKING:  # without Optuna, importing these says what to install
+    from evert.trainers.sweeping.study import Plan, Run
 
 PROGRAM = ("python", "-m", "evert.trainers.sweep")
+SWEEP, JSON, CSV, PLOT = "sweep.json", "results.json", "results.csv", "parallel_coordinates.png"
+NAME_LENGTH, FILE_WIDTH = 80, 240
+"""Characters of a run folder's name, and of a table where there is no terminal."""
+POLL_SECONDS = 0.2
+
 HELP = """\
 Usage: evert sweep key=value ...
 
@@ -27,6 +63,9 @@ one with a list or a range is searched, the others are the same in all runs:
 """
 
 
+# -- the command ---------------------------------------------------------------------------------
+
+
 def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) -> int:
     """Run the command; see ``run_command``.
 
@@ -34,25 +73,182 @@ def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) ->
         argv: ``key=value`` arguments; None for those of this process.
         program: What to call to run this command again.
     """
-    return run_command(lambda arguments: _sweep(arguments, program), argv, _usage)
+    return run_command(lambda arguments: sweep(arguments, program), argv, _usage)
 
 
 def _usage(arguments: Sequence[str]) -> str:
-    from evert.trainers.arguments import settings_help
     from evert.trainers.sweeping.study import SweepSettings
 
     return HELP + settings_help(SweepSettings, {})
 
 
-def _sweep(arguments: Sequence[str], program: Sequence[str]) -> int:
-    try:
-        from evert.trainers.sweeping.loop import sweep
-    except ImportError as error:
-        raise MissingPackageError(
-            f"A sweep needs the package optuna, which is not installed ({error}). Install it with "
-            "pip install 'evert[sweep]'."
-        ) from error
-    return sweep(arguments, program)
+def sweep(arguments: Sequence[str], program: Sequence[str]) -> int:
+    """Do all the runs that have not completed, and report; 1 if one failed."""
+    from evert.trainers.sweeping.study import SweepSettings
+
+    quiet_progress_bars()
+    known = {*chz.chz_fields(SweepSettings), *chz.chz_fields(TrainSettings)} - {"log_path"}
+    folder, plan = open_sweep(read_pairs(arguments, known, "env"), [*program, *arguments])
+    go_on = f":\n  {shlex.join([*program, f'out={folder.path}'])}"
+    with run_folder.alone_in(folder.path, "sweeping", "out"):
+        doing = Sweep(folder, plan)
+        doing.say(f"sweep folder: {folder.path}")
+        try:
+            run_async(doing.run())
+        except KeyboardInterrupt as stopped:
+            stopped.add_note(
+                f"Interrupted after {doing.done} of {plan.trials} runs. To go on{go_on}"
+            )
+            raise
+        finally:
+            doing.report([word.replace("sweep", "train") for word in program])
+    if doing.done < plan.trials:
+        doing.say(f"To try the others again{go_on}")
+    return int(doing.done < plan.trials)
+
+
+def open_sweep(given: Mapping[str, str], command: Sequence[str]) -> tuple[RunFolder, "Plan"]:
+    """Make the folder of a new sweep, or open that of one to resume, perhaps with more ``trials``.
+
+    Raises:
+        RunFolderError: The folder holds something else or another sweep.
+        EvertError: As ``read_plan``.
+    """
+    from evert.trainers.sweeping.study import read_plan
+
+    asked = {key: text for key, text in given.items() if key not in ("out", "parallel")}
+    out = Path(given.get("out") or "none").expanduser()
+    recorded = (run_folder.read_json(out / SWEEP) or {}).get("arguments", {})
+    if recorded and any(recorded.get(key) != asked[key] for key in asked.keys() - {"trials"}):
+        raise RunFolderError(
+            f"{out} holds another sweep:\n  {shlex.join(f'{k}={v}' for k, v in recorded.items())}\n"
+            "To resume it, give out= alone; for the new one, choose another out=."
+        )
+    plan = read_plan({**recorded, **given})
+    path = run_folder.output_folder(given.get("out"), "sweeps", plan.name, SWEEP)
+    folder = RunFolder(path, resumed=True)
+    about = {"arguments": {**recorded, **asked}, "command": [*command]}
+    folder.write_json(SWEEP, {**about, **origin()})
+    return folder, plan
+
+
+# -- the sweep -----------------------------------------------------------------------------------
+
+
+class Sweep:
+    """A sweep under way in its folder."""
+
+    def __init__(self, folder: RunFolder, plan: "Plan") -> None:
+        from evert.trainers.sweeping.study import Record
+
+        self._folder, self._plan = folder, plan
+        self._record = Record(plan, folder.path)
+        self._room = asyncio.Semaphore(plan.settings.parallel or 1)
+        self._measured = plan.settings.parallel is not None
+        """Whether it is known how many runs fit; one, while it is not."""
+        # A table is as wide as the terminal; a file has no width.
+        wide = None if sys.stdout.isatty() else FILE_WIDTH
+        console = Console(highlight=False, width=wide)
+        self._progress = Progress(console=console, disable=not console.is_terminal)
+        self._bar = self._progress.add_task("runs", total=plan.trials)
+
+    def say(self, text: str) -> None:
+        """Print a line or more."""
+        self._progress.console.print(text, soft_wrap=True, markup=False)
+
+    @property
+    def done(self) -> int:
+        """Runs that have completed."""
+        return sum(run.objective is not None for run in self._record.runs)
+
+    async def run(self) -> None:
+        """Do every run that has not completed."""
+        with self._progress:
+            try:
+                async with asyncio.TaskGroup() as under_way:
+                    while await self._room.acquire() and (run := self._record.next()) is not None:
+                        under_way.create_task(self._do(run))
+            except ExceptionGroup as errors:
+                raise errors.exceptions[0] from None
+
+    async def _do(self, run: "Run") -> None:
+        """Do a run; if the sweep is interrupted, have it save itself."""
+        values = "-".join(f"{key}-{value}" for key, value in run.values.items())
+        name = slug(f"{run.number:03}-{values}")[:NAME_LENGTH]
+        folder = RunFolder(self._folder.path / "runs" / name, resumed=True)
+        output = self._folder.path / "output" / f"{run.number:03}.txt"
+        for parent in (folder.path.parent, output.parent):
+            parent.mkdir(exist_ok=True)
+        arguments = [*self._plan.arguments(run.values), f"log_path={folder.path}"]
+        group = {"WANDB_RUN_GROUP": self._folder.path.resolve().name}
+        began, under_way = time.monotonic(), process.start(arguments, output, group)
+        try:
+            while under_way.is_alive():
+                await asyncio.sleep(POLL_SECONDS)
+                if not self._measured and (fit := process.room_for(folder, under_way.pid)):
+                    self._measured = True
+                    for _ in range(fit - 1):
+                        self._room.release()
+        finally:
+            await process.stop(under_way)
+            ended = process.ending(under_way.exitcode, output)
+            self._finish(run, folder, *ended, round(time.monotonic() - began, 2))
+            self._room.release()
+
+    def _finish(
+        self, run: "Run", folder: RunFolder, status: str, error: str, seconds: float
+    ) -> None:
+        """Write down and show how a run ended."""
+        from evert.trainers.sweeping.results import ObjectiveError, objective_of, show
+
+        objective = None
+        if status == "completed":
+            try:
+                objective = objective_of(folder, self._plan.settings.objective)
+            except ObjectiveError as missing:
+                status, error = "failed", f"error: {missing}"
+        self._record.finish(run, {"status": status, "seconds": seconds, "error": error}, objective)
+        values = " ".join(f"{key}={show(value)}" for key, value in run.values.items())
+        why = f" ({error.splitlines()[-1]})" if error else ""
+        score = status if objective is None else f"{status} {show(objective)}"
+        self.say(f"run {run.number} {score} in {seconds:.0f} s: {values}{why}")
+        self._progress.update(self._bar, completed=self.done)
+
+    def report(self, program: Sequence[str]) -> None:
+        """Write what came of it, and show it; ``program`` trains with the best values."""
+        from evert.trainers.sweeping import results
+
+        plan, ranked = self._plan, results.rank(self._record.runs)
+        rows = results.as_rows(self._record.runs, ranked)
+        command = shlex.join([*program, *plan.arguments(ranked[0].values)]) if ranked else None
+        best = {**asdict(ranked[0]), "command": command} if ranked else None
+        about = {"search": plan.search, "objective": plan.settings.objective, "best": best}
+        self._folder.write_json(JSON, {**about, "planned": plan.trials, "runs": rows})
+        text, names = io.StringIO(), list(rows[0]) if rows else ["run"]
+        writer = csv.DictWriter(text, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        self._folder.write(CSV, text.getvalue())
+        shown = [name for name in names if name not in ("status", "error")]
+        table = Table(*shown)
+        for row in rows:
+            table.add_row(*(results.show(row[name]) for name in shown))
+        self._progress.console.print(table)
+        self.say(f"results: {self._folder.path / CSV}")
+        if ranked:
+            self._draw(self._folder.path / PLOT)
+            self.say(f"{results.praise(ranked)}. To train with it:\n  {command}")
+
+    def _draw(self, path: Path) -> None:
+        from evert.trainers.reporting.figures.style import save
+        from evert.trainers.reporting.figures.sweep import Scale, draw_sweep
+
+        space: dict[str, Any] = {key: vars(found) for key, found in self._plan.space.items()}
+        keys = ("choices", "low", "high", "log")
+        scales = [Scale(k, **{n: d[n] for n in keys if n in d}) for k, d in space.items()]
+        done = [(r.values, r.objective) for r in self._record.runs if r.objective is not None]
+        title = f"{self._plan.name}: {self._plan.search} search"
+        save(draw_sweep(title, scales, done, self._plan.settings.objective), path)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,17 @@
-"""The parts of ``evert sweep`` (``sweep.py``).
+"""The parts of ``evert sweep`` (``sweep.py``), which stands on Optuna.
 
 In reading order:
 
-    loop.py       the sweep: its folder, doing the runs, the report
-    study.py      what is searched, and every attempt at every run: on Optuna
+    study.py      what is searched, and every attempt at every run
     results.py    the objective of a run, and which values are best
 """
+
+from evert.bridge.errors import MissingPackageError
+
+try:
+    import optuna as optuna
+except ImportError as error:
+    raise MissingPackageError(
+        f"A sweep needs the package optuna, which is not installed ({error}). Install it with "
+        "pip install 'evert[sweep]'."
+    ) from error

@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from evert.bridge.errors import EvertError
-from evert.trainers.runs.folder import RESULT, RunFolder
+from evert.trainers.runs.folder import RunFolder
 from evert.trainers.sweeping.study import HELD_OUT, SEED, Run
 
 
@@ -44,7 +44,7 @@ def objective_of(folder: RunFolder, objective: str) -> float:
         ObjectiveError: It is not there, or is no finite number.
     """
     has: dict[str, Any] = {key: value for row in folder.steps() for key, value in row.items()}
-    after = ((folder.read_json(RESULT) or {}).get("held_out") or {}).get("after") or {}
+    after = folder.after or {}
     has |= {key: after[way]["reward"] for key, way in HELD_OUT.items() if way in after}
     value = has.get(objective)
     if isinstance(value, int | float) and math.isfinite(value):
@@ -55,7 +55,7 @@ def objective_of(folder: RunFolder, objective: str) -> float:
 
 def rank(runs: Sequence[Run]) -> list[Choice]:
     """The choices of values of which a run has completed, the best first."""
-    from scipy.stats import t
+    from scipy.stats import t  # type: ignore[import-untyped]
 
     alike: dict[Any, dict[Any, Run]] = defaultdict(dict)
     for run in runs:
@@ -99,12 +99,10 @@ def show(value: Any) -> str:
 
 
 def praise(ranked: Sequence[Choice]) -> str:
-    """How the best values did, and how they were chosen."""
+    """How the best values did, and by what they are the best."""
     best = ranked[0]
     if best.low is None or best.high is None:
-        return f"best: {show(best.mean)}, each choice tried once, so by luck, too (see seed=0,1,2)"
+        return f"best: {show(best.mean)}, each tried once, so by luck, too (see seed=0,1,2)"
     close = sum(best.low <= (other.high or 0.0) for other in ranked[1:])
-    return (
-        f"best: {show(best.mean)} ({show(best.low)} to {show(best.high)}) over {len(best.runs)} "
-        f"seeds, by its lower end; {close} of {len(ranked) - 1} others may be as good"
-    )
+    seeds = f"{show(best.mean)} ({show(best.low)} to {show(best.high)}) over {len(best.runs)} seeds"
+    return f"best: {seeds}, by its lower end; {close} of {len(ranked) - 1} others may be as good"

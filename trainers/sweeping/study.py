@@ -8,8 +8,8 @@ none for what is to be drawn. Samplers are seeded by the run's number: a sweep t
 draws what it would have drawn anyway.
 """
 
+import ast
 import itertools
-import json
 import math
 import re
 import typing
@@ -17,16 +17,18 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import chz
 import optuna
-from optuna import distributions, samplers, storages
+from optuna import distributions, samplers
 from optuna.distributions import BaseDistribution
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from evert.trainers.arguments import UsageError, read_settings
-from evert.trainers.runs.settings import TrainSettings, check_settings, read_train_settings
+from evert.trainers.runs.settings import TrainSettings, check_settings, read_train_settings, size
 
 HELD_OUT = {"held_out": "temperature_1", "held_out_greedy": "greedy"}
 """Objectives that are held-out scores, and the way those are played."""
@@ -43,30 +45,27 @@ class SweepSettings:
     search: Literal["auto", "grid", "random", "tpe"] = chz.field(
         default="auto", doc="auto: grid if all are lists, else random"
     )
-    trials: int | None = chz.field(default=None, doc=f"runs of random and tpe; None: {TRIALS}")
-    parallel: int | None = chz.field(default=None, doc="runs at a time; None: as many as fit")
+    trials: int | None = size(None, f"number of runs of random and tpe; None: {TRIALS}")
+    parallel: int | None = size(None, "runs at a time; None: as many as cores and memory hold")
     out: str = chz.field(default="", doc="folder, new or to resume; '': sweeps/<env>-<date-time>")
     objective: str = chz.field(
         default="held_out",
         doc="held_out (reward at temperature 1 after training), held_out_greedy, or a metric's key",
     )
-    search_seed: int = chz.field(default=0, doc="seed of the search itself")
-
-    @chz.validate
-    def _parallel(self) -> None:
-        if self.parallel is not None and self.parallel < 1:
-            raise UsageError(f"parallel must be at least 1, got {self.parallel}.")
+    search_seed: int = size(0, "seed of the search itself", 0)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A sweep, as it was asked for; ``settings`` has its search and number of trials."""
+    """A sweep, as it was asked for."""
 
     settings: SweepSettings
     fixed: Mapping[str, str]
     """Settings that all runs have."""
     space: Mapping[str, BaseDistribution]
     """Settings that are searched, in the order in which they were given."""
+    search: str
+    trials: int
     name: str
     """The game, or the agent's function."""
 
@@ -103,7 +102,7 @@ def read_plan(given: Mapping[str, str]) -> Plan:
             "There is nothing to search: every setting has one value. Give one of them a list or "
             "a range, for example learning_rate=1e-4,3e-4 or learning_rate=1e-4..1e-2."
         )
-    return Plan(_settled(settings, space), fixed, space, base.name)
+    return Plan(settings, fixed, space, *_search(settings, space), base.name)
 
 
 def _value(given: Mapping[str, str], key: str) -> Any:
@@ -128,12 +127,12 @@ def _distribution(pair: str, values: Sequence[Any]) -> BaseDistribution:
     ends = _RANGE.fullmatch(pair.partition("=")[2])
     if ends is None:
         return distributions.CategoricalDistribution(tuple(dict.fromkeys(values)))
-    values = [json.loads(value) if isinstance(value, str) else value for value in values]
+    values = [ast.literal_eval(value) if isinstance(value, str) else value for value in values]
     whole = all(isinstance(value, int) for value in values)
     log = ends[3] == "log" or (ends[3] is None and not whole and values[0] > 0)
     make: Any = distributions.IntDistribution if whole else distributions.FloatDistribution
     try:
-        return make(*values, log=log)
+        return cast(BaseDistribution, make(*values, log=log))
     except ValueError as error:
         raise UsageError(f"Got {pair}, expected a range such as 1..10: {error}") from error
 
@@ -143,8 +142,8 @@ def choices(found: BaseDistribution | None) -> Sequence[Any]:
     return found.choices if isinstance(found, distributions.CategoricalDistribution) else ()
 
 
-def _settled(settings: SweepSettings, space: Mapping[str, BaseDistribution]) -> SweepSettings:
-    """The settings with how to search, and the number of runs."""
+def _search(settings: SweepSettings, space: Mapping[str, BaseDistribution]) -> tuple[str, int]:
+    """How to search, and the number of runs."""
     ranges = [key for key, found in space.items() if not choices(found)]
     search = settings.search.replace("auto", "random" if ranges else "grid")
     if search == "grid" and ranges:
@@ -152,15 +151,14 @@ def _settled(settings: SweepSettings, space: Mapping[str, BaseDistribution]) -> 
             f"search=grid needs lists, and {', '.join(ranges)} has a range. List its values, or "
             "pass search=random."
         )
-    grid = search == "grid"
-    size = math.prod(len(choices(found)) for found in space.values())
-    least = size if grid else max(1, len(choices(space.get(SEED))))
-    default = size if grid else math.ceil(TRIALS / least) * least
+    seeds = len(choices(space.get(SEED))) or 1
+    points = math.prod(len(choices(found)) for found in space.values())
+    default = points if search == "grid" else math.ceil(TRIALS / seeds) * seeds
     trials = default if settings.trials is None else settings.trials
-    if trials < 1 or trials % least or (grid and trials > size):
-        right = f"{size}, the size of the grid" if grid else f"a multiple of {least}, one a seed"
+    if trials != points if search == "grid" else trials % seeds:
+        right = f"{points}, the size of the grid" if search == "grid" else f"a multiple of {seeds}"
         raise UsageError(f"Got trials={trials}, expected {right}.")
-    return chz.replace(settings, search=search, trials=trials)
+    return search, trials
 
 
 @dataclass
@@ -182,26 +180,25 @@ class Record:
     def __init__(self, plan: Plan, folder: Path) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._plan = plan
-        grid = plan.settings.search == "grid"
-        self._grid = [*itertools.product(*map(choices, plan.space.values()))] if grid else []
-        journal = storages.journal.JournalFileBackend(str(folder / "journal.log"))
-        self.study = optuna.create_study(
-            storage=storages.JournalStorage(journal), study_name="sweep", direction="maximize",
-            load_if_exists=True,
+        points = itertools.product(*map(choices, plan.space.values()))
+        self._grid = list(points) if plan.search == "grid" else []
+        self._study = optuna.create_study(
+            storage=JournalStorage(JournalFileBackend(str(folder / "journal.log"))),
+            study_name="sweep", direction="maximize", load_if_exists=True,
         )  # fmt: skip
         self.runs: list[Run] = []
         """Every run that was drawn, in order of its number; kept up to date."""
         self._trials: dict[int, optuna.Trial] = {}
-        for trial in self.study.get_trials():
+        for trial in self._study.get_trials():
             self._take_up(trial)
         self._again = deque(run.number for run in self.runs if run.objective is None)
 
     def _take_up(self, trial: FrozenTrial) -> None:
         """Read an attempt of before; one that was under way ended with the sweep."""
         if trial.state is TrialState.WAITING:
-            self.study.ask()
+            self._study.ask()
         if not trial.state.is_finished():
-            self.study.tell(trial.number, state=TrialState.FAIL)
+            self._study.tell(trial.number, state=TrialState.FAIL)
         if trial.params.keys() >= self._plan.space.keys():  # else killed while it was drawn
             attempt = {**_KILLED, **trial.user_attrs}
             self._note(attempt.pop("run"), trial.params, attempt).objective = trial.value
@@ -214,14 +211,13 @@ class Record:
 
     def next(self) -> Run | None:
         """The run to start next; None if there is none left."""
-        settings = self._plan.settings
         number = self._again.popleft() if self._again else len(self.runs)
-        if number == settings.trials:
+        if number >= self._plan.trials:
             return None
-        make = samplers.TPESampler if settings.search == "tpe" else samplers.RandomSampler
-        self.study.sampler = make(seed=1_000_003 * settings.search_seed + number)
-        self.study.enqueue_trial(self._known(number), user_attrs={"run": number})
-        trial = self._trials[number] = self.study.ask(dict(self._plan.space))
+        sampler: Any = samplers.TPESampler if self._plan.search == "tpe" else samplers.RandomSampler
+        self._study.sampler = sampler(seed=1_000_003 * self._plan.settings.search_seed + number)
+        self._study.enqueue_trial(self._known(number), user_attrs={"run": number})
+        trial = self._trials[number] = self._study.ask(dict(self._plan.space))
         return self._note(number, trial.params, {**_KILLED, "status": "running", "error": ""})
 
     def _known(self, number: int) -> dict[str, Any]:
@@ -243,4 +239,4 @@ class Record:
         for key, value in attempt.items():
             trial.set_user_attr(key, value)
         state = TrialState.FAIL if objective is None else TrialState.COMPLETE
-        self.study.tell(trial, objective, state)
+        self._study.tell(trial, objective, state)
