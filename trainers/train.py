@@ -16,7 +16,7 @@ import shlex
 import sys
 import time
 import warnings
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -280,11 +280,17 @@ async def _train(config: "Config", folder: RunFolder, console: Console, logger: 
 
     from evert.trainers.runs.progress import display, follow, quiet_cookbook
 
+    total = config.max_steps or 0
+
+    def log(row: Mapping[str, Any]) -> None:
+        if row.get("step", total) < total:  # else of no step: what the Cookbook 0.6 ends with
+            logger.log_metrics(dict(row), row["step"])
+
     logger.log_hparams(config)
     asyncio.get_running_loop().set_exception_handler(_log)
-    with display(console, folder.path, config.max_steps or 0) as show:
+    with display(console, folder.path, total) as show:
         async with (
-            follow(folder.path, show, lambda row: logger.log_metrics(dict(row), row.get("step"))),
+            follow(folder.path, show, log),
             quiet_cookbook(cookbook.main(config)) as training,
         ):
             try:

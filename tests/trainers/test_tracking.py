@@ -146,7 +146,7 @@ def test_its_configuration_says_what_it_is_and_what_it_ran_on(tracked: RunFolder
 def test_the_cookbooks_metrics_are_in_it(first: RunFolder) -> None:
     history, rows = wandb_history(first), first.steps()
     assert len(rows) == 2
-    for row, logged in zip(rows, history, strict=True):
+    for row, logged in zip(rows, history[:2], strict=True):  # 0.6 adds what is of no step
         assert logged[TRAIN_REWARD] == row[TRAIN_REWARD]
         assert logged["_step"] == row["step"]
 
@@ -155,7 +155,8 @@ def test_a_resumed_run_is_the_same_run_and_goes_on(tracked: RunFolder) -> None:
     known = tracked.read_json("wandb.json") or {}
     assert known["project"] == "games"
     assert {run.run_id for run in wandb_runs(tracked)} == {known["id"]}
-    assert [logged["_step"] for logged in wandb_history(tracked)] == [0, 1, 2]
+    trained = [logged["_step"] for logged in wandb_history(tracked) if TRAIN_REWARD in logged]
+    assert trained == [0, 1, 2]
 
 
 def test_the_final_scores_are_its_summary(tracked: RunFolder) -> None:
