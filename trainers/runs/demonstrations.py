@@ -6,6 +6,7 @@ draws batches from it. Warming a model up on them is ``warm_up.py``.
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import chz
@@ -32,7 +33,7 @@ def load_demonstrations(demonstrations: Demonstrations | str) -> Demonstrations:
     Raises:
         DemonstrationsError: There is none.
     """
-    found = demonstrations
+    found: Any = demonstrations
     if isinstance(found, str):
         found = resolve(found, "demonstrations", DemonstrationsError)
     if not callable(found):
@@ -40,13 +41,14 @@ def load_demonstrations(demonstrations: Demonstrations | str) -> Demonstrations:
             f"{demonstrations!r} is {found!r:.100}; expected a function from a seed to "
             "conversations."
         )
-    return found
+    return found  # type: ignore[no-any-return]
 
 
+@dataclass(frozen=True)
 class ConversationDataset(SupervisedDataset):
     """Batches of conversations; each batch draws its own, so that a resumed run has the same.
 
-    Args:
+    Attributes:
         demonstrations: Where they come from.
         renderer: Of the model.
         steps: Batches.
@@ -54,20 +56,11 @@ class ConversationDataset(SupervisedDataset):
         seed: The same seed gives the same batches.
     """
 
-    def __init__(
-        self,
-        demonstrations: Demonstrations,
-        renderer: "Renderer",
-        *,
-        steps: int,
-        batch_size: int,
-        seed: int,
-    ) -> None:
-        self._demonstrations = demonstrations
-        self._renderer = renderer
-        self._steps = steps
-        self._batch_size = batch_size
-        self._seed = seed
+    demonstrations: Demonstrations
+    renderer: "Renderer"
+    steps: int
+    batch_size: int
+    seed: int
 
     def get_batch(self, index: int) -> list[tinker.Datum]:
         """The batch's conversations as data, each with weights that sum to 1.
@@ -77,20 +70,20 @@ class ConversationDataset(SupervisedDataset):
         """
         from tinker_cookbook.supervised.data import conversation_to_datum
 
-        drawn = self._demonstrations(self._seed * 1_000_003 + index)
-        messages: list[Any] = list(itertools.islice(drawn, self._batch_size))
-        if len(messages) < self._batch_size:
+        drawn = self.demonstrations(self.seed * 1_000_003 + index)
+        messages: list[Any] = list(itertools.islice(drawn, self.batch_size))
+        if len(messages) < self.batch_size:
             raise DemonstrationsError(
-                f"{len(messages)} demonstrations were given for a batch of {self._batch_size}. "
+                f"{len(messages)} demonstrations were given for a batch of {self.batch_size}. "
                 "Give as many as are asked for, an endless iterator, or a smaller warm_up_batch."
             )
-        return [conversation_to_datum(each, self._renderer, None) for each in messages]
+        return [conversation_to_datum(each, self.renderer, None) for each in messages]
 
     def set_epoch(self, seed: int = 0) -> None:
         """Nothing: there is one epoch, and no conversation is seen twice."""
 
     def __len__(self) -> int:
-        return self._steps
+        return self.steps
 
 
 @chz.chz

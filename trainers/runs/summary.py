@@ -30,11 +30,7 @@ class Report:
 
 
 def summarise(
-    settings: TrainSettings,
-    facts: dict[str, Any],
-    folder: RunFolder,
-    done: Report,
-    console: Console,
+    settings: TrainSettings, facts: Any, folder: RunFolder, done: Report, console: Console
 ) -> dict[str, Any]:
     """Write a finished run's files and show its table.
 
@@ -49,10 +45,7 @@ def summarise(
         "engine": facts,
         "steps": done.steps,
         "seed": settings.seed,
-        "held_out": {
-            "before": _scores(done.before),
-            "after": _scores(done.after),
-        },
+        "held_out": {"before": _scores(done.before), "after": _scores(done.after)},
         "seconds": {name: round(seconds, 2) for name, seconds in done.seconds.items()},
         **origin(),
         "folder": str(folder.path),
