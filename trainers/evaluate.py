@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,6 @@ from evert.trainers.evaluation.settings import EvaluateSettings
 from evert.trainers.runs import folder as run_folder
 from evert.trainers.runs.folder import RunFolder, RunFolderError
 from evert.trainers.runs.origin import origin
-from evert.trainers.runs.settings import slug
 
 if TYPE_CHECKING:
     from evert.trainers.evaluation.contestants import Contestant
@@ -122,15 +120,7 @@ def _recorded(folder: Path) -> dict[str, Any]:
 
 def _open(settings: EvaluateSettings) -> Path:
     """The folder of a new evaluation, or of one to go on with; refused if it holds another."""
-    stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")
-    path = Path(settings.out or Path("evaluations") / f"{slug(settings.name)}-{stamp}").expanduser()
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        strange = any(path.iterdir()) and not (path / EVALUATION).is_file()
-    except OSError as error:
-        raise run_folder.cannot_write(path, error) from error
-    if strange:
-        raise RunFolderError(f"{path} is not empty, and no evaluation. Choose another out=.")
+    path = run_folder.output_folder(settings.out, "evaluations", settings.name, EVALUATION)
     now, before = chz.asdict(settings), _recorded(path)
     changed = [
         f"\n  {key}: {before[key]!r} -> {now[key]!r}"

@@ -203,7 +203,7 @@ def test_a_folder_with_something_else_is_left_alone(
     (tmp_path / "notes.txt").write_text("mine")
 
     assert run("env=twenty_questions", "models=oracle", f"out={tmp_path}") == 1
-    assert "not empty, and no evaluation" in capsys.readouterr().err
+    assert "not empty, and is none of evert's evaluations" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
