@@ -9,7 +9,15 @@ policy for every row, measured in one run:
     message env   the Cookbook's EnvFromMessageEnv over a hand-written MessageEnv
     cookbook      the Cookbook's hand-written GuessNumberEnv
 
+A second table has an agent that holds many conversations in one episode: what a call costs among
+the first fifty and among the last fifty of them.
+
+    new           each call begins another conversation after the same system prompt
+    branches      each call goes on otherwise from the same reply
+    turns         the conversations are gone through again, each by a further turn
+
     python benchmarks/overhead.py [--quick] [--turns 10 100 1000] [--repeats 5]
+        [--conversations 1000]
 
 Every row is the median of its repeats; the spread is (max - min) / median.
 """
@@ -174,6 +182,56 @@ async def measure(make: Callable[[int], Env], turns: int, episodes: int) -> floa
     return (time.perf_counter() - start) / (episodes * turns) * 1e6
 
 
+def holder_of_many(kind: str, count: int) -> Callable[[AgentClient], Any]:
+    """An agent that makes ``count`` calls, each in another conversation."""
+    system = {"role": "system", "content": SYSTEM_PROMPT}
+    answer = {"role": "assistant", "content": GUESS}
+
+    async def agent(client: AgentClient) -> float:
+        async def ask(*messages: dict[str, Any]) -> None:
+            await client.chat.completions.create(messages=list(messages))
+
+        if kind == "branches":
+            await ask(system)
+        for number in range(count):
+            question = {"role": "user", "content": f"Game {number}."}
+            await ask(*((system, answer, question) if kind == "branches" else (system, question)))
+        for number in range(count if kind == "turns" else 0):
+            question = {"role": "user", "content": f"Game {number}."}
+            await ask(system, question, answer, {"role": "user", "content": "Too low"})
+        return 0.0
+
+    return agent
+
+
+async def first_and_last(kind: str, count: int) -> tuple[float, float]:
+    """Microseconds of a call among the first and the last fifty of ``count`` (medians)."""
+    env = ChatAgentEnv(holder_of_many(kind, count))
+    action = (await Scripted()()).tokens
+    await env.initial_observation()
+    times: list[float] = []
+    is_over = False
+    while not is_over:
+        start = time.perf_counter()
+        is_over = (await env.step(action)).episode_done
+        times.append((time.perf_counter() - start) * 1e6)
+    calls = times[-count:-1]
+    return statistics.median(calls[:50]), statistics.median(calls[-50:])
+
+
+async def many_conversations(count: int, repeats: int) -> Table:
+    """The second table."""
+    table = Table(title=f"Microseconds a call among {count:,} conversations (median of repeats)")
+    for column in ("row", "first 50", "last 50", "last / first"):
+        table.add_column(column, justify="left" if column == "row" else "right")
+    for kind in ("new", "branches", "turns"):
+        runs = [await first_and_last(kind, count) for _ in range(repeats)]
+        first, last = (statistics.median(times) for times in zip(*runs, strict=True))
+        ratio = statistics.median(after / before for before, after in runs)
+        table.add_row(kind, f"{first:,.1f}", f"{last:,.1f}", f"x{ratio:.2f}")
+    return table
+
+
 async def run(turn_counts: list[int], repeats: int, skip_slow: bool) -> dict[tuple[str, int], Any]:
     """All rows at all lengths: (row, turns) -> microseconds of each repeat."""
     results: dict[tuple[str, int], list[float]] = {}
@@ -194,6 +252,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--turns", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--conversations", type=int, default=1000)
     parser.add_argument("--quick", action="store_true", help="two repeats, nothing slow at 1000")
     options = parser.parse_args()
     repeats = 2 if options.quick else options.repeats
@@ -215,6 +274,7 @@ def main() -> None:
             cells.append(f"{median:,.1f} ±{spread:.0%}  x{ratio:.2f}")
         table.add_row(name, *cells)
     Console().print(table)
+    Console().print(asyncio.run(many_conversations(options.conversations, repeats)))
 
 
 if __name__ == "__main__":

@@ -95,9 +95,8 @@ class Index:
     def follow(self, messages: Iterable[Message]) -> list[int]:
         """The places after each of the messages, from the first on, as far as they are known."""
         places: list[int] = []
-        place: int | None = START
         for message in messages:
-            place = self._after(place, message)
+            place = self._after(places[-1] if places else START, message)
             if place is None:
                 break
             places.append(place)
