@@ -29,12 +29,12 @@ from evert.bridge.tokens import FlatPrompt, TokenLog, length_of
 
 
 class Drift(StrEnum):
-    """What keeps a known reply from going on token for token."""
+    """What keeps a known reply from going on token for token (see ``lineage.py``)."""
 
-    TEMPLATE = "template"  # the renderer shows the same messages otherwise: thinking stripped, say
-    RETOKENISED = "retokenised"  # same message, other token ids (or JSON spacing): ids are kept
-    TOOLS = "tools"  # same messages, other tools
-    HISTORY = "history"  # a reply was changed or left out, or stands in another history
+    TEMPLATE = "template"
+    RETOKENISED = "retokenised"
+    TOOLS = "tools"
+    HISTORY = "history"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -94,10 +94,6 @@ class TokenLog:
         # Chunks that were validated once, or made here: validating them all again costs 10x.
         return tinker.ModelInput.model_construct(chunks=[*self._chunks, *chunks_of(flat)])
 
-    def flat(self) -> FlatPrompt:
-        """All tokens in one list."""
-        return flatten(self._chunks)
-
 
 def _text_chunk(tokens: Sequence[int | Chunk]) -> tinker.EncodedTextChunk:
     return tinker.EncodedTextChunk.model_construct(tokens=tokens, type="encoded_text")

@@ -264,17 +264,20 @@ class Episode:
         for said in thread.said:
             if said is not None and prompt[: len(said.tokens)] == said.tokens:
                 kept = said.tokens
-        expected = self.renderer.decode(self.renderer.full(self.own_messages(thread)))
+        expected = self.read(self.renderer.full(self.own_messages(thread)))
         if kept:
-            assert expected.endswith(self.renderer.decode(prompt[len(kept) :]))
+            assert expected.endswith(self.read(prompt[len(kept) :]))
         else:
-            assert self.renderer.decode(prompt) == expected
+            assert self.read(prompt) == expected
         if drift is Drift.TOOLS:
             assert not thread.is_as_said()
         if drift in (None, Drift.RETOKENISED) and thread.replies():
             said = thread.said[thread.replies()[-1]]
             assert said is not None
             assert kept == said.tokens
+
+    def read(self, prompt: FlatPrompt) -> str:
+        return self.renderer.decode([token for token in prompt if isinstance(token, int)])
 
     def own_messages(self, thread: Thread) -> list[Message]:
         """The conversation for the renderer, replies as the policy gave them."""

@@ -45,6 +45,10 @@ def grown(*parts: Sequence[int | Chunk]) -> TokenLog:
     return log
 
 
+def flat_of(log: TokenLog) -> FlatPrompt:
+    return flatten(log.followed_by([]).chunks)
+
+
 def chunks_in(log: TokenLog) -> list[Chunk]:
     return log.followed_by([]).chunks
 
@@ -95,7 +99,7 @@ def test_a_log_equals_the_plain_list(parts: list[FlatPrompt]) -> None:
     log = grown(*parts)
     expected = [element for part in parts for element in part]
 
-    assert log.flat() == expected
+    assert flat_of(log) == expected
     assert log.length == length_of(expected)
     assert log.followed_by([]).length == log.length
 
@@ -103,12 +107,12 @@ def test_a_log_equals_the_plain_list(parts: list[FlatPrompt]) -> None:
 @given(pieces, flats)
 def test_a_prompt_is_the_log_and_then_the_tail(parts: list[FlatPrompt], tail: FlatPrompt) -> None:
     log = grown(*parts)
-    before = log.flat()
+    before = flat_of(log)
     prompt = log.followed_by(tail)
 
     assert flatten(prompt.chunks) == before + tail
     assert prompt.length == log.length + length_of(tail)
-    assert log.flat() == before
+    assert flat_of(log) == before
 
 
 @given(pieces)
