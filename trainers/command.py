@@ -63,6 +63,9 @@ def run_command(
         return INTERRUPTED
     except EvertError as error:
         return _failed(error, _notes(error))
+    except BrokenPipeError:  # ``| head`` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             raise

@@ -147,6 +147,17 @@ def test_a_full_disk_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown.endswith("To go on: do that\n")
 
 
+def test_a_reader_that_has_read_enough_is_no_error() -> None:
+    code = "import sys; from evert.trainers.train import main; sys.exit(main(['--help']))"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
 def test_an_error_nobody_foresaw_keeps_its_traceback() -> None:
     for unforeseen in (ZeroDivisionError(), FileNotFoundError(errno.ENOENT, "gone")):
         with pytest.raises(type(unforeseen)):

@@ -308,6 +308,7 @@ def test_a_list_of_checkpoints_cut_off_by_a_crash_is_used_up_to_there(
             "cookbook.max_steps is set by evert's own steps=",
         ),
         (["env=identity", "log_path=nowhere", "model_name=runs/nope"], "model_name=runs/nope is"),
+        (["log_path=nowhere"], "No agent to train. log_path=nowhere holds no run to go on with."),
         (["env=identity", "engine=service"], "TINKER_API_KEY is not set"),
         (["env=identity", "model_name=./nowhere"], "./nowhere"),
         (["agent=nowhere:a", "train_tasks=nowhere:T"], "No agent at 'nowhere:a'"),

@@ -102,6 +102,9 @@ class ConversationDatasetBuilder(SupervisedDatasetBuilder):
         from tinker_cookbook.renderers import get_renderer
         from tinker_cookbook.tokenizer_utils import get_tokenizer
 
+        from evert.bridge.base import register_base_tokenizers
+
+        register_base_tokenizers()
         tokenizer = get_tokenizer(self.model_name)
         dataset = ConversationDataset(
             load_demonstrations(self.demonstrations),

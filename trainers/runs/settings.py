@@ -137,8 +137,9 @@ class TrainSettings:
     @chz.validate
     def _agent(self) -> None:
         if is_missing(self.agent) or is_missing(self.train_tasks):
+            lost = f" log_path={self.log_path} holds no run to go on with." if self.log_path else ""
             raise RecipeError(
-                f"No agent to train. Pass env= with one of {', '.join(games())}, or an agent of "
+                f"No agent to train.{lost} Pass env= with one of {', '.join(games())}, or an agent of "
                 "your own: agent=package.module:function train_tasks=package.module:TASKS."
             )
 
