@@ -139,8 +139,8 @@ class TrainSettings:
         if is_missing(self.agent) or is_missing(self.train_tasks):
             lost = f" log_path={self.log_path} holds no run to go on with." if self.log_path else ""
             raise RecipeError(
-                f"No agent to train.{lost} Pass env= with one of {', '.join(games())}, or an agent of "
-                "your own: agent=package.module:function train_tasks=package.module:TASKS."
+                f"No agent to train.{lost} Pass env= with one of {', '.join(games())}, or an agent "
+                "of your own: agent=package.module:function train_tasks=package.module:TASKS."
             )
 
     @chz.validate
