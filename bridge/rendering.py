@@ -187,7 +187,7 @@ class PromptRenderer:
 
     def spell(self, text: str) -> list[int]:
         """Token ids of ``text``, nothing added, control tokens in it spelled out."""
-        escaped = self.escape({"role": "assistant", "content": text})["content"]
+        escaped = str(self.escape({"role": "assistant", "content": text})["content"])
         with self._lock:
             return list(self._renderer.tokenizer.encode(escaped, add_special_tokens=False))
 

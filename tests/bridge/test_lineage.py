@@ -662,7 +662,7 @@ def test_the_hundredth_branch_shares_tokens_as_the_first_does(
 
 def test_a_branch_off_a_branch_shares_what_both_share() -> None:
     talk = Talk()
-    messages = [user("Hi")]
+    messages, prompt = [user("Hi")], []
     for turn in range(4):
         for _ in range(2):
             conversation = talk.ask([*messages])
