@@ -160,7 +160,7 @@ async def test_a_prompt_that_is_too_long_ends_the_game_alone(player: ModuleType)
 
     assert len(trajectory.transitions) < 20
     assert reward(trajectory) < 0.0
-    assert trajectory.stop_reason == ("agent_error" if hides_the_cause else "context_overflow")
+    assert trajectory.stop_reason == ("agent_error" if hides_the_cause else "max_tokens")
 
 
 async def test_another_answerer_may_be_given(player: ModuleType) -> None:
