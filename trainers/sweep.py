@@ -190,8 +190,8 @@ class Sweep:
                     for _ in range(fit - 1):
                         self._room.release()
         finally:
-            await process.stop(under_way)
-            ended = process.ending(under_way.exitcode, output)
+            stopped = await process.stop(under_way, folder)
+            ended = process.ending(under_way.exitcode, output, stopped=stopped)
             self._finish(run, folder, *ended, round(time.monotonic() - began, 2))
             self._room.release()
 

@@ -92,7 +92,7 @@ def test_free_memory_is_some_and_no_more_than_the_machine_has() -> None:
 )
 def test_an_exit_code_says_how_it_ended(tmp_path: Path, code: int, status: str, error: str) -> None:
     (tmp_path / "output").write_text("error: of another time\n")
-    assert ending(code, tmp_path / "output") == (status, error)
+    assert ending(code, tmp_path / "output", stopped=False) == (status, error)
 
 
 @pytest.mark.parametrize(
@@ -107,4 +107,12 @@ def test_what_went_wrong_is_its_last_error_or_its_last_lines(
     tmp_path: Path, printed: str, error: str
 ) -> None:
     (tmp_path / "output").write_text(printed)
-    assert ending(1, tmp_path / "output") == ("failed", error)
+    assert ending(1, tmp_path / "output", stopped=False) == ("failed", error)
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [(0, "completed"), (1, "interrupted"), (-signal.SIGKILL, "interrupted")]
+)
+def test_a_run_that_was_told_to_stop_did_not_fail(tmp_path: Path, code: int, status: str) -> None:
+    (tmp_path / "output").write_text("KeyboardInterrupt\n")
+    assert ending(code, tmp_path / "output", stopped=True) == (status, "")

@@ -273,6 +273,18 @@ def test_a_killed_sweep_leaves_no_run_behind_and_ctrl_c_says_how_to_go_on(
     assert f"resuming after step {done} of 500" in printed
 
 
+def test_a_sweep_that_is_told_to_stop_while_its_runs_begin_says_how_to_go_on(
+    tmp_path: Path,
+) -> None:
+    with sweeping(tmp_path, *SMALL, "steps=500", "seed=0,1", "parallel=2", "out=s") as process:
+        wait_until((tmp_path / "s" / "output" / "001.txt").exists, process)
+        process.terminate()
+        shown, errors = process.communicate(timeout=250)
+    assert (process.returncode, errors) == (train.INTERRUPTED, "")
+    assert "Interrupted after 0 of 2 runs. To go on:" in shown
+    assert {row["history"] for row in rows_of(tmp_path / "s").values()} == {"interrupted"}
+
+
 # -- runs that fall over -------------------------------------------------------------------------
 
 

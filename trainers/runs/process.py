@@ -53,6 +53,7 @@ def start(arguments: Sequence[str], output: Path, environment: Mapping[str, str]
     if linux:
         context.set_forkserver_preload(PRELOADED)
     whole = (str(Path.cwd()), {**environment, **os.environ}, str(output), list(arguments))
+    output.touch()  # it may end before it opens it
     process: BaseProcess = context.Process(target=_live, args=whole)
     process.start()
     return process
@@ -86,25 +87,40 @@ def _interrupt_when_orphaned() -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
 
-async def stop(process: BaseProcess) -> None:
-    """Have a run save itself and end, as Ctrl-C does, and wait for it; nothing if it is over."""
-    if process.is_alive():
+async def stop(process: BaseProcess, folder: RunFolder) -> bool:
+    """Have a run save itself and end, as Ctrl-C does, and wait for it.
+
+    Returns:
+        Whether it was under way.
+    """
+    under_way = process.is_alive()
+    if under_way and folder.begun:
         os.kill(process.pid or 0, signal.SIGINT)
+    elif under_way:  # there is nothing to save, and it may be too young to listen
+        process.kill()
     deadline = time.monotonic() + STOP_SECONDS
     while process.is_alive():
         if time.monotonic() > deadline:
             process.kill()
         await asyncio.sleep(0.05)
+    return under_way
 
 
-def ending(code: int | None, output: Path) -> tuple[str, str]:
-    """How a run with this exit code ended.
+def ending(code: int | None, output: Path, *, stopped: bool) -> tuple[str, str]:
+    """How a run ended.
+
+    Args:
+        code: Its exit code.
+        output: What it printed.
+        stopped: Whether it was told to; it may not have said so.
 
     Returns:
         "completed", "interrupted" or "failed", and the last lines of what went wrong.
     """
-    if code in (0, INTERRUPTED):
-        return ("interrupted" if code else "completed"), ""
+    if code == 0:
+        return "completed", ""
+    if code == INTERRUPTED or stopped:
+        return "interrupted", ""
     if code is not None and code < 0:
         name = signal.Signals(-code).name
         return "failed", f"killed by {name}" + " (out of memory?)" * (name == "SIGKILL")
