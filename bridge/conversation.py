@@ -37,7 +37,7 @@ class Drift(StrEnum):
     HISTORY = "history"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # made every turn, and a frozen one takes three times as long
 class Point:
     """A reply that an agent got, and all that led to it: a point to go on from.
 

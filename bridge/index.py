@@ -105,10 +105,11 @@ class Index:
     def enter(self, place: int, messages: Iterable[Message]) -> int:
         """Make the messages that follow on a place known; the place after them."""
         for message in messages:
-            known = self._after(place, message)
+            is_words = message["role"] == "assistant"
+            known = self._after(place, message) if is_words else None
             if known is None:
-                known = self._next[place, message_key(message)] = len(self._next) + 1
-                if message["role"] == "assistant" and key_as_reply(message) not in self.replies:
+                known = self._next.setdefault((place, message_key(message)), len(self._next) + 1)
+                if is_words and key_as_reply(message) not in self.replies:
                     self.words.add(known)
             place = known
         return place

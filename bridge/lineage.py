@@ -20,6 +20,7 @@ Wherever a reply comes back, it is rendered as the policy gave it, with its thin
 import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from tinker_cookbook.exceptions import RendererError
@@ -107,7 +108,7 @@ class ConversationBook:
         One with an assistant's message after the latest reply is not: it may be of another's.
         """
         own = self._latest.get(caller)
-        for conversation in (*((own,) if own is not None else ()), *reversed(self._recent)):
+        for conversation in chain([own] if own is not None else (), reversed(self._recent)):
             if _offers(request, conversation) and conversation.is_continued_by(request.messages):
                 start = len(conversation.sent)
                 new = _read(request.messages, start + 1, conversation.tool_names)

@@ -255,12 +255,8 @@ class PromptRenderer:
         return flat
 
     def as_history(self, messages: list[Message], index: int, last_user: int) -> FlatPrompt:
-        """How ``messages[index]``, a reply, is shown as history, header left out.
-
-        Raises:
-            RendererMismatchError: The renderer cannot render it.
-        """
-        with self._lock, self._refusing():
+        """How ``messages[index]``, a reply, is shown as history, header left out."""
+        with self._lock:
             context = _context(messages, index, last_user)
             return flatten(self._renderer.render_message(messages[index], context).output)
 
