@@ -192,11 +192,10 @@ def _play(
 @contextmanager
 def _progress(name: str, total: int, console: Console) -> Iterator[Callable[["Episode"], None]]:
     """Shows how far a model is: a bar on a terminal, a line now and then elsewhere."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as TimeColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    texts = TextColumn("{task.description}"), TextColumn("{task.fields[found]}")
-    columns = (texts[0], BarColumn(), MofNCompleteColumn(), texts[1], TimeColumn())
+    counts = MofNCompleteColumn(), "{task.fields[found]}"
+    columns = ("{task.description}", BarColumn(), *counts, TimeRemainingColumn())
     bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
     task = bar.add_task(name, total=total, found="")
     won = count = 0
@@ -230,7 +229,7 @@ def _report(
     title = f"{settings.name}: {settings.seeds} episodes a task"
     title += f", temperature {settings.temperature:g}" + ", with search" * settings.search
     console.print(title, soft_wrap=True)
-    console.print(scores.as_table(shown))
+    console.print(scores.as_table(shown, scores.counted(played)))
     folder.write(SCORES, scores.as_csv([*shown, *categories]))
     save(draw_splits(title, splits), folder.path / SPLITS_FIGURE)
     files = [SCORES, SPLITS_FIGURE]

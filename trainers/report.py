@@ -13,6 +13,8 @@ from evert.trainers.arguments import read_pairs, read_settings, settings_help
 from evert.trainers.command import run_command
 from evert.trainers.reporting.comparison import labels
 from evert.trainers.reporting.run import ReportError, read_run
+from evert.trainers.runs.folder import write_whole
+from evert.trainers.runs.settings import size
 
 PROGRAM = ("python", "-m", "evert.trainers.report")
 PAGE = "index.html"
@@ -38,23 +40,19 @@ class ReportSettings:
     )
     title: str = chz.field(default="", doc="of the page; else the names of the runs")
     smooth: float = chz.field(default=0.6, doc="how much of the past bold lines hold, 0 to below 1")
-    prefill_price: float | None = chz.field(default=None, doc="dollars a million tokens given")
-    sample_price: float | None = chz.field(default=None, doc="dollars a million tokens sampled")
-    train_price: float | None = chz.field(default=None, doc="dollars a million tokens trained on")
+    prefill_price: float | None = size(None, "dollars a million tokens given", 0)
+    sample_price: float | None = size(None, "dollars a million tokens sampled", 0)
+    train_price: float | None = size(None, "dollars a million tokens trained on", 0)
 
     @chz.validate
     def _check(self) -> None:
         if not 0 <= self.smooth < 1:
             raise ReportError(f"smooth must be a number from 0 and below 1, got {self.smooth:g}.")
-        for name, price in self.prices.items():
-            if price < 0:
-                raise ReportError(f"{name}_price must be a number from 0, got {price:g}.")
 
     @property
     def prices(self) -> dict[str, float]:
         """Those that were given, by what they are of."""
-        named = {"prefill": self.prefill_price, "sample": self.sample_price,
-                 "train": self.train_price}  # fmt: skip
+        named = {name: getattr(self, f"{name}_price") for name in ("prefill", "sample", "train")}
         return {name: price for name, price in named.items() if price is not None}
 
 
@@ -85,16 +83,14 @@ def parse(arguments: Sequence[str]) -> tuple[list[Path], ReportSettings]:
     """Read the command line: the runs, each once, and how the report is made.
 
     Raises:
-        ReportError: There is no run in it, there are too many, or a value cannot be.
-        UsageError: There is no such setting, or its value is of another type.
+        ReportError: There is no run in it, or there are too many.
+        EvertError: There is no such setting, or its value cannot be.
     """
     from evert.trainers.reporting.figures.style import MOST_LINES
 
     pairs = [each for each in arguments if "=" in each and not Path(each).exists()]
     named = [Path(each).expanduser() for each in arguments if each not in pairs]
-    settings = read_settings(
-        ReportSettings, read_pairs(pairs, list(chz.chz_fields(ReportSettings)))
-    )
+    settings = read_settings(ReportSettings, read_pairs(pairs, chz.chz_fields(ReportSettings)))
     paths = list({path.resolve(): path for path in named}.values())
     if not paths:
         raise ReportError("No run to report. Name the folder of a run, for example runs/NAME.")
@@ -113,9 +109,9 @@ def write_report(paths: Sequence[Path], settings: ReportSettings) -> Path:
         Where the page is.
 
     Raises:
-        ReportError: A folder is no run, or the report cannot be written.
+        ReportError: A folder is no run, or there can be no folder for the report.
+        RunFolderError: A file cannot be written.
     """
-    from evert.trainers.reporting.figures.style import write
     from evert.trainers.reporting.page import render
     from evert.trainers.reporting.sections import Report
     from evert.trainers.reporting.tokens import count_tokens
@@ -127,12 +123,12 @@ def write_report(paths: Sequence[Path], settings: ReportSettings) -> Path:
     title = settings.title or " · ".join(dict.fromkeys(run.name for run in runs))
     try:
         out.mkdir(parents=True, exist_ok=True)
-        write(out / PAGE, render(report, title))
     except OSError as error:
         raise ReportError(
             f"The report cannot be written to {out}: {error.strerror or error}. Name another "
             "folder with out=."
         ) from error
+    write_whole(out / PAGE, render(report, title))
     return out / PAGE
 
 

@@ -27,7 +27,6 @@ import chz
 import tinker
 
 from evert.bridge.base import BASES, base_path
-from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import EvertError
 from evert.bridge.group import load_agent
 from evert.bridge.models import RemoteModel
@@ -165,11 +164,11 @@ class Weights(Contestant):
                 renderer_of(run), get_tokenizer(run.model_name), model_name=run.model_name
             )
 
-            def policy(env: ChatAgentEnv, seed: int) -> SeededPolicy:
-                return SeededPolicy(client, self.max_tokens, self.settings.temperature, seed)
-
+            cap, heat = self.max_tokens, self.settings.temperature
             options: EnvOptions = {"renderer": renderer, "agent_timeout": run.agent_timeout}
-            yield Player(lambda seed: agent, policy, options)
+            yield Player(
+                lambda seed: agent, lambda env, seed: SeededPolicy(client, cap, heat, seed), options
+            )
 
 
 def _digests_of_files(folder: Path) -> list[str]:

@@ -11,25 +11,22 @@ import asyncio
 import hashlib
 import json
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.rl.rollouts import do_single_rollout
+from tinker_cookbook.rl.types import Trajectory
 
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import AgentError, AgentTimeoutError, EvertError, RewardError
 from evert.bridge.options import EnvOptions
 from evert.trainers.runs.folder import drop_broken_lines, read_jsonl
 
-if TYPE_CHECKING:
-    from tinker_cookbook.rl.types import Trajectory
-
 EPISODES = "episodes.jsonl"
-
-Key: TypeAlias = tuple[str, str, int, int]
 
 
 class EpisodeError(EvertError, ValueError):
@@ -76,7 +73,7 @@ class Episode:
     dialogue: list[dict[str, str]] = field(default_factory=list)
 
     @property
-    def key(self) -> Key:
+    def key(self) -> tuple[str, str, int, int]:
         """What makes it this episode."""
         return self.digest, self.split, self.task, self.seed
 
@@ -224,13 +221,17 @@ async def _play_one(episode: Episode, task: Any, player: Player, success: float)
     finally:
         await env.close()
     reward = sum(transition.reward for transition in trajectory.transitions)
+    metrics = defaultdict[str, float](float)
+    for transition in trajectory.transitions:
+        for name, value in transition.metrics.items():
+            metrics[name] += value
     return replace(
         episode,
         reward=reward,
         success=reward >= success or math.isclose(reward, success),  # ten tenths are one
         turns=env.turns,
         tokens=sum(len(transition.ac.tokens) for transition in trajectory.transitions),
-        metrics=_sums(trajectory),
+        metrics=dict(metrics),
         transcript=str(trajectory.transitions[-1].logs.get("transcript", "")),
         dialogue=_dialogue(trajectory, env.renderer.tokenizer) if player.dialogues else [],
     )
@@ -251,15 +252,7 @@ def _raise_endpoint_error(error: BaseException) -> None:
         cause = cause.__cause__
 
 
-def _sums(trajectory: "Trajectory") -> dict[str, float]:
-    metrics: dict[str, float] = {}
-    for transition in trajectory.transitions:
-        for name, value in transition.metrics.items():
-            metrics[name] = metrics.get(name, 0.0) + float(value)
-    return metrics
-
-
-def _dialogue(trajectory: "Trajectory", tokenizer: Any) -> list[dict[str, str]]:
+def _dialogue(trajectory: Trajectory, tokenizer: Any) -> list[dict[str, str]]:
     """What was told and said, turn by turn; what a prompt repeats of the one before is left out."""
 
     def text(tokens: Sequence[int]) -> str:

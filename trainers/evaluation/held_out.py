@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+import tinker
+from tinker_cookbook.rl.types import RLDataset
+
 from evert.bridge.dataset import AgentDataset
 from evert.bridge.errors import EvertError
 from evert.bridge.group import load_agent
@@ -18,9 +21,6 @@ from evert.trainers.evaluation.scores import Score, scores
 
 if TYPE_CHECKING:
     from tinker_cookbook.rl.train import Config
-    from tinker_cookbook.rl.types import RLDataset
-
-    from evert.bridge.env import ChatAgentEnv
 
 TEMPERATURES = {"greedy": 0.0, "temperature_1": 1.0}
 """The ways to play, by the names they are reported under."""
@@ -66,7 +66,7 @@ def read_evaluation(record: Mapping[str, Any]) -> Evaluation:
 
 
 async def score_weights(
-    config: "Config", dataset: "RLDataset | None", *, samples: int, **weights: Any
+    config: "Config", dataset: RLDataset | None, *, samples: int, **weights: Any
 ) -> Evaluation | None:
     """Evaluate some weights of the engine in use.
 
@@ -91,21 +91,22 @@ async def score_weights(
             f"Held-out tasks are a {type(dataset).__name__}; expected an AgentDataset. Build it by "
             "an AgentDatasetBuilder, or leave them out."
         )
-    import tinker
-
     service = tinker.ServiceClient(base_url=config.base_url)
     client = await service.create_sampling_client_async(**weights)
     agent, tasks = load_agent(dataset.agent), {"test": dataset.tasks}
 
     async def played(temperature: float) -> list[Episode]:
-        def policy(env: "ChatAgentEnv", seed: int) -> SeededPolicy:
-            return SeededPolicy(client, config.max_tokens, temperature, seed)
-
         greedy = temperature == 0  # its episodes of a task are all the same: one will do
         count = 1 if greedy else dataset.group_size
         seeds = range(dataset.seed * count, (dataset.seed + 1) * count)
         episodes = planned(config.model_name, "", tasks, seeds)
-        player = Player(lambda seed: agent, policy, dataset.options, strict=True, dialogues=greedy)
+        player = Player(
+            lambda seed: agent,
+            lambda env, seed: SeededPolicy(client, config.max_tokens, temperature, seed),
+            dataset.options,
+            strict=True,
+            dialogues=greedy,
+        )
         return await play(episodes, player, parallel=len(episodes))
 
     found = await asyncio.gather(*map(played, TEMPERATURES.values()))

@@ -16,12 +16,11 @@ estimation of binomial proportions", The American Statistician 52 (1998).
 import csv
 import io
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass, fields
 from statistics import fmean
-from typing import Any
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from evert.trainers.evaluation.episodes import Episode
 
@@ -61,10 +60,6 @@ class Score:
     calls: float
     errors: int
 
-    def as_json(self) -> dict[str, Any]:
-        """For a file; ``Score(**record)`` reads it back."""
-        return asdict(self)
-
 
 def scores(episodes: Iterable[Episode], *by: str) -> list[Score]:
     """A score for each group, in the order in which groups are first met.
@@ -97,13 +92,9 @@ def _score(model: str, split: str, category: str, episodes: Sequence[Episode]) -
         high=high,
         reward=fmean(rewards) if rewards else None,
         questions=fmean(questions) if questions else None,
-        calls=fmean(_calls(episode.metrics) for episode in episodes),
+        calls=fmean(next((e.metrics[n] for n in CALLS if n in e.metrics), 0.0) for e in episodes),
         errors=sum(bool(episode.error) for episode in episodes),
     )
-
-
-def _calls(metrics: Mapping[str, float]) -> float:
-    return next((metrics[name] for name in CALLS if name in metrics), 0.0)
 
 
 # -- the interval --------------------------------------------------------------------------------
@@ -155,18 +146,27 @@ def as_csv(rows: Iterable[Score]) -> str:
     writer = csv.writer(written, lineterminator="\n")
     writer.writerow(field.name for field in fields(Score))
     for row in rows:
-        values = asdict(row).values()
-        writer.writerow(f"{v:.4f}" if isinstance(v, float) else v for v in values)
+        writer.writerow(f"{v:.4f}" if isinstance(v, float) else v for v in astuple(row))
     return written.getvalue()
 
 
-def as_table(rows: Sequence[Score]) -> Table:
-    """Scores for a terminal; columns that would say nothing are left out."""
+def counted(episodes: Iterable[Episode]) -> str:
+    """What ``Score.questions`` is of these: questions, or turns where no game counts those."""
+    return QUESTIONS if any(QUESTIONS in episode.metrics for episode in episodes) else "turns"
+
+
+def as_table(rows: Sequence[Score], questions: str = QUESTIONS) -> Table:
+    """Scores for a terminal; columns that would say nothing are left out.
+
+    Args:
+        rows: The scores.
+        questions: What their ``questions`` are (``counted``).
+    """
     columns: dict[str, Callable[[Score], str]] = {
         "episodes": lambda row: str(row.episodes),
         "success": lambda row: f"{row.success:.1%}",
         "95 %": lambda row: f"{row.low:.0%}-{row.high:.0%}",
-        "questions": lambda row: shown(row.questions),
+        questions: lambda row: shown(row.questions),
     }
     if any(row.reward is None or abs(row.reward - row.success) > 1e-9 for row in rows):
         columns["reward"] = lambda row: shown(row.reward)
@@ -174,11 +174,8 @@ def as_table(rows: Sequence[Score]) -> Table:
         columns["tool calls"] = lambda row: f"{row.calls:.2f}"
     if any(row.errors for row in rows):
         columns["errors"] = lambda row: str(row.errors or "")
-    table = Table()
-    table.add_column("model", overflow="fold")
-    table.add_column("split")
-    for name in columns:
-        table.add_column(name, justify="right")
+    numbers = [Column(name, justify="right") for name in columns]
+    table = Table(Column("model", overflow="fold"), "split", *numbers)
     for row in rows:
         table.add_row(row.model, row.split or "all", *(show(row) for show in columns.values()))
     return table

@@ -44,7 +44,7 @@ def render(report: Report, title: str) -> bytes:
     """Make the page, and its figures in the report's folder.
 
     Raises:
-        OSError: The figures cannot be written.
+        RunFolderError: The figures cannot be written.
     """
     boxes = len(report.runs) * EPISODES * (STEPS + 2)
     most = min(MOST_CHARACTERS, ALL_CHARACTERS // boxes)

@@ -8,8 +8,7 @@ over the run. What the command spends on held-out tasks before the first step an
 in no metric either, and is not counted.
 """
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
@@ -17,6 +16,7 @@ from typing import Any, final
 from evert.bridge.diagnosis import LINEAGE
 from evert.trainers.reporting.metrics import HELD_OUT, TRAIN
 from evert.trainers.reporting.run import Run
+from evert.trainers.runs.folder import read_jsonl
 
 ROLLOUTS = "train_rollout_summaries.jsonl"
 SCHEMA = 1
@@ -68,9 +68,9 @@ def count_tokens(run: Run) -> Tokens | None:
 
 def rollout_files(folder: Path) -> dict[int, Path]:
     """The rollouts of each step that has some, in order."""
-    paths = {path.parent.name.removeprefix("iteration_"): path
-             for path in folder.glob(f"iteration_*/{ROLLOUTS}")}  # fmt: skip
-    return dict(sorted((int(name), path) for name, path in paths.items() if name.isdigit()))
+    paths = folder.glob(f"iteration_*/{ROLLOUTS}")
+    steps = {path.parent.name.removeprefix("iteration_"): path for path in paths}
+    return dict(sorted((int(step), path) for step, path in steps.items() if step.isdigit()))
 
 
 def spread(items: Iterable[int], most: int) -> Sequence[int]:
@@ -81,16 +81,9 @@ def spread(items: Iterable[int], most: int) -> Sequence[int]:
     return [listed[round(i * (len(listed) - 1) / (most - 1))] for i in range(most)]
 
 
-def read_rollouts(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a rollout file, one at a time; lines that are none are left out."""
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict) and record.get("schema_version") == SCHEMA:
-                yield record
+def read_rollouts(path: Path) -> list[dict[str, Any]]:
+    """The records of a rollout file; lines that are none are left out."""
+    return [record for record in read_jsonl(path) if record.get("schema_version") == SCHEMA]
 
 
 def _share_trained_on(files: Iterable[Path]) -> float | None:

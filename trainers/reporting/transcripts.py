@@ -9,7 +9,6 @@ All text here is what models, agents and tools wrote. It is cut, never interpret
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from tinker_cookbook.rl.types import STOP_METRIC_PREFIX
@@ -62,8 +61,8 @@ def training_episodes(run: Run, most: int) -> dict[str, list[Episode]]:
     """
     files, columns = rollout_files(run.path), {}
     for step in spread(files, STEPS):
-        firsts = (r for r in read_rollouts(files[step]) if r.get("traj_idx") == 0)
-        columns[f"Step {step}"] = [_rollout(record, most) for record in islice(firsts, EPISODES)]
+        firsts = [r for r in read_rollouts(files[step]) if r.get("traj_idx") == 0][:EPISODES]
+        columns[f"Step {step}"] = [_rollout(record, most) for record in firsts]
     return columns
 
 

@@ -93,13 +93,7 @@ class RunFolder:
         Raises:
             RunFolderError: It cannot be written; what was there before is untouched.
         """
-        draft = self.path / f".{name}.draft"
-        try:
-            draft.write_text(text, encoding="utf-8")
-            draft.replace(self.path / name)
-        except OSError as error:
-            draft.unlink(missing_ok=True)
-            raise cannot_write(self.path / name, error) from error
+        write_whole(self.path / name, text.encode())
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a JSON file whole, or not at all."""
@@ -319,9 +313,7 @@ def keep_lines(path: Path, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
     read = [(line, _parse(line)) for line in lines]
     kept = [line for line, record in read if isinstance(record, dict) and wanted(record)]
     if len(kept) < len(lines):
-        draft = path.with_suffix(".jsonl.draft")
-        draft.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-        draft.replace(path)
+        write_whole(path, "".join(f"{line}\n" for line in kept).encode())
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
@@ -371,6 +363,22 @@ def _parse(line: str) -> Any:
         return json.loads(line)
     except ValueError:
         return None
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file whole, or not at all.
+
+    Raises:
+        RunFolderError: It cannot be written; what was there before is untouched.
+    """
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        draft.write_bytes(content)
+        draft.replace(path)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def cannot_write(path: Path, error: OSError) -> RunFolderError:

@@ -12,6 +12,7 @@ import csv
 import io
 import json
 import random
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from evert.trainers.evaluation.scores import (
     Score,
     as_csv,
     as_table,
+    counted,
     independent,
     interval,
     scores,
@@ -215,7 +217,7 @@ def test_tasks_of_two_splits_are_not_taken_for_one() -> None:
 def test_a_score_reads_back_from_json() -> None:
     (row, *_) = scores(PLAYED, "split")
 
-    assert Score(**json.loads(json.dumps(row.as_json()))) == row
+    assert Score(**json.loads(json.dumps(asdict(row)))) == row
 
 
 # -- 5. tables -----------------------------------------------------------------------------------
@@ -246,6 +248,16 @@ def test_the_table_shows_every_model_with_its_interval() -> None:
     assert text.count("66.7%") == 4
     assert "train" in text
     assert "%-" in text
+
+
+def test_turns_are_headed_as_turns_where_no_questions_are_counted() -> None:
+    asked, called = episode(metrics={"questions": 4}), episode(turns=7)
+    assert (counted([called, asked]), counted([called])) == ("questions", "turns")
+
+    text = shown([score([called])], questions=counted([called]))
+
+    assert "turns" in text
+    assert "questions" not in text
 
 
 def test_columns_that_would_say_nothing_are_left_out() -> None:

@@ -17,7 +17,7 @@ import math
 import random
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ def episode(*turns: dict[str, Any], group: int = 0, reward: float = 1.0) -> dict
 def scores(mean: float) -> dict[str, Any]:
     """Held-out scores, greedy a tenth above."""
     return {
-        name: Score("game", "test", "", 4, 0.5, 0.25, 0.75, value, None, 0.0, 0).as_json()
+        name: asdict(Score("game", "test", "", 4, 0.5, 0.25, 0.75, value, None, 0.0, 0))
         for name, value in (("greedy", mean + 0.1), ("temperature_1", mean))
     }
 
@@ -670,7 +670,7 @@ def test_help_shows_the_options_as_the_command_is_called(
         (["run", "smooth=1"], "smooth must be a number from 0 and below 1, got 1."),
         (["run", "smooth=nan"], "smooth takes a finite number, got nan."),
         (["run", "sample_price=cheap"], "sample_price takes a number or None, got 'cheap'."),
-        (["run", "train_price=-1"], "train_price must be a number from 0, got -1."),
+        (["run", "train_price=-1"], "train_price must be at least 0, got -1.0."),
         ([f"run{n}" for n in range(20)], f"Got 20 runs; a figure can tell {MOST_LINES} apart."),
         (["run", "out=run/run.json"], "The report cannot be written to run/run.json: "),
     ],

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from evert.trainers.runs.folder import write_whole
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -114,7 +116,11 @@ def clock_unit(seconds: float) -> tuple[str, float]:
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """Write a figure as PNG with few colours, a third of the size; whole, or not at all."""
+    """Write a figure as PNG with few colours, a third of the size; whole, or not at all.
+
+    Raises:
+        RunFolderError: It cannot be written.
+    """
     from PIL import Image
 
     drawn, small = io.BytesIO(), io.BytesIO()
@@ -123,14 +129,4 @@ def save(figure: "Figure", path: Path) -> None:
         figure.savefig(drawn, format="png")
     few = Image.open(drawn).convert("RGB").quantize(PNG_COLOURS, dither=Image.Dither.NONE)
     few.save(small, format="png", optimize=True)
-    write(path, small.getvalue())
-
-
-def write(path: Path, content: bytes) -> None:
-    """Write a file whole, or not at all."""
-    draft = path.with_name(f".{path.name}.draft")
-    try:
-        draft.write_bytes(content)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_whole(path, small.getvalue())
