@@ -221,13 +221,7 @@ async def _run(
     from evert.trainers.runs.warm_up import warm_up
 
     warm = await warm_up(settings, folder.path, console, embedded=embedded)
-    config = cookbook_config(
-        settings,
-        folder.path,
-        embedded=embedded,
-        start=warm.state_path if warm else None,
-        reference=warm.sampler_path if warm else None,
-    )
+    config = cookbook_config(settings, folder.path, embedded=embedded, warm=warm)
     _, held_out = await config.dataset_builder()
     untrained = {"model_path": warm.sampler_path} if warm else await _untrained(config)
     before = await _score_before(settings, config, held_out, folder, untrained)
@@ -244,7 +238,7 @@ async def _run(
     return Report(before, after, max(start, settings.steps), {"training": seconds})
 
 
-async def _untrained(config: "Config") -> dict[str, str]:
+async def _untrained(config: "Config") -> dict[str, Any]:
     """The weights that RL starts from, as a sampling client is asked for them."""
     if not config.load_checkpoint_path:
         return {"base_model": config.model_name}
@@ -261,7 +255,7 @@ async def _score_before(
     config: "Config",
     held_out: "RLDataset | None",
     folder: RunFolder,
-    untrained: dict[str, str],
+    untrained: dict[str, Any],
 ) -> "Evaluation | None":
     """The scores of the weights that RL starts from; a resumed run has them on file."""
     from evert.trainers.evaluation.held_out import read_evaluation, score_weights
@@ -278,7 +272,7 @@ async def _train(config: "Config", folder: RunFolder, console: Console, logger: 
     """The Cookbook's ``main``, with its progress shown and tracked."""
     from tinker_cookbook.rl import train as cookbook
 
-    from evert.trainers.runs.progress import display, follow, quiet_cookbook
+    from evert.trainers.runs.progress import display, follow, quietly
 
     total = config.max_steps or 0
 
@@ -289,12 +283,9 @@ async def _train(config: "Config", folder: RunFolder, console: Console, logger: 
     logger.log_hparams(config)
     asyncio.get_running_loop().set_exception_handler(_log)
     with display(console, folder.path, total) as show:
-        async with (
-            follow(folder.path, show, log),
-            quiet_cookbook(cookbook.main(config)) as training,
-        ):
+        async with follow(folder.path, show, log):
             try:
-                await training
+                await quietly(cookbook.main(config))
             finally:
                 await _finish_saving()
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import chz
 import pytest
+from tinker_cookbook.checkpoint_utils import CheckpointRecord
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.train import AsyncConfig, Config
 
@@ -25,10 +26,10 @@ from evert.trainers.runs.settings import (
 from evert.trainers.train import parse, usage
 
 
-def config(*arguments: str, start: str | None = None) -> Any:
+def config(*arguments: str, warm: CheckpointRecord | None = None) -> Any:
     """The Config of a command line for the game identity."""
     settings = parse(["env=identity", *arguments])
-    return cookbook_config(settings, Path("run"), embedded=True, start=start)
+    return cookbook_config(settings, Path("run"), embedded=True, warm=warm)
 
 
 # -- 1. setting ----------------------------------------------------------------------------------
@@ -108,9 +109,10 @@ def test_the_kl_penalty_is_from_the_weights_that_rl_starts_from_unless_said_othe
 def test_rl_starts_from_one_place() -> None:
     path = "tinker://run/weights/x"
     assert config(f"cookbook.load_checkpoint_path={path}").load_checkpoint_path == path
-    assert config(start=path).load_checkpoint_path == path
+    warm = CheckpointRecord("final", state_path=path)
+    assert config(warm=warm).load_checkpoint_path == path
     with pytest.raises(RecipeError, match=r"load_checkpoint_path and warm_up_steps"):
-        config(f"cookbook.load_checkpoint_path={path}", start=path)
+        config(f"cookbook.load_checkpoint_path={path}", warm=warm)
 
 
 # -- 2. refusing ---------------------------------------------------------------------------------

@@ -18,15 +18,16 @@ from evert.bridge.base import base_tokenizer, default_renderer
 from evert.envs.games import games
 from evert.trainers import train
 from evert.trainers.engine.engine import embedded_engine
-from evert.trainers.runs.demonstrations import (
+from evert.trainers.runs.folder import WARM_UP as FOLDER
+from evert.trainers.runs.settings import TrainSettings, choose_recipe
+from evert.trainers.runs.warm_up import (
     ConversationDataset,
     ConversationDatasetBuilder,
     DemonstrationsError,
     load_demonstrations,
+    warm_up,
+    warm_up_config,
 )
-from evert.trainers.runs.folder import WARM_UP as FOLDER
-from evert.trainers.runs.settings import TrainSettings, choose_recipe
-from evert.trainers.runs.warm_up import warm_up, warm_up_config
 
 HELLO = [{"role": "user", "content": "Hi!"}, {"role": "assistant", "content": "Hello."}]
 
@@ -66,7 +67,11 @@ def settings(tmp_path: Path, **other: Any) -> TrainSettings:
 
 
 def dataset(seed: int = 0, demonstrations: Any = greetings) -> ConversationDataset:
-    return ConversationDataset(demonstrations, default_renderer(), steps=4, batch_size=3, seed=seed)
+    settings = ConversationDatasetBuilder(
+        demonstrations=demonstrations, steps=4, batch_size=3, seed=seed, model_name="evert-tiny",
+        renderer_name="qwen3_instruct",
+    )  # fmt: skip
+    return ConversationDataset(settings, demonstrations, default_renderer())
 
 
 def texts(made: ConversationDataset, index: int) -> list[str]:
@@ -125,6 +130,7 @@ async def test_a_warm_up_is_done_once_and_learns_what_it_is_shown(tmp_path: Path
     nll = [json.loads(line)["train_mean_nll"] for line in lines.splitlines()]
 
     assert warm is not None
+    assert warm.state_path is not None
     assert warm.state_path.startswith("tinker://")
     assert again == warm
     assert (tmp_path / FOLDER / "metrics.jsonl").read_text() == lines

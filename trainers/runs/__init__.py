@@ -8,8 +8,7 @@ In reading order:
     folder.py           what a run leaves behind, and who may work in it
     origin.py           versions, machine, revision: what its figures come from
     resuming.py         taking up a run wherever it was stopped
-    warm_up.py          supervised steps before RL
-    demonstrations.py   what they are on
+    warm_up.py          supervised steps before RL, and what they are on
     progress.py         what is shown meanwhile
     process.py          a run as a process of its own
     tracking.py         Weights & Biases and TensorBoard, where asked for

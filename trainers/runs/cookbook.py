@@ -22,6 +22,7 @@ from evert.trainers.runs.settings import (
 )
 
 if TYPE_CHECKING:
+    from tinker_cookbook.checkpoint_utils import CheckpointRecord
     from tinker_cookbook.rl.train import Config
 
 PREFIX = "cookbook."
@@ -39,8 +40,7 @@ def cookbook_config(
     folder: Path,
     *,
     embedded: bool,
-    start: str | None = None,
-    reference: str | None = None,
+    warm: "CheckpointRecord | None" = None,
 ) -> "Config":
     """The settings as ``tinker_cookbook.rl.train.main`` takes them.
 
@@ -49,8 +49,7 @@ def cookbook_config(
         folder: The run folder.
         embedded: Checkpoints cost nothing but disk: one is saved every step, to resume from,
             and those of ``save_every`` never expire.
-        start: ``tinker://`` path of the weights to start from; None for the model's own.
-        reference: The same weights' path to sample from, for the KL penalty.
+        warm: The weights to start from, and to hold the KL penalty against; None for the model's.
 
     Raises:
         EvertError: A value that is none of the Config's, or no tasks where a path points.
@@ -61,24 +60,24 @@ def cookbook_config(
     for path in settings.cookbook:
         if path in own:
             raise UsageError(f"cookbook.{path} is set by evert's own {own[path]}=; give that.")
-    if start and "load_checkpoint_path" in settings.cookbook:
+    if warm and "load_checkpoint_path" in settings.cookbook:
         raise RecipeError(
             "Got both cookbook.load_checkpoint_path and warm_up_steps; RL starts from one of them. "
             "Leave one out."
         )
     values = {path: getattr(settings, name) for path, name in own.items()}
-    values |= _dataset(settings) | _saving(embedded)
+    values |= _dataset(settings) | saving(embedded, 1)
     values |= {
         "recipe_name": f"evert_{slug(settings.name)}",
         "log_path": str(folder),
         "renderer_name": renderer_of(settings),
         "num_groups_to_log": 1,
     }
-    if start:
-        values["load_checkpoint_path"] = start
+    if warm:
+        values["load_checkpoint_path"] = warm.state_path
     if settings.kl_penalty:
         values["kl_reference_config.base_model"] = settings.model_name
-        values["kl_reference_config.load_checkpoint_path"] = reference
+        values["kl_reference_config.load_checkpoint_path"] = warm and warm.sampler_path
     return read_settings(
         Config, settings.cookbook, {"evert": values}, lambda path: own.get(path, PREFIX + path)
     )
@@ -117,9 +116,10 @@ def _dataset(settings: TrainSettings) -> dict[str, Any]:
     }
 
 
-def _saving(embedded: bool) -> dict[str, Any]:
+def saving(embedded: bool, every: int) -> dict[str, Any]:
+    """When a run is saved beside ``save_every``, and how long a service keeps that: a week."""
     return {
-        "rolling_save_every": 1 if embedded else 0,
+        "rolling_save_every": every if embedded else 0,
         "ttl_seconds": None if embedded else 7 * 24 * 3600,
     }
 

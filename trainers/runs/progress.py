@@ -5,7 +5,7 @@ to ``metrics.jsonl``, which is its public record; ``follow`` reads that file as 
 the Cookbook's own incremental reader. So the display works with any engine, sees exactly what is
 recorded, and cannot disturb the training.
 
-``quiet_cookbook`` sends what the Cookbook prints to the run's ``logs.log``.
+``quietly`` sends what the Cookbook prints to the run's ``logs.log``.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, redirect_stderr, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -144,35 +144,18 @@ def logging_to(folder: Path) -> Iterator[None]:
         root.setLevel(level)
 
 
-@asynccontextmanager
-async def quiet_cookbook(training: Any) -> AsyncIterator["asyncio.Task[None]"]:
-    """Start the Cookbook's ``main`` with its console log off; its ``logs.log`` has it all.
+async def quietly(training: Coroutine[Any, Any, None]) -> None:
+    """Await the Cookbook's ``main`` with its console log off; its ``logs.log`` has it all.
 
     ``main`` sets up logging before it first waits for anything, and its console handler keeps the
-    ``sys.stderr`` of that moment. That moment gets a stream to nowhere; all else keeps stderr.
+    ``sys.stderr`` of that moment. That moment gets a stream of its own; all else keeps stderr.
     """
-    nowhere = _Nowhere()
-    with redirect_stderr(nowhere):
+    with redirect_stderr(io.StringIO()) as nowhere:
         task = asyncio.create_task(training, name="rl.train.main")
         await asyncio.sleep(0)
-    try:
-        yield task
-    finally:
-        _drop_handler(nowhere)
-
-
-class _Nowhere(io.TextIOBase):
-    """Takes every text and keeps none."""
-
-    def write(self, text: str) -> int:
-        return len(text)
-
-
-def _drop_handler(stream: _Nowhere) -> None:
     root = logging.getLogger()
-    for handler in root.handlers[:]:
-        if isinstance(handler, logging.StreamHandler) and handler.stream is stream:
-            root.removeHandler(handler)
+    root.handlers[:] = [h for h in root.handlers if getattr(h, "stream", None) is not nowhere]
+    await task
 
 
 def quiet_progress_bars() -> None:

@@ -323,9 +323,9 @@ def check_settings(settings: TrainSettings) -> None:
     from evert.bridge.dataset import load_tasks
     from evert.bridge.group import load_agent
     from evert.trainers.runs.cookbook import cookbook_config
-    from evert.trainers.runs.demonstrations import load_demonstrations
     from evert.trainers.runs.engine_choice import check_engine
     from evert.trainers.runs.tracking import check_tracking
+    from evert.trainers.runs.warm_up import load_demonstrations
 
     check_tracking(settings)
     check_engine(settings)

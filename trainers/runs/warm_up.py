@@ -2,27 +2,112 @@
 
 The Tinker Cookbook's ``supervised.train.main`` does it, unchanged, in ``RUN/warm_up``, a run of its
 own with metrics and checkpoints, so that it resumes as RL does. RL then starts from its weights.
+
+In order: the conversations, from the function that a recipe or a user names, as a dataset of the
+Cookbook's; the configuration; and the warm-up itself.
 """
 
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import chz
+import tinker
 from rich.console import Console
+from tinker_cookbook.checkpoint_utils import CheckpointRecord
+from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatasetBuilder
 
+from evert.bridge.errors import EvertError
+from evert.bridge.imports import resolve
 from evert.trainers.runs.folder import CHECKPOINTS, WARM_UP, read_jsonl
 from evert.trainers.runs.settings import TrainSettings, path_of, renderer_of, slug
 
 if TYPE_CHECKING:
+    from tinker_cookbook.renderers import Renderer
     from tinker_cookbook.supervised.train import Config
+
+Demonstrations: TypeAlias = Callable[[int], Iterator[list[Mapping[str, Any]]]]
+"""From a seed to conversations, each a list of messages; what the assistant says is learned."""
+
+
+class DemonstrationsError(EvertError, ValueError):
+    """There are no demonstrations where a recipe or a user points, or too few."""
+
+
+def load_demonstrations(demonstrations: Demonstrations | str) -> Demonstrations:
+    """The function that an import path ``package.module:function`` names, or itself.
+
+    Raises:
+        DemonstrationsError: There is none.
+    """
+    found: Any = demonstrations
+    if isinstance(found, str):
+        found = resolve(found, "demonstrations", DemonstrationsError)
+    if not callable(found):
+        raise DemonstrationsError(
+            f"{demonstrations!r} is {found!r:.100}; expected a function from a seed to "
+            "conversations."
+        )
+    return found  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
-class WarmWeights:
-    """``tinker://`` paths of the weights after a warm-up: to train on, and to sample from."""
+class ConversationDataset(SupervisedDataset):
+    """Batches of conversations; each batch draws its own, so that a resumed run has the same."""
 
-    state_path: str
-    sampler_path: str
+    settings: "ConversationDatasetBuilder"
+    demonstrations: Demonstrations
+    renderer: "Renderer"
+
+    def get_batch(self, index: int) -> list[tinker.Datum]:
+        """The batch's conversations as data, each with weights that sum to 1.
+
+        Raises:
+            DemonstrationsError: There are not enough for a batch.
+        """
+        from tinker_cookbook.supervised.data import conversation_to_datum
+
+        wanted = self.settings.batch_size
+        drawn = self.demonstrations(self.settings.seed * 1_000_003 + index)
+        messages: list[Any] = list(itertools.islice(drawn, wanted))
+        if len(messages) < wanted:
+            raise DemonstrationsError(
+                f"{len(messages)} demonstrations were given for a batch of {wanted}. "
+                "Give as many as are asked for, an endless iterator, or a smaller warm_up_batch."
+            )
+        return [conversation_to_datum(each, self.renderer, None) for each in messages]
+
+    def set_epoch(self, seed: int = 0) -> None:
+        """Nothing: there is one epoch, and no conversation is seen twice."""
+
+    def __len__(self) -> int:
+        return self.settings.steps
+
+
+@chz.chz
+class ConversationDatasetBuilder(SupervisedDatasetBuilder):
+    """Builds the warm-up's dataset, configured by chz."""
+
+    demonstrations: Any = chz.field(doc="A function from a seed to conversations, or its path.")
+    steps: int = chz.field(doc="Batches.")
+    batch_size: int = chz.field(doc="Conversations a batch.")
+    seed: int = 0
+    model_name: str = chz.field(doc="Model whose tokenizer is used.")
+    renderer_name: str = chz.field(doc="Cookbook renderer.")
+
+    def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
+        """The dataset to learn from, and none to test on: RL's held-out tasks are the test."""
+        from tinker_cookbook.renderers import get_renderer
+        from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+        from evert.bridge.base import register_base_tokenizers
+
+        register_base_tokenizers()
+        tokenizer = get_tokenizer(self.model_name)
+        renderer = get_renderer(self.renderer_name, tokenizer, model_name=self.model_name)
+        return ConversationDataset(self, load_demonstrations(self.demonstrations), renderer), None
 
 
 def warm_up_config(settings: TrainSettings, folder: Path, *, embedded: bool) -> "Config":
@@ -35,7 +120,7 @@ def warm_up_config(settings: TrainSettings, folder: Path, *, embedded: bool) -> 
     """
     from tinker_cookbook.supervised.train import Config
 
-    from evert.trainers.runs.demonstrations import ConversationDatasetBuilder
+    from evert.trainers.runs.cookbook import saving
 
     return Config(
         recipe_name=f"evert_{slug(settings.name)}_warm_up",
@@ -54,25 +139,24 @@ def warm_up_config(settings: TrainSettings, folder: Path, *, embedded: bool) -> 
             renderer_name=renderer_of(settings),
         ),
         save_every=0,
-        rolling_save_every=5 if embedded else 0,
         eval_every=0,
-        ttl_seconds=None if embedded else 7 * 24 * 3600,
+        **saving(embedded, 5),
     )
 
 
 async def warm_up(
     settings: TrainSettings, folder: Path, console: Console, *, embedded: bool
-) -> WarmWeights | None:
+) -> CheckpointRecord | None:
     """Warm the run's model up, unless that is done already.
 
     Returns:
-        The warm weights; None where the run has no warm-up.
+        The checkpoint of the warm weights; None where the run has no warm-up.
     """
     if not settings.warm_up_steps:
         return None
     from tinker_cookbook.supervised import train as cookbook
 
-    from evert.trainers.runs.progress import display, follow, quiet_cookbook
+    from evert.trainers.runs.progress import display, follow, quietly
 
     place = folder / WARM_UP
     if weights := _final(place):
@@ -81,14 +165,14 @@ async def warm_up(
     config = warm_up_config(settings, folder, embedded=embedded)
     console.print(f"warming up on {path_of(settings.demonstrations)}", markup=False, soft_wrap=True)
     with display(console, place, settings.warm_up_steps, "warming up") as show:
-        async with follow(place, show), quiet_cookbook(cookbook.main(config)) as training:
-            await training
+        async with follow(place, show):
+            await quietly(cookbook.main(config))
     return _final(place)
 
 
-def _final(place: Path) -> WarmWeights | None:
+def _final(place: Path) -> CheckpointRecord | None:
     """The last checkpoint of a warm-up that is complete."""
     for record in read_jsonl(place / CHECKPOINTS):
         if record.get("name") == "final" and record.get("sampler_path"):
-            return WarmWeights(record["state_path"], record["sampler_path"])
+            return CheckpointRecord.from_dict(record)
     return None
