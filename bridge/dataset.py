@@ -1,5 +1,6 @@
 """``AgentDataset``: tasks of any sequence, dealt in batches of groups for the Cookbook."""
 
+import functools
 import logging
 import math
 import random
@@ -18,7 +19,7 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
 from evert.bridge.agent import Agent
 from evert.bridge.base import BASE_MODEL, BASE_RENDERER
 from evert.bridge.errors import InvalidDatasetError
-from evert.bridge.group import ChatAgentGroupBuilder, GroupReward
+from evert.bridge.group import ChatAgentGroupBuilder, GroupOptions, GroupReward
 from evert.bridge.imports import resolve
 from evert.bridge.options import EnvOptions
 
@@ -36,10 +37,7 @@ class AgentDataset(RLDataset):
         epochs: How often the tasks are gone through.
         shuffle: Whether each epoch has an order of its own; the same for the same seed.
         seed: Of the shuffling.
-        seats: As of ``ChatAgentGroupBuilder``.
-        group_reward: As of ``ChatAgentGroupBuilder``.
-        tags: As of ``ChatAgentGroupBuilder``.
-        **options: Of ``ChatAgentEnv``.
+        **options: Further ones of ``ChatAgentGroupBuilder``, those of ``ChatAgentEnv`` included.
 
     Raises:
         InvalidAgentError: As ``ChatAgentGroupBuilder``.
@@ -56,10 +54,7 @@ class AgentDataset(RLDataset):
         epochs: int = 1,
         shuffle: bool = True,
         seed: int = 0,
-        seats: Sequence[str] = (),
-        group_reward: GroupReward | None = None,
-        tags: Sequence[str] = (),
-        **options: Unpack[EnvOptions],
+        **options: Unpack[GroupOptions],
     ) -> None:
         for name, size in (("batch_size", batch_size), ("epochs", epochs)):
             if size < 1:
@@ -73,9 +68,6 @@ class AgentDataset(RLDataset):
         self.epochs = epochs
         self.shuffle = shuffle
         self.seed = seed
-        self.seats = tuple(seats)
-        self.group_reward = group_reward
-        self.tags = list(tags)
         self.options = options
         self._batches_per_epoch = math.ceil(len(tasks) / batch_size)
         self._group(0)  # raises now, not in the middle of a run
@@ -97,13 +89,7 @@ class AgentDataset(RLDataset):
 
     def _group(self, number: int) -> ChatAgentGroupBuilder:
         return ChatAgentGroupBuilder(
-            self.agent,
-            self.tasks[number],
-            self.group_size,
-            seats=self.seats,
-            group_reward=self.group_reward,
-            tags=self.tags,
-            **self.options,
+            self.agent, self.tasks[number], self.group_size, **self.options
         )
 
     def _order(self, epoch: int) -> Sequence[int]:
@@ -150,28 +136,27 @@ class AgentDatasetBuilder(RLDatasetBuilder):
             image_processor=_image_processor(self.model_name, self.renderer_name),
             model_name=self.model_name,
         )
-        options: EnvOptions = {"renderer": renderer, "limits": self.limits, **self.env_options}
-        train = self._dataset(self.train_tasks, self.group_size, self.epochs, self.shuffle, options)
-        if self.test_tasks is None:
-            return train, None
-        return train, self._dataset(self.test_tasks, self.test_group_size, 1, False, options)
-
-    def _dataset(
-        self, tasks: Any, group_size: int, epochs: int, shuffle: bool, options: EnvOptions
-    ) -> AgentDataset:
-        return AgentDataset(
+        env_options: EnvOptions = {"renderer": renderer, "limits": self.limits, **self.env_options}
+        dataset = functools.partial(
+            AgentDataset,
             self.agent,
-            load_tasks(tasks),
             batch_size=self.batch_size,
-            group_size=group_size,
-            epochs=epochs,
-            shuffle=shuffle,
             seed=self.seed,
             seats=self.seats,
             group_reward=self.group_reward,
             tags=self.tags,
-            **options,
+            **env_options,
         )
+        train = dataset(
+            load_tasks(self.train_tasks),
+            group_size=self.group_size,
+            epochs=self.epochs,
+            shuffle=self.shuffle,
+        )
+        if self.test_tasks is None:
+            return train, None
+        tests = load_tasks(self.test_tasks)
+        return train, dataset(tests, group_size=self.test_group_size, shuffle=False)
 
 
 def _image_processor(model_name: str, renderer_name: str) -> Any:

@@ -28,6 +28,14 @@ GroupReward = Callable[[list[Trajectory]], Sequence[float]]
 """All trajectories of a group -> one further reward each, added to what they earned."""
 
 
+class GroupOptions(EnvOptions, total=False):
+    """Options of ``ChatAgentGroupBuilder``, which say what they mean; all of an Env's too."""
+
+    seats: Sequence[str]
+    group_reward: GroupReward | None
+    tags: Sequence[str]
+
+
 def load_agent(agent: Agent | str) -> Agent:
     """The agent that ``agent`` names: an import path ``package.module:function``, or itself.
 

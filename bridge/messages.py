@@ -28,7 +28,7 @@ from tinker_cookbook.renderers.base import (
 )
 
 from evert.bridge.index import Key, key_as_reply, reply_key
-from evert.bridge.requests import bad_request
+from evert.bridge.requests import bad_request, unexpected
 
 ROLES = {
     "system": "system",
@@ -149,11 +149,8 @@ def _read_part(part: object, index: int, number: int) -> ContentPart:
             return ImagePart(type="image", image=url)
         if kind == "image" and "image" in part:
             return ImagePart(type="image", image=part["image"])
-    raise bad_request(
-        f"messages[{index}].content[{number}] is {part!r:.200}; expected a part of type 'text' or "
-        "'image_url'.",
-        param=f"messages[{index}].content[{number}]",
-    )
+    place = f"messages[{index}].content[{number}]"
+    raise unexpected(place, part, "a part of type 'text' or 'image_url'.")
 
 
 def _read_assistant(fields: Mapping[str, Any], calls: Any, index: int, result: Message) -> None:
@@ -185,11 +182,8 @@ def _read_tool_call(call: object, place: str) -> ToolCall:
         or not isinstance(arguments, str)
         or not isinstance(call_id, str | None)
     ):
-        raise bad_request(
-            f"{place} is {call!r:.200}; expected "
-            "{'id': ..., 'type': 'function', 'function': {'name': str, 'arguments': JSON str}}.",
-            param=place,
-        )
+        form = "{'id': ..., 'type': 'function', 'function': {'name': str, 'arguments': JSON str}}."
+        raise unexpected(place, call, form)
     try:
         json.loads(arguments)
     except (ValueError, RecursionError) as error:
@@ -225,11 +219,8 @@ def read_tools(tools: Sequence[Any]) -> list[ToolSpec]:
 def _read_tool(tool: object, place: str) -> ToolSpec:
     function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise bad_request(
-            f"{place} is {tool!r:.200}; expected {{'type': 'function', 'function': "
-            "{'name': str, 'description': str, 'parameters': JSON schema}}.",
-            param=place,
-        )
+        form = "{'name': str, 'description': str, 'parameters': JSON schema}"
+        raise unexpected(place, tool, f"{{'type': 'function', 'function': {form}}}.")
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
         raise bad_request(

@@ -116,9 +116,7 @@ def read_messages(value: object, name: str = "messages") -> Sequence[Any]:
     """
     if isinstance(value, (list, tuple)) and value:
         return value
-    raise bad_request(
-        f"'{name}' must be a non-empty list of messages, got {value!r:.200}.", param=name
-    )
+    raise malformed(name, "a non-empty list of messages", value)
 
 
 def read_model(value: object, default: str) -> str:
@@ -131,7 +129,7 @@ def read_model(value: object, default: str) -> str:
         return default
     if isinstance(value, str):
         return value
-    raise bad_request(f"'model' must be a string, got {value!r:.200}.", param="model")
+    raise malformed("model", "a string", value)
 
 
 def read_tool_list(value: object) -> list[Any] | None:
@@ -144,7 +142,20 @@ def read_tool_list(value: object) -> list[Any] | None:
         return None
     if isinstance(value, (list, tuple)):
         return list(value) or None
-    raise bad_request(f"'tools' must be a list of tools, got {value!r:.200}.", param="tools")
+    raise malformed("tools", "a list of tools", value)
+
+
+def read_object(value: object, name: str) -> Mapping[str, Any] | None:
+    """The field as an object; None when it is absent.
+
+    Raises:
+        openai.BadRequestError: It is none.
+    """
+    if is_absent(value):
+        return None
+    if isinstance(value, Mapping):
+        return value
+    raise malformed(name, "an object", value)
 
 
 def read_cap(fields: Mapping[str, Any], *names: str) -> int | None:
@@ -159,9 +170,7 @@ def read_cap(fields: Mapping[str, Any], *names: str) -> int | None:
         if is_absent(value):
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise bad_request(
-                f"'{name}' must be a positive integer, got {value!r:.200}.", param=name
-            )
+            raise malformed(name, "a positive integer", value)
         caps.append(value)
     return min(caps) if caps else None
 
@@ -177,9 +186,17 @@ def read_stop(value: object, name: str = "stop") -> tuple[str, ...]:
     stops = (value,) if isinstance(value, str) else value
     if isinstance(stops, (list, tuple)) and all(isinstance(s, str) and s for s in stops):
         return tuple(stops)
-    raise bad_request(
-        f"'{name}' must be a non-empty string or a list of them, got {value!r:.200}.", param=name
-    )
+    raise malformed(name, "a non-empty string or a list of them", value)
+
+
+def malformed(name: str, expected: str, value: object) -> openai.BadRequestError:
+    """The error for a field of the wrong form."""
+    return bad_request(f"'{name}' must be {expected}, got {value!r:.200}.", param=name)
+
+
+def unexpected(place: str, value: object, expected: str) -> openai.BadRequestError:
+    """The error for a part of a field (``messages[0]``) that is none of what may stand there."""
+    return bad_request(f"{place} is {value!r:.200}; expected {expected}", param=place)
 
 
 def bad_request(

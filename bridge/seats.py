@@ -96,52 +96,47 @@ class SeatGroup:
         self._made_of = (agent, task, options)
         self._seats = tuple(seats)
         self._owed: list[SeatEnv] = []
-        self._playing: set[SeatEnv] = set()
-        self._waiting: set[SeatEnv] = set()
+        self._waits: dict[SeatEnv, bool] = {}  # of each that is not over: waits it for others?
 
     def new_episode(self) -> "list[SeatEnv]":
         """The Envs of a new episode, one a seat."""
-        table = _Table(self._seats)
-        envs = [SeatEnv(self, table, seat, *self._made_of) for seat in self._seats]
-        self._playing.update(envs)
+        envs = self._new_envs()
+        self._waits.update(dict.fromkeys(envs, False))
         return envs
 
     def next_seat(self) -> "SeatEnv":
         """One Env to play in the place of one that failed: the next seat of a new episode."""
-        if not self._owed:
-            self._owed = self.new_episode()
-            self._playing.difference_update(self._owed)
+        self._owed = self._owed or self._new_envs()
         env = self._owed.pop(0)
-        self._playing.add(env)
+        self._waits[env] = False
         return env
+
+    def _new_envs(self) -> "list[SeatEnv]":
+        table = _Table(self._seats)
+        return [SeatEnv(self, table, seat, *self._made_of) for seat in self._seats]
 
     def waits(self, env: "SeatEnv") -> None:
         """A seat was taken whose episode has not begun."""
-        self._playing.discard(env)
-        self._waiting.add(env)
+        self._waits[env] = True
         self._look()
 
     def begins(self, table: "_Table") -> None:
-        """An episode begins, or never will."""
-        begun = {env for env in self._waiting if env.table is table}
-        self._waiting -= begun
-        if not table.closed:
-            self._playing |= begun
+        """An episode begins: its seats wait no more."""
+        self._waits.update({env: False for env in self._waits if env.table is table})
 
     def is_over(self, env: "SeatEnv") -> None:
         """A seat has been played to its end, or failed, or was given up."""
-        self._playing.discard(env)
-        self._waiting.discard(env)
+        self._waits.pop(env, None)
         self._look()
 
     def _look(self) -> None:
         """Give up on seats that wait when nobody is left who could fail and be played again."""
-        if self._waiting and not self._playing:
+        if self._waits and all(self._waits.values()):
             asyncio.get_running_loop().call_later(LONE_SEAT_PATIENCE, self._tell_lone_seats)
 
     def _tell_lone_seats(self) -> None:
-        if not self._playing:
-            for env in [*self._waiting]:
+        if all(self._waits.values()):
+            for env in self._waits:
                 env.table.settle()
 
 
@@ -152,12 +147,15 @@ class _Table:
         self.seats = seats
         self.taken: set[str] = set()
         self.episode: Episode | None = None
-        self.closed = False
         self._settled = asyncio.Event()
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether all seats are taken of an episode that was not given up."""
+        return len(self.taken) == len(self.seats) and not self._settled.is_set()
 
     def settle(self) -> None:
         """The episode has begun, or never will: whoever waits is told."""
-        self.closed = self.episode is None
         self._settled.set()
 
     async def wait(self, seat: str) -> tuple[Episode, Inbox]:
@@ -221,7 +219,7 @@ class SeatEnv(ChatAgentEnv):
         """
         table = self.table
         table.taken.add(self.seat)
-        if len(table.taken) == len(table.seats) and not table.closed:
+        if table.may_begin:
             roles = [[seat_model(seat)] for seat in table.seats]
             loop = asyncio.get_running_loop()
             table.episode = Episode(self._form, loop, roles, self._frozen)

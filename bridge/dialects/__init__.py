@@ -2,6 +2,7 @@
 
 One module an API, and what they share:
 
+    dialect.py             what an API has to say of itself
     chat_completions.py    OpenAI's chat completions
     responses.py           OpenAI's responses, with the state behind ``previous_response_id``
     responses_tools.py     its tools: functions, custom tools, namespaces

@@ -7,9 +7,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from evert.bridge.dialects.events import deltas, named_events
-from evert.bridge.dialects.fields import field_policy, forced_tools, read_flag, read_format
-from evert.bridge.formats import ReplyFormat
+from evert.bridge.dialects.dialect import Dialect
+from evert.bridge.dialects.events import deltas
+from evert.bridge.dialects.fields import field_policy, forced_tools, read_flag, read_format_field
 from evert.bridge.messages import Reply
 from evert.bridge.requests import (
     ChatRequest,
@@ -18,8 +18,10 @@ from evert.bridge.requests import (
     read_cap,
     read_messages,
     read_model,
+    read_object,
     read_stop,
     read_tool_list,
+    unexpected,
 )
 
 FIELDS = field_policy("anthropic_messages")
@@ -28,18 +30,11 @@ FIELDS = field_policy("anthropic_messages")
 _FINISH = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-class AnthropicMessages:
+class AnthropicMessages(Dialect):
     """The dialect over the wire."""
 
-    def __init__(self, default_model: str) -> None:
-        self._default_model = default_model
-
     def read(self, body: Mapping[str, Any]) -> ChatRequest:
-        """The request of a body.
-
-        Raises:
-            openai.BadRequestError: A field is refused, or of the wrong form.
-        """
+        """The request of a body."""
         FIELDS.check(body, strict=False)
         read_flag(body, "stream")
         choice = body.get("tool_choice")
@@ -61,14 +56,14 @@ class AnthropicMessages:
             tools,
             read_cap(body, "max_tokens"),
             read_stop(body.get("stop_sequences"), "stop_sequences"),
-            _read_format(body, forced_tools(kind, named, tools)),
+            read_format_field(_format_of(body), forced_tools(kind, named, tools), "output_config"),
             may_call=kind != "none",
         )
 
     def write(
         self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
-    ) -> Any:
-        """The JSON object of a whole answer; ``number`` tells it from the rollout's others."""
+    ) -> dict[str, Any]:
+        """The JSON object of a message."""
         stop_reason = _FINISH[reply.finish_reason]
         if reply.stop_string is not None and reply.finish_reason == "stop":
             stop_reason = "stop_sequence"
@@ -80,51 +75,48 @@ class AnthropicMessages:
             "content": [*_blocks(reply)],
             "stop_reason": stop_reason,
             "stop_sequence": reply.stop_string if stop_reason == "stop_sequence" else None,
-            "usage": _usage(reply.prompt_tokens, reply.completion_tokens),
+            "usage": {
+                "input_tokens": reply.prompt_tokens,
+                "output_tokens": reply.completion_tokens,
+                "cache_creation_input_tokens": 0,
+                "cache_read_input_tokens": 0,
+            },
         }
 
-    def stream(
-        self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
-    ) -> bytes:
-        """The same as server-sent events."""
-        return named_events(_events(self.write(reply, request, number, body)))
+    def events(self, whole: Mapping[str, Any], body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The message and its blocks as they come to be."""
+        usage = whole["usage"]
+        opening = {**whole, "content": [], "stop_reason": None, "stop_sequence": None}
+        opening["usage"] = {**usage, "output_tokens": 0}
+        yield {"type": "message_start", "message": opening}
+        for index, block in enumerate(whole["content"]):
+            yield {"type": "content_block_start", "index": index, "content_block": _emptied(block)}
+            for delta in _block_deltas(block):
+                yield {"type": "content_block_delta", "index": index, "delta": delta}
+            yield {"type": "content_block_stop", "index": index}
+        ending = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
+        yield {"type": "message_delta", "delta": ending, "usage": usage}
+        yield {"type": "message_stop"}
 
-    def error(self, error: Mapping[str, Any]) -> Any:
-        """The JSON object of a refusal, from the OpenAI SDK's ``error.body``."""
+    def error(self, error: Mapping[str, Any]) -> dict[str, Any]:
+        """The JSON object of a refusal, by Anthropic's names."""
         kind = error.get("type") or "invalid_request_error"
         return {"type": "error", "error": {"type": kind, "message": error["message"]}}
-
-    def error_event(self, error: Mapping[str, Any]) -> bytes:
-        """A refusal in the middle of a stream."""
-        return named_events([self.error(error)])
-
-
-def _usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
-    return {
-        "input_tokens": prompt_tokens,
-        "output_tokens": completion_tokens,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 0,
-    }
 
 
 # -- reading -------------------------------------------------------------------------------------
 
 
-def _read_format(body: Mapping[str, Any], must_call: tuple[str, ...]) -> ReplyFormat | None:
-    config = body.get("output_config")
-    if not is_absent(config) and not isinstance(config, Mapping):
-        raise bad_request(f"'output_config' must be an object, got {config!r:.200}.")
-    value = body.get("output_format")
-    if isinstance(config, Mapping) and not is_absent(config.get("format")):
-        value = config["format"]
-    if is_absent(value):
-        return read_format(None, None, must_call, "output_config")
-    if not isinstance(value, Mapping):
-        raise bad_request(
-            f"'output_config.format' must be an object, got {value!r:.200}.", param="output_config"
-        )
-    return read_format(value.get("type", ""), value.get("schema"), must_call, "output_config")
+def _format_of(body: Mapping[str, Any]) -> object:
+    """The field that asks for a format, under its present name or its former one."""
+    config = read_object(body.get("output_config"), "output_config") or {}
+    present = config.get("format")
+    wanted = body.get("output_format") if is_absent(present) else present
+    if is_absent(wanted) or isinstance(wanted, Mapping):
+        return wanted
+    raise bad_request(
+        f"'output_config.format' must be an object, got {wanted!r:.200}.", param="output_config"
+    )
 
 
 def _read_tool(tool: object, index: int) -> dict[str, Any]:
@@ -161,11 +153,7 @@ def _read_all(messages: Sequence[Any]) -> Iterator[dict[str, Any]]:
         place = f"messages[{index}]"
         role = message.get("role") if isinstance(message, Mapping) else None
         if role not in ("user", "assistant", "system"):
-            raise bad_request(
-                f"{place} is {message!r:.200}; expected an object whose role is 'user' or "
-                "'assistant'.",
-                param=place,
-            )
+            raise unexpected(place, message, "an object whose role is 'user' or 'assistant'.")
         content = message.get("content")
         if isinstance(content, str):
             yield {"role": role, "content": content}
@@ -250,10 +238,7 @@ def _image_url(block: Mapping[str, Any], place: str) -> str:
             return str(source["url"])
         if source.get("type") == "base64" and isinstance(source.get("data"), str):
             return f"data:{source.get('media_type')};base64,{source['data']}"
-    raise bad_request(
-        f"{place}.source is {source!r:.200}; expected a source of type 'base64' or 'url'.",
-        param=place,
-    )
+    raise unexpected(f"{place}.source", source, "a source of type 'base64' or 'url'.")
 
 
 def _block_list(content: object, place: str) -> Sequence[Any]:
@@ -268,17 +253,14 @@ def _kind(block: object, place: str) -> str:
     kind = block.get("type") if isinstance(block, Mapping) else None
     if isinstance(kind, str):
         return kind
-    raise bad_request(f"{place} is {block!r:.200}; expected a block with a type.", param=place)
+    raise unexpected(place, block, "a block with a type.")
 
 
 def _text(block: object, place: str) -> str:
     if isinstance(block, Mapping) and isinstance(block.get("text"), str):
         return str(block["text"])
-    raise bad_request(
-        f"{place} is {block!r:.200}; expected {{'type': 'text', 'text': ...}}. Documents, searches "
-        "and the API's own tools are not behind the policy.",
-        param=place,
-    )
+    expected = "{'type': 'text', 'text': ...}. Documents, searches and the API's own tools are not"
+    raise unexpected(place, block, f"{expected} behind the policy.")
 
 
 # -- writing -------------------------------------------------------------------------------------
@@ -302,20 +284,6 @@ def _blocks(reply: Reply) -> Iterator[dict[str, Any]]:
             "name": call.function.name,
             "input": arguments,
         }
-
-
-def _events(whole: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    usage = whole["usage"]
-    opening = {**whole, "content": [], "stop_reason": None, "stop_sequence": None}
-    yield {"type": "message_start", "message": {**opening, "usage": {**usage, "output_tokens": 0}}}
-    for index, block in enumerate(whole["content"]):
-        yield {"type": "content_block_start", "index": index, "content_block": _emptied(block)}
-        for delta in _block_deltas(block):
-            yield {"type": "content_block_delta", "index": index, "delta": delta}
-        yield {"type": "content_block_stop", "index": index}
-    ending = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
-    yield {"type": "message_delta", "delta": ending, "usage": usage}
-    yield {"type": "message_stop"}
 
 
 def _emptied(block: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ https://platform.openai.com/docs/api-reference/chat
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
@@ -16,9 +16,9 @@ from openai.types.chat.chat_completion_message_function_tool_call import (
 from openai.types.completion_usage import CompletionUsage
 from tinker_cookbook.renderers.base import ToolCall
 
+from evert.bridge.dialects.dialect import Dialect
 from evert.bridge.dialects.events import deltas, unnamed_events
-from evert.bridge.dialects.fields import field_policy, forced_tools, read_flag, read_format
-from evert.bridge.formats import ReplyFormat
+from evert.bridge.dialects.fields import field_policy, forced_tools, read_flag, read_format_field
 from evert.bridge.messages import Reply
 from evert.bridge.requests import (
     ChatRequest,
@@ -27,6 +27,7 @@ from evert.bridge.requests import (
     read_cap,
     read_messages,
     read_model,
+    read_object,
     read_stop,
     read_tool_list,
 )
@@ -55,13 +56,16 @@ def read(fields: Mapping[str, Any], default_model: str, *, strict: bool = False)
     FIELDS.check(fields, strict=strict)
     choice = fields.get("tool_choice")
     tools = None if choice == "none" else read_tool_list(fields.get("tools"))
+    must_call = _must_call(choice, tools)
     return ChatRequest(
         model,
         messages,
         tools,
         read_cap(fields, "max_tokens", "max_completion_tokens"),
         read_stop(fields.get("stop")),
-        _read_format(fields.get("response_format"), _must_call(choice, tools)),
+        read_format_field(
+            fields.get("response_format"), must_call, "response_format", "json_schema"
+        ),
         may_call=choice != "none",
     )
 
@@ -79,18 +83,6 @@ def _must_call(choice: object, tools: list[Any] | None) -> tuple[str, ...]:
         "{'type': 'function', 'function': {'name': ...}}.",
         param="tool_choice",
     )
-
-
-def _read_format(value: object, must_call: tuple[str, ...]) -> ReplyFormat | None:
-    if is_absent(value):
-        return read_format(None, None, must_call, "response_format")
-    if not isinstance(value, Mapping):
-        raise bad_request(
-            f"'response_format' must be an object, got {value!r:.200}.", param="response_format"
-        )
-    wrapped = value.get("json_schema")
-    schema = wrapped.get("schema") if isinstance(wrapped, Mapping) else None
-    return read_format(value.get("type", ""), schema, must_call, "response_format")
 
 
 def completion(reply: Reply, *, id: str, model: str) -> ChatCompletion:
@@ -127,48 +119,30 @@ def _tool_call(call: ToolCall) -> ChatCompletionMessageFunctionToolCall:
     )
 
 
-class ChatCompletions:
+class ChatCompletions(Dialect):
     """The dialect over the wire."""
 
-    def __init__(self, default_model: str) -> None:
-        self._default_model = default_model
-
     def read(self, body: Mapping[str, Any]) -> ChatRequest:
-        """The request of a body.
-
-        Raises:
-            openai.BadRequestError: See ``read``.
-        """
+        """The request of a body."""
         read_flag(body, "stream")
-        options = body.get("stream_options")
-        if options is not None and not isinstance(options, Mapping):
-            raise bad_request(
-                f"'stream_options' must be an object, got {options!r:.200}.", param="stream_options"
-            )
+        read_object(body.get("stream_options"), "stream_options")
         return read(body, self._default_model)
 
     def write(
         self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
-    ) -> Any:
-        """The JSON object of a whole answer; ``number`` tells it from the rollout's others."""
+    ) -> dict[str, Any]:
+        """The JSON object of a ``ChatCompletion``."""
         whole = completion(reply, id=f"chatcmpl-{number}", model=request.model)
         return whole.model_dump(mode="json", exclude_unset=True)
 
-    def stream(
-        self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
-    ) -> bytes:
-        """The same as server-sent events."""
+    def events(self, whole: Mapping[str, Any], body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The chunks, with the usage at their end where it is asked for."""
         usage = bool((body.get("stream_options") or {}).get("include_usage"))
-        whole = self.write(reply, request, number, body)
-        return unnamed_events(_chunks(whole, include_usage=usage))
+        return _chunks(whole, include_usage=usage)
 
-    def error(self, error: Mapping[str, Any]) -> Any:
-        """The JSON object of a refusal, from the OpenAI SDK's ``error.body``."""
-        return {"error": dict(error)}
-
-    def error_event(self, error: Mapping[str, Any]) -> bytes:
-        """A refusal in the middle of a stream."""
-        return unnamed_events([self.error(error)])
+    def framed(self, events: Iterable[Mapping[str, Any]]) -> bytes:
+        """Chunks without names, then ``[DONE]``."""
+        return unnamed_events(events)
 
 
 def _chunks(whole: Mapping[str, Any], *, include_usage: bool) -> Iterator[dict[str, Any]]:

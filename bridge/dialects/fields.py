@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from evert.bridge.formats import ANY_OBJECT, ReplyFormat, validator
-from evert.bridge.requests import FieldPolicy, bad_request, is_absent
+from evert.bridge.requests import FieldPolicy, bad_request, is_absent, malformed, read_object
 
 
 @cache
@@ -51,6 +51,19 @@ def read_format(
             param=param,
         )
     return ReplyFormat(text, must_call) if text is not None or must_call else None
+
+
+def read_format_field(
+    value: object, must_call: tuple[str, ...], param: str, within: str = ""
+) -> ReplyFormat | None:
+    """As ``read_format``, of a field that is an object with a type and a schema, or absent.
+
+    ``within`` is the key of an object in it that holds the schema; "" for the field itself.
+    """
+    wanted = {"type": None} if is_absent(value) else read_object(value, param) or {}
+    holder = wanted.get(within) if within else wanted
+    schema = holder.get("schema") if isinstance(holder, Mapping) else None
+    return read_format(wanted.get("type", ""), schema, must_call, param)
 
 
 def _schema_text(schema: object, param: str) -> str:
@@ -110,4 +123,4 @@ def read_flag(fields: Mapping[str, Any], name: str) -> bool:
         return False
     if isinstance(value, bool):
         return value
-    raise bad_request(f"'{name}' must be true or false, got {value!r:.200}.", param=name)
+    raise malformed(name, "true or false", value)

@@ -7,50 +7,54 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from evert.bridge.dialects.events import deltas, named_events
-from evert.bridge.dialects.fields import field_policy, forced_tools, read_flag, read_format
+from evert.bridge.dialects.dialect import Dialect
+from evert.bridge.dialects.events import deltas
+from evert.bridge.dialects.fields import field_policy, forced_tools, read_flag, read_format_field
 from evert.bridge.dialects.responses_tools import read_call, read_tools, write_call
-from evert.bridge.formats import ReplyFormat
 from evert.bridge.messages import Reply
 from evert.bridge.requests import (
     ChatRequest,
     bad_request,
     is_absent,
+    malformed,
     read_cap,
     read_model,
+    read_object,
     read_tool_list,
+    unexpected,
 )
 
 FIELDS = field_policy("responses")
 """Of every request field (``fields.toml``)."""
 
 
-class Responses:
+class Responses(Dialect):
     """The dialect over the wire; one for each rollout, since it keeps the rollout's responses."""
 
     def __init__(self, default_model: str) -> None:
-        self._default_model = default_model
+        super().__init__(default_model)
         self._conversations: dict[str, list[Any]] = {}
 
     def read(self, body: Mapping[str, Any]) -> ChatRequest:
         """The request of a body.
 
         Raises:
-            openai.BadRequestError: A field is refused, or of the wrong form, or the previous
-                response is not one of this rollout's.
+            openai.BadRequestError: As every dialect, or the previous response is not one of this
+                rollout's.
         """
         FIELDS.check(body, strict=False)
         read_flag(body, "stream")
         choice = body.get("tool_choice")
         offered = None if choice == "none" else read_tool_list(body.get("tools"))
         tools = [*read_tools(offered or ())] or None
+        text = read_object(body.get("text"), "text") or {}
         return ChatRequest(
             read_model(body.get("model"), self._default_model),
             [*_read_instructions(body.get("instructions")), *self._messages(body)],
             tools,
             read_cap(body, "max_output_tokens"),
             (),
-            _read_text(body.get("text"), _must_call(choice, tools)),
+            read_format_field(text.get("format"), _must_call(choice, tools), "text.format"),
             may_call=choice != "none",
         )
 
@@ -71,8 +75,8 @@ class Responses:
 
     def write(
         self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
-    ) -> Any:
-        """The JSON object of a whole answer; ``number`` tells it from the rollout's others."""
+    ) -> dict[str, Any]:
+        """The JSON object of a response, which is remembered."""
         output = [*_output(reply, number, body.get("tools"))]
         whole = {
             **_envelope(request, number, body),
@@ -85,17 +89,10 @@ class Responses:
         self._conversations[whole["id"]] = [*self._messages(body), *read_input(output)]
         return whole
 
-    def stream(
-        self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
-    ) -> bytes:
-        """The same as server-sent events."""
-        whole = self.write(reply, request, number, body)
-        events = _events(whole)
-        return named_events({**event, "sequence_number": i} for i, event in enumerate(events))
-
-    def error(self, error: Mapping[str, Any]) -> Any:
-        """The JSON object of a refusal, from the OpenAI SDK's ``error.body``."""
-        return {"error": dict(error)}
+    def events(self, whole: Mapping[str, Any], body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The response and its items as they come to be, numbered."""
+        for number, event in enumerate(_events(whole)):
+            yield {**event, "sequence_number": number}
 
     def error_event(self, error: Mapping[str, Any]) -> bytes:
         """A refusal in the middle of a stream."""
@@ -106,7 +103,7 @@ class Responses:
             "param": error.get("param"),
             "sequence_number": 0,
         }
-        return named_events([event])
+        return self.framed([event])
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -129,10 +126,7 @@ def read_input(value: object, name: str = "input") -> list[dict[str, Any]]:
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if not isinstance(value, (list, tuple)) or not value:
-        raise bad_request(
-            f"'{name}' must be a string or a non-empty list of items, got {value!r:.200}.",
-            param=name,
-        )
+        raise malformed(name, "a string or a non-empty list of items", value)
     messages: list[dict[str, Any]] = []
     for index, item in enumerate(value):
         place = f"{name}[{index}]"
@@ -168,7 +162,7 @@ def _joins(last: dict[str, Any], message: dict[str, Any]) -> bool:
 
 def _read_item(item: object, place: str) -> dict[str, Any]:
     if not isinstance(item, Mapping):
-        raise bad_request(f"{place} is {item!r:.200}; expected an object.", param=place)
+        raise unexpected(place, item, "an object.")
     kind = item.get("type", "message")
     if kind == "message":
         return _read_message(item, place)
@@ -234,19 +228,6 @@ def _must_call(choice: object, tools: list[Any] | None) -> tuple[str, ...]:
         "{'type': 'function', 'name': ...}.",
         param="tool_choice",
     )
-
-
-def _read_text(value: object, must_call: tuple[str, ...]) -> ReplyFormat | None:
-    wanted = value.get("format") if isinstance(value, Mapping) else None
-    if not is_absent(value) and not isinstance(value, Mapping):
-        raise bad_request(f"'text' must be an object, got {value!r:.200}.", param="text")
-    if is_absent(wanted):
-        return read_format(None, None, must_call, "text.format")
-    if not isinstance(wanted, Mapping):
-        raise bad_request(
-            f"'text.format' must be an object, got {wanted!r:.200}.", param="text.format"
-        )
-    return read_format(wanted.get("type", ""), wanted.get("schema"), must_call, "text.format")
 
 
 # -- writing -------------------------------------------------------------------------------------

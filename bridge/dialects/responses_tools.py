@@ -11,7 +11,7 @@ from typing import Any
 
 from tinker_cookbook.renderers.base import ToolCall
 
-from evert.bridge.requests import bad_request
+from evert.bridge.requests import unexpected
 
 CUSTOM_ARGUMENT = "input"
 """The one argument of the function that stands for a custom tool."""
@@ -33,6 +33,10 @@ HOSTED_TOOLS = frozenset(
     }
 )
 """Tools that OpenAI runs. Coding agents offer them beside their own; the policy gets none."""
+
+_TOOLS = (
+    "{'type': 'function', 'name': ..., 'parameters': ...}, a custom tool, or a namespace of them."
+)
 
 _DATED = re.compile(r"_\d{4}_\d{2}_\d{2}$")
 
@@ -62,11 +66,7 @@ def read_tools(tools: Sequence[Any], place: str = "tools", prefix: str = "") -> 
             }
             yield {"type": "function", "function": function}
         elif not isinstance(kind, str) or _DATED.sub("", kind) not in HOSTED_TOOLS:
-            raise bad_request(
-                f"{where} is {tool!r:.200}; expected {{'type': 'function', 'name': ..., "
-                "'parameters': ...}, a custom tool, or a namespace of them.",
-                param=where,
-            )
+            raise unexpected(where, tool, _TOOLS)
 
 
 def _prefixed(prefix: str, name: object) -> object:

@@ -15,14 +15,15 @@ passes unharmed through every framework; an agent that goes on calling gets ``Ag
 import itertools
 import json
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import openai
 
 from evert.bridge.dialects.anthropic_messages import AnthropicMessages
 from evert.bridge.dialects.chat_completions import ChatCompletions
+from evert.bridge.dialects.dialect import Dialect
 from evert.bridge.dialects.responses import Responses
 from evert.bridge.episode import Episode
 from evert.bridge.errors import (
@@ -51,34 +52,6 @@ MAX_DEPTH = 100
 """Levels of lists and objects in a body; what copies or checks a deeper one would break."""
 
 
-class Dialect(Protocol):
-    """One API (see ``evert.bridge.dialects``)."""
-
-    def read(self, body: Mapping[str, Any]) -> ChatRequest:
-        """The request of a body."""
-        ...
-
-    def write(
-        self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
-    ) -> Any:
-        """The JSON object of a whole answer."""
-        ...
-
-    def stream(
-        self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
-    ) -> bytes:
-        """The same as server-sent events."""
-        ...
-
-    def error(self, error: Mapping[str, Any]) -> Any:
-        """The JSON object of a refusal."""
-        ...
-
-    def error_event(self, error: Mapping[str, Any]) -> bytes:
-        """A refusal in the middle of a stream."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What goes back over the wire.
@@ -100,17 +73,42 @@ class Call:
 
     Attributes:
         request: What to ask.
-        stream: Whether the agent wants events.
-        answered: Makes the answer of a reply.
-        refused: Makes the answer of an error.
-        refused_late: Makes the event of an error, for a stream that has begun.
+        dialect: The API it came by.
+        body: As it came.
+        number: Tells its reply from others.
     """
 
     request: ChatRequest
-    stream: bool
-    answered: Callable[[Reply], Answer]
-    refused: Callable[[Exception], Answer]
-    refused_late: Callable[[Exception], bytes]
+    dialect: Dialect
+    body: Mapping[str, Any]
+    number: str
+
+    @property
+    def stream(self) -> bool:
+        """Whether the agent wants events."""
+        return self.body.get("stream") is True
+
+    def answered(self, reply: Reply) -> Answer:
+        """The answer of a reply."""
+        written = (reply, self.request, self.number, self.body)
+        if self.stream:
+            return Answer(200, self.dialect.stream(*written), EVENTS)
+        return Answer(200, _json(self.dialect.write(*written)))
+
+    def refused(self, error: Exception) -> Answer:
+        """The answer of an error."""
+        return _refusal(self.dialect, error)
+
+    def refused_late(self, error: Exception) -> bytes:
+        """The event of an error, for a stream that has begun."""
+        return self.dialect.error_event(_error_body(error))
+
+    async def wait(self, reply: Awaitable[Reply]) -> Answer:
+        """The answer of a reply that is to come, or of its refusal."""
+        try:
+            return self.answered(await reply)
+        except REFUSALS as error:
+            return self.refused(error)
 
 
 class Endpoint:
@@ -182,12 +180,9 @@ class Endpoint:
             AgentAborted: The agent goes on calling after its episode is over.
         """
         call = self.read(method, path, content)
-        if isinstance(call, Answer):
-            return call
-        try:
-            return call.answered(await self.ask(call.request))
-        except REFUSALS as error:
-            return call.refused(error)
+        return (
+            call if isinstance(call, Answer) else await call.wait(self.episode.call(call.request))
+        )
 
     def answer_blocking(self, method: str, path: str, content: bytes) -> Answer:
         """The same for a thread.
@@ -203,10 +198,6 @@ class Endpoint:
         except REFUSALS as error:
             return call.refused(error)
 
-    async def ask(self, request: ChatRequest) -> Reply:
-        """Make a call that was read; raises what the episode raises."""
-        return await self.episode.call(request)
-
     def read(self, method: str, path: str, content: bytes) -> Call | Answer:
         """The model call that a request makes, or its answer if it is none, or a bad one."""
         path = path.rstrip("/")
@@ -218,12 +209,11 @@ class Endpoint:
         try:
             body = _read_body(content)
             request = dialect.read(body)
-            stream = body.get("stream") is True
         except openai.BadRequestError as error:
             return _refusal(dialect, error)
         if path.endswith(COUNTS):
             return self._count(request, dialect)
-        return self._call(dialect, request, body, stream=stream)
+        return Call(request, dialect, body, self.new_id())
 
     def _dialect(self, path: str) -> Dialect | None:
         if path.endswith("/chat/completions"):
@@ -233,23 +223,6 @@ class Endpoint:
         if path.endswith(("/messages", "/messages/count_tokens")):
             return self._anthropic
         return None
-
-    def _call(
-        self, dialect: Dialect, request: ChatRequest, body: Mapping[str, Any], *, stream: bool
-    ) -> Call:
-        def answered(reply: Reply) -> Answer:
-            number = self.new_id()
-            if stream:
-                return Answer(200, dialect.stream(reply, request, number, body), EVENTS)
-            return Answer(200, _json(dialect.write(reply, request, number, body)))
-
-        return Call(
-            request,
-            stream,
-            answered,
-            lambda error: _refusal(dialect, error),
-            lambda error: dialect.error_event(_error_body(error)),
-        )
 
     def _count(self, request: ChatRequest, dialect: Dialect) -> Answer:
         try:
@@ -327,5 +300,10 @@ def _not_found(method: str, path: str) -> Answer:
         "/v1/responses, /v1/messages, /v1/messages/count_tokens and "
         "/v1/responses/input_tokens, and GET /v1/models."
     )
-    error = {"message": message, "type": "not_found_error", "param": None, "code": "not_found"}
-    return Answer(404, _json({"type": "error", "error": error}))
+    return failure(404, message, "not_found_error", "not_found")
+
+
+def failure(status: int, message: str, kind: str, code: str) -> Answer:
+    """The answer to a request that reaches no API, in a shape that all SDKs read."""
+    error = {"message": message, "type": kind, "param": None, "code": code}
+    return Answer(status, _json({"type": "error", "error": error}))

@@ -15,7 +15,6 @@ is given back it is nobody's any more: a rollout that comes now gets a new one.
 import asyncio
 import functools
 import hashlib
-import json
 import logging
 import secrets
 import socket
@@ -26,7 +25,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from evert.bridge.errors import AgentAborted, EnvClosedError, EpisodeEndedError
-from evert.bridge.faces.endpoint import JSON, REFUSALS, Answer, Call, Endpoint
+from evert.bridge.faces.endpoint import EVENTS, REFUSALS, Answer, Call, Endpoint, failure
 from evert.bridge.messages import Reply
 
 logger = logging.getLogger(__name__)
@@ -158,12 +157,12 @@ class Server:
         rollout = self._rollouts.get(_key_of(request))
         if rollout is None:
             message = "No rollout has this API key. It ends with its episode."
-            return _whole(_error(401, message, "authentication_error", "invalid_api_key"))
+            return _whole(failure(401, message, "authentication_error", "invalid_api_key"))
         try:
             content = await request.read()
         except web.HTTPRequestEntityTooLarge:
             message = f"The body is longer than {BODY_LIMIT} bytes."
-            return _whole(_error(413, message, "invalid_request_error", "request_too_large"))
+            return _whole(failure(413, message, "invalid_request_error", "request_too_large"))
         call = rollout.endpoint.read(request.method, request.path, content)
         if isinstance(call, Answer):
             return _whole(call)
@@ -185,7 +184,7 @@ class Server:
         known = rollout.calls.get(identity)
         if is_retry and known is not None and not known.reply.cancelled():
             return known
-        reply = self._loop.create_task(rollout.endpoint.ask(call.request), name="http")
+        reply = self._loop.create_task(rollout.endpoint.episode.call(call.request), name="http")
         reply.add_done_callback(_retrieve)
         pending = rollout.calls[identity] = _Pending(reply)
         rollout.calls.move_to_end(identity)
@@ -218,9 +217,7 @@ def _is_retry(request: web.Request) -> bool:
 
 async def _answer(call: Call, reply: "asyncio.Task[Reply]") -> Answer:
     try:
-        return call.answered(await asyncio.shield(reply))
-    except REFUSALS as error:
-        return call.refused(error)
+        return await call.wait(asyncio.shield(reply))
     except AgentAborted as error:
         return call.refused(RuntimeError(str(error)))
 
@@ -238,7 +235,7 @@ async def _streamed(
     await asyncio.wait({reply}, timeout=PING_EVERY)
     if reply.done():
         return _whole(await _answer(call, reply))
-    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    response = web.StreamResponse(headers={"content-type": EVENTS})
     await response.prepare(request)
     while not reply.done():
         await response.write(b": waiting\n\n")
@@ -249,11 +246,6 @@ async def _streamed(
         await response.write(call.refused_late(error))
     await response.write_eof()
     return response
-
-
-def _error(status: int, message: str, kind: str, code: str) -> Answer:
-    error = {"message": message, "type": kind, "param": None, "code": code}
-    return Answer(status, json.dumps({"type": "error", "error": error}).encode(), JSON)
 
 
 # -- one server a loop and interface ---------------------------------------------------------------

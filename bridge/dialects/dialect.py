@@ -1,0 +1,56 @@
+"""``Dialect``: what every API has to say of itself, and what all of them share."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from evert.bridge.dialects.events import named_events
+from evert.bridge.messages import Reply
+from evert.bridge.requests import ChatRequest
+
+
+class Dialect(ABC):
+    """One API of one rollout.
+
+    Args:
+        default_model: For a body that names none.
+    """
+
+    def __init__(self, default_model: str) -> None:
+        self._default_model = default_model
+
+    @abstractmethod
+    def read(self, body: Mapping[str, Any]) -> ChatRequest:
+        """The request of a body.
+
+        Raises:
+            openai.BadRequestError: A field is refused, or of the wrong form.
+        """
+
+    @abstractmethod
+    def write(
+        self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The JSON object of a whole answer; ``number`` tells it from the rollout's others."""
+
+    @abstractmethod
+    def events(self, whole: Mapping[str, Any], body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """What ``write`` made of a reply to ``body``, as the events of a stream."""
+
+    def framed(self, events: Iterable[Mapping[str, Any]]) -> bytes:
+        """Events as they go over the wire."""
+        return named_events(events)
+
+    def stream(
+        self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
+    ) -> bytes:
+        """The same as ``write``, as server-sent events."""
+        return self.framed(self.events(self.write(reply, request, number, body), body))
+
+    def error(self, error: Mapping[str, Any]) -> dict[str, Any]:
+        """The JSON object of a refusal, from the OpenAI SDK's ``error.body``."""
+        return {"error": dict(error)}
+
+    def error_event(self, error: Mapping[str, Any]) -> bytes:
+        """A refusal in the middle of a stream."""
+        return self.framed([self.error(error)])
