@@ -101,8 +101,10 @@ def inspect_agent(agent: Agent, task: object = NO_TASK) -> AgentForm:
             "reward. Replace `yield` by calls to the client and `return` the reward."
         )
     has_task = task is not NO_TASK
-    takes_client = _takes_client(agent, has_task=has_task)
-    _check_arguments(agent, name, takes_client + has_task)
+    takes_client = True
+    if (signature := _signature(agent)) is not None:
+        takes_client = _takes_client(signature, has_task=has_task)
+        _check_arguments(signature, name, takes_client + has_task)
     return AgentForm(name, inspect.iscoroutinefunction(function), takes_client, has_task)
 
 
@@ -119,14 +121,11 @@ def _signature(agent: Agent) -> inspect.Signature | None:
         return None  # a builtin without a signature: the call itself will tell
 
 
-def _takes_client(agent: Agent, *, has_task: bool) -> bool:
+def _takes_client(signature: inspect.Signature, *, has_task: bool) -> bool:
     """Whether an agent wants the client; one without it builds its own.
 
     That is one parameter less: none at all, or with a task a single one that is not named client.
     """
-    signature = _signature(agent)
-    if signature is None:
-        return True
     parameters = list(signature.parameters.values())
     if any(p.kind in (p.VAR_POSITIONAL, p.KEYWORD_ONLY) for p in parameters):
         return True
@@ -134,10 +133,7 @@ def _takes_client(agent: Agent, *, has_task: bool) -> bool:
     return len(parameters) != int(has_task) or named_client
 
 
-def _check_arguments(agent: Agent, name: str, count: int) -> None:
-    signature = _signature(agent)
-    if signature is None:
-        return
+def _check_arguments(signature: inspect.Signature, name: str, count: int) -> None:
     try:
         signature.bind(*[None] * count)
     except TypeError as error:

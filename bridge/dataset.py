@@ -13,7 +13,7 @@ from tinker_cookbook.image_processing_utils import get_image_processor
 from tinker_cookbook.model_info import get_model_attributes
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
-from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
+from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 from evert.bridge.agent import Agent
@@ -75,7 +75,7 @@ class AgentDataset(RLDataset):
     def __len__(self) -> int:
         return self.epochs * self._batches_per_epoch
 
-    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
+    def get_batch(self, index: int) -> Sequence[ChatAgentGroupBuilder]:
         """The groups of batch ``index``, ``0 <= index < len(self)``.
 
         Raises:

@@ -106,7 +106,17 @@ class Account:
 
     def take_notes(self, metrics: Metrics, logs: Logs) -> float:
         """Move what the agent noted since its last call into a transition; returns the reward."""
-        return 0.0 if self.inbox is None else _take_notes(self.inbox, metrics, logs)
+        notes = self.inbox.notes if self.inbox is not None else []
+        reward = 0.0
+        for _ in range(len(notes)):  # a thread may add some meanwhile: those are the next one's
+            kind, key, value = notes.pop(0)
+            if kind == "reward":
+                reward += value
+            elif kind == "metric":
+                metrics[key] = value
+            else:
+                logs[key] = value
+        return reward
 
     def ending(self, reason: str, reward: float = 0.0) -> Ending:
         """An ending for ``reason`` with all notes of the agent and the report."""
@@ -162,19 +172,6 @@ class Account:
         ending = self.ending("agent_error", self.settings.on_agent_error)
         ending.logs["agent_error"] = f"{name}: {text_of(error)}"
         return ending
-
-
-def _take_notes(inbox: Inbox, metrics: Metrics, logs: Logs) -> float:
-    reward = 0.0
-    for _ in range(len(inbox.notes)):  # a thread may add some meanwhile: those are the next one's
-        kind, key, value = inbox.notes.pop(0)
-        if kind == "reward":
-            reward += value
-        elif kind == "metric":
-            metrics[key] = value
-        else:
-            logs[key] = value
-    return reward
 
 
 def comes_from(error: BaseException | None, origin: BaseException) -> bool:

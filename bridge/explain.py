@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -110,19 +112,12 @@ def _block(name: str, text: str, style: str) -> Text:
     return block
 
 
-def _decoded(tokens: Sequence[object], decoder: PromptRenderer) -> str:
+def _decoded(tokens: Sequence[Any], decoder: PromptRenderer) -> str:
     """Text of a flat prompt; a chunk that is no text is shown as what it is."""
     parts: list[str] = []
-    run: list[int] = []
-    for token in [*tokens, None]:
-        if isinstance(token, int):
-            run.append(token)
-            continue
-        if run:
-            parts.append(decoder.decode(run))
-            run = []
-        if token is not None:
-            parts.append(f"[{type(token).__name__}]")
+    for kind, run in groupby(tokens, type):
+        chunk = [*run]
+        parts.append(decoder.decode(chunk) if kind is int else f"[{kind.__name__}]" * len(chunk))
     return "".join(parts)
 
 

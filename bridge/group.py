@@ -124,7 +124,9 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         """
         envs: list[ChatAgentEnv]
         if not self.seats:
-            envs = [self._new_env() for _ in range(self.group_size)]
+            envs = [
+                ChatAgentEnv(self.agent, self.task, **self.options) for _ in range(self.group_size)
+            ]
         elif self._seat_group is None:
             group = SeatGroup(self.agent, self.seats, self.task, self.options)
             envs = [env for _ in range(self.group_size) for env in group.new_episode()]
@@ -133,9 +135,6 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
             envs = [self._seat_group.next_seat()]
         self._envs += envs
         return envs
-
-    def _new_env(self) -> ChatAgentEnv:
-        return ChatAgentEnv(self.agent, self.task, **self.options)
 
     async def compute_group_rewards(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]

@@ -14,7 +14,7 @@ import secrets
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeAlias
 
 import tinker
@@ -147,62 +147,49 @@ def _answers(name: str, model: FrozenModel, renderer: PromptRenderer) -> FrozenA
     if isinstance(model, RemoteModel):
         return model
     if isinstance(model, MessageCompleter):
-        return _FromMessages(model)
+        return partial(_ask_for_message, model)
     if isinstance(model, TokenCompleter):
-        return _FromTokens(model, renderer)
+        return partial(_ask_for_tokens, model, renderer)
     if hasattr(model, "sample_async"):
-        return _FromTokens(TinkerTokenCompleter(model, MAX_TOKENS), renderer)
+        return partial(_ask_for_tokens, TinkerTokenCompleter(model, MAX_TOKENS), renderer)
     raise InvalidModelError(
         f"models[{name!r}] is {model!r:.200}; expected a MessageCompleter, a TokenCompleter, a "
         "tinker.SamplingClient or an evert.RemoteModel."
     )
 
 
-@dataclass(frozen=True)
-class _FromMessages:
-    completer: MessageCompleter
-
-    async def __call__(self, request: ChatRequest) -> Reply:
-        if request.tools:
-            raise bad_request(
-                f"The model {request.model!r} is a MessageCompleter, which takes no tools. Give "
-                "the Env a TokenCompleter, a sampling client or a RemoteModel for it.",
-                param="tools",
-            )
-        messages = [read_message(m, index, {}) for index, m in enumerate(request.messages)]
-        if request.format is not None:
-            messages.append(request.format.request())
-        parsed = await self.completer(messages)
-        return read_reply(
-            parsed,
-            truncated=False,
-            call_ids=_new_call_ids(),
-            prompt_tokens=0,
-            completion_tokens=0,
+async def _ask_for_message(completer: MessageCompleter, request: ChatRequest) -> Reply:
+    if request.tools:
+        raise bad_request(
+            f"The model {request.model!r} is a MessageCompleter, which takes no tools. Give the "
+            "Env a TokenCompleter, a sampling client or a RemoteModel for it.",
+            param="tools",
         )
+    messages = [read_message(m, index, {}) for index, m in enumerate(request.messages)]
+    if request.format is not None:
+        messages.append(request.format.request())
+    parsed = await completer(messages)
+    return read_reply(
+        parsed, truncated=False, call_ids=_new_call_ids(), prompt_tokens=0, completion_tokens=0
+    )
 
 
-@dataclass(frozen=True)
-class _FromTokens:
-    completer: TokenCompleter
-    renderer: PromptRenderer
-
-    async def __call__(self, request: ChatRequest) -> Reply:
-        conversation = ConversationBook(self.renderer).observe(request, "", self.renderer)
-        action = await self.completer(
-            conversation.prompt(),
-            self.renderer.stop_with(request.stop),
-            max_tokens=request.max_tokens,
-        )
-        reply, _ = read_action(
-            list(action.tokens),
-            self.renderer,
-            request,
-            truncated=action.stop_reason == "length",
-            call_ids=_new_call_ids(),
-            prompt_tokens=conversation.length,
-        )
-        return reply
+async def _ask_for_tokens(
+    completer: TokenCompleter, renderer: PromptRenderer, request: ChatRequest
+) -> Reply:
+    conversation = ConversationBook(renderer).observe(request, "", renderer)
+    action = await completer(
+        conversation.prompt(), renderer.stop_with(request.stop), max_tokens=request.max_tokens
+    )
+    reply, _ = read_action(
+        list(action.tokens),
+        renderer,
+        request,
+        truncated=action.stop_reason == "length",
+        call_ids=_new_call_ids(),
+        prompt_tokens=conversation.length,
+    )
+    return reply
 
 
 def count_tokens(request: ChatRequest, renderer: PromptRenderer) -> int:

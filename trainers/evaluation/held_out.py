@@ -14,7 +14,6 @@ from tinker_cookbook.rl.types import RLDataset
 
 from evert.bridge.dataset import AgentDataset
 from evert.bridge.errors import EvertError
-from evert.bridge.group import load_agent
 from evert.trainers.evaluation.episodes import Episode, Player, planned, play
 from evert.trainers.evaluation.policies import SeededPolicy
 from evert.trainers.evaluation.scores import Score, scores
@@ -93,7 +92,7 @@ async def score_weights(
         )
     service = tinker.ServiceClient(base_url=config.base_url)
     client = await service.create_sampling_client_async(**weights)
-    agent, tasks = load_agent(dataset.agent), {"test": dataset.tasks}
+    group, tasks = dataset.get_batch(0)[0], {"test": dataset.tasks}
 
     async def played(temperature: float) -> list[Episode]:
         greedy = temperature == 0  # its episodes of a task are all the same: one will do
@@ -101,9 +100,9 @@ async def score_weights(
         seeds = range(dataset.seed * count, (dataset.seed + 1) * count)
         episodes = planned(config.model_name, "", tasks, seeds)
         player = Player(
-            lambda seed: agent,
+            lambda seed: group.agent,
             lambda env, seed: SeededPolicy(client, config.max_tokens, temperature, seed),
-            dataset.options,
+            group.options,
             strict=True,
             dialogues=greedy,
         )
