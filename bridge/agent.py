@@ -88,7 +88,7 @@ def inspect_agent(agent: Agent, task: object = NO_TASK) -> AgentForm:
             f"An agent must be a callable taking (client) or (client, task); got {agent!r} of type "
             f"{type(agent).__name__}. Pass the function itself, not its result."
         )
-    inner = _unwrapped(agent)
+    inner = unwrapped(agent)
     if inspect.isclass(inner):
         raise InvalidAgentError(
             f"An agent must be a function or an instance with __call__; got the class {name}. "
@@ -108,7 +108,8 @@ def inspect_agent(agent: Agent, task: object = NO_TASK) -> AgentForm:
     return AgentForm(name, inspect.iscoroutinefunction(function), takes_client, has_task)
 
 
-def _unwrapped(agent: Any) -> Any:
+def unwrapped(agent: Any) -> Any:
+    """The function that ``functools.partial`` binds arguments of; anything else as it is."""
     while isinstance(agent, functools.partial):
         agent = agent.func
     return agent

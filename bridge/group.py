@@ -6,7 +6,6 @@ in.
 """
 
 import asyncio
-import functools
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from typing import Any, Unpack
 
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
 
-from evert.bridge.agent import NO_TASK, Agent, agent_name, inspect_agent, reward_of
+from evert.bridge.agent import NO_TASK, Agent, agent_name, inspect_agent, reward_of, unwrapped
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
 from evert.bridge.imports import resolve
@@ -52,9 +51,7 @@ def require_import_path(function: Callable[..., Any], role: str = "agent") -> No
     Raises:
         InvalidAgentError: It is a lambda, or was defined inside a function or in a notebook.
     """
-    inner = function
-    while isinstance(inner, functools.partial):
-        inner = inner.func
+    inner = unwrapped(function)
     name = getattr(inner, "__qualname__", None) or type(inner).__qualname__
     if "<lambda>" in name or "<locals>" in name:
         raise InvalidAgentError(

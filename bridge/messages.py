@@ -150,7 +150,9 @@ def _read_part(part: object, index: int, number: int) -> ContentPart:
         if kind == "image" and "image" in part:
             return ImagePart(type="image", image=part["image"])
     place = f"messages[{index}].content[{number}]"
-    raise unexpected(place, part, "a part of type 'text' or 'image_url'.")
+    raise bad_request(
+        f"{place} is {part!r:.200}; expected a part of type 'text' or 'image_url'.", param=place
+    )
 
 
 def _read_assistant(fields: Mapping[str, Any], calls: Any, index: int, result: Message) -> None:

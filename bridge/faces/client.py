@@ -7,7 +7,7 @@ an address for other processes; both take rewards, logs and metrics from inside 
 """
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from openai.types.chat import ChatCompletion
 
@@ -58,6 +58,14 @@ class _Handle:
             RewardError: It is no finite number.
         """
         self._endpoint.inbox.notes.append(("metric", key, reward_of(value, f"The metric {key!r}")))
+
+    def seat(self, name: str) -> Self:
+        """The client of one of the agent's trained roles; its rewards and notes are the role's.
+
+        Raises:
+            InvalidAgentError: The episode has no such seat.
+        """
+        return type(self)(self._endpoint.seat(name))
 
     # -- real SDKs and endpoints -----------------------------------------------------------------
 
@@ -125,14 +133,6 @@ class AgentClient(_Handle):
         super().__init__(endpoint)
         self.chat = AsyncChat(endpoint)
 
-    def seat(self, name: str) -> "AgentClient":
-        """The client of one of the agent's trained roles; its rewards and notes are the role's.
-
-        Raises:
-            InvalidAgentError: The episode has no such seat.
-        """
-        return AgentClient(self._endpoint.seat(name))
-
     @property
     def blocking(self) -> "BlockingAgentClient":
         """A blocking client of the same run, for tools that run in threads."""
@@ -150,14 +150,6 @@ class BlockingAgentClient(_Handle):
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint)
         self.chat = BlockingChat(endpoint)
-
-    def seat(self, name: str) -> "BlockingAgentClient":
-        """The client of one of the agent's trained roles; see ``AgentClient.seat``.
-
-        Raises:
-            InvalidAgentError: The episode has no such seat.
-        """
-        return BlockingAgentClient(self._endpoint.seat(name))
 
 
 class _Chat:
