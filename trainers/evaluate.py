@@ -65,14 +65,11 @@ class EvaluationError(EvertError, RuntimeError):
 
 
 def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) -> int:
-    """Run the command.
+    """Run the command; see ``run_command``.
 
     Args:
         argv: ``key=value`` settings; None for those of this process.
         program: What to call to run this command again.
-
-    Returns:
-        The exit status: 0, 1 for what could not be done, 130 after Ctrl-C.
     """
     return run_command(partial(_run, program), argv, _usage)
 
@@ -104,24 +101,15 @@ def _run(program: Sequence[str], arguments: Sequence[str]) -> None:
 def _read(arguments: Sequence[str]) -> EvaluateSettings:
     """``key=value`` arguments, over the settings of the evaluation to go on with."""
     given = read_pairs(arguments, chz.chz_fields(EvaluateSettings), "env")
-    recorded = _recorded(Path(given.get("out", "")))
+    recorded = run_folder.recorded_settings(given.get("out", ""), EVALUATION, EvaluateSettings)
     return read_settings(EvaluateSettings, given, {GOING_ON: recorded})
-
-
-def _recorded(folder: Path) -> dict[str, Any]:
-    """The settings of the evaluation in a folder; empty where there is none."""
-    found = (run_folder.read_json(folder.expanduser() / EVALUATION) or {}).get("settings")
-    return {
-        key: tuple(value) if isinstance(value, list) else value
-        for key, value in (found.items() if isinstance(found, dict) else ())
-        if key in chz.chz_fields(EvaluateSettings)
-    }
 
 
 def _open(settings: EvaluateSettings) -> Path:
     """The folder of a new evaluation, or of one to go on with; refused if it holds another."""
     path = run_folder.output_folder(settings.out, "evaluations", settings.name, EVALUATION)
-    now, before = chz.asdict(settings), _recorded(path)
+    now = chz.asdict(settings)
+    before = run_folder.recorded_settings(path, EVALUATION, EvaluateSettings)
     changed = [
         f"\n  {key}: {before[key]!r} -> {now[key]!r}"
         for key in before

@@ -57,14 +57,11 @@ class ReportSettings:
 
 
 def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) -> int:
-    """Run the command.
+    """Run the command; see ``run_command``.
 
     Args:
         argv: Run folders and ``key=value`` options; None for those of this process.
         program: What to call to run this command again.
-
-    Returns:
-        The exit status: 0, or 1 for what could not be done.
     """
 
     def usage(given: Sequence[str]) -> str:

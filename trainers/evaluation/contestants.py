@@ -240,9 +240,6 @@ def _of_run(
             + (f"after step {step}; it has those after {', '.join(saved)}." if saved else "yet.")
         )
     weights = {"model_path": saved[step] if step else [*saved.values()][-1]}
-    asked: dict[str, Any] = {"device": settings.device, "threads": settings.threads}
-    if settings.renderer_name:
-        asked["renderer_name"] = settings.renderer_name
-    run = chz.replace(TrainSettings(**recorded), **asked)
+    run = chz.replace(TrainSettings(**recorded), **settings.asked)
     agent = settings.agent_of(settings.run_of(run.model_name))
     return Weights(name, settings, agent, run, weights, folder / "checkpoints")

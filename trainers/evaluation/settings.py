@@ -6,13 +6,7 @@ from typing import Any, Literal
 import chz
 
 from evert.envs.games import find_game, games
-from evert.trainers.runs.settings import (
-    RecipeError,
-    TrainSettings,
-    choose_recipe,
-    game_name,
-    size,
-)
+from evert.trainers.runs.settings import RecipeError, TrainSettings, choose_recipe, game_name, size
 
 
 @chz.chz
@@ -77,17 +71,21 @@ class EvaluateSettings:
         game = find_game(self.env)
         return game.players if game else {}
 
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What goes before a run's own settings: device, threads, a renderer if one was named."""
+        renderer = {"renderer_name": self.renderer_name} if self.renderer_name else {}
+        return {"device": self.device, "threads": self.threads, **renderer}
+
     def run_of(self, model: str) -> TrainSettings:
         """The run that would train a model on this, for the engine and agent it would have."""
         given: dict[str, Any] = {"env": self.env} if self.env else {"agent": self.agent}
         if model:
             given["model_name"] = model
         _, preset = choose_recipe(given)
-        values = {**preset, **given, "device": self.device, "threads": self.threads}
+        values = {**preset, **given, **self.asked}
         if self.agent:
             values["train_tasks"] = self.train_tasks or self.test_tasks
-        if self.renderer_name:
-            values["renderer_name"] = self.renderer_name
         return TrainSettings(**values)
 
     def agent_of(self, run: TrainSettings) -> str:

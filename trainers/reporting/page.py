@@ -9,10 +9,9 @@ import base64
 import re
 from collections.abc import Sequence
 from datetime import datetime
-from importlib import resources
 from typing import Any
 
-from jinja2 import Environment, FunctionLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import evert
 from evert.trainers.reporting import formatting
@@ -70,15 +69,13 @@ def render(report: Report, title: str) -> bytes:
 
 
 def _environment(report: Report) -> Environment:
-    def template(name: str) -> str:
-        return (resources.files("evert.trainers.reporting") / name).read_text(encoding="utf-8")
-
     def embedded(file: str) -> str:
         png = base64.b64encode((report.out / file).read_bytes())
         return f"data:image/png;base64,{png.decode('ascii')}"
 
     options: Any = {"trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
-    environment = Environment(autoescape=True, loader=FunctionLoader(template), **options)
+    loader = PackageLoader("evert.trainers.reporting", ".")
+    environment = Environment(autoescape=True, loader=loader, **options)
     filters = (formatting.score, formatting.count, formatting.duration, formatting.dollars)
     environment.filters |= {each.__name__: each for each in (*filters, embedded)}
     return environment

@@ -21,14 +21,7 @@ from typing import Any
 
 from evert.bridge.errors import EvertError
 from evert.trainers.evaluation.scores import Score
-from evert.trainers.reporting.metrics import (
-    HELD_OUT,
-    TRAIN,
-    Curve,
-    clock,
-    curves,
-    read_curve,
-)
+from evert.trainers.reporting.metrics import HELD_OUT, TRAIN, Curve, clock, curves, read_curve
 from evert.trainers.runs import folder as run_folder
 from evert.trainers.runs.folder import HELD_OUT_REWARD, read_json, read_jsonl, read_steps
 
@@ -130,7 +123,8 @@ def _last_score(path: Path, rows: Sequence[Mapping[str, float]]) -> float | None
 def _rows(path: Path) -> Iterator[dict[str, float]]:
     """Rows of finite numbers by step, with the derived ones."""
     rows = [{k: v for k, v in row.items() if _is_number(v)} for row in read_steps(path)]
-    success = _success_name(rows)
+    recorded = {key.removeprefix("test/").removeprefix(TRAIN) for row in rows for key in row}
+    success = next((name for name in SUCCESS_NAMES if name in recorded), None)
     for row in rows:
         if row.get(f"{TRAIN}total_episodes"):
             sampled = row.get(f"{TRAIN}total_ac_tokens", 0.0)
@@ -139,11 +133,6 @@ def _rows(path: Path) -> Iterator[dict[str, float]]:
             if success and f"{prefix}{success}" in row:
                 row[key] = row[f"{prefix}{success}"]
         yield row
-
-
-def _success_name(rows: Any) -> str | None:
-    recorded = {key.removeprefix("test/").removeprefix(TRAIN) for row in rows for key in row}
-    return next((name for name in SUCCESS_NAMES if name in recorded), None)
 
 
 def _is_number(value: object) -> bool:

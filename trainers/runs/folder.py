@@ -239,17 +239,24 @@ def output_folder(out: str | None, home: str, name: str, marker: str) -> Path:
     return path
 
 
-def recorded_settings(log_path: str | Path) -> dict[str, Any]:
-    """The settings that a folder's ``run.json`` has; empty where there is none, or it is broken.
+def recorded_settings(
+    log_path: str | Path, name: str = RUN, kind: type = TrainSettings
+) -> dict[str, Any]:
+    """The settings that a folder's record has; empty where there is none, or it is broken.
 
     Those that this version of evert does not have any more are left out.
+
+    Args:
+        log_path: The folder; empty for none.
+        name: Of the record in it.
+        kind: The chz class that the settings are of.
     """
-    run = read_json(Path(log_path).expanduser() / RUN) if log_path else None
-    found = (run or {}).get("settings")
+    record = read_json(Path(log_path).expanduser() / name) if log_path else None
+    found = (record or {}).get("settings")
     return {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in (found.items() if isinstance(found, dict) else ())
-        if key in chz.chz_fields(TrainSettings)
+        if key in chz.chz_fields(kind)
     }
 
 

@@ -72,9 +72,8 @@ def draw_games(title: str, games: Mapping[str, Sequence[tuple[Curve, Curve]]]) -
     for axes, (game, runs) in zip(panels, games.items(), strict=True):
         for _, curve, colour, _ in (line for run in runs for line in _rewards(*run)):
             axes.plot(curve.steps, curve.scores, color=colour, lw=0.8, alpha=0.45)
-        style.name_ends(
-            axes, _draw(axes, _rewards(*(mean(kind) for kind in zip(*runs, strict=True))))
-        )
+        means = _rewards(*(mean(kind) for kind in zip(*runs, strict=True)))
+        style.name_ends(axes, _draw(axes, means))
         head(axes, f"{game}, {len(runs)} seed{'s' * (len(runs) != 1)}", REWARD)
     figure.suptitle(style.plain(title, 110), x=0.01, ha="left", fontsize=style.TITLE, c=style.INK)
     return figure
@@ -90,11 +89,8 @@ def _draw(
     """Draw lines; returns where each one ends that has points."""
     from matplotlib.ticker import MaxNLocator
 
-    unit, size = "step", 1.0
-    if by_clock:
-        unit, size = style.clock_unit(
-            max((c.seconds[-1] for _, c, *_ in lines if c.steps), default=0)
-        )
+    longest = max((curve.seconds[-1] for _, curve, *_ in lines if curve.steps), default=0)
+    unit, size = style.clock_unit(longest)
     ends = []
     for name, curve, colour, dashes in lines:
         x = [seconds / size for seconds in curve.seconds] if by_clock else curve.steps

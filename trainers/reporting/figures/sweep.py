@@ -7,7 +7,7 @@ figure, too: its lines cross its labels, it is marked experimental, and it works
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, floor, log10
+from math import log10
 from typing import TYPE_CHECKING, Any
 
 from evert.trainers.reporting.figures.style import INK, PAPER, SMALL, Axes, head, new_figure, plain
@@ -37,15 +37,12 @@ class Scale:
 
     def ticks(self) -> list[tuple[float, str]]:
         """Places and labels: the list, or the ends and what round numbers there is room for."""
-        from matplotlib.ticker import MaxNLocator
+        from matplotlib.ticker import LogLocator, MaxNLocator
 
         if self.choices:
             return [(self.place(value), _show(value)) for value in self.choices]
-        if self.log:
-            powers = range(ceil(log10(self.low)), floor(log10(self.high)) + 1)
-            between = [10.0**power for power in powers]
-        else:
-            between = [float(tick) for tick in MaxNLocator(5).tick_values(self.low, self.high)]
+        round_numbers = LogLocator() if self.log else MaxNLocator(5)
+        between = map(float, round_numbers.tick_values(self.low, self.high))
         apart = [value for value in between if 0.06 <= self.place(value) <= 0.94]
         return [(self.place(value), _show(value)) for value in (self.low, *apart, self.high)]
 
