@@ -17,22 +17,15 @@ import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-import chz
-from chz.blueprint import (
-    Castable,
-    ConstructionException,
-    ExtraneousBlueprintArg,
-    InvalidBlueprintArg,
-    MissingBlueprintArg,
-)
+import chz.blueprint
 
 from evert.bridge.errors import EvertError
 
 _REFUSALS = (
-    ConstructionException,
-    ExtraneousBlueprintArg,
-    InvalidBlueprintArg,
-    MissingBlueprintArg,
+    chz.blueprint.ConstructionException,
+    chz.blueprint.ExtraneousBlueprintArg,
+    chz.blueprint.InvalidBlueprintArg,
+    chz.blueprint.MissingBlueprintArg,
 )
 
 T = TypeVar("T")
@@ -66,10 +59,12 @@ def read_pairs(arguments: Sequence[str], known: Collection[str], bare: str = "")
 
 def _no_pair(argument: str, known: Collection[str], bare: str) -> str:
     key, _, value = argument.lstrip("-").replace("-", "_").partition("=")
-    said = f"Got {argument!r}; settings are given as key=value."
-    if not argument.startswith("-"):
-        return f"{said} Did you mean {bare}={argument}?" if bare else said + _more(known)
-    return f"{said} Did you mean {key}={value or '...'}?" if key in known else said + _more(known)
+    flag = argument.startswith("-")
+    meant = f"{key}={value or '...'}" if flag and key in known else ""
+    if bare and not flag:
+        meant = f"{bare}={argument}"
+    hint = f" Did you mean {meant}?" if meant else _more(known)
+    return f"Got {argument!r}; settings are given as key=value.{hint}"
 
 
 def _near(key: str, known: Collection[str]) -> str:
@@ -105,9 +100,11 @@ def read_settings(
     for name, layer in (presets or {}).items():
         blueprint = blueprint.apply(layer, layer_name=name)
         values |= layer
-    typed = {key: Castable(v) if isinstance(v, str) else v for key, v in given.items()}
+    typed = dict(given)
     for key, value in given.items():
         _check_finite(called(key), value)
+        if isinstance(value, str):
+            typed[key] = chz.blueprint.Castable(value)
     try:
         return blueprint.apply(typed, layer_name="given").make()
     except EvertError:
@@ -209,9 +206,9 @@ def help_line(key: str, value: Any, said: str) -> str:
     if isinstance(value, tuple | list):
         value = ",".join(map(str, value))
     value = "" if type(value).__name__ == "MISSING_TYPE" else value
-    head = f"  {key}={value} ".ljust(LEFT)
+    head = f"  {key}={value} "
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
-    wrapped = [" " * LEFT + line for line in textwrap.wrap(said, width - LEFT)] or [""]
+    wrapped = textwrap.indent(textwrap.fill(said, width - LEFT), " " * LEFT)
     if len(head) > LEFT:
-        return "\n".join([head.rstrip(), *wrapped])
-    return "\n".join([(head + wrapped[0][LEFT:]).rstrip(), *wrapped[1:]])
+        return f"{head.rstrip()}\n{wrapped}"
+    return (head.ljust(LEFT) + wrapped[LEFT:]).rstrip()

@@ -16,7 +16,8 @@ import shlex
 import sys
 import time
 import warnings
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +39,8 @@ from evert.trainers.runs.settings import (
 )
 
 if TYPE_CHECKING:
+    from tinker_cookbook.checkpoint_utils import CheckpointRecord
     from tinker_cookbook.rl.train import Config
-    from tinker_cookbook.rl.types import RLDataset
     from tinker_cookbook.utils.ml_log import Logger
 
     from evert.bridge.agent import Agent
@@ -223,8 +224,8 @@ async def _run(
     warm = await warm_up(settings, folder.path, console, embedded=embedded)
     config = cookbook_config(settings, folder.path, embedded=embedded, warm=warm)
     _, held_out = await config.dataset_builder()
-    untrained = {"model_path": warm.sampler_path} if warm else await _untrained(config)
-    before = await _score_before(settings, config, held_out, folder, untrained)
+    score = partial(score_weights, config, held_out, samples=settings.samples)
+    before = await _score_before(config, folder, warm, score)
     start = folder.steps_done()
     if start >= settings.steps:
         console.print(f"all {start} steps are done; a larger steps= would go on", markup=False)
@@ -233,39 +234,39 @@ async def _run(
     began = time.monotonic()
     await _train(config, folder, console, logger)
     seconds = time.monotonic() - began
-    trained = _final_weights(folder)
-    after = await score_weights(config, held_out, samples=settings.samples, model_path=trained)
+    after = await score(model_path=_final_weights(folder))
     return Report(before, after, max(start, settings.steps), {"training": seconds})
 
 
-async def _untrained(config: "Config") -> dict[str, Any]:
-    """The weights that RL starts from, as a sampling client is asked for them."""
-    if not config.load_checkpoint_path:
-        return {"base_model": config.model_name}
-    import tinker
-
-    service = tinker.ServiceClient(base_url=config.base_url)
-    client = await service.create_training_client_from_state_async(config.load_checkpoint_path)
-    saved = await client.save_weights_for_sampler_async("untrained")
-    return {"model_path": (await saved).path}
-
-
 async def _score_before(
-    settings: TrainSettings,
     config: "Config",
-    held_out: "RLDataset | None",
     folder: RunFolder,
-    untrained: dict[str, Any],
+    warm: "CheckpointRecord | None",
+    score: "Callable[..., Awaitable[Evaluation | None]]",
 ) -> "Evaluation | None":
     """The scores of the weights that RL starts from; a resumed run has them on file."""
-    from evert.trainers.evaluation.held_out import read_evaluation, score_weights
+    from evert.trainers.evaluation.held_out import read_evaluation
 
     if recorded := folder.read_json(run_folder.BEFORE):
         return read_evaluation(recorded)
-    before = await score_weights(config, held_out, samples=settings.samples, **untrained)
+    if warm:
+        before = await score(model_path=warm.sampler_path)
+    elif path := config.load_checkpoint_path:
+        before = await score(model_path=await _to_sample_from(path, config.base_url))
+    else:
+        before = await score(base_model=config.model_name)
     if before is not None:
         folder.write_json(run_folder.BEFORE, before.as_json())
     return before
+
+
+async def _to_sample_from(state_path: str, base_url: str | None) -> str:
+    """Path of the same weights as a sampler takes them."""
+    import tinker
+
+    service = tinker.ServiceClient(base_url=base_url)
+    client = await service.create_training_client_from_state_async(state_path)
+    return (await (await client.save_weights_for_sampler_async("untrained"))).path
 
 
 async def _train(config: "Config", folder: RunFolder, console: Console, logger: "Logger") -> None:

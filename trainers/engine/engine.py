@@ -130,7 +130,7 @@ class Engine:
         """
         self.check_open()
         model = self._load(base_model)
-        rank = None if self._trains_whole(model) else choice.rank
+        rank = None if self.trains_whole(model) else choice.rank
         return self._new_run(
             base_model, self._with_adapter(model, rank, choice), rank, user_metadata
         )
@@ -219,7 +219,8 @@ class Engine:
         base = self._load(info.base_model)
         return PeftModel.from_pretrained(base, folder, is_trainable=True).eval()
 
-    def _trains_whole(self, model: Any) -> bool:
+    def trains_whole(self, model: Any) -> bool:
+        """Whether all of a model's weights are trained, rather than an adapter."""
         if self.settings.full_parameter is not None:
             return self.settings.full_parameter
         return count_parameters(model) < SMALL_MODEL_PARAMETERS

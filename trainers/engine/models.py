@@ -71,7 +71,7 @@ def load_model(base_model: str, device: torch.device, dtype: torch.dtype) -> "Pr
 
     source = resolve_model(base_model)
     with no_progress_bars():
-        model = _from_pretrained(AutoModelForCausalLM, base_model, source, dtype=dtype)
+        model = from_pretrained(AutoModelForCausalLM, base_model, source, dtype=dtype)
     return model.to(device).eval()  # type: ignore[no-any-return]
 
 
@@ -101,7 +101,7 @@ def load_tokenizer(base_model: str) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
     source = resolve_model(base_model)
-    return _from_pretrained(AutoTokenizer, base_model, source)  # type: ignore[no-any-return]
+    return from_pretrained(AutoTokenizer, base_model, source)  # type: ignore[no-any-return]
 
 
 def _checked_folder(base_model: str, folder: Path) -> str:
@@ -114,7 +114,18 @@ def _checked_folder(base_model: str, folder: Path) -> str:
     return str(folder)
 
 
-def _from_pretrained(auto_class: Any, base_model: str, source: str, **options: Any) -> Any:
+def from_pretrained(auto_class: Any, base_model: str, source: str, **options: Any) -> Any:
+    """What one of ``transformers``' auto classes loads.
+
+    Args:
+        auto_class: The class.
+        base_model: As the user named it, for messages.
+        source: What ``resolve_model`` made of that.
+        **options: For ``from_pretrained``.
+
+    Raises:
+        ModelNotFoundError: It cannot be loaded.
+    """
     try:
         # The local cache first: a model that is already here needs no network at all.
         return auto_class.from_pretrained(source, local_files_only=True, **options)

@@ -126,43 +126,25 @@ def running_engine(
 
 
 def _model_facts(settings: TrainSettings, engine: Any) -> dict[str, Any]:
-    import torch
-
-    from evert.trainers.engine.models import SMALL_MODEL_PARAMETERS
-
-    parameters = parameter_count(settings.model_name)
-    whole = settings.full_parameter
-    if whole is None:
-        whole = parameters < SMALL_MODEL_PARAMETERS
-    return {
-        "device": str(engine.device),
-        "threads": torch.get_num_threads(),
-        "model": settings.model_name,
-        "parameters": parameters,
-        "trains": "all parameters" if whole else f"LoRA of rank {settings.lora_rank}",
-    }
-
-
-def parameter_count(model_name: str) -> int:
-    """Number of weights of a model, from its configuration alone.
-
-    Raises:
-        ModelNotFoundError: There is no such model here.
-    """
+    """What is trained on what, going by the model's configuration alone."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from evert.trainers.engine.models import count_parameters, load_tokenizer, resolve_model
+    from evert.trainers.engine.models import count_parameters, from_pretrained, resolve_model
 
-    source = resolve_model(model_name)
-    try:
-        config = AutoConfig.from_pretrained(source)
-    except (OSError, ValueError):
-        load_tokenizer(model_name)  # the same failure, in the engine's words
-        raise
+    name = settings.model_name
+    config = from_pretrained(AutoConfig, name, resolve_model(name))
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM
-        return count_parameters(model.from_config(config))
+        make: Any = AutoModelForCausalLM
+        model = make.from_config(config)
+    whole = engine.trains_whole(model)
+    return {
+        "device": str(engine.device),
+        "threads": torch.get_num_threads(),
+        "model": name,
+        "parameters": count_parameters(model),
+        "trains": "all parameters" if whole else f"LoRA of rank {settings.lora_rank}",
+    }
 
 
 def say(facts: dict[str, Any]) -> str:

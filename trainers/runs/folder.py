@@ -18,6 +18,7 @@ reached after it, the run counts as not begun and another may take its place. Fi
 written whole or not at all.
 """
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -127,16 +128,19 @@ def alone_in(path: Path, doing: str, key: str) -> Iterator[None]:
         key: The setting that names another folder.
 
     Raises:
-        RunFolderError: Another process is at work in it.
+        RunFolderError: Another process is at work in it, or it cannot be made or written to.
     """
     lock = FileLock(path / LOCK)
     try:
+        path.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except Timeout:
         raise RunFolderError(
             f"Another process is {doing} in {path}. Wait until it is done, or stop it with "
             f"Ctrl-C; to work beside it, choose another {key}."
         ) from None
+    except OSError as error:
+        raise cannot_write(path, error) from error
     try:
         yield
     finally:
@@ -159,12 +163,8 @@ def open_run(settings: TrainSettings, go_on: Callable[[Path], str]) -> Iterator[
         RunFolderError: The folder holds something else or other settings, is in use, or is not
             writable.
     """
-    path = Path(settings.log_path).expanduser() if settings.log_path else _new_path(settings)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        (path / LOCK).touch()
-    except OSError as error:
-        raise cannot_write(path, error) from error
+    name = f"{slug(settings.name)}-{slug(Path(settings.model_name).name)}"
+    path = _named(settings.log_path, "runs", name)
     try:
         with alone_in(path, "training", "log_path"):
             new = _is_empty(path)
@@ -224,8 +224,7 @@ def output_folder(out: str | None, home: str, name: str, marker: str) -> Path:
     Raises:
         RunFolderError: It holds something else, or cannot be written to.
     """
-    stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")
-    path = Path(out or Path(home) / f"{slug(name)}-{stamp}").expanduser()
+    path = _named(out, home, slug(name))
     try:
         path.mkdir(parents=True, exist_ok=True)
         strange = any(file.name != LOCK for file in path.iterdir())
@@ -284,14 +283,13 @@ def _check_is_ours(folder: RunFolder, settings: TrainSettings) -> None:
         )
 
 
-def _new_path(settings: TrainSettings) -> Path:
-    model = slug(Path(settings.model_name).name)
-    stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")
-    name = f"{slug(settings.name)}-{model}-{stamp}"
-    path, number = Path("runs") / name, 2
-    while path.exists():
-        path, number = Path("runs") / f"{name}-{number}", number + 1
-    return path
+def _named(given: str | None, home: str, name: str) -> Path:
+    """The folder that was given; if none was, one that there is not yet, named by the time, too."""
+    if given:
+        return Path(given).expanduser()
+    name += datetime.now().strftime("-%Y-%m-%d-%H%M%S")
+    others = (Path(home) / f"{name}-{number}" for number in itertools.count(2))
+    return next(p for p in itertools.chain([Path(home) / name], others) if not p.exists())
 
 
 def drop_broken_lines(path: Path) -> int:
@@ -302,25 +300,19 @@ def drop_broken_lines(path: Path) -> int:
     Returns:
         How many lines were taken out.
     """
-    if not path.is_file():
-        return 0
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    broken = [line for line in lines if not isinstance(_parse(line), dict)]
+    broken = sum(record is None for _, record in _records(path))
     if broken:
         shutil.copyfile(path, path.with_suffix(".jsonl.broken"))
         keep_lines(path, lambda record: True)
-    return len(broken)
+    return broken
 
 
 def keep_lines(path: Path, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
     """Keep the records of a JSONL file that are wanted; the file is changed whole or not at all."""
-    if not path.is_file():
-        return
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    read = [(line, _parse(line)) for line in lines]
-    kept = [line for line, record in read if isinstance(record, dict) and wanted(record)]
+    lines = _records(path)
+    kept = [f"{line}\n" for line, record in lines if record is not None and wanted(record)]
     if len(kept) < len(lines):
-        write_whole(path, "".join(f"{line}\n" for line in kept).encode())
+        write_whole(path, "".join(kept).encode())
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
@@ -350,26 +342,31 @@ def is_step(row: Mapping[str, Any]) -> bool:
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """The records of a JSONL file; unreadable lines are left out, a missing file has none."""
+    return [record for _, record in _records(path) if record is not None]
+
+
+def _records(path: Path) -> list[tuple[str, dict[str, Any] | None]]:
+    """The lines of a JSONL file, each with its record; None for what is none."""
     if not path.is_file():
         return []
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return [record for record in map(_parse, lines) if isinstance(record, dict)]
+    return [(line, _parse(line)) for line in lines]
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """A JSON file's content; None where there is no such file, or it is broken."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return _parse(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeError):
         return None
-    return content if isinstance(content, dict) else None
 
 
-def _parse(line: str) -> Any:
+def _parse(text: str) -> dict[str, Any] | None:
     try:
-        return json.loads(line)
+        content = json.loads(text)
     except ValueError:
         return None
+    return content if isinstance(content, dict) else None
 
 
 def write_whole(path: Path, content: bytes) -> None:

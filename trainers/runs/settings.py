@@ -261,17 +261,14 @@ def game_name(text: str) -> str:
 def recorded(settings: TrainSettings) -> dict[str, Any]:
     """The settings as ``run.json`` has them: a function or tasks by import path, or by name."""
     plain = {key: _plain(getattr(settings, key)) for key in chz.chz_fields(TrainSettings)}
-    named = {key: path_of(getattr(settings, key)) for key in BY_PATH}
+    named = {key: path_of(plain[key]) for key in BY_PATH}
     set_ = {path: str(value) for path, value in settings.cookbook.items()}
     return {**plain, **named, "cookbook": set_}
 
 
 def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, str | int | float | dict):
-        return value
-    if isinstance(value, tuple | list) and all(isinstance(each, str) for each in value):
-        return list(value)
-    return path_of(value)
+    """As JSON has it."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 def path_of(value: Any) -> str:
