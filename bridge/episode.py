@@ -85,7 +85,7 @@ class Episode:
         self.routes = Routes(
             {name: inbox for names, inbox in named for name in names}, frozen or {}
         )
-        self._held = AsyncExitStack()
+        self._held: AsyncExitStack | None = None
         self._late_calls = 0
         self._task: asyncio.Task[None] | None = None
         self._thread: threading.Thread | None = None
@@ -171,11 +171,14 @@ class Episode:
         """
         if self.life is not Life.RUNNING:
             raise self._refusal()
+        self._held = self._held or AsyncExitStack()
         self._held.push_async_callback(release)
 
     async def release(self) -> None:
         """Let go of what was held for the agent; again to no effect."""
-        await self._held.pop_all().aclose()
+        held, self._held = self._held, None
+        if held is not None:
+            await held.aclose()
 
     async def close(self, patience: float) -> bool:
         """Give the episode up: refuse its calls, cancel it, wait for its ``finally`` blocks.

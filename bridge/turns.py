@@ -97,6 +97,7 @@ class Turns:
         self._renderer = renderer
         self._formats = FormatRetries(settings.format_retries)
         self._refusals = 0
+        self._max_turns = settings.limits.max_turns
         self.share: Callable[[Any], Any] = lambda value: value
         self.parse_errors = ParseErrors(settings.parse_error_policy)
         self.tool_budget = ToolBudget(settings.limits.max_tool_calls)
@@ -144,23 +145,23 @@ class Turns:
     def _read(self, outstanding: Outstanding, turn: Turn) -> tuple[Reply, Problem | None]:
         """The reply of an action, no longer than the agent asked for."""
         request = outstanding.call.request
-
-        def read(tokens: list[int], truncated: bool) -> tuple[Reply, Problem | None]:
-            return read_action(
-                tokens,
-                self._renderer,
-                request,
-                truncated=truncated,
-                call_ids=f"call-{self.account.turns - 1}",
-                prompt_tokens=outstanding.conversation.length,
-            )
-
-        reply, problem = read(turn.tokens, turn.truncated)
+        ids, length = f"call-{self.account.turns - 1}", outstanding.conversation.length
+        reply, problem = read_action(
+            turn.tokens,
+            self._renderer,
+            request,
+            truncated=turn.truncated,
+            call_ids=ids,
+            prompt_tokens=length,
+        )
         cap = request.max_tokens
         if cap is None or len(turn.tokens) <= cap:
             return reply, problem
         # A runner with limits of its own did not know of the agent's cap.
-        short, _ = read(turn.tokens[:cap], True)
+        cut = turn.tokens[:cap]
+        short, _ = read_action(
+            cut, self._renderer, request, truncated=True, call_ids=ids, prompt_tokens=length
+        )
         return replace(short, parsed=reply.parsed), None
 
     async def _ask_again(
@@ -211,7 +212,10 @@ class Turns:
         if (reason := self._spent()) is not None:
             return await self._stop(reason)
         try:
-            conversation = await self._observe(call)
+            if self.book.new_text(call.request, call.caller) <= LONG_TEXT:
+                conversation = self.book.observe(call.request, call.caller, self._renderer)
+            else:
+                conversation = await self._observe_off_loop(call)
         except openai.BadRequestError as error:
             if await self._refuse(call, error):
                 return None
@@ -223,14 +227,11 @@ class Turns:
 
     def _spent(self) -> StopReason | None:
         """Why there may be no further turn; None: there may."""
-        limit = self._settings.limits.max_turns
-        if limit is not None and self.account.turns >= limit:
+        if self._max_turns is not None and self.account.turns >= self._max_turns:
             return self.account.stop_reason or StopReason.MAX_TURNS
         return self.account.stop_reason
 
-    async def _observe(self, call: ParkedCall) -> Conversation:
-        if self.book.new_text(call.request, call.caller) <= LONG_TEXT:
-            return self.book.observe(call.request, call.caller, self._renderer)
+    async def _observe_off_loop(self, call: ParkedCall) -> Conversation:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
             _long_text_threads(),
