@@ -102,7 +102,7 @@ class ChatAgentEnv(Env):
                 "initial_observation() was called twice on one ChatAgentEnv. An Env is one "
                 "episode: make a new one for the next."
             )
-        self._turns.refuse_if_closed()
+        self._turns.check_usable()
         upcoming = await self._turns.begin(*await self._begin())
         if isinstance(upcoming, Outstanding):
             self._outstanding = upcoming
@@ -260,8 +260,7 @@ class ChatAgentEnv(Env):
         episode.start(self.agent, arguments, takeover.agent_context(endpoint))
 
     def _take_outstanding(self) -> Outstanding:
-        self._turns.refuse_if_closed()
-        self._turns.refuse_if_elsewhere()
+        self._turns.check_usable()
         outstanding, self._outstanding = self._outstanding, None
         if outstanding is None:
             raise EnvStateError(

@@ -10,6 +10,7 @@ field.
 """
 
 import importlib
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -187,6 +188,15 @@ def read_stop(value: object, name: str = "stop") -> tuple[str, ...]:
     if isinstance(stops, (list, tuple)) and all(isinstance(s, str) and s for s in stops):
         return tuple(stops)
     raise malformed(name, "a non-empty string or a list of them", value)
+
+
+def json_object(text: str | bytes) -> dict[str, Any] | None:
+    """The JSON object that a text is; None where it is none."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def malformed(name: str, expected: str, value: object) -> openai.BadRequestError:

@@ -221,7 +221,7 @@ class Turns:
                 return None
             await self.close()
             return self.account.overflown()
-        self.refuse_if_closed()
+        self.check_usable()
         self._refusals, self.account.overflow = 0, None
         return Outstanding(call, conversation, self.book.latest_drift)
 
@@ -266,23 +266,17 @@ class Turns:
         await self.close()
         return self.account.ending(reason)
 
-    def refuse_if_closed(self) -> None:
-        """Check that the Env was not given up.
+    def check_usable(self) -> None:
+        """Check that the Env was not given up, and that this is its event loop.
 
         Raises:
-            EnvClosedError: It was.
+            EnvClosedError: It was given up.
+            EnvStateError: This is another loop.
         """
         if self.is_closed:
             raise EnvClosedError(
                 f"This ChatAgentEnv of {self._agent} was closed; make a new one for a new episode."
             )
-
-    def refuse_if_elsewhere(self) -> None:
-        """Check that this is the episode's event loop.
-
-        Raises:
-            EnvStateError: It is another.
-        """
         if self.episode is not None and self.episode.loop is not asyncio.get_running_loop():
             raise EnvStateError(
                 "A ChatAgentEnv was stepped on another event loop than the one it was started on. "

@@ -15,6 +15,7 @@ from evert.bridge.requests import (
     ChatRequest,
     bad_request,
     is_absent,
+    json_object,
     read_cap,
     read_messages,
     read_model,
@@ -272,11 +273,8 @@ def _blocks(reply: Reply) -> Iterator[dict[str, Any]]:
     if reply.text or not reply.tool_calls:
         yield {"type": "text", "text": reply.text}
     for call in reply.tool_calls:
-        try:
-            arguments = json.loads(call.function.arguments)
-        except (ValueError, RecursionError):
-            arguments = None
-        if not isinstance(arguments, dict):
+        arguments = json_object(call.function.arguments)
+        if arguments is None:
             arguments = {"arguments": call.function.arguments}
         yield {
             "type": "tool_use",

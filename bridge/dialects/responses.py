@@ -131,32 +131,27 @@ def read_input(value: object, name: str = "input") -> list[dict[str, Any]]:
     for index, item in enumerate(value):
         place = f"{name}[{index}]"
         message = _read_item(item, place)
-        last = messages[-1] if messages else None
-        if last is not None and message["role"] == last["role"] == "assistant":
-            if not _joins(last, message):
-                messages.append(message)
-        else:
+        replies = messages and message["role"] == messages[-1]["role"] == "assistant"
+        if not (replies and _joins(messages[-1], message)):
             messages.append(message)
     for message in messages:
         message.setdefault("content", "")
     return messages
 
 
-def _joins(last: dict[str, Any], message: dict[str, Any]) -> bool:
-    """Add an item of a reply to those before it; False when it belongs to the next reply.
+_REPLY = ("reasoning_content", "content", "tool_calls")
+"""What a reply is made of, in the order in which it is written."""
 
-    A reply is thinking, then text, then calls: the order in which they are written.
-    """
-    if "reasoning_content" in message and last:
-        if "content" in last or "tool_calls" in last or "reasoning_content" in last:
-            return False
-        last["reasoning_content"] = message["reasoning_content"]
-    elif "content" in message:
-        if "tool_calls" in last or "content" in last:
-            return False
-        last["content"] = message["content"]
+
+def _joins(last: dict[str, Any], message: dict[str, Any]) -> bool:
+    """Add an item of a reply to those before it; False when it belongs to the next reply."""
+    [kind] = [kind for kind in _REPLY if kind in message]
+    if kind == "tool_calls":
+        last.setdefault(kind, []).extend(message[kind])
+    elif any(later in last for later in _REPLY[_REPLY.index(kind) :]):
+        return False
     else:
-        last.setdefault("tool_calls", []).extend(message["tool_calls"])
+        last[kind] = message[kind]
     return True
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from tinker_cookbook.renderers.base import ToolCall
 
-from evert.bridge.requests import unexpected
+from evert.bridge.requests import json_object, unexpected
 
 CUSTOM_ARGUMENT = "input"
 """The one argument of the function that stands for a custom tool."""
@@ -124,9 +124,5 @@ def _offered(name: str, tools: Sequence[Any]) -> tuple[str, Mapping[str, Any]]:
 
 
 def _custom_input(arguments: str) -> str:
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-    text = value.get(CUSTOM_ARGUMENT) if isinstance(value, dict) else None
+    text = (json_object(arguments) or {}).get(CUSTOM_ARGUMENT)
     return text if isinstance(text, str) else arguments

@@ -36,7 +36,7 @@ from evert.bridge.inbox import Inbox
 from evert.bridge.messages import Reply
 from evert.bridge.models import count_tokens
 from evert.bridge.rendering import PromptRenderer
-from evert.bridge.requests import ChatRequest, bad_request
+from evert.bridge.requests import ChatRequest, bad_request, json_object
 from evert.bridge.routes import seat_model
 
 REFUSALS = (openai.APIStatusError, EnvClosedError, EpisodeEndedError, BlockingCallError)
@@ -167,11 +167,8 @@ class Endpoint:
 
     def serves(self, content: bytes) -> bool:
         """Whether a body names a model that is answered here."""
-        try:
-            body = json.loads(content)
-        except (ValueError, RecursionError):
-            return False
-        return isinstance(body, dict) and self.episode.routes.knows(body.get("model"))
+        body = json_object(content)
+        return body is not None and self.episode.routes.knows(body.get("model"))
 
     async def answer(self, method: str, path: str, content: bytes) -> Answer:
         """Answer a request of an async agent; waits until the trainer has sampled.
@@ -233,15 +230,14 @@ class Endpoint:
             return _refusal(dialect, error)
 
     def _models(self, path: str) -> Answer:
-        names = self.episode.routes.names
-        listed = [
-            {"id": name, "object": "model", "created": 0, "owned_by": "evert"} for name in names
-        ]
+        rest = {"object": "model", "created": 0, "owned_by": "evert"}
+        listed = {name: {"id": name, **rest} for name in self.episode.routes.names}
         name = path.partition("/models")[2].lstrip("/")
         if not name:
-            return Answer(200, _json({"object": "list", "data": listed, "has_more": False}))
-        if name in names:
-            return Answer(200, _json(listed[names.index(name)]))
+            whole = {"object": "list", "data": [*listed.values()], "has_more": False}
+            return Answer(200, _json(whole))
+        if name in listed:
+            return Answer(200, _json(listed[name]))
         return _not_found("GET", path)
 
 

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from evert.bridge.faces.endpoint import Endpoint
-from evert.bridge.faces.transport import Transport, response_for
+from evert.bridge.faces.transport import Transport
 
 current_endpoint: contextvars.ContextVar[Endpoint | None] = contextvars.ContextVar(
     "evert_current_endpoint", default=None
@@ -101,27 +101,25 @@ def _choosing_transport(original: Callable[..., Any]) -> Callable[..., Any]:
     return transport_for_url
 
 
-class _Sorting:
+class _Sorting(Transport):
     """A transport that answers the rollout's requests and passes the others on."""
 
     def __init__(self, transport: Any, endpoint: Endpoint) -> None:
+        super().__init__(endpoint)
         self._transport = transport
-        self._endpoint = endpoint
 
     async def handle_async_request(self, request: Any) -> Any:
         """Answer, or pass on."""
-        endpoint, path = self._endpoint, request.url.path
-        if endpoint.is_chat(request.method, path) and endpoint.serves(await request.aread()):
-            answer = await endpoint.answer(request.method, path, request.content)
-            return response_for(request, answer)
+        is_chat = self._endpoint.is_chat(request.method, request.url.path)
+        if is_chat and self._endpoint.serves(await request.aread()):
+            return await super().handle_async_request(request)
         return await self._transport.handle_async_request(request)
 
     def handle_request(self, request: Any) -> Any:
         """Answer, or pass on."""
-        endpoint, path = self._endpoint, request.url.path
-        if endpoint.is_chat(request.method, path) and endpoint.serves(request.read()):
-            answer = endpoint.answer_blocking(request.method, path, request.content)
-            return response_for(request, answer)
+        is_chat = self._endpoint.is_chat(request.method, request.url.path)
+        if is_chat and self._endpoint.serves(request.read()):
+            return super().handle_request(request)
         return self._transport.handle_request(request)
 
 
