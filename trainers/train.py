@@ -17,6 +17,7 @@ import sys
 import time
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -256,7 +257,7 @@ async def _score_before(
     else:
         before = await score(base_model=config.model_name)
     if before is not None:
-        folder.write_json(run_folder.BEFORE, before.as_json())
+        folder.write_json(run_folder.BEFORE, asdict(before))
     return before
 
 

@@ -25,6 +25,8 @@ from typing import Any
 
 import chz
 import tinker
+from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 from evert.bridge.base import BASES, base_path
 from evert.bridge.errors import EvertError
@@ -35,6 +37,7 @@ from evert.trainers.evaluation.episodes import Player
 from evert.trainers.evaluation.policies import EndpointPolicy, NoPolicy, SeededPolicy
 from evert.trainers.evaluation.settings import EvaluateSettings
 from evert.trainers.runs.engine_choice import check_engine, choose_engine, running_engine
+from evert.trainers.runs.engine_choice import say as engine_in_words
 from evert.trainers.runs.folder import CHECKPOINTS, read_jsonl, recorded_settings
 from evert.trainers.runs.settings import TrainSettings, renderer_of
 
@@ -148,14 +151,9 @@ class Weights(Contestant):
     @contextmanager
     def ready(self, say: Say) -> Iterator[Player]:
         """See ``Contestant``."""
-        from tinker_cookbook.renderers import get_renderer
-        from tinker_cookbook.tokenizer_utils import get_tokenizer
-
-        from evert.trainers.runs import engine_choice
-
         agent, run = load_agent(self.agent), self.run
         with running_engine(choose_engine(run), run, self.checkpoints or Path()) as facts:
-            say(engine_choice.say(facts))
+            say(engine_in_words(facts))
             if self.checkpoints is not None and run.agent != self.agent:
                 say(f"plays {self.agent}; it was trained with {run.agent}")
             service = tinker.ServiceClient(base_url=run.base_url)

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import openai
 from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
@@ -243,8 +244,6 @@ def _raise_endpoint_error(error: BaseException) -> None:
     Raises:
         openai.OpenAIError: It was one.
     """
-    import openai
-
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, openai.OpenAIError) and not isinstance(cause, openai.BadRequestError):

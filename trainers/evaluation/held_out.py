@@ -41,13 +41,9 @@ class Evaluation:
     scores: dict[str, Score]
     samples: list[Episode]
 
-    def as_json(self) -> dict[str, Any]:
-        """For a file."""
-        return asdict(self)
-
 
 def read_evaluation(record: Mapping[str, Any]) -> Evaluation:
-    """The evaluation that ``as_json`` wrote.
+    """The evaluation whose fields were written down.
 
     Raises:
         HeldOutError: It is none.

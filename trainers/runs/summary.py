@@ -1,6 +1,6 @@
 """What a finished run leaves behind: figures, samples, the plot, and the table on the screen."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -56,7 +56,7 @@ def summarise(
 
 
 def _scores(evaluation: "Evaluation | None") -> dict[str, Any] | None:
-    return evaluation.as_json()["scores"] if evaluation is not None else None
+    return asdict(evaluation)["scores"] if evaluation is not None else None
 
 
 def _plot(settings: TrainSettings, folder: RunFolder, done: Report) -> None:

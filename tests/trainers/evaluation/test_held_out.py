@@ -8,6 +8,7 @@
 """
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -114,7 +115,7 @@ async def test_unless_failing_has_a_reward() -> None:
 @pytest.mark.usefixtures("engine")
 async def test_what_is_written_down_reads_back(tmp_path: Path) -> None:
     evaluation = await found(tasks())
-    (tmp_path / "before.json").write_text(json.dumps(evaluation.as_json()))
+    (tmp_path / "before.json").write_text(json.dumps(asdict(evaluation)))
 
     assert read_evaluation(json.loads((tmp_path / "before.json").read_text())) == evaluation
 

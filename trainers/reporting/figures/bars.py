@@ -10,15 +10,12 @@ Bars lie, so that names of any length can be read; shares, intervals and numbers
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from matplotlib.figure import Figure
+
+from evert.trainers.evaluation.scores import Score
 from evert.trainers.reporting.figures import style
 from evert.trainers.reporting.figures.style import COLOURS, INK, SMALL, SOFT, Axes, plain
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from evert.trainers.evaluation.scores import Score
 
 SPLITS = {"train": "seen in training", "test": "held out"}
 PARTS = (("#22405c", "#ffffff"), ("#5b86a8", "#ffffff"), ("#a5c0d6", INK), ("#dbe4ec", INK))
@@ -27,13 +24,13 @@ LONGEST = 28
 """Characters of a name at a bar."""
 
 
-def draw_splits(title: str, scores: Sequence["Score"]) -> "Figure":
+def draw_splits(title: str, scores: Sequence[Score]) -> Figure:
     """Draw a group of bars a model, a bar a split."""
     splits = [SPLITS.get(score.split, score.split) for score in scores]
     return _draw_shares(title, scores, [_name(score.model) for score in scores], splits)
 
 
-def draw_categories(title: str, scores: Sequence["Score"]) -> "Figure":
+def draw_categories(title: str, scores: Sequence[Score]) -> Figure:
     """Draw a group of bars a category, a bar a model; both splits together."""
     models = [_name(score.model) for score in scores]
     return _draw_shares(title, scores, [score.category for score in scores], models)
@@ -45,8 +42,8 @@ def _name(model: str) -> str:
 
 
 def _draw_shares(
-    title: str, scores: Sequence["Score"], groups: Sequence[str], bars: Sequence[str]
-) -> "Figure":
+    title: str, scores: Sequence[Score], groups: Sequence[str], bars: Sequence[str]
+) -> Figure:
     """Draw shares as bars, those of a group under its name; one bar a group needs no other name."""
     colours = dict(zip(dict.fromkeys(bars), itertools.cycle(COLOURS), strict=False))
     named = len(colours) > 1
@@ -70,7 +67,7 @@ def _draw_shares(
     return figure
 
 
-def _draw_share(axes: Axes, place: float, score: "Score", colour: str) -> None:
+def _draw_share(axes: Axes, place: float, score: Score, colour: str) -> None:
     """A bar, the interval over it, and both as figures at the right."""
     axes.barh(place, score.success, 0.7, color=colour)
     ends = [[max(0.0, score.success - score.low)], [max(0.0, score.high - score.success)]]
@@ -82,7 +79,7 @@ def _draw_share(axes: Axes, place: float, score: "Score", colour: str) -> None:
     axes.annotate(f"{low} to {high} %, n = {score.episodes}", (1.14, place), color=SOFT, **look)
 
 
-def draw_time(labels: Sequence[str], spent: Sequence[Mapping[str, float] | None]) -> "Figure":
+def draw_time(labels: Sequence[str], spent: Sequence[Mapping[str, float] | None]) -> Figure:
     """Draw where the time of each run went: a bar a run, its parts one after another.
 
     Args:

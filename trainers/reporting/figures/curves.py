@@ -8,14 +8,14 @@ Many points are drawn raw and faint, and smoothed and bold; few as they are, wit
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from evert.trainers.reporting.figures import style
 from evert.trainers.reporting.figures.style import COLOURS, DASHES, Axes, head, new_figure
 from evert.trainers.reporting.metrics import Curve
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Line: TypeAlias = tuple[str, Curve, str, str]
 """A line to draw: its name, its points, its colour and its dashes."""
@@ -35,7 +35,7 @@ def draw_panel(
     *,
     by_clock: bool = False,
     smooth: float = 0.0,
-) -> "Figure":
+) -> Figure:
     """Draw a metric of each run.
 
     Args:
@@ -55,7 +55,7 @@ def draw_panel(
     return figure
 
 
-def draw_run(title: str, train: Curve, held_out: Curve) -> "Figure":
+def draw_run(title: str, train: Curve, held_out: Curve) -> Figure:
     """Draw one run's rewards: by step on the left, by time on the right."""
     figure, (by_step, by_clock) = new_figure(9.6, 3.6, 2)
     by_clock.sharey(by_step)
@@ -66,7 +66,7 @@ def draw_run(title: str, train: Curve, held_out: Curve) -> "Figure":
     return figure
 
 
-def draw_games(title: str, games: Mapping[str, Sequence[tuple[Curve, Curve]]]) -> "Figure":
+def draw_games(title: str, games: Mapping[str, Sequence[tuple[Curve, Curve]]]) -> Figure:
     """Draw several runs of several games: a panel a game, a thin line a seed, the mean bold."""
     figure, panels = new_figure(4.8 * len(games), 3.6, len(games))
     for axes, (game, runs) in zip(panels, games.items(), strict=True):
@@ -87,8 +87,6 @@ def _draw(
     axes: Axes, lines: Sequence[Line], *, by_clock: bool = False, smooth: float = 0.0
 ) -> list[style.End]:
     """Draw lines; returns where each one ends that has points."""
-    from matplotlib.ticker import MaxNLocator
-
     longest = max((curve.seconds[-1] for _, curve, *_ in lines if curve.steps), default=0)
     unit, size = style.clock_unit(longest)
     ends = []

@@ -12,12 +12,12 @@ import io
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
+
+from matplotlib.figure import Figure
+from PIL import Image
 
 from evert.trainers.runs.folder import write_whole
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Axes: TypeAlias = Any
 """Matplotlib's; its methods take most of their arguments untyped."""
@@ -37,10 +37,8 @@ UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0))
 PNG_COLOURS = 64
 
 
-def new_figure(width: float, height: float, columns: int = 1) -> tuple["Figure", list[Axes]]:
+def new_figure(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
     """An empty figure of so many inches, and its panels side by side."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(width, height), dpi=200, layout="constrained", facecolor=PAPER)
     panels = list(figure.subplots(1, columns, squeeze=False)[0])
     for axes in panels:
@@ -115,14 +113,12 @@ def clock_unit(seconds: float) -> tuple[str, float]:
     return next((unit for unit in UNITS if seconds >= 2 * unit[1]), ("seconds", 1.0))
 
 
-def save(figure: "Figure", path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
     """Write a figure as PNG with few colours, a third of the size; whole, or not at all.
 
     Raises:
         RunFolderError: It cannot be written.
     """
-    from PIL import Image
-
     drawn, small = io.BytesIO(), io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # a run's name in a script without font

@@ -8,12 +8,13 @@ figure, too: its lines cross its labels, it is marked experimental, and it works
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import log10
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from evert.trainers.reporting.figures.style import INK, PAPER, SMALL, Axes, head, new_figure, plain
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,6 @@ class Scale:
 
     def ticks(self) -> list[tuple[float, str]]:
         """Places and labels: the list, or the ends and what round numbers there is room for."""
-        from matplotlib.ticker import LogLocator, MaxNLocator
-
         if self.choices:
             return [(self.place(value), _show(value)) for value in self.choices]
         round_numbers = LogLocator() if self.log else MaxNLocator(5)
@@ -52,7 +51,7 @@ def draw_sweep(
     scales: Sequence[Scale],
     runs: Sequence[tuple[Mapping[str, Any], float]],
     objective: str,
-) -> "Figure":
+) -> Figure:
     """Draw the completed runs of a sweep.
 
     Args:
@@ -61,8 +60,6 @@ def draw_sweep(
         runs: Of each its values, by the titles of the scales, and its objective; there is one.
         objective: What that is.
     """
-    from matplotlib import colormaps
-
     done = sorted(runs, key=lambda run: run[1])
     low, high = done[0][1], done[-1][1]
     last = Scale(objective, low=low, high=high) if low < high else Scale(objective, [low])
