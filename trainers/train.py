@@ -30,14 +30,9 @@ from evert.trainers.command import INTERRUPTED as INTERRUPTED
 from evert.trainers.command import run_async, run_command
 from evert.trainers.runs import folder as run_folder
 from evert.trainers.runs.engine_choice import choose_engine, running_engine, say
-from evert.trainers.runs.folder import RunFolder, open_run, settings_to_resume
+from evert.trainers.runs.folder import RunFolder, open_run, settings_of_run
 from evert.trainers.runs.progress import quiet_progress_bars
-from evert.trainers.runs.settings import (
-    TrainSettings,
-    check_settings,
-    choose_recipe,
-    read_train_settings,
-)
+from evert.trainers.runs.settings import TrainSettings, check_settings, choose_recipe
 
 if TYPE_CHECKING:
     from tinker_cookbook.checkpoint_utils import CheckpointRecord
@@ -85,7 +80,7 @@ def parse(arguments: Sequence[str]) -> TrainSettings:
         EvertError: There is no such setting or game, or a value is none that it takes.
     """
     given = read_pairs(arguments, chz.chz_fields(TrainSettings), bare="env")
-    return read_train_settings(given, settings_to_resume(given.get("log_path")))
+    return settings_of_run(given)
 
 
 def usage(arguments: list[str]) -> str:
@@ -141,7 +136,7 @@ def train(
     if given.get("log_path") is not None:
         given["log_path"] = str(given["log_path"])
     return run(
-        read_train_settings(given, settings_to_resume(given.get("log_path"))),
+        settings_of_run(given),
         console or Console(highlight=False),
         lambda path: f"call evert.train as before, with log_path={str(path)!r}.",
     )
@@ -267,7 +262,8 @@ async def _to_sample_from(state_path: str, base_url: str | None) -> str:
 
     service = tinker.ServiceClient(base_url=base_url)
     client = await service.create_training_client_from_state_async(state_path)
-    return (await (await client.save_weights_for_sampler_async("untrained"))).path
+    saved = await client.save_weights_for_sampler_async("untrained")
+    return str((await saved).path)
 
 
 async def _train(config: "Config", folder: RunFolder, console: Console, logger: "Logger") -> None:

@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Any
 import chz
 
 from evert.trainers.arguments import UsageError, fields_of, help_line, in_words, read_settings
-from evert.trainers.runs.settings import (
-    RecipeError,
-    TrainSettings,
-    is_missing,
-    renderer_of,
-    slug,
-)
+from evert.trainers.runs.settings import RecipeError, TrainSettings, is_missing, renderer_of, slug
 
 if TYPE_CHECKING:
     from tinker_cookbook.checkpoint_utils import CheckpointRecord

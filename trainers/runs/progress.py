@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
 from evert.trainers.runs.folder import (
     HELD_OUT_REWARD,
@@ -42,58 +42,39 @@ Take: TypeAlias = Callable[[Mapping[str, Any]], None]
 
 @contextmanager
 def display(console: Console, folder: Path, total: int, doing: str = "training") -> Iterator[Take]:
-    """Show how far a run is, as fits where ``console`` writes; yields what is handed its metrics.
+    """Show how far a run is: a bar on a terminal, a line every few steps in files and pipes.
 
     Args:
         console: Of the command.
         folder: Of the run; what it reached before a resumption counts.
         total: Steps of the run.
         doing: What the steps do, in a word or two.
+
+    Yields:
+        What is handed each line of its metrics.
     """
     latest: dict[str, Any] = {}
     for row in read_jsonl(folder / METRICS):
         latest |= row if is_step(row) else {}
-    done = latest.get("step", -1) + 1
-    shown = _bar if console.is_terminal else _lines
-    with shown(console, total, done, doing) as show:
-
-        def take(row: Mapping[str, Any]) -> None:
-            latest.update(row)
-            if is_step(row):
-                named = {"reward": TRAIN_REWARD, "held-out": HELD_OUT_REWARD}
-                scores = [f"{n} {latest[key]:.2f}" for n, key in named.items() if key in latest]
-                show(row["step"] + 1, "  ".join(scores))
-
-        yield take
-
-
-@contextmanager
-def _bar(console: Console, total: int, done: int, doing: str) -> Iterator[Callable[..., None]]:
-    """A progress bar, for terminals."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total}"),
-        TextColumn("{task.fields[scores]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task(doing, total=total, completed=done, scores="")
-        yield lambda step, scores: progress.update(task, completed=step, scores=scores)
-
-
-@contextmanager
-def _lines(console: Console, total: int, done: int, doing: str) -> Iterator[Callable[..., None]]:
-    """A line every few steps, for files and pipes."""
+    texts = "{task.completed}/{task.total}", "{task.fields[scores]}"
+    columns = ("{task.description}", BarColumn(), *texts, TimeElapsedColumn())
+    bar = Progress(*columns, console=console, disable=not console.is_terminal)
+    task = bar.add_task(doing, total=total, completed=latest.get("step", -1) + 1, scores="")
     every, began = max(1, -(-total // LINES)), time.monotonic()
 
-    def show(step: int, scores: str) -> None:
-        if step % every == 0 or step == total:
-            seconds = time.monotonic() - began
-            line = f"{doing}: step {step}/{total}  {scores}  {seconds:.0f} s"
+    def take(row: Mapping[str, Any]) -> None:
+        latest.update(row)
+        if not is_step(row):
+            return
+        step, named = row["step"] + 1, {"reward": TRAIN_REWARD, "held-out": HELD_OUT_REWARD}
+        scores = "  ".join(f"{n} {latest[key]:.2f}" for n, key in named.items() if key in latest)
+        bar.update(task, completed=step, scores=scores)
+        if not console.is_terminal and (step % every == 0 or step == total):
+            line = f"{doing}: step {step}/{total}  {scores}  {time.monotonic() - began:.0f} s"
             console.print(line, soft_wrap=True)
 
-    yield show
+    with bar:
+        yield take
 
 
 @asynccontextmanager

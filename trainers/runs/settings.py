@@ -13,7 +13,7 @@ import difflib
 import math
 import pkgutil
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,10 +29,12 @@ class RecipeError(EvertError, ValueError):
     """The settings do not describe a run: an unknown game, a value missing, or two at odds."""
 
 
-def at_least(minimum: float, *, or_more: bool = True) -> Callable[[Any, str], None]:
-    """A chz validator: the value is None, or finite and not below ``minimum``.
+def size(default: Any, doc: str, minimum: float = 1, *, or_more: bool = True) -> Any:
+    """A field of a chz class: a number with a lower bound, or None if that is its default.
 
     Args:
+        default: Its default.
+        doc: What it is.
         minimum: The bound.
         or_more: Whether the bound itself will do.
     """
@@ -45,16 +47,7 @@ def at_least(minimum: float, *, or_more: bool = True) -> Callable[[Any, str], No
             bound = f"at least {minimum:g}" if or_more else f"above {minimum:g}"
             raise RecipeError(f"{name} must be {bound}, got {value}.")
 
-    return check
-
-
-def size(default: Any, doc: str, minimum: float = 1) -> Any:
-    """A field of a chz class that is at least ``minimum``, or None if that is its default."""
-    return chz.field(default=default, doc=doc, validator=at_least(minimum))
-
-
-def _above_zero(default: Any, doc: str) -> Any:
-    return chz.field(default=default, doc=doc, validator=at_least(0, or_more=False))
+    return chz.field(default=default, doc=doc, validator=check)
 
 
 def _named(doc: str) -> Any:
@@ -96,20 +89,20 @@ class TrainSettings:
     warm_up_steps: int = size(0, "supervised steps before RL; 0: none", 0)
     demonstrations: Any = _named("warm-up: import path of a function from a seed to conversations")
     warm_up_batch: int = size(64, "warm-up: conversations a step")
-    warm_up_learning_rate: float = _above_zero(1e-3, "warm-up: Adam's, falls to 0")
+    warm_up_learning_rate: float = size(1e-3, "warm-up: Adam's, falls to 0", 0, or_more=False)
 
     steps: int = size(20, "training steps, one batch each")
     batch_size: int = size(32, "groups (tasks) a step")
     group_size: int = size(8, "episodes a group")
     test_group_size: int = size(1, "episodes a held-out task, at temperature 1")
-    learning_rate: float = _above_zero(1e-4, "Adam's")
+    learning_rate: float = size(1e-4, "Adam's", 0, or_more=False)
     loss_fn: str = chz.field(
         default="importance_sampling", doc="or ppo, cispo, dro: one of the Cookbook's losses"
     )
     num_substeps: int = size(1, "optimizer steps a training step")
     kl_penalty: float = size(0.0, "weight of the divergence from the weights RL starts from", 0)
     max_tokens: int = size(512, "most tokens of one reply")
-    agent_timeout: float = _above_zero(600.0, "seconds an agent may take between calls")
+    agent_timeout: float = size(600.0, "seconds an agent may take between calls", 0, or_more=False)
     on_agent_error: float | None = chz.field(
         default=None, doc="reward of an episode whose agent raises; None: the run stops"
     )

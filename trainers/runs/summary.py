@@ -1,10 +1,11 @@
 """What a finished run leaves behind: figures, samples, the plot, and the table on the screen."""
 
+import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from evert.trainers.runs import folder as run_folder
 from evert.trainers.runs.folder import RunFolder
@@ -70,8 +71,6 @@ def _plot(settings: TrainSettings, folder: RunFolder, done: Report) -> None:
 
 
 def _samples(settings: TrainSettings, folder: RunFolder, done: Report) -> None:
-    import json
-
     from evert.trainers.evaluation.held_out import sample_records, samples_markdown
 
     if done.before is None or done.after is None:
@@ -88,11 +87,8 @@ def _show(settings: TrainSettings, folder: RunFolder, done: Report, console: Con
     if done.before is not None and done.after is not None:
         title = f"{settings.name}: mean reward, {done.steps} steps, seed {settings.seed}"
         console.print(title, soft_wrap=True, markup=False)  # a table's own would wrap to its width
-        table = Table()
-        episodes = done.after.scores["greedy"].episodes
-        table.add_column(f"{episodes} held-out tasks")
-        for column in ("before", "after"):
-            table.add_column(column, justify="right")
+        tasks = f"{done.after.scores['greedy'].episodes} held-out tasks"
+        table = Table(tasks, *(Column(when, justify="right") for when in ("before", "after")))
         for name, label in LABELS.items():
             rewards = (done.before.scores[name].reward, done.after.scores[name].reward)
             table.add_row(label, *(shown(reward) for reward in rewards))
