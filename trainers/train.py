@@ -230,7 +230,8 @@ async def _run(
     began = time.monotonic()
     await _train(config, folder, console, logger)
     seconds = time.monotonic() - began
-    after = await score(model_path=_final_weights(folder))
+    trained = [r["sampler_path"] for r in folder.checkpoints() if r.get("sampler_path")]
+    after = await score(model_path=trained[-1])
     return Report(before, after, max(start, settings.steps), {"training": seconds})
 
 
@@ -298,10 +299,6 @@ async def _finish_saving() -> None:
     saving = [t for t in asyncio.all_tasks() if t.get_name().startswith("rolling_checkpoint_")]
     if saving:
         await asyncio.wait(saving, timeout=30)
-
-
-def _final_weights(folder: RunFolder) -> str:
-    return str([r["sampler_path"] for r in folder.checkpoints() if r.get("sampler_path")][-1])
 
 
 def _seed_everything(seed: int) -> None:

@@ -46,7 +46,10 @@ def summarise(
         "engine": facts,
         "steps": done.steps,
         "seed": settings.seed,
-        "held_out": {"before": _scores(done.before), "after": _scores(done.after)},
+        "held_out": {
+            "before": done.before and asdict(done.before)["scores"],
+            "after": done.after and asdict(done.after)["scores"],
+        },
         "seconds": {name: round(seconds, 2) for name, seconds in done.seconds.items()},
         **origin(),
         "folder": str(folder.path),
@@ -54,10 +57,6 @@ def summarise(
     folder.write_json(run_folder.RESULT, result)
     _show(settings, folder, done, console)
     return result
-
-
-def _scores(evaluation: "Evaluation | None") -> dict[str, Any] | None:
-    return asdict(evaluation)["scores"] if evaluation is not None else None
 
 
 def _plot(settings: TrainSettings, folder: RunFolder, done: Report) -> None:
