@@ -30,6 +30,7 @@ from rich.table import Table
 
 from evert.trainers.arguments import read_pairs, settings_help
 from evert.trainers.command import run_async, run_command
+from evert.trainers.reporting.formatting import show
 from evert.trainers.runs import folder as run_folder
 from evert.trainers.runs import process
 from evert.trainers.runs.folder import RunFolder, RunFolderError
@@ -199,7 +200,7 @@ class Sweep:
         self, run: "Run", folder: RunFolder, status: str, error: str, seconds: float
     ) -> None:
         """Write down and show how a run ended."""
-        from evert.trainers.sweeping.results import ObjectiveError, objective_of, show
+        from evert.trainers.sweeping.results import ObjectiveError, objective_of
 
         objective = None
         if status == "completed":
@@ -232,7 +233,7 @@ class Sweep:
         shown = [name for name in names if name not in ("status", "error")]
         table = Table(*shown)
         for row in rows:
-            table.add_row(*(results.show(row[name]) for name in shown))
+            table.add_row(*(show(row[name]) for name in shown))
         self._progress.console.print(table)
         self.say(f"results: {self._folder.path / CSV}")
         if ranked:

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from evert.trainers.reporting.formatting import count, shorten
+from evert.trainers.reporting.formatting import count, shorten, show
 from evert.trainers.reporting.run import Run
 
 UNTOLD = ("log_path",)
@@ -38,9 +38,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
     """
     keys = differing(runs)
     for shown in [], keys if len(keys) <= 2 else []:
-        values = [[(key, run.settings.get(key)) for key in shown] for run in runs]
-        told = [[f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in each]
-                for each in values]  # fmt: skip
+        told = [[f"{key}={show(run.settings.get(key))}" for key in shown] for run in runs]
         named = [", ".join([run.name, *each]) for run, each in zip(runs, told, strict=True)]
         if len(set(named)) == len(runs):
             return named

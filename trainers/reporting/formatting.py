@@ -1,4 +1,11 @@
-"""Numbers and long texts as a report shows them."""
+"""Numbers and long texts as people are shown them."""
+
+from typing import Any
+
+
+def show(value: Any) -> str:
+    """A setting or a measurement: four digits are enough."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def score(value: float | None) -> str:

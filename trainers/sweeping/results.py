@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from evert.bridge.errors import EvertError
+from evert.trainers.reporting.formatting import show
 from evert.trainers.runs.folder import RunFolder
 from evert.trainers.sweeping.study import HELD_OUT, SEED, Run
 
@@ -91,11 +92,6 @@ def as_rows(runs: Sequence[Run], ranked: Sequence[Choice]) -> list[dict[str, Any
         row["seconds"] = round(sum(attempt["seconds"] for attempt in run.attempts), 1)
         rows.append({**row, "error": run.attempts[-1]["error"]})
     return rows
-
-
-def show(value: Any) -> str:
-    """A value for people: four digits are enough."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def praise(ranked: Sequence[Choice]) -> str:

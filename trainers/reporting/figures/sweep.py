@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from evert.trainers.reporting.figures.style import INK, PAPER, SMALL, Axes, head, new_figure, plain
+from evert.trainers.reporting.formatting import show
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,11 @@ class Scale:
     def ticks(self) -> list[tuple[float, str]]:
         """Places and labels: the list, or the ends and what round numbers there is room for."""
         if self.choices:
-            return [(self.place(value), _show(value)) for value in self.choices]
+            return [(self.place(value), show(value)) for value in self.choices]
         round_numbers = LogLocator() if self.log else MaxNLocator(5)
         between = map(float, round_numbers.tick_values(self.low, self.high))
         apart = [value for value in between if 0.06 <= self.place(value) <= 0.94]
-        return [(self.place(value), _show(value)) for value in (self.low, *apart, self.high)]
+        return [(self.place(value), show(value)) for value in (self.low, *apart, self.high)]
 
 
 def draw_sweep(
@@ -91,8 +92,3 @@ def _rule(axes: Axes, scales: Sequence[Scale]) -> None:
     axes.set_xlim(-0.1, len(scales) - 0.6)
     axes.set_yticks([])
     axes.spines["bottom"].set_visible(False)
-
-
-def _show(value: Any) -> str:
-    """A value for people: four digits are enough."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
