@@ -46,7 +46,7 @@ def check_tracking(settings: TrainSettings) -> None:
     """Find out before the run that its trackers are installed.
 
     Raises:
-        MissingPackageError: One is not; the message names the extra to install.
+        MissingPackageError: One is not; the message names the package to install.
     """
     asked = {"wandb": settings.wandb_project and f"wandb_project={settings.wandb_project}"}
     asked["tensorboard"] = "tensorboard=True" if settings.tensorboard else None
@@ -54,7 +54,7 @@ def check_tracking(settings: TrainSettings) -> None:
         if given and find_spec(package) is None:
             raise MissingPackageError(
                 f"{given} needs the package {package}, which is not installed. Install it with "
-                f"pip install 'evert[{package}]', or leave {given.partition('=')[0]} out: the "
+                f"pip install {package}, or leave {given.partition('=')[0]} out: the "
                 "run's folder has all its metrics anyway."
             )
 

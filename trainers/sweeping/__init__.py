@@ -13,5 +13,5 @@ try:
 except ImportError as error:
     raise MissingPackageError(
         f"A sweep needs the package optuna, which is not installed ({error}). Install it with "
-        "pip install 'evert[sweep]'."
+        "pip install optuna."
     ) from error
