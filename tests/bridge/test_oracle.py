@@ -34,8 +34,8 @@ from evert.bridge.requests import ChatRequest
 from evert.bridge.tokens import FlatPrompt, flatten
 
 NAMES = re.findall(r'name == "([a-z0-9_]+)"', inspect.getsource(cookbook.get_renderer))
-NOT_HERE = {"tml_v0", "qwen3_vl", "qwen3_vl_instruct"}
-"""One needs a tokenizer of its own, the others an image processor."""
+NOT_HERE = ("tml_v0", "kimi_k31_pro", "qwen3_vl")
+"""How those begin that need a tokenizer of their own, or an image processor."""
 
 WORDS = ("so", "it", "is", "said,", "red", "or", "blue", "both")
 
@@ -296,7 +296,7 @@ class Episode:
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in NOT_HERE])
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith(NOT_HERE)])
 def test_every_prompt_of_a_random_episode_is_the_renderers(
     name: str, seed: int, make_renderer: Callable[[str], cookbook.Renderer]
 ) -> None:
