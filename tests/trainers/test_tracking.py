@@ -346,7 +346,7 @@ def test_a_run_that_asks_for_nothing_has_no_tracker(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("package", "asked"), [("wandb", "wandb_project=p"), ("tensorboard", "tensorboard=True")]
 )
-def test_a_missing_package_is_an_error_that_names_the_extra(
+def test_a_missing_package_is_an_error_that_says_what_to_install(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -355,7 +355,7 @@ def test_a_missing_package_is_an_error_that_names_the_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     chosen = train.parse(["env=identity", asked])
-    with pytest.raises(MissingPackageError, match=rf"pip install 'evert\[{package}\]'"):
+    with pytest.raises(MissingPackageError, match=f"pip install {package}, or leave"):
         check_settings(chosen)
     assert train.main([*SMALL, asked, f"log_path={tmp_path / 'run'}"]) == 1
     assert f"error: {asked} needs the package {package}" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from evert.trainers.reporting.formatting import show
 from evert.trainers.runs.folder import METRICS, RESULT, RunFolder
 from evert.trainers.sweeping.results import (
     ObjectiveError,
@@ -20,7 +21,6 @@ from evert.trainers.sweeping.results import (
     objective_of,
     praise,
     rank,
-    show,
 )
 from evert.trainers.sweeping.study import Run
 
