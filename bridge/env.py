@@ -107,6 +107,7 @@ class ChatAgentEnv(Env):
         if isinstance(upcoming, Outstanding):
             self._outstanding = upcoming
             return upcoming.observation(self._renderer)
+        self._turns.book.forget()
         if self._turns.account.overflow is None:
             upcoming.metrics["no_llm_call"] = 1.0
         return upcoming.as_overflow()
@@ -133,6 +134,7 @@ class ChatAgentEnv(Env):
         self.turn_callers.append(caller)
         upcoming = await self._turns.resume(outstanding, turn)
         if isinstance(upcoming, Ending):
+            self._turns.book.forget()
             upcoming.reward += turn.reward
             return upcoming.as_step(turn.metrics, turn.logs, self._renderer.stop)
         if upcoming.drift is not None:

@@ -92,6 +92,14 @@ class Index:
         self._next: dict[tuple[int, Key], int] = {}
         self._given: dict[tuple[Key, Key], Point] = {}
 
+    def clear(self) -> None:
+        """Forget all replies, so that conversations and points no longer hold each other."""
+        for points in self.points.values():
+            for point in points:
+                point.conversation.points = []
+        self.points.clear()
+        self._given.clear()
+
     def follow(self, messages: Iterable[Message]) -> list[int]:
         """The places after each of the messages, from the first on, as far as they are known."""
         places: list[int] = []

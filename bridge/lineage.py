@@ -93,6 +93,12 @@ class ConversationBook:
         escaped = [renderer.escape(message) for message in messages]
         self._note(conversation, None, conversation.grow(escaped, renderer))
 
+    def forget(self) -> None:
+        """Let go of the conversations, which refer to each other: there is no next prompt."""
+        self._index.clear()
+        self._latest.clear()
+        self._recent.clear()
+
     def new_text(self, request: ChatRequest, caller: str) -> int:
         """About how many characters of a request are new (those of the caller's latest are not)."""
         own = self._latest.get(caller)

@@ -157,7 +157,11 @@ class _Chat:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self.completions = self
+
+    @property
+    def completions(self) -> Self:
+        """The same: ``client.chat.completions.create(...)``."""
+        return self
 
     def _completion(self, reply: Reply, request: ChatRequest) -> ChatCompletion:
         number = self._endpoint.new_id()
@@ -166,8 +170,6 @@ class _Chat:
 
 class AsyncChat(_Chat):
     """``client.chat`` of an async agent."""
-
-    completions: "AsyncChat"
 
     async def create(self, **fields: Any) -> ChatCompletion:
         """Ask the policy; the arguments are those of OpenAI's chat completions.
@@ -187,8 +189,6 @@ class AsyncChat(_Chat):
 
 class BlockingChat(_Chat):
     """``client.chat`` of a plain function."""
-
-    completions: "BlockingChat"
 
     def create(self, **fields: Any) -> ChatCompletion:
         """Ask the policy and block until it has answered.

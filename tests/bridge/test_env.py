@@ -1386,3 +1386,19 @@ def test_limits_that_are_read_anew_can_be_copied() -> None:
     env = ChatAgentEnv(talker(1), limits=RolloutLimits(max_turn_tokens=7))
 
     assert copy.deepcopy(env.rollout_limits).max_turn_tokens == 7
+
+
+async def test_a_longer_episode_leaves_no_more_for_the_garbage_collector() -> None:
+    """Conversations and the points in them refer to each other; at the end they let go."""
+
+    async def garbage_of(turns: int) -> int:
+        gc.collect()
+        gc.disable()
+        try:
+            await play(talker(turns))
+            return gc.collect()
+        finally:
+            gc.enable()
+
+    await garbage_of(2)  # what is made once
+    assert abs(await garbage_of(40) - await garbage_of(4)) < 40
