@@ -12,6 +12,7 @@ Read in this order:
     routes.py        which inbox or frozen model a model name leads to
     episode.py       one run of an agent: its life, and what is released with it
     models.py        the models beside the policy, by name
+    weights.py       one of them: weights of the engine in use
     rendering.py     what is needed of a Cookbook renderer
     tokens.py        a growing token sequence
     index.py         which beginnings of conversations are known

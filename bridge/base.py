@@ -1,4 +1,4 @@
-"""The tiny chat bases that ship with evert: their names, folders and tokenizers.
+"""The tiny chat bases that ship with evert (names, folders, tokenizers), and any base's renderer.
 
     evert-tiny        plays identity and guess-number; the default wherever a model is needed
     evert-tiny-20q    knows the nouns of Twenty Questions
@@ -8,13 +8,18 @@ the tokenizer. The bridge uses only the first one's tokenizer, as the default of
 so that one argument is enough and no network is needed; the embedded engine uses the weights.
 """
 
+import logging
 import sys
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evert.bridge.errors import InvalidModelError
+
 if TYPE_CHECKING:
     from tinker_cookbook.renderers import Renderer
+
+logger = logging.getLogger(__name__)
 
 BASE_MODEL = "evert-tiny"
 """Model name of the default base, wherever the Cookbook or a user names a model."""
@@ -60,3 +65,66 @@ def default_renderer() -> "Renderer":
     from tinker_cookbook.renderers import get_renderer
 
     return get_renderer(BASE_RENDERER, base_tokenizer(), model_name=BASE_MODEL)
+
+
+def renderer_name_of(base_model: str) -> str:
+    """The Cookbook renderer that fits a base.
+
+    Raises:
+        InvalidModelError: The Cookbook knows no model of that name.
+    """
+    from tinker_cookbook.exceptions import ConfigurationError
+    from tinker_cookbook.model_info import get_recommended_renderer_name
+
+    if base_model in BASES:
+        return BASE_RENDERER
+    try:
+        return get_recommended_renderer_name(base_model)
+    except (ConfigurationError, KeyError, ValueError) as error:
+        raise InvalidModelError(
+            f"The Cookbook names no renderer for the model {base_model!r}. Pass the one that it "
+            f"was trained with, for example renderer_name={BASE_RENDERER}."
+        ) from error
+
+
+def model_renderer(base_model: str, renderer_name: str | None = None) -> "Renderer":
+    """A base's renderer: its tokenizer, chat format and, where it takes them, images.
+
+    Args:
+        base_model: A shipped base, a Hugging Face folder, or a model's name.
+        renderer_name: The Cookbook's; None for the one that fits.
+
+    Raises:
+        InvalidModelError: None was named, and the Cookbook knows no model of that name.
+    """
+    from tinker_cookbook.renderers import get_renderer
+    from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+    register_base_tokenizers()
+    name = renderer_name or renderer_name_of(base_model)
+    images = _image_processor(base_model, name)
+    tokenizer = get_tokenizer(base_model)
+    return get_renderer(name, tokenizer, image_processor=images, model_name=base_model)
+
+
+def _image_processor(model_name: str, renderer_name: str) -> Any:
+    """What turns images into tokens, for models that take them; None for text alone."""
+    if "_vl" not in renderer_name and not _takes_images(model_name):
+        return None
+    from tinker_cookbook.image_processing_utils import get_image_processor
+
+    try:
+        return get_image_processor(model_name)
+    except (OSError, ValueError) as error:  # text still works, and an image is a 400 that says so
+        logger.warning("No image processor for %s, so its agents send text: %s", model_name, error)
+        return None
+
+
+def _takes_images(model_name: str) -> bool:
+    from tinker_cookbook.exceptions import ConfigurationError
+    from tinker_cookbook.model_info import get_model_attributes
+
+    try:
+        return get_model_attributes(model_name).is_vl
+    except (ConfigurationError, KeyError, ValueError):  # none of the Cookbook's models
+        return False

@@ -1,29 +1,21 @@
 """``AgentDataset``: tasks of any sequence, dealt in batches of groups for the Cookbook."""
 
 import functools
-import logging
 import math
 import random
 from collections.abc import Sequence
 from typing import Any, Unpack
 
 import chz
-from tinker_cookbook.exceptions import ConfigurationError
-from tinker_cookbook.image_processing_utils import get_image_processor
-from tinker_cookbook.model_info import get_model_attributes
-from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
-from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 from evert.bridge.agent import Agent
-from evert.bridge.base import BASE_MODEL, BASE_RENDERER
+from evert.bridge.base import BASE_MODEL, BASE_RENDERER, model_renderer
 from evert.bridge.errors import InvalidDatasetError
 from evert.bridge.group import ChatAgentGroupBuilder, GroupOptions, GroupReward
 from evert.bridge.imports import resolve
 from evert.bridge.options import EnvOptions
-
-logger = logging.getLogger(__name__)
 
 
 class AgentDataset(RLDataset):
@@ -130,12 +122,7 @@ class AgentDatasetBuilder(RLDatasetBuilder):
         Raises:
             InvalidAgentError, InvalidDatasetError: The agent or the tasks are not usable.
         """
-        renderer = get_renderer(
-            self.renderer_name,
-            get_tokenizer(self.model_name),
-            image_processor=_image_processor(self.model_name, self.renderer_name),
-            model_name=self.model_name,
-        )
+        renderer = model_renderer(self.model_name, self.renderer_name)
         env_options: EnvOptions = {"renderer": renderer, "limits": self.limits, **self.env_options}
         dataset = functools.partial(
             AgentDataset,
@@ -157,24 +144,6 @@ class AgentDatasetBuilder(RLDatasetBuilder):
             return train, None
         tests = load_tasks(self.test_tasks)
         return train, dataset(tests, group_size=self.test_group_size, shuffle=False)
-
-
-def _image_processor(model_name: str, renderer_name: str) -> Any:
-    """What turns images into tokens, for models that take them; None for text alone."""
-    if "_vl" not in renderer_name and not _takes_images(model_name):
-        return None
-    try:
-        return get_image_processor(model_name)
-    except (OSError, ValueError) as error:  # text still works, and an image is a 400 that says so
-        logger.warning("No image processor for %s, so its agents send text: %s", model_name, error)
-        return None
-
-
-def _takes_images(model_name: str) -> bool:
-    try:
-        return get_model_attributes(model_name).is_vl
-    except (ConfigurationError, KeyError, ValueError):  # none of the Cookbook's models
-        return False
 
 
 def load_tasks(tasks: str | Sequence[Any]) -> Sequence[Any]:

@@ -5,9 +5,11 @@ are no transitions, and nothing is trained on them. A frozen model is one of
 
     a Cookbook ``MessageCompleter``
     a Cookbook ``TokenCompleter`` or a ``tinker.SamplingClient``, read with the Env's own renderer
+    a ``TinkerModel``: weights by name, of the engine in use, read with a renderer of their own
     a ``RemoteModel``: an endpoint that speaks OpenAI's chat completions
 """
 
+import itertools
 import json
 import os
 import secrets
@@ -28,9 +30,7 @@ from evert.bridge.messages import Reply, as_fields, read_message, read_reply
 from evert.bridge.rendering import PromptRenderer
 from evert.bridge.requests import ChatRequest, bad_request
 from evert.bridge.routes import FrozenAnswer
-
-MAX_TOKENS = 2048
-"""Cap on a sampling client's reply when neither the agent nor the user gives one."""
+from evert.bridge.weights import MAX_TOKENS, FrozenSampler, TinkerModel, open_weights
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,9 @@ def _format_fields(wanted: ReplyFormat | None) -> dict[str, Any]:
     return fields
 
 
-FrozenModel: TypeAlias = MessageCompleter | TokenCompleter | tinker.SamplingClient | RemoteModel
+FrozenModel: TypeAlias = (
+    MessageCompleter | TokenCompleter | tinker.SamplingClient | TinkerModel | RemoteModel
+)
 
 
 def frozen_models(
@@ -146,6 +148,8 @@ def frozen_models(
 def _answers(name: str, model: FrozenModel, renderer: PromptRenderer) -> FrozenAnswer:
     if isinstance(model, RemoteModel):
         return model
+    if isinstance(model, TinkerModel):
+        return partial(_ask_weights, model, itertools.count())
     if isinstance(model, MessageCompleter):
         return partial(_ask_for_message, model)
     if isinstance(model, TokenCompleter):
@@ -154,15 +158,24 @@ def _answers(name: str, model: FrozenModel, renderer: PromptRenderer) -> FrozenA
         return partial(_ask_for_tokens, TinkerTokenCompleter(model, MAX_TOKENS), renderer)
     raise InvalidModelError(
         f"models[{name!r}] is {model!r:.200}; expected a MessageCompleter, a TokenCompleter, a "
-        "tinker.SamplingClient or an evert.RemoteModel."
+        "tinker.SamplingClient, an evert.TinkerModel or an evert.RemoteModel."
     )
+
+
+async def _ask_weights(
+    model: TinkerModel, numbers: "itertools.count[int]", request: ChatRequest
+) -> Reply:
+    number = next(numbers)
+    weights = await open_weights(model)
+    completer = FrozenSampler(model, weights, number)
+    return await _ask_for_tokens(completer, weights.renderer, request)
 
 
 async def _ask_for_message(completer: MessageCompleter, request: ChatRequest) -> Reply:
     if request.tools:
         raise bad_request(
             f"The model {request.model!r} is a MessageCompleter, which takes no tools. Give the "
-            "Env a TokenCompleter, a sampling client or a RemoteModel for it.",
+            "Env a TokenCompleter, a TinkerModel or a RemoteModel for it.",
             param="tools",
         )
     messages = [read_message(m, index, {}) for index, m in enumerate(request.messages)]

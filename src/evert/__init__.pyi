@@ -26,6 +26,7 @@ from evert.bridge.faces.process import ProcessAgent as ProcessAgent
 from evert.bridge.group import ChatAgentGroupBuilder as ChatAgentGroupBuilder
 from evert.bridge.models import RemoteModel as RemoteModel
 from evert.bridge.scripted import ScriptedPolicy as ScriptedPolicy
+from evert.bridge.weights import TinkerModel as TinkerModel
 from evert.envs.games import Game as Game
 from evert.envs.games import GameError as GameError
 from evert.envs.gym.arguments import EnvArgumentError as EnvArgumentError

@@ -5,6 +5,7 @@ A path names a run, a kind and a name, and maps to a folder under the store's ro
     tinker://<run>/weights/<name>           <root>/<run>/weights/<name>/
     tinker://<run>/sampler_weights/<name>   <root>/<run>/sampler_weights/<name>/
 
+The folder itself will do where a path is read: that is how checkpoints of another store are used.
 Each folder holds weights in Hugging Face format (or a ``peft`` adapter), the optimizer's state
 where training is to go on from it, and ``evert.json``: what the weights are, and the size and
 CRC-32 of every other file. A checkpoint is written beside its place and moved there when it is
@@ -120,11 +121,16 @@ class CheckpointStore:
             ) from error
 
     def folder(self, path: str) -> Path:
-        """The folder a ``tinker://`` path stands for, whether or not it exists.
+        """The folder a path stands for, whether or not it exists.
+
+        Args:
+            path: A ``tinker://`` path, or the folder of a checkpoint in whatever store.
 
         Raises:
             CheckpointError: No path of that form.
         """
+        if (Path(path) / MANIFEST).is_file():
+            return Path(path)
         return self.root.joinpath(*_split(path))
 
     def save(
@@ -276,7 +282,7 @@ def _split(path: str) -> tuple[str, str, str]:
         raise CheckpointError(
             f"{path!r} is no checkpoint path; expected tinker://<run>/weights/<name> or "
             "tinker://<run>/sampler_weights/<name>, with letters, digits and . _ + = - in each "
-            "part. Pass the path that saving returned."
+            "part, or the folder of a checkpoint. Pass the path that saving returned."
         )
     return match[1], match[2], match[3]
 

@@ -98,7 +98,8 @@ class ServiceClient:
 
         Raises:
             SamplingRequestError: Neither was named.
-            CheckpointError: There is no such checkpoint.
+            CheckpointError: There is no such checkpoint; ``model_path`` is a ``tinker://`` path or
+                the folder of a checkpoint.
             ModelNotFoundError: There is no such base model.
         """
         engine = self.engine
@@ -111,6 +112,7 @@ class ServiceClient:
                 "tinker:// path that saving returned, or a model name."
             )
         resolve_model(base_model)
+        engine.asked_for.add(base_model)
         loading = engine.loader.submit(engine.base_sampler, base_model)
         return SamplingClient(engine, base_model, loading, Source(base_model, None))
 
@@ -127,12 +129,15 @@ class ServiceClient:
         return type("RestClient", (RestClient,), {"engine": self.engine})()  # type: ignore[no-any-return]
 
     def get_server_capabilities(self) -> types.GetServerCapabilitiesResponse:
-        """The models that always work here; any folder or cached Hub model does, too."""
-        return capabilities()
+        """The models that always work here, and those that were asked for.
+
+        Any folder or cached Hub model works, too.
+        """
+        return capabilities(self.engine)
 
     async def get_server_capabilities_async(self) -> types.GetServerCapabilitiesResponse:
         """See ``get_server_capabilities``."""
-        return capabilities()
+        return capabilities(self.engine)
 
     def get_telemetry(self) -> None:
         """None: nothing is reported to anybody."""

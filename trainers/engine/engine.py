@@ -94,6 +94,8 @@ class Engine:
         self.device = _resolve_device(self.settings.device)
         self.store = CheckpointStore(self.settings.root)
         self.loader = ThreadPoolExecutor(1, thread_name_prefix="evert-loader")
+        self.asked_for: set[str] = set()
+        """Base models that somebody trains or samples."""
         self._occasions: Counter[int] = Counter()
         self._samplers: weakref.WeakSet[Sampler] = weakref.WeakSet()
         self._workers: weakref.WeakSet[ThreadPoolExecutor] = weakref.WeakSet()
@@ -129,6 +131,7 @@ class Engine:
             CheckpointError: The store cannot be written to.
         """
         self.check_open()
+        self.asked_for.add(base_model)
         model = self._load(base_model)
         rank = None if self.trains_whole(model) else choice.rank
         return self._new_run(

@@ -218,7 +218,23 @@ def base_of(model: Any) -> "PreTrainedModel":
 
 def context_length(model: Any) -> int:
     """Most tokens, prompt and reply together, the model can hold."""
-    return int(getattr(base_of(model).config, "max_position_embeddings", None) or 2**20)
+    return _configured_context(base_of(model).config)
+
+
+def base_context_length(base_model: str) -> int:
+    """The same of a base model, going by its configuration alone.
+
+    Raises:
+        ModelNotFoundError: It cannot be loaded.
+    """
+    from transformers import AutoConfig
+
+    source = resolve_model(base_model)
+    return _configured_context(from_pretrained(AutoConfig, base_model, source))
+
+
+def _configured_context(config: Any) -> int:
+    return int(getattr(config, "max_position_embeddings", None) or 2**20)
 
 
 def end_tokens(model: Any, tokenizer: "PreTrainedTokenizerBase") -> frozenset[int]:

@@ -10,11 +10,20 @@ from evert.bridge.base import BASES
 from evert.trainers.engine.checkpoints import CheckpointStore
 from evert.trainers.engine.engine import Engine
 from evert.trainers.engine.futures import finished
+from evert.trainers.engine.models import base_context_length
 
 
-def capabilities() -> types.GetServerCapabilitiesResponse:
-    """The models that always work here."""
-    models = [types.SupportedModel(model_name=n, trainable=True, sampleable=True) for n in BASES]
+def capabilities(engine: Engine) -> types.GetServerCapabilitiesResponse:
+    """The models that always work here, and those that were asked for."""
+    models = [
+        types.SupportedModel(
+            model_name=name,
+            max_context_length=base_context_length(name),
+            trainable=True,
+            sampleable=True,
+        )
+        for name in dict.fromkeys([*BASES, *engine.asked_for])
+    ]
     return types.GetServerCapabilitiesResponse(supported_models=models)
 
 
@@ -50,8 +59,8 @@ class RestClient:
     def get_servercapabilities(
         self,
     ) -> AwaitableConcurrentFuture[types.GetServerCapabilitiesResponse]:
-        """The models that always work here."""
-        return finished(capabilities())
+        """The models that always work here, and those that were asked for."""
+        return finished(capabilities(self.engine))
 
 
 def _training_run(store: CheckpointStore, path: str) -> types.TrainingRun:

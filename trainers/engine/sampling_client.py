@@ -231,6 +231,7 @@ def saved_client(engine: Engine, path: str) -> SamplingClient:
         CheckpointError: There is no such checkpoint.
     """
     info = engine.store.read(path)
+    engine.asked_for.add(info.base_model)
     loading = engine.loader.submit(engine.saved_sampler, path, engine.occasion(info.steps))
     return SamplingClient(engine, info.base_model, loading, Source(info.base_model, path))
 

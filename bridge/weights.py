@@ -1,0 +1,185 @@
+"""``TinkerModel``: a frozen model by the name of its weights, sampled from the engine in use.
+
+It is data and nothing else, so that it pickles and can be written down with a configuration. At the
+first call a client is made by whatever ``tinker.ServiceClient`` is then, the hosted service's or
+the embedded engine's, and read in the chat format of its own base. All Envs of the process share
+that client.
+"""
+
+import logging
+import threading
+from asyncio import shield, wrap_future
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import tinker
+from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
+
+from evert.bridge.base import model_renderer
+from evert.bridge.errors import InvalidModelError
+from evert.bridge.rendering import PromptRenderer, prompt_renderer
+from evert.bridge.requests import context_length_exceeded
+
+logger = logging.getLogger(__name__)
+
+MAX_TOKENS = 2048
+"""Cap on a frozen model's reply when neither the agent nor the user gives one."""
+
+
+@dataclass(frozen=True)
+class TinkerModel:
+    """A frozen model that the engine in use samples: a base, or weights that were saved.
+
+    Attributes:
+        base_model: The base's name. None: that of the weights in ``model_path``.
+        model_path: A ``tinker://`` path; with the embedded engine, the folder of a checkpoint, too.
+            None: the base's own weights.
+        renderer_name: The Cookbook's renderer; None: the one that fits the base.
+        temperature: Of sampling; 0 for greedy.
+        max_tokens: Most tokens of a reply, if the agent asks for no fewer; None: 2048. It is never
+            more than the model's context has room for.
+        base_url: Address of a service of one's own; None: the engine in use.
+        seed: Of an episode's first reply, each further one has the next; None: the engine's own.
+
+    Raises:
+        InvalidModelError: Neither a base nor weights, or no number that can be meant.
+    """
+
+    base_model: str | None = None
+    model_path: str | None = None
+    renderer_name: str | None = None
+    temperature: float = 1.0
+    max_tokens: int | None = None
+    base_url: str | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.base_model and not self.model_path:
+            raise InvalidModelError(
+                "A TinkerModel got neither base_model nor model_path; expected the name of a base "
+                "(TinkerModel('Qwen/Qwen3-8B')), or model_path='tinker://...'."
+            )
+        if self.temperature < 0 or (self.max_tokens is not None and self.max_tokens < 1):
+            raise InvalidModelError(
+                f"A TinkerModel got temperature={self.temperature} and "
+                f"max_tokens={self.max_tokens}; expected at least 0, and at least 1 or None."
+            )
+
+
+@dataclass(frozen=True)
+class OpenWeights:
+    """Weights that can be sampled.
+
+    Attributes:
+        client: Samples them.
+        renderer: Writes prompts and reads replies.
+        context_length: Tokens of prompt and reply together; None: the engine does not say.
+    """
+
+    client: tinker.SamplingClient
+    renderer: PromptRenderer
+    context_length: int | None
+
+
+class FrozenSampler(TokenCompleter):
+    """Answers the calls of one Env to a ``TinkerModel``.
+
+    Args:
+        model: What is sampled, and how.
+        weights: Of ``open_weights``.
+        number: Number of this reply in the episode, from 0.
+    """
+
+    def __init__(self, model: TinkerModel, weights: OpenWeights, number: int) -> None:
+        self._model = model
+        self._weights = weights
+        self._seed = None if model.seed is None else model.seed + number
+
+    async def __call__(
+        self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
+    ) -> TokensWithLogprobs:
+        """The reply.
+
+        Raises:
+            openai.BadRequestError: The prompt leaves no room in the model's context (code
+                ``context_length_exceeded``).
+        """
+        caps = [self._model.max_tokens or MAX_TOKENS, max_tokens]
+        context = self._weights.context_length
+        if context is not None:
+            if model_input.length >= context:
+                raise context_length_exceeded(model_input.length, context - 1)
+            caps.append(context - model_input.length)
+        params = tinker.SamplingParams(
+            stop=stop,
+            max_tokens=min(cap for cap in caps if cap is not None),
+            temperature=self._model.temperature,
+            seed=self._seed,
+        )
+        result = await self._weights.client.sample_async(
+            prompt=model_input, num_samples=1, sampling_params=params
+        )
+        [sequence] = result.sequences
+        return TokensWithLogprobs(sequence.tokens, sequence.logprobs, sequence.stop_reason)
+
+
+_lock = threading.Lock()
+_open: "WeakKeyDictionary[type, dict[tuple[str | None, ...], Future[OpenWeights]]]" = (
+    WeakKeyDictionary()
+)
+"""What was opened, by the class of the service's client: an engine's own goes with the engine."""
+
+
+async def open_weights(model: TinkerModel) -> OpenWeights:
+    """The weights of a model, opened once a process and engine.
+
+    Raises:
+        InvalidModelError: The Cookbook names no renderer for the base.
+        EvertError, tinker.TinkerError: The engine does not have them.
+    """
+    key = (model.base_url, model.base_model, model.model_path, model.renderer_name)
+    with _lock:
+        known = _open.setdefault(tinker.ServiceClient, {})
+        opening = known.get(key)
+        if opening is None or (opening.done() and opening.exception() is not None):
+            opening = known[key] = _in_thread(lambda: _opened(model))
+    return await shield(wrap_future(opening))  # others wait for it, too
+
+
+def _in_thread(make: Callable[[], OpenWeights]) -> "Future[OpenWeights]":
+    """What ``make`` returns: it may load files or ask a service, and outlive who asked first."""
+    future: Future[OpenWeights] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(make())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="evert-open-weights", daemon=True).start()
+    return future
+
+
+def _opened(model: TinkerModel) -> OpenWeights:
+    service = tinker.ServiceClient(base_url=model.base_url)
+    weights: dict[str, Any] = {"base_model": model.base_model}
+    if model.model_path is not None:
+        weights = {"model_path": model.model_path}
+    client = service.create_sampling_client(**weights)
+    base = model.base_model or client.get_base_model()
+    renderer = prompt_renderer(model_renderer(base, model.renderer_name))
+    return OpenWeights(client, renderer, context_length_of(service, base))
+
+
+def context_length_of(service: tinker.ServiceClient, base_model: str) -> int | None:
+    """Tokens that a model's context holds, as its service says; None where it does not."""
+    try:
+        supported = service.get_server_capabilities().supported_models
+    except tinker.TinkerError as error:
+        logger.warning("The service does not say how long contexts are: %s", error)
+        return None
+    found = {model.model_name: model.max_context_length for model in supported}
+    return found.get(base_model)

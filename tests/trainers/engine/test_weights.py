@@ -1,0 +1,251 @@
+"""Frozen models by the name of their weights.
+
+1. A base, or weights that were saved, answers the calls to its name, under the engine in use.
+2. Prompts are written in its own chat format, whatever the policy's is.
+3. A reply ends where its context does; a prompt that leaves no room is the agent's 400.
+4. One client serves all Envs of an engine, and none of another engine.
+5. It is data: it pickles, and what names nothing is refused.
+"""
+
+import asyncio
+import pickle
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import tinker
+from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.rl.rollouts import do_single_rollout
+
+from evert import ChatAgentEnv, ScriptedPolicy, TinkerModel, embedded_engine
+from evert.bridge.base import base_tokenizer, model_renderer
+from evert.bridge.errors import InvalidModelError
+from evert.bridge.weights import OpenWeights, context_length_of, open_weights
+from evert.trainers.engine.engine import Engine
+from evert.trainers.engine.errors import CheckpointError
+
+GAME = [{"role": "user", "content": "Let's play a game. Say you are 7."}]
+
+
+class Asking:
+    """An agent that asks the user twice and says what it heard to the policy."""
+
+    def __init__(self, messages: list[dict[str, str]] = GAME, **fields: Any) -> None:
+        self.messages, self.fields = messages, fields
+        self.replies: list[Any] = []
+
+    async def __call__(self, client: Any) -> float:
+        for _ in range(2):
+            reply = await client.chat.completions.create(
+                model="user", messages=self.messages, **self.fields
+            )
+            self.replies.append(reply)
+        await client.chat.completions.create(messages=GAME)
+        return 1.0
+
+    @property
+    def texts(self) -> list[str]:
+        return [reply.choices[0].message.content or "" for reply in self.replies]
+
+
+async def play(agent: Any, user: TinkerModel, **options: Any) -> Any:
+    env = ChatAgentEnv(agent, models={"user": user}, **options)
+    try:
+        return await do_single_rollout(ScriptedPolicy(["yes"], options.get("renderer")), env)
+    finally:
+        await env.close()
+
+
+async def saved(name: str) -> str:
+    """Path of a base's weights, saved."""
+    client = await tinker.ServiceClient().create_lora_training_client_async(name)
+    return str((await (await client.save_weights_for_sampler_async("kept"))).path)
+
+
+# -- 1. answering --------------------------------------------------------------------------------
+
+
+async def test_a_base_answers_and_is_no_transition(engine: Engine) -> None:
+    agent = Asking()
+
+    trajectory = await play(agent, TinkerModel("evert-tiny", temperature=0))
+
+    assert agent.texts[0] == agent.texts[1] != ""
+    assert len(trajectory.transitions) == 1
+    assert agent.replies[0].usage.prompt_tokens == 21
+
+
+async def test_saved_weights_answer_by_their_path_and_by_their_folder(
+    engine: Engine, tmp_path: Path
+) -> None:
+    base, by_path, by_folder = Asking(), Asking(), Asking()
+    path = await saved("evert-tiny")
+    folder = engine.store.folder(path)
+    elsewhere = folder.rename(tmp_path / "moved")
+
+    await play(base, TinkerModel("evert-tiny", temperature=0))
+    await play(by_folder, TinkerModel(model_path=str(elsewhere), temperature=0))
+    elsewhere.rename(folder)
+    await play(by_path, TinkerModel(model_path=path, temperature=0))
+
+    assert base.texts == by_path.texts == by_folder.texts
+
+
+async def test_a_seed_decides_the_replies_of_an_episode_and_each_has_its_own(
+    engine: Engine,
+) -> None:
+    def hot(seed: int | None) -> TinkerModel:
+        return TinkerModel("evert-tiny", temperature=3.0, max_tokens=8, seed=seed)
+
+    agents = [Asking() for _ in range(3)]
+    for agent, seed in zip(agents, (1, 1, 2), strict=True):
+        await play(agent, hot(seed))
+    first, again, other = (agent.texts for agent in agents)
+
+    assert first == again != other
+    assert first[0] != first[1]
+
+
+# -- 2. its own format ---------------------------------------------------------------------------
+
+
+async def test_it_reads_its_own_chat_format_and_the_policy_another(engine: Engine) -> None:
+    plain, other = Asking(), Asking()
+    renderer = get_renderer("role_colon", base_tokenizer(), model_name="evert-tiny")
+    frozen = TinkerModel("evert-tiny", temperature=0)
+
+    await play(plain, frozen)
+    await play(other, frozen, renderer=renderer)
+    await play(worse := Asking(max_tokens=20), TinkerModel("evert-tiny", None, "role_colon", 0))
+
+    assert plain.texts == other.texts != worse.texts
+
+
+async def test_a_model_that_the_cookbook_does_not_know_needs_a_renderers_name(
+    engine: Engine, tiny_model: str
+) -> None:
+    with pytest.raises(InvalidModelError, match=r"names no renderer .* renderer_name=qwen3_inst"):
+        await open_weights(TinkerModel(tiny_model))
+
+    weights = await open_weights(TinkerModel(tiny_model, renderer_name="qwen3"))
+    assert weights.context_length == 512
+    assert weights.renderer.renderer.tokenizer.vocab_size < 300
+
+
+# -- 3. its context ------------------------------------------------------------------------------
+
+
+async def test_a_reply_ends_where_the_context_does(engine: Engine, tiny_model: str) -> None:
+    agent = Asking(max_tokens=10_000)
+
+    await play(agent, TinkerModel(tiny_model, renderer_name="qwen3", max_tokens=5000))
+
+    usage = agent.replies[0].usage
+    assert usage.total_tokens <= 512
+    assert agent.replies[0].choices[0].finish_reason in ("length", "stop")
+
+
+async def test_the_tightest_cap_on_a_reply_counts(engine: Engine, tiny_model: str) -> None:
+    for mine, asked in ((3, None), (3, 7), (7, 3)):
+        fields: dict[str, Any] = {} if asked is None else {"max_tokens": asked}
+        agent = Asking(**fields)
+        await play(agent, TinkerModel(tiny_model, renderer_name="qwen3", max_tokens=mine))
+        assert {reply.usage.completion_tokens for reply in agent.replies} <= {1, 2, 3}
+
+
+async def test_a_prompt_that_leaves_no_room_is_the_agents_400(
+    engine: Engine, tiny_model: str
+) -> None:
+    said: list[openai.BadRequestError] = []
+
+    async def long(client: Any) -> float:
+        try:
+            await client.chat.completions.create(
+                model="user", messages=[{"role": "user", "content": "a" * 600}]
+            )
+        except openai.BadRequestError as error:
+            said.append(error)
+        await client.chat.completions.create(messages=GAME)
+        return 1.0
+
+    await play(long, TinkerModel(tiny_model, renderer_name="qwen3"))
+
+    [error] = said
+    assert error.code == "context_length_exceeded"
+    assert "tokens > 511 maximum" in str(error)
+
+
+def test_a_service_that_does_not_say_how_long_contexts_are_is_believed() -> None:
+    class Refusing:
+        def get_server_capabilities(self) -> None:
+            raise tinker.TinkerError("not here")
+
+    class Silent:
+        def get_server_capabilities(self) -> Any:
+            return tinker.types.GetServerCapabilitiesResponse(
+                supported_models=[tinker.types.SupportedModel(model_name="other")]
+            )
+
+    for service in (Refusing(), Silent()):
+        assert context_length_of(service, "m") is None  # type: ignore[arg-type]
+
+
+# -- 4. one client -------------------------------------------------------------------------------
+
+
+async def test_all_envs_share_a_client_though_they_ask_at_once(engine: Engine) -> None:
+    models = [TinkerModel("evert-tiny"), TinkerModel("evert-tiny", temperature=0, seed=3)]
+
+    found = await asyncio.gather(*(open_weights(model) for model in models * 4))
+
+    assert len({id(weights.client) for weights in found}) == 1
+
+
+async def test_another_engine_has_a_client_of_its_own(tmp_path: Path) -> None:
+    found: list[OpenWeights] = []
+    model = TinkerModel("evert-tiny", temperature=0)
+    for name in "ab":
+        with embedded_engine(tmp_path / name, device="cpu", threads=1):
+            found.append(await open_weights(model))
+            await play(agent := Asking(), model)
+            assert agent.texts[0]
+
+    assert found[0].client is not found[1].client
+
+
+async def test_weights_that_could_not_be_opened_are_tried_again(
+    engine: Engine, tmp_path: Path
+) -> None:
+    model = TinkerModel(model_path="tinker://run/sampler_weights/kept")
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        await open_weights(model)
+    folder = engine.store.folder(await saved("evert-tiny"))
+    target = engine.store.folder(str(model.model_path))
+    target.parent.mkdir(parents=True)
+    folder.rename(target)
+
+    assert (await open_weights(model)).context_length == 8192
+
+
+# -- 5. data -------------------------------------------------------------------------------------
+
+
+def test_it_pickles() -> None:
+    model = TinkerModel("evert-tiny", temperature=0.5)
+    assert pickle.loads(pickle.dumps(model)) == model
+
+
+def test_what_names_nothing_is_refused() -> None:
+    with pytest.raises(InvalidModelError, match=r"neither base_model nor model_path.*Qwen3-8B"):
+        TinkerModel()
+    with pytest.raises(InvalidModelError, match="temperature=-1 and max_tokens=None; expected at"):
+        TinkerModel("evert-tiny", temperature=-1)
+    with pytest.raises(InvalidModelError, match="max_tokens=0"):
+        TinkerModel("evert-tiny", max_tokens=0)
+
+
+def test_the_shipped_bases_have_a_renderer_and_so_has_what_the_cookbook_knows() -> None:
+    assert type(model_renderer("evert-tiny-20q")).__name__ == "Qwen3InstructRenderer"
+    with pytest.raises(InvalidModelError, match="names no renderer for the model 'nobody/knows'"):
+        model_renderer("nobody/knows")
