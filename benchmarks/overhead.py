@@ -27,6 +27,7 @@ import asyncio
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import tinker
@@ -99,7 +100,7 @@ class SwitchOnly(Env):
         episode = Episode(form, loop, [["policy"]])
         self._inbox = episode.inboxes[0]
         endpoint = Endpoint(episode, self._inbox, "policy", prompt_renderer(None))
-        episode.start(self._agent, (AgentClient(endpoint),))
+        episode.start(partial(self._agent, AgentClient(endpoint)))
         await self._next()
         return EMPTY, []
 

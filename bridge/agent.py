@@ -1,15 +1,22 @@
 """What an agent is: a callable that talks to a chat model and ends with a reward.
 
-``inspect_agent`` looks at the callable once and says how to run it (async or in a thread, with or
-without a task); ``Outcome`` is the long form of its return value; ``outcome_of`` turns whatever it
-returned into one, strictly: a missing reward is an error, never 0.0.
+``inspect_agent`` looks at the callable once and says how to run it: async or in a thread, and what
+it is called with. Of its parameters, the one called ``client`` takes the client, the first other
+one the task:
+
+    agent(client)  agent(client, task)   with a client of evert's, in whatever order
+    agent()        agent(task)           without one: it builds its own, which is taken over
+    agent(*args)                         whatever there is: client, task
+
+``Outcome`` is the long form of its return value; ``outcome_of`` turns whatever it returned into
+one, strictly: a missing reward is an error, never 0.0.
 """
 
 import functools
 import inspect
 import math
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -23,6 +30,12 @@ Agent = Callable[..., Any]
 An agent that builds its own client takes nothing, or the task alone (``faces/takeover.py``).
 """
 
+FORMS = (
+    "An agent has one of three forms: agent(client); agent(client, task); or, if it builds its own "
+    "client, agent() or agent(task). The parameter for the client is called 'client'."
+)
+"""What every message about a callable of another form ends with."""
+
 
 class NoTask:
     """Type of ``NO_TASK``, which stands for "no task was given" (None is a task like any other)."""
@@ -35,6 +48,12 @@ class NoTask:
 
 
 NO_TASK: Final = NoTask()
+
+CLIENT: Final = "client"
+"""Name of the parameter that takes the client."""
+
+TASK: Final = "task"
+"""What an agent is called with beside it."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +76,27 @@ class Outcome:
 
 @dataclass(frozen=True)
 class AgentForm:
-    """How to run an agent: ``name`` for messages, ``is_async``, and what it is called with."""
+    """How to run an agent.
+
+    Attributes:
+        name: For messages.
+        is_async: Whether it is awaited; else it runs in a thread of its own.
+        positional: What it is called with in turn: "client", "task".
+        by_name: What it is called with by a parameter's name.
+    """
 
     name: str
     is_async: bool
-    takes_client: bool
-    takes_task: bool
+    positional: tuple[str, ...] = ()
+    by_name: tuple[tuple[str, str], ...] = ()
+
+    def bound(self, agent: Agent, client: object, task: object) -> Callable[[], Any]:
+        """The agent with its arguments, to be called without any."""
+        given = {CLIENT: client, TASK: task}
+        positional = [given[role] for role in self.positional]
+        return functools.partial(
+            agent, *positional, **{name: given[role] for name, role in self.by_name}
+        )
 
 
 def agent_name(agent: object) -> str:
@@ -79,14 +113,14 @@ def inspect_agent(agent: Agent, task: object = NO_TASK) -> AgentForm:
     """Say how ``agent`` is to be run with ``task``.
 
     Raises:
-        InvalidAgentError: It is no callable, a class, a generator function, or it does not take
-            ``(client)`` or ``()`` (without a task), or ``(client, task)`` or ``(task)`` (with one).
+        InvalidAgentError: It is no callable, a class or a generator function, or has none of the
+            forms above.
     """
     name = agent_name(agent)
     if not callable(agent):
         raise InvalidAgentError(
-            f"An agent must be a callable taking (client) or (client, task); got {agent!r} of type "
-            f"{type(agent).__name__}. Pass the function itself, not its result."
+            f"An agent must be a callable; got {agent!r} of type {type(agent).__name__}. Pass the "
+            f"function itself, not its result. {FORMS}"
         )
     inner = unwrapped(agent)
     if inspect.isclass(inner):
@@ -100,12 +134,15 @@ def inspect_agent(agent: Agent, task: object = NO_TASK) -> AgentForm:
             f"The agent {name} is a generator function; an agent runs to its end and returns its "
             "reward. Replace `yield` by calls to the client and `return` the reward."
         )
-    has_task = task is not NO_TASK
-    takes_client = True
-    if (signature := _signature(agent)) is not None:
-        takes_client = _takes_client(signature, has_task=has_task)
-        _check_arguments(signature, name, takes_client + has_task)
-    return AgentForm(name, inspect.iscoroutinefunction(function), takes_client, has_task)
+    is_async = inspect.iscoroutinefunction(function)
+    roles = (CLIENT,) if task is NO_TASK else (CLIENT, TASK)
+    try:
+        signature = inspect.signature(agent)
+    except (TypeError, ValueError):  # a builtin without a signature: the call itself will tell
+        return AgentForm(name, is_async, roles)
+    form = AgentForm(name, is_async, *_arguments(agent, signature, roles))
+    _check_arguments(form, signature, roles)
+    return form
 
 
 def unwrapped(agent: Any) -> Any:
@@ -115,40 +152,66 @@ def unwrapped(agent: Any) -> Any:
     return agent
 
 
-def _signature(agent: Agent) -> inspect.Signature | None:
-    try:
-        return inspect.signature(agent)
-    except (TypeError, ValueError):
-        return None  # a builtin without a signature: the call itself will tell
+def _arguments(
+    agent: Agent, signature: inspect.Signature, roles: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """Which roles an agent is called with in turn, and which by a parameter's name."""
+    named = signature.parameters
+    missing = [role for role in roles if role not in _bound_names(agent)]
+    positional: list[str] = []
+    by_name: list[tuple[str, str]] = []
+    for parameter in named.values():
+        if parameter.kind is parameter.VAR_POSITIONAL and not by_name:
+            positional += [role for role in missing if role not in named]
+        role = _role(parameter, missing, named)
+        if role is None:
+            continue
+        missing.remove(role)
+        in_turn = parameter.kind is not parameter.KEYWORD_ONLY
+        if in_turn and len(positional) == list(named).index(parameter.name):
+            positional.append(role)
+        else:  # what stands before it keeps its default
+            by_name.append((parameter.name, role))
+    return tuple(positional), tuple(by_name)
 
 
-def _takes_client(signature: inspect.Signature, *, has_task: bool) -> bool:
-    """Whether an agent wants the client; one without it builds its own.
-
-    That is one parameter less: none at all, or with a task a single one that is not named client.
-    """
-    parameters = list(signature.parameters.values())
-    if any(p.kind in (p.VAR_POSITIONAL, p.KEYWORD_ONLY) for p in parameters):
-        return True
-    named_client = bool(parameters) and parameters[0].name == "client"
-    return len(parameters) != int(has_task) or named_client
+def _bound_names(agent: Agent) -> set[str]:
+    """What partials already give an agent by name."""
+    names: set[str] = set()
+    while isinstance(agent, functools.partial):
+        names |= agent.keywords.keys()
+        agent = agent.func
+    return names
 
 
-def _check_arguments(signature: inspect.Signature, name: str, count: int) -> None:
-    try:
-        signature.bind(*[None] * count)
-    except TypeError as error:
-        given = "(client, task)" if count == 2 else "(client)"
-        hint = (
-            "Give the agent a second parameter for the task, or leave the task out. (An agent that "
-            "builds its own client may take the task alone.)"
-            if count == 2
-            else "An agent takes the client as its only required parameter when no task is given; "
-            "pass task=... if it needs one."
-        )
-        raise InvalidAgentError(
-            f"The agent {name}{signature} cannot be called with {given}: {error}. {hint}"
-        ) from None
+def _role(
+    parameter: inspect.Parameter, missing: Sequence[str], named: Mapping[str, object]
+) -> str | None:
+    """What a parameter is to be given; None: its default, if it has one."""
+    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        return None
+    if parameter.name in (CLIENT, TASK):
+        return parameter.name if parameter.name in missing else None
+    is_first = TASK in missing and TASK not in named and parameter.kind != parameter.KEYWORD_ONLY
+    return TASK if is_first else None
+
+
+def _check_arguments(form: AgentForm, signature: inspect.Signature, roles: tuple[str, ...]) -> None:
+    by_name = dict(form.by_name)
+    if TASK in roles and TASK not in {*form.positional, *by_name.values()}:
+        problem = "it has no parameter for the task"
+    else:
+        try:
+            signature.bind(*form.positional, **by_name)
+            return
+        except TypeError as error:
+            problem = str(error)
+    given = ", ".join([*form.positional, *(f"{name}={role}" for name, role in form.by_name)])
+    advice = "" if TASK in roles else " Pass task=... if it needs one."
+    raise InvalidAgentError(
+        f"The agent {form.name}{signature} cannot be called with ({given}): {problem}. {FORMS}"
+        f"{advice}"
+    )
 
 
 def reward_of(value: object, where: str) -> float:

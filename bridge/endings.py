@@ -1,17 +1,20 @@
 """How an episode ends: the last transition's reward, and the report it carries.
 
 the agent returns                 reward, ``stop/completed`` (``stop/truncated`` if it says so)
-the agent raises                  ``AgentError``, or ``on_agent_error`` as the reward
-no call and no end in time        ``AgentTimeoutError``, the agent is cancelled
+the agent raises                  ``AgentError``, or ``stop/agent_error`` and ``on_agent_error``
+no call and no end in time        the agent is cancelled; ``AgentTimeoutError``, or
+                                  ``stop/agent_timeout`` and ``on_agent_error``
 ``limits.max_turns`` calls made   ``stop/max_turns``
-prompt over the token budget      the agent gets a 400; if it does not cope,
-                                  ``stop/max_tokens`` and ``context_overflow_reward``
+prompt over the token budget,     the agent gets a 400; if it does not cope,
+or over the model's context       ``stop/max_tokens``, or ``stop/context_overflow``, and
+                                  ``context_overflow_reward``
 tool calls over the budget        ``stop/max_tool_calls``
 parse error under a policy        ``stop/parse_error`` (without one, the agent gets the text)
 ended at another seat             ``stop/peer_stopped``
 ``close()``                       the agent is cancelled, whatever waits is told
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,14 +32,24 @@ from tinker_cookbook.rl.types import (
 
 from evert.bridge.agent import outcome_of
 from evert.bridge.diagnosis import ToolCounts
-from evert.bridge.errors import AgentError, text_of
+from evert.bridge.errors import AgentError, AgentTimeoutError, text_of
 from evert.bridge.inbox import Inbox
+from evert.bridge.limits import prompt_limit
 from evert.bridge.lineage import ConversationBook
 from evert.bridge.options import EnvSettings
 
 PEER_STOPPED = "peer_stopped"
 """Stop reason of a seat whose episode was ended at another seat (``seats.py``)."""
 
+
+NO_CALL = "no_llm_call"
+"""Metric, and log, of an episode in which the agent made no model call."""
+
+AGENT_ERROR = "agent_error"
+"""Stop reason of an agent that raised, and the log that says what."""
+
+AGENT_TIMEOUT = "agent_timeout"
+"""Stop reason of an agent that neither called nor ended in time."""
 
 TRUNCATED = "truncated"
 """Stop reason of an episode that its agent says was cut short: ``Outcome(truncated=True)``."""
@@ -82,6 +95,7 @@ class Account:
         settings: Of the Env: what an overflow and an agent's exception earn.
         tools: The tool calls.
         inbox: The role's, once the episode has begun.
+        hints: What may explain a failure of the agent (``Episode.hints``).
         stop_reason: Why the episode is to stop before the next turn; None: it goes on.
         overflow: The latest refusal, while the agent has not coped with it; None: none.
         turns: Number of actions taken so far.
@@ -92,6 +106,7 @@ class Account:
     settings: EnvSettings
     tools: ToolCounts = field(default_factory=ToolCounts)
     inbox: Inbox | None = None
+    hints: Sequence[Callable[[], str]] = ()
     stop_reason: StopReason | None = None
     overflow: openai.BadRequestError | None = None
     turns: int = 0
@@ -133,8 +148,9 @@ class Account:
         return ending
 
     def overflown(self) -> Ending:
-        """The prompt is over the token budget, and the agent does not cope."""
-        ending = self.ending(StopReason.MAX_TOKENS, self.settings.context_overflow_reward)
+        """The prompt is over the token budget or the context, and the agent does not cope."""
+        limit = prompt_limit(self.settings.limits, self.settings.context_length)
+        ending = self.ending(limit.reason, self.settings.context_overflow_reward)
         ending.metrics["context_overflow" if self.turns else "max_tokens_reached"] = 1.0
         ending.logs["context_overflow"] = str(self.overflow or "the prompt grew too long")
         return ending
@@ -162,16 +178,34 @@ class Account:
             raise error
         if self.overflow is not None and comes_from(error, self.overflow):
             return self.overflown()
-        name = type(error).__name__
+        name, text = type(error).__name__, self.explained(text_of(error))
         if self.settings.on_agent_error is None:
             raise AgentError.of(
                 name,
-                f"The agent {self.agent} raised {name} after {self.turns} model calls: "
-                f"{text_of(error)}",
+                f"The agent {self.agent} raised {name} after {self.turns} model calls: {text}",
             ) from error
-        ending = self.ending("agent_error", self.settings.on_agent_error)
-        ending.logs["agent_error"] = f"{name}: {text_of(error)}"
+        return self._failed(AGENT_ERROR, f"{name}: {text}", self.settings.on_agent_error)
+
+    def of_timeout(self, error: AgentTimeoutError) -> Ending:
+        """The ending of an agent that neither called nor ended in time.
+
+        Raises:
+            AgentTimeoutError: Always, unless ``on_agent_error`` scores that.
+        """
+        text = self.explained(str(error))
+        if self.settings.on_agent_error is None:
+            raise AgentTimeoutError(text) from error
+        return self._failed(AGENT_TIMEOUT, text, self.settings.on_agent_error)
+
+    def _failed(self, reason: str, text: str, reward: float) -> Ending:
+        ending = self.ending(reason, reward)
+        ending.logs[AGENT_ERROR] = text
         return ending
+
+    def explained(self, text: str) -> str:
+        """A failure's text, and what the episode knows that may explain it."""
+        hints = [hint() for hint in self.hints]
+        return " ".join([text, *(hint for hint in hints if hint and hint not in text)])
 
 
 def comes_from(error: BaseException | None, origin: BaseException) -> bool:

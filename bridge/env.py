@@ -29,7 +29,7 @@ from evert.bridge.actions import ParseErrors
 from evert.bridge.agent import NO_TASK, Agent, inspect_agent
 from evert.bridge.conversation import Conversation, Drift
 from evert.bridge.diagnosis import CALLER, DRIFT, LINEAGE
-from evert.bridge.endings import Ending
+from evert.bridge.endings import NO_CALL, Ending
 from evert.bridge.episode import Episode, give_threads
 from evert.bridge.errors import EnvStateError
 from evert.bridge.faces import takeover
@@ -51,9 +51,10 @@ class ChatAgentEnv(Env):
         agent: ``(client)`` or ``(client, task)``; ``async def`` or a plain function, which then
             runs in a thread of its own. Its return value is the reward (or an ``Outcome``).
         task: Handed to the agent. Left out: the agent takes the client only.
-        **options: ``renderer``, ``model_name``, ``limits``, ``agent_timeout``, ``on_agent_error``,
-            ``on_truncation``, ``parse_error_policy``, ``context_overflow_reward``,
-            ``close_timeout``, ``models``, ``format_retries``: see ``evert.bridge.options``.
+        **options: ``renderer``, ``policy_names``, ``limits``, ``context_length``,
+            ``agent_timeout``, ``on_agent_error``, ``on_truncation``, ``parse_error_policy``,
+            ``context_overflow_reward``, ``close_timeout``, ``models``, ``format_retries``: see
+            ``evert.bridge.options``.
 
     Attributes:
         agent: As given.
@@ -62,7 +63,7 @@ class ChatAgentEnv(Env):
 
     Raises:
         InvalidAgentError: ``agent`` is no agent, or does not take these arguments.
-        InvalidModelError: One of ``models`` is none, or ``model_name`` is no name.
+        InvalidModelError: One of ``models`` is none, or ``policy_names`` are no names.
         RendererMismatchError: ``renderer`` is no renderer.
         TypeError, ValueError: There is no such option, or not such a value.
 
@@ -109,7 +110,8 @@ class ChatAgentEnv(Env):
             return upcoming.observation(self._renderer)
         self._turns.book.forget()
         if self._turns.account.overflow is None:
-            upcoming.metrics["no_llm_call"] = 1.0
+            upcoming.metrics[NO_CALL] = 1.0
+            upcoming.logs[NO_CALL] = self._turns.account.explained("No model call came here.")
         return upcoming.as_overflow()
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
@@ -173,7 +175,12 @@ class ChatAgentEnv(Env):
     def rollout_limits(self) -> LiveLimits:
         """The limits a runner keeps, read anew each turn; the agent's ``max_tokens`` included."""
         return LiveLimits(
-            self._settings.limits, lambda: None if self.request is None else self.request.max_tokens
+            self._settings.limits,
+            lambda: (
+                None
+                if self._outstanding is None
+                else self._outstanding.cap(self._settings.context_length)
+            ),
         )
 
     # -- what users read -------------------------------------------------------------------------
@@ -256,10 +263,10 @@ class ChatAgentEnv(Env):
         model = episode.routes.names[0]
         endpoint = Endpoint(episode, episode.inboxes[0], model, self._renderer)
         client = (AgentClient if form.is_async else BlockingAgentClient)(endpoint)
-        arguments = (client,) * form.takes_client + (self._task,) * form.takes_task
+        agent = form.bound(self.agent, client, self._task)
         takeover.install()
         give_threads(episode.loop)
-        episode.start(self.agent, arguments, takeover.agent_context(endpoint))
+        episode.start(agent, takeover.agent_context(endpoint))
 
     def _take_outstanding(self) -> Outstanding:
         self._turns.check_usable()

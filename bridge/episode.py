@@ -65,6 +65,8 @@ class Episode:
         life: Running, ended or closed.
         inboxes: One a role, in the order of ``roles``.
         routes: Who answers which model name.
+        hints: What may explain a failure of the agent, each a sentence or nothing; asked for when
+            there is one.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Episode:
         self.routes = Routes(
             {name: inbox for names, inbox in named for name in names}, frozen or {}
         )
+        self.hints: list[Callable[[], str]] = [self.routes.hint]
         self._held: AsyncExitStack | None = None
         self._late_calls = 0
         self._task: asyncio.Task[None] | None = None
@@ -96,35 +99,33 @@ class Episode:
 
     def start(
         self,
-        agent: Callable[..., Any],
-        arguments: tuple[Any, ...],
+        agent: Callable[[], Any],
         context: contextvars.Context | None = None,
     ) -> None:
         """Start the agent; async agents as a task, others in a daemon thread of their own.
 
         Args:
-            agent: What to call.
-            arguments: What to call it with.
+            agent: The agent with its arguments.
             context: The context variables it is to see; None: a copy of the present ones.
         """
         context = contextvars.copy_context() if context is None else context
         name = f"evert agent {self.form.name}"
         if self.form.is_async:
-            running = self._run_in_task(agent, arguments)
+            running = self._run_in_task(agent)
             self._task = self.loop.create_task(running, name=name, context=context)
             self._task.add_done_callback(self._on_task_done)
         else:
             self._thread = threading.Thread(
                 target=context.run,
-                args=(self._run_in_thread, agent, arguments),
+                args=(self._run_in_thread, agent),
                 name=name,
                 daemon=True,  # an agent that ignores its close must not keep the process alive
             )
             self._thread.start()
 
-    async def _run_in_task(self, agent: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    async def _run_in_task(self, agent: Callable[[], Any]) -> None:
         try:
-            end = AgentEnd(await agent(*arguments))
+            end = AgentEnd(await agent())
         except BaseException as error:  # handed to whoever steps the Env
             end = AgentEnd(error=error)
         # At once: a call that a sub-agent makes in this same turn of the loop comes too late.
@@ -134,9 +135,9 @@ class Episode:
         if not self.is_over:  # cancelled before its first step
             self._on_end(AgentEnd(error=asyncio.CancelledError()))
 
-    def _run_in_thread(self, agent: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    def _run_in_thread(self, agent: Callable[[], Any]) -> None:
         try:
-            end = AgentEnd(agent(*arguments))
+            end = AgentEnd(agent())
         except BaseException as error:  # handed to whoever steps the Env
             end = AgentEnd(error=error)
         try:

@@ -1,9 +1,16 @@
-"""The Cookbook's ``RolloutLimits`` as evert keeps them."""
+"""The Cookbook's ``RolloutLimits``, and the model's context, as evert keeps them."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
+from tinker_cookbook.rl.types import StopReason
+
+ROOM = 2
+"""Tokens that a prompt has to leave: the Cookbook's runner takes a rest of one for none."""
+
+MIN_CONTEXT = ROOM + 1
 
 
 class LiveLimits:
@@ -29,7 +36,26 @@ class LiveLimits:
         return min((cap for cap in caps if cap is not None), default=None)
 
 
-def longest_prompt(limits: RolloutLimits) -> int | None:
-    """Most tokens of a prompt that leaves a runner room to sample, which takes two; None: any."""
+@dataclass(frozen=True, slots=True)
+class PromptLimit:
+    """The longest prompt that leaves a runner room to sample.
+
+    Attributes:
+        tokens: Its length; None: any.
+        reason: How an episode ends whose agent does not cope with it.
+    """
+
+    tokens: int | None
+    reason: StopReason
+
+
+def prompt_limit(limits: RolloutLimits, context_length: int | None) -> PromptLimit:
+    """The tighter one of a budget (``stop/max_tokens``) and the model's context.
+
+    ``stop/context_overflow`` is for the context alone: nobody chose to stop there.
+    """
     budget = limits.max_trajectory_tokens
-    return None if budget is None else budget - 2
+    if budget is not None and (context_length is None or budget <= context_length):
+        return PromptLimit(budget - ROOM, StopReason.MAX_TOKENS)
+    tokens = None if context_length is None else context_length - ROOM
+    return PromptLimit(tokens, StopReason.CONTEXT_OVERFLOW)

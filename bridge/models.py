@@ -140,7 +140,7 @@ def frozen_models(
         if name in models:
             raise InvalidModelError(
                 f"models={{{name!r}: ...}} has the policy's own name. Name the policy otherwise "
-                "(model_name=...), or leave the entry out."
+                "(policy_names=...), or leave the entry out."
             )
     return {name: _answers(name, model, renderer) for name, model in models.items()}
 

@@ -13,19 +13,18 @@ from typing import Any, Literal, TypedDict
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 
+from evert.bridge.limits import MIN_CONTEXT
 from evert.bridge.models import FrozenModel
-from evert.bridge.routes import policy_names
-
-DEFAULT_MODEL_NAME = "policy"
-"""What the policy is called when nobody names it."""
+from evert.bridge.routes import DEFAULT_POLICY_NAME, read_policy_names
 
 
 class EnvOptions(TypedDict, total=False):
     """Options of ``ChatAgentEnv``; see ``EnvSettings`` for what they mean and their defaults."""
 
     renderer: Renderer | None
-    model_name: str | Sequence[str]
+    policy_names: str | Sequence[str]
     limits: RolloutLimits | None
+    context_length: int | None
     agent_timeout: float | None
     on_agent_error: float | None
     on_truncation: Literal["deliver", "end"]
@@ -42,12 +41,16 @@ class EnvSettings:
 
     Attributes:
         renderer: A Cookbook renderer. None: the shipped base's tokenizer and chat format.
-        model_name: What the agent calls the policy; several names where it uses several.
+        policy_names: The model name by which the agent calls the policy, or several. A ``*`` in one
+            stands for anything: "*" is every name that no frozen model has, "gpt-*" some of them.
         limits: The Cookbook's budgets. ``max_turns`` and ``max_trajectory_tokens`` are kept by the
             Env, so that the agent learns of them; a runner keeps the others. None: no budgets.
+        context_length: Tokens that the policy's context holds, prompt and reply together. A longer
+            prompt is the agent's 400, and a reply ends where the context does. None: not known, so
+            whoever samples has to refuse.
         agent_timeout: Seconds the agent may take between two calls. None: for ever.
-        on_agent_error: Reward of an episode whose agent raised. None: ``step`` raises
-            ``AgentError`` from the agent's exception.
+        on_agent_error: Reward of an episode whose agent raised, or took longer than that. None:
+            ``step`` raises ``AgentError`` from the agent's exception, or ``AgentTimeoutError``.
         on_truncation: What to do with a reply cut at its token cap: "deliver" it to the agent
             with ``finish_reason="length"``, or "end" the episode as ``EnvFromMessageEnv`` does.
         parse_error_policy: The Cookbook's policy for replies that do not parse. None: the agent
@@ -60,8 +63,9 @@ class EnvSettings:
     """
 
     renderer: Renderer | None = None
-    model_name: str | Sequence[str] = DEFAULT_MODEL_NAME
+    policy_names: str | Sequence[str] = DEFAULT_POLICY_NAME
     limits: RolloutLimits = field(default_factory=RolloutLimits)
+    context_length: int | None = None
     agent_timeout: float | None = 600.0
     on_agent_error: float | None = None
     on_truncation: Literal["deliver", "end"] = "deliver"
@@ -74,7 +78,7 @@ class EnvSettings:
     @property
     def names(self) -> tuple[str, ...]:
         """The policy's names; the first is what a client uses itself."""
-        return policy_names(self.model_name)
+        return read_policy_names(self.policy_names)
 
 
 def settings_of(options: EnvOptions) -> EnvSettings:
@@ -82,8 +86,9 @@ def settings_of(options: EnvOptions) -> EnvSettings:
 
     Raises:
         TypeError: There is no such option.
-        ValueError: ``on_truncation`` is neither "deliver" nor "end".
-        InvalidModelError: ``model_name`` is no name.
+        ValueError: ``on_truncation`` is neither "deliver" nor "end", or no prompt has room in
+            ``context_length``.
+        InvalidModelError: ``policy_names`` are none.
     """
     known = [field.name for field in fields(EnvSettings)]
     for name in options:
@@ -102,5 +107,11 @@ def settings_of(options: EnvOptions) -> EnvSettings:
             f"on_truncation is {settings.on_truncation!r}; expected 'deliver' (the agent gets the "
             "cut reply) or 'end' (the episode ends)."
         )
-    policy_names(settings.model_name)
+    context = settings.context_length
+    if context is not None and (type(context) is not int or context < MIN_CONTEXT):
+        raise ValueError(
+            f"context_length is {context!r}; expected the number of tokens that the model's "
+            f"context holds, at least {MIN_CONTEXT}, or None where it is not known."
+        )
+    read_policy_names(settings.policy_names)
     return settings

@@ -1,22 +1,30 @@
 """The route table: which inbox or frozen model a model name leads to, or the 400 that says why not.
 
-    the policy's names      its inbox: the call is a transition
+    the policy's names      its inbox: the call is a transition ("gpt-*": many, "*": any)
     ``evert/SEAT``          the seat's inbox
     ``models={...}``        the frozen model of that name: answered at once, never trained on
     any other name          the policy where there is nothing else to mean (frameworks insist on
                             names like "gpt-4o"); else a 400 with the nearest name there is
 
 Calls that are taken over are looked up by ``knows``: another name goes where it would have gone.
+Either way it is a stranger, and a failure of the agent names it.
 """
 
 import difflib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import TypeAlias
 
 from evert.bridge.errors import InvalidModelError
 from evert.bridge.inbox import Inbox
 from evert.bridge.messages import Reply
 from evert.bridge.requests import ChatRequest, bad_request
+
+DEFAULT_POLICY_NAME = "policy"
+"""What the policy is called when nobody names it."""
+
+ANY = "*"
+"""Stands for anything in a policy's name."""
 
 SEAT_PREFIX = "evert/"
 """What a seat's model name begins with."""
@@ -31,10 +39,17 @@ class Routes:
     Args:
         inboxes: Trained roles by model name; a role may have several names.
         frozen: Frozen models by name.
+
+    Attributes:
+        strangers: Names that the agent asked for and that are not answered here, in their order.
     """
 
     def __init__(self, inboxes: Mapping[str, Inbox], frozen: Mapping[str, FrozenAnswer]) -> None:
-        self._targets: dict[str, Inbox | FrozenAnswer] = {**inboxes, **frozen}
+        named = {name: inbox for name, inbox in inboxes.items() if ANY not in name}
+        self._targets: dict[str, Inbox | FrozenAnswer] = {**named, **frozen}
+        self._patterns = {name: inbox for name, inbox in inboxes.items() if ANY in name}
+        self._policies = tuple(inboxes)
+        self.strangers: dict[str, None] = {}
         roles = {id(inbox): inbox for inbox in inboxes.values()}
         self._only = next(iter(roles.values())) if len(roles) == 1 and not frozen else None
 
@@ -54,7 +69,21 @@ class Routes:
 
     def knows(self, model: object) -> bool:
         """Whether a name is one of those answered here."""
-        return isinstance(model, str) and model in self._targets
+        return isinstance(model, str) and (model in self._targets or self._match(model) is not None)
+
+    def _match(self, model: str) -> Inbox | None:
+        return next((box for name, box in self._patterns.items() if fnmatchcase(model, name)), None)
+
+    def hint(self) -> str:
+        """Which models the agent asked for that are not answered here; empty: none."""
+        if not self.strangers:
+            return ""
+        names, policies = list(self.strangers), ", ".join(map(repr, self._policies))
+        return (
+            f"The agent asked for {' and '.join(map(repr, names))}; the policy is called "
+            f"{policies}. If it is to answer such calls, give it that name: "
+            f"policy_names={','.join(names)!r}."
+        )
 
     def find(self, model: str) -> Inbox | FrozenAnswer:
         """Who answers the calls to ``model``.
@@ -62,15 +91,18 @@ class Routes:
         Raises:
             openai.BadRequestError: Nobody does (code ``model_not_found``).
         """
-        target = self._targets.get(model, self._only)
+        target = self._targets.get(model)
+        if target is None:
+            target = self._match(model) or self._only
         if target is not None:
             return target
+        self.strangers[model] = None
         near = difflib.get_close_matches(model, self._targets, n=1)
-        hint = f"Did you mean {near[0]!r}? " if near else ""
+        meant = f"Did you mean {near[0]!r}? " if near else ""
         raise bad_request(
-            f"There is no model {model!r} in this episode. {hint}Models: "
+            f"There is no model {model!r} in this episode. {meant}Models: "
             f"{', '.join(self._targets)}. Ask for one of them (an agent with seats: by "
-            "client.seat(name)).",
+            f"client.seat(name)), or give the policy that name: policy_names={model!r}.",
             param="model",
             code="model_not_found",
         )
@@ -81,17 +113,22 @@ def seat_model(name: str) -> str:
     return f"{SEAT_PREFIX}{name}"
 
 
-def policy_names(model_name: str | Sequence[str]) -> tuple[str, ...]:
+def read_policy_names(names: str | Sequence[str]) -> tuple[str, ...]:
     """The names by which an agent may call the policy; the first is what a client uses itself.
+
+    Names that are patterns come last, after "policy" where there is no other.
 
     Raises:
         InvalidModelError: They are no different, non-empty strings.
     """
-    names = (model_name,) if isinstance(model_name, str) else tuple(model_name)
-    are_strings = all(isinstance(name, str) and name for name in names)
-    if not names or not are_strings or len(set(names)) < len(names):
+    given = (names,) if isinstance(names, str) else tuple(names)
+    are_strings = all(isinstance(name, str) and name for name in given)
+    if not given or not are_strings or len(set(given)) < len(given):
         raise InvalidModelError(
-            f"model_name must be a name or several different ones, got {model_name!r}. For example "
-            'model_name="policy" or model_name=("gpt-4o", "gpt-4o-mini").'
+            f"policy_names must be a model name or several different ones, got {names!r}. For "
+            'example policy_names="gpt-4o", policy_names=("gpt-4o", "gpt-4o-mini"), or "*" for '
+            "whatever name the agent uses."
         )
-    return names
+    plain = tuple(name for name in given if ANY not in name)
+    patterns = tuple(name for name in given if ANY in name)
+    return (plain or (DEFAULT_POLICY_NAME,)) + patterns

@@ -86,13 +86,20 @@ class SeatGroup:
         options: Of every Env.
 
     Raises:
-        InvalidDatasetError: The seats are not two or more different names.
+        InvalidDatasetError: The seats are not two or more different names, or the options name
+            the policy beside them.
     """
 
     def __init__(
         self, agent: Agent, seats: Sequence[str], task: object, options: EnvOptions
     ) -> None:
         check_seats(seats)
+        if "policy_names" in options:
+            raise InvalidDatasetError(
+                f"policy_names={options['policy_names']!r} beside seats={tuple(seats)!r}: each "
+                f"seat has a name of its own. Leave policy_names out, and let the agent ask for "
+                f"{seat_model(seats[0])!r}, or use client.seat({seats[0]!r})."
+            )
         self._made_of = (agent, task, options)
         self._seats = tuple(seats)
         self._owed: list[SeatEnv] = []
@@ -193,7 +200,7 @@ class SeatEnv(ChatAgentEnv):
         task: object,
         options: EnvOptions,
     ) -> None:
-        named: EnvOptions = {**options, "model_name": seat_model(seat)}
+        named: EnvOptions = {**options, "policy_names": seat_model(seat)}
         super().__init__(agent, task, **named)
         self._group = group
         self.table = table

@@ -31,7 +31,7 @@ from evert.bridge.endings import PEER_STOPPED, Account, Ending
 from evert.bridge.episode import Episode, Life
 from evert.bridge.errors import AgentError, AgentTimeoutError, EnvClosedError, EnvStateError
 from evert.bridge.inbox import AgentEnd, Inbox, ParkedCall
-from evert.bridge.limits import longest_prompt
+from evert.bridge.limits import prompt_limit
 from evert.bridge.lineage import ConversationBook
 from evert.bridge.messages import Reply
 from evert.bridge.options import EnvSettings
@@ -53,6 +53,14 @@ class Outstanding:
     call: ParkedCall
     conversation: Conversation
     drift: Drift | None = None
+
+    def cap(self, context_length: int | None) -> int | None:
+        """Most tokens of the reply: the agent's own cap, or the rest of the context; None: any."""
+        own = self.call.request.max_tokens
+        if context_length is None:
+            return own
+        rest = context_length - self.conversation.length
+        return rest if own is None else min(own, rest)
 
     def observation(self, renderer: PromptRenderer) -> tuple[Observation, StopCondition]:
         """The prompt to continue, and where to stop."""
@@ -101,7 +109,8 @@ class Turns:
         self.share: Callable[[Any], Any] = lambda value: value
         self.parse_errors = ParseErrors(settings.parse_error_policy)
         self.tool_budget = ToolBudget(settings.limits.max_tool_calls)
-        self.book = ConversationBook(renderer, longest_prompt(settings.limits))
+        self._longest = prompt_limit(settings.limits, settings.context_length).tokens
+        self.book = ConversationBook(renderer, self._longest)
         self.account = Account(agent, self.book, settings)
         self.episode: Episode | None = None
         self.is_closed = False
@@ -109,6 +118,7 @@ class Turns:
     async def begin(self, episode: Episode, inbox: Inbox) -> Upcoming:
         """The first prompt of an episode that has begun, or its end without one."""
         self.episode, self.account.inbox = episode, inbox
+        self.account.hints = episode.hints
         return await self._advance()
 
     # -- the action ------------------------------------------------------------------------------
@@ -173,8 +183,7 @@ class Turns:
         conversation = outstanding.conversation
         conversation.record(turn.tokens, reply, self._renderer, is_seen=False)
         self.book.inject(conversation, [correction], self._renderer)
-        longest = longest_prompt(self._settings.limits)
-        if longest is not None and conversation.length > longest:
+        if self._longest is not None and conversation.length > self._longest:
             await self.close()
             return self.account.overflown()
         return Outstanding(outstanding.call, conversation)
@@ -189,9 +198,9 @@ class Turns:
         while True:
             try:
                 event = await inbox.take(self._settings.agent_timeout)
-            except AgentTimeoutError:
+            except AgentTimeoutError as error:
                 await self.close()
-                raise
+                return self.account.of_timeout(error)
             except EnvClosedError:
                 if self.is_closed:
                     raise

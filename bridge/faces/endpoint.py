@@ -166,9 +166,13 @@ class Endpoint:
         return method == "POST" and self._dialect(path.rstrip("/")) is not None
 
     def serves(self, content: bytes) -> bool:
-        """Whether a body names a model that is answered here."""
+        """Whether a body names a model that is answered here; a name that is not is noted."""
         body = json_object(content)
-        return body is not None and self.episode.routes.knows(body.get("model"))
+        model = body.get("model") if body is not None else None
+        routes = self.episode.routes
+        if isinstance(model, str) and not routes.knows(model):
+            routes.strangers[model] = None
+        return routes.knows(model)
 
     async def answer(self, method: str, path: str, content: bytes) -> Answer:
         """Answer a request of an async agent; waits until the trainer has sampled.

@@ -1,7 +1,7 @@
 """What counts as an agent, and what it may return.
 
-1. Functions, methods, partials and callable objects are agents, sync or async, if they take
-   ``(client)`` without a task and ``(client, task)`` with one.
+1. Functions, methods, partials and callable objects are agents, sync or async. The client goes to
+   the parameter called ``client``, wherever it stands; the task to ``task``, or the first other.
 2. Everything else is refused at once, with what we got, what was expected and what to do.
 3. A reward is a finite real number, whatever its type; anything else is an error, never 0.0.
 4. None is allowed only after ``client.reward``.
@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 
 from evert.bridge.agent import (
+    FORMS,
     NO_TASK,
     AgentForm,
     Outcome,
@@ -141,7 +142,6 @@ class GeneratorCallable:
         (functools.lru_cache(blocking_with_client), NO_TASK, False),
         (lambda client: 1.0, NO_TASK, False),
         (print, NO_TASK, False),
-        (len, NO_TASK, False),
         (max, 7, False),
     ],
     ids=lambda value: agent_name(value) if callable(value) else str(value),
@@ -149,7 +149,47 @@ class GeneratorCallable:
 def test_every_form_of_agent_is_told_apart(agent: Any, task: object, is_async: bool) -> None:
     form = inspect_agent(agent, task)
 
-    assert form == AgentForm(agent_name(agent), is_async, True, task is not NO_TASK)
+    roles = ("client",) if task is NO_TASK else ("client", "task")
+    assert form == AgentForm(agent_name(agent), is_async, roles)
+
+
+def told(*arguments: object, **options: object) -> tuple[tuple[object, ...], dict[str, object]]:
+    """What an agent was called with."""
+    return arguments, options
+
+
+@pytest.mark.parametrize(
+    ("agent", "task", "got"),
+    [
+        (lambda client: told(client), NO_TASK, (("C",), {})),
+        (lambda client, question: told(client, question), 7, (("C", 7), {})),
+        (lambda question, client: told(question, client), 7, ((7, "C"), {})),
+        (lambda question, *, client: told(question, client), 7, ((7, "C"), {})),
+        (lambda client, *, task: told(client, task), 7, (("C", 7), {})),
+        (lambda *, client, task: told(client, task), 7, (("C", 7), {})),
+        (lambda question, *, name="policy": told(question, name), 7, ((7, "policy"), {})),
+        (lambda question, name="policy": told(question, name), 7, ((7, "policy"), {})),
+        (lambda client, hint="none", task=0: told(client, hint, task), 7, (("C", "none", 7), {})),
+        (lambda hint="none", client=None: told(hint, client), NO_TASK, (("none", "C"), {})),
+        (lambda name="policy": told(name), NO_TASK, (("policy",), {})),
+        (lambda: told(), NO_TASK, ((), {})),
+        (told, 7, (("C", 7), {})),
+        (lambda *rest, client: told(*rest, client), 7, ((7, "C"), {})),
+        (functools.partial(lambda client, task, tone: told(client, task, tone), tone="dry"), 7,
+         (("C", 7, "dry"), {})),
+        (functools.partial(lambda client, task: told(client, task), client="mine"), 7,
+         (("mine", 7), {})),
+        (functools.partial(lambda task, *, client: told(task, client), client="mine"), 7,
+         ((7, "mine"), {})),
+        (functools.partial(lambda client, task: told(client, task), task=5), NO_TASK,
+         (("C", 5), {})),
+    ],
+)  # fmt: skip
+def test_the_client_goes_to_the_parameter_of_that_name_and_the_task_to_the_first_other(
+    agent: Any, task: object, got: object
+) -> None:
+    form = inspect_agent(agent, task)
+    assert form.bound(agent, "C", task)() == got
 
 
 async def with_its_task_alone(question: str) -> float:
@@ -157,27 +197,24 @@ async def with_its_task_alone(question: str) -> float:
 
 
 @pytest.mark.parametrize(
-    ("agent", "task", "form"),
+    ("agent", "task", "roles"),
     [
-        (without_client, NO_TASK, (False, False)),
-        (with_its_task_alone, 7, (False, True)),
-        (functools.partial(with_its_task_alone), 7, (False, True)),
-        (functools.partial(with_client, None), NO_TASK, (False, False)),
-        (with_client, NO_TASK, (True, False)),
-        (with_its_task_alone, NO_TASK, (True, False)),
+        (without_client, NO_TASK, ()),
+        (with_its_task_alone, 7, ("task",)),
+        (functools.partial(with_its_task_alone), 7, ("task",)),
+        (functools.partial(with_client, None), NO_TASK, ()),
+        (with_client, NO_TASK, ("client",)),
     ],
 )
 def test_an_agent_that_builds_its_own_client_takes_none(
-    agent: Any, task: object, form: tuple[bool, bool]
+    agent: Any, task: object, roles: tuple[str, ...]
 ) -> None:
-    found = inspect_agent(agent, task)
-
-    assert (found.takes_client, found.takes_task) == form
+    assert inspect_agent(agent, task).positional == roles
 
 
 def test_none_is_a_task_like_any_other() -> None:
-    assert inspect_agent(with_task, None).takes_task
-    assert not inspect_agent(with_client).takes_task
+    assert inspect_agent(with_task, None).positional == ("client", "task")
+    assert inspect_agent(with_client).positional == ("client",)
 
 
 @pytest.mark.parametrize(
@@ -205,8 +242,8 @@ def test_what_is_no_callable_is_refused(thing: Any) -> None:
         inspect_agent(thing)
 
     assert str(caught.value) == (
-        f"An agent must be a callable taking (client) or (client, task); got {thing!r} of type "
-        f"{type(thing).__name__}. Pass the function itself, not its result."
+        f"An agent must be a callable; got {thing!r} of type {type(thing).__name__}. Pass the "
+        f"function itself, not its result. {FORMS}"
     )
 
 
@@ -258,53 +295,56 @@ def test_generators_are_refused_in_every_disguise(agent: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "agent",
+    ("agent", "called"),
     [
-        with_task,
-        blocking_with_task,
-        with_options,
-        Agents().method,
-        BlockingCallable(),
-        divmod,
+        (with_task, "(client)"),
+        (blocking_with_task, "(client)"),
+        (with_options, "(client)"),
+        (Agents().method, "(client)"),
+        (BlockingCallable(), "(client)"),
+        (with_its_task_alone, "()"),
+        (divmod, "()"),
+        (len, "()"),
     ],
-    ids=agent_name,
+    ids=lambda value: value if isinstance(value, str) else agent_name(value),
 )
-def test_without_a_task_an_agent_must_take_the_client_alone(agent: Any) -> None:
+def test_without_a_task_an_agent_may_need_nothing_but_the_client(agent: Any, called: str) -> None:
     with pytest.raises(InvalidAgentError) as caught:
         inspect_agent(agent)
 
     message = str(caught.value)
     assert message.startswith(f"The agent {agent_name(agent)}(")
-    assert " cannot be called with (client): " in message
-    assert message.endswith(
-        "An agent takes the client as its only required parameter when no task is given; pass "
-        "task=... if it needs one."
-    )
+    assert f" cannot be called with {called}: missing a required argument" in message
+    assert message.endswith(f"{FORMS} Pass task=... if it needs one.")
 
 
 @pytest.mark.parametrize(
-    "agent",
+    ("agent", "problem"),
     [
-        without_client,
-        with_client,
-        blocking_with_client,
-        with_required_option,
-        Agents().blocking_method,
-        AsyncCallable(),
+        (without_client, "cannot be called with (): it has no parameter for the task"),
+        (with_client, "cannot be called with (client): it has no parameter for the task"),
+        (Agents().blocking_method, "it has no parameter for the task"),
+        (AsyncCallable(), "it has no parameter for the task"),
+        (functools.partial(with_task, task=7), "it has no parameter for the task"),
+        (with_required_option, "missing a required argument: 'tone'"),
+        (lambda chat, question: 1.0, "missing a required argument: 'question'"),
     ],
-    ids=agent_name,
+    ids=lambda value: value if isinstance(value, str) else agent_name(value),
 )
-def test_with_a_task_an_agent_must_take_client_and_task(agent: Any) -> None:
+def test_with_a_task_an_agent_needs_a_parameter_for_it(agent: Any, problem: str) -> None:
     with pytest.raises(InvalidAgentError) as caught:
         inspect_agent(agent, 7)
 
     message = str(caught.value)
     assert message.startswith(f"The agent {agent_name(agent)}(")
-    assert " cannot be called with (client, task): " in message
-    assert message.endswith(
-        "Give the agent a second parameter for the task, or leave the task out. (An agent that "
-        "builds its own client may take the task alone.)"
-    )
+    assert problem in message
+    assert message.endswith(FORMS)
+
+
+def test_the_three_forms_stand_in_the_message() -> None:
+    for form in ("agent(client)", "agent(client, task)", "agent() or agent(task)"):
+        assert form in FORMS
+    assert "called 'client'" in FORMS
 
 
 def test_the_message_shows_the_arguments_that_the_agent_has() -> None:

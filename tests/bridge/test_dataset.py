@@ -269,7 +269,7 @@ async def test_limits_and_options_reach_the_envs() -> None:
         agent=AGENT,
         train_tasks=range(3),
         limits=RolloutLimits(max_turns=2),
-        env_options={"on_agent_error": -1.0, "model_name": "us"},
+        env_options={"on_agent_error": -1.0, "policy_names": "us"},
         group_reward=half_each,
         tags=["identity"],
     )
@@ -279,7 +279,7 @@ async def test_limits_and_options_reach_the_envs() -> None:
 
     assert env.rollout_limits.max_turns == 2
     assert group.options.get("on_agent_error") == -1.0
-    assert group.options.get("model_name") == "us"
+    assert group.options.get("policy_names") == "us"
     assert group.group_reward is half_each
     assert group.logging_tags() == ["identity"]
     assert env.renderer.tokenizer.name_or_path == BASE_MODEL

@@ -393,6 +393,26 @@ async def test_an_agent_that_never_goes_on_times_out_and_is_cancelled() -> None:
     assert ended == [True]
 
 
+@pytest.mark.parametrize("calls", [0, 1])
+async def test_an_agent_that_hangs_is_scored_like_one_that_raises(calls: int) -> None:
+    cancelled = []
+
+    async def agent(client: AgentClient) -> float:
+        for _ in range(calls):
+            await ask(client, user("Hi"))
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.append(True)
+        return 1.0
+
+    trajectory = await play(agent, agent_timeout=0.05, on_agent_error=-1.0)
+    assert trajectory.stop_reason == "agent_timeout"
+    assert rewards(trajectory) == [-1.0]
+    assert "agent_timeout=0.05 s" in str(trajectory.transitions[-1].logs["agent_error"])
+    assert cancelled == [True]
+
+
 async def test_the_trainers_time_is_not_the_agents() -> None:
     class Slow(ScriptedPolicy):
         async def __call__(self, *args: Any, **options: Any) -> TokensWithLogprobs:

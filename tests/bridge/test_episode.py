@@ -10,6 +10,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -40,7 +41,7 @@ def begin(agent: Callable[..., Any]) -> Episode:
     episode = Episode(inspect_agent(agent), asyncio.get_running_loop(), [["policy"]])
     endpoint = Endpoint(episode, episode.inboxes[0], "policy", prompt_renderer(None))
     client_type = AgentClient if episode.form.is_async else BlockingAgentClient
-    episode.start(agent, (client_type(endpoint),))
+    episode.start(partial(agent, client_type(endpoint)))
     return episode
 
 

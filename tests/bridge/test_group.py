@@ -374,7 +374,7 @@ def test_a_builder_pickles_whole() -> None:
 
 
 def test_a_builder_without_a_task_still_has_none_after_pickling() -> None:
-    received = pickle.loads(pickle.dumps(ChatAgentGroupBuilder("evert.bridge.agent:agent_name")))
+    received = pickle.loads(pickle.dumps(ChatAgentGroupBuilder(blocking_agent)))
 
     assert received.task is NO_TASK
 

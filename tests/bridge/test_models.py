@@ -525,7 +525,7 @@ async def agent_of_none(client: AgentClient) -> float:
 def test_the_policys_own_name_is_refused() -> None:
     with pytest.raises(InvalidModelError, match=r"models=\{'policy': ...\} has the policy's own"):
         ChatAgentEnv(agent_of_none, models={"policy": Judge()})
-    ChatAgentEnv(agent_of_none, models={"policy": Judge()}, model_name="student")
+    ChatAgentEnv(agent_of_none, models={"policy": Judge()}, policy_names="student")
 
 
 @pytest.mark.parametrize("model", ["gpt-4o", None, 5, object(), Judge])

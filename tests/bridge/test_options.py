@@ -31,7 +31,7 @@ def test_what_is_not_given_has_its_default() -> None:
     assert settings_of({}) == EnvSettings()
     assert settings_of({"limits": None}).limits == RolloutLimits()
     assert settings_of({"agent_timeout": None}).agent_timeout is None
-    assert settings_of({"model_name": ["a", "b"]}).names == ("a", "b")
+    assert settings_of({"policy_names": ["a", "b"]}).names == ("a", "b")
 
 
 def test_an_unknown_option_is_refused_with_the_nearest_one() -> None:
@@ -48,10 +48,10 @@ def test_a_way_to_treat_cut_replies_that_is_none_is_refused() -> None:
 
 def test_a_model_name_that_is_none_is_refused() -> None:
     with pytest.raises(InvalidModelError):
-        ChatAgentEnv(agent, model_name=[])
+        ChatAgentEnv(agent, policy_names=[])
 
 
 def test_a_new_episode_has_the_same_options() -> None:
-    env = ChatAgentEnv(agent, model_name="student", format_retries=0)
+    env = ChatAgentEnv(agent, policy_names="student", format_retries=0)
 
     assert env.renewed()._settings == env._settings

@@ -2,10 +2,13 @@
 
 1. Where there is only the policy, every name reaches it through a handle.
 2. As soon as other models or seats are declared, an unknown name is a 400 with the nearest one.
-3. The policy may have several names; they are checked.
+3. The policy may have several names, patterns among them; they are checked.
+4. A failure of the agent says which names it asked for in vain.
 """
 
 import asyncio
+import contextlib
+import re
 from typing import Any
 
 import openai
@@ -15,11 +18,20 @@ from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
-from evert import AgentClient, ChatAgentEnv, InvalidModelError, ScriptedPolicy
+from evert import (
+    AgentClient,
+    AgentError,
+    AgentTimeoutError,
+    ChatAgentEnv,
+    InvalidDatasetError,
+    InvalidModelError,
+    ScriptedPolicy,
+)
 from evert.bridge.inbox import Inbox
 from evert.bridge.messages import Reply
 from evert.bridge.requests import ChatRequest
-from evert.bridge.routes import Routes, policy_names, seat_model
+from evert.bridge.routes import Routes, read_policy_names, seat_model
+from evert.bridge.seats import seat_envs
 
 QUESTION: list[Any] = [{"role": "user", "content": "Hi"}]
 
@@ -68,7 +80,8 @@ async def test_beside_a_frozen_model_an_unknown_name_is_a_400_with_the_nearest_o
         routes.find("jugde")
     assert str(caught.value) == (
         "There is no model 'jugde' in this episode. Did you mean 'judge'? Models: policy, judge. "
-        "Ask for one of them (an agent with seats: by client.seat(name))."
+        "Ask for one of them (an agent with seats: by client.seat(name)), or give the policy that "
+        "name: policy_names='jugde'."
     )
     assert caught.value.code == "model_not_found"
 
@@ -101,14 +114,16 @@ async def test_only_names_that_are_there_are_known(model: object) -> None:
 
 
 def test_one_name_is_a_list_of_one() -> None:
-    assert policy_names("policy") == ("policy",)
-    assert policy_names(["gpt-4o", "gpt-4o-mini"]) == ("gpt-4o", "gpt-4o-mini")
+    assert read_policy_names("policy") == ("policy",)
+    assert read_policy_names(["gpt-4o", "gpt-4o-mini"]) == ("gpt-4o", "gpt-4o-mini")
 
 
 @pytest.mark.parametrize("names", ["", [], [""], ["a", "a"], ["a", 5], [None]])
 def test_names_that_are_none_are_refused(names: Any) -> None:
-    with pytest.raises(InvalidModelError, match="model_name must be a name or several different"):
-        policy_names(names)
+    with pytest.raises(
+        InvalidModelError, match="policy_names must be a model name or several different"
+    ):
+        read_policy_names(names)
 
 
 async def test_a_policy_is_called_by_any_of_its_names_and_taken_over_by_each() -> None:
@@ -121,7 +136,9 @@ async def test_a_policy_is_called_by_any_of_its_names_and_taken_over_by_each() -
         completion = await client.chat.completions.create(model="judge", messages=QUESTION)
         return float(completion.choices[0].message.content == "Judged.")
 
-    trajectory = await play(agent, model_name=("gpt-4o", "gpt-4o-mini"), models={"judge": Judge()})
+    trajectory = await play(
+        agent, policy_names=("gpt-4o", "gpt-4o-mini"), models={"judge": Judge()}
+    )
 
     assert len(trajectory.transitions) == 2
     assert trajectory.transitions[-1].reward == 1.0
@@ -132,4 +149,114 @@ def test_none_of_the_policys_names_may_be_a_frozen_models() -> None:
         return 0.0
 
     with pytest.raises(InvalidModelError, match="has the policy's own name"):
-        ChatAgentEnv(agent, model_name=("a", "b"), models={"b": Judge()})
+        ChatAgentEnv(agent, policy_names=("a", "b"), models={"b": Judge()})
+
+
+# -- 3. patterns -----------------------------------------------------------------------------------
+
+
+def test_patterns_stand_after_the_name_that_a_client_uses() -> None:
+    assert read_policy_names("*") == ("policy", "*")
+    assert read_policy_names(("gpt-*", "small")) == ("small", "gpt-*")
+
+
+@pytest.mark.parametrize(
+    ("names", "asked", "is_policy"),
+    [
+        ("*", "gpt-5.2", True),
+        ("*", "policy", True),
+        ("*", "judge", False),
+        ("gpt-*", "gpt-5.2", True),
+        ("gpt-*", "GPT-5.2", False),
+        (("small", "*-mini"), "gpt-5-mini", True),
+    ],
+)
+async def test_a_pattern_takes_every_name_that_no_frozen_model_has(
+    names: Any, asked: str, is_policy: bool
+) -> None:
+    policy = inbox()
+    routes = Routes(dict.fromkeys(read_policy_names(names), policy), {"judge": judge})
+
+    assert routes.knows(asked) == (is_policy or asked == "judge")
+    if routes.knows(asked):
+        assert (routes.find(asked) is policy) == is_policy
+    assert "*" not in "".join(routes.names)
+
+
+async def test_an_agent_with_models_of_its_own_plays_whatever_they_are_called() -> None:
+    async def agent() -> float:
+        async with openai.AsyncOpenAI(api_key="x") as own:
+            for model in ("gpt-5.2", "o9-large"):
+                await own.chat.completions.create(model=model, messages=QUESTION)
+            judged = await own.chat.completions.create(model="judge", messages=QUESTION)
+        return float(judged.choices[0].message.content == "Judged.")
+
+    trajectory = await play(agent, policy_names="*", models={"judge": Judge()})
+
+    assert len(trajectory.transitions) == 2
+    assert trajectory.transitions[-1].reward == 1.0
+
+
+# -- 4. names asked for in vain --------------------------------------------------------------------
+
+STRANGER = (
+    "The agent asked for 'gpt-5.2'; the policy is called 'policy'. If it is to answer such calls, "
+    "give it that name: policy_names='gpt-5.2'."
+)
+
+
+async def asks_elsewhere() -> float:
+    # Nobody listens there: the call is not the policy's, and goes where it would have gone.
+    async with openai.AsyncOpenAI(
+        api_key="x", base_url="http://127.0.0.1:9/v1", max_retries=0
+    ) as own:
+        await own.chat.completions.create(model="gpt-5.2", messages=QUESTION)
+    return 1.0
+
+
+async def test_an_agent_that_fails_after_asking_for_another_model_is_told_of_the_name() -> None:
+    with pytest.raises(AgentError, match=re.escape(f"Connection error. {STRANGER}")):
+        await play(asks_elsewhere)
+
+
+async def test_a_scored_failure_says_so_in_its_log() -> None:
+    trajectory = await play(asks_elsewhere, on_agent_error=-1.0)
+
+    assert trajectory.transitions[-1].reward == -1.0
+    assert str(trajectory.transitions[-1].logs["agent_error"]).endswith(STRANGER)
+
+
+async def test_so_does_an_agent_that_makes_do_without_the_model() -> None:
+    async def agent() -> float:
+        with contextlib.suppress(openai.APIConnectionError):
+            await asks_elsewhere()
+        return 0.5
+
+    trajectory = await play(agent)
+
+    assert trajectory.transitions[-1].metrics["no_llm_call"] == 1.0
+    assert trajectory.transitions[-1].logs["no_llm_call"] == f"No model call came here. {STRANGER}"
+
+
+async def test_and_one_that_waits_for_ever() -> None:
+    async def agent() -> float:
+        with contextlib.suppress(openai.APIConnectionError):
+            await asks_elsewhere()
+        await asyncio.Event().wait()
+        return 0.5
+
+    with pytest.raises(AgentTimeoutError, match=re.escape(STRANGER)):
+        await play(agent, agent_timeout=0.2)
+
+
+async def test_a_failure_that_names_no_stranger_is_left_as_it_is() -> None:
+    async def agent(client: AgentClient) -> float:
+        raise ValueError("no such table")
+
+    with pytest.raises(AgentError, match="model calls: no such table$"):
+        await play(agent)
+
+
+async def test_the_policys_name_beside_seats_is_refused() -> None:
+    with pytest.raises(InvalidDatasetError, match=r"Leave policy_names out.*'evert/player'"):
+        seat_envs(asks_elsewhere, ("player", "judge"), policy_names="gpt-5.2")

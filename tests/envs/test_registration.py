@@ -259,7 +259,7 @@ def test_a_bad_replacement_leaves_the_old_one_alone(register: Register) -> None:
         (5, None, "must be a callable"),
         (LockedAgent, None, "got the class"),
         (echo_agent, None, r"cannot be called with \(client\)"),
-        (blocking_agent, [1], r"cannot be called with \(client, task\)"),
+        (blocking_agent, [1], "it has no parameter for the task"),
         ("evert.envs.identity", None, "'package.module:function', got 'evert.envs.identity'"),
     ],
 )

@@ -64,12 +64,12 @@ def test_options_of_the_dataset_and_of_its_environments_are_set() -> None:
     builder = config(
         "cookbook.dataset_builder.limits.max_turns=3",
         "cookbook.dataset_builder.env_options.format_retries=1",
-        "cookbook.dataset_builder.env_options.model_name=gpt-5-mini",
+        "cookbook.dataset_builder.env_options.policy_names=gpt-5-mini",
         "agent_timeout=9",
     ).dataset_builder
     assert builder.limits.max_turns == 3
     assert builder.env_options["format_retries"] == 1
-    assert builder.env_options["model_name"] == ("gpt-5-mini",)
+    assert builder.env_options["policy_names"] == ("gpt-5-mini",)
     assert builder.env_options["agent_timeout"] == 9.0
     assert builder.model_name == "evert-tiny"
 

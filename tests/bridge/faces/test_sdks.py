@@ -570,7 +570,7 @@ async def test_the_models_are_listed(play: Play) -> None:
             await client.openai.models.retrieve("gpt-4o")
         return 1.0
 
-    trajectory: Any = await ChatAgentEnv(agent, model_name="org/policy").initial_observation()
+    trajectory: Any = await ChatAgentEnv(agent, policy_names="org/policy").initial_observation()
     assert listed == [["org/policy"], "org/policy"]
     assert trajectory.reward == 1.0
 
