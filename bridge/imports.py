@@ -1,9 +1,12 @@
 """Import paths: ``package.module:name``, as agents, tasks and everything else is named in text."""
 
 import pkgutil
+import traceback
 from typing import Any
 
-from evert.bridge.errors import EvertError
+from evert.bridge.errors import EvertError, text_of
+
+_OWN = pkgutil.__file__
 
 
 def resolve(path: str, what: str, error: type[EvertError]) -> Any:
@@ -15,7 +18,8 @@ def resolve(path: str, what: str, error: type[EvertError]) -> Any:
         error: What to raise.
 
     Raises:
-        EvertError: Of the class ``error``: nothing is found there.
+        EvertError: Of the class ``error``: nothing is found there, or its module cannot be
+            imported.
     """
     module, _, name = path.partition(":")
     if not module or not name:
@@ -27,3 +31,19 @@ def resolve(path: str, what: str, error: type[EvertError]) -> Any:
             f"No {what} at {path!r}: {cause}. Expected an importable 'package.module:name'; "
             "modules are looked for in the current folder and among what is installed."
         ) from cause
+    except (Exception, SystemExit) as cause:  # whatever a user's module does when it is imported
+        raise error(
+            f"No {what} at {path!r}: importing {module} raised {type(cause).__name__}: "
+            f"{text_of(cause)}{_place(cause)}. A module named here is imported as it is: what it "
+            "needs (a key in the environment, say) has to be there, and a script's own work "
+            "belongs under `if __name__ == '__main__':`."
+        ) from cause
+
+
+def _place(error: BaseException) -> str:
+    """Where an exception went through code that is nobody's package; empty: nowhere."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    own = [
+        f for f in frames if not any(part in f.filename for part in ("site-packages", "<", _OWN))
+    ]
+    return f" (at {own[-1].filename}:{own[-1].lineno})" if own else ""
