@@ -110,7 +110,9 @@ class AgentDatasetBuilder(RLDatasetBuilder):
     renderer_name: str = chz.field(default=BASE_RENDERER, doc="Cookbook renderer.")
     limits: RolloutLimits | None = chz.field(default=None, doc="Budgets of an episode.")
     seats: Sequence[str] = chz.field(default=(), doc="Names of the agent's trained roles, if many.")
-    group_reward: GroupReward | None = chz.field(default=None, doc="Rewards that compare a group.")
+    group_reward: str | GroupReward | None = chz.field(
+        default=None, doc="Rewards that compare a group, or their import path."
+    )
     tags: Sequence[str] = chz.field(default=(), doc="Names to aggregate metrics under.")
     env_options: EnvOptions = chz.field(
         default_factory=EnvOptions, doc="Further options of ChatAgentEnv."
@@ -120,8 +122,12 @@ class AgentDatasetBuilder(RLDatasetBuilder):
         """The train and the test dataset.
 
         Raises:
-            InvalidAgentError, InvalidDatasetError: The agent or the tasks are not usable.
+            InvalidAgentError, InvalidDatasetError: The agent, the tasks or the group reward are not
+                usable.
         """
+        group_reward = self.group_reward
+        if isinstance(group_reward, str):
+            group_reward = resolve(group_reward, "group reward", InvalidDatasetError)
         renderer = model_renderer(self.model_name, self.renderer_name)
         env_options: EnvOptions = {"renderer": renderer, "limits": self.limits, **self.env_options}
         dataset = functools.partial(
@@ -130,7 +136,7 @@ class AgentDatasetBuilder(RLDatasetBuilder):
             batch_size=self.batch_size,
             seed=self.seed,
             seats=self.seats,
-            group_reward=self.group_reward,
+            group_reward=group_reward,
             tags=self.tags,
             **env_options,
         )

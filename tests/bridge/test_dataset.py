@@ -285,6 +285,20 @@ async def test_limits_and_options_reach_the_envs() -> None:
     assert env.renderer.tokenizer.name_or_path == BASE_MODEL
 
 
+async def test_a_group_reward_is_found_by_its_import_path() -> None:
+    builder = AgentDatasetBuilder(agent=AGENT, train_tasks=[1], group_reward="builtins:len")
+    train, _ = await builder()
+
+    assert groups(train, 0)[0].group_reward is len
+
+
+async def test_a_group_reward_that_is_not_there_is_an_error_that_names_it() -> None:
+    builder = AgentDatasetBuilder(agent=AGENT, train_tasks=[1], group_reward="evert:nothing_here")
+
+    with pytest.raises(InvalidDatasetError, match="No group reward at 'evert:nothing_here'"):
+        await builder()
+
+
 async def test_a_batch_of_a_built_dataset_can_be_played() -> None:
     builder = AgentDatasetBuilder(agent=AGENT, train_tasks=[7, 8], shuffle=False, group_size=2)
     train, _ = await builder()
