@@ -38,7 +38,7 @@ from evert.bridge.faces.endpoint import Endpoint
 from evert.bridge.inbox import Inbox
 from evert.bridge.limits import LiveLimits
 from evert.bridge.models import frozen_models
-from evert.bridge.options import EnvOptions, settings_of
+from evert.bridge.options import EnvOptions, own_options, settings_of
 from evert.bridge.rendering import prompt_renderer
 from evert.bridge.requests import ChatRequest
 from evert.bridge.turns import Outstanding, Turn, Turns
@@ -54,7 +54,7 @@ class ChatAgentEnv(Env):
         **options: ``renderer``, ``policy_names``, ``limits``, ``context_length``,
             ``agent_timeout``, ``on_agent_error``, ``on_truncation``, ``parse_error_policy``,
             ``context_overflow_reward``, ``close_timeout``, ``models``, ``format_retries``: see
-            ``evert.bridge.options``.
+            ``evert.bridge.options``. An agent may bring some itself, as its ``env_options``.
 
     Attributes:
         agent: As given.
@@ -74,7 +74,7 @@ class ChatAgentEnv(Env):
     def __init__(self, agent: Agent, task: object = NO_TASK, **options: Unpack[EnvOptions]) -> None:
         self._form = inspect_agent(agent, task)
         self._options = options
-        self._settings = settings = settings_of(options)
+        self._settings = settings = settings_of({**own_options(agent), **options})
         self._renderer = prompt_renderer(settings.renderer)
         self._frozen = frozen_models(settings.models or {}, settings.names, self._renderer)
         self._task = task

@@ -13,6 +13,8 @@ from typing import Any, Literal, TypedDict
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 
+from evert.bridge.agent import Agent, agent_name, unwrapped
+from evert.bridge.errors import InvalidAgentError
 from evert.bridge.limits import MIN_CONTEXT
 from evert.bridge.models import FrozenModel
 from evert.bridge.routes import DEFAULT_POLICY_NAME, read_policy_names
@@ -79,6 +81,23 @@ class EnvSettings:
     def names(self) -> tuple[str, ...]:
         """The policy's names; the first is what a client uses itself."""
         return read_policy_names(self.policy_names)
+
+
+def own_options(agent: Agent) -> EnvOptions:
+    """What an agent brings itself: its attribute ``env_options``, for options that only fit it.
+
+    What a user passes comes before it.
+
+    Raises:
+        InvalidAgentError: The attribute is no mapping.
+    """
+    found = getattr(unwrapped(agent), "env_options", {})
+    if not isinstance(found, Mapping):
+        raise InvalidAgentError(
+            f"The agent {agent_name(agent)} has env_options={found!r:.200}; expected a dict of "
+            "ChatAgentEnv's options."
+        )
+    return EnvOptions(**found)  # type: ignore[typeddict-item]
 
 
 def settings_of(options: EnvOptions) -> EnvSettings:

@@ -3,16 +3,19 @@
 1. What may be given and what there is are the same names.
 2. An unknown option, or a value that is none, is refused with what there is.
 3. What is not given, or None, has its default.
+4. An agent may bring options of its own; a user's come before them.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import pytest
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
+from tinker_cookbook.rl.types import InitialObservationOverflow
 
-from evert import AgentClient, ChatAgentEnv, InvalidModelError
-from evert.bridge.options import EnvOptions, EnvSettings, settings_of
+from evert import AgentClient, ChatAgentEnv, InvalidAgentError, InvalidModelError
+from evert.bridge.options import EnvOptions, EnvSettings, own_options, settings_of
 
 
 async def agent(client: AgentClient) -> float:
@@ -55,3 +58,44 @@ def test_a_new_episode_has_the_same_options() -> None:
     env = ChatAgentEnv(agent, policy_names="student", format_retries=0)
 
     assert env.renewed()._settings == env._settings
+
+
+# -- options that an agent brings ------------------------------------------------------------------
+
+
+class Demanding:
+    env_options: Any = {"policy_names": "gpt-5", "format_retries": 7}  # noqa: RUF012
+
+    async def __call__(self, client: AgentClient) -> float:
+        return float(client.model == "gpt-5")
+
+
+async def test_an_agent_may_bring_options_of_its_own() -> None:
+    found = await ChatAgentEnv(Demanding()).initial_observation()
+
+    assert isinstance(found, InitialObservationOverflow)
+    assert found.reward == 1.0
+
+
+async def test_what_a_user_passes_comes_before_them() -> None:
+    found = await ChatAgentEnv(Demanding(), policy_names="gpt-6").renewed().initial_observation()
+
+    assert isinstance(found, InitialObservationOverflow)
+    assert found.reward == 0.0
+
+
+def test_they_come_with_a_partial_too_and_are_checked_like_any() -> None:
+    class Mistyped(Demanding):
+        env_options = {"policy_name": "gpt-5"}  # noqa: RUF012
+
+    assert own_options(functools.partial(Demanding())) == Demanding.env_options
+    with pytest.raises(TypeError, match="no option 'policy_name'. Did you mean 'policy_names'"):
+        ChatAgentEnv(Mistyped())
+
+
+def test_options_that_are_no_dict_are_refused() -> None:
+    class Wrong(Demanding):
+        env_options = "gpt-5"
+
+    with pytest.raises(InvalidAgentError, match="Wrong has env_options='gpt-5'; expected a dict"):
+        ChatAgentEnv(Wrong())
