@@ -1,9 +1,6 @@
 """DSPy, with no client passed: calls to the policy's model name are taken over."""
 
 import json
-import os
-
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or it downloads prices on import
 
 import dspy
 from game import TURNS, Game, next_guess, play
@@ -17,10 +14,8 @@ async def agent(client, task):
         """Check a guess."""
         return game.check(number)
 
-    # The other engine has an HTTP client of its own: api_base=client.base_url would reach that.
-    lm = dspy.LM(
-        f"openai/{client.model}", engine="litellm", api_key="unused", cache=False, num_retries=0
-    )
+    # Without a cache, which would answer the next episode's calls from this one's.
+    lm = dspy.LM(f"openai/{client.model}", api_key="unused", cache=False, num_retries=0)
     with dspy.context(lm=lm, adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
         player = dspy.ReAct("rules -> number: int", tools=[check_guess], max_iters=TURNS)
         await player.acall(rules=game.rules)

@@ -4,7 +4,7 @@ Within an agent's context, requests to a chat API whose body names one of the ro
 answered by the rollout; every other request, and every request of other code in the process, goes
 where it would have gone. It works below the SDKs, where ``httpx`` and ``httpx2`` choose the
 transport of a request, so it does not matter which SDK or framework made it, or over what
-transport.
+transport. DSPy's own engine, which uses neither, is taken over at its ``lm15`` transports.
 
 Whose call it is, a context variable says. Tasks and ``asyncio.to_thread`` carry it by themselves;
 for plain threads and thread pools, which start from an empty context, ``Thread.start`` and
@@ -21,8 +21,10 @@ import importlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
+from evert.bridge.faces import lm15
 from evert.bridge.faces.endpoint import Endpoint
 from evert.bridge.faces.transport import Transport
 
@@ -64,6 +66,7 @@ def install() -> None:
                 continue
             for client in (library.Client, library.AsyncClient):
                 _patch(client, "_transport_for_url", _choosing_transport)
+        _lm15.begin()
         _patch(threading.Thread, "start", _starting_in_rollout)
         _patch(concurrent.futures.ThreadPoolExecutor, "submit", _submitting_in_rollout)
 
@@ -71,6 +74,8 @@ def install() -> None:
 def remove() -> None:
     """Undo ``install``, until the next Env starts."""
     with _lock:
+        if _originals:
+            _lm15.end()
         while _originals:
             owner, name, original = _originals.pop()
             setattr(owner, name, original)
@@ -121,6 +126,27 @@ class _Sorting(Transport):
         if is_chat and self._endpoint.serves(request.read()):
             return super().handle_request(request)
         return self._transport.handle_request(request)
+
+
+def _patch_lm15(transports: ModuleType) -> None:
+    for name in lm15.TRANSPORTS:
+        if (transport := getattr(transports, name, None)) is not None:  # of another version
+            _patch(transport, "stream", _choosing_stream)
+
+
+_lm15 = lm15.WhenImported(_patch_lm15)
+
+
+def _choosing_stream(original: Callable[..., Any]) -> Callable[..., Any]:
+    def stream(transport: Any, request: Any) -> Any:
+        endpoint = current_endpoint.get()
+        if endpoint is None or not endpoint.is_chat(request.method, lm15.path_of(request)):
+            return original(transport, request)
+        if not endpoint.serves(request.body):
+            return original(transport, request)
+        return lm15.Exchange(endpoint, request)
+
+    return stream
 
 
 # -- threads -------------------------------------------------------------------------------------

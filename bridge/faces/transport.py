@@ -1,9 +1,9 @@
-"""The rollout's API in process: a transport for ``httpx`` and ``httpx2``, sync and async.
+"""The rollout's API in process: a transport for ``httpx``, ``httpx2`` and ``lm15``, sync and async.
 
     openai.AsyncOpenAI(http_client=openai.DefaultAsyncHttpxClient(transport=client.transport), ...)
 
-One duck-typed class serves both libraries, since neither takes the other's base class; the answer
-is a ``Response`` of whichever library the request came from. It is bound to its rollout, because
+One duck-typed class serves them all, since none takes another's base class; the answer is a
+response of whichever library the request came from. It is bound to its rollout, because
 some frameworks lose context variables on the way. No socket is opened, and the HTTP client's
 timeouts, which live below the transport, never fire while the trainer samples.
 """
@@ -12,6 +12,7 @@ import sys
 from typing import Any, Self
 
 from evert.bridge.faces.endpoint import Answer, Endpoint
+from evert.bridge.faces.lm15 import Exchange
 
 ROOT_URL = "http://rollout.invalid"
 """Where SDKs believe the API is; the name can never resolve."""
@@ -42,6 +43,10 @@ class Transport:
         content = request.read()
         answer = self._endpoint.answer_blocking(request.method, request.url.path, content)
         return response_for(request, answer)
+
+    def stream(self, request: Any) -> Exchange:
+        """Answer a request of an ``lm15`` client, blocking or async, as it is entered."""
+        return Exchange(self._endpoint, request)
 
     def close(self) -> None:
         """Nothing is held open."""

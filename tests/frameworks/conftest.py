@@ -73,6 +73,8 @@ OTHER_WAYS = {
         "litellm_messages_stream",
         "crewai_stream",
         "dspy_in_a_thread",
+        "dspy_own_engine_in_a_thread",
+        "dspy_streamed",
         "dspy_over_loopback",
     ],
 }
@@ -81,6 +83,8 @@ OTHER_WAYS = {
 MODELS = {
     "smolagents_stream": "smolagents_agent",
     "dspy_in_a_thread": "dspy_agent",
+    "dspy_own_engine_in_a_thread": "dspy_agent",
+    "dspy_streamed": "dspy_agent",
     "dspy_over_loopback": "dspy_agent",
 }
 """Agent of other_ways.py -> the example whose scripted model it needs."""

@@ -402,7 +402,7 @@ async def crewai_stream(client, task):
 
 
 def dspy_in_a_thread(client, task):
-    """The blocking call of a module."""
+    """The blocking call of a module, and the other engine, which is LiteLLM."""
     import dspy
 
     game = Game(task)
@@ -419,8 +419,53 @@ def dspy_in_a_thread(client, task):
     return game.reward
 
 
+def dspy_own_engine_in_a_thread(client, task):
+    """The blocking call of a module by DSPy's own engine, as an unchanged program makes it."""
+    import dspy
+
+    game = Game(task)
+
+    def check_guess(number: int) -> str:
+        """Check a guess."""
+        return game.check(number)
+
+    lm = dspy.LM("openai/policy", api_key="unused", cache=False)
+    with dspy.context(lm=lm):
+        dspy.ReAct("rules -> number: int", tools=[check_guess], max_iters=TURNS)(rules=game.rules)
+    return game.reward
+
+
+async def dspy_streamed(client, task):
+    """Streamed by DSPy's own engine, whose routers are given the rollout."""
+    import dspy
+    from dspy.clients.engines.lm15_engine import AsyncLM15Engine, LM15Engine
+    from dspy.lm15 import RouterConfig
+
+    game = Game(task)
+
+    def check_guess(number: int) -> str:
+        """Check a guess."""
+        return game.check(number)
+
+    config = RouterConfig(transport=client.transport, env={"OPENAI_API_KEY": "unused"})
+    lm = dspy.LM(
+        "openai/gpt-5.2",
+        engine=LM15Engine(config),
+        async_engine=AsyncLM15Engine(config),
+        cache=False,
+        num_retries=0,
+    )
+    with dspy.context(lm=lm, adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
+        player = dspy.ReAct("rules -> number: int", tools=[check_guess], max_iters=TURNS)
+        listener = dspy.streaming.StreamListener("next_thought", allow_reuse=True)
+        stream = dspy.streamify(player, stream_listeners=[listener], is_async_program=True)
+        pieces = [piece async for piece in stream(rules=game.rules)]
+    assert any(isinstance(piece, dspy.streaming.StreamResponse) for piece in pieces)
+    return game.reward
+
+
 async def dspy_over_loopback(client, task):
-    """DSPy's own engine has an HTTP client that takes no transport: it gets an address."""
+    """DSPy's own engine by an address, as from another process."""
     import dspy
 
     game = Game(task)

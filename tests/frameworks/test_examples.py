@@ -38,12 +38,16 @@ CALLS = {
     "openai_sdk": GUESSES,  # ends with the right guess; the others say a last word
     "dspy_agent": GUESSES + 2,  # a call to finish, and one to write the answer
     "dspy_in_a_thread": GUESSES + 2,
+    "dspy_own_engine_in_a_thread": GUESSES + 2,
+    "dspy_streamed": GUESSES + 2,
     "dspy_over_loopback": GUESSES + 2,
 }
 DATA = {
     "litellm_messages_stream": GUESSES + 1,  # puts a text of its own into messages without one
     "dspy_agent": GUESSES + 2,  # each step is a new prompt that tells the story so far
     "dspy_in_a_thread": GUESSES + 2,
+    "dspy_own_engine_in_a_thread": GUESSES + 2,
+    "dspy_streamed": GUESSES + 2,
     "dspy_over_loopback": GUESSES + 2,
     "smolagents_agent": GUESSES + 1,  # writes its history in its own words, calls and results both
     "smolagents_stream": GUESSES + 1,
