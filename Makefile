@@ -4,6 +4,8 @@
 #   make test    all tests
 #   make frameworks   the examples of twelve agent frameworks, Twenty Questions in two of them, in
 #                     environments of their own
+#   make tau2    the same for tau2-bench, in a checkout of it: make tau2 TAU2_BENCH=PATH (part of
+#                `make frameworks` where TAU2_BENCH is set)
 #   make cookbooks   what touches the Tinker Cookbook, against the newest one too (constraints.txt has 0.5.8)
 #   make lint    ruff, mypy, pyright
 #   make docs    the documentation site, into site/; every warning is an error
@@ -14,7 +16,7 @@ BIN := .venv/bin
 SETTINGS ?=
 COOKBOOK := 0.6.1
 
-.PHONY: train test frameworks cookbooks lint docs bench smoke clean
+.PHONY: train test frameworks tau2 cookbooks lint docs bench smoke clean
 
 train: .venv/installed
 	$(BIN)/python -m evert.trainers.train env=identity $(SETTINGS)
@@ -29,6 +31,16 @@ frameworks: .venv/developing
 	.frameworks/openai3/bin/python -m pytest tests/frameworks --environment openai3
 	$(BIN)/python frameworks/make_environment.py openai2
 	.frameworks/openai2/bin/python -m pytest tests/frameworks --ignore tests/frameworks/test_programs.py --environment openai2
+	@$(MAKE) tau2
+
+# It is in no package index, so that its tests need a checkout.
+tau2: .venv/developing
+ifdef TAU2_BENCH
+	$(BIN)/python frameworks/make_environment.py tau2
+	.frameworks/tau2/bin/python -m pytest tests/frameworks --environment tau2
+else
+	@echo 'SKIPPED: the tests of tau2-bench. Clone https://github.com/sierra-research/tau2-bench and name the folder: make tau2 TAU2_BENCH=PATH'
+endif
 
 # Laid over .venv without its requirements: of those that differ, only its audio recipes need one.
 OVERLAY := $(CURDIR)/.cookbooks/$(COOKBOOK)

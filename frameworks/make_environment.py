@@ -4,14 +4,16 @@
 
 A virtual environment with evert (editable, with what tests of agents need), the agent frameworks of
 ``frameworks/<name>.txt``, and the versions of ``constraints.txt``, but for packages that the
-requirement file pins itself. It is made anew only when one of these files has changed. Ends with
-``pip check``; whatever fails ends it with an error.
+requirement file pins itself. It is made with the Python that runs this, unless its frameworks need
+another, and made anew only when one of these files has changed. Ends with ``pip check``; whatever
+fails ends it with an error.
 """
 
 import argparse
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,6 +22,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
+
+PYTHONS = {"tau2": "3.12"}
+"""Environment -> the Python that its frameworks need, where not any will do."""
 
 
 def main() -> None:
@@ -37,10 +42,27 @@ def main() -> None:
         return
     print(f"making {environment.relative_to(ROOT)}", flush=True)
     started = time.monotonic()
-    run(sys.executable, "-m", "venv", "--clear", str(environment))
+    run(python_for(name), "-m", "venv", "--clear", str(environment))
     install(environment / "bin" / "python", requirements)
     stamp.write_text(fingerprint)
     print(f"made {environment.relative_to(ROOT)} in {time.monotonic() - started:.0f} s")
+
+
+def python_for(name: str) -> str:
+    """The Python to make an environment with; ends with an error where there is none."""
+    version = PYTHONS.get(name)
+    if version is None or sys.version.startswith(f"{version}."):
+        return sys.executable
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    by_name = shutil.which(f"python{version}")
+    for found in filter(None, [by_name, *pyenv.glob(f"versions/{version}.*/bin/python")]):
+        # pyenv puts a stand-in on the PATH for every version that it has, chosen or not.
+        if subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0:
+            return str(found)
+    sys.exit(
+        f"The environment {name} needs Python {version}, and there is no python{version} on the "
+        f"PATH, nor under {pyenv}. Install it (pyenv install {version}), and run this again."
+    )
 
 
 def install(python: Path, requirements: Path) -> None:

@@ -1,0 +1,87 @@
+"""tau2-bench as it is: its orchestrator, environments, user simulator and evaluator, unchanged.
+
+Three agents, by who is trained; each plays a task with the benchmark's own function and returns the
+benchmark's own reward. Both of its roles ask a model by name through LiteLLM, and evert takes over
+the calls to names it knows:
+
+    agent           the service agent is the policy, the customer is the model called "user"
+    user            the customer is the policy, the service agent is the model called "agent"
+    agent_and_user  both are trained: seats=("agent", "user")
+
+Tasks are a domain's, by its splits: ``MOCK``, ``RETAIL_TRAIN``, ``RETAIL_TEST`` and so on.
+"""
+
+import functools
+import os
+from typing import Any
+
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or it downloads prices on import
+os.environ.setdefault("LOGURU_LEVEL", "CRITICAL")  # or each call reports that it has no price
+
+import litellm
+from tau2.data_model.simulation import TerminationReason, TextRunConfig
+from tau2.data_model.tasks import Task
+from tau2.runner import get_tasks, run_single_task
+
+from evert import Outcome
+
+litellm.openai_key = os.environ.get("OPENAI_API_KEY", "unused")  # no call is made without one
+
+
+def agent(client: Any, task: dict[str, str]) -> Outcome:
+    """An episode in which the policy serves the customer."""
+    return play(task, agent=client.model, user="user")
+
+
+def user(client: Any, task: dict[str, str]) -> Outcome:
+    """An episode in which the policy is the customer."""
+    return play(task, agent="agent", user=client.model)
+
+
+def agent_and_user(client: Any, task: dict[str, str]) -> Outcome:
+    """An episode of two trained roles; both earn the benchmark's reward."""
+    return play(task, agent=client.seat("agent").model, user=client.seat("user").model)
+
+
+def play(task: dict[str, str], *, agent: str, user: str) -> Outcome:
+    """One task, played and scored by the benchmark, between two models.
+
+    Args:
+        task: ``domain`` and ``id``.
+        agent: Name of the service agent's model.
+        user: Name of the customer's.
+    """
+    once = {"num_retries": 0}
+    config = TextRunConfig(
+        domain=task["domain"],
+        llm_agent=f"openai/{agent}",
+        llm_args_agent=once,
+        llm_user=f"openai/{user}",
+        llm_args_user=once,
+    )
+    run = run_single_task(config, tasks_by_id(task["domain"])[task["id"]])
+    parts = run.reward_info.reward_breakdown or {}
+    return Outcome(
+        run.reward_info.reward,
+        metrics={f"reward_{part.value.lower()}": earned for part, earned in parts.items()},
+        logs={"task": f"{task['domain']} {task['id']}", "ended": run.termination_reason.value},
+        truncated=run.termination_reason == TerminationReason.MAX_STEPS,
+    )
+
+
+@functools.cache
+def tasks_by_id(domain: str) -> dict[str, Task]:
+    """All tasks of a domain, as the benchmark has them."""
+    return {task.id: task for task in get_tasks(domain)}
+
+
+def tasks(domain: str, split: str = "base") -> list[dict[str, str]]:
+    """The tasks of a domain's split, as ``play`` takes them."""
+    return [{"domain": domain, "id": task.id} for task in get_tasks(domain, split)]
+
+
+MOCK = tasks("mock")
+RETAIL_TRAIN, RETAIL_TEST = tasks("retail", "train"), tasks("retail", "test")
+TELECOM_TRAIN, TELECOM_TEST = tasks("telecom", "train"), tasks("telecom", "test")
+TELECOM_SMALL = tasks("telecom", "small")
+AIRLINE_TRAIN, AIRLINE_TEST = tasks("airline", "train"), tasks("airline", "test")

@@ -1,0 +1,362 @@
+"""tau2-bench under evert: the same words earn what they earn under the benchmark's own runner.
+
+1. The benchmark is the checkout that ``TAU2_BENCH`` names.
+2. Both roles are scripted, once behind the benchmark's own ``run_tasks``, as an HTTP API that
+   LiteLLM calls, and once as tokens under evert, all at once: every task earns the same.
+3. Whichever role is the policy, or both, the reward is the benchmark's.
+4. What evert trains on is what was sampled, one datum an episode.
+5. An episode that is given up leaves nothing.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import litellm
+import pytest
+import tau2
+import tau2_bench
+from episodes import give_up_at_the_second_call, reward
+from tau2.config import DEFAULT_LLM_NL_ASSERTIONS as JUDGE
+from tau2.data_model.simulation import TextRunConfig
+from tau2.data_model.tasks import Action, Task
+from tau2.runner import run_tasks
+from tinker_cookbook.rl.data_processing import trajectory_to_data
+from tinker_cookbook.rl.rollouts import do_single_rollout
+from tinker_cookbook.rl.types import Trajectory
+
+from evert import AgentError, ChatAgentEnv, ScriptedPolicy
+from evert.bridge.seats import seat_envs
+
+pytestmark = pytest.mark.usefixtures("no_sockets")
+
+TASKS = {
+    "retail": [*tau2_bench.RETAIL_TRAIN, *tau2_bench.RETAIL_TEST][:24],
+    "telecom": tau2_bench.TELECOM_SMALL,
+    "mock": tau2_bench.MOCK,
+}
+
+# -- scripts -------------------------------------------------------------------------------------
+
+Calls = tuple[tuple[str, dict[str, Any]], ...]
+Reply = str | Calls
+"""What a model says: words, or tool calls by name and arguments."""
+
+STOP = "###STOP###"
+
+
+@dataclass(frozen=True)
+class Script:
+    """What each of the benchmark's models says in one task, in order."""
+
+    agent: tuple[Reply, ...] = ()
+    user: tuple[Reply, ...] = ()
+    judge: tuple[Reply, ...] = ()
+
+
+def acting(task: Task, actions: Sequence[Action], *, met: bool = True) -> Script:
+    """Each role does its own of ``actions``, in their order; then all is said and it is over."""
+    said: dict[str, list[Reply]] = {"assistant": [], "user": ["Hello, I need help."]}
+    turn = "assistant"
+    for action in actions:
+        if action.requestor != turn:
+            said[turn].append("Please go on.")
+            turn = action.requestor
+        said[turn].append(((action.name, action.arguments),))
+    if turn == "user":
+        said[turn].append("It is done.")
+    said["assistant"].append(" ".join(["That is all.", *(criteria(task).communicate_info or [])]))
+    results = [
+        {"expectedOutcome": expected, "reasoning": "As told.", "metExpectation": met}
+        for expected in criteria(task).nl_assertions or []
+    ]
+    verdict = json.dumps({"results": results})
+    return Script(tuple(said["assistant"]), (*said["user"], STOP), (verdict,))
+
+
+def whole(task: Task) -> Script:
+    return acting(task, golden(task))
+
+
+def badly_judged(task: Task) -> Script:
+    return acting(task, golden(task), met=False)
+
+
+def without_the_last(task: Task) -> Script:
+    return acting(task, golden(task)[:-1])
+
+
+def without_any(task: Task) -> Script:
+    return acting(task, [])
+
+
+def mistaken(task: Task) -> Script:
+    """With another value in the last action's arguments that has a text to change."""
+    actions = golden(task)
+    for place in reversed(range(len(actions))):
+        texts = [key for key, value in actions[place].arguments.items() if isinstance(value, str)]
+        if texts:
+            wrong = {**actions[place].arguments, texts[0]: "other"}
+            actions[place] = actions[place].model_copy(update={"arguments": wrong})
+            break
+    return acting(task, actions)
+
+
+def several_at_once(task: Task) -> Script:
+    """Calls that follow each other in one reply."""
+    agent: list[Reply] = []
+    for reply in whole(task).agent:
+        if agent and isinstance(reply, tuple) and isinstance(agent[-1], tuple):
+            agent[-1] += reply
+        else:
+            agent.append(reply)
+    return Script(tuple(agent), whole(task).user, whole(task).judge)
+
+
+def hung_up(task: Task) -> Script:
+    """The customer goes before the agent has said a word."""
+    return Script(user=(STOP,), judge=whole(task).judge)
+
+
+WAYS: list[Callable[[Task], Script]] = [
+    whole,
+    without_the_last,
+    several_at_once,
+    mistaken,
+    whole,
+    without_any,
+    badly_judged,
+    hung_up,
+]
+
+
+def criteria(task: Task) -> Any:
+    return task.evaluation_criteria
+
+
+def golden(task: Task) -> list[Action]:
+    """What the benchmark would have done."""
+    return list(criteria(task).actions or [])
+
+
+def benchmark_task(task: dict[str, str]) -> Task:
+    return tau2_bench.tasks_by_id(task["domain"])[task["id"]]
+
+
+def plays(domain: str) -> list[tuple[dict[str, str], Script]]:
+    """Every task of a domain with a script, right or wrong in the ways there are in turn."""
+    return [
+        (task, WAYS[number % len(WAYS)](benchmark_task(task)))
+        for number, task in enumerate(TASKS[domain])
+    ]
+
+
+# -- the benchmark's own runner ------------------------------------------------------------------
+
+
+class ScriptedApi:
+    """OpenAI's chat completions, answered from a script by the model's name."""
+
+    def __init__(self, replies: dict[str, Iterable[Reply]]) -> None:
+        self._replies = {model: iter(said) for model, said in replies.items()}
+        self._count = 0
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        """The next reply of the model that is asked."""
+        model = json.loads(request.content)["model"]
+        self._count += 1
+        choice = {"index": 0, "finish_reason": "stop", "message": self._message(model)}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        head = {"id": f"c{self._count}", "object": "chat.completion", "created": 0, "model": model}
+        return httpx.Response(200, json={**head, "choices": [choice], "usage": usage})
+
+    def _message(self, model: str) -> dict[str, Any]:
+        reply = next(self._replies[model])
+        if isinstance(reply, str):
+            return {"role": "assistant", "content": reply}
+        calls = [
+            {
+                "id": f"call-{self._count}-{place}",
+                "type": "function",
+                "function": {"name": name, "arguments": json.dumps(arguments)},
+            }
+            for place, (name, arguments) in enumerate(reply)
+        ]
+        return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
+def rewarded_by_the_benchmark(
+    task: dict[str, str], said: Script, monkeypatch: pytest.MonkeyPatch
+) -> float | None:
+    """What ``tau2 run`` gives a task whose models speak a script; None if that fails."""
+    api = ScriptedApi({"agent": said.agent, "user": said.user, JUDGE: said.judge})
+    once: dict[str, Any] = {"num_retries": 0}
+    config = TextRunConfig(
+        domain=task["domain"],
+        llm_agent="openai/agent",
+        llm_args_agent=once,
+        llm_user="openai/user",
+        llm_args_user=once,
+        max_retries=0,
+        max_concurrency=1,
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(litellm.client_session, "_transport", httpx.MockTransport(api))
+        results = run_tasks(config, [benchmark_task(task)], console_display=False)
+    [run] = results.simulations
+    return None if run.reward_info is None else float(run.reward_info.reward)
+
+
+# -- evert ---------------------------------------------------------------------------------------
+
+
+def as_text(reply: Reply) -> str:
+    """A reply as the default renderer's model writes it."""
+    if isinstance(reply, str):
+        return reply
+    written = [json.dumps({"name": name, "arguments": said}) for name, said in reply]
+    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in written)
+
+
+def model(replies: Iterable[Reply]) -> ScriptedPolicy:
+    return ScriptedPolicy([as_text(reply) for reply in replies])
+
+
+def models(said: Script) -> dict[str, ScriptedPolicy]:
+    """All that speak in a task, by the names they are called by."""
+    return {"agent": model(said.agent), "user": model(said.user), JUDGE: model(said.judge)}
+
+
+async def played(task: dict[str, str], said: Script) -> tuple[Trajectory, ScriptedPolicy]:
+    """An episode in which the agent is the policy."""
+    others = models(said)
+    policy = others.pop("agent")
+    env = ChatAgentEnv(tau2_bench.agent, task, models=others)
+    return await do_single_rollout(policy, env), policy
+
+
+async def customer_played(task: dict[str, str], said: Script) -> Trajectory:
+    """An episode in which the customer is the policy."""
+    others = models(said)
+    policy = others.pop("user")
+    return await do_single_rollout(policy, ChatAgentEnv(tau2_bench.user, task, models=others))
+
+
+async def both_played(task: dict[str, str], said: Script) -> list[Trajectory]:
+    """An episode with two seats, the agent's first."""
+    others = models(said)
+    policies = [others.pop("agent"), others.pop("user")]
+    envs = seat_envs(tau2_bench.agent_and_user, ("agent", "user"), task, models=others)
+    episode = [do_single_rollout(p, env) for p, env in zip(policies, envs, strict=True)]
+    return await asyncio.gather(*episode)
+
+
+async def rewarded_by_evert(task: dict[str, str], said: Script) -> float | None:
+    """What an episode earns; None if the benchmark fails in it."""
+    try:
+        trajectory, _ = await played(task, said)
+    except AgentError:
+        return None
+    return reward(trajectory)
+
+
+# -- 1. the benchmark ----------------------------------------------------------------------------
+
+
+def test_the_benchmark_is_the_checkout_that_was_named() -> None:
+    assert Path(tau2.__file__).is_relative_to(Path(os.environ["TAU2_BENCH"]).resolve())
+
+
+# -- 2. rewards ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("domain", TASKS)
+async def test_every_task_earns_what_the_benchmarks_own_runner_gives(
+    domain: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = [
+        await asyncio.to_thread(rewarded_by_the_benchmark, task, said, monkeypatch)
+        for task, said in plays(domain)
+    ]
+
+    ours = await asyncio.gather(*(rewarded_by_evert(task, said) for task, said in plays(domain)))
+
+    assert ours == theirs
+    assert {0.0, 1.0} <= {*ours}
+
+
+@pytest.mark.parametrize("domain", TASKS)
+async def test_scripts_that_do_as_the_benchmark_would_earn_one(domain: str) -> None:
+    """Else the rewards above could be equal because nothing ever worked."""
+    for task in TASKS[domain][:4]:
+        trajectory, _ = await played(task, whole(benchmark_task(task)))
+
+        assert reward(trajectory) == 1.0
+
+
+# -- 3. roles ------------------------------------------------------------------------------------
+
+
+async def test_it_is_the_same_with_the_customer_as_the_policy() -> None:
+    for task, said in plays("telecom")[:6]:
+        as_agent, _ = await played(task, said)
+
+        as_customer = await customer_played(task, said)
+
+        assert reward(as_customer) == reward(as_agent)
+        assert len(as_customer.transitions) == len(said.user)
+
+
+async def test_it_is_the_same_with_both_trained() -> None:
+    for task, said in plays("telecom")[:6]:
+        as_agent, _ = await played(task, said)
+
+        agents, customers = await both_played(task, said)
+
+        assert reward(agents) == reward(customers) == reward(as_agent)
+        assert len(agents.transitions) == len(said.agent)
+        assert len(customers.transitions) == len(said.user)
+
+
+# -- 4. what is trained on -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", [whole, several_at_once])
+@pytest.mark.parametrize("domain", TASKS)
+async def test_an_episode_is_one_datum_of_what_was_sampled(
+    domain: str, way: Callable[[Task], Script]
+) -> None:
+    task = TASKS[domain][0]
+
+    trajectory, policy = await played(task, way(benchmark_task(task)))
+
+    assert [turn.ac.tokens for turn in trajectory.transitions] == policy.actions
+    assert len(policy.actions) > 1
+    assert len(trajectory_to_data(trajectory, 1.0)) == 1
+
+
+async def test_the_parts_of_the_reward_are_metrics_and_its_end_is_in_the_log() -> None:
+    task = TASKS["retail"][0]
+
+    trajectory, _ = await played(task, without_any(benchmark_task(task)))
+
+    last = trajectory.transitions[-1]
+    assert {"reward_db": 0.0, "reward_nl_assertion": 1.0}.items() <= last.metrics.items()
+    assert last.logs["task"] == f"retail {task['id']}"
+    assert last.logs["ended"] == "user_stop"
+
+
+# -- 5. giving up --------------------------------------------------------------------------------
+
+
+async def test_an_episode_given_up_at_its_second_call_leaves_nothing() -> None:
+    task = TASKS["telecom"][0]
+    said = models(whole(benchmark_task(task)))
+    policy = said.pop("agent")
+
+    await give_up_at_the_second_call(ChatAgentEnv(tau2_bench.agent, task, models=said), policy)
