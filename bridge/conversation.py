@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import tinker
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.base import Message
+from tinker_cookbook.renderers.base import Message, TextPart
 
 from evert.bridge.formats import ReplyFormat
 from evert.bridge.index import START, Index
@@ -252,9 +252,9 @@ class Conversation:
     def _render_whole(self, start: int, renderer: PromptRenderer) -> Drift | None:
         """For templates that look at everything: render it all, but keep what was sampled."""
         whole = renderer.full(self.messages)
-        known = len(self.shown)
+        known = _shown_again(whole, self.shown, renderer)
         drift: Drift | None = Drift.TEMPLATE
-        if whole[:known] == self.shown:
+        if known is not None:
             shown = _opening(whole[known:], self.action, renderer)
             known += len(shown)
             drift = _drift(shown, self.action, renderer)
@@ -262,6 +262,25 @@ class Conversation:
             self.log, known = TokenLog(), 0
         self.shown, self.tail = whole[:known], whole[known:]
         return drift
+
+
+def _shown_again(whole: FlatPrompt, shown: FlatPrompt, renderer: PromptRenderer) -> int | None:
+    """How much of a whole rendering shows what was shown before; None: it shows it otherwise.
+
+    A thought that the prompt opened and the reply never closed (it was cut) is nothing that a
+    template can show: the rendering then goes on with the reply where the thought was opened.
+    """
+    if whole[: len(shown)] == shown:
+        return len(shown)
+    pairs = enumerate(zip(whole, shown, strict=False))
+    known = next((index for index, (new, old) in pairs if new != old), len(whole))
+    end = [token for token in shown[-_OPENING:] if isinstance(token, int)]
+    is_open = renderer.decode(end).rstrip().endswith("<think>")
+    return known if is_open and known >= len(shown) - len(end) else None
+
+
+_OPENING = 3
+"""Tokens in which a prompt may open a thought."""
 
 
 def _opening(rest: FlatPrompt, action: list[int], renderer: PromptRenderer) -> FlatPrompt:
@@ -283,28 +302,23 @@ def _drift(shown: FlatPrompt, sampled: list[int], renderer: PromptRenderer) -> D
         (rendered, ended), (said, end) = renderer.parse(tokens), renderer.parse(sampled)
     except (RendererError, RecursionError):  # an end of turn in its middle, say: no message at all
         return Drift.TEMPLATE
-    same = ended == end and _without_margins(rendered) == _without_margins(said)
+    same = ended == end and _what_it_says(rendered) == _what_it_says(said)
     return Drift.RETOKENISED if same else Drift.TEMPLATE
 
 
-def _without_margins(message: Message) -> dict[str, Any]:
-    """A reply with tool calls without the white space around its texts.
+def _what_it_says(message: Message) -> tuple[list[str], list[str], Sequence[Any]]:
+    """A reply's thinking, text and tool calls, without what templates set as they like.
 
-    Templates set it as they like, between calls and between text and calls; it says nothing.
+    That is the white space between them, and where a tool call stands that could not be parsed.
     """
     content = message["content"]
-    if not message.get("tool_calls"):
-        return {**message}
-    if isinstance(content, list):
-        trimmed: list[Any] = []
-        for part in content:
-            text = {**part, "text": part["text"].strip()} if part["type"] == "text" else part
-            if text.get("text") != "":
-                trimmed.append(text)
-        content = trimmed
-        if all(part["type"] == "text" for part in trimmed):
-            content = "".join(part["text"] for part in trimmed)
-    return {**message, "content": content.strip() if isinstance(content, str) else content}
+    parts = [TextPart(type="text", text=content)] if isinstance(content, str) else content
+    broken = [call.raw_text for call in message.get("unparsed_tool_calls", ())]
+    text = "".join(part["text"] for part in parts if part["type"] == "text")
+    if any(raw not in text for raw in broken):
+        text += "".join(raw for raw in broken)
+    thinking = "".join(part["thinking"] for part in parts if part["type"] == "thinking")
+    return thinking.split(), text.split(), message.get("tool_calls", ())
 
 
 Kept: TypeAlias = tuple[Any, tuple[dict[str, Any], Any] | None]

@@ -35,13 +35,14 @@ def explain(
     Args:
         trajectory: From ``do_single_rollout``, or one of a group's.
         renderer: Of the Env that made it; None for the default one. Only decodes.
-        console: Where to print; None: standard output, in colour if that is a terminal.
+        console: Where to print; None: standard output, in colour if that is a terminal, and with
+            lines as long as they are if it is none.
 
     Every turn shows the task or thread that made the call, the token sequence (lineage) it
     continues, the part of the prompt that was new, what was sampled and what it earned. Where a
     lineage begins, it says which turn it forked from, and why.
     """
-    out = console if console is not None else Console(highlight=False)
+    out = console if console is not None else _standard_output()
     decoder = prompt_renderer(renderer)
     known: list[FlatPrompt] = []
     cause: object = None  # of the break before a prompt: noted with the action that led to it
@@ -57,6 +58,13 @@ def explain(
         cause = transition.logs.get(DRIFT)
         known.append([*prompt, *transition.ac.tokens])
     out.print(_summary(trajectory))
+
+
+def _standard_output() -> Console:
+    """Standard output; a pipe or a file has no width at which to wrap."""
+    console = Console(highlight=False)
+    console.soft_wrap = not (console.is_terminal or console.is_jupyter)
+    return console
 
 
 def _origin(prompt: FlatPrompt, known: Sequence[FlatPrompt]) -> _Origin | None:
@@ -135,8 +143,7 @@ def _earned(transition: Transition) -> Text:
 def _summary(trajectory: Trajectory) -> Text:
     transitions = trajectory.transitions
     total = sum(transition.reward for transition in transitions)
-    # The one with the report is not the last where the turns are in lineage order.
-    last = next((t.metrics for t in reversed(transitions) if "lineages" in t.metrics), {})
+    last = transitions[-1].metrics if transitions else {}
     stop = trajectory.stop_reason or stop_reason_from_metrics(last)
     text = Text(f"{len(transitions)} turns, reward {total:g}", style="bold")
     text.append(f", {stop}" if stop else "")

@@ -144,10 +144,11 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         """
         rewards = self._further_rewards(trajectory_group)
         metrics: list[Metrics] = [{} for _ in trajectory_group]
-        for trajectory, env, own in zip(trajectory_group, env_group, metrics, strict=True):
+        for trajectory, env in zip(trajectory_group, env_group, strict=True):
             if isinstance(env, ChatAgentEnv):
                 if not _is_reported(trajectory):  # the runner ended it
-                    own.update(env.report())
+                    for last in trajectory.transitions[-1:]:
+                        last.metrics.update(env.report())
                 sort_by_lineage(trajectory, env.turn_lineages)
         if self.seats:
             rewards = _shifted_by_seat(rewards, trajectory_group, env_group, metrics)
@@ -208,7 +209,8 @@ def sort_by_lineage(trajectory: Trajectory, turn_lineages: Sequence[int]) -> Non
     """Put transitions that continue each other side by side, in place.
 
     ``trajectory_to_data`` merges neighbours only: the turns of two sub-agents that alternate would
-    become one datum a turn. The sort is stable, so each conversation keeps its order.
+    become one datum a turn. Each lineage keeps its order, and the one that ends last comes last:
+    the transition that ends the episode, with its report, stays at the end.
 
     Args:
         trajectory: Its transitions are the first ``len(transitions)`` turns.
@@ -217,5 +219,6 @@ def sort_by_lineage(trajectory: Trajectory, turn_lineages: Sequence[int]) -> Non
     turns = trajectory.transitions
     if len(turns) > len(turn_lineages):
         return  # the one made-up transition of an episode without a turn
-    order = sorted(range(len(turns)), key=lambda turn: turn_lineages[turn])
-    turns[:] = [turns[turn] for turn in order]
+    played = range(len(turns))
+    ends = {turn_lineages[turn]: turn for turn in played}  # of each lineage, its last turn
+    turns[:] = [turns[turn] for turn in sorted(played, key=lambda t: (ends[turn_lineages[t]], t))]

@@ -332,11 +332,20 @@ def read_reply(
         call if call.id else call.model_copy(update={"id": f"{call_ids}-{number}"})
         for number, call in enumerate(parsed.get("tool_calls") or ())
     )
-    if calls and not text.strip():
-        text = ""  # the white space that formats have around calls says nothing
+    if calls:
+        text = text.strip()  # the white space that formats have around calls says nothing
     finish: FinishReason = "length" if truncated else "tool_calls" if calls else "stop"
     unparsed = tuple(parsed.get("unparsed_tool_calls") or ())
-    for lost in unparsed:
-        if lost.raw_text not in text:  # an agent must see what could not be parsed
-            text += lost.raw_text
+    lost = "".join(call.raw_text for call in unparsed if call.raw_text not in text)
+    if lost:  # an agent must see what could not be parsed, and so must the model in its history
+        text += lost
+        parsed = _with_text(parsed, lost)
     return Reply(parsed, text, reasoning, calls, unparsed, finish, prompt_tokens, completion_tokens)
+
+
+def _with_text(message: Message, text: str) -> Message:
+    """A message with a text at its end."""
+    content = message["content"]
+    if isinstance(content, str):
+        return {**message, "content": content + text}
+    return {**message, "content": [*content, TextPart(type="text", text=text)]}

@@ -4,6 +4,7 @@ import asyncio
 import io
 from typing import Any
 
+import pytest
 from rich.console import Console
 from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 
@@ -85,6 +86,35 @@ async def test_it_is_plain_text_where_there_is_no_terminal() -> None:
     assert "\x1b" not in text
     assert "[bold]not markup[/bold]" in text
     assert "[red]nor this[/red]" in text
+
+
+async def test_a_long_line_is_one_line_in_a_pipe(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+    async def agent(client: AgentClient) -> float:
+        await ask(client, [{"role": "user", "content": "word " * 100 + "end"}])
+        return 0.0
+
+    trajectory = await do_single_rollout(ScriptedPolicy(["so " * 100]), ChatAgentEnv(agent))
+    explain(trajectory)
+
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.endswith("word " * 100 + "end<|im_end|>") for line in lines)
+    assert "  sampled | " + "so " * 100 + "<|im_end|>" in lines
+
+
+async def test_a_console_of_ones_own_wraps_at_its_width() -> None:
+    async def agent(client: AgentClient) -> float:
+        await ask(client, [{"role": "user", "content": "word " * 100}])
+        return 0.0
+
+    trajectory = await do_single_rollout(ScriptedPolicy(["so"]), ChatAgentEnv(agent))
+    out = io.StringIO()
+    explain(trajectory, console=Console(file=out, width=60, highlight=False))
+
+    assert max(map(len, out.getvalue().splitlines())) <= 60
 
 
 async def test_tools_and_parse_errors_are_in_the_summary() -> None:

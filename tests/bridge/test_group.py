@@ -3,7 +3,8 @@
 1. A builder makes envs as often as it is asked, and ``cleanup`` closes all of them, once.
 2. It pickles whole, into processes that were spawned; what could not is refused at once.
 3. Group rewards compare trajectories: one finite number each.
-4. Transitions are put in lineage order, so that sub-agents give one datum each.
+4. Transitions are put in lineage order, so that sub-agents give one datum each; the one that ends
+   the episode stays last, with its metrics and the report.
 5. Under each strategy of the Cookbook, failing agents leave nothing running.
 """
 
@@ -25,6 +26,7 @@ import tinker
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError
 from tinker_cookbook.rl.data_processing import trajectory_to_data
+from tinker_cookbook.rl.metric_util import compute_trajectory_metrics
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollout_strategy import FailFast, MinViableGroup, RetryOnFailure
 from tinker_cookbook.rl.rollouts import (
@@ -34,7 +36,7 @@ from tinker_cookbook.rl.rollouts import (
 )
 from tinker_cookbook.rl.types import Trajectory, Transition
 
-from evert.bridge.agent import NO_TASK
+from evert.bridge.agent import NO_TASK, Outcome
 from evert.bridge.base import default_renderer
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import (
@@ -513,6 +515,50 @@ async def test_two_alternating_sub_agents_of_three_turns_give_two_datums() -> No
         assert sum(turn.reward for turn in trajectory.transitions) == 1.0
 
 
+async def main_and_sub_agent(client: AgentClient) -> Outcome:
+    """The main conversation ends the episode, after a sub-agent's that began later."""
+    main: list[Any] = [{"role": "user", "content": "main"}]
+    sub: list[Any] = [{"role": "user", "content": "sub"}]
+    for number, messages in enumerate((main, sub, main)):
+        completion = await client.chat.completions.create(messages=messages)
+        messages.append({"role": "assistant", "content": completion.choices[0].message.content})
+        messages.append({"role": "user", "content": "more"})
+        client.metric("calls", number + 1)
+        client.metric(f"call {number}", 1)
+    return Outcome(1.0, {"solved": 1.0}, {"answer": "x"})
+
+
+async def test_the_transition_that_ends_the_episode_is_the_last_in_lineage_order_too() -> None:
+    """The Cookbook's recipes and its evaluations read ``transitions[-1].metrics``."""
+    group = await do_group_rollout(ChatAgentGroupBuilder(main_and_sub_agent), YES())
+    [trajectory] = group.trajectories_G
+    *others, last = trajectory.transitions
+
+    assert [transition.logs["lineage"] for transition in trajectory.transitions] == [1, 0, 0]
+    expected = {"calls": 3, "call 2": 1, "solved": 1.0, "stop/completed": 1.0, "lineages": 2}
+    assert last.metrics.items() >= expected.items()
+    assert last.logs["answer"] == "x"
+    assert [transition.episode_done for transition in trajectory.transitions] == [
+        False,
+        False,
+        True,
+    ]
+    assert [transition.metrics for transition in others] == [
+        {"calls": 2, "call 1": 1},
+        {"calls": 1, "call 0": 1},
+    ]
+    assert len(trajectory_to_data(trajectory, 1.0)) == 2
+
+
+async def test_each_metric_of_an_episode_in_lineage_order_is_counted_once() -> None:
+    group = await do_group_rollout(ChatAgentGroupBuilder(main_and_sub_agent), YES())
+    metrics = compute_trajectory_metrics([group], [[]])
+
+    assert metrics["env/all/solved"] == 1.0
+    assert metrics["env/all/lineages"] == 2.0
+    assert metrics["env/all/calls"] == 2.0  # the mean over the three transitions that have it
+
+
 def numbered_trajectory(count: int) -> Trajectory:
     empty = tinker.ModelInput.empty()
     turns = [
@@ -529,12 +575,16 @@ def numbered_trajectory(count: int) -> Trajectory:
         ([0], [0]),
         ([0, 0, 0], [0, 1, 2]),
         ([0, 1, 0, 1], [0, 2, 1, 3]),
-        ([2, 1, 0], [2, 1, 0]),
+        ([2, 1, 0], [0, 1, 2]),
+        ([0, 1, 0], [1, 0, 2]),
+        ([0, 1, 2, 1, 0], [2, 1, 3, 0, 4]),
         ([1, 0, 1, 0, 1], [1, 3, 0, 2, 4]),
-        ([0, 1, 0, 5, 5], [0, 2, 1]),  # turns that the runner did not keep
+        ([0, 1, 0, 5, 5], [1, 0, 2]),  # turns that the runner did not keep
     ],
 )
-def test_the_sort_is_stable_and_in_place(lineages: list[int], order: list[int]) -> None:
+def test_the_sort_is_in_place_and_what_ends_last_stays_last(
+    lineages: list[int], order: list[int]
+) -> None:
     trajectory = numbered_trajectory(len(order))
     turns = trajectory.transitions
     sort_by_lineage(trajectory, lineages)
@@ -667,9 +717,12 @@ async def test_an_episode_that_the_runner_ends_reports_its_drift_too() -> None:
     group = await do_group_rollout(builder, ScriptedPolicy(lambda prompt: "x y"))
 
     assert {t.stop_reason for t in group.trajectories_G} == {"max_sampled_tokens"}
-    for metrics in group.metrics_G:
-        assert metrics["lineages"] > 1
-        assert metrics["drift"] > 0
+    for trajectory in group.trajectories_G:
+        *others, last = [transition.metrics for transition in trajectory.transitions]
+        assert last["lineages"] > 1
+        assert last["drift"] > 0
+        assert not any("lineages" in metrics for metrics in others)
+    assert group.metrics_G == [{}, {}]
 
 
 async def test_an_episode_that_ended_itself_is_reported_once() -> None:

@@ -1,0 +1,178 @@
+"""Replies that come back to the policy by way of real SDKs: nothing sampled is lost on the way.
+
+1. Blank text beside tool calls is not delivered, in any dialect.
+2. Margins of a text may come and go: the sampled tokens stay.
+3. A broken reply that comes back as it was delivered keeps its tokens.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tinker_cookbook.rl.data_processing import trajectory_to_data
+from tinker_cookbook.rl.rollouts import do_single_rollout
+from tinker_cookbook.rl.types import Trajectory
+
+from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {"path": {"type": "string"}, "text": {"type": "string"}},
+}
+CHAT_TOOLS = [{"type": "function", "function": {"name": "edit", "parameters": PARAMETERS}}]
+MESSAGES_TOOLS = [{"name": "edit", "description": "Edits.", "input_schema": PARAMETERS}]
+RESPONSES_TOOLS = [{"type": "function", "name": "edit", "parameters": PARAMETERS}]
+
+
+def call(**arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': 'edit', 'arguments': arguments})}\n</tool_call>"
+
+
+TWO = f"{call(path='a')}\n{call(path='b')}\n"
+BROKEN = 'I edit.\n<tool_call>\n{"name": "edit", "arguments": {\n</tool_call>\n'
+
+Echo = Callable[[str], str | None]
+"""What becomes of a text on its way back; None: it is left out."""
+
+
+def chat(echo: Echo) -> Callable[[AgentClient], Any]:
+    """An agent of chat completions that calls tools until the policy says "done"."""
+
+    async def agent(client: AgentClient) -> float:
+        messages: list[Any] = [{"role": "user", "content": "go"}]
+        for _ in range(5):
+            completion = await client.openai.chat.completions.create(
+                model=client.model, messages=messages, tools=CHAT_TOOLS
+            )
+            message = completion.choices[0].message
+            client.log(text=message.content)
+            sent = message.model_dump(exclude_none=True)
+            if message.content is not None:
+                sent["content"] = echo(message.content)
+            messages.append(sent)
+            for made in message.tool_calls or ():
+                messages.append({"role": "tool", "tool_call_id": made.id, "content": "ok"})
+            if not message.tool_calls:
+                messages.append({"role": "user", "content": "And?"})
+            if message.content == "done":
+                return 1.0
+        return 0.0
+
+    return agent
+
+
+def anthropic(echo: Echo) -> Callable[[AgentClient], Any]:
+    """The same with content blocks; Claude Code leaves blank ones out."""
+
+    async def agent(client: AgentClient) -> float:
+        messages: list[Any] = [{"role": "user", "content": "go"}]
+        for _ in range(5):
+            message = await client.anthropic.messages.create(
+                model=client.model, max_tokens=500, messages=messages, tools=MESSAGES_TOOLS
+            )
+            blocks = [block.model_dump(exclude_none=True) for block in message.content]
+            texts = [block["text"] for block in blocks if block["type"] == "text"]
+            client.log(text=texts[0] if texts else None)
+            for block in blocks:
+                if block["type"] == "text":
+                    block["text"] = echo(block["text"])
+            kept = [block for block in blocks if block.get("text", "") is not None]
+            calls = [block for block in blocks if block["type"] == "tool_use"]
+            answers = [
+                {"type": "tool_result", "tool_use_id": made["id"], "content": "ok"}
+                for made in calls
+            ]
+            messages.append({"role": "assistant", "content": kept})
+            messages.append({"role": "user", "content": answers or "And?"})
+            if texts == ["done"]:
+                return 1.0
+        return 0.0
+
+    return agent
+
+
+def responses(echo: Echo) -> Callable[[AgentClient], Any]:
+    """The same with items."""
+
+    async def agent(client: AgentClient) -> float:
+        items: list[Any] = [{"role": "user", "content": "go"}]
+        for _ in range(5):
+            response = await client.openai.responses.create(
+                model=client.model, input=items, tools=RESPONSES_TOOLS
+            )
+            output = [item.model_dump(exclude_none=True) for item in response.output]
+            texts = [item["content"][0]["text"] for item in output if item["type"] == "message"]
+            client.log(text=texts[0] if texts else None)
+            for item in output:
+                if item["type"] == "message":
+                    item["content"][0]["text"] = echo(item["content"][0]["text"])
+            calls = [item for item in output if item["type"] == "function_call"]
+            items += [i for i in output if i["type"] != "message" or i["content"][0].get("text")]
+            for made in calls:
+                result = {"call_id": made["call_id"], "output": "ok"}
+                items.append({"type": "function_call_output", **result})
+            if not calls:
+                items.append({"role": "user", "content": "And?"})
+            if texts == ["done"]:
+                return 1.0
+        return 0.0
+
+    return agent
+
+
+DIALECTS = [chat, anthropic, responses]
+
+
+async def play(agent: Any, replies: list[str], **options: Any) -> Trajectory:
+    policy = ScriptedPolicy([*replies, "done"])
+    trajectory = await do_single_rollout(policy, ChatAgentEnv(agent, **options))
+    assert [transition.ac.tokens for transition in trajectory.transitions] == policy.actions
+    assert trajectory.transitions[-1].reward == 1.0
+    return trajectory
+
+
+def assert_whole(trajectory: Trajectory) -> None:
+    """All of it is one datum, and nothing counts as drift but other spellings."""
+    metrics = trajectory.transitions[-1].metrics
+    assert len(trajectory_to_data(trajectory, 1.0)) == 1
+    assert metrics["lineages"] == 1
+    assert metrics["drift"] == metrics.get("drift/retokenised", 0)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_blank_text_beside_tool_calls_is_not_delivered(dialect: Any) -> None:
+    trajectory = await play(dialect(lambda text: text), [TWO, f"\n{TWO}", f"I edit.\n\n{TWO}"])
+
+    assert [turn.logs["text"] for turn in trajectory.transitions] == [None, None, "I edit.", "done"]
+    assert trajectory.transitions[-1].metrics["tools/calls"] == 6
+    assert_whole(trajectory)
+
+
+MARGINS: list[Echo] = [str.strip, "\n\n {} \n".format, str.rstrip, "{}\n".format]
+
+
+@pytest.mark.parametrize("echo", MARGINS)
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_margins_may_come_and_go(dialect: Any, echo: Echo) -> None:
+    replies = [f"I edit.\n\n{TWO}", "  So be it. \n", call(path="c"), "\nI\n\ngo on.  "]
+
+    assert_whole(await play(dialect(echo), replies))
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_a_reply_of_white_space_is_a_reply_like_any_other(
+    dialect: Any,
+) -> None:
+    assert_whole(await play(dialect(lambda text: text or " "), ["\n\n"]))
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_a_broken_tool_call_that_comes_back_as_delivered_keeps_its_tokens(
+    dialect: Any,
+) -> None:
+    trajectory = await play(dialect(lambda text: text), [BROKEN, f"{BROKEN}{TWO}", BROKEN.strip()])
+
+    assert "</tool_call>" in trajectory.transitions[0].logs["text"]
+    assert trajectory.transitions[-1].metrics["tools/calls_unparsed"] == 3
+    assert_whole(trajectory)
