@@ -24,9 +24,11 @@ train: .venv/installed
 test: .venv/developing
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(SETTINGS)
 
-# Two environments, since the frameworks conflict, and programs from npm; kept until their pins change.
+# Two environments, since the frameworks conflict; programs from npm, and one from PyPI in an
+# environment without evert. All are kept until their pins change.
 frameworks: .venv/developing
 	$(BIN)/python frameworks/make_programs.py
+	$(BIN)/python frameworks/make_environment.py aider
 	$(BIN)/python frameworks/make_environment.py openai3
 	.frameworks/openai3/bin/python -m pytest tests/frameworks --environment openai3
 	$(BIN)/python frameworks/make_environment.py openai2

@@ -4,6 +4,7 @@
     ├── InvalidAgentError      (TypeError)     what was handed in is no agent we can run
     ├── RewardError            (ValueError)    a reward is missing, or is none
     ├── AgentError             (RuntimeError)  the agent raised; its exception is ``__cause__``
+    ├── CommandError           (RuntimeError)  an agent's command cannot run, or fails at its start
     ├── AgentTimeoutError      (TimeoutError)  the agent neither called again nor ended in time
     ├── EnvStateError          (RuntimeError)  the Env's methods were called out of order
     ├── EnvClosedError         (RuntimeError)  the Env was closed before, or meanwhile
@@ -67,6 +68,10 @@ def _agent_error_class(cause_name: str) -> type[AgentError]:
 
 class AgentTimeoutError(EvertError, TimeoutError):
     """The agent neither called the model nor ended within ``agent_timeout`` seconds."""
+
+
+class CommandError(EvertError, RuntimeError):
+    """A command that is an agent could not be run."""
 
 
 class EnvStateError(EvertError, RuntimeError):

@@ -111,6 +111,11 @@ class Inbox:
         """Whether a call was taken and still waits for its reply: the trainer's turn."""
         return self._parked is not None and self._parked.is_waiting
 
+    @property
+    def was_asked(self) -> bool:
+        """Whether a call ever was taken."""
+        return self._parked is not None
+
     # -- the agent's side ------------------------------------------------------------------------
 
     def put(self, call: ParkedCall) -> None:

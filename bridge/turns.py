@@ -262,11 +262,11 @@ class Turns:
         if is_overflow:
             return False
         await self.close()
-        raise AgentError.of(
-            type(error).__name__,
+        text = (
             f"The agent {self._agent} made {self._refusals} requests in a row that were "
-            f"refused; the last refusal: {error}",
-        ) from error
+            f"refused; the last refusal: {error}"
+        )
+        raise AgentError.of(type(error).__name__, self.account.explained(text)) from error
 
     # -- the end ---------------------------------------------------------------------------------
 

@@ -4,9 +4,9 @@
 
 A virtual environment with evert (editable, with what tests of agents need), the agent frameworks of
 ``frameworks/<name>.txt``, and the versions of ``constraints.txt``, but for packages that the
-requirement file pins itself. It is made with the Python that runs this, unless its frameworks need
-another, and made anew only when one of these files has changed. Ends with ``pip check``; whatever
-fails ends it with an error.
+requirement file pins itself; some do without evert and its versions. It is made with the Python
+that runs this, unless its frameworks need another, and made anew only when one of these files has
+changed. Ends with ``pip check``; whatever fails ends it with an error.
 """
 
 import argparse
@@ -26,6 +26,9 @@ CONSTRAINTS = ROOT / "constraints.txt"
 PYTHONS = {"tau2": "3.12"}
 """Environment -> the Python that its frameworks need, where not any will do."""
 
+ALONE = {"aider"}
+"""Environments without evert: of programs that run as commands, whose pins conflict with its."""
+
 
 def main() -> None:
     """Make the environment named on the command line, unless it is there."""
@@ -36,14 +39,15 @@ def main() -> None:
     requirements = ROOT / "frameworks" / f"{name}.txt"
     environment = ROOT / ".frameworks" / name
     stamp = environment / "made-from"
-    fingerprint = fingerprint_of(requirements, CONSTRAINTS, ROOT / "pyproject.toml")
+    evert = [] if name in ALONE else [CONSTRAINTS, ROOT / "pyproject.toml"]
+    fingerprint = fingerprint_of(requirements, *evert)
     if stamp.exists() and stamp.read_text() == fingerprint:
         print(f"{environment.relative_to(ROOT)} is up to date")
         return
     print(f"making {environment.relative_to(ROOT)}", flush=True)
     started = time.monotonic()
     run(python_for(name), "-m", "venv", "--clear", str(environment))
-    install(environment / "bin" / "python", requirements)
+    install(environment / "bin" / "python", requirements, with_evert=name not in ALONE)
     stamp.write_text(fingerprint)
     print(f"made {environment.relative_to(ROOT)} in {time.monotonic() - started:.0f} s")
 
@@ -65,16 +69,19 @@ def python_for(name: str) -> str:
     )
 
 
-def install(python: Path, requirements: Path) -> None:
-    """Install evert and the frameworks with pip, and let it check the result."""
+def install(python: Path, requirements: Path, *, with_evert: bool) -> None:
+    """Install the frameworks, beside evert or alone, with pip, and let it check the result."""
     with tempfile.TemporaryDirectory() as folder:
         constraints = Path(folder) / "constraints.txt"
-        constraints.write_text(constraints_beside(requirements.read_text()))
+        beside = constraints_beside(requirements.read_text()) if with_evert else ""
+        constraints.write_text(beside)
         # Not compiled: what is imported is compiled then, and most of it never is.
         pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
         options = ["-qq", "--no-compile", "--constraint", str(constraints)]
-        what = ["--requirement", str(requirements), "--editable", f"{ROOT}[test-core]"]
-        print(f"installing evert and {requirements.name}: a minute or two", flush=True)
+        what = ["--requirement", str(requirements)]
+        if with_evert:
+            what += ["--editable", f"{ROOT}[test-core]"]
+        print(f"installing {requirements.name}: a minute or two", flush=True)
         run(*pip, "install", *options, *what)
     run(*pip, "check")
 

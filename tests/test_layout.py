@@ -1,7 +1,8 @@
 """How the project is laid out.
 
-1. Imports point one way: bridge <- envs <- trainers, lazy ones inside of functions too. What made
-   the bases may import the games, and nothing imports it: it is not installed.
+1. Imports point one way: bridge <- envs <- trainers, lazy ones inside of functions too. The ready
+   agents import the bridge, and nothing imports them. What made the bases may import the games, and
+   nothing imports it: it is not installed.
 2. Three folders, three links, three lines in pyproject.toml: all the same, and flat; what is in
    them is in the wheel, folders of games without a line of their own.
 3. The public face is one list, loaded lazily, and claims no name but ``evert``.
@@ -44,13 +45,16 @@ SUBFOLDERS = (
     "trainers/sweeping",
 )
 
+AGENTS = "src/evert/agents"
+"""The ready agents: in the package itself, beside the three folders."""
+
 MAKING = "src/evert/bases/making"
 """The scripts that made the shipped bases: beside them in a checkout, and nowhere else."""
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 MODULES = [
     path
-    for folder in (*FOLDERS, *SUBFOLDERS, MAKING)
+    for folder in (*FOLDERS, *SUBFOLDERS, AGENTS, MAKING)
     for path in sorted((ROOT / folder).glob("*.py"))
 ]
 HOMES = {
@@ -103,14 +107,19 @@ def home(name: str) -> str | None:
     first, _, rest = name.partition(".")
     if first != "evert" or not rest:
         return None
-    name = HOMES.get(rest, name)
+    if HOMES.get(rest) != "evert":
+        name = HOMES.get(rest, name)
     return f"{name}.".split(".")[1]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=module_name)
 def test_imports_point_one_way(path: Path) -> None:
     folder = path.relative_to(ROOT).parts[0]
-    own = ("bridge", "envs", "bases") if folder == "src" else FOLDERS[: FOLDERS.index(folder) + 1]
+    own: tuple[str, ...] = FOLDERS[: FOLDERS.index(folder) + 1] if folder in FOLDERS else ()
+    if module_name(path).startswith(AGENTS):
+        own = ("bridge", "agents")
+    elif folder == "src":
+        own = ("bridge", "envs", "bases")
     allowed = {*own, "__version__", None}
     wrong = [name for name in imported(ast.parse(path.read_text())) if home(name) not in allowed]
 
@@ -124,6 +133,8 @@ def test_imports_point_one_way(path: Path) -> None:
         ("from evert.trainers.engine import engine", "trainers"),
         ("from evert import trainers", "trainers"),
         ("from evert import embedded_engine", "trainers"),
+        ("from evert import agents", "agents"),
+        ("from evert.agents import codex", "agents"),
         ("def later():\n    from evert.envs.identity import score", "envs"),
         ("importlib.import_module('evert.envs.identity')", "envs"),
         ("from evert.bases.making import training", "bases"),
@@ -153,6 +164,7 @@ def test_the_mapping_the_links_and_the_folders_are_the_same() -> None:
     assert mapping == {"": "src"} | {f"evert.{folder}": folder for folder in FOLDERS}
     assert PROJECT["tool"]["setuptools"]["packages"] == [
         "evert",
+        "evert.agents",
         *sorted(
             f"evert.{folder.replace('/', '.')}"
             for folder in (*FOLDERS, *SUBFOLDERS)
@@ -220,13 +232,16 @@ def test_the_public_list_is_what_type_checkers_see() -> None:
 @pytest.mark.parametrize("name", sorted(HOMES))
 def test_every_public_name_loads_from_its_home(name: str) -> None:
     value = getattr(evert, name)
+    if HOMES[name] == "evert":
+        assert value is importlib.import_module(f"evert.{name}")
+        return
 
     assert value is getattr(importlib.import_module(HOMES[name]), name)
     assert value.__module__ == HOMES[name]
     assert value.__doc__
 
 
-@pytest.mark.parametrize("module", ["evert.bridge.errors", *sorted({*HOMES.values()})])
+@pytest.mark.parametrize("module", ["evert.bridge.errors", *sorted({*HOMES.values()} - {"evert"})])
 def test_every_error_of_a_module_that_users_meet_is_public(module: str) -> None:
     members = vars(importlib.import_module(module)).values()
     own = [value for value in members if getattr(value, "__module__", None) == module]
@@ -284,7 +299,7 @@ def test_every_module_says_what_it_is_for(path: Path) -> None:
     assert len(docstring.splitlines()[0]) <= 100
 
 
-@pytest.mark.parametrize("folder", [*FOLDERS, *SUBFOLDERS, MAKING])
+@pytest.mark.parametrize("folder", [*FOLDERS, *SUBFOLDERS, AGENTS, MAKING])
 def test_every_module_is_on_its_packages_map_and_the_map_names_no_other(folder: str) -> None:
     tree = ast.parse((ROOT / folder / "__init__.py").read_text())
     drawn = MAP_LINE.findall(ast.get_docstring(tree, clean=False) or "")

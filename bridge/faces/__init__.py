@@ -10,4 +10,5 @@ From the inside outwards:
     takeover.py   the calls of agents that build their own client
     server.py     the API over loopback HTTP, for other processes
     process.py    agents that are commands
+    commands.py   the commands of one episode, and all that they start
 """

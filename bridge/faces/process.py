@@ -1,131 +1,175 @@
-"""``ProcessAgent``: an agent that is a command, ``["claude", "-p", "{task}"]`` or a script.
+"""``ProcessAgent``: an agent that is a command, ``["my-agent", "{task}"]`` or a script.
 
 The command finds the model where it looks for any: ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``,
 ``ANTHROPIC_BASE_URL`` and ``ANTHROPIC_API_KEY`` lead to its rollout. It runs in a folder of its
-own, and its whole process tree is killed when it has ended or its Env is closed.
+own, with the files it is given, and its whole process tree is killed when it has ended or its Env
+is closed (``commands.py``). Ready ones for well-known programs are in ``evert.agents``.
 """
 
 import asyncio
+import inspect
 import json
 import os
-import signal
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePath
 from typing import Any, Literal, TypeAlias
 
-import psutil
-
 from evert.bridge.agent import NO_TASK, Outcome
-from evert.bridge.errors import InvalidAgentError, RewardError
+from evert.bridge.errors import CommandError, InvalidAgentError, RewardError
 from evert.bridge.faces.client import AgentClient
+from evert.bridge.faces.commands import IN_HOME, MARK, Place, ProcessResult, task_text
 from evert.bridge.faces.server import Address
 
-KEPT_OUTPUT = 4000
+LOGGED_OUTPUT = 4000
 """Characters of the end of each output that go to the transition's logs."""
 
-
-@dataclass(frozen=True)
-class ProcessResult:
-    """A command that has ended.
-
-    Attributes:
-        status: Exit status; negative: the signal that ended it.
-        stdout: What it wrote.
-        stderr: What it wrote to the other.
-        folder: Where it ran; its files are still there.
-    """
-
-    status: int
-    stdout: str
-    stderr: str
-    folder: Path
-
-
-ProcessReward: TypeAlias = Literal["exit", "file"] | Callable[[ProcessResult, Any], Any]
+ProcessSetup: TypeAlias = Sequence[str] | Callable[[Path, Any], Any]
+ProcessReward: TypeAlias = (
+    Literal["exit", "file"] | Sequence[str] | Callable[[ProcessResult, Any], Any]
+)
 
 
 class ProcessAgent:
     """An agent that runs a command.
 
+    In the command, in ``env`` and in ``files`` that are text, placeholders are filled in:
+    ``{task}`` by the task (text as it is, anything else as JSON), ``{task[name]}`` by a part of it,
+    ``{folder}`` and ``{home}`` by the episode's two folders, ``{model}``, ``{base_url}``,
+    ``{root_url}`` and ``{api_key}`` by what they say. The model and the task are in the environment
+    as well (``environment`` and ``EVERT_TASK``).
+
     Args:
-        command: Program and arguments. In them ``{task}`` is replaced by the task (text as it is,
-            anything else as JSON), and ``{model}``, ``{base_url}``, ``{root_url}`` and
-            ``{api_key}`` by what they say; all of it is in the environment as well (``environment``
-            and ``EVERT_TASK``).
+        command: Program and arguments.
+        files: What is laid into the folder before: text, bytes, or the ``Path`` of a file or a
+            folder to copy, by name. ``"{home}/name"`` goes to a folder beside it, for configuration
+            that is not the agent's work.
+        setup: Run in the folder before the command: another command, or a function of the folder
+            and the task.
         reward: "exit": 1.0 for exit status 0, else 0.0. "file": what the command writes to the file
-            named by ``EVERT_REWARD_FILE``: a number, or JSON with "reward" and "metrics". Or a
-            function of the ``ProcessResult`` and the task that returns what an agent returns.
+            named by ``EVERT_REWARD_FILE``: a number, or JSON with "reward" and "metrics". Another
+            command, run in the folder after it: 1.0 for its exit status 0, else 0.0. Or a function
+            of the ``ProcessResult`` and the task that returns what an agent returns.
         cwd: Where to run. None: a new folder an episode, removed after it.
-        env: Further environment variables.
+        env: Further environment variables; None takes one away.
         host: Interface on which the model is served (another than loopback for containers).
+        install: How to get the program, for the message when it is not there.
+
+    Functions run in a thread, so they may wait; the task they get is None where there is none.
 
     Raises:
-        InvalidAgentError: The command is no non-empty list of strings, or ``reward`` is none.
+        InvalidAgentError: A command is no non-empty list of strings, ``reward`` or ``setup`` is
+            none, or a file is none or would lie outside.
     """
 
     def __init__(
         self,
         command: Sequence[str],
         *,
+        files: Mapping[str, str | bytes | Path] | None = None,
+        setup: ProcessSetup | None = None,
         reward: ProcessReward = "exit",
         cwd: str | Path | None = None,
-        env: Mapping[str, str] | None = None,
+        env: Mapping[str, str | None] | None = None,
         host: str = "127.0.0.1",
+        install: str = "",
     ) -> None:
-        if isinstance(command, str) or not command or not all(isinstance(c, str) for c in command):
+        if not _is_command(command):
             raise InvalidAgentError(
                 f"A ProcessAgent takes the command as a list of strings, got {command!r}. For a "
                 'line of shell: ["bash", "-c", line].'
             )
-        if reward not in ("exit", "file") and not callable(reward):
+        if reward not in ("exit", "file") and not callable(reward) and not _is_command(reward):
             raise InvalidAgentError(
-                f"reward={reward!r}; expected 'exit', 'file' or a function (result, task)."
+                f"reward={reward!r}; expected 'exit', 'file', a command as a list of strings, or a "
+                "function (result, task)."
+            )
+        if setup is not None and not callable(setup) and not _is_command(setup):
+            raise InvalidAgentError(
+                f"setup={setup!r}; expected a command as a list of strings, or a function "
+                "(folder, task)."
             )
         self.command = list(command)
+        self.files = _checked(files or {})
+        self.setup = setup
         self.reward = reward
         self.cwd = cwd
         self.env = dict(env or {})
         self.host = host
+        self.install = install
 
     async def __call__(self, client: AgentClient, task: Any = NO_TASK) -> Any:
         """Run the command to its end, and return its reward.
 
         Raises:
-            OSError: It cannot be started.
+            CommandError: It cannot be started, or ended with another status than 0 before it made
+                a model call; or the setup failed.
             RewardError: It leaves no reward, or none that can be read.
         """
         with tempfile.TemporaryDirectory(prefix="evert-") as scratch:
-            folder = Path(self.cwd) if self.cwd is not None else Path(scratch, "work")
-            folder.mkdir(parents=True, exist_ok=True)
-            reward_file = Path(scratch, "reward")
-            text = "" if task is NO_TASK else task if isinstance(task, str) else json.dumps(task)
-            address = client.serve(self.host)
-            env = {
-                **os.environ,
-                **environment(address, client.model, self.host),
-                "EVERT_TASK": text,
-                "EVERT_REWARD_FILE": str(reward_file),
-                **self.env,
-            }
-            out, err = Path(scratch, "stdout"), Path(scratch, "stderr")
-            command = [_filled(argument, address, client.model, text) for argument in self.command]
-            async with _running(command, folder, env, out, err) as process:
-                status = await process.wait()
-            result = ProcessResult(status, _text(out), _text(err), folder)
-            client.log(exit_status=status, stdout=result.stdout[-KEPT_OUTPUT:])
-            client.log(stderr=result.stderr[-KEPT_OUTPUT:])
-            return await self._reward(result, task, reward_file)
+            place = self._place(client, task, Path(scratch))
+            with _reporting(client, place):
+                await asyncio.to_thread(place.lay, self.files)
+                await self._set_up(place)
+                result = await place.run(self.command, "command")
+                client.log(exit_status=result.status, stdout=result.stdout[-LOGGED_OUTPUT:])
+                client.log(stderr=result.stderr[-LOGGED_OUTPUT:])
+                if result.status != 0 and not _has_called(client):
+                    raise CommandError(
+                        f"The command {self.command[0]!r} ended with status {result.status} before "
+                        "it made a model call."
+                    )
+                return await self._reward(result, place, client)
 
-    async def _reward(self, result: ProcessResult, task: Any, file: Path) -> Any:
-        if callable(self.reward):
-            value = self.reward(result, None if task is NO_TASK else task)
-            return await value if asyncio.iscoroutine(value) else value
+    def _place(self, client: AgentClient, task: Any, scratch: Path) -> Place:
+        folder = Path(self.cwd) if self.cwd is not None else scratch / "work"
+        home = scratch / "home"
+        for one in (folder, home):
+            one.mkdir(parents=True, exist_ok=True)
+        address = client.serve(self.host)
+        values = {
+            "model": client.model,
+            "base_url": address.base_url,
+            "root_url": address.root_url,
+            "api_key": address.api_key,
+            "folder": str(folder.absolute()),
+            "home": str(home),
+        }
+        place = Place(scratch, folder, home, task, values, install=self.install)
+        own = {name: text if text is None else place.fill(text) for name, text in self.env.items()}
+        env: dict[str, str | None] = {
+            **os.environ,
+            **environment(address, client.model, self.host),
+            "EVERT_TASK": task_text(task),
+            MARK: str(scratch / "reward"),
+            **own,
+        }
+        place.env = {name: text for name, text in env.items() if text is not None}
+        return place
+
+    async def _set_up(self, place: Place) -> None:
+        if callable(self.setup):
+            await _called(self.setup, place.folder, _none_without(place.task))
+        elif self.setup is not None:
+            result = await place.run(self.setup, "setup")
+            if result.status != 0:
+                raise CommandError(
+                    f"The setup {self.setup[0]!r} ended with status {result.status}, so the agent "
+                    "was not started."
+                )
+
+    async def _reward(self, result: ProcessResult, place: Place, client: AgentClient) -> Any:
         if self.reward == "exit":
             return float(result.status == 0)
-        return self._written_reward(result, file)
+        if self.reward == "file":
+            return self._written_reward(result, Path(place.env[MARK]))
+        if not callable(self.reward):
+            judged = await place.run(self.reward, "reward")
+            client.log(reward_status=judged.status, reward_stdout=judged.stdout[-LOGGED_OUTPUT:])
+            client.log(reward_stderr=judged.stderr[-LOGGED_OUTPUT:])
+            return float(judged.status == 0)
+        return await _called(self.reward, result, _none_without(place.task))
 
     def _written_reward(self, result: ProcessResult, file: Path) -> Any:
         try:
@@ -133,25 +177,11 @@ class ProcessAgent:
         except (OSError, ValueError) as error:
             raise RewardError(
                 f"The command {self.command[0]} left no reward in EVERT_REWARD_FILE ({error}); it "
-                f"ended with status {result.status}. The end of its error output: "
-                f"{result.stderr[-500:]!r}"
+                f"ended with status {result.status}."
             ) from error
         if isinstance(value, dict):
             return Outcome(value.get("reward"), value.get("metrics") or {})
         return value
-
-
-def _filled(argument: str, address: Address, model: str, task: str) -> str:
-    values = {
-        "{model}": model,
-        "{base_url}": address.base_url,
-        "{root_url}": address.root_url,
-        "{api_key}": address.api_key,
-        "{task}": task,  # last: what a task says is not filled in again
-    }
-    for name, value in values.items():
-        argument = argument.replace(name, value)
-    return argument
 
 
 def environment(address: Address, model: str, host: str) -> dict[str, str]:
@@ -169,45 +199,56 @@ def environment(address: Address, model: str, host: str) -> dict[str, str]:
     }
 
 
-@asynccontextmanager
-async def _running(
-    command: list[str], folder: Path, env: Mapping[str, str], out: Path, err: Path
-) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A process in a session of its own, whose tree is gone in the end."""
-    with out.open("wb") as stdout, err.open("wb") as stderr:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            cwd=folder,
-            env=dict(env),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            start_new_session=True,
-        )
-        try:
-            yield process
-        finally:
-            await asyncio.to_thread(_kill_tree, process.pid, env["EVERT_REWARD_FILE"])
-            await process.wait()
+def _is_command(value: object) -> bool:
+    return (
+        isinstance(value, Sequence)
+        and not isinstance(value, (str, bytes))
+        and len(value) > 0
+        and all(isinstance(argument, str) for argument in value)
+    )
 
 
-def _kill_tree(pid: int, mark: str) -> None:
-    """Kill a session's processes, and those that left it but still carry its environment."""
-    family = [process for process in psutil.process_iter() if _is_marked(process, mark)]
-    with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
-    for process in family:
-        with suppress(psutil.Error):
-            process.kill()
-    psutil.wait_procs([process for process in family if process.pid != pid], timeout=2)
+def _checked(files: Mapping[str, str | bytes | Path]) -> dict[str, str | bytes | Path]:
+    """The files, whose names lead nowhere but into the episode's folders."""
+    for name, content in files.items():
+        path = PurePath(name.removeprefix(IN_HOME))
+        if path.is_absolute() or ".." in path.parts:
+            raise InvalidAgentError(
+                f"The file {name!r} would lie outside of the episode's folder; expected a relative "
+                "path without '..', or one that begins with '{home}/'."
+            )
+        if not isinstance(content, (str, bytes, Path)):
+            raise InvalidAgentError(
+                f"The file {name!r} is of type {type(content).__name__}; expected its text, its "
+                "bytes, or the Path of a file or folder to copy."
+            )
+        if isinstance(content, Path) and not content.exists():
+            raise InvalidAgentError(
+                f"The file {name!r} is to be copied from {content}: it is not there."
+            )
+    return dict(files)
 
 
-def _is_marked(process: psutil.Process, mark: str) -> bool:
+@contextmanager
+def _reporting(client: AgentClient, place: Place) -> Iterator[None]:
+    """Have the error of an episode that fails, or is given up, say what the command wrote last."""
     try:
-        return process.pid != os.getpid() and process.environ().get("EVERT_REWARD_FILE") == mark
-    except psutil.Error:
-        return False
+        yield
+    except BaseException:  # a timeout cancels the agent
+        said = place.report()  # now, since the folder is about to go
+        client._endpoint.episode.hints.append(lambda: said)
+        raise
 
 
-def _text(path: Path) -> str:
-    return path.read_bytes().decode(errors="replace")
+def _has_called(client: AgentClient) -> bool:
+    return any(inbox.was_asked for inbox in client._endpoint.episode.inboxes)
+
+
+async def _called(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function returns that may wait, be it in a thread or async."""
+    value = await asyncio.to_thread(function, *arguments)
+    return await value if inspect.isawaitable(value) else value
+
+
+def _none_without(task: Any) -> Any:
+    return None if task is NO_TASK else task

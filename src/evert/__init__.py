@@ -7,6 +7,7 @@ loaded on first use. Importing evert registers the games with Gymnasium, as Gymn
 do, and loads neither torch nor tinker nor transformers. Where things live:
 
     evert.bridge     agent function -> Env, groups, datasets
+    evert.agents     ready agents for well-known programs
     evert.envs       the games, and agents as Gymnasium environments
     evert.trainers   the embedded engine, training, evaluation
 """
@@ -33,6 +34,8 @@ __all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'evert' has no attribute {name!r}")
+    if _HOMES[name] == __name__:
+        return importlib.import_module(f"{__name__}.{name}")
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 

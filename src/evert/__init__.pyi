@@ -1,4 +1,5 @@
 # The public names, each from the module it lives in. Python reads them here as well.
+from evert import agents as agents
 from evert.bridge.agent import Outcome as Outcome
 from evert.bridge.check import check_env as check_env
 from evert.bridge.dataset import AgentDataset as AgentDataset
@@ -8,6 +9,7 @@ from evert.bridge.errors import AgentAborted as AgentAborted
 from evert.bridge.errors import AgentError as AgentError
 from evert.bridge.errors import AgentTimeoutError as AgentTimeoutError
 from evert.bridge.errors import BlockingCallError as BlockingCallError
+from evert.bridge.errors import CommandError as CommandError
 from evert.bridge.errors import EnvCheckError as EnvCheckError
 from evert.bridge.errors import EnvClosedError as EnvClosedError
 from evert.bridge.errors import EnvStateError as EnvStateError

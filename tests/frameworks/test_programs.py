@@ -1,23 +1,31 @@
-"""Real programs in other languages as agents, over the loopback server.
+"""Real programs as agents, over the loopback server, as ``evert.agents`` has them.
 
 1. A Node.js script with the npm package ``openai`` plays an episode: whole, streamed, with a tool.
-2. Coding agents from npm do a turn: Codex (responses, streamed) and Claude Code (messages).
+2. Claude Code, Codex and Aider mend a file, with their whole prompt and a lean one: an episode is
+   one datum, and nothing but the task is asked of the policy.
+3. What a program says when it fails is in the error; a prompt that is too long ends the episode.
+4. They train by the command.
 
-``frameworks/make_programs.py`` installs them.
+``frameworks/make_programs.py`` and ``make_environment.py`` install them.
 """
 
+import json
 import shutil
-from collections.abc import Callable
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
-from evert import ChatAgentEnv, ProcessAgent, ScriptedPolicy
+from evert import AgentError, ChatAgentEnv, ProcessAgent, ScriptedPolicy
+from evert.agents import aider, claude_code, codex
+from evert.bridge.agent import NO_TASK
 
-PROGRAMS = Path(__file__).parent.parent.parent / ".frameworks" / "programs"
+FRAMEWORKS = Path(__file__).parent.parent.parent / ".frameworks"
+PROGRAMS = FRAMEWORKS / "programs"
 
 GAME = """
 import OpenAI from "openai";
@@ -41,24 +49,55 @@ process.exit(second.includes("higher") ? 0 : 1);
 GUESS = '<tool_call>\n{"name": "check_guess", "arguments": {"number": 500}}\n</tool_call>'
 
 
-@pytest.fixture
-def program() -> Callable[[str], str]:
+FILES = {
+    "calc.py": "def add(a, b):\n    return a - b\n",
+    "check.py": "from calc import add\nassert add(2, 3) == 5\n",
+}
+CHECK = [sys.executable, "check.py"]
+PATCH = """apply_patch <<'END'
+*** Begin Patch
+*** Update File: calc.py
+@@
+-    return a - b
++    return a + b
+*** End Patch
+END"""
+
+
+def program(path: str) -> str:
     """Path of an installed program; a missing one is a failure."""
-
-    def find(name: str) -> str:
-        path = PROGRAMS / "node_modules" / ".bin" / name
-        assert path.exists(), f"{path} is missing: run `make frameworks`"
-        return str(path)
-
-    return find
+    assert (FRAMEWORKS / path).exists(), f"{path} is missing: run `make frameworks`"
+    return str(FRAMEWORKS / path)
 
 
-async def play(agent: ProcessAgent, replies: list[str], task: Any) -> tuple[Trajectory, Any]:
+def call(name: str, **arguments: str) -> str:
+    called = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>\n{called}\n</tool_call>"
+
+
+def claude(prompt: str, **options: Any) -> ProcessAgent:
+    return claude_code(prompt, program=program("programs/node_modules/.bin/claude"), **options)
+
+
+def codex_of_npm(prompt: str, **options: Any) -> ProcessAgent:
+    return codex(prompt, program=program("programs/node_modules/.bin/codex"), **options)
+
+
+def aider_of_pypi(prompt: str, **options: Any) -> ProcessAgent:
+    return aider(prompt, program=program("aider/bin/aider"), edit=["calc.py"], **options)
+
+
+async def play(
+    agent: ProcessAgent, replies: list[str], task: Any = NO_TASK, **options: Any
+) -> tuple[Trajectory, Any]:
     policy = ScriptedPolicy(replies)
-    trajectory = await do_single_rollout(policy, ChatAgentEnv(agent, task))
+    trajectory = await do_single_rollout(policy, ChatAgentEnv(agent, task, **options))
     said = [transition.ac.tokens for transition in trajectory.transitions]
     assert said == policy.actions
     return trajectory, trajectory.transitions[-1]
+
+
+# -- 1. a script -----------------------------------------------------------------------------------
 
 
 async def test_a_node_script_with_the_npm_sdk_plays_an_episode(tmp_path: Path) -> None:
@@ -77,32 +116,72 @@ async def test_a_node_script_with_the_npm_sdk_plays_an_episode(tmp_path: Path) -
     assert last.metrics["tools/calls"] == 1
 
 
-async def test_codex_does_a_turn(program: Callable[[str], str], tmp_path: Path) -> None:
-    provider = 'model_providers.evert={name="evert",base_url="{base_url}",env_key="OPENAI_API_KEY"}'
-    command = [program("codex"), "exec", "--skip-git-repo-check", "--sandbox", "read-only"]
-    options = ["-m", "{model}", "-c", 'model_provider="evert"', "-c", provider, "{task}"]
-    agent = ProcessAgent(
-        [*command, *options],
-        env={"CODEX_HOME": str(tmp_path)},
-        reward=lambda result, task: float("Forty-two." in result.stdout),
-    )
+# -- 2. three programs mend a file -----------------------------------------------------------------
 
-    trajectory, last = await play(agent, ["Forty-two."], "What is six times seven?")
-
-    assert last.reward == 1.0, last.logs
-    assert len(trajectory.transitions) == 1
-    assert last.metrics["tools/offered"] > 0
+READ_AND_EDIT = [
+    call("Read", file_path="calc.py"),
+    call("Edit", file_path="calc.py", old_string="a - b", new_string="a + b"),
+    "Done.",
+]
+SHELL = [call("exec_command", cmd="cat calc.py"), call("exec_command", cmd=PATCH), "Done."]
+WHOLE_FILE = ["calc.py\n```\ndef add(a, b):\n    return a + b\n```\n"]
 
 
-async def test_claude_code_does_a_turn(program: Callable[[str], str], tmp_path: Path) -> None:
-    agent = ProcessAgent(
-        [program("claude"), "-p", "{task}", "--model", "{model}"],
-        env={"HOME": str(tmp_path), "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"},
-        reward=lambda result, task: float("Forty-two." in result.stdout),
-    )
-
-    trajectory, last = await play(agent, ["Forty-two."], "What is six times seven?")
+@pytest.mark.parametrize("lean", [False, True])
+async def test_claude_code_mends_a_file(lean: bool) -> None:
+    agent = claude("Mend {task}.", lean=lean, files=FILES, reward=CHECK)
+    trajectory, last = await play(agent, READ_AND_EDIT, "calc.py")
 
     assert last.reward == 1.0, last.logs
-    assert len(trajectory.transitions) == 1
-    assert last.metrics["tools/offered"] > 0
+    assert last.logs["stdout"] == "Done.\n"
+    assert last.metrics["tools/calls"] == 2
+    assert len(trajectory.transitions) == 3  # no title, no summary
+    assert (trajectory.transitions[0].ob.length < 3000) is lean
+
+
+@pytest.mark.parametrize("lean", [False, True])
+async def test_codex_mends_a_file(lean: bool) -> None:
+    agent = codex_of_npm("Mend {task}.", lean=lean, files=FILES, reward=CHECK)
+    trajectory, last = await play(agent, SHELL, "calc.py")
+
+    assert last.reward == 1.0, last.logs
+    assert last.logs["stdout"] == "Done.\n"
+    assert len(trajectory_to_data(trajectory, 1.0)) == 1
+    assert len(trajectory.transitions) == 3
+    assert (trajectory.transitions[0].ob.length < 3000) is lean
+
+
+async def test_aider_mends_a_file() -> None:
+    agent = aider_of_pypi("Mend {task}.", files=FILES, reward=CHECK)
+    trajectory, last = await play(agent, WHOLE_FILE, "calc.py")
+
+    assert last.reward == 1.0, last.logs
+    assert "Applied edit to calc.py" in str(last.logs["stdout"])
+    assert "raw.githubusercontent.com" not in str(last.logs["stdout"])  # no look for prices
+    assert len(trajectory.transitions) == 1  # no message of a commit
+
+
+async def test_claude_code_may_do_what_it_is_allowed_to_and_no_more() -> None:
+    make = [call("Bash", command="""python3 -c 'open("made", "w")'"""), "Done."]
+    allowed = claude("Go.", lean=True, tools=["Bash"], reward=["test", "-e", "made"])
+    denied = claude("Go.", lean=True, reward=["test", "-e", "made"])
+    everything = claude(
+        "Go.", lean=True, permission_mode="bypassPermissions", reward=["test", "-e", "made"]
+    )
+
+    earned = [(await play(agent, make))[1].reward for agent in (allowed, denied, everything)]
+    assert earned == [1.0, 0.0, 1.0]
+
+
+# -- 3. errors -------------------------------------------------------------------------------------
+
+
+async def test_what_a_program_says_at_its_start_is_in_the_error() -> None:
+    agents = [
+        claude("Go.", arguments=["--no-such-flag"]),
+        codex_of_npm("Go.", arguments=["--no-such-flag"]),
+        aider_of_pypi("Go.", arguments=["--no-such-flag"]),
+    ]
+    for agent in agents:
+        with pytest.raises(AgentError, match="before it made a model call.*--no-such-flag"):
+            await ChatAgentEnv(agent).initial_observation()

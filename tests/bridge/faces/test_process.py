@@ -4,7 +4,9 @@
    its arguments.
 2. Its reward is its exit status, a file, or what a function makes of its output.
 3. Its whole process tree is gone in the end, however it ends.
-4. What cannot be run or has no reward is an error that says so.
+4. What cannot be run or has no reward is an error that says so, with the end of its output.
+
+Its files, its setup and what is filled in: ``test_process_folder.py``.
 """
 
 import asyncio
@@ -12,6 +14,7 @@ import json
 import os
 import pickle
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -21,10 +24,18 @@ import pytest
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import InitialObservationOverflow, Trajectory
 
-from evert import AgentError, ChatAgentEnv, Outcome, ProcessAgent, ScriptedPolicy
+from evert import (
+    AgentError,
+    AgentTimeoutError,
+    ChatAgentEnv,
+    CommandError,
+    Outcome,
+    ProcessAgent,
+    ScriptedPolicy,
+)
 from evert.bridge.agent import NO_TASK
 from evert.bridge.errors import InvalidAgentError, RewardError
-from evert.bridge.faces.process import ProcessResult
+from evert.bridge.faces.commands import KEPT_OUTPUT, ProcessResult
 
 ASK = """
 import json, os, urllib.request
@@ -181,6 +192,34 @@ async def test_a_reward_function_may_be_async() -> None:
     assert trajectory.transitions[-1].reward == 3.0
 
 
+async def test_a_reward_function_may_block_without_holding_up_the_others() -> None:
+    meeting = threading.Barrier(2)
+
+    def score(result: ProcessResult, task: Any) -> bool:
+        meeting.wait(30)  # both are scored at the same time, or neither ever is
+        return True
+
+    agent = python('ask("x")', reward=score)
+    both = await asyncio.gather(play(agent), play(agent))
+
+    assert [trajectory.transitions[-1].reward for trajectory in both] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(("made", "reward"), [("seven", 1.0), ("eight", 0.0)])
+async def test_a_reward_may_be_a_command_that_judges_the_folder(made: str, reward: float) -> None:
+    judge = "import sys; print('judged'); sys.exit(open('made').read() != sys.argv[1])"
+    agent = python(
+        f'ask("x"); open("made", "w").write("{made}"); raise SystemExit(3)',
+        reward=[sys.executable, "-c", judge, "{task}"],
+    )
+    last = (await play(agent, task="seven")).transitions[-1]
+
+    assert last.reward == reward
+    assert last.logs["exit_status"] == 3
+    assert last.logs["reward_status"] == 1 - reward
+    assert last.logs["reward_stdout"] == "judged\n"
+
+
 # -- 3. the process tree ---------------------------------------------------------------------------
 
 FAMILY = """
@@ -246,20 +285,107 @@ def test_a_command_is_a_list_of_strings(command: Any) -> None:
         ProcessAgent(command)
 
 
-@pytest.mark.parametrize("reward", ["exit_status", None, 1.0])
+@pytest.mark.parametrize("reward", ["exit_status", None, 1.0, [], ["ls", 1]])
 def test_a_reward_of_another_kind_is_refused(reward: Any) -> None:
-    with pytest.raises(InvalidAgentError, match="expected 'exit', 'file' or a function"):
+    with pytest.raises(InvalidAgentError, match="expected 'exit', 'file', a command"):
         ProcessAgent(["ls"], reward=reward)
 
 
-async def test_a_program_that_is_not_there_is_the_agents_error() -> None:
-    with pytest.raises(AgentError, match="evert-no-such-program"):
-        await ChatAgentEnv(ProcessAgent(["evert-no-such-program"])).initial_observation()
+async def error_of(agent: ProcessAgent, task: object = NO_TASK, **options: Any) -> AgentError:
+    with pytest.raises(AgentError) as caught:
+        await do_single_rollout(ScriptedPolicy(["yes"]), ChatAgentEnv(agent, task, **options))
+    return caught.value
+
+
+async def test_a_program_that_is_not_there_is_an_error_that_says_how_to_get_it() -> None:
+    command = ["evert-no-such-program"]
+    plain = await error_of(ProcessAgent(command))
+    told = await error_of(ProcessAgent(command, install="npm install -g evert-no-such-program"))
+
+    assert isinstance(plain.__cause__, CommandError)
+    assert "The program 'evert-no-such-program' was not found" in str(plain)
+    assert "install it where PATH leads, or give its whole path" in str(plain)
+    assert "To mend it: npm install -g evert-no-such-program." in str(told)
+
+
+async def test_a_program_that_cannot_be_started_is_an_error_that_says_why(tmp_path: Path) -> None:
+    (tmp_path / "script").write_text("no program")
+    error = await error_of(ProcessAgent([str(tmp_path / "script")]))
+
+    assert "cannot be started: [Errno 13] Permission denied" in str(error)
+
+
+async def test_a_command_that_dies_at_its_start_is_an_error_with_its_output() -> None:
+    code = "import sys; print('so far'); sys.exit('no such option: --fast')"
+    error = await error_of(python(code))
+
+    assert isinstance(error.__cause__, CommandError)
+    assert "ended with status 1 before it made a model call" in str(error)
+    assert "wrote last: stderr 'no such option: --fast'; stdout 'so far'" in str(error)
+
+
+async def test_a_command_whose_only_call_was_refused_is_an_error_with_its_output() -> None:
+    models = {"judge": ScriptedPolicy(["yes"])}
+    code = """
+from urllib.error import HTTPError
+try:
+    ask("x", "gpt-4o")
+except HTTPError as error:
+    raise SystemExit(error.read().decode())
+"""
+    error = await error_of(python(code), models=models)
+
+    assert "before it made a model call" in str(error)
+    assert "gpt-4o" in str(error)
+
+
+async def test_a_command_that_hangs_is_a_timeout_with_the_end_of_its_output() -> None:
+    code = "import sys, time; ask('x'); print('waiting for a lock', file=sys.stderr, flush=True)"
+    agent = python(f"{code}; time.sleep(600)")
+    with pytest.raises(AgentTimeoutError) as caught:
+        await do_single_rollout(ScriptedPolicy(["yes"]), ChatAgentEnv(agent, agent_timeout=2))
+
+    assert f"The command {sys.executable!r} wrote last: stderr 'waiting for a lock'" in str(
+        caught.value
+    )
+
+
+async def test_a_command_that_hangs_in_silence_is_said_to_have_written_nothing() -> None:
+    agent = python("import time; time.sleep(600)")
+    with pytest.raises(AgentTimeoutError, match="wrote last: nothing"):
+        await ChatAgentEnv(agent, agent_timeout=1).initial_observation()
+
+
+async def test_a_reward_function_that_raises_is_an_error_with_the_commands_output() -> None:
+    def score(result: ProcessResult, task: Any) -> float:
+        return float((result.folder / "made").read_text())
+
+    code = "import sys; ask('x'); print('gave up', file=sys.stderr); sys.exit(4)"
+    error = await error_of(python(code, reward=score))
+
+    assert isinstance(error.__cause__, FileNotFoundError)
+    assert f"The command {sys.executable!r} wrote last: stderr 'gave up'" in str(error)
+
+
+async def test_only_the_end_of_a_long_output_is_read() -> None:
+    seen: list[ProcessResult] = []
+
+    def score(result: ProcessResult, task: Any) -> float:
+        seen.append(result)
+        return 1.0
+
+    code = "import sys; ask('x'); sys.stderr.write('e' * 3_000_000 + 'end'); print('o' * 9)"
+    last = (await play(python(code, reward=score))).transitions[-1]
+
+    assert len(seen[0].stderr) == KEPT_OUTPUT
+    assert seen[0].stderr.endswith("eend")
+    assert seen[0].stdout == "o" * 9 + "\n"
+    assert len(str(last.logs["stderr"])) == 4000
 
 
 @pytest.mark.parametrize("code", ["", 'open(os.environ["EVERT_REWARD_FILE"], "w").write("?")'])
 async def test_a_command_that_leaves_no_reward_is_an_error_with_its_output(code: str) -> None:
-    agent = python(f"{code}\nraise SystemExit('it broke')", reward="file")
+    agent = python(f"import sys\n{code}\nprint('it broke', file=sys.stderr)", reward="file")
     with pytest.raises(AgentError) as caught:
         await ChatAgentEnv(agent).initial_observation()
 

@@ -1,0 +1,20 @@
+"""Well-known agents that run as commands, ready to be trained.
+
+    fix = evert.agents.claude_code("Make check.py pass.", files=FILES, reward=CHECK)
+    env = ChatAgentEnv(fix)
+
+Each function returns a ``ProcessAgent`` that knows the program's flags, what it would ask the model
+beside its task (titles, summaries) and how to keep it quiet, and the configuration that it reads,
+which lies in the episode's own folder. The programs themselves are not installed with evert.
+
+    anthropic_claude.py   ``claude_code``: Claude Code, from npm
+    openai_codex.py       ``codex``: OpenAI's Codex, from npm
+    aider_chat.py         ``aider``: Aider, from PyPI, in an environment of its own
+    recipe.py             what they share: their options, and the agent made of them
+"""
+
+from evert.agents.aider_chat import aider
+from evert.agents.anthropic_claude import claude_code
+from evert.agents.openai_codex import codex
+
+__all__ = ["aider", "claude_code", "codex"]

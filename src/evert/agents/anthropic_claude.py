@@ -1,0 +1,83 @@
+"""``claude_code``: Claude Code as an agent, over Anthropic's messages.
+
+https://docs.claude.com/en/docs/claude-code; tried with 2.1.330, ``npm install -g
+@anthropic-ai/claude-code``.
+
+- What it would ask the model beside the task (session titles) or send elsewhere is switched off.
+- Its settings, memories and sessions lie in the episode's home; yours are not read.
+- It sends tool calls back as it understood them: ``replace_all: false`` added, numbers read from
+  strings, ``cd`` into its own folder left out.
+"""
+
+from collections.abc import Sequence
+from typing import Unpack
+
+from evert.agents.recipe import ProcessOptions, made
+from evert.bridge.faces.process import ProcessAgent
+
+ENVIRONMENT = {
+    "CLAUDE_CONFIG_DIR": "{home}",
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",  # titles, telemetry, updates
+    "CLAUDE_CODE_DISABLE_AUTO_MEMORY": "1",
+    "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # a line of the prompt that each version changes
+    "CLAUDE_CODE_DISABLE_NONSTREAMING_FALLBACK": "1",  # it would ask the same a second time
+    "CLAUDE_CODE_MAX_RETRIES": "0",
+    "API_TIMEOUT_MS": "86400000",  # a reply may wait for a whole batch
+    "DISABLE_AUTOUPDATER": "1",
+    # whatever size of model it or a sub-agent asks for, it is the policy
+    "ANTHROPIC_DEFAULT_HAIKU_MODEL": "{model}",
+    "ANTHROPIC_DEFAULT_SONNET_MODEL": "{model}",
+    "ANTHROPIC_DEFAULT_OPUS_MODEL": "{model}",
+    "CLAUDE_CODE_SUBAGENT_MODEL": "{model}",
+    # ways to another model, which would be taken before ANTHROPIC_API_KEY
+    "ANTHROPIC_AUTH_TOKEN": None,
+    "CLAUDE_CODE_OAUTH_TOKEN": None,
+    "CLAUDE_CODE_USE_BEDROCK": None,
+    "CLAUDE_CODE_USE_VERTEX": None,
+    "CLAUDE_CODE_USE_FOUNDRY": None,
+}
+
+
+def claude_code(
+    prompt: str = "{task}",
+    *,
+    tools: Sequence[str] | None = None,
+    permission_mode: str = "acceptEdits",
+    lean: bool = False,
+    program: str = "claude",
+    arguments: Sequence[str] = (),
+    **options: Unpack[ProcessOptions],
+) -> ProcessAgent:
+    """Claude Code on a prompt, in a folder of its own.
+
+    Args:
+        prompt: What to do; ``{task}`` in it is the episode's task, ``{task[name]}`` a part of it.
+        tools: Names of the tools that it offers and may use unasked, ``("Read", "Edit", "Bash")``;
+            None: its own choice of tools, of which ``permission_mode`` says what they may do.
+        permission_mode: What it may do unasked; what it would ask for is denied. "acceptEdits":
+            read and edit files of its folder. "bypassPermissions": everything, for machines that
+            hold nothing else.
+        lean: Whether to leave out what makes the prompt long (``--bare``): 2 to 7 kB with the task,
+            where its own has 48. Tools are then Bash, Edit and Read at most.
+        program: The program, or its path.
+        arguments: Further arguments.
+        **options: ``files``, ``setup``, ``reward``, ``cwd``, ``env``, ``host``: see
+            ``ProcessAgent``.
+
+    Raises:
+        InvalidAgentError: As ``ProcessAgent``.
+    """
+    command = [program, "-p", "--model", "{model}", "--permission-mode", permission_mode]
+    if tools is not None:
+        command += [f"--tools={','.join(tools)}", f"--allowedTools={','.join(tools)}"]
+    if lean:
+        command.append("--bare")
+    env: dict[str, str | None] = dict(ENVIRONMENT)
+    if permission_mode == "bypassPermissions":
+        env["IS_SANDBOX"] = "1"  # else it refuses to run as root, whom containers know only
+    return made(
+        [*command, *arguments, "--", prompt],
+        options,
+        env=env,
+        install="npm install -g @anthropic-ai/claude-code",
+    )

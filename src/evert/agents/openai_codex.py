@@ -1,0 +1,104 @@
+"""``codex``: OpenAI's Codex as an agent, over the Responses API.
+
+https://developers.openai.com/codex; tried with 0.169.0, ``npm install -g @openai/codex``.
+
+- It does not look at ``OPENAI_BASE_URL``: its address stands in a ``config.toml`` of the episode's
+  home, with all that keeps it from asking again, looking for updates and sending analytics.
+- Its sessions and logs lie there too; your own configuration is not read.
+"""
+
+from collections.abc import Sequence
+from typing import Unpack
+
+from evert.agents.recipe import ProcessOptions, made
+from evert.bridge.faces.process import ProcessAgent
+
+CONFIG = """\
+model_provider = "evert"
+approval_policy = "never"
+check_for_update_on_startup = false
+web_search = "disabled"
+{lean_settings}
+[model_providers.evert]
+name = "evert"
+base_url = "{base_url}"
+env_key = "OPENAI_API_KEY"
+wire_api = "responses"
+request_max_retries = 0
+stream_max_retries = 0
+stream_idle_timeout_ms = 86400000
+
+[features]
+apps = false
+plugins = false
+{lean_features}
+[analytics]
+enabled = false
+
+[feedback]
+enabled = false
+
+[history]
+persistence = "none"
+"""
+
+LEAN_SETTINGS = """\
+model_instructions_file = "instructions.md"
+include_permissions_instructions = false
+agents.enabled = false
+skills.include_instructions = false
+skills.bundled.enabled = false
+tools.experimental_request_user_input.enabled = false
+"""
+
+LEAN_FEATURES = """\
+goals = false
+hooks = false
+image_generation = false
+view_image = false
+"""
+
+INSTRUCTIONS = """\
+You are a coding agent. Work in the current folder with the shell until the task is done, then say \
+so. To edit a file, run `apply_patch` with a patch.
+"""
+
+
+def codex(
+    prompt: str = "{task}",
+    *,
+    sandbox: str = "workspace-write",
+    lean: bool = False,
+    program: str = "codex",
+    arguments: Sequence[str] = (),
+    **options: Unpack[ProcessOptions],
+) -> ProcessAgent:
+    """Codex on a prompt, in a folder of its own.
+
+    Args:
+        prompt: What to do; ``{task}`` in it is the episode's task, ``{task[name]}`` a part of it.
+        sandbox: What its commands may do: "read-only", "workspace-write" (change files of the
+            folder, no network), or "danger-full-access" (no sandbox of its own: in containers).
+        lean: Whether to leave out what makes the prompt long: 5 kB, with instructions of two
+            lines and a shell as the only tool, where its own has 39.
+        program: The program, or its path.
+        arguments: Further arguments.
+        **options: ``files``, ``setup``, ``reward``, ``cwd``, ``env``, ``host``: see
+            ``ProcessAgent``. A file ``{home}/config.toml`` replaces the one that evert writes.
+
+    Raises:
+        InvalidAgentError: As ``ProcessAgent``.
+    """
+    config = CONFIG.replace("{lean_settings}\n", LEAN_SETTINGS if lean else "")
+    config = config.replace("{lean_features}\n", LEAN_FEATURES if lean else "")
+    files = {"{home}/config.toml": config}
+    if lean:
+        files["{home}/instructions.md"] = INSTRUCTIONS
+    command = [program, "exec", "--skip-git-repo-check", "--color", "never", "-m", "{model}"]
+    return made(
+        [*command, "--sandbox", sandbox, *arguments, "--", prompt],
+        options,
+        files=files,
+        env={"CODEX_HOME": "{home}"},
+        install="npm install -g @openai/codex",
+    )

@@ -1,0 +1,41 @@
+"""What the ready agents share: the options that each of them takes, and how an agent is made."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypedDict
+
+from evert.bridge.faces.process import ProcessAgent, ProcessReward, ProcessSetup
+
+
+class ProcessOptions(TypedDict, total=False):
+    """Options that every ready agent hands on to ``ProcessAgent``, which says what they mean."""
+
+    files: Mapping[str, str | bytes | Path]
+    setup: ProcessSetup | None
+    reward: ProcessReward
+    cwd: str | Path | None
+    env: Mapping[str, str | None]
+    host: str
+
+
+def made(
+    command: Sequence[str],
+    options: ProcessOptions,
+    *,
+    install: str,
+    files: Mapping[str, str] | None = None,
+    env: Mapping[str, str | None],
+) -> ProcessAgent:
+    """An agent that runs ``command``.
+
+    Args:
+        command: Program and arguments.
+        options: What the user gave; it comes before what the program needs.
+        install: How to get the program, for the message when it is not there.
+        files: The program's configuration.
+        env: The program's environment variables.
+    """
+    given = options.copy()
+    given["files"] = {**(files or {}), **options.get("files", {})}
+    given["env"] = {**env, **options.get("env", {})}
+    return ProcessAgent(command, install=install, **given)

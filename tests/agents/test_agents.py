@@ -1,0 +1,135 @@
+"""The ready agents: what they hand to a ``ProcessAgent``. No program is run here: that is
+``tests/frameworks/test_programs.py``, with the programs themselves.
+
+1. Each is a ``ProcessAgent`` that travels, is named by an import path, and takes the same options.
+2. What a user gives comes before what the program needs.
+3. A program that is not there is an error that says how to get it.
+"""
+
+import pickle
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import evert
+from evert import AgentError, ChatAgentEnv, ChatAgentGroupBuilder, ProcessAgent
+from evert.bridge.errors import InvalidAgentError
+from evert.bridge.imports import resolve
+
+READY: list[Callable[..., ProcessAgent]] = [
+    evert.agents.aider,
+    evert.agents.claude_code,
+    evert.agents.codex,
+]
+
+fix_bug = evert.agents.claude_code("Fix the bug.", files={"a.py": "1 +"}, reward=["python", "a.py"])
+
+
+# -- 1. agents -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ready", READY)
+def test_it_is_an_agent_with_or_without_a_task(ready: Callable[..., ProcessAgent]) -> None:
+    assert isinstance(ready(), ProcessAgent)
+    ChatAgentEnv(ready(), "a task")
+    ChatAgentEnv(ready("Fix it."))
+
+
+@pytest.mark.parametrize("ready", READY)
+def test_it_travels(ready: Callable[..., ProcessAgent]) -> None:
+    agent = ready(
+        "Fix it.", files={"a": "b"}, setup=["git", "init"], reward=["true"], env={"A": "b"}
+    )
+
+    assert vars(pickle.loads(pickle.dumps(agent))) == vars(agent)
+
+
+def test_one_line_of_a_module_makes_what_the_commands_train() -> None:
+    builder = ChatAgentGroupBuilder("tests.agents.test_agents:fix_bug", "a task", 2)
+
+    assert builder.agent is fix_bug
+    assert pickle.loads(pickle.dumps(builder)).group_size == 2
+
+
+@pytest.mark.parametrize("name", ["aider", "claude_code", "codex"])
+def test_it_is_found_by_its_import_path(name: str) -> None:
+    assert resolve(f"evert.agents:{name}", "agent", InvalidAgentError) in READY
+
+
+# -- 2. what is given ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ready", READY)
+def test_the_prompt_cannot_be_taken_for_an_option(ready: Callable[..., ProcessAgent]) -> None:
+    command = ready("--help me").command
+
+    assert command[-2:] == ["--", "--help me"] or "--message=--help me" in command
+
+
+@pytest.mark.parametrize("ready", READY)
+def test_options_of_a_process_are_handed_on(ready: Callable[..., ProcessAgent]) -> None:
+    agent = ready(program="mine", arguments=["--more"], cwd="here", host="0.0.0.0", reward="file")
+
+    assert (agent.cwd, agent.host, agent.reward) == ("here", "0.0.0.0", "file")
+    assert agent.command[0] == "mine"
+    assert "--more" in agent.command
+
+
+def test_what_a_user_gives_comes_before_what_the_program_needs() -> None:
+    agent = evert.agents.codex(
+        files={"a": "b", "{home}/config.toml": "mine"}, env={"CODEX_HOME": "elsewhere", "A": "b"}
+    )
+
+    assert agent.files == {"a": "b", "{home}/config.toml": "mine"}
+    assert agent.env == {"CODEX_HOME": "elsewhere", "A": "b"}
+
+
+@pytest.mark.parametrize("ready", READY)
+def test_a_wrong_option_is_refused(ready: Callable[..., ProcessAgent]) -> None:
+    with pytest.raises(InvalidAgentError, match="reward='exits'"):
+        ready(reward="exits")
+    with pytest.raises(TypeError, match="rewards"):
+        ready(rewards="exit")
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_the_configuration_of_codex_is_toml_that_leads_to_the_rollout(lean: bool) -> None:
+    files = evert.agents.codex(lean=lean).files
+    config = tomllib.loads(str(files["{home}/config.toml"]))
+
+    assert config["model_providers"]["evert"]["base_url"] == "{base_url}"
+    assert config["analytics"] == {"enabled": False}
+    assert config["features"]["plugins"] is False
+    assert ("model_instructions_file" in config) is lean
+    assert ("{home}/instructions.md" in files) is lean
+
+
+def test_claude_code_may_use_the_tools_that_it_is_given() -> None:
+    command = evert.agents.claude_code(tools=["Read", "Bash(git *)"]).command
+
+    assert "--tools=Read,Bash(git *)" in command
+    assert "--allowedTools=Read,Bash(git *)" in command
+
+
+# -- 3. what is missing ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ready", "install"),
+    [
+        (evert.agents.aider, "pip install aider-chat"),
+        (evert.agents.claude_code, "npm install -g @anthropic-ai/claude-code"),
+        (evert.agents.codex, "npm install -g @openai/codex"),
+    ],
+)
+async def test_a_program_that_is_not_there_is_an_error_that_says_how_to_get_it(
+    ready: Any, install: str, tmp_path: Path
+) -> None:
+    with pytest.raises(AgentError) as caught:
+        await ChatAgentEnv(ready(program=str(tmp_path / "nowhere"))).initial_observation()
+
+    assert "nowhere' was not found" in str(caught.value)
+    assert install in str(caught.value)

@@ -1,0 +1,181 @@
+"""The folder that a command runs in: files, setup, and what is filled in.
+
+1. Files are laid into it before: text with its placeholders filled in, bytes and paths as they are.
+2. A setup, a command or a function, runs in it before the agent.
+3. Parts of a task, the episode's folders and the address stand wherever a placeholder does.
+4. What leads out of it, or cannot be laid there, is refused; a setup that fails is an error.
+"""
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.bridge.faces.test_process import error_of, marked, play, python
+
+from evert import AgentTimeoutError, ChatAgentEnv, ProcessAgent
+from evert.bridge.errors import CommandError, InvalidAgentError
+
+SHOW = 'import sys; ask("x"); print(*(open(name).read() for name in sys.argv[1:]), sep="|", end="")'
+
+
+async def output(agent: ProcessAgent, **options: Any) -> str:
+    trajectory = await play(agent, **options)
+    return str(trajectory.transitions[-1].logs["stdout"])
+
+
+def is_there(path: str) -> bool:
+    return Path(path).exists()
+
+
+# -- 1. files --------------------------------------------------------------------------------------
+
+
+async def test_text_is_laid_into_the_folder_with_its_placeholders_filled_in() -> None:
+    files = {"deep/down/config": "{model} does {task}, {not this} and {}", "other": "plain"}
+    agent = python(SHOW, "deep/down/config", "other", files=files)
+
+    assert await output(agent, task="it") == "policy does it, {not this} and {}|plain"
+
+
+async def test_bytes_and_copies_are_laid_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "repo" / "inner").mkdir(parents=True)
+    (tmp_path / "repo" / "inner" / "a.py").write_text("f'{task}'")
+    (tmp_path / "one.py").write_text("f'{model}'")
+    files: dict[str, str | bytes | Path] = {
+        "raw": b"f'{task}'",
+        ".": tmp_path / "repo",
+        "sub/one.py": tmp_path / "one.py",
+    }
+    agent = python(SHOW, "raw", "inner/a.py", "sub/one.py", files=files)
+
+    assert await output(agent, task="it") == "f'{task}'|f'{task}'|f'{model}'"
+    assert (tmp_path / "repo" / "inner" / "a.py").read_text() == "f'{task}'"
+
+
+async def test_a_file_of_the_home_is_beside_the_folder_and_gone_with_it() -> None:
+    code = (
+        'import sys; ask("x"); print(os.listdir(), os.environ["CONFIG"], open(sys.argv[1]).read())'
+    )
+    agent = python(
+        code,
+        "{home}/a/config",
+        files={"{home}/a/config": "key={api_key}"},
+        env={"CONFIG": "{home}/a"},
+    )
+    listing, home, text = (await output(agent)).split()
+
+    assert listing == "[]"
+    assert text.startswith("key=evert-")
+    assert Path(home).name == "a"
+    assert not is_there(home)
+
+
+# -- 2. setup --------------------------------------------------------------------------------------
+
+
+async def test_a_setup_command_runs_in_the_folder_after_the_files() -> None:
+    code = "import sys; open('made', 'w').write(open('given').read() + sys.argv[1])"
+    agent = python(
+        SHOW, "made", files={"given": "from "}, setup=[sys.executable, "-c", code, "{task}"]
+    )
+
+    assert await output(agent, task="setup") == "from setup"
+
+
+async def test_a_setup_function_gets_the_folder_and_the_task() -> None:
+    def lay_out(folder: Path, task: Any) -> None:
+        for name, text in task["files"].items():
+            (folder / name).write_text(text)
+
+    agent = python(SHOW, "a", "b", setup=lay_out)
+
+    assert await output(agent, task={"files": {"a": "one", "b": "two"}}) == "one|two"
+
+
+async def test_a_setup_function_may_be_async_and_gets_none_without_a_task() -> None:
+    async def lay_out(folder: Path, task: Any) -> None:
+        await asyncio.sleep(0)
+        (folder / "a").write_text(repr(task))
+
+    assert await output(python(SHOW, "a", setup=lay_out)) == "None"
+
+
+# -- 3. what is filled in --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "task", "text"),
+    [
+        ("{task[prompt]}", {"prompt": "say {task[b]} {model}", "b": 1}, "say {task[b]} {model}"),
+        ("{task[b]}-{task[b]}", {"prompt": "x", "b": [1, "2"]}, '[1, "2"]-[1, "2"]'),
+        ("{task[1]}", ["zero", "one"], "one"),
+        ("{model[0]}", "x", "policy[0]"),
+        ("{tasks} {{task}}", "x", "{tasks} {x}"),
+    ],
+)
+async def test_a_part_of_a_task_is_filled_in_once(asked: str, task: Any, text: str) -> None:
+    code = 'import sys; ask("x"); print(sys.argv[1], end="")'
+
+    assert await output(python(code, asked), task=task) == text
+
+
+async def test_variables_are_filled_in_and_none_takes_one_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MY_TOKEN", "secret")
+    code = 'ask("x"); print(os.environ.get("MY_TOKEN"), os.environ["WHERE"] == os.getcwd())'
+    agent = python(code, env={"MY_TOKEN": None, "WHERE": "{folder}"})
+
+    assert await output(agent) == "None True\n"
+
+
+# -- 4. refusals and errors ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../out", "a/../../out", "{home}/../out"])
+def test_a_file_that_would_lie_outside_is_refused(name: str) -> None:
+    with pytest.raises(InvalidAgentError, match="would lie outside of the episode's folder"):
+        ProcessAgent(["ls"], files={name: "x"})
+
+
+def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    content: Any = 7
+    with pytest.raises(InvalidAgentError, match="'a' is of type int; expected its text"):
+        ProcessAgent(["ls"], files={"a": content})
+    with pytest.raises(InvalidAgentError, match="to be copied from .*nowhere: it is not there"):
+        ProcessAgent(["ls"], files={"a": tmp_path / "nowhere"})
+
+
+@pytest.mark.parametrize("setup", ["git init", [], [1]])
+def test_a_setup_of_another_kind_is_refused(setup: Any) -> None:
+    with pytest.raises(InvalidAgentError, match="setup=.*expected a command as a list of strings"):
+        ProcessAgent(["ls"], setup=setup)
+
+
+@pytest.mark.parametrize("task", [{"other": 1}, "text", ["one"]])
+async def test_a_part_that_the_task_has_not_is_named(task: Any) -> None:
+    error = await error_of(python("", "{task[prompt]}"), task=task)
+
+    assert isinstance(error.__cause__, InvalidAgentError)
+    assert "{task[prompt]}, which the task" in str(error)
+
+
+async def test_a_setup_that_fails_is_an_error_with_its_output() -> None:
+    error = await error_of(python("", setup=[sys.executable, "-c", "raise SystemExit('no disk')"]))
+
+    assert isinstance(error.__cause__, CommandError)
+    assert "ended with status 1, so the agent was not started" in str(error)
+    assert f"The setup {sys.executable!r} wrote last: stderr 'no disk'" in str(error)
+
+
+async def test_a_setup_that_hangs_is_a_timeout_that_names_it_and_leaves_nothing() -> None:
+    mark = f"evert-test-{time.time_ns()}"
+    code = "import sys, time; print('half', flush=True); time.sleep(600)"
+    agent = python("", setup=[sys.executable, "-c", code, mark])
+    with pytest.raises(AgentTimeoutError, match="The setup .* wrote last: stdout 'half'"):
+        await ChatAgentEnv(agent, agent_timeout=2).initial_observation()
+
+    assert not marked(mark)
