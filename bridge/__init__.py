@@ -14,6 +14,7 @@ Read in this order:
     models.py        the models beside the policy, by name
     weights.py       one of them: weights of the engine in use
     rendering.py     what is needed of a Cookbook renderer
+    logprobs.py      log-probabilities of a reply's text
     tokens.py        a growing token sequence
     index.py         which beginnings of conversations are known
     conversation.py  one conversation, in messages and in exact tokens

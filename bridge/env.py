@@ -37,6 +37,7 @@ from evert.bridge.faces.client import AgentClient, BlockingAgentClient
 from evert.bridge.faces.endpoint import Endpoint
 from evert.bridge.inbox import Inbox
 from evert.bridge.limits import LiveLimits
+from evert.bridge.logprobs import SampledTokens
 from evert.bridge.models import frozen_models
 from evert.bridge.options import EnvOptions, own_options, settings_of
 from evert.bridge.rendering import prompt_renderer
@@ -118,7 +119,8 @@ class ChatAgentEnv(Env):
         """Resume the agent with a sampled action and return at its next call or its end.
 
         Args:
-            action: Token ids as sampled; they are kept exactly.
+            action: Token ids as sampled; they are kept exactly. As ``SampledTokens`` they answer
+                the agent that asks for ``logprobs``.
             extra: ``stop_reason`` "length" says the action was cut at its token cap.
 
         Raises:
@@ -131,7 +133,8 @@ class ChatAgentEnv(Env):
         outstanding = self._take_outstanding()
         truncated = (extra or {}).get("stop_reason") == "length"
         caller, lineage = outstanding.call.caller, outstanding.conversation.lineage
-        turn = Turn(list(action), truncated, {CALLER: caller, LINEAGE: lineage})
+        logprobs = action.logprobs if isinstance(action, SampledTokens) else None
+        turn = Turn(list(action), truncated, {CALLER: caller, LINEAGE: lineage}, logprobs)
         self.turn_lineages.append(lineage)
         self.turn_callers.append(caller)
         upcoming = await self._turns.resume(outstanding, turn)

@@ -245,6 +245,19 @@ def _read_tool(tool: object, place: str) -> ToolSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token of a reply's visible text.
+
+    Attributes:
+        text: What it adds to the text; "" for the beginning of a character of several tokens.
+        logprob: Natural logarithm of the probability it was sampled with.
+    """
+
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     """What the policy said in one action, as the agent gets it.
 
@@ -258,6 +271,7 @@ class Reply:
         prompt_tokens: Length of the observation.
         completion_tokens: Length of the action.
         stop_string: The agent's own stop string that cut the text; None when none did.
+        logprobs: Of the tokens of ``text``, where they were asked for and are known; else None.
     """
 
     parsed: Message
@@ -269,6 +283,7 @@ class Reply:
     prompt_tokens: int
     completion_tokens: int
     stop_string: str | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
     def with_calls(self, count: int) -> "Reply":
         """The reply with its first ``count`` tool calls; without any it simply stops."""

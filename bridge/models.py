@@ -9,24 +9,27 @@ are no transitions, and nothing is trained on them. A frozen model is one of
     a ``RemoteModel``: an endpoint that speaks OpenAI's chat completions
 """
 
+import codecs
 import itertools
 import json
 import os
 import secrets
 import ssl
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, TypeAlias
 
 import tinker
+from openai.types.chat.chat_completion import Choice
 from tinker_cookbook.completers import MessageCompleter, TinkerTokenCompleter, TokenCompleter
 
 from evert.bridge.actions import read_action
 from evert.bridge.errors import InvalidModelError
 from evert.bridge.formats import ANY_OBJECT, ReplyFormat
 from evert.bridge.lineage import ConversationBook
-from evert.bridge.messages import Reply, as_fields, read_message, read_reply
+from evert.bridge.logprobs import unavailable, with_logprobs
+from evert.bridge.messages import Reply, TokenLogprob, as_fields, read_message, read_reply
 from evert.bridge.rendering import PromptRenderer
 from evert.bridge.requests import ChatRequest, bad_request
 from evert.bridge.routes import FrozenAnswer
@@ -68,6 +71,7 @@ class RemoteModel:
             "max_completion_tokens": request.max_tokens,
             "stop": list(request.stop) or None,
             "temperature": self.temperature,
+            "logprobs": request.logprobs or None,
             **_format_fields(request.format),
         }
         messages: Any = [as_fields(m, index) for index, m in enumerate(request.messages)]
@@ -87,13 +91,33 @@ class RemoteModel:
         sent = {"role": "assistant", **choice.message.model_dump(exclude_none=True)}
         sent.setdefault("content", "")
         usage = completion.usage
-        return read_reply(
+        reply = read_reply(
             read_message(sent, 0, {}),
             truncated=choice.finish_reason == "length",
             call_ids=_new_call_ids(),
             prompt_tokens=usage.prompt_tokens if usage is not None else 0,
             completion_tokens=usage.completion_tokens if usage is not None else 0,
         )
+        return _with_given_logprobs(reply, choice) if request.logprobs else reply
+
+
+def _with_given_logprobs(reply: Reply, choice: Choice) -> Reply:
+    """A reply with what the endpoint says of its tokens, if that is of the very text.
+
+    Raises:
+        openai.BadRequestError: It says nothing.
+    """
+    if choice.logprobs is None or choice.logprobs.content is None:
+        raise unavailable("the endpoint of this model gave none")
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    given = tuple(
+        TokenLogprob(
+            one.token if one.bytes is None else decoder.decode(bytes(one.bytes)), one.logprob
+        )
+        for one in choice.logprobs.content
+    )
+    is_the_text = "".join(one.text for one in given) == reply.text
+    return replace(reply, logprobs=given if is_the_text else None)
 
 
 @cache
@@ -178,6 +202,8 @@ async def _ask_for_message(completer: MessageCompleter, request: ChatRequest) ->
             "Env a TokenCompleter, a TinkerModel or a RemoteModel for it.",
             param="tools",
         )
+    if request.logprobs:
+        raise unavailable(f"the model {request.model!r} is a MessageCompleter, which gives none")
     messages = [read_message(m, index, {}) for index, m in enumerate(request.messages)]
     if request.format is not None:
         messages.append(request.format.request())
@@ -202,6 +228,8 @@ async def _ask_for_tokens(
         call_ids=_new_call_ids(),
         prompt_tokens=conversation.length,
     )
+    if request.logprobs:
+        return with_logprobs(reply, action.tokens, action.maybe_logprobs, renderer)
     return reply
 
 

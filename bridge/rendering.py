@@ -138,6 +138,8 @@ class PromptRenderer:
         be rendered alone. False for templates that look at the whole conversation."""
         self.takes_images = getattr(renderer, "image_processor", None) is not None
         """Whether images become chunks; the other renderers would drop them in silence."""
+        self.markup = frozenset(getattr(tokenizer, "added_tokens_decoder", {}))
+        """Ids of the tokens that no text is encoded into by itself: the format's own."""
 
     @cached_property
     def off_loop(self) -> "PromptRenderer":

@@ -39,6 +39,7 @@ class ChatRequest:
         format: What the reply has to look like; None for anything.
         may_call: Whether the reply may hold tool calls; such as it makes all the same are not
             delivered.
+        logprobs: Whether the log-probabilities of the reply's text are wanted.
     """
 
     model: str
@@ -48,6 +49,7 @@ class ChatRequest:
     stop: tuple[str, ...] = ()
     format: ReplyFormat | None = None
     may_call: bool = True
+    logprobs: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import tinker
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.renderers import Renderer
 
+from evert.bridge.logprobs import SampledTokens
 from evert.bridge.rendering import prompt_renderer
 from evert.bridge.tokens import flatten
 
@@ -53,9 +54,10 @@ class ScriptedPolicy(TokenCompleter):
         tokens = tokens[:max_tokens]
         self.prompts.append(prompt)
         self.actions.append(tokens)
+        logprobs = [self._logprob] * len(tokens)
         return TokensWithLogprobs(
-            tokens=tokens,
-            maybe_logprobs=[self._logprob] * len(tokens),
+            tokens=SampledTokens(tokens, logprobs),
+            maybe_logprobs=logprobs,
             stop_reason="length" if cut else "stop",
         )
 

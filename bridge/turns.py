@@ -7,7 +7,7 @@ gate (``_spent``), those of retries too, so that budgets hold for all of them.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -33,6 +33,7 @@ from evert.bridge.errors import AgentError, AgentTimeoutError, EnvClosedError, E
 from evert.bridge.inbox import AgentEnd, Inbox, ParkedCall
 from evert.bridge.limits import prompt_limit
 from evert.bridge.lineage import ConversationBook
+from evert.bridge.logprobs import with_logprobs
 from evert.bridge.messages import Reply
 from evert.bridge.options import EnvSettings
 from evert.bridge.rendering import PromptRenderer
@@ -74,6 +75,7 @@ class Turn:
     tokens: list[int]
     truncated: bool
     logs: Logs
+    logprobs: Sequence[float] | None = None
     metrics: Metrics = field(default_factory=dict)
     reward: float = 0.0
 
@@ -149,8 +151,18 @@ class Turns:
             self.account.stop_reason = StopReason.MAX_TOOL_CALLS
         if call.is_waiting:
             outstanding.conversation.record(turn.tokens, reply, self._renderer)
-            call.answer(reply)
+            self._deliver(call, reply, turn)
         return await self._advance()
+
+    def _deliver(self, call: ParkedCall, reply: Reply, turn: Turn) -> None:
+        """Resume the agent, with the log-probabilities if it asked for them."""
+        try:
+            if call.request.logprobs:
+                reply = with_logprobs(reply, turn.tokens, turn.logprobs, self._renderer)
+        except openai.BadRequestError as error:
+            call.refuse(error)
+        else:
+            call.answer(reply)
 
     def _read(self, outstanding: Outstanding, turn: Turn) -> tuple[Reply, Problem | None]:
         """The reply of an action, no longer than the agent asked for."""

@@ -8,17 +8,24 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
-from openai.types.chat.chat_completion import Choice
+from openai.types.chat.chat_completion import Choice, ChoiceLogprobs
 from openai.types.chat.chat_completion_message_function_tool_call import (
     ChatCompletionMessageFunctionToolCall,
     Function,
 )
+from openai.types.chat.chat_completion_token_logprob import ChatCompletionTokenLogprob
 from openai.types.completion_usage import CompletionUsage
 from tinker_cookbook.renderers.base import ToolCall
 
 from evert.bridge.dialects.dialect import Dialect
-from evert.bridge.dialects.events import deltas, unnamed_events
-from evert.bridge.dialects.fields import field_policy, forced_tools, read_flag, read_format_field
+from evert.bridge.dialects.events import deltas, text_deltas, unnamed_events
+from evert.bridge.dialects.fields import (
+    field_policy,
+    forced_tools,
+    read_flag,
+    read_format_field,
+    written_logprobs,
+)
 from evert.bridge.messages import Reply
 from evert.bridge.requests import (
     ChatRequest,
@@ -67,6 +74,7 @@ def read(fields: Mapping[str, Any], default_model: str, *, strict: bool = False)
             fields.get("response_format"), must_call, "response_format", "json_schema"
         ),
         may_call=choice != "none",
+        logprobs=read_flag(fields, "logprobs"),
     )
 
 
@@ -97,12 +105,18 @@ def completion(reply: Reply, *, id: str, model: str) -> ChatCompletion:
     )
     if reply.reasoning is not None:
         message.reasoning_content = reply.reasoning  # type: ignore[attr-defined]
+    choice = Choice(index=0, finish_reason=reply.finish_reason, message=message)
+    if reply.logprobs is not None:
+        tokens = [
+            ChatCompletionTokenLogprob(**fields) for fields in written_logprobs(reply.logprobs)
+        ]
+        choice.logprobs = ChoiceLogprobs(content=tokens, refusal=None)
     return ChatCompletion(
         id=id,
         object="chat.completion",
         created=int(time.time()),
         model=model,
-        choices=[Choice(index=0, finish_reason=reply.finish_reason, message=message)],
+        choices=[choice],
         usage=CompletionUsage(
             prompt_tokens=reply.prompt_tokens,
             completion_tokens=reply.completion_tokens,
@@ -162,8 +176,12 @@ def _chunks(whole: Mapping[str, Any], *, include_usage: bool) -> Iterator[dict[s
     yield chunk({"role": "assistant", "content": None if message["content"] is None else ""})
     for piece in deltas(message.get("reasoning_content") or ""):
         yield chunk({"reasoning_content": piece})
-    for piece in deltas(message["content"] or ""):
-        yield chunk({"content": piece})
+    known = choice.get("logprobs")
+    for piece, tokens in text_deltas(message["content"] or "", known and known["content"]):
+        spoken = chunk({"content": piece})
+        if tokens is not None:
+            spoken["choices"][0]["logprobs"] = {"content": tokens, "refusal": None}
+        yield spoken
     for index, call in enumerate(message.get("tool_calls") or ()):
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         opening = {"name": name, "arguments": ""}

@@ -1,4 +1,4 @@
-"""What the dialects' readers share: the table of fields, JSON schemas, forced tools."""
+"""What the dialects share: the table of fields, JSON schemas, forced tools, log-probabilities."""
 
 import json
 import tomllib
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from evert.bridge.formats import ANY_OBJECT, ReplyFormat, validator
+from evert.bridge.messages import TokenLogprob
 from evert.bridge.requests import FieldPolicy, bad_request, is_absent, malformed, read_object
 
 
@@ -124,3 +125,16 @@ def read_flag(fields: Mapping[str, Any], name: str) -> bool:
     if isinstance(value, bool):
         return value
     raise malformed(name, "true or false", value)
+
+
+def written_logprobs(logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    """Log-probabilities as both of OpenAI's APIs write them."""
+    return [
+        {
+            "token": one.text,
+            "bytes": [*one.text.encode()],
+            "logprob": one.logprob,
+            "top_logprobs": [],
+        }
+        for one in logprobs
+    ]

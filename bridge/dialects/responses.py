@@ -4,12 +4,18 @@ https://platform.openai.com/docs/api-reference/responses
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from evert.bridge.dialects.dialect import Dialect
-from evert.bridge.dialects.events import deltas
-from evert.bridge.dialects.fields import field_policy, forced_tools, read_flag, read_format_field
+from evert.bridge.dialects.events import deltas, text_deltas
+from evert.bridge.dialects.fields import (
+    field_policy,
+    forced_tools,
+    read_flag,
+    read_format_field,
+    written_logprobs,
+)
 from evert.bridge.dialects.responses_tools import read_call, read_tools, write_call
 from evert.bridge.messages import Reply
 from evert.bridge.requests import (
@@ -26,6 +32,9 @@ from evert.bridge.requests import (
 
 FIELDS = field_policy("responses")
 """Of every request field (``fields.toml``)."""
+
+LOGPROBS = "message.output_text.logprobs"
+"""What ``include`` holds where the text's log-probabilities are wanted."""
 
 
 class Responses(Dialect):
@@ -56,6 +65,7 @@ class Responses(Dialect):
             (),
             read_format_field(text.get("format"), _must_call(choice, tools), "text.format"),
             may_call=choice != "none",
+            logprobs=LOGPROBS in _included(body.get("include")),
         )
 
     def _messages(self, body: Mapping[str, Any]) -> list[Any]:
@@ -107,6 +117,15 @@ class Responses(Dialect):
 
 
 # -- reading -------------------------------------------------------------------------------------
+
+
+def _included(value: object) -> Sequence[Any]:
+    """What else a response is to hold; all but log-probabilities is there, or is not behind us."""
+    if is_absent(value):
+        return ()
+    if isinstance(value, (list, tuple)):
+        return value
+    raise malformed("include", "a list of strings", value)
 
 
 def _read_instructions(value: object) -> list[dict[str, Any]]:
@@ -276,10 +295,17 @@ def _output(reply: Reply, number: str, tools: object) -> Iterator[dict[str, Any]
             "type": "message",
             "role": "assistant",
             "status": "incomplete" if reply.finish_reason == "length" else "completed",
-            "content": [{"type": "output_text", "text": reply.text, "annotations": []}],
+            "content": [_output_text(reply)],
         }
     for index, call in enumerate(reply.tool_calls):
         yield write_call(call, tools, f"{number}_{index}")
+
+
+def _output_text(reply: Reply) -> dict[str, Any]:
+    part: dict[str, Any] = {"type": "output_text", "text": reply.text, "annotations": []}
+    if reply.logprobs is not None:
+        part["logprobs"] = written_logprobs(reply.logprobs)
+    return part
 
 
 def _events(whole: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -307,13 +333,22 @@ def _item_events(item: Mapping[str, Any], place: dict[str, Any]) -> Iterator[dic
         yield from _piecewise("response.custom_tool_call_input", item["input"], place, whole)
     else:
         [part] = item["content"]
-        text = part["text"]
         place = {**place, "content_index": 0}
-        more: dict[str, Any] = {"logprobs": []} if part["type"] == "output_text" else {}
-        yield {"type": "response.content_part.added", **place, "part": {**part, "text": ""}}
-        whole = {"text": text, **more}
-        yield from _piecewise(f"response.{part['type']}", text, {**place, **more}, whole)
+        added = {**part, "text": "", **({"logprobs": []} if "logprobs" in part else {})}
+        yield {"type": "response.content_part.added", **place, "part": added}
+        yield from _part_events(part, place)
         yield {"type": "response.content_part.done", **place, "part": part}
+
+
+def _part_events(part: Mapping[str, Any], place: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    name = f"response.{part['type']}"
+    if part["type"] != "output_text":
+        yield from _piecewise(name, part["text"], place, {"text": part["text"]})
+        return
+    tokens = part.get("logprobs")
+    for piece, its in text_deltas(part["text"], tokens):
+        yield {"type": f"{name}.delta", **place, "delta": piece, "logprobs": its or []}
+    yield {"type": f"{name}.done", **place, "text": part["text"], "logprobs": tokens or []}
 
 
 def _piecewise(

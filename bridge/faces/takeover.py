@@ -10,6 +10,9 @@ Whose call it is, a context variable says. Tasks and ``asyncio.to_thread`` carry
 for plain threads and thread pools, which start from an empty context, ``Thread.start`` and
 ``ThreadPoolExecutor.submit`` hand it on, inside of agents only.
 
+The other way around, tokens that the Cookbook samples keep their log-probabilities on their way to
+an Env (``logprobs.py``), to which it hands the bare tokens.
+
 ``install`` is called by every Env and takes effect once; ``remove`` undoes it.
 """
 
@@ -24,9 +27,12 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+from tinker_cookbook.completers import TinkerTokenCompleter, TokensWithLogprobs
+
 from evert.bridge.faces import lm15
 from evert.bridge.faces.endpoint import Endpoint
 from evert.bridge.faces.transport import Transport
+from evert.bridge.logprobs import remembering
 
 current_endpoint: contextvars.ContextVar[Endpoint | None] = contextvars.ContextVar(
     "evert_current_endpoint", default=None
@@ -67,6 +73,7 @@ def install() -> None:
             for client in (library.Client, library.AsyncClient):
                 _patch(client, "_transport_for_url", _choosing_transport)
         _lm15.begin()
+        _patch(TinkerTokenCompleter, "__call__", _remembering_logprobs)
         _patch(threading.Thread, "start", _starting_in_rollout)
         _patch(concurrent.futures.ThreadPoolExecutor, "submit", _submitting_in_rollout)
 
@@ -147,6 +154,16 @@ def _choosing_stream(original: Callable[..., Any]) -> Callable[..., Any]:
         return lm15.Exchange(endpoint, request)
 
     return stream
+
+
+# -- what was sampled ----------------------------------------------------------------------------
+
+
+def _remembering_logprobs(original: Callable[..., Any]) -> Callable[..., Any]:
+    async def complete(completer: Any, *arguments: Any, **options: Any) -> TokensWithLogprobs:
+        return remembering(await original(completer, *arguments, **options))
+
+    return complete
 
 
 # -- threads -------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWith
 
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import EvertError
+from evert.bridge.logprobs import remembering
 from evert.bridge.models import RemoteModel
 from evert.bridge.rendering import prompt_renderer
 
@@ -42,7 +43,9 @@ class SeededPolicy(TokenCompleter):
             prompt=model_input, num_samples=1, sampling_params=params
         )
         (sequence,) = result.sequences
-        return TokensWithLogprobs(sequence.tokens, sequence.logprobs, sequence.stop_reason)
+        return remembering(
+            TokensWithLogprobs(sequence.tokens, sequence.logprobs, sequence.stop_reason)
+        )
 
 
 @dataclass

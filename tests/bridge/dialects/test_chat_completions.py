@@ -75,7 +75,6 @@ def test_an_ignored_field_changes_nothing(name: str) -> None:
 
 REFUSED: dict[str, list[Any]] = {
     "n": [2, 0, "1"],
-    "logprobs": [True, 5],
     "top_logprobs": [1, 5],
     "logit_bias": [{"50256": -100}],
     "modalities": [["text", "audio"], ["audio"], [], "text", 5],
@@ -85,6 +84,12 @@ REFUSED: dict[str, list[Any]] = {
     "web_search_options": [{}],
     "moderation": [{"model": "omni-moderation-latest"}],
 }
+
+
+def test_log_probabilities_are_asked_for_by_a_flag() -> None:
+    assert request(logprobs=True) == ChatRequest("policy", MESSAGES, logprobs=True)
+    assert request(logprobs=True, top_logprobs=0).logprobs
+    assert refusal(logprobs=5).message == "'logprobs' must be true or false, got 5."
 
 
 def test_every_refused_field_has_a_value_here() -> None:

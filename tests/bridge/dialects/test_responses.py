@@ -108,6 +108,17 @@ def test_the_honoured_fields_reach_the_request() -> None:
     ) == ChatRequest("judge", [{"role": "system", "content": "Add."}, HI], [ADD_READ], 5)
 
 
+@pytest.mark.parametrize("more", [[], ["reasoning.encrypted_content"]])
+def test_log_probabilities_are_included_by_their_name(more: list[str]) -> None:
+    assert request(include=[*more, "message.output_text.logprobs"]).logprobs
+    assert not request(include=more).logprobs
+
+
+@pytest.mark.parametrize("value", ["message.output_text.logprobs", 5, {}])
+def test_include_must_be_a_list(value: Any) -> None:
+    assert refusal(include=value).message == f"'include' must be a list of strings, got {value!r}."
+
+
 # -- 2. items ------------------------------------------------------------------------------------
 
 

@@ -170,7 +170,7 @@ def elsewhere() -> Iterator[tuple[str, list[str]]]:
             self.end_headers()
             self.wfile.write(answer)
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, format: str, *_: object) -> None:
             """Nothing on stderr."""
 
     server = HTTPServer(("127.0.0.1", 0), Handler)

@@ -1,0 +1,609 @@
+"""Log-probabilities of what the policy said, for the agent that asks for them.
+
+1. One a token of the visible text, in every chat format: their texts make up the text, and each has
+   the number that was sampled with it. Thinking, tool calls and control tokens have none.
+2. Chat completions and responses write them alike, whole and streamed, for the real SDK.
+3. They come along wherever the Cookbook samples: its runner, its training, frozen models.
+4. Where nobody brought them the agent gets a 400 that says what to do, and no number.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import tinker
+from aiohttp import web
+from tinker_cookbook.completers import (
+    MessageCompleter,
+    StopCondition,
+    TinkerTokenCompleter,
+    TokenCompleter,
+    TokensWithLogprobs,
+)
+from tinker_cookbook.renderers import Renderer
+from tinker_cookbook.renderers.base import Message
+from tinker_cookbook.rl.rollouts import do_single_rollout
+
+from evert import (
+    AgentClient,
+    BlockingAgentClient,
+    ChatAgentEnv,
+    RemoteModel,
+    SampledTokens,
+    ScriptedPolicy,
+    embedded_engine,
+)
+from evert.bridge.actions import read_action
+from evert.bridge.base import BASE_MODEL
+from evert.bridge.logprobs import text_logprobs, with_logprobs
+from evert.bridge.messages import Reply
+from evert.bridge.rendering import PromptRenderer, prompt_renderer
+from evert.bridge.requests import ChatRequest
+
+HELLO: Any = [{"role": "user", "content": "Hello?"}]
+TOOL: Any = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {}}},
+}
+
+TEXTS = {
+    "ascii": "Yes, that is so.",
+    "one letter": "t",
+    "two lines": "One.\n\nTwo.\n",
+    "accents": "Müller führt Ærø.",
+    "characters of several tokens": "Ja — 🎉🎉 日本語!",
+    "markup that is only text": "It is a <b>tag</b>, not <think>.",
+}
+WITHOUT_THOUGHTS = {"Llama3Renderer", "RoleColonRenderer"}
+"""Formats that have no thinking."""
+
+every_text = pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+
+
+def numbers(tokens: Sequence[object]) -> list[float]:
+    """A log-probability of its own for each token."""
+    return [-(index + 1) / 8 for index in range(len(tokens))]
+
+
+def read(
+    tokens: list[int], renderer: PromptRenderer, *, truncated: bool = False, **fields: Any
+) -> Reply:
+    request = ChatRequest("policy", HELLO, **fields)
+    reply, _ = read_action(
+        tokens, renderer, request, truncated=truncated, call_ids="c", prompt_tokens=0
+    )
+    return reply
+
+
+def said(reply: Reply, tokens: list[int], renderer: PromptRenderer) -> str:
+    """What the tokens that are listed say; checks that they are the shortest run which says it."""
+    found = text_logprobs(reply, tokens, numbers(tokens), renderer)
+    assert found is not None
+    assert "".join(one.text for one in found) == reply.text
+    places = [int(-one.logprob * 8) - 1 for one in found]
+    if places:
+        first, last = places[0], places[-1] + 1
+        assert places == [*range(first, last)]
+        assert reply.text in renderer.decode(tokens[first:last])
+        assert reply.text not in renderer.decode(tokens[first + 1 : last])
+        assert reply.text not in renderer.decode(tokens[first : last - 1])
+    return reply.text
+
+
+# -- 1. which tokens -----------------------------------------------------------------------------
+
+
+@every_text
+def test_the_tokens_of_a_plain_reply_in_every_chat_format(family: Renderer, text: str) -> None:
+    renderer = prompt_renderer(family)
+    tokens = renderer.encode(text) + renderer.end_tokens[:1]
+    reply = read(tokens, renderer)
+
+    assert said(reply, tokens, renderer) == reply.text
+
+
+@every_text
+def test_thinking_is_not_among_them(family: Renderer, text: str) -> None:
+    """Even where the thoughts say the very same."""
+    if type(family).__name__ in WITHOUT_THOUGHTS:
+        pytest.skip("this format has no thinking")
+    renderer = prompt_renderer(family)
+    content: Any = [
+        {"type": "thinking", "thinking": f"They want: {text}"},
+        {"type": "text", "text": text},
+    ]
+    messages = [Message(role="user", content="?"), Message(role="assistant", content=content)]
+    history = renderer.as_history(messages, 1, 0)
+    tokens = [token for token in history if isinstance(token, int)]
+    tokens += renderer.missing_end(tokens)
+    reply = read(tokens, renderer)
+
+    assert said(reply, tokens, renderer)
+
+
+@pytest.mark.parametrize("text", ["t", "ink", "k>", "user"])
+def test_a_text_that_occurs_in_the_markup_before_it_is_found_at_its_place(
+    make_renderer: Callable[[str], Renderer], text: str
+) -> None:
+    renderer = prompt_renderer(make_renderer("qwen3"))
+    tokens = renderer.encode(f"<think>\nuser think\n</think>\n\n{text}<|im_end|>")
+    reply = read(tokens, renderer)
+
+    found = text_logprobs(reply, tokens, numbers(tokens), renderer)
+
+    assert reply.text == text
+    assert found is not None
+    assert [int(-one.logprob * 8) - 1 for one in found] == [
+        *range(len(tokens) - 1 - len(found), len(tokens) - 1)
+    ]
+
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"text": "Adding."}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("sampled", "text"),
+    [
+        (CALL, ""),
+        (f"{CALL}\n{CALL}", ""),
+        (f"Adding.\n{CALL}", "Adding."),
+        ("Adding. <tool_call>{broken</tool_call>", "Adding. <tool_call>{broken</tool_call>"),
+    ],
+)
+def test_tool_calls_are_not_among_them_and_broken_ones_are_text(sampled: str, text: str) -> None:
+    renderer = prompt_renderer(None)
+    tokens = renderer.encode(sampled) + renderer.end_tokens[:1]
+    reply = read(tokens, renderer, tools=[TOOL])
+
+    found = text_logprobs(reply, tokens, numbers(tokens), renderer)
+
+    assert reply.text.strip() == text
+    assert found is not None
+    assert "".join(one.text for one in found) == reply.text
+
+
+def test_a_stop_string_cuts_them_too_within_a_token() -> None:
+    renderer = prompt_renderer(None)
+    tokens = renderer.encode("Yes indeed. END and more") + renderer.end_tokens[:1]
+    reply = read(tokens, renderer, stop=("eed",))
+
+    assert reply.text == "Yes ind"
+    said(reply, tokens, renderer)
+
+
+def test_a_reply_that_was_cut_and_one_that_says_nothing() -> None:
+    renderer = prompt_renderer(None)
+    cut = renderer.encode("Yes, that")
+    empty = renderer.end_tokens[:1]
+
+    assert said(read(cut, renderer, truncated=True), cut, renderer) == "Yes, that"
+    assert text_logprobs(read(empty, renderer), empty, [-1.0], renderer) == ()
+
+
+def test_tokens_that_are_no_characters_stand_for_themselves() -> None:
+    """A character cut in the middle, and bytes that begin none."""
+    renderer = prompt_renderer(None)
+    pieces = renderer.encode("🎉")
+    assert len(pieces) > 1
+    for tokens in (pieces[:-1], pieces[1:] * 4, [*pieces[:1], *renderer.encode("Yes")]):
+        reply = read(tokens, renderer, truncated=True)
+        found = text_logprobs(reply, tokens, numbers(tokens), renderer)
+        assert found is not None
+        assert "".join(one.text for one in found) == reply.text
+        assert [one.logprob for one in found] == numbers(tokens)
+
+
+def test_each_token_has_the_number_that_was_sampled_with_it() -> None:
+    renderer = prompt_renderer(None)
+    tokens = [*renderer.encode("A"), *renderer.encode("🎉"), *renderer.encode("B")]
+    pieces = len(tokens) - 2
+
+    found = text_logprobs(read(tokens, renderer, truncated=True), tokens, numbers(tokens), renderer)
+
+    assert found is not None
+    assert [one.text for one in found] == ["A", *[""] * (pieces - 1), "🎉", "B"]
+    assert [one.logprob for one in found] == numbers(tokens)
+
+
+def test_a_text_that_is_nowhere_in_what_was_sampled_has_none() -> None:
+    renderer = prompt_renderer(None)
+    tokens = renderer.encode("Yes.")
+    reply = read(renderer.encode("Something else."), renderer, truncated=True)
+
+    assert with_logprobs(reply, tokens, numbers(tokens), renderer).logprobs is None
+
+
+# -- 2. what the SDK reads -----------------------------------------------------------------------
+
+SPEECH = "So it is: 🎉 for all of us, and then some more."
+
+
+class Numbered(ScriptedPolicy):
+    """Each token has a log-probability of its own."""
+
+    def __init__(self, *replies: str) -> None:
+        super().__init__(replies)
+        self.given: list[list[float]] = []
+
+    async def __call__(
+        self,
+        model_input: tinker.ModelInput,
+        stop: StopCondition,
+        *,
+        max_tokens: int | None = None,
+    ) -> TokensWithLogprobs:
+        action = await super().__call__(model_input, stop, max_tokens=max_tokens)
+        logprobs = numbers(action.tokens)
+        self.given.append(logprobs)
+        return TokensWithLogprobs(
+            SampledTokens(action.tokens, logprobs), logprobs, action.stop_reason
+        )
+
+
+async def play(agent: Any, *replies: str, **options: Any) -> list[list[float]]:
+    """Play an episode that must earn 1.0; what was sampled, without the ends of turn."""
+    policy = Numbered(*(replies or [SPEECH]))
+    trajectory = await do_single_rollout(policy, ChatAgentEnv(agent, **options))
+    assert sum(transition.reward for transition in trajectory.transitions) == 1.0
+    return [given[:-1] for given in policy.given]
+
+
+def check(tokens: Any, seen: list[list[float]]) -> None:
+    """What an SDK says of the tokens of ``SPEECH``."""
+    assert "".join(token.token for token in tokens) == SPEECH
+    assert bytes(byte for token in tokens for byte in token.bytes).decode() == SPEECH
+    assert all(token.top_logprobs == [] for token in tokens)
+    seen.append([token.logprob for token in tokens])
+
+
+async def test_the_native_handle() -> None:
+    seen: list[list[float]] = []
+
+    async def agent(client: AgentClient) -> float:
+        said = await client.chat.completions.create(messages=HELLO, logprobs=True, top_logprobs=0)
+        assert said.choices[0].logprobs is not None
+        assert said.choices[0].logprobs.refusal is None
+        check(said.choices[0].logprobs.content, seen)
+        return 1.0
+
+    assert await play(agent) == seen
+
+
+async def test_without_being_asked_for_there_are_none() -> None:
+    async def agent(client: AgentClient) -> float:
+        for fields in ({}, {"logprobs": False}, {"logprobs": None}):
+            said = await client.chat.completions.create(messages=HELLO, **fields)
+            assert said.choices[0].logprobs is None
+        response = await client.openai.responses.create(model=client.model, input="Hello?")
+        part: Any = response.output[0]
+        assert part.content[0].logprobs is None
+        return 1.0
+
+    await play(agent, *[SPEECH] * 4)
+
+
+async def test_chat_completions_whole_and_streamed() -> None:
+    seen: list[list[float]] = []
+
+    async def agent(client: AgentClient) -> float:
+        fields: Any = {"model": client.model, "messages": HELLO, "logprobs": True}
+        whole = await client.openai.chat.completions.create(**fields)
+        check(whole.choices[0].logprobs.content, seen)
+        async with client.openai.chat.completions.stream(**fields) as stream:
+            events = [event async for event in stream]
+        final: Any = await stream.get_final_completion()
+        assert final.choices[0].message.content == SPEECH
+        check(final.choices[0].logprobs.content, seen)
+        assert sum(event.type == "logprobs.content.delta" for event in events) > 1
+        return 1.0
+
+    assert await play(agent, SPEECH, SPEECH) == seen
+
+
+async def test_the_pieces_of_a_stream_are_those_of_their_tokens() -> None:
+    async def agent(client: AgentClient) -> float:
+        chunks: Any = await client.openai.chat.completions.create(
+            model=client.model, messages=HELLO, logprobs=True, stream=True
+        )
+        spoken = [chunk.choices[0] async for chunk in chunks]
+        pieces = [one for one in spoken if one.delta.content]
+        for one in pieces:
+            assert one.delta.content == "".join(token.token for token in one.logprobs.content)
+        return float(len(pieces) > 1 and "".join(p.delta.content for p in pieces) == SPEECH)
+
+    await play(agent)
+
+
+async def test_responses_whole_and_streamed() -> None:
+    seen: list[list[float]] = []
+
+    async def agent(client: AgentClient) -> float:
+        fields: Any = {
+            "model": client.model,
+            "input": "Hello?",
+            "include": ["message.output_text.logprobs"],
+            "top_logprobs": 0,
+        }
+        whole = await client.openai.responses.create(**fields)
+        check(whole.output[0].content[0].logprobs, seen)
+        async with client.openai.responses.stream(**fields) as stream:
+            events: list[Any] = [event async for event in stream]
+        deltas = [event for event in events if event.type == "response.output_text.delta"]
+        assert len(deltas) > 1
+        check([token for event in deltas for token in event.logprobs], seen)
+        [done] = [event for event in events if event.type == "response.output_text.done"]
+        check(done.logprobs, [])
+        final: Any = await stream.get_final_response()
+        assert final.output_text == SPEECH
+        assert final.output[0].content[0].logprobs
+        return 1.0
+
+    first, second = await play(agent, SPEECH, SPEECH)
+    assert seen == [first, second]
+
+
+async def test_a_reply_with_log_probabilities_that_comes_back_is_the_same_reply() -> None:
+    async def agent(client: AgentClient) -> float:
+        history: list[Any] = [*HELLO]
+        for _ in range(2):
+            said = await client.openai.chat.completions.create(
+                model=client.model, messages=history, logprobs=True
+            )
+            history += [said.choices[0].message, *HELLO]
+        include: Any = ["message.output_text.logprobs"]
+        items: list[Any] = [*HELLO]
+        for _ in range(2):
+            response = await client.openai.responses.create(
+                model=client.model, input=items, include=include
+            )
+            items += [*response.output, *HELLO]
+        return 1.0
+
+    env = ChatAgentEnv(agent)
+    await do_single_rollout(Numbered(*[SPEECH] * 4), env)
+
+    assert not env.drift
+
+
+@pytest.mark.parametrize(
+    ("face", "fields"),
+    [
+        ("chat", {"logprobs": True, "top_logprobs": 3}),
+        ("responses", {"include": ["message.output_text.logprobs"], "top_logprobs": 3}),
+    ],
+)
+async def test_those_of_other_tokens_are_a_400_that_says_why(face: str, fields: Any) -> None:
+    async def agent(client: AgentClient) -> float:
+        sdk = client.openai
+        ask: Any = sdk.chat.completions.create if face == "chat" else sdk.responses.create
+        prompt = {"messages": HELLO} if face == "chat" else {"input": "Hello?"}
+        with pytest.raises(openai.BadRequestError) as caught:
+            await ask(model=client.model, **prompt, **fields)
+        assert caught.value.param == "top_logprobs"
+        assert "Only the sampled tokens' own log-probabilities are kept" in caught.value.message
+        return 1.0
+
+    result: Any = await ChatAgentEnv(agent).initial_observation()
+    assert result.reward == 1.0
+
+
+# -- 3. they come along --------------------------------------------------------------------------
+
+
+def confident(client: BlockingAgentClient) -> float:
+    """A plain agent that looks at how sure the policy was."""
+    said = client.chat.completions.create(messages=HELLO, logprobs=True, max_tokens=8)
+    logprobs = said.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    seen_by_agents.append([token.logprob for token in logprobs.content])
+    return 1.0
+
+
+seen_by_agents: list[list[float]] = []
+
+
+async def test_what_the_cookbooks_own_completer_samples(tmp_path: Path) -> None:
+    """With the embedded engine below it: the very numbers that are trained on."""
+    seen_by_agents.clear()
+    with embedded_engine(tmp_path, device="cpu", threads=1):
+        service = tinker.ServiceClient()
+        sampler = await service.create_sampling_client_async(base_model=BASE_MODEL)
+        policy = TinkerTokenCompleter(sampler, max_tokens=8)
+        trajectory = await do_single_rollout(policy, ChatAgentEnv(confident))
+
+    [transition] = trajectory.transitions
+    [seen] = seen_by_agents
+    assert seen
+    assert all(logprob < 0 for logprob in seen)
+    assert len({*seen}) > 1
+    sampled = transition.ac.logprobs
+    first = sampled.index(seen[0])
+    assert sampled[first : first + len(seen)] == seen
+
+
+async def test_a_loop_of_ones_own_steps_with_them() -> None:
+    async def agent(client: AgentClient) -> float:
+        said = await client.chat.completions.create(messages=HELLO, logprobs=True)
+        assert said.choices[0].logprobs is not None
+        assert said.choices[0].logprobs.content is not None
+        return -said.choices[0].logprobs.content[0].logprob
+
+    env = ChatAgentEnv(agent)
+    await env.initial_observation()
+    tokens = prompt_renderer(env.renderer).encode("Yes<|im_end|>")
+    result = await env.step(SampledTokens(tokens, [-0.25] * len(tokens)))
+
+    assert result.reward == 0.25
+
+
+class Judge(TokenCompleter):
+    """A frozen model's policy, with log-probabilities or without."""
+
+    def __init__(self, logprobs: bool) -> None:
+        self._script = Numbered(SPEECH)
+        self._logprobs = logprobs
+
+    async def __call__(
+        self,
+        model_input: tinker.ModelInput,
+        stop: StopCondition,
+        *,
+        max_tokens: int | None = None,
+    ) -> TokensWithLogprobs:
+        action = await self._script(model_input, stop, max_tokens=max_tokens)
+        known = action.maybe_logprobs if self._logprobs else None
+        return TokensWithLogprobs([*action.tokens], known)
+
+
+async def test_a_frozen_models_own() -> None:
+    seen: list[list[float]] = []
+
+    async def agent(client: AgentClient) -> float:
+        said = await client.chat.completions.create(model="judge", messages=HELLO, logprobs=True)
+        assert said.choices[0].logprobs is not None
+        check(said.choices[0].logprobs.content, seen)
+        return 1.0
+
+    result: Any = await ChatAgentEnv(agent, models={"judge": Judge(True)}).initial_observation()
+
+    assert result.reward == 1.0
+    [logprobs] = seen
+    assert logprobs == numbers(logprobs)
+
+
+# -- 4. nobody brought them ----------------------------------------------------------------------
+
+
+async def refusal(client: AgentClient, model: str) -> openai.BadRequestError:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.openai.chat.completions.create(model=model, messages=HELLO, logprobs=True)
+    assert caught.value.code == "logprobs_unavailable"
+    assert caught.value.param == "logprobs"
+    assert "evert.SampledTokens(tokens, logprobs). Or leave it out." in caught.value.message
+    return caught.value
+
+
+async def test_bare_tokens_have_none_and_the_agent_may_ask_again_without() -> None:
+    async def agent(client: AgentClient) -> float:
+        error = await refusal(client, client.model)
+        assert "this reply's tokens came without any" in error.message
+        said = await client.chat.completions.create(messages=HELLO)
+        return float(said.choices[0].message.content == "Yes")
+
+    env = ChatAgentEnv(agent)
+    await env.initial_observation()
+    tokens = prompt_renderer(env.renderer).encode("Yes<|im_end|>")
+    assert not (await env.step(tokens)).episode_done
+    result = await env.step(tokens)
+
+    assert result.reward == 1.0
+
+
+async def test_a_frozen_model_without_them() -> None:
+    class Talker(MessageCompleter):
+        async def __call__(self, messages: list[Message]) -> Message:
+            raise AssertionError("it need not be asked")
+
+    async def agent(client: AgentClient) -> float:
+        assert "came without any" in (await refusal(client, "judge")).message
+        assert "'talker' is a MessageCompleter" in (await refusal(client, "talker")).message
+        return 1.0
+
+    models: Any = {"judge": Judge(False), "talker": Talker()}
+    result: Any = await ChatAgentEnv(agent, models=models).initial_observation()
+    assert result.reward == 1.0
+
+
+def endpoint(logprobs: Any) -> web.Application:
+    """A server that stands for a hosted model."""
+
+    async def answer(request: web.Request) -> web.Response:
+        assert (await request.json())["logprobs"] is True
+        message = {"role": "assistant", "content": "A🎉"}
+        choice = {"index": 0, "finish_reason": "stop", "message": message, "logprobs": logprobs}
+        head = {"id": "1", "object": "chat.completion", "created": 1, "model": "m"}
+        return web.json_response({**head, "choices": [choice]})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    return app
+
+
+def given(*tokens: tuple[str, list[int] | None]) -> dict[str, Any]:
+    """As the hosted API writes them: bytes of a character may be apart, their texts escaped."""
+    return {
+        "refusal": None,
+        "content": [
+            {"token": text, "bytes": raw, "logprob": -0.5, "top_logprobs": []}
+            for text, raw in tokens
+        ],
+    }
+
+
+PARTY = "🎉".encode()
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "texts"),
+    [
+        (given(("A", [65]), ("\\xf0", [*PARTY[:2]]), ("\\x8e", [*PARTY[2:]])), ["A", "", "🎉"]),
+        (given(("A", None), ("🎉", None)), ["A", "🎉"]),
+        (given(("Something", None)), None),
+        (None, "refused"),
+    ],
+)
+async def test_a_remote_model_gives_its_own_if_they_are_of_the_text(
+    logprobs: Any, texts: Any
+) -> None:
+    runner = web.AppRunner(endpoint(logprobs))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+
+    async def agent(client: AgentClient) -> float:
+        if texts == "refused":
+            assert "endpoint of this model gave none" in (await refusal(client, "judge")).message
+            return 1.0
+        said = await client.chat.completions.create(model="judge", messages=HELLO, logprobs=True)
+        found = said.choices[0].logprobs
+        assert [one.token for one in found.content or ()] == texts if found else texts is None
+        return 1.0
+
+    try:
+        env = ChatAgentEnv(agent, models={"judge": RemoteModel("m", base_url=url)})
+        result: Any = await env.initial_observation()
+    finally:
+        await runner.cleanup()
+    assert result.reward == 1.0
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_as_many_log_probabilities_as_tokens(count: int) -> None:
+    with pytest.raises(ValueError, match=f"Got {count} log-probabilities for 2 tokens; expected"):
+        SampledTokens([1, 2], [-1.0] * count)
+
+
+def test_sampled_tokens_are_a_list_in_every_other_way() -> None:
+    tokens = SampledTokens([1, 2], [-1.0, -2.0])
+
+    assert tokens == [1, 2]
+    assert tokens[:1] == [1]
+    assert SampledTokens(tokens).logprobs is None
+
+
+async def test_many_agents_at_once_get_each_their_own() -> None:
+    async def agent(client: AgentClient, task: float) -> float:
+        said = await client.chat.completions.create(messages=HELLO, logprobs=True)
+        assert said.choices[0].logprobs is not None
+        return float({one.logprob for one in said.choices[0].logprobs.content or ()} == {task})
+
+    async def episode(task: float) -> float:
+        policy = ScriptedPolicy(lambda prompt: "Fine.", logprob=task)
+        trajectory = await do_single_rollout(policy, ChatAgentEnv(agent, task))
+        return trajectory.transitions[-1].reward
+
+    assert await asyncio.gather(*(episode(-float(n)) for n in range(1, 9))) == [1.0] * 8
