@@ -40,6 +40,12 @@ class ParkedCall:
         """Whether somebody still waits for the reply (an agent may cancel or time out a call)."""
         return not self._future.done()
 
+    @property
+    def refusal(self) -> BaseException | None:
+        """The error with which it was refused; None: it waits, was answered or given up."""
+        is_settled = self._future.done() and not self._future.cancelled()
+        return self._future.exception() if is_settled else None
+
     def answer(self, reply: Reply) -> None:
         """Resume the caller with a reply."""
         self._settle(lambda: self._future.set_result(reply))
@@ -112,9 +118,9 @@ class Inbox:
         return self._parked is not None and self._parked.is_waiting
 
     @property
-    def was_asked(self) -> bool:
-        """Whether a call ever was taken."""
-        return self._parked is not None
+    def latest(self) -> ParkedCall | None:
+        """The call that was taken last; None before the first."""
+        return self._parked
 
     # -- the agent's side ------------------------------------------------------------------------
 

@@ -104,7 +104,8 @@ class ProcessAgent:
 
         Raises:
             CommandError: It cannot be started, or ended with another status than 0 before it made
-                a model call; or the setup failed.
+                a model call, or when one was refused; or the setup failed.
+            openai.BadRequestError: Its last prompt was too long.
             RewardError: It leaves no reward, or none that can be read.
         """
         with tempfile.TemporaryDirectory(prefix="evert-") as scratch:
@@ -115,11 +116,7 @@ class ProcessAgent:
                 result = await place.run(self.command, "command")
                 client.log(exit_status=result.status, stdout=result.stdout[-LOGGED_OUTPUT:])
                 client.log(stderr=result.stderr[-LOGGED_OUTPUT:])
-                if result.status != 0 and not _has_called(client):
-                    raise CommandError(
-                        f"The command {self.command[0]!r} ended with status {result.status} before "
-                        "it made a model call."
-                    )
+                self._check_end(result, client)
                 return await self._reward(result, place, client)
 
     def _place(self, client: AgentClient, task: Any, scratch: Path) -> Place:
@@ -158,6 +155,19 @@ class ProcessAgent:
                     f"The setup {self.setup[0]!r} ended with status {result.status}, so the agent "
                     "was not started."
                 )
+
+    def _check_end(self, result: ProcessResult, client: AgentClient) -> None:
+        """Find an end that is no work of the agent's: a prompt too long, a start that failed."""
+        inboxes = client._endpoint.episode.inboxes
+        latest = [inbox.latest for inbox in inboxes if inbox.latest is not None]
+        refusal = next((call.refusal for call in latest if call.refusal is not None), None)
+        if refusal is not None and getattr(refusal, "code", None) == "context_length_exceeded":
+            raise refusal  # it did not cope, whatever its status says
+        ended = f"The command {self.command[0]!r} ended with status {result.status}"
+        if result.status != 0 and refusal is not None:
+            raise CommandError(f"{ended} when its model call was refused: {refusal}") from refusal
+        if result.status != 0 and not latest:
+            raise CommandError(f"{ended} before it made a model call.")
 
     async def _reward(self, result: ProcessResult, place: Place, client: AgentClient) -> Any:
         if self.reward == "exit":
@@ -238,10 +248,6 @@ def _reporting(client: AgentClient, place: Place) -> Iterator[None]:
         said = place.report()  # now, since the folder is about to go
         client._endpoint.episode.hints.append(lambda: said)
         raise
-
-
-def _has_called(client: AgentClient) -> bool:
-    return any(inbox.was_asked for inbox in client._endpoint.episode.inboxes)
 
 
 async def _called(function: Callable[..., Any], *arguments: Any) -> Any:

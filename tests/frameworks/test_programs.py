@@ -4,8 +4,8 @@
 2. Claude Code, Codex and Aider mend a file, with their whole prompt and a lean one: an episode is
    one datum, and nothing but the task is asked of the policy.
 3. What a program says when it fails is in the error; a prompt that is too long ends the episode.
-4. They train by the command.
 
+``test_gallery.py`` trains them by the command.
 ``frameworks/make_programs.py`` and ``make_environment.py`` install them.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollouts import do_single_rollout
-from tinker_cookbook.rl.types import Trajectory
+from tinker_cookbook.rl.types import InitialObservationOverflow, Trajectory
 
 from evert import AgentError, ChatAgentEnv, ProcessAgent, ScriptedPolicy
 from evert.agents import aider, claude_code, codex
@@ -185,3 +185,13 @@ async def test_what_a_program_says_at_its_start_is_in_the_error() -> None:
     for agent in agents:
         with pytest.raises(AgentError, match="before it made a model call.*--no-such-flag"):
             await ChatAgentEnv(agent).initial_observation()
+
+
+@pytest.mark.parametrize("ready", [claude, codex_of_npm, aider_of_pypi])
+async def test_a_prompt_that_is_too_long_ends_the_episode_as_any(ready: Any) -> None:
+    env = ChatAgentEnv(ready("Go.", files=FILES), context_length=500)
+    found = await env.initial_observation()
+
+    assert isinstance(found, InitialObservationOverflow)
+    assert found.reward == -0.1
+    assert found.metrics["stop/context_overflow"] == 1.0

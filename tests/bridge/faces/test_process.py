@@ -324,19 +324,54 @@ async def test_a_command_that_dies_at_its_start_is_an_error_with_its_output() ->
     assert "wrote last: stderr 'no such option: --fast'; stdout 'so far'" in str(error)
 
 
-async def test_a_command_whose_only_call_was_refused_is_an_error_with_its_output() -> None:
-    models = {"judge": ScriptedPolicy(["yes"])}
-    code = """
+REFUSED = """
 from urllib.error import HTTPError
 try:
-    ask("x", "gpt-4o")
+    ask(*sys.argv[1:])
 except HTTPError as error:
-    raise SystemExit(error.read().decode())
+    print(error.read().decode(), file=sys.stderr)
 """
-    error = await error_of(python(code), models=models)
+
+
+async def test_a_command_whose_model_has_another_name_is_an_error_that_says_so() -> None:
+    models = {"judge": ScriptedPolicy(["yes"])}
+    code = f"import sys{REFUSED}    raise SystemExit(1)"
+    error = await error_of(python(code, "x", "gpt-4o"), models=models)
 
     assert "before it made a model call" in str(error)
     assert "gpt-4o" in str(error)
+
+
+async def test_a_command_that_fails_on_a_refusal_is_an_error_with_both() -> None:
+    code = f"import sys; ask('Hi'); sys.argv.append(chr(0xD800)){REFUSED}    raise SystemExit(2)"
+    error = await error_of(python(code))
+
+    assert "after 1 model calls" in str(error)
+    assert "ended with status 2 when its model call was refused: " in str(error)
+    assert "wrote last: stderr '{" in str(error)
+
+
+@pytest.mark.parametrize("status", [0, 1])
+async def test_a_command_whose_last_prompt_is_too_long_ends_as_any_such_episode(
+    status: int,
+) -> None:
+    code = f"import sys; ask('Hi'){REFUSED}    raise SystemExit({status})"
+    agent = python(code, "long " * 200)
+    env = ChatAgentEnv(agent, context_length=200, context_overflow_reward=-0.5)
+    last = (await do_single_rollout(ScriptedPolicy(["yes"]), env)).transitions[-1]
+
+    assert last.reward == -0.5
+    assert last.metrics["stop/context_overflow"] == 1.0
+    assert last.logs["exit_status"] == status
+
+
+async def test_a_command_that_copes_with_a_long_prompt_is_rewarded() -> None:
+    code = f"import sys{REFUSED}\nask('Hi')"
+    env = ChatAgentEnv(python(code, "long " * 200), context_length=200)
+    last = (await do_single_rollout(ScriptedPolicy(["yes"]), env)).transitions[-1]
+
+    assert last.reward == 1.0
+    assert last.metrics["stop/completed"] == 1.0
 
 
 async def test_a_command_that_hangs_is_a_timeout_with_the_end_of_its_output() -> None:
