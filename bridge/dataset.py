@@ -1,6 +1,7 @@
 """``AgentDataset``: tasks of any sequence, dealt in batches of groups for the Cookbook."""
 
 import functools
+import inspect
 import math
 import random
 from collections.abc import Sequence
@@ -15,7 +16,9 @@ from evert.bridge.base import BASE_MODEL, BASE_RENDERER, model_renderer
 from evert.bridge.errors import InvalidDatasetError
 from evert.bridge.group import ChatAgentGroupBuilder, GroupOptions, GroupReward
 from evert.bridge.imports import resolve
+from evert.bridge.models import RemoteModel
 from evert.bridge.options import EnvOptions
+from evert.bridge.weights import TinkerModel
 
 
 class AgentDataset(RLDataset):
@@ -91,11 +94,46 @@ class AgentDataset(RLDataset):
         return order
 
 
+class Kept:
+    """An object inside a configuration, which is copied to be written down: it stays itself.
+
+    An agent or a model may hold what cannot be copied (a lock, a client), or too much to write.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Kept":
+        return self
+
+    def to_dict(self) -> str:
+        """What the Cookbook writes down for it."""
+        return f"<a {type(self.value).__name__}>"
+
+
+def _kept(value: Any) -> Any:
+    """``value`` as a configuration can hold it: data and functions as they are."""
+    is_plain = isinstance(value, str | type(None) | RemoteModel | TinkerModel | Kept)
+    return value if is_plain or inspect.isfunction(value) else Kept(value)
+
+
+def _given(value: Any) -> Any:
+    return value.value if isinstance(value, Kept) else value
+
+
+def _with_kept_models(options: EnvOptions) -> EnvOptions:
+    models = {name: _kept(model) for name, model in (options.get("models") or {}).items()}
+    return {**options, "models": models} if models else options
+
+
 @chz.chz
 class AgentDatasetBuilder(RLDatasetBuilder):
     """Builds a train and a test ``AgentDataset``, configured by chz."""
 
-    agent: str | Any = chz.field(doc="The agent, or its import path 'package.module:function'.")
+    agent: str | Any = chz.field(
+        munger=lambda _, agent: _kept(agent),
+        doc="The agent, or its import path 'package.module:function'.",
+    )
     train_tasks: str | Any = chz.field(doc="Sequence of tasks, or its import path.")
     test_tasks: str | Any | None = chz.field(
         default=None, doc="Held-out tasks, or their import path. None: no test set."
@@ -115,7 +153,9 @@ class AgentDatasetBuilder(RLDatasetBuilder):
     )
     tags: Sequence[str] = chz.field(default=(), doc="Names to aggregate metrics under.")
     env_options: EnvOptions = chz.field(
-        default_factory=EnvOptions, doc="Further options of ChatAgentEnv."
+        default_factory=EnvOptions,
+        munger=lambda _, options: _with_kept_models(options),
+        doc="Further options of ChatAgentEnv.",
     )
 
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
@@ -130,9 +170,11 @@ class AgentDatasetBuilder(RLDatasetBuilder):
             group_reward = resolve(group_reward, "group reward", InvalidDatasetError)
         renderer = model_renderer(self.model_name, self.renderer_name)
         env_options: EnvOptions = {"renderer": renderer, "limits": self.limits, **self.env_options}
+        models = env_options.get("models") or {}
+        env_options["models"] = {name: _given(model) for name, model in models.items()}
         dataset = functools.partial(
             AgentDataset,
-            self.agent,
+            _given(self.agent),
             batch_size=self.batch_size,
             seed=self.seed,
             seats=self.seats,

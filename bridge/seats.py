@@ -76,6 +76,19 @@ def seat_envs(
     return SeatGroup(agent, seats, task, options).new_episode()
 
 
+def episode_envs(
+    agent: Agent, task: object, seats: Sequence[str], **options: Unpack[EnvOptions]
+) -> list[ChatAgentEnv]:
+    """The Envs of one episode: one, or one a seat where there are seats.
+
+    Raises:
+        EvertError: As ``ChatAgentEnv`` and ``seat_envs``.
+    """
+    if seats:
+        return [*seat_envs(agent, seats, task, **options)]
+    return [ChatAgentEnv(agent, task, **options)]
+
+
 class SeatGroup:
     """The episodes of a group whose agent has seats.
 

@@ -25,8 +25,7 @@ import evert
 from evert.bridge.errors import EvertError
 from evert.envs.games import find_game
 from evert.trainers import report, train
-from evert.trainers.arguments import read_settings
-from evert.trainers.evaluation.settings import EvaluateSettings
+from evert.trainers.evaluation.settings import read_evaluate_settings
 from evert.trainers.sweeping.study import read_plan
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -88,7 +87,7 @@ def as_pairs(arguments: Sequence[str]) -> dict[str, str]:
 
 READERS = {
     "train": train.parse,
-    "evaluate": lambda arguments: read_settings(EvaluateSettings, as_pairs(arguments)),
+    "evaluate": lambda arguments: read_evaluate_settings(as_pairs(arguments)),
     "sweep": lambda arguments: read_plan(as_pairs(arguments)),
     "report": report.parse,
 }

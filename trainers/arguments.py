@@ -1,6 +1,7 @@
 """Reading what a command was given: ``key=value``, or values from Python.
 
     read_pairs      arguments as a mapping of keys to texts
+    gather          those of a setting that is a mapping: ``limits.max_turns=20``
     read_settings   such a mapping as an object of a chz class
     settings_help   the settings of a chz class, a line each (``help_line``)
 
@@ -17,6 +18,7 @@ import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
+import chz
 import chz.blueprint
 
 from evert.bridge.errors import EvertError
@@ -75,6 +77,42 @@ def _near(key: str, known: Collection[str]) -> str:
 def _more(known: Collection[str]) -> str:
     there = textwrap.shorten(", ".join(known), 200, placeholder=" ...")
     return f" There are: {there}. --help says what they are."
+
+
+def gather(given: Mapping[str, Any], examples: Mapping[str, str]) -> dict[str, Any]:
+    """The settings, and each one that is a mapping gathered: from ``a={"b": 1}`` or ``a.b=1``.
+
+    Args:
+        given: By key: texts, or values from Python; a chz object is a mapping, too.
+        examples: The settings that are mappings, each with an example for messages.
+
+    Returns:
+        The settings; those mappings flat, by path: ``{"limits": {"max_turns": "20"}}``.
+
+    Raises:
+        UsageError: Something else than a mapping was given for one.
+    """
+    found: dict[str, Any] = {}
+
+    def take(name: str, path: str, value: Any) -> None:
+        if chz.is_chz(value) and not path:
+            value = {k: v for k, v in chz.asdict(value).items() if v is not None}
+        if isinstance(value, Mapping):
+            for inner, each in value.items():
+                take(name, f"{path}.{inner}" if path else str(inner), each)
+        elif path:
+            found[name][path] = value
+        elif value is not None:
+            raise UsageError(f"{name} takes paths: {examples[name]}, for example; got {value!r}.")
+
+    for key, value in given.items():
+        name, _, path = key.partition(".")
+        if name in examples:
+            found.setdefault(name, {})
+            take(name, path, value)
+        else:
+            found[key] = value
+    return found
 
 
 def read_settings(
@@ -191,13 +229,17 @@ def settings_help(
         given: What was typed beside the question for help.
         presets: As for ``read_settings``.
     """
+    fields = chz.chz_fields(kind)
+    shared = [name for base in kind.__bases__ if chz.is_chz(base) for name in chz.chz_fields(base)]
     lines: list[str] = []
-    for name, field in chz.chz_fields(kind).items():
-        value, origin = field._default, ""
+    for name in [*(name for name in fields if name not in shared), *shared]:
+        value, origin = fields[name]._default, ""
         for layer, values in {**(presets or {}), "given": given}.items():
             if name in values:
                 value, origin = values[name], f" (from {layer})"
-        lines.append(help_line(name, value, field._doc + origin))
+        is_mapping = typing.get_origin(fields[name].x_type) is Mapping
+        key = f"{name}.KEY" if is_mapping else name
+        lines.append(help_line(key, value, fields[name]._doc + origin))
     return "\n".join(lines)
 
 

@@ -26,9 +26,9 @@ import chz
 from rich.console import Console
 
 from evert.bridge.errors import EvertError
-from evert.trainers.arguments import read_pairs, read_settings, settings_help
+from evert.trainers.arguments import read_pairs, settings_help
 from evert.trainers.command import run_async, run_command
-from evert.trainers.evaluation.settings import EvaluateSettings
+from evert.trainers.evaluation.settings import EvaluateSettings, read_evaluate_settings
 from evert.trainers.runs import folder as run_folder
 from evert.trainers.runs.folder import RunFolder, RunFolderError
 from evert.trainers.runs.origin import origin
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 PROGRAM = ("python", "-m", "evert.trainers.evaluate")
 EVALUATION, SCORES = "evaluation.json", "scores.csv"
 SPLITS_FIGURE, CATEGORIES_FIGURE = "splits.png", "categories.png"
-GOING_ON = "the evaluation to go on with"
 
 USAGE = """\
 Usage: evert evaluate models=NAME[,NAME...] env=GAME [key=value ...]
@@ -53,6 +52,7 @@ Usage: evert evaluate models=NAME[,NAME...] env=GAME [key=value ...]
 Settings, with their values:
 """
 
+KEYS = chz.chz_fields(EvaluateSettings).keys() - {"frozen"}  # which are given as models.NAME=
 MAY_CHANGE = frozenset({"models", "seeds", "parallel", "device", "threads", "out"})
 """Settings with which an evaluation may go on: they leave what was played as it is."""
 
@@ -75,8 +75,8 @@ def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) ->
 
 
 def _usage(arguments: Sequence[str]) -> str:
-    given = read_pairs(arguments, chz.chz_fields(EvaluateSettings), "env")
-    return USAGE + settings_help(EvaluateSettings, given)
+    given = read_pairs(arguments, KEYS, "env")
+    return USAGE + settings_help(EvaluateSettings, given).replace("frozen.KEY", "models.KEY")
 
 
 def _run(program: Sequence[str], arguments: Sequence[str]) -> None:
@@ -100,9 +100,9 @@ def _run(program: Sequence[str], arguments: Sequence[str]) -> None:
 
 def _read(arguments: Sequence[str]) -> EvaluateSettings:
     """``key=value`` arguments, over the settings of the evaluation to go on with."""
-    given = read_pairs(arguments, chz.chz_fields(EvaluateSettings), "env")
+    given = read_pairs(arguments, KEYS, "env")
     recorded = run_folder.recorded_settings(given.get("out", ""), EVALUATION, EvaluateSettings)
-    return read_settings(EvaluateSettings, given, {GOING_ON: recorded})
+    return read_evaluate_settings(given, recorded)
 
 
 def _open(settings: EvaluateSettings) -> Path:

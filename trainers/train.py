@@ -29,9 +29,10 @@ from evert.trainers.arguments import read_pairs, settings_help
 from evert.trainers.command import INTERRUPTED as INTERRUPTED
 from evert.trainers.command import run_async, run_command
 from evert.trainers.runs import folder as run_folder
-from evert.trainers.runs.engine_choice import choose_engine, running_engine, say
-from evert.trainers.runs.folder import RunFolder, open_run, settings_of_run
+from evert.trainers.runs.engine_choice import choose_engine, context_of, running_engine, say
+from evert.trainers.runs.folder import RunFolder, open_run
 from evert.trainers.runs.progress import quiet_progress_bars
+from evert.trainers.runs.resuming import clean_up, settings_of_run, take_up
 from evert.trainers.runs.settings import TrainSettings, check_settings, choose_recipe
 
 if TYPE_CHECKING:
@@ -167,7 +168,6 @@ def run(
         KeyboardInterrupt: Ctrl-C; the folder can be resumed.
     """
     from evert.trainers.runs.progress import logging_to
-    from evert.trainers.runs.resuming import clean_up, take_up
     from evert.trainers.runs.summary import summarise
     from evert.trainers.runs.tracking import final_scores, tracking
 
@@ -218,7 +218,10 @@ async def _run(
     from evert.trainers.runs.warm_up import warm_up
 
     warm = await warm_up(settings, folder.path, console, embedded=embedded)
-    config = cookbook_config(settings, folder.path, embedded=embedded, warm=warm)
+    context = await asyncio.to_thread(context_of, settings)
+    config = cookbook_config(
+        settings, folder.path, embedded=embedded, warm=warm, context_length=context
+    )
     _, held_out = await config.dataset_builder()
     score = partial(score_weights, config, held_out, samples=settings.samples)
     before = await _score_before(config, folder, warm, score)

@@ -450,6 +450,14 @@ OWN += ["models=evert-tiny"]
         (["env=identity", "models=some-model"], "some-model is none of the bases"),
         ([*OWN, "split=train"], "no such tasks"),
         (["env=identity", "models=runs/none"], "no run and no model at 'runs/none'"),
+        ([*OWN, "models.judge=runs/none"], "no run and no model at 'runs/none'"),
+        ([*OWN, "models.judge.temperature=0"], "models.judge.temperature is of no model"),
+        ([*OWN, "models.policy=evert-tiny"], "has the policy's own name"),
+        ([*OWN, "limits.max_turn=3"], "no setting 'limits.max_turn'. Did you mean 'max_turns'?"),
+        ([*OWN, "limits=3"], "limits takes paths: limits.max_turns=20, for example; got '3'"),
+        ([*OWN, "seats=one"], "seats must be two or more different names"),
+        ([*OWN, "frozen.judge=evert-tiny"], "There is no setting 'frozen.judge'"),
+        ([*OWN, "policy_names=a,a"], "policy_names must be a model name or several different"),
     ],
 )
 def test_a_mistake_is_a_line_and_leaves_nothing(
@@ -470,7 +478,10 @@ def test_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
 
     shown, errors = capsys.readouterr()
-    assert all(f"  {name}=" in shown for name in chz.chz_fields(EvaluateSettings))
+    mappings = {"limits.KEY", "parse_error_policy.KEY", "models.KEY"}
+    plain = chz.chz_fields(EvaluateSettings).keys() - {"limits", "parse_error_policy", "frozen"}
+    assert all(f"\n  {name}=" in shown for name in plain | mappings)
+    assert "frozen.KEY" not in shown
     assert "who plays" in shown
     assert errors == ""
 

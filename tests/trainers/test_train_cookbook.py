@@ -60,18 +60,8 @@ def test_a_strategy_is_named_by_its_class() -> None:
     assert config("cookbook.rollout_error_tolerance=True").rollout_error_tolerance is True
 
 
-def test_options_of_the_dataset_and_of_its_environments_are_set() -> None:
-    builder = config(
-        "cookbook.dataset_builder.limits.max_turns=3",
-        "cookbook.dataset_builder.env_options.format_retries=1",
-        "cookbook.dataset_builder.env_options.policy_names=gpt-5-mini",
-        "agent_timeout=9",
-    ).dataset_builder
-    assert builder.limits.max_turns == 3
-    assert builder.env_options["format_retries"] == 1
-    assert builder.env_options["policy_names"] == ("gpt-5-mini",)
-    assert builder.env_options["agent_timeout"] == 9.0
-    assert builder.model_name == "evert-tiny"
+def test_what_is_left_of_the_dataset_is_set() -> None:
+    assert config("cookbook.dataset_builder.shuffle=False").dataset_builder.shuffle is False
 
 
 def test_from_python_values_are_given_as_they_are() -> None:
@@ -127,6 +117,12 @@ def test_rl_starts_from_one_place() -> None:
         ("cookbook.dataset_builder=x", "set by evert's own agent="),
         ("cookbook.dataset_builder.train_tasks=x", "set by evert's own train_tasks="),
         ("cookbook.dataset_builder.env_options.agent_timeout=1", "evert's own agent_timeout="),
+        ("cookbook.dataset_builder.limits.max_turns=1", "set by evert's own limits.max_turns="),
+        (
+            "cookbook.dataset_builder.env_options.models.judge=x",
+            "cookbook.dataset_builder.env_options.models.judge is set by evert's own models.judge=",
+        ),
+        ("cookbook.dataset_builder.seats=a,b", "set by evert's own seats="),
         ("cookbook.temperature=hot", "cookbook.temperature takes a number, got 'hot'"),
         ("cookbook.temperature=nan", "cookbook.temperature takes a finite number"),
         ("cookbook.temprature=1", "no setting 'cookbook.temprature'. Did you mean 'temperature'"),
@@ -158,5 +154,6 @@ def test_help_lists_the_fields_with_their_defaults_and_what_they_take() -> None:
     shown = " ".join(usage(["cookbook"]).split())
     assert "cookbook.temperature=1.0 a number" in shown
     assert "cookbook.async_config.groups_per_batch= a whole number" in shown
-    assert "cookbook.dataset_builder.limits.max_turns=None a whole number or None" in shown
-    assert "--help cookbook" in usage([])
+    assert "cookbook.dataset_builder.shuffle=True True or False" in shown
+    assert "env_options" not in shown
+    assert "--help cookbook" in " ".join(usage([]).split())

@@ -1,56 +1,60 @@
 """Who plays: what a user names, as something that can.
 
-    evert-tiny-20q             a shipped base, a Hugging Face folder, or a model of the service
-    runs/NAME, runs/NAME@20    weights of a training run: the last ones, or those after 20 steps
-    tinker://...               weights on a Tinker service
-    openai:gpt-5-mini          a model behind an endpoint that speaks OpenAI's chat completions
-    random, oracle             a player without a model, where the game has one
-
-``find`` turns a name into a contestant, which ``ready`` has ready to play inside a block. All play
-the agent that the evaluation names, a run as well; players without a model are agents themselves.
+A name is that of a model, as every command takes it (``runs/named_models.py``), or of a player
+without a model, where the game has one (``random``, ``oracle``). ``find`` turns it into a
+contestant, which ``ready`` has ready to play inside a block. All play the agent that the
+evaluation names, a run as well, with the options and beside the frozen models that it names;
+players without a model are agents themselves.
 
 A contestant's digest is of all that decides what it says: its weights, whatever folder they are in,
-the agent, the renderer, the most tokens of a reply. Models of a Hub or a service have names that
-are never given to other weights; an endpoint's weights cannot be seen, its address and name can.
+the agent, the renderer, the most tokens of a reply, what an episode is. An endpoint's weights
+cannot be seen, its address and name can.
 """
 
-import difflib
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import chz
 import tinker
-from tinker_cookbook.renderers import get_renderer
-from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-from evert.bridge.base import BASES, base_path
-from evert.bridge.errors import EvertError
+from evert.bridge.base import model_renderer
 from evert.bridge.group import load_agent
 from evert.bridge.models import RemoteModel
 from evert.bridge.options import EnvOptions
 from evert.trainers.evaluation.episodes import Player
 from evert.trainers.evaluation.policies import EndpointPolicy, NoPolicy, SeededPolicy
 from evert.trainers.evaluation.settings import EvaluateSettings
-from evert.trainers.runs.engine_choice import check_engine, choose_engine, running_engine
+from evert.trainers.runs.engine_choice import (
+    check_engine,
+    choose_engine,
+    context_of,
+    running_engine,
+)
 from evert.trainers.runs.engine_choice import say as engine_in_words
-from evert.trainers.runs.folder import CHECKPOINTS, read_jsonl, recorded_settings
+from evert.trainers.runs.episode_settings import EpisodeSettings, env_options
+from evert.trainers.runs.frozen_models import (
+    check_episodes,
+    fingerprint,
+    frozen_models,
+    needs_engine,
+)
+from evert.trainers.runs.named_models import (
+    ModelNameError,
+    NamedEndpoint,
+    NamedWeights,
+    find_model,
+)
 from evert.trainers.runs.settings import TrainSettings, renderer_of
 
-ENDPOINT = "openai:"
-SERVICE = "tinker://"
-WEIGHTS = ("*.safetensors", "*.bin", "*config.json", "tokenizer*", "*.jinja")
-"""Files of a model's folder that decide what it says."""
+NO_MATTER = frozenset({"agent_timeout", "close_timeout", "context_length"})
+"""Settings of an episode that decide nothing of what is said in it."""
 
 Say = Callable[[str], None]
-
-
-class ContestantError(EvertError, ValueError):
-    """What was named cannot play: there is no such model, run, checkpoint or player."""
 
 
 @dataclass(frozen=True)
@@ -70,47 +74,103 @@ class Contestant:
     @property
     def digest(self) -> str:
         """Of all that decides what it says; see the module."""
-        text = json.dumps([self.agent, *self.plays_by()])
+        text = json.dumps([self.agent, self._episode(), *self.plays_by()])
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    def _episode(self) -> list[Any]:
+        """What its episodes are, frozen models included."""
+        names = sorted(chz.chz_fields(EpisodeSettings).keys() - NO_MATTER)
+        values = [(name, getattr(self.settings, name)) for name in names]
+        return [*values, fingerprint(self.settings.frozen)]
+
+    @property
+    def played(self) -> TrainSettings:
+        """The run that would train on what it plays: the engine and the options it has."""
+        return self.settings.run_of("")
 
     def check(self) -> None:
         """Find what would stop it before it plays: a path that leads nowhere, mostly.
 
         Raises:
-            EvertError: Its agent, or what it plays on, is not there.
+            EvertError: Its agent, what it plays on, or an option, is not there.
         """
-        load_agent(self.agent)
+        run, settings = self.played, self.settings
+        agent = self.maker()(0)
+        task = next(tasks[0] for tasks in settings.tasks().values() if len(tasks))
+        embedded = choose_engine(run).kind == "embedded"
+        check_episodes(settings, settings.frozen, agent, task, embedded=embedded)
+
+    def maker(self) -> Callable[[int], Any]:
+        """From a seed to the agent that it plays."""
+        return load_agent(self.agent)
 
     def plays_by(self) -> list[Any]:
         """What decides what it says, beside the agent; a player's agent is all there is."""
         return []
 
+    def options(self) -> EnvOptions:
+        """Of its Envs."""
+        return env_options(self.settings, frozen_models(self.settings.frozen))
+
     @contextmanager
     def ready(self, say: Say) -> Iterator[Player]:
         """Have it ready to play inside the block; ``say`` gets a line about what it plays on."""
-        yield Player(load_agent(self.agent), lambda env, seed: NoPolicy())
+        with self._engine():
+            policy = NoPolicy()
+            yield Player(
+                self.maker(), lambda env, seed: policy, self.options(), self.settings.seats
+            )
+
+    def _engine(self) -> Any:
+        """An engine where the frozen models need one, though it needs none itself."""
+        run = self.played
+        if not needs_engine(frozen_models(run.models)):
+            return nullcontext()
+        return running_engine(choose_engine(run), run, Path())
 
 
 @dataclass(frozen=True)
 class Endpoint(Contestant):
-    """A model behind an endpoint."""
+    """A model behind an endpoint.
+
+    Attributes:
+        named: The model, and its address where the name says it.
+    """
+
+    named: NamedEndpoint
+
+    @property
+    def base_url(self) -> str:
+        """Its address."""
+        return self.named.base_url or self.settings.base_url
+
+    def maker(self) -> Callable[[int], Any]:
+        """See ``Contestant``."""
+        agent = load_agent(self.agent)
+        return lambda seed: agent
 
     def plays_by(self) -> list[Any]:
         """See ``Contestant``."""
-        return [self.name, self.settings.base_url, self.settings.max_tokens]
+        return [self.named.model, self.base_url, self.settings.max_tokens]
 
     @contextmanager
     def ready(self, say: Say) -> Iterator[Player]:
         """See ``Contestant``."""
         remote = RemoteModel(
-            self.name.removeprefix(ENDPOINT),
-            self.settings.base_url,
+            self.named.model,
+            self.base_url,
             self.settings.api_key_env,
             temperature=self.settings.temperature,
         )
-        agent, most = load_agent(self.agent), self.settings.max_tokens
+        most = self.settings.max_tokens
         say(f"{remote.model} at {remote.base_url}")
-        yield Player(lambda seed: agent, lambda env, seed: EndpointPolicy(env, remote, most))
+        with self._engine():
+            yield Player(
+                self.maker(),
+                lambda env, seed: EndpointPolicy(env, remote, most),
+                self.options(),
+                self.settings.seats,
+            )
 
 
 @dataclass(frozen=True)
@@ -118,14 +178,24 @@ class Weights(Contestant):
     """Weights of the embedded engine or of a service.
 
     Attributes:
+        named: The weights.
         run: What they were trained by, or would be: engine, model, renderer, most tokens.
-        weights: ``base_model`` or ``model_path``, as sampling clients are created.
-        checkpoints: Where the embedded engine looks for them; None for weights of no run.
     """
 
+    named: NamedWeights
     run: TrainSettings
-    weights: Mapping[str, Any]
-    checkpoints: Path | None = None
+
+    @property
+    def weights(self) -> Mapping[str, Any]:
+        """As sampling clients are created."""
+        if self.named.model_path is not None:
+            return {"model_path": self.named.model_path}
+        return {"base_model": self.named.base_model}
+
+    @property
+    def played(self) -> TrainSettings:
+        """See ``Contestant``."""
+        return self.run
 
     @property
     def max_tokens(self) -> int:
@@ -138,44 +208,39 @@ class Weights(Contestant):
         check_engine(self.run)
         renderer_of(self.run)
 
+    def maker(self) -> Callable[[int], Any]:
+        """See ``Contestant``."""
+        agent = load_agent(self.agent)
+        return lambda seed: agent
+
     def plays_by(self) -> list[Any]:
         """See ``Contestant``."""
-        (name,) = self.weights.values()
-        if self.checkpoints is not None:
-            folder = self.checkpoints / name.removeprefix(SERVICE)
-        else:
-            folder = base_path(name) if name in BASES else Path(name).expanduser()
-        weights = _digests_of_files(folder) or [name]  # not on this disk
-        return [weights, renderer_of(self.run), self.max_tokens]
+        return [self.named.digests, renderer_of(self.run), self.max_tokens]
 
     @contextmanager
     def ready(self, say: Say) -> Iterator[Player]:
         """See ``Contestant``."""
-        agent, run = load_agent(self.agent), self.run
-        with running_engine(choose_engine(run), run, self.checkpoints or Path()) as facts:
+        run, checkpoints = self.run, self.named.checkpoints
+        with running_engine(choose_engine(run), run, checkpoints or Path()) as facts:
             say(engine_in_words(facts))
-            if self.checkpoints is not None and run.agent != self.agent:
+            if checkpoints is not None and run.agent != self.agent:
                 say(f"plays {self.agent}; it was trained with {run.agent}")
             service = tinker.ServiceClient(base_url=run.base_url)
             client = service.create_sampling_client(**self.weights)
-            renderer = get_renderer(
-                renderer_of(run), get_tokenizer(run.model_name), model_name=run.model_name
-            )
-
+            options = self.options()
+            options["renderer"] = model_renderer(run.model_name, renderer_of(run))
+            options["context_length"] = context_of(run)
             cap, heat = self.max_tokens, self.settings.temperature
-            options: EnvOptions = {"renderer": renderer, "agent_timeout": run.agent_timeout}
             yield Player(
-                lambda seed: agent, lambda env, seed: SeededPolicy(client, cap, heat, seed), options
+                self.maker(),
+                lambda env, seed: SeededPolicy(client, cap, heat, seed),
+                options,
+                self.settings.seats,
             )
 
-
-def _digests_of_files(folder: Path) -> list[str]:
-    """Names and digests of a model's files; none where there are none."""
-    found = []
-    for path in sorted({path for pattern in WEIGHTS for path in folder.glob(pattern)}):
-        with path.open("rb") as file:
-            found += [path.name, hashlib.file_digest(file, "blake2b").hexdigest()]
-    return found
+    def options(self) -> EnvOptions:
+        """See ``Contestant``."""
+        return env_options(self.settings, frozen_models(self.settings.frozen, self.run.base_url))
 
 
 # -- from names ----------------------------------------------------------------------------------
@@ -185,59 +250,23 @@ def find(name: str, settings: EvaluateSettings) -> Contestant:
     """The contestant that a name stands for.
 
     Raises:
-        ContestantError: There is none.
+        ModelNameError: There is none.
         RecipeError: Its agent should search, and cannot.
     """
     if name in settings.players:
         return Contestant(name, settings, settings.players[name])
-    if name.startswith(ENDPOINT):
-        return Endpoint(name, settings, settings.agent_of(settings.run_of(name)))
-    folder, _, step = name.partition("@")
-    if recorded := recorded_settings(folder):
-        return _of_run(name, settings, Path(folder).expanduser(), step, recorded)
-    model, weights = name, {"base_model": name}
-    if name.startswith(SERVICE):
-        model, weights = settings.model_name, {"model_path": name}
-        if not model:
-            raise ContestantError(
-                f"{name} are weights of a model that has to be named: model_name=Qwen/Qwen3-8B, "
-                "say. For weights of the embedded engine name their run: runs/NAME."
-            )
-    elif name not in BASES and not Path(name).expanduser().is_dir():
-        _check_name(name, settings)
-    run = settings.run_of(model)
-    return Weights(name, settings, settings.agent_of(run), run, weights)
-
-
-def _check_name(name: str, settings: EvaluateSettings) -> None:
-    """Refuse a name that cannot be a model's of the Hub or of a service."""
-    path = Path(name.partition("@")[0]).expanduser()
-    beside = "/" in name and path.parent.is_dir()
-    there = [*map(str, path.parent.iterdir())] if beside else [*settings.players, *BASES]
-    near = difflib.get_close_matches(str(path), there, n=1, cutoff=0.7)
-    if near or beside or name.count("/") > 1 or name.startswith((".", "~", "/", "runs/")):
-        hint = f" Did you mean {near[0]}?" if near else ""
-        raise ContestantError(
-            f"There is no run and no model at {name!r}.{hint} Expected a run folder (runs/NAME), a "
-            "Hugging Face folder, a model's name, tinker://..., openai:MODEL"
-            + (f", or {' or '.join(settings.players)}." if settings.players else ".")
+    model = find_model(name, settings.players)
+    if isinstance(model, NamedEndpoint):
+        return Endpoint(name, settings, settings.agent_of(settings.run_of(name)), model)
+    base = model.base_model or settings.model_name
+    if not base:
+        raise ModelNameError(
+            f"{name} are weights of a model that has to be named: model_name=Qwen/Qwen3-8B, "
+            "say. For weights of the embedded engine name their run: runs/NAME."
         )
-
-
-def _of_run(
-    name: str, settings: EvaluateSettings, folder: Path, step: str, recorded: Mapping[str, Any]
-) -> Weights:
-    saved = {
-        str(record.get("batch", record["name"])): str(record["sampler_path"])
-        for record in read_jsonl(folder / CHECKPOINTS)
-        if record.get("sampler_path")
-    }
-    if not saved or (step and step not in saved):
-        raise ContestantError(
-            f"{name}: the run in {folder} has no weights "
-            + (f"after step {step}; it has those after {', '.join(saved)}." if saved else "yet.")
-        )
-    weights = {"model_path": saved[step] if step else [*saved.values()][-1]}
-    run = chz.replace(TrainSettings(**recorded), **settings.asked)
-    agent = settings.agent_of(settings.run_of(run.model_name))
-    return Weights(name, settings, agent, run, weights, folder / "checkpoints")
+    run = settings.run_of(base)
+    agent = settings.agent_of(run)
+    if model.run:
+        trained = chz.replace(TrainSettings(**model.run), **settings.asked)
+        run = settings.played_as(trained)
+    return Weights(name, settings, agent, model, run)

@@ -12,9 +12,10 @@ import hashlib
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TypeAlias
 
 import openai
@@ -25,6 +26,8 @@ from tinker_cookbook.rl.types import Trajectory
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import AgentError, AgentTimeoutError, EvertError, RewardError
 from evert.bridge.options import EnvOptions
+from evert.bridge.seats import episode_envs
+from evert.bridge.weights import TinkerModel
 from evert.trainers.runs.folder import drop_broken_lines, read_jsonl
 
 EPISODES = "episodes.jsonl"
@@ -155,7 +158,8 @@ class Player:
     Attributes:
         agent: From an episode's seed to the agent.
         policy: From an Env and an episode's seed to what answers the agent's model calls.
-        options: Of the Env: its renderer, mostly.
+        options: Of the Envs: renderer, limits, frozen models, ...
+        seats: Names of the agent's roles, where it has several; the policy plays them all.
         strict: Whether an agent's failure is raised; else it is an episode without a reward.
         dialogues: Whether they are written down.
     """
@@ -163,6 +167,7 @@ class Player:
     agent: Callable[[int], Any]
     policy: Callable[[ChatAgentEnv, int], TokenCompleter]
     options: EnvOptions = field(default_factory=EnvOptions)
+    seats: Sequence[str] = ()
     strict: bool = False
     dialogues: bool = False
 
@@ -211,30 +216,82 @@ async def play(
 
 
 async def _play_one(episode: Episode, task: Any, player: Player, success: float) -> Episode:
-    env = ChatAgentEnv(player.agent(episode.draws), task, **player.options)
+    draws = episode.draws
+    options = _seeded(player.options, draws)
+    envs = episode_envs(player.agent(draws), task, player.seats, **options)
+    rollouts = [
+        do_single_rollout(player.policy(env, _seat_seed(draws, number)), env)
+        for number, env in enumerate(envs)
+    ]
     try:
-        trajectory = await do_single_rollout(player.policy(env, episode.draws), env)
+        trajectories = await _all(rollouts)
     except (AgentError, AgentTimeoutError, RewardError) as error:
         _raise_endpoint_error(error)
         if player.strict:
             raise
         return replace(episode, error=str(error))
     finally:
-        await env.close()
-    reward = sum(transition.reward for transition in trajectory.transitions)
+        for env in envs:
+            await env.close()
+    return _told(episode, trajectories, envs, player, success)
+
+
+def _seeded(options: EnvOptions, seed: int) -> EnvOptions:
+    """The options with frozen weights that draw from the episode's seed, too."""
+    models = {
+        name: replace(model, seed=seed)
+        if isinstance(model, TinkerModel) and model.seed is None
+        else model
+        for name, model in (options.get("models") or {}).items()
+    }
+    return {**options, "models": models}
+
+
+def _seat_seed(draws: int, number: int) -> int:
+    """Seed of a seat's policy: no two draw the same for the same prompt."""
+    return (draws + 1_000_003 * number) % 2**31
+
+
+async def _all(rollouts: Sequence[Coroutine[Any, Any, Trajectory]]) -> list[Trajectory]:
+    """The trajectories of an episode's seats, side by side; an agent's failure is at every seat."""
+    found = await asyncio.gather(*rollouts, return_exceptions=True)
+    errors = [each for each in found if isinstance(each, BaseException)]
+    if errors:
+        ours = (AgentError, AgentTimeoutError, RewardError)
+        raise next((error for error in errors if isinstance(error, ours)), errors[0])
+    return [each for each in found if isinstance(each, Trajectory)]
+
+
+def _told(
+    episode: Episode,
+    trajectories: Sequence[Trajectory],
+    envs: Sequence[ChatAgentEnv],
+    player: Player,
+    success: float,
+) -> Episode:
+    """The episode with how it went: at all seats together, and what each of them earned."""
+    rewards = [sum(turn.reward for turn in each.transitions) for each in trajectories]
+    reward = fmean(rewards)
+    transitions = [turn for trajectory in trajectories for turn in trajectory.transitions]
     metrics = defaultdict[str, float](float)
-    for transition in trajectory.transitions:
+    for transition in transitions:
         for name, value in transition.metrics.items():
             metrics[name] += value
+    metrics |= {f"seat/{s}/reward": r for s, r in zip(player.seats, rewards, strict=False)}
     return replace(
         episode,
         reward=reward,
         success=reward >= success or math.isclose(reward, success),  # ten tenths are one
-        turns=env.turns,
-        tokens=sum(len(transition.ac.tokens) for transition in trajectory.transitions),
+        turns=sum(env.turns for env in envs),
+        tokens=sum(len(transition.ac.tokens) for transition in transitions),
         metrics=dict(metrics),
-        transcript=str(trajectory.transitions[-1].logs.get("transcript", "")),
-        dialogue=_dialogue(trajectory, env.renderer.tokenizer) if player.dialogues else [],
+        transcript=str(transitions[-1].logs.get("transcript", "")),
+        dialogue=[
+            turn
+            for env, trajectory in zip(envs, trajectories, strict=True)
+            if player.dialogues
+            for turn in _dialogue(trajectory, env.renderer.tokenizer)
+        ],
     )
 
 

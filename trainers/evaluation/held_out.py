@@ -99,6 +99,7 @@ async def score_weights(
             lambda seed: group.agent,
             lambda env, seed: SeededPolicy(client, config.max_tokens, temperature, seed),
             group.options,
+            group.seats,
             strict=True,
             dialogues=greedy,
         )

@@ -6,12 +6,19 @@ from typing import Any, Literal
 import chz
 
 from evert.envs.games import find_game, games
-from evert.trainers.runs.settings import RecipeError, TrainSettings, choose_recipe, game_name, size
+from evert.trainers.arguments import gather, read_settings
+from evert.trainers.runs.episode_settings import EpisodeSettings
+from evert.trainers.runs.fields import RecipeError, by_path, size
+from evert.trainers.runs.settings import MAPPINGS as TRAINING
+from evert.trainers.runs.settings import TrainSettings, choose_recipe, game_name
+
+MAPPINGS = {key: example for key, example in TRAINING.items() if key != "cookbook"}
+"""Settings that are mappings, each with an example; ``models.KEY`` is ``frozen`` here."""
 
 
 @chz.chz
-class EvaluateSettings:
-    """One evaluation."""
+class EvaluateSettings(EpisodeSettings):
+    """One evaluation, its episodes' settings included."""
 
     env: str = chz.field(
         default="",
@@ -24,7 +31,11 @@ class EvaluateSettings:
     models: tuple[str, ...] = chz.field(
         default=(),
         doc="who plays: a base, a folder, runs/NAME, runs/NAME@STEP, tinker://..., openai:MODEL, "
-        "or a player of the game",
+        "https://HOST/v1#MODEL, or a player of the game",
+    )
+    frozen: Mapping[str, Any] = by_path(
+        "what answers the agent's calls to the model KEY, whoever plays: a base, a folder, "
+        "runs/NAME, ..., openai:MODEL; how: models.KEY.temperature=0, ... as in training"
     )
     split: Literal["all", "train", "test"] = chz.field(default="all", doc="which tasks")
     max_tasks: int | None = size(200, "tasks of a split, spread evenly; None: all")
@@ -86,7 +97,12 @@ class EvaluateSettings:
         values = {**preset, **given, **self.asked}
         if self.agent:
             values["train_tasks"] = self.train_tasks or self.test_tasks
-        return TrainSettings(**values)
+        return self.played_as(TrainSettings(**values))
+
+    def played_as(self, run: TrainSettings) -> TrainSettings:
+        """A run with this evaluation's episodes in the place of its own."""
+        episodes = {name: getattr(self, name) for name in chz.chz_fields(EpisodeSettings)}
+        return chz.replace(run, **episodes, models=self.frozen)
 
     def agent_of(self, run: TrainSettings) -> str:
         """Import path of the agent to play with: that of a run, or its twin that searches.
@@ -126,6 +142,31 @@ class EvaluateSettings:
                 "tasks: test_tasks=package.module:TASKS."
             )
         return found
+
+
+def read_evaluate_settings(
+    given: Mapping[str, Any], recorded: Mapping[str, Any] | None = None
+) -> EvaluateSettings:
+    """The settings of an evaluation, over what the game's recipe says of its episodes.
+
+    Args:
+        given: What was given: texts by key, ``models.NAME`` among them.
+        recorded: Of the evaluation to go on with; None for a new one.
+
+    Raises:
+        EvertError: There is no such game or setting, or a value is out of range.
+    """
+    frozen = {key: value for key, value in given.items() if key.startswith("models.")}
+    plain = {key: value for key, value in given.items() if key not in frozen}
+    name, preset = choose_recipe({"env": plain.get("env", "")})
+    theirs = {key: preset[key] for key in preset.keys() & chz.chz_fields(EpisodeSettings).keys()}
+    under = recorded or {**theirs, "frozen": preset.get("models", {})}
+    gathered = gather(plain, {key: MAPPINGS[key] for key in MAPPINGS if key != "models"})
+    gathered["frozen"] = gather(frozen, MAPPINGS).get("models", {})
+    for key in ("frozen", "limits", "parse_error_policy"):
+        gathered[key] = {**under.get(key, {}), **gathered.get(key, {})}
+    layer = "the evaluation to go on with" if recorded else name
+    return read_settings(EvaluateSettings, gathered, {layer: under})
 
 
 def spread(tasks: Sequence[Any], most: int | None) -> Sequence[Any]:

@@ -3,6 +3,10 @@
 In reading order:
 
     settings.py         every value of a run, one a command-line key
+    episode_settings.py those of its episodes: an Env's options
+    fields.py           settings that check themselves
+    named_models.py     a model by name: a base, a run, an endpoint
+    frozen_models.py    the models beside the policy, by name
     cookbook.py         the same as the Cookbook's ``Config``, and what else of it can be set
     engine_choice.py    the in-process engine or a service
     folder.py           what a run leaves behind, and who may work in it

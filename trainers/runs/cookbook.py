@@ -13,13 +13,23 @@ from typing import TYPE_CHECKING, Any
 import chz
 
 from evert.trainers.arguments import UsageError, fields_of, help_line, in_words, read_settings
-from evert.trainers.runs.settings import RecipeError, TrainSettings, is_missing, renderer_of, slug
+from evert.trainers.runs.episode_settings import EpisodeSettings, env_options
+from evert.trainers.runs.frozen_models import frozen_models
+from evert.trainers.runs.settings import (
+    MAPPINGS,
+    RecipeError,
+    TrainSettings,
+    is_missing,
+    renderer_of,
+    slug,
+)
 
 if TYPE_CHECKING:
     from tinker_cookbook.checkpoint_utils import CheckpointRecord
     from tinker_cookbook.rl.train import Config
 
 PREFIX = "cookbook."
+ENV_OPTIONS = "dataset_builder.env_options"
 RENAMED = {
     "max_steps": "steps",
     "kl_penalty_coef": "kl_penalty",
@@ -35,6 +45,7 @@ def cookbook_config(
     *,
     embedded: bool,
     warm: "CheckpointRecord | None" = None,
+    context_length: int | None = None,
 ) -> "Config":
     """The settings as ``tinker_cookbook.rl.train.main`` takes them.
 
@@ -44,6 +55,7 @@ def cookbook_config(
         embedded: Checkpoints cost nothing but disk: one is saved every step, to resume from,
             and those of ``save_every`` never expire.
         warm: The weights to start from, and to hold the KL penalty against; None for the model's.
+        context_length: Tokens that the model's context holds; None: as the settings say.
 
     Raises:
         EvertError: A value that is none of the Config's, or no tasks where a path points.
@@ -52,15 +64,16 @@ def cookbook_config(
 
     own = own_settings()
     for path in settings.cookbook:
-        if path in own:
-            raise UsageError(f"cookbook.{path} is set by evert's own {own[path]}=; give that.")
+        if found := _owner(path, own):
+            raise UsageError(f"cookbook.{path} is set by evert's own {found}=; give that.")
     if warm and "load_checkpoint_path" in settings.cookbook:
         raise RecipeError(
             "Got both cookbook.load_checkpoint_path and warm_up_steps; RL starts from one of them. "
             "Leave one out."
         )
-    values = {path: getattr(settings, name) for path, name in own.items()}
-    values |= _dataset(settings) | saving(embedded, 1)
+    inside = chz.chz_fields(EpisodeSettings).keys() | MAPPINGS.keys()
+    values = {path: getattr(settings, name) for path, name in own.items() if name not in inside}
+    values |= _dataset(settings, context_length) | saving(embedded, 1)
     values |= {
         "recipe_name": f"evert_{slug(settings.name)}",
         "log_path": str(folder),
@@ -77,6 +90,16 @@ def cookbook_config(
     )
 
 
+def _owner(path: str, own: Mapping[str, str]) -> str | None:
+    """The setting of evert's own that a path, or what holds it, is filled in from."""
+    for whole, name in own.items():
+        if path == whole:
+            return name
+        if name in MAPPINGS and path.startswith(f"{whole}."):
+            return name + path.removeprefix(whole)
+    return None
+
+
 def own_settings() -> dict[str, str]:
     """Path in the Config -> the setting of evert's own that it is filled in from."""
     from tinker_cookbook.rl.train import Config
@@ -88,19 +111,24 @@ def own_settings() -> dict[str, str]:
     inside = {
         "": theirs,
         "dataset_builder.": chz.chz_fields(AgentDatasetBuilder).keys() - {"tags"},  # not W&B's
-        "dataset_builder.env_options.": EnvOptions.__annotations__.keys() - theirs.keys(),
+        f"{ENV_OPTIONS}.": EnvOptions.__annotations__.keys() - theirs.keys(),
     }
     same = {f"{where}{name}": name for where, names in inside.items() for name in names}
     return {path: name for path, name in same.items() if name in own} | RENAMED
 
 
-def _dataset(settings: TrainSettings) -> dict[str, Any]:
-    """Tasks and agent, with as many epochs as the steps need."""
+def _dataset(settings: TrainSettings, context_length: int | None) -> dict[str, Any]:
+    """Tasks, agent and its episodes, with as many epochs as the steps need."""
     from evert.bridge.dataset import AgentDatasetBuilder, load_tasks
 
     tasks = len(load_tasks(settings.train_tasks))
     batches_per_epoch = max(1, math.ceil(tasks / settings.batch_size))
+    options = env_options(settings, frozen_models(settings.models, settings.base_url))
+    options["context_length"] = context_length or settings.context_length
     return {
+        "dataset_builder.limits": options.pop("limits"),
+        "dataset_builder.seats": settings.seats,
+        ENV_OPTIONS: options,
         "dataset_builder": AgentDatasetBuilder,
         "dataset_builder.epochs": math.ceil(settings.steps / batches_per_epoch),
         "dataset_builder.renderer_name": renderer_of(settings),
@@ -133,7 +161,7 @@ def _lines(fields: Mapping[str, Any], parent: str) -> list[str]:
     lines: list[str] = []
     for name, field in fields.items():
         path = parent + name
-        if path not in own:
+        if path not in own and path != ENV_OPTIONS:
             lines.append(help_line(PREFIX + path, field._default, in_words(field.x_type)))
             lines += _lines(fields_of(field.x_type), f"{path}.")
     return lines

@@ -112,17 +112,35 @@ def running_engine(
         }  # fmt: skip
         return
     from evert.trainers.engine.engine import embedded_engine
+    from evert.trainers.runs.frozen_models import frozen_models, hosts_of
     from evert.trainers.runs.tracking import wandb_hosts
 
+    hosts = (*wandb_hosts(settings), *hosts_of(frozen_models(settings.models)))
     with embedded_engine(
         checkpoints,
         device=settings.device,
         seed=settings.seed,
         full_parameter=settings.full_parameter,
         threads=threads_of(settings),
-        allow_hosts=(*settings.allow_hosts, *wandb_hosts(settings)),
+        allow_hosts=(*settings.allow_hosts, *hosts),
     ) as engine:
+        engine.asked_for.add(settings.model_name)
         yield {"engine": "embedded", "reason": choice.reason, **_model_facts(settings, engine)}
+
+
+def context_of(settings: TrainSettings) -> int | None:
+    """Tokens that the model's context holds: as the settings have it, or as the engine in use says.
+
+    Returns:
+        None where neither says.
+    """
+    import tinker
+
+    from evert.bridge.weights import context_length_of
+
+    if settings.context_length is not None:
+        return settings.context_length
+    return context_length_of(tinker.ServiceClient(base_url=settings.base_url), settings.model_name)
 
 
 def _model_facts(settings: TrainSettings, engine: Any) -> dict[str, Any]:

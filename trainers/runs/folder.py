@@ -32,7 +32,7 @@ import chz
 from filelock import FileLock, Timeout
 
 from evert.bridge.errors import EvertError
-from evert.trainers.runs.settings import TrainSettings, differing, read_train_settings, slug
+from evert.trainers.runs.settings import TrainSettings, differing, slug
 
 RUN, BEFORE, RESULT = "run.json", "before.json", "result.json"
 METRICS, CHECKPOINTS, LOGS = "metrics.jsonl", "checkpoints.jsonl", "logs.log"
@@ -204,17 +204,6 @@ def _say_how_to_go_on(error: BaseException, folder: RunFolder, command: str) -> 
         )
     elif done:
         error.add_note(f"To resume: {command}")
-
-
-def settings_of_run(given: Mapping[str, Any]) -> TrainSettings:
-    """What was given, over the recipe or over the settings of the run that its folder holds.
-
-    Raises:
-        EvertError: As ``read_train_settings``.
-    """
-    path = Path(given.get("log_path") or "").expanduser()
-    resumes = given.get("log_path") and RunFolder(path, resumed=True).begun
-    return read_train_settings(given, recorded_settings(path) if resumes else {})
 
 
 def output_folder(out: str | None, home: str, name: str, marker: str) -> Path:

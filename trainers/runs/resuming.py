@@ -5,11 +5,12 @@ lists are cut back to the newest step that can be gone on from, so that the Cook
 expects and no step stands twice in ``metrics.jsonl``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import chz
 from rich.console import Console
 
 from evert.trainers.runs.folder import (
@@ -23,11 +24,30 @@ from evert.trainers.runs.folder import (
     drop_broken_lines,
     keep_lines,
     read_jsonl,
+    recorded_settings,
 )
+from evert.trainers.runs.frozen_models import pinned
 from evert.trainers.runs.origin import origin
-from evert.trainers.runs.settings import TrainSettings, recorded
+from evert.trainers.runs.settings import TrainSettings, read_train_settings, recorded
 
 TIMES = "timing_spans.jsonl"
+
+
+def settings_of_run(given: Mapping[str, Any]) -> TrainSettings:
+    """What was given, over the recipe or over the settings of the run that its folder holds.
+
+    Frozen models that are runs have the step that those runs are at, or were at when this began.
+
+    Raises:
+        EvertError: As ``read_train_settings``.
+    """
+    path = Path(given.get("log_path") or "").expanduser()
+    resumes = given.get("log_path") and RunFolder(path, resumed=True).begun
+    before = recorded_settings(path) if resumes else {}
+    settings = read_train_settings(given, before)
+    if not settings.models:
+        return settings
+    return chz.replace(settings, models=pinned(settings.models, before.get("models", {})))
 
 
 def take_up(

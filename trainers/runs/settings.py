@@ -10,7 +10,6 @@ what the recipe chose. The same settings as the Cookbook takes them: ``cookbook.
 """
 
 import difflib
-import math
 import pkgutil
 import re
 from collections.abc import Mapping, Sequence
@@ -20,34 +19,12 @@ from typing import Any, Literal
 import chz
 
 from evert.bridge.base import BASE_MODEL, BASE_RENDERER, BASES
-from evert.bridge.errors import EvertError
 from evert.envs.games import find_game, games
-from evert.trainers.arguments import UsageError, read_settings
-
-
-class RecipeError(EvertError, ValueError):
-    """The settings do not describe a run: an unknown game, a value missing, or two at odds."""
-
-
-def size(default: Any, doc: str, minimum: float = 1, *, or_more: bool = True) -> Any:
-    """A field of a chz class: a number with a lower bound, or None if that is its default.
-
-    Args:
-        default: Its default.
-        doc: What it is.
-        minimum: The bound.
-        or_more: Whether the bound itself will do.
-    """
-
-    def check(settings: Any, attribute: str) -> None:
-        name = attribute.removeprefix("X_")
-        value = getattr(settings, name)
-        fits = value is None or (value >= minimum if or_more else value > minimum)
-        if not fits or (value is not None and not math.isfinite(value)):
-            bound = f"at least {minimum:g}" if or_more else f"above {minimum:g}"
-            raise RecipeError(f"{name} must be {bound}, got {value}.")
-
-    return chz.field(default=default, doc=doc, validator=check)
+from evert.trainers.arguments import gather, read_settings
+from evert.trainers.runs.episode_settings import EpisodeSettings
+from evert.trainers.runs.fields import RecipeError as RecipeError
+from evert.trainers.runs.fields import by_path
+from evert.trainers.runs.fields import size as size
 
 
 def _named(doc: str) -> Any:
@@ -55,8 +32,8 @@ def _named(doc: str) -> Any:
 
 
 @chz.chz
-class TrainSettings:
-    """One training run. Values that no recipe sets have the defaults given here."""
+class TrainSettings(EpisodeSettings):
+    """One training run, its episodes included; what no recipe sets has the default given here."""
 
     env: str = chz.field(
         default="",
@@ -102,13 +79,13 @@ class TrainSettings:
     num_substeps: int = size(1, "optimizer steps a training step")
     kl_penalty: float = size(0.0, "weight of the divergence from the weights RL starts from", 0)
     max_tokens: int = size(512, "most tokens of one reply")
-    agent_timeout: float = size(600.0, "seconds an agent may take between calls", 0, or_more=False)
-    on_agent_error: float | None = chz.field(
-        default=None, doc="reward of an episode whose agent raises; None: the run stops"
+    models: Mapping[str, Any] = by_path(
+        "what answers the agent's calls to the model KEY, frozen: a base, a folder, "
+        "runs/NAME, runs/NAME@STEP, tinker://..., openai:MODEL or https://HOST/v1#MODEL; how: "
+        "models.KEY.temperature=0, max_tokens, renderer_name, base_url, api_key_env, timeout",
     )
-    cookbook: Mapping[str, Any] = chz.field(
-        default_factory=dict,
-        doc="cookbook.KEY=value: any other field of the Cookbook's rl.train.Config; "
+    cookbook: Mapping[str, Any] = by_path(
+        "any other field of the Cookbook's rl.train.Config; "
         "`evert train --help cookbook` lists them",
     )
 
@@ -157,6 +134,14 @@ class TrainSettings:
         return self.env or path_of(self.agent).rpartition(":")[2]
 
 
+MAPPINGS = {
+    "limits": "limits.max_turns=20",
+    "models": "models.judge=evert-tiny",
+    "parse_error_policy": "parse_error_policy.max_consecutive=2",
+    "cookbook": "cookbook.temperature=0.8",
+}
+"""Settings that are mappings, each with an example."""
+
 BY_PATH = ("agent", "train_tasks", "test_tasks", "demonstrations")
 """Settings that are import paths, or from Python the things themselves."""
 
@@ -182,31 +167,11 @@ def read_train_settings(given: Mapping[str, Any], recorded: Mapping[str, Any]) -
     """
     name, preset = choose_recipe(given)
     layers = {"the run to resume": recorded} if recorded else {name: preset}
-    own = {key: value for key, value in given.items() if key.partition(".")[0] != "cookbook"}
-    theirs = recorded.get("cookbook", {}) | _paths(given)
-    return read_settings(TrainSettings, own | ({"cookbook": theirs} if theirs else {}), layers)
-
-
-def _paths(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given of the Cookbook's Config, by path: from ``a={"b": 1}`` or from ``a.b=1``."""
-    found: dict[str, Any] = {}
-
-    def take(path: str, value: Any) -> None:
-        if isinstance(value, Mapping):
-            for name, inner in value.items():
-                take(f"{path}.{name}" if path else str(name), inner)
-        elif path:
-            found[path] = value
-        else:
-            raise UsageError(
-                f"cookbook takes paths: cookbook.temperature=0.8, for example; got {value!r}."
-            )
-
-    for key, value in given.items():
-        head, _, path = key.partition(".")
-        if head == "cookbook":
-            take(path, value)
-    return found
+    [under] = layers.values()
+    gathered = gather(given, MAPPINGS)
+    for mapping in gathered.keys() & MAPPINGS.keys():
+        gathered[mapping] = {**under.get(mapping, {}), **gathered[mapping]}
+    return read_settings(TrainSettings, gathered, layers)
 
 
 def choose_recipe(given: Mapping[str, object]) -> tuple[str, Mapping[str, Any]]:
@@ -255,8 +220,15 @@ def recorded(settings: TrainSettings) -> dict[str, Any]:
     """The settings as ``run.json`` has them: a function or tasks by import path, or by name."""
     plain = {key: _plain(getattr(settings, key)) for key in chz.chz_fields(TrainSettings)}
     named = {key: path_of(plain[key]) for key in BY_PATH}
-    set_ = {path: str(value) for path, value in settings.cookbook.items()}
-    return {**plain, **named, "cookbook": set_}
+    set_ = {key: {path: str(v) for path, v in plain[key].items()} for key in MAPPINGS}
+    set_["models"] = {path: _model_text(model) for path, model in settings.models.items()}
+    return {**plain, **named, **set_}
+
+
+def _model_text(value: Any) -> str:
+    """A frozen model's text, or what kind of thing Python gave."""
+    is_text = isinstance(value, str | int | float | None)
+    return str(value) if is_text else f"<a {type(value).__name__}>"
 
 
 def _plain(value: Any) -> Any:
@@ -309,11 +281,11 @@ def check_settings(settings: TrainSettings) -> None:
     Raises:
         EvertError: The agent, the tasks, the model, a tracker or a value cannot be used.
     """
-    from evert.bridge.agent import inspect_agent
     from evert.bridge.dataset import load_tasks
     from evert.bridge.group import load_agent
     from evert.trainers.runs.cookbook import cookbook_config
-    from evert.trainers.runs.engine_choice import check_engine
+    from evert.trainers.runs.engine_choice import check_engine, choose_engine
+    from evert.trainers.runs.frozen_models import check_episodes
     from evert.trainers.runs.tracking import check_tracking
     from evert.trainers.runs.warm_up import load_demonstrations
 
@@ -321,12 +293,13 @@ def check_settings(settings: TrainSettings) -> None:
     check_engine(settings)
     _check_known(settings)
     agent, tasks = load_agent(settings.agent), load_tasks(settings.train_tasks)
-    if len(tasks):
-        inspect_agent(agent, tasks[0])
     if not is_missing(settings.test_tasks):
         load_tasks(settings.test_tasks)
     if settings.warm_up_steps:
         load_demonstrations(settings.demonstrations)
+    if len(tasks):
+        embedded = choose_engine(settings).kind == "embedded"
+        check_episodes(settings, settings.models, agent, tasks[0], embedded=embedded)
     cookbook_config(settings, Path(settings.log_path or "."), embedded=True)
 
 

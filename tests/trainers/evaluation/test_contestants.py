@@ -24,13 +24,13 @@ from evert import ChatAgentEnv, RemoteModel
 from evert.bridge.base import BASE_MODEL
 from evert.trainers.evaluation.contestants import (
     Contestant,
-    ContestantError,
     Endpoint,
     Weights,
     find,
 )
 from evert.trainers.evaluation.policies import EndpointPolicy, PolicyError, SeededPolicy
 from evert.trainers.evaluation.settings import EvaluateSettings
+from evert.trainers.runs.named_models import ModelNameError
 
 SETTINGS = EvaluateSettings(env="twenty_questions", models=("x",))
 
@@ -88,7 +88,7 @@ def test_a_run_has_its_last_weights_and_is_asked_for_replies_as_it_was_trained(r
 
     assert found.name == str(run)
     assert found.weights == {"model_path": "tinker://r/sampler_weights/final"}
-    assert found.checkpoints == run / "checkpoints"
+    assert found.named.checkpoints == run / "checkpoints"
     assert found.max_tokens == 9
 
 
@@ -104,7 +104,7 @@ def test_weights_of_a_service_need_their_models_name() -> None:
 
     assert found.weights == {"model_path": "tinker://abc/sampler_weights/final"}
     assert found.run.model_name == "Qwen/Qwen3-8B"
-    with pytest.raises(ContestantError, match="model_name=Qwen/Qwen3-8B"):
+    with pytest.raises(ModelNameError, match="model_name=Qwen/Qwen3-8B"):
         find("tinker://abc/sampler_weights/final", SETTINGS)
 
 
@@ -226,37 +226,35 @@ def test_the_same_name_at_another_address_is_another_model() -> None:
 
 def test_a_path_that_leads_nowhere_lists_what_may_be_named() -> None:
     with pytest.raises(
-        ContestantError, match=r"no run and no model at 'runs/a/b'.*random or oracle"
+        ModelNameError, match=r"no run and no model at 'runs/a/b'.*random or oracle"
     ):
         find("runs/a/b", SETTINGS)
 
 
 @pytest.mark.parametrize("name", ["runs/nope", "/nowhere", "./nope", "~/nope", "runs/nope@20"])
 def test_a_path_that_is_none_is_not_taken_for_a_model_to_download(name: str) -> None:
-    with pytest.raises(ContestantError, match=f"no run and no model at '{re.escape(name)}'"):
+    with pytest.raises(ModelNameError, match=f"no run and no model at '{re.escape(name)}'"):
         find(name, SETTINGS)
 
 
 def test_a_name_that_is_nearly_right_is_suggested(run: Path) -> None:
-    with pytest.raises(ContestantError, match=r"Did you mean oracle\?"):
+    with pytest.raises(ModelNameError, match=r"Did you mean oracle\?"):
         find("oracel", SETTINGS)
-    with pytest.raises(ContestantError, match=r"Did you mean evert-tiny\?"):
+    with pytest.raises(ModelNameError, match=r"Did you mean evert-tiny\?"):
         find("evert-tyni", SETTINGS)
-    with pytest.raises(ContestantError, match=f"Did you mean {re.escape(str(run))}"):
+    with pytest.raises(ModelNameError, match=f"Did you mean {re.escape(str(run))}"):
         find(f"{run}n", SETTINGS)
 
 
 def test_a_step_that_was_not_kept_lists_those_that_were(run: Path) -> None:
-    with pytest.raises(
-        ContestantError, match="no weights after step 12; it has those after 10, 20"
-    ):
+    with pytest.raises(ModelNameError, match="no weights after step 12; it has those after 10, 20"):
         find(f"{run}@12", SETTINGS)
 
 
 def test_a_run_without_weights_says_so(run: Path) -> None:
     (run / "checkpoints.jsonl").unlink()
 
-    with pytest.raises(ContestantError, match="has no weights yet"):
+    with pytest.raises(ModelNameError, match="has no weights yet"):
         find(str(run), SETTINGS)
 
 
@@ -391,9 +389,9 @@ async def test_a_seed_decides_what_is_said_whatever_is_sampled_beside_it() -> No
     client = tinker.ServiceClient().create_sampling_client(base_model=BASE_MODEL)
 
     async def tokens(seed: int) -> list[list[int]]:
-        async def agent(handle: Any) -> float:
+        async def agent(client: Any) -> float:
             for _ in range(3):
-                await say(handle)
+                await say(client)
             return 0.0
 
         env = ChatAgentEnv(agent)

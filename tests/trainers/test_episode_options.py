@@ -1,0 +1,250 @@
+"""What an agent needs of its episodes, in the same words for training, evaluation and sweeps.
+
+1. An agent that builds its own client and names its own models is trained, beside a frozen one.
+2. It is evaluated in the same words, and scores as its training says it does.
+3. It is swept in the same words; frozen models can be searched, too.
+4. An agent with two trained roles is trained and evaluated; a run is a frozen model of it, which a
+   resumed run keeps though that run went on.
+5. A prompt past the model's context is the agent's 400, and no run's end.
+"""
+
+import csv
+import sys
+from collections.abc import Iterator
+from contextlib import chdir
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evert.trainers import evaluate, sweep, train
+from evert.trainers.evaluation.episodes import Episode, EpisodeLog
+from evert.trainers.runs.folder import RunFolder
+
+AGENTS = '''
+"""Agents as others write them."""
+
+import openai
+
+from evert import Outcome
+
+TASKS = ["tree", "river"]
+HELD_OUT = ["sea", "lake"]
+
+
+def named(task):
+    """Builds its own client, calls its models by their names, and has a simulated user."""
+    client = openai.OpenAI(api_key="none", max_retries=0)
+
+    def ask(model, text):
+        messages = [{"role": "user", "content": text}]
+        return client.chat.completions.create(model=model, messages=messages)
+
+    wish = ask("simulator", f"Let's play a game. Say you are {len(task)}.")
+    reply = ask("gpt-4o", wish.choices[0].message.content)
+    again = ask("gpt-4o-mini", task)
+    text = reply.choices[0].message.content + again.choices[0].message.content
+    return Outcome(text.count("e") / 10, metrics={"wish": len(wish.choices[0].message.content)})
+
+
+async def debate(client, task):
+    """Two trained roles and a frozen judge."""
+
+    async def ask(who, text):
+        reply = await who.chat.completions.create(messages=[{"role": "user", "content": text}])
+        return reply.choices[0].message.content or ""
+
+    said = await ask(client.seat("pro"), task)
+    answered = await ask(client.seat("con"), f"{task} {said}")
+    messages = [{"role": "user", "content": answered}]
+    verdict = await client.chat.completions.create(model="judge", messages=messages)
+    judged = len(verdict.choices[0].message.content)
+    return {"pro": float("e" in said), "con": float(judged > 3)}
+
+
+async def long_winded(client, task):
+    """Sends more than any context holds, and copes with the refusal, or does not."""
+    try:
+        await client.chat.completions.create(messages=[{"role": "user", "content": "ab " * 9000}])
+    except openai.BadRequestError as error:
+        if task == "river":
+            raise
+        assert error.code == "context_length_exceeded"
+    reply = await client.chat.completions.create(messages=[{"role": "user", "content": task}])
+    return "e" in (reply.choices[0].message.content or "")
+'''
+SMALL = [
+    "train_tasks=whole_agents:TASKS", "device=cpu", "steps=2", "batch_size=2", "group_size=2",
+    "max_tokens=8", "eval_every=0", "samples=1",
+]  # fmt: skip
+NAMED = [
+    "agent=whole_agents:named", "test_tasks=whole_agents:HELD_OUT",
+    "policy_names=gpt-4o,gpt-4o-mini", "models.simulator=evert-tiny",
+    "models.simulator.max_tokens=6", "limits.max_turns=9",
+]  # fmt: skip
+"""The words for an agent, whichever the command."""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with the agents in it, to work in."""
+    path = tmp_path_factory.mktemp("home")
+    (path / "whole_agents.py").write_text(AGENTS)
+    with chdir(path), pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(path)
+        patch.delenv("TINKER_API_KEY", raising=False)
+        patch.setenv("PYTHONPATH", f"{path}:{':'.join(sys.path)}")  # of a sweep's runs
+        yield path
+    sys.modules.pop("whole_agents", None)
+
+
+@pytest.fixture(scope="module")
+def named(home: Path) -> RunFolder:
+    """A run of the agent that names its own models."""
+    assert train.main([*SMALL, *NAMED, "log_path=runs/named"]) == 0
+    return RunFolder(Path("runs/named"), resumed=True)
+
+
+def config(folder: RunFolder) -> dict[str, Any]:
+    found = folder.read_json("config.json") or {}
+    return dict(found["dataset_builder"])
+
+
+def rows(file: str) -> list[dict[str, str]]:
+    with Path(file).open() as lines:
+        return [*csv.DictReader(lines)]
+
+
+def played(folder: str) -> list[Episode]:
+    return [*EpisodeLog(Path(folder)).by_key.values()]
+
+
+# -- 1. training ---------------------------------------------------------------------------------
+
+
+def test_an_agent_that_names_its_own_models_is_trained_beside_a_frozen_one(
+    named: RunFolder,
+) -> None:
+    steps = named.steps()
+
+    assert len(steps) == 2
+    assert {step["env/all/turns_per_episode"] for step in steps} == {2}  # the user's are none
+    assert all(step["env/all/wish"] > 0 for step in steps)
+
+
+def test_what_a_run_was_given_is_in_its_folder(named: RunFolder) -> None:
+    settings = (named.read_json("run.json") or {})["settings"]
+
+    assert settings["models"] == {"simulator": "evert-tiny", "simulator.max_tokens": "6"}
+    assert settings["policy_names"] == ["gpt-4o", "gpt-4o-mini"]
+    assert settings["limits"] == {"max_turns": "9"}
+    options = config(named)["env_options"]
+    assert options["context_length"] == 8192
+    assert options["models"]["simulator"]["base_model"] == "evert-tiny"
+    assert options["models"]["simulator"]["max_tokens"] == 6
+    assert config(named)["limits"]["max_turns"] == 9
+
+
+# -- 2. evaluating -------------------------------------------------------------------------------
+
+
+def test_it_is_evaluated_in_the_same_words_and_scores_as_its_training_says(
+    named: RunFolder,
+) -> None:
+    arguments = [*NAMED, "models=runs/named", "split=test", "seeds=1", "device=cpu"]
+
+    assert evaluate.main([*arguments, "out=warm"]) == 0
+    assert evaluate.main([*arguments, "out=cold", "temperature=0"]) == 0
+
+    after = named.after or {}
+    for out, how in (("warm", "temperature_1"), ("cold", "greedy")):
+        [row] = rows(f"{out}/scores.csv")
+        assert float(row["reward"]) == pytest.approx(after[how]["reward"], abs=1e-4)
+    assert {episode.turns for episode in played("warm")} == {2}
+
+
+def test_another_frozen_model_makes_another_evaluation(
+    named: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [*NAMED, "models=runs/named", "split=test", "seeds=1", "out=cold"]
+
+    assert evaluate.main([*arguments, "models.simulator=evert-tiny-20q", "temperature=0"]) == 1
+
+    assert "frozen: {'simulator': 'evert-tiny'" in capsys.readouterr().err
+
+
+def test_who_plays_without_weights_meets_the_frozen_models_too(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [*NAMED, "models=http://127.0.0.1:9/v1#other", "split=test", "seeds=1"]
+
+    assert evaluate.main([*arguments, "out=endpoint"]) == 1
+
+    shown = capsys.readouterr()
+    assert "other at http://127.0.0.1:9/v1" in shown.out
+    assert "APIConnectionError" in shown.err  # the policy's; the simulated user answered
+
+
+# -- 3. sweeping ---------------------------------------------------------------------------------
+
+
+def test_it_is_swept_in_the_same_words_and_frozen_models_are_searched(home: Path) -> None:
+    searched = ["models.simulator=evert-tiny,evert-tiny-20q", "steps=1", "parallel=2", "out=sweep"]
+    kept = [each for each in (*SMALL, *NAMED) if each.partition("=")[0] not in
+            {"models.simulator", "steps"}]  # fmt: skip
+
+    assert sweep.main([*kept, *searched, "samples=0"]) == 0
+
+    found = rows("sweep/results.csv")
+    assert {row["models.simulator"] for row in found} == {"evert-tiny", "evert-tiny-20q"}
+    assert all(row["status"] == "completed" for row in found)
+
+
+# -- 4. seats, and runs as frozen models ---------------------------------------------------------
+
+DEBATE = ["agent=whole_agents:debate", "test_tasks=whole_agents:HELD_OUT", "seats=pro,con"]
+
+
+def test_an_agent_with_two_roles_is_trained_and_evaluated_beside_a_run(named: RunFolder) -> None:
+    words = [*DEBATE, "models.judge=runs/named", "models.judge.temperature=0"]
+    words += ["models.judge.max_tokens=4"]
+
+    assert train.main([*SMALL, *words, "log_path=runs/debate"]) == 0
+
+    run = RunFolder(Path("runs/debate"), resumed=True)
+    assert [f"env/all/seat/{seat}/reward" in run.steps()[-1] for seat in ("pro", "con")] == [
+        True
+    ] * 2
+    judge = config(run)["env_options"]["models"]["judge"]
+    assert Path(judge["model_path"]).is_relative_to(Path("runs/named/checkpoints").resolve())
+    assert (run.read_json("run.json") or {})["settings"]["models"]["judge"] == "runs/named@2"
+
+    evaluating = [*words, "models=runs/debate", "split=test", "seeds=1", "temperature=0"]
+    assert evaluate.main([*evaluating, "out=debate"]) == 0
+    for episode in played("debate"):
+        shares = [episode.metrics[f"seat/{seat}/reward"] for seat in ("pro", "con")]
+        assert episode.reward == sum(shares) / 2
+        assert episode.turns == 2
+    after = (run.after or {})["greedy"]["reward"]
+    [row] = rows("debate/scores.csv")
+    assert float(row["reward"]) == pytest.approx(after, abs=1e-4)
+
+    assert train.main(["log_path=runs/named", "steps=3"]) == 0  # the judge is trained further
+    assert train.main([*SMALL, *words, "log_path=runs/debate", "steps=3"]) == 0
+    settings = (run.read_json("run.json") or {})["settings"]
+    assert settings["models"]["judge"] == "runs/named@2"
+    assert len(run.steps()) == 3
+
+
+# -- 5. the context ------------------------------------------------------------------------------
+
+
+def test_a_prompt_past_the_context_is_the_agents_and_no_runs_end(home: Path) -> None:
+    agent = ["agent=whole_agents:long_winded", "log_path=runs/long"]
+
+    assert train.main([*SMALL, *agent, "steps=1"]) == 0
+
+    run = RunFolder(Path("runs/long"), resumed=True)
+    [step] = run.steps()
+    assert step["env/all/stop/context_overflow"] == step["env/all/stop/completed"] == 1
+    assert step["env/all/max_tokens_reached"] == 1  # it was the first prompt

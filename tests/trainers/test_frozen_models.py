@@ -1,0 +1,369 @@
+"""Models beside the policy, named in settings; and an episode's options as settings.
+
+1. A name becomes a model: a base, weights of a run, an endpoint; options follow the name.
+2. What the name or an option has wrong is said by the key that was typed.
+3. The engine that a run is on must have the weights; endpoints' hosts stay reachable.
+4. A run that is frozen is pinned to its step.
+5. Every option of an Env is a setting, with the default it has there; recipes may set them.
+6. What was given from Python is a model as it is, and only Python can give it again.
+"""
+
+import asyncio
+import json
+import threading
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import chz
+import pytest
+from rich.console import Console
+from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
+from tinker_cookbook.utils.ml_log import dump_config
+
+import evert
+from evert import (
+    AgentDatasetBuilder,
+    ChatAgentGroupBuilder,
+    RemoteModel,
+    ScriptedPolicy,
+    TinkerModel,
+)
+from evert.bridge.errors import EvertError, InvalidModelError
+from evert.bridge.options import EnvOptions, EnvSettings, settings_of
+from evert.trainers.arguments import UsageError, gather
+from evert.trainers.engine.errors import ModelNotFoundError
+from evert.trainers.evaluation.contestants import find
+from evert.trainers.evaluation.settings import read_evaluate_settings
+from evert.trainers.runs.cookbook import own_settings
+from evert.trainers.runs.episode_settings import EpisodeSettings, env_options
+from evert.trainers.runs.fields import RecipeError
+from evert.trainers.runs.frozen_models import (
+    check_frozen,
+    fingerprint,
+    frozen_models,
+    hosts_of,
+    needs_engine,
+    pinned,
+)
+from evert.trainers.runs.named_models import ModelNameError, NamedWeights, find_model
+from evert.trainers.runs.settings import MAPPINGS, read_train_settings, recorded
+
+PATH = "tinker://r/sampler_weights/"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The files of a run that tell where its weights are, and those of its last ones."""
+    folder = tmp_path / "run"
+    weights = folder / "checkpoints" / "r" / "sampler_weights" / "final"
+    weights.mkdir(parents=True)
+    (weights / "model.safetensors").write_bytes(b"after twenty")
+    settings = {"env": "identity", "model_name": "evert-tiny-20q", "renderer_name": "qwen3"}
+    (folder / "run.json").write_text(json.dumps({"settings": settings}))
+    records = [
+        {"name": "000010", "batch": 10, "sampler_path": f"{PATH}000010"},
+        {"name": "final", "batch": 20, "sampler_path": f"{PATH}final"},
+    ]
+    lines = [json.dumps(record) + "\n" for record in records]
+    (folder / "checkpoints.jsonl").write_text("".join(lines))
+    return folder
+
+
+# -- 1. names ------------------------------------------------------------------------------------
+
+
+def test_a_base_is_sampled_with_the_options_that_follow_its_name() -> None:
+    given = {"user": "evert-tiny", "user.temperature": "0.5", "user.max_tokens": "9"}
+
+    assert frozen_models(given, "http://own") == {
+        "user": TinkerModel("evert-tiny", temperature=0.5, max_tokens=9, base_url="http://own")
+    }
+
+
+def test_a_run_is_its_last_weights_in_its_own_format(run: Path) -> None:
+    folder = run / "checkpoints" / "r" / "sampler_weights" / "final"
+
+    assert frozen_models({"judge": str(run)}) == {
+        "judge": TinkerModel("evert-tiny-20q", str(folder), "qwen3")
+    }
+
+
+def test_weights_that_are_not_on_this_disk_are_on_a_service(run: Path) -> None:
+    found = frozen_models({"early": f"{run}@10", "other": "tinker://a/weights/b"})
+
+    assert found == {
+        "early": TinkerModel("evert-tiny-20q", f"{PATH}000010", "qwen3"),
+        "other": TinkerModel(None, "tinker://a/weights/b"),
+    }
+
+
+def test_an_endpoint_is_named_by_its_address_or_is_openais() -> None:
+    given = {
+        "critic": "https://host:8000/v1#org/model",
+        "critic.api_key_env": "HOST_KEY",
+        "critic.timeout": "9",
+        "gpt-5.2": "openai:gpt-5-mini",
+        "gpt-5.2.temperature": "0",
+        "own": "openai:m",
+        "own.base_url": "http://127.0.0.1:1/v1",
+    }
+
+    assert frozen_models(given) == {
+        "critic": RemoteModel("org/model", "https://host:8000/v1", "HOST_KEY", 9.0),
+        "gpt-5.2": RemoteModel("gpt-5-mini", temperature=0.0),
+        "own": RemoteModel("m", "http://127.0.0.1:1/v1"),
+    }
+
+
+def test_a_name_may_be_called_like_an_option() -> None:
+    assert [*frozen_models({"temperature": "evert-tiny", "a.b": "evert-tiny"})] == [
+        "temperature",
+        "a.b",
+    ]
+
+
+# -- 2. mistakes ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"u.temperature": "0"}, r"models\.u\.temperature is of no model: expected models\.u="),
+        ({"u": "runs/nope"}, r"no run and no model at 'runs/nope'.*https://HOST/v1#MODEL\.$"),
+        ({"u": ""}, r"no run and no model at ''"),
+        ({"u": "https://host/v1"}, r"an address without a model; .* https://host/v1#gpt-5-mini"),
+        ({"u": "evert-tiny", "u.temperature": "hot"}, r"models\.u\.temperature takes a number"),
+        ({"u": "evert-tiny", "u.api_key_env": "K"}, r"no setting 'models\.u\.api_key_env'"),
+        ({"u": "openai:m", "u.max_tokens": "3"}, r"no setting 'models\.u\.max_tokens'"),
+        ({"u": "evert-tiny", "u.max_tokens": "0"}, r"max_tokens=0; expected"),
+        ({"u": "<a Judge>"}, r"models\.u was <a Judge>, given from Python.*call evert\.train"),
+    ],
+)
+def test_what_is_wrong_is_said_by_the_key_that_was_typed(given: Any, said: str) -> None:
+    with pytest.raises(EvertError, match=said):
+        frozen_models(given)
+
+
+def test_mappings_are_given_a_key_at_a_time() -> None:
+    examples = {"limits": "limits.max_turns=20"}
+    limits = RolloutLimits(max_turns=3)
+
+    for given in ({"limits.max_turns": 3}, {"limits": {"max_turns": 3}}, {"limits": limits}):
+        assert gather({"steps": 1, **given}, examples) == {"steps": 1, "limits": {"max_turns": 3}}
+    assert gather({"limits": None}, examples) == {"limits": {}}
+    with pytest.raises(UsageError, match=r"limits takes paths: limits\.max_turns=20, for ex.*'3'"):
+        gather({"limits": "3"}, examples)
+
+
+# -- 3. the engine -------------------------------------------------------------------------------
+
+
+def test_the_embedded_engine_has_what_is_on_this_machine(run: Path, tiny_model: str) -> None:
+    here = frozen_models({"a": "evert-tiny", "b": str(run), "c": "openai:m"})
+
+    check_frozen(here, embedded=True)
+    with pytest.raises(RecipeError, match=r"models\.d are weights on a Tinker service \(tinker:"):
+        check_frozen({"d": TinkerModel("evert-tiny", f"{PATH}x")}, embedded=True)
+    with pytest.raises(ModelNotFoundError, match="No folder"):
+        check_frozen({"d": TinkerModel("./nowhere", renderer_name="qwen3")}, embedded=True)
+    with pytest.raises(InvalidModelError, match="names no renderer"):
+        check_frozen({"d": TinkerModel(tiny_model)}, embedded=True)
+
+
+def test_a_service_has_its_own_models_only(run: Path) -> None:
+    check_frozen({"a": TinkerModel("Qwen/Qwen3-8B"), "b": RemoteModel("m")}, embedded=False)
+    for named in ("evert-tiny", str(run)):
+        with pytest.raises(RecipeError, match=r"models\.judge is on this machine .*#MODEL\.$"):
+            check_frozen(frozen_models({"judge": named}), embedded=False)
+
+
+def test_hosts_of_endpoints_stay_reachable_and_weights_need_an_engine() -> None:
+    models = frozen_models({"a": "https://host:8000/v1#m", "b": "openai:m", "c": "evert-tiny"})
+
+    assert hosts_of(models) == ("host", "api.openai.com")
+    assert needs_engine(models)
+    assert not needs_engine({"a": models["a"], "s": ScriptedPolicy(["x"])})
+
+
+# -- 4. the same weights again -------------------------------------------------------------------
+
+
+def test_a_run_is_pinned_to_its_step_and_a_resumed_run_keeps_it(run: Path) -> None:
+    given = {"judge": str(run), "judge.temperature": "0", "user": "evert-tiny"}
+
+    assert pinned(given, {}) == {**given, "judge": f"{run}@20"}
+    assert pinned(given, {"judge": f"{run}@10"}) == {**given, "judge": f"{run}@10"}
+    assert pinned({"judge": f"{run}@10"}, {"judge": f"{run}@20"}) == {"judge": f"{run}@10"}
+    with pytest.raises(ModelNameError, match="no run and no model"):
+        pinned({"judge": "runs/none"}, {})
+
+
+def test_frozen_weights_that_changed_are_other_weights(run: Path) -> None:
+    given = {"judge": str(run), "judge.temperature": "0"}
+    before = fingerprint(given)
+    file = run / "checkpoints" / "r" / "sampler_weights" / "final" / "model.safetensors"
+
+    assert fingerprint({**given, "judge": f"{run}@20"}) == before
+    assert fingerprint({**given, "judge.temperature": "1"}) != before
+    file.write_bytes(b"after thirty")
+    assert fingerprint(given) != before
+    assert fingerprint({"a": "openai:m"}) != fingerprint({"a": "openai:n"})
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"limits.max_turns": "3"}, {"models.judge": "evert-tiny"}, {"on_truncation": "end"}],
+)
+def test_what_an_episode_is_decides_whether_it_is_played_again(other: dict[str, str]) -> None:
+    def digest(**given: str) -> str:
+        settings = read_evaluate_settings({"env": "identity", "models": "evert-tiny", **given})
+        return find("evert-tiny", settings).digest
+
+    assert digest(**other) != digest() == digest(agent_timeout="9", close_timeout="1")
+
+
+# -- 5. options as settings ----------------------------------------------------------------------
+
+
+def test_every_option_of_an_env_is_a_setting_with_the_default_it_has_there() -> None:
+    shared = chz.chz_fields(EpisodeSettings).keys()
+    here = env_options(EpisodeSettings(), {})
+
+    assert EnvOptions.__annotations__.keys() - {"renderer", "models"} == shared - {"seats"}
+    made = settings_of({**here, "models": None})
+    for field in fields(EnvSettings):
+        assert getattr(made, field.name) == getattr(EnvSettings(), field.name), field.name
+
+
+def test_training_fills_every_option_in_from_its_setting() -> None:
+    own = own_settings()
+    for name in chz.chz_fields(EpisodeSettings).keys() | MAPPINGS.keys() - {"cookbook"}:
+        assert name in own.values(), name
+
+
+def test_values_are_read_as_what_they_are() -> None:
+    given = {
+        "env": "identity", "policy_names": "gpt-4o,*", "seats": "a,b", "limits.max_turns": "3",
+        "parse_error_policy.max_consecutive": "2", "format_retries": "0", "context_length": "99",
+        "on_truncation": "end", "on_agent_error": "-1", "limits.rollout_timeout_seconds": "1.5",
+    }  # fmt: skip
+    options: Any = env_options(read_train_settings(given, {}), {})
+
+    assert options["policy_names"] == ("gpt-4o", "*")
+    assert options["limits"] == RolloutLimits(max_turns=3, rollout_timeout_seconds=1.5)
+    assert options["parse_error_policy"] == ParseErrorPolicy(max_consecutive=2)
+    assert (options["format_retries"], options["context_length"]) == (0, 99)
+    assert (options["on_truncation"], options["on_agent_error"]) == ("end", -1.0)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("limits.max_turns", "many", r"limits\.max_turns takes a whole number or None, got 'many'"),
+        ("limits.turns", "1", r"no setting 'limits\.turns'"),
+        ("limits.max_turns", "0", "max_turns must be a positive value"),
+        ("parse_error_policy.max_consecutive", "x", r"parse_error_policy\.max_consecutive takes"),
+    ],
+)
+def test_a_wrong_limit_is_refused_by_its_key(key: str, value: str, said: str) -> None:
+    settings = read_train_settings({"env": "identity", key: value}, {})
+    with pytest.raises(UsageError, match=said):
+        env_options(settings, {})
+
+
+def test_recipes_set_them_too_and_each_can_be_overridden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "limited_game.py").write_text(
+        "from evert import Game\n"
+        "GAME = Game('my/Limited-v0', agent='a:b', train_tasks='a:c', recipe={\n"
+        "    'limits': {'max_turns': 3, 'max_tool_calls': 4}, 'models': {'user': 'evert-tiny'},\n"
+        "    'policy_names': ('gpt-4o',)})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    given = {"env": "limited_game", "limits.max_turns": "9"}
+
+    trained = read_train_settings(given, {})
+    evaluated = read_evaluate_settings({**given, "models": "evert-tiny"})
+
+    for settings in (trained, evaluated):
+        assert settings.limits == {"max_turns": "9", "max_tool_calls": 4}
+        assert settings.policy_names == ("gpt-4o",)
+    assert trained.models == evaluated.frozen == {"user": "evert-tiny"}
+
+
+# -- 6. from Python ------------------------------------------------------------------------------
+
+
+async def asks_a_judge(client: Any, task: str) -> float:
+    asked = [{"role": "user", "content": task}]
+    reply = await client.chat.completions.create(messages=asked)
+    asked = [{"role": "user", "content": reply.choices[0].message.content or "nothing"}]
+    verdict = await client.chat.completions.create(model="judge", messages=asked)
+    return float(verdict.choices[0].message.content == "yes")
+
+
+def test_a_model_that_python_made_is_used_and_python_has_to_give_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    judge = ScriptedPolicy(lambda prompt: "yes")
+    path = tmp_path / "run"
+    again: dict[str, Any] = {
+        "log_path": path, "device": "cpu", "batch_size": 2, "group_size": 2, "max_tokens": 4,
+        "limits": RolloutLimits(max_turns=5), "console": Console(quiet=True),
+    }  # fmt: skip
+
+    run = evert.train(asks_a_judge, ["tree", "sea"], steps=1, models={"judge": judge}, **again)
+
+    assert len(judge.prompts) == 4
+    assert run.steps()[-1]["env/all/reward/total"] == 1.0
+    about = (run.read_json("run.json") or {})["settings"]
+    assert (about["models"], about["limits"]) == (
+        {"judge": "<a ScriptedPolicy>"},
+        {"max_turns": "5"},
+    )
+    with pytest.raises(RecipeError, match=r"models\.judge was <a ScriptedPolicy>, given from Py"):
+        evert.train(asks_a_judge, ["tree", "sea"], steps=2, **again)
+    evert.train(asks_a_judge, ["tree", "sea"], steps=2, models={"judge": judge}, **again)
+    assert len(run.steps()) == 2
+
+
+def test_names_from_python_are_names(run: Path) -> None:
+    settings = read_train_settings(
+        {"env": "identity", "models": {"gpt-4.1": "evert-tiny", "judge": str(run)}}, {}
+    )
+    assert recorded(settings)["models"] == {"gpt-4.1": "evert-tiny", "judge": str(run)}
+    assert isinstance(find_model(str(run)), NamedWeights)
+
+
+class Locked:
+    """An agent that cannot be copied, as most that hold a client."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    async def __call__(self, client: Any, task: str) -> float:
+        with self.lock:
+            return await asks_a_judge(client, task)
+
+
+def test_an_agent_and_a_model_that_cannot_be_copied_are_written_down_by_their_kind() -> None:
+    agent, judge = Locked(), ScriptedPolicy(lambda prompt: "yes")
+    builder = AgentDatasetBuilder(
+        agent=agent,
+        train_tasks=["tree"],
+        env_options={"models": {"judge": judge, "user": TinkerModel("evert-tiny")}},
+    )
+
+    written = dump_config(builder)
+    dataset, _ = asyncio.run(builder())
+
+    assert written["agent"] == "<a Locked>"
+    models = written["env_options"]["models"]
+    assert (models["judge"], models["user"]["base_model"]) == ("<a ScriptedPolicy>", "evert-tiny")
+    [group] = dataset.get_batch(0)
+    assert isinstance(group, ChatAgentGroupBuilder)
+    assert group.agent is agent
+    assert (group.options.get("models") or {})["judge"] is judge

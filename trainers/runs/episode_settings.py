@@ -1,0 +1,94 @@
+"""What an episode is, for every command that plays some: an Env's options, each a setting.
+
+``EpisodeSettings`` is what training and evaluation have in common; ``env_options`` gives the same
+as an Env takes it. All options of ``ChatAgentEnv`` are here by their names there, but for the
+renderer, which follows from the model, and for the frozen models (``frozen_models.py``).
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import chz
+
+from evert.trainers.arguments import read_settings
+from evert.trainers.runs.fields import by_path, size
+
+if TYPE_CHECKING:
+    from evert.bridge.models import FrozenModel
+    from evert.bridge.options import EnvOptions
+
+
+@chz.chz
+class EpisodeSettings:
+    """What an agent meets in an episode."""
+
+    policy_names: tuple[str, ...] = chz.field(
+        default=(),
+        doc="model names by which the agent calls the policy: gpt-4o,gpt-5.2; a * stands for "
+        "anything; none: policy",
+    )
+    seats: tuple[str, ...] = chz.field(
+        default=(), doc="names of the agent's trained roles, where it has several"
+    )
+    limits: Mapping[str, Any] = by_path(
+        "budgets of an episode: max_turns, max_trajectory_tokens, "
+        "max_sampled_tokens, max_tool_calls, max_turn_tokens, rollout_timeout_seconds, "
+        "sampling_turn_timeout_seconds; none that is not given"
+    )
+    context_length: int | None = size(
+        None, "tokens of a prompt and its reply; None: what the model's context holds", 3
+    )
+    agent_timeout: float = size(600.0, "seconds an agent may take between calls", 0, or_more=False)
+    on_agent_error: float | None = chz.field(
+        default=None,
+        doc="reward of an episode whose agent raises or is too slow; None: the run stops",
+    )
+    on_truncation: Literal["deliver", "end"] = chz.field(
+        default="deliver", doc="what becomes of a reply that is cut at its most tokens"
+    )
+    context_overflow_reward: float = chz.field(
+        default=-0.1, doc="added where an episode ends because its prompt grew too long"
+    )
+    format_retries: int = size(
+        2, "times that a reply is asked for again which has not the asked-for format", 0
+    )
+    parse_error_policy: Mapping[str, Any] = by_path(
+        "what follows a reply that does not parse: max_consecutive, penalty_per_error, "
+        "terminal_reward, mask_error_turns, retry_message_template; none: the agent gets the text"
+    )
+    close_timeout: float = size(
+        5.0, "seconds that an agent has to end when it is given up", 0, or_more=False
+    )
+
+
+def env_options(settings: EpisodeSettings, models: Mapping[str, "FrozenModel"]) -> "EnvOptions":
+    """The settings as ``ChatAgentEnv`` takes them.
+
+    Args:
+        settings: Of a run, or of an evaluation.
+        models: The frozen ones.
+
+    Raises:
+        UsageError: A limit there is not, or a value that it does not take.
+    """
+    from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
+
+    def read(kind: Any, name: str) -> Any:
+        given = getattr(settings, name)
+        return read_settings(kind, given, called=lambda key: f"{name}.{key}") if given else None
+
+    options: EnvOptions = {
+        "limits": read(RolloutLimits, "limits"),
+        "context_length": settings.context_length,
+        "agent_timeout": settings.agent_timeout,
+        "on_agent_error": settings.on_agent_error,
+        "on_truncation": settings.on_truncation,
+        "context_overflow_reward": settings.context_overflow_reward,
+        "format_retries": settings.format_retries,
+        "parse_error_policy": read(ParseErrorPolicy, "parse_error_policy"),
+        "close_timeout": settings.close_timeout,
+        "models": models,
+    }
+    if settings.policy_names:
+        options["policy_names"] = settings.policy_names
+    return options

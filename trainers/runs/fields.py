@@ -1,0 +1,38 @@
+"""Fields of settings that check themselves, and what they raise."""
+
+import math
+from typing import Any
+
+import chz
+
+from evert.bridge.errors import EvertError
+
+
+class RecipeError(EvertError, ValueError):
+    """The settings do not describe a run: an unknown game, a value missing, or two at odds."""
+
+
+def size(default: Any, doc: str, minimum: float = 1, *, or_more: bool = True) -> Any:
+    """A field of a chz class: a number with a lower bound, or None if that is its default.
+
+    Args:
+        default: Its default.
+        doc: What it is.
+        minimum: The bound.
+        or_more: Whether the bound itself will do.
+    """
+
+    def check(settings: Any, attribute: str) -> None:
+        name = attribute.removeprefix("X_")
+        value = getattr(settings, name)
+        fits = value is None or (value >= minimum if or_more else value > minimum)
+        if not fits or (value is not None and not math.isfinite(value)):
+            bound = f"at least {minimum:g}" if or_more else f"above {minimum:g}"
+            raise RecipeError(f"{name} must be {bound}, got {value}.")
+
+    return chz.field(default=default, doc=doc, validator=check)
+
+
+def by_path(doc: str) -> Any:
+    """A field of a chz class that is a mapping, set a key at a time: ``limits.max_turns=20``."""
+    return chz.field(default_factory=dict, doc=doc)

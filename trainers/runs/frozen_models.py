@@ -1,0 +1,252 @@
+"""The frozen models of a run or an evaluation: ``models.NAME=...``, as an Env takes them.
+
+    models.user=evert-tiny                       what answers the agent's calls to "user"
+    models.user.temperature=0                    how: one of ``OPTIONS``
+    models.judge=runs/NAME                       the last weights of a run
+    models.critic=https://host/v1#model          an endpoint,
+    models.critic.api_key_env=HOST_KEY           whose key is in that environment variable
+
+Settings have them as one mapping of texts, by what follows ``models.``; from Python a value may be
+the model itself. In order: from texts to models, whether the engine has them, and ``pinned``, by
+which a run that is resumed has the frozen weights it began with.
+"""
+
+from collections.abc import Mapping
+from dataclasses import astuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import chz
+
+from evert.bridge.base import BASES
+from evert.trainers.arguments import UsageError, read_settings
+from evert.trainers.runs.episode_settings import EpisodeSettings, env_options
+from evert.trainers.runs.fields import RecipeError
+from evert.trainers.runs.named_models import NamedEndpoint, NamedWeights, find_model
+
+if TYPE_CHECKING:
+    from evert.bridge.models import FrozenModel, RemoteModel
+    from evert.bridge.weights import TinkerModel
+
+
+@chz.chz
+class WeightsOptions:
+    """How weights are sampled; see ``TinkerModel``."""
+
+    temperature: float = 1.0
+    max_tokens: int | None = None
+    renderer_name: str | None = None
+
+
+@chz.chz
+class EndpointOptions:
+    """How an endpoint is asked; see ``RemoteModel``."""
+
+    temperature: float | None = None
+    base_url: str = "https://api.openai.com/v1"
+    api_key_env: str = "OPENAI_API_KEY"
+    timeout: float = 600.0
+
+
+OPTIONS = frozenset({*chz.chz_fields(WeightsOptions), *chz.chz_fields(EndpointOptions)})
+"""What may follow ``models.NAME.``; a name may have dots of its own."""
+
+
+def frozen_models(
+    given: Mapping[str, Any], base_url: str | None = None
+) -> "dict[str, FrozenModel]":
+    """The models that the settings name, as an Env takes them.
+
+    Args:
+        given: By what follows ``models.``: texts, or from Python models.
+        base_url: Of the service of one's own that the run is on; None for none.
+
+    Raises:
+        UsageError: An option without a model, or one that its model does not have.
+        ModelNameError: A name that stands for no model.
+        RecipeError: What was given from Python and can be given by Python alone.
+    """
+    found: dict[str, FrozenModel] = {}
+    for name, options in _by_name(given).items():
+        model = options.pop("", None)
+        if model is None:
+            [option, *_] = options
+            raise UsageError(
+                f"models.{name}.{option} is of no model: expected models.{name}=..., too, for "
+                f"example models.{name}=evert-tiny."
+            )
+        found[name] = _read(name, model, options, base_url) if isinstance(model, str) else model
+    return found
+
+
+def _by_name(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Name -> what was given of it: the model under "", and its options."""
+    found: dict[str, dict[str, Any]] = {}
+    for key, value in given.items():
+        name, option = _split(key)
+        found.setdefault(name, {})[option] = value
+    return found
+
+
+def _split(key: str) -> tuple[str, str]:
+    """A model's name, which may have dots, and the option that follows it; "" for none."""
+    name, _, option = key.rpartition(".")
+    return (name, option) if name and option in OPTIONS else (key, "")
+
+
+def _read(
+    name: str, text: str, options: Mapping[str, Any], base_url: str | None
+) -> "RemoteModel | TinkerModel":
+    from evert.bridge.models import RemoteModel
+    from evert.bridge.weights import TinkerModel
+
+    if text.startswith("<"):
+        raise RecipeError(
+            f"models.{name} was {text}, given from Python, which nothing but Python can give "
+            f"again: call evert.train with it, or name a model: models.{name}=evert-tiny."
+        )
+    model = find_model(text)
+
+    def called(key: str) -> str:
+        return f"models.{name}.{key}"
+
+    if isinstance(model, NamedEndpoint):
+        address = {"base_url": model.base_url} if model.base_url else {}
+        how = read_settings(EndpointOptions, options, {"the name": address}, called)
+        return RemoteModel(model.model, how.base_url, how.api_key_env, how.timeout, how.temperature)
+    sampled = read_settings(WeightsOptions, options, called=called)
+    return TinkerModel(
+        model.base_model,
+        _path(model),
+        sampled.renderer_name or model.run.get("renderer_name"),
+        sampled.temperature,
+        sampled.max_tokens,
+        base_url,
+    )
+
+
+def _path(model: NamedWeights) -> str | None:
+    """Where the weights are sampled from: their folder where they are on this disk."""
+    if model.model_path is not None and model.folder is not None:
+        return str(model.folder.resolve())
+    return model.model_path
+
+
+def fingerprint(given: Mapping[str, Any]) -> list[Any]:
+    """What decides what the models say: their options, and digests of weights."""
+    found: list[Any] = []
+    for name, options in sorted(_by_name(given).items()):
+        model = find_model(str(options.pop("")))
+        weights = model.digests if isinstance(model, NamedWeights) else [*astuple(model)]
+        found.append([name, weights, sorted(options.items())])
+    return found
+
+
+# -- the engine ----------------------------------------------------------------------------------
+
+
+def hosts_of(models: "Mapping[str, FrozenModel]") -> tuple[str, ...]:
+    """Hosts of the endpoints among the models, which the embedded engine has to let through."""
+    from evert.bridge.models import RemoteModel
+
+    endpoints = [model for model in models.values() if isinstance(model, RemoteModel)]
+    return tuple(host for each in endpoints if (host := urlsplit(each.base_url).hostname))
+
+
+def needs_engine(models: "Mapping[str, FrozenModel]") -> bool:
+    """Whether some of the models are weights that an engine samples."""
+    from evert.bridge.weights import TinkerModel
+
+    return any(isinstance(model, TinkerModel) for model in models.values())
+
+
+def check_frozen(models: "Mapping[str, FrozenModel]", *, embedded: bool) -> None:
+    """Find out before the run whether its engine has the frozen weights, and a renderer for them.
+
+    Raises:
+        RecipeError: They are on a service, and the run is not, or the other way round.
+        ModelNotFoundError: There is no such folder.
+        InvalidModelError: No renderer was named for a model that the Cookbook does not know.
+    """
+    from evert.bridge.base import renderer_name_of
+    from evert.bridge.weights import TinkerModel
+    from evert.trainers.engine.models import resolve_model
+
+    for name, model in models.items():
+        if not isinstance(model, TinkerModel):
+            continue
+        on_service = (model.model_path or "").startswith("tinker://")
+        base = model.base_model or ""
+        local = base in BASES or Path(base or "/nowhere").expanduser().is_dir()
+        here = bool(model.model_path) and not on_service
+        if embedded and on_service:
+            raise RecipeError(
+                f"models.{name} are weights on a Tinker service ({model.model_path}), and the "
+                "embedded engine has none of those. Pass a model of the service to train on, or "
+                "name a frozen model that is on this machine."
+            )
+        if not embedded and (here or local):
+            raise RecipeError(
+                f"models.{name} is on this machine ({model.model_path or base}), and the run's "
+                "engine is a service, which samples none but its own models. Name one of those, "
+                "or an endpoint that serves it: models."
+                f"{name}=http://127.0.0.1:8000/v1#MODEL."
+            )
+        if embedded and base:
+            resolve_model(base)
+        if base and model.renderer_name is None:
+            renderer_name_of(base)
+
+
+def check_episodes(
+    settings: EpisodeSettings,
+    models: Mapping[str, Any],
+    agent: Any,
+    task: object,
+    *,
+    embedded: bool,
+) -> None:
+    """Find out before there is an episode whether there can be one.
+
+    Args:
+        settings: Of the episodes.
+        models: The frozen ones, as in settings.
+        agent: The agent.
+        task: One of its tasks.
+        embedded: Whether the engine is the embedded one.
+
+    Raises:
+        EvertError: The agent, its seats, a model or an option cannot be used.
+    """
+    from evert.bridge.seats import episode_envs
+
+    frozen = frozen_models(models)
+    check_frozen(frozen, embedded=embedded)
+    episode_envs(agent, task, settings.seats, **env_options(settings, frozen))
+
+
+# -- the same again ------------------------------------------------------------------------------
+
+
+def pinned(given: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """The models with the step that a run was at: ``runs/NAME`` as ``runs/NAME@20``.
+
+    Args:
+        given: As in the settings.
+        recorded: The same of the run to resume, whose steps go before newer ones.
+
+    Raises:
+        ModelNameError: There is no such run.
+    """
+    return {key: _pinned(key, value, str(recorded.get(key, ""))) for key, value in given.items()}
+
+
+def _pinned(key: str, value: Any, before: str) -> Any:
+    if _split(key)[1] or not isinstance(value, str) or "@" in value:
+        return value
+    if before.startswith(f"{value}@"):
+        return before
+    model = None if value.startswith("<") else find_model(value)
+    step = model.step if isinstance(model, NamedWeights) else None
+    return value if step is None else f"{value}@{step}"

@@ -1,0 +1,152 @@
+"""A model by its name, as every command takes it.
+
+    evert-tiny-20q           a shipped base, a Hugging Face folder, or a model of a Hub or a service
+    runs/NAME, runs/NAME@20  weights of a training run: the last ones, or those after 20 steps
+    tinker://...             weights on a Tinker service
+    openai:gpt-5-mini        a model behind an endpoint that speaks OpenAI's chat completions
+    https://host/v1#model    the same, with the endpoint's address
+
+``find_model`` looks at names and folders and loads nothing.
+"""
+
+import difflib
+import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evert.bridge.base import BASE_MODEL, BASES, base_path
+from evert.bridge.errors import EvertError
+from evert.trainers.runs.folder import CHECKPOINTS, STORE, read_jsonl, recorded_settings
+
+ENDPOINT, SERVICE = "openai:", "tinker://"
+ADDRESS = ("http://", "https://")
+WEIGHTS = ("*.safetensors", "*.bin", "*config.json", "tokenizer*", "*.jinja")
+"""Files of a model's folder that decide what it says."""
+
+
+class ModelNameError(EvertError, ValueError):
+    """What was named is no model: there is no such run, checkpoint, folder or address."""
+
+
+@dataclass(frozen=True)
+class NamedEndpoint:
+    """A model behind an endpoint.
+
+    Attributes:
+        model: Its name there.
+        base_url: The address; None where the name does not say.
+    """
+
+    model: str
+    base_url: str | None = None
+
+
+@dataclass(frozen=True)
+class NamedWeights:
+    """Weights of the embedded engine or of a service.
+
+    Attributes:
+        base_model: The base they belong to; None where only the service knows.
+        model_path: Their ``tinker://`` path; None for the base's own.
+        step: Of the run, after which they were saved; None for weights of no run.
+        run: Settings of the run that they are of, as it recorded them; empty for none.
+        checkpoints: The run's own store, where the embedded engine keeps them; None for no run.
+    """
+
+    base_model: str | None
+    model_path: str | None = None
+    step: str | None = None
+    run: Mapping[str, Any] = field(default_factory=dict)
+    checkpoints: Path | None = None
+
+    @property
+    def folder(self) -> Path | None:
+        """Where their files are; None where that is not on this disk."""
+        if self.model_path is None:
+            name = self.base_model or ""
+            folder = base_path(name) if name in BASES else Path(name).expanduser()
+        elif self.checkpoints is not None:
+            folder = self.checkpoints / self.model_path.removeprefix(SERVICE)
+        else:
+            return None
+        return folder if folder.is_dir() else None
+
+    @property
+    def digests(self) -> list[str]:
+        """What tells them from others: digests of their files, or the name where there are none.
+
+        Models of a Hub or a service have names that are never given to other weights.
+        """
+        found = []
+        folder = self.folder or Path("/nowhere")
+        for path in sorted({path for pattern in WEIGHTS for path in folder.glob(pattern)}):
+            with path.open("rb") as file:
+                found += [path.name, hashlib.file_digest(file, "blake2b").hexdigest()]
+        return found or [str(self.model_path or self.base_model)]
+
+
+NamedModel = NamedEndpoint | NamedWeights
+
+
+def find_model(name: str, others: Collection[str] = ()) -> NamedModel:
+    """The model that a name stands for.
+
+    Args:
+        name: See the module.
+        others: What else might have been meant, for messages.
+
+    Raises:
+        ModelNameError: There is none.
+    """
+    if name.startswith(ENDPOINT):
+        return NamedEndpoint(name.removeprefix(ENDPOINT))
+    if name.startswith(ADDRESS):
+        address, _, model = name.partition("#")
+        if not model:
+            raise ModelNameError(
+                f"{name} is an address without a model; expected the model's name after a #: "
+                f"{name}#gpt-5-mini, for example."
+            )
+        return NamedEndpoint(model, address)
+    if name.startswith(SERVICE):
+        return NamedWeights(None, name)
+    folder, _, step = name.partition("@")
+    if recorded := recorded_settings(folder):
+        return _of_run(name, Path(folder).expanduser(), step, recorded)
+    if name not in BASES and not (name and Path(name).expanduser().is_dir()):
+        _check_name(name, others)
+    return NamedWeights(name)
+
+
+def _check_name(name: str, others: Collection[str]) -> None:
+    """Refuse a name that cannot be a model's of the Hub or of a service."""
+    path = Path(name.partition("@")[0]).expanduser()
+    beside = "/" in name and path.parent.is_dir()
+    there = [*map(str, path.parent.iterdir())] if beside else [*others, *BASES]
+    near = difflib.get_close_matches(str(path), there, n=1, cutoff=0.7)
+    strange = not name or name.count("/") > 1 or name.startswith((".", "~", "/", "<", "runs/"))
+    if near or beside or strange:
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise ModelNameError(
+            f"There is no run and no model at {name!r}.{hint} Expected a run folder (runs/NAME), a "
+            "Hugging Face folder, a model's name, tinker://..., openai:MODEL, https://HOST/v1#MODEL"
+            + (f", or {' or '.join(others)}." if others else ".")
+        )
+
+
+def _of_run(name: str, folder: Path, step: str, recorded: Mapping[str, Any]) -> NamedWeights:
+    saved = {
+        str(record.get("batch", record["name"])): str(record["sampler_path"])
+        for record in read_jsonl(folder / CHECKPOINTS)
+        if record.get("sampler_path")
+    }
+    if not saved or (step and step not in saved):
+        raise ModelNameError(
+            f"{name}: the run in {folder} has no weights "
+            + (f"after step {step}; it has those after {', '.join(saved)}." if saved else "yet.")
+        )
+    step = step or [*saved][-1]
+    base = str(recorded.get("model_name") or BASE_MODEL)
+    return NamedWeights(base, saved[step], step, recorded, folder / STORE)
