@@ -17,6 +17,7 @@ Read in this order:
     logprobs.py      log-probabilities of a reply's text
     tokens.py        a growing token sequence
     index.py         which beginnings of conversations are known
+    echoes.py        tool calls that come back completed
     conversation.py  one conversation, in messages and in exact tokens
     lineage.py       which conversation a call continues; drift
     actions.py       what sampled tokens say, and what if they do not parse

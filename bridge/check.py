@@ -5,7 +5,7 @@ The rules, in the order they are checked:
     1. Played to the end, the episode ends, with a finite reward.
     2. Every observation is a non-empty prompt of tokens the tokenizer knows.
     3. Every observation is what the renderer itself makes of the conversation (in the same tokens,
-       or in others that spell the same text).
+       or in others that say the same: what was sampled is kept).
     4. After the end, a further step is refused.
     5. Closed at any call, the agent ends, and leaves no task and no thread behind.
     6. The agent copes with replies that are empty, cut, or no sense, or raises a plain exception.
@@ -14,6 +14,7 @@ Each has its deliberately broken agent in the tests.
 """
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -207,9 +208,13 @@ class _Check:
 
 
 def _texts(prompt: FlatPrompt, renderer: PromptRenderer) -> list[object]:
-    """The text of a flat prompt, and what in it is no text."""
+    """The text of a flat prompt, and what in it is no text.
+
+    Without white space and the marks of thoughts, which a reply is free to leave out.
+    """
     chunks = [element for element in prompt if not isinstance(element, int)]
-    return [renderer.decode([t for t in prompt if isinstance(t, int)]), *chunks]
+    text = renderer.decode([t for t in prompt if isinstance(t, int)])
+    return [re.sub(r"</?think>|\s+", "", text), *chunks]
 
 
 _Runner = asyncio.Task[Any] | threading.Thread

@@ -21,7 +21,7 @@ from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Message, TextPart
 
 from evert.bridge.formats import ReplyFormat
-from evert.bridge.index import START, Index
+from evert.bridge.index import START, Index, Speaker
 from evert.bridge.messages import Reply, refuse
 from evert.bridge.rendering import PromptRenderer
 from evert.bridge.requests import context_length_exceeded
@@ -33,6 +33,7 @@ class Drift(StrEnum):
 
     TEMPLATE = "template"
     RETOKENISED = "retokenised"
+    COMPLETED_ARGUMENTS = "completed_arguments"
     TOOLS = "tools"
     HISTORY = "history"
 
@@ -90,6 +91,7 @@ class Conversation:
     Attributes:
         index: Where its points are made known.
         caller: Task or thread that made its latest call.
+        speaker: The agent, as far as its requests tell.
         tools: Tools offered, as sent; None for none.
         lineage: Number of the token sequence it is writing, a new one when the renderer forces a
             fresh start; -1 before the first prompt.
@@ -104,6 +106,7 @@ class Conversation:
 
     index: Index
     caller: str
+    speaker: Speaker
     tools: list[Any] | None = None
     lineage: int = -1
     format: ReplyFormat | None = None
@@ -126,7 +129,7 @@ class Conversation:
     def after(cls, point: Point, caller: str, renderer: PromptRenderer) -> "Conversation":
         """A branch: another conversation that has been the same up to ``point``."""
         origin = point.conversation
-        branch = cls(origin.index, caller, origin.tools, format=point.format)
+        branch = cls(origin.index, caller, origin.speaker, origin.tools, format=point.format)
         branch._add(origin.messages[: point.messages])
         branch.tool_names = dict(origin.tool_names)
         branch.log, branch.action, branch.points = point.log, point.action, point.path

@@ -112,10 +112,12 @@ class Account:
     turns: int = 0
 
     def report(self) -> Metrics:
-        """Lineages, drift and tool calls so far, as metrics."""
+        """Lineages, drift, handoffs and tool calls so far, as metrics."""
         metrics: Metrics = {"lineages": self.book.lineages, "drift": self.book.drift.total()}
         for cause, count in self.book.drift.items():
             metrics[f"drift/{cause}"] = count
+        if self.book.handoffs:
+            metrics["handoffs"] = self.book.handoffs
         self.tools.report(metrics)
         return metrics
 

@@ -54,8 +54,9 @@ class ChatAgentEnv(Env):
         task: Handed to the agent. Left out: the agent takes the client only.
         **options: ``renderer``, ``policy_names``, ``limits``, ``context_length``,
             ``agent_timeout``, ``on_agent_error``, ``on_truncation``, ``parse_error_policy``,
-            ``context_overflow_reward``, ``close_timeout``, ``models``, ``format_retries``: see
-            ``evert.bridge.options``. An agent may bring some itself, as its ``env_options``.
+            ``context_overflow_reward``, ``close_timeout``, ``models``, ``format_retries``,
+            ``keep_completed_arguments``: see ``evert.bridge.options``. An agent may bring some
+            itself, as its ``env_options``.
 
     Attributes:
         agent: As given.

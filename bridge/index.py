@@ -5,14 +5,18 @@ of the next message to the place after it, holds them all as a tree: to follow a
 look-up a message, with two conversations as with two thousand. Keys are made of what a message says
 and not of its form, so that a dict and an SDK object that say the same lead to the same place. A
 reply of the policy has a key without what agents change: white space at the ends, thinking.
+
+A *speaker* is who asks: an agent is known by its system prompt and its tools, so that one agent's
+reply in another's history can be told from a history that was rewritten.
 """
 
 import hashlib
 import json
 import pickle
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tinker_cookbook.renderers.base import Message, ToolCall
 
@@ -61,6 +65,10 @@ def _calls_key(calls: Sequence[ToolCall]) -> Key:
     return tuple((c.id, c.function.name, _same_json(c.function.arguments)) for c in calls)
 
 
+def _call_names(calls: Sequence[ToolCall]) -> Key:
+    return tuple((call.id, call.function.name) for call in calls)
+
+
 def _same_json(text: str) -> str:
     """One spelling for JSON that frameworks write anew: order of keys, spaces, 1 for 1.0."""
     try:
@@ -74,23 +82,61 @@ def _number(text: str) -> float:
     return int(value) if value.is_integer() else value
 
 
+class Speaker(NamedTuple):
+    """An agent, as far as its requests tell.
+
+    Attributes:
+        prompt: Keys of the system messages with which it begins.
+        tools: Names of the tools it offers.
+        opening: Key of the message after them, which tells its conversations apart.
+    """
+
+    prompt: tuple[Key, ...]
+    tools: frozenset[str]
+    opening: Key
+
+    @classmethod
+    def of(cls, messages: Sequence[Message], tools: Iterable[Any] | None) -> "Speaker":
+        """Who makes a request."""
+        prompt = list(takewhile(lambda message: message["role"] == "system", messages))
+        opening = [message_key(message) for message in messages[len(prompt) : len(prompt) + 1]]
+        return cls(tuple(map(message_key, prompt)), frozenset(_names(tools or ())), tuple(opening))
+
+    def is_another(self, other: "Speaker") -> bool:
+        """Whether this is another agent: another system prompt, or each has tools of its own.
+
+        An agent whose tools become fewer or more is still the same.
+        """
+        each_has_own = self.tools - other.tools and other.tools - self.tools
+        return self.prompt != other.prompt or bool(each_has_own)
+
+
+def _names(tools: Iterable[Any]) -> Iterator[str]:
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if isinstance(name, str):
+            yield name
+
+
 class Index:
     """The beginnings that are known (see the module's docstring).
 
     Attributes:
         points: The replies that end at a place, from old to new.
-        asked: Places where a reply was given.
-        replies: Keys of all replies.
+        asked: Place where replies were given -> to whom.
+        replies: Key of each reply -> to whom it was given.
         words: Places after an assistant's message that was of the agent's own making.
     """
 
     def __init__(self) -> None:
         self.points: defaultdict[int, list[Point]] = defaultdict(list)
-        self.asked: set[int] = set()
-        self.replies: set[Key] = set()
+        self.asked: defaultdict[int, set[Speaker]] = defaultdict(set)
+        self.replies: defaultdict[Key, set[Speaker]] = defaultdict(set)
         self.words: set[int] = set()
         self._next: dict[tuple[int, Key], int] = {}
         self._given: dict[tuple[Key, Key], Point] = {}
+        self._called: defaultdict[tuple[int, Key], list[Point]] = defaultdict(list)
 
     def clear(self) -> None:
         """Forget all replies, so that conversations and points no longer hold each other."""
@@ -99,16 +145,21 @@ class Index:
                 point.conversation.points = []
         self.points.clear()
         self._given.clear()
+        self._called.clear()
 
-    def follow(self, messages: Iterable[Message]) -> list[int]:
-        """The places after each of the messages, from the first on, as far as they are known."""
+    def follow(self, messages: Iterable[Message], start: int = START) -> list[int]:
+        """The places after each of the messages, as far as they are known from ``start`` on."""
         places: list[int] = []
         for message in messages:
-            place = self._after(places[-1] if places else START, message)
+            place = self._after(places[-1] if places else start, message)
             if place is None:
                 break
             places.append(place)
         return places
+
+    def called(self, place: int, message: Message) -> Iterable["Point"]:
+        """The replies given at ``place`` with the same calls, arguments aside; the newest first."""
+        return reversed(self._called.get((place, _call_names(message.get("tool_calls", ()))), ()))
 
     def enter(self, place: int, messages: Iterable[Message]) -> int:
         """Make the messages that follow on a place known; the place after them."""
@@ -138,8 +189,11 @@ class Index:
         key = point.reply.key
         after = self._next.setdefault((place, key), len(self._next) + 1)
         self.points[after].append(point)
-        self.asked.add(place)
-        self.replies.add(key)
+        speaker = point.conversation.speaker
+        self.asked[place].add(speaker)
+        self.replies[key].add(speaker)
+        if point.reply.tool_calls:
+            self._called[place, _call_names(point.reply.tool_calls)].append(point)
         self._given[_anchor(point.reply.tool_calls, before), key] = point
         return after
 

@@ -11,8 +11,14 @@ cause:
 
     template     same messages, but the renderer shows their history otherwise (thinking stripped)
     retokenised  same message, other token ids; the sampled ids are kept and no lineage starts
+    completed_arguments  a tool call came back with arguments added; kept too where an option
+                 says so, else a new lineage
     tools        same messages, other tools
     history      a reply was left out or changed, or stands in another history than its own
+
+Only an agent's own past counts. Another agent (``Speaker``) that goes on with a history has been
+handed it: that is a new lineage, counted as a handoff and not as drift. So is no drift what others
+said after the point from which a conversation goes on.
 
 Wherever a reply comes back, it is rendered as the policy gave it, with its thinking.
 """
@@ -20,6 +26,7 @@ Wherever a reply comes back, it is rendered as the policy gave it, with its thin
 import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -27,8 +34,9 @@ from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Message
 
 from evert.bridge.conversation import Conversation, Drift, Point, keep
+from evert.bridge.echoes import as_given, is_completed
 from evert.bridge.errors import RendererMismatchError
-from evert.bridge.index import START, Index, key_as_reply
+from evert.bridge.index import START, Index, Speaker, key_as_reply
 from evert.bridge.messages import read_message, read_tools, refuse
 from evert.bridge.rendering import PromptRenderer
 from evert.bridge.requests import ChatRequest, bad_request
@@ -43,17 +51,27 @@ class ConversationBook:
     Args:
         renderer: The renderer of the policy.
         max_length: Most tokens of a prompt; a longer one is refused. None for no limit.
+        keeps_completed: Whether a reply stays as sampled though its tool calls come back completed.
 
     Attributes:
         drift: How often each cause occurred.
+        handoffs: How often an agent went on with another agent's history.
         latest_drift: The cause that the latest observation met; None when it went on as it was.
         lineages: Number of token sequences begun so far.
     """
 
-    def __init__(self, renderer: PromptRenderer, max_length: int | None = None) -> None:
+    def __init__(
+        self,
+        renderer: PromptRenderer,
+        max_length: int | None = None,
+        *,
+        keeps_completed: bool = False,
+    ) -> None:
         self.renderer = renderer
         self._max_length = max_length
+        self._keeps_completed = keeps_completed
         self.drift: Counter[Drift] = Counter()
+        self.handoffs = 0
         self.latest_drift: Drift | None = None
         self.lineages = 0
         self._index = Index()
@@ -125,24 +143,61 @@ class ConversationBook:
     def _from_a_reply(self, request: ChatRequest, caller: str, renderer: PromptRenderer) -> "_Way":
         """Where a request goes on from the last known reply on its way, or anew without one."""
         messages = _read(request.messages, 0, {})
-        places = self._index.follow(messages)
+        request, places, completed = self._uncompleted(request, messages)
         last, point = self._last_replies(request, caller, places)
         start = 0 if point is None else point.sent + 1
-        rendered, is_foreign = self._as_given(request, messages, places, start, last)
-        departs = len(places) < len(messages) and (places or [START])[-1] in self._index.asked
-        cause: Drift | None = None
-        if is_foreign or departs:
-            cause = Drift.HISTORY
-        elif last is not None and last.sent >= start:
-            cause = Drift.TOOLS
+        rendered, others = self._as_given(request, messages, places, start, last)
+        speaker = Speaker.of(messages, request.tools)
+        met = _Met(
+            others,
+            left_out=self._asked_instead(places, messages),
+            before=last.conversation.speaker if last is not None and last.sent >= start else None,
+            goes_on=point is not None and point.is_open,
+        )
+        cause = met.cause(speaker)
+        if completed == len(places) or (met.goes_on and completed == start - 1):
+            cause = Drift.COMPLETED_ARGUMENTS
         if point is None:
-            conversation = Conversation(self._index, caller, _kept_tools(request.tools))
+            tools = _kept_tools(request.tools)
+            conversation = Conversation(self._index, caller, speaker, tools)
         elif point.is_open:
             conversation = point.conversation
         else:
             conversation = Conversation.after(point, caller, renderer)
             conversation.place = places[point.sent]
-        return _Way(conversation, 0, messages[start:], rendered, cause)
+        is_handed = point is None and cause is None and met.is_any
+        return _Way(conversation, 0, messages[start:], rendered, cause, is_handed)
+
+    def _uncompleted(
+        self, request: ChatRequest, messages: list[Message]
+    ) -> tuple[ChatRequest, list[int], int | None]:
+        """A request without what a framework added to tool calls, if that is kept as sampled.
+
+        Also the places of its ``messages``, which change with it, and the index of the last reply
+        that came back completed; None for none. Where it is not kept, the places end there.
+        """
+        places, completed = self._index.follow(messages), None
+        while (index := len(places)) < len(messages):
+            here = places[-1] if places else START
+            replies = (point.reply for point in self._index.called(here, messages[index]))
+            reply = next((own for own in replies if is_completed(messages[index], own)), None)
+            if reply is None:
+                break
+            completed = index
+            if not self._keeps_completed:
+                break
+            sent = list(request.messages)
+            sent[index] = as_given(messages[index], reply)
+            messages[index] = read_message(sent[index], index, {})
+            request = replace(request, messages=sent)
+            places += self._index.follow(messages[index:], here)
+        return request, places, completed
+
+    def _asked_instead(self, places: Sequence[int], messages: Sequence[Message]) -> set[Speaker]:
+        """Who got a reply where a request leaves what is known; nobody where it does not."""
+        if len(places) == len(messages):
+            return set()
+        return self._index.asked.get(places[-1] if places else START, set())
 
     def _last_replies(
         self, request: ChatRequest, caller: str, places: Sequence[int]
@@ -168,14 +223,14 @@ class ConversationBook:
         places: Sequence[int],
         start: int,
         last: Point | None,
-    ) -> tuple[list[Message], bool]:
+    ) -> tuple[list[Message], set[Speaker]]:
         """The messages from ``start`` on, with the policy's replies as it gave them.
 
-        Also whether one of them comes from elsewhere than the way to ``last``.
+        Also who got those of them that are not on the way to ``last``.
         """
         path = {point.sent: point for point in last.path} if last is not None else {}
         rendered = list(messages[start:])
-        is_foreign = False
+        others: set[Speaker] = set()
         for index, message in enumerate(rendered, start):
             if message["role"] != "assistant":
                 continue
@@ -183,11 +238,11 @@ class ConversationBook:
                 continue
             point = path.get(index)
             if point is None and key_as_reply(message) in self._index.replies:
-                is_foreign = True
+                others |= self._index.replies[key_as_reply(message)]
                 point = self._index.given(message, messages[index - 1] if index else None)
             if point is not None and point.reply.is_sent_back_as(request.messages[index]):
                 rendered[index - start] = point.message
-        return rendered, is_foreign
+        return rendered, others
 
     # -- growing ---------------------------------------------------------------------------------
 
@@ -206,6 +261,7 @@ class ConversationBook:
         conversation.last = way.new[-1] if way.new else None
         conversation.format = request.format
         conversation.reply = None
+        self.handoffs += way.is_handed
         self._note(conversation, way.cause, drift)
 
     def _note(self, conversation: Conversation, cause: Drift | None, drift: Drift | None) -> None:
@@ -216,7 +272,8 @@ class ConversationBook:
         if begins or drift is Drift.TEMPLATE:
             conversation.lineage = self.lineages
             self.lineages += 1
-        cause = cause or drift
+        if cause is None or (cause is Drift.COMPLETED_ARGUMENTS and drift is Drift.TEMPLATE):
+            cause = drift
         if cause is not None:
             self.drift[cause] += 1
             self.latest_drift = cause
@@ -231,6 +288,7 @@ class _Way(NamedTuple):
         new: The messages that follow, as read.
         rendered: The same, replies of the policy as it gave them.
         cause: The drift that is met.
+        is_handed: Whether an agent begins with another's history.
     """
 
     conversation: Conversation
@@ -238,6 +296,39 @@ class _Way(NamedTuple):
     new: list[Message]
     rendered: list[Message]
     cause: Drift | None
+    is_handed: bool = False
+
+
+class _Met(NamedTuple):
+    """What a request meets that is not as it was.
+
+    Attributes:
+        others: Who got the replies in it that are not on its way.
+        left_out: Who got a reply where it holds another message, or none.
+        before: Who got the latest reply on its way, with other tools; None: it has the same.
+        goes_on: Whether a conversation goes on with it, and so keeps all of its own.
+    """
+
+    others: set[Speaker]
+    left_out: set[Speaker]
+    before: Speaker | None
+    goes_on: bool
+
+    def cause(self, speaker: Speaker) -> Drift | None:
+        """The drift: none where all of it is another agent's, or another conversation's."""
+        others = self.others
+        if self.goes_on:
+            others = {one for one in others if one.opening == speaker.opening}
+        if not all(map(speaker.is_another, self.left_out | others)):
+            return Drift.HISTORY
+        if self.before is not None and not speaker.is_another(self.before):
+            return Drift.TOOLS
+        return None
+
+    @property
+    def is_any(self) -> bool:
+        """Whether there are replies in it that it did not get."""
+        return bool(self.others) or self.before is not None
 
 
 def _offers(request: ChatRequest, conversation: Conversation) -> bool:

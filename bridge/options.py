@@ -35,6 +35,7 @@ class EnvOptions(TypedDict, total=False):
     close_timeout: float
     models: Mapping[str, FrozenModel] | None
     format_retries: int
+    keep_completed_arguments: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,11 @@ class EnvSettings:
         models: Models that the agent may call beside the policy, by name (``models.py``).
         format_retries: How often a reply is asked for again that is not as ``response_format`` or
             a forced ``tool_choice`` has it; each time is a transition.
+        keep_completed_arguments: Whether a reply stays as it was sampled though a tool call of it
+            comes back with arguments added, or with other white space at the ends of lines. It is
+            counted either way (``drift/completed_arguments``). False: the policy is shown what the
+            agent sent, in a new token sequence, since only the agent's author knows that what was
+            added changes nothing.
     """
 
     renderer: Renderer | None = None
@@ -76,6 +82,7 @@ class EnvSettings:
     close_timeout: float = 5.0
     models: Mapping[str, FrozenModel] | None = None
     format_retries: int = 2
+    keep_completed_arguments: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:

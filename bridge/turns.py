@@ -112,7 +112,9 @@ class Turns:
         self.parse_errors = ParseErrors(settings.parse_error_policy)
         self.tool_budget = ToolBudget(settings.limits.max_tool_calls)
         self._longest = prompt_limit(settings.limits, settings.context_length).tokens
-        self.book = ConversationBook(renderer, self._longest)
+        self.book = ConversationBook(
+            renderer, self._longest, keeps_completed=settings.keep_completed_arguments
+        )
         self.account = Account(agent, self.book, settings)
         self.episode: Episode | None = None
         self.is_closed = False

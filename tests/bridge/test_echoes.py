@@ -3,26 +3,30 @@
 1. Blank text beside tool calls is not delivered, in any dialect.
 2. Margins of a text may come and go: the sampled tokens stay.
 3. A broken reply that comes back as it was delivered keeps its tokens.
+4. Arguments that a framework completed are counted, and keep them where the option or the agent
+   says so.
+5. A handoff is counted as one, and no drift.
 """
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from tinker_cookbook.rl.data_processing import trajectory_to_data
-from tinker_cookbook.rl.rollouts import do_single_rollout
+from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
-from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
+from evert import AgentClient, ChatAgentEnv, ChatAgentGroupBuilder, ScriptedPolicy
+from evert.bridge.options import EnvOptions
 
-PARAMETERS = {
+PARAMETERS: Any = {
     "type": "object",
     "properties": {"path": {"type": "string"}, "text": {"type": "string"}},
 }
-CHAT_TOOLS = [{"type": "function", "function": {"name": "edit", "parameters": PARAMETERS}}]
-MESSAGES_TOOLS = [{"name": "edit", "description": "Edits.", "input_schema": PARAMETERS}]
-RESPONSES_TOOLS = [{"type": "function", "name": "edit", "parameters": PARAMETERS}]
+CHAT_TOOLS: Any = [{"type": "function", "function": {"name": "edit", "parameters": PARAMETERS}}]
+MESSAGES_TOOLS: Any = [{"name": "edit", "description": "Edits.", "input_schema": PARAMETERS}]
+RESPONSES_TOOLS: Any = [{"type": "function", "name": "edit", "parameters": PARAMETERS}]
 
 
 def call(**arguments: Any) -> str:
@@ -46,7 +50,7 @@ def chat(echo: Echo) -> Callable[[AgentClient], Any]:
                 model=client.model, messages=messages, tools=CHAT_TOOLS
             )
             message = completion.choices[0].message
-            client.log(text=message.content)
+            client.log(text=str(message.content))
             sent = message.model_dump(exclude_none=True)
             if message.content is not None:
                 sent["content"] = echo(message.content)
@@ -73,7 +77,7 @@ def anthropic(echo: Echo) -> Callable[[AgentClient], Any]:
             )
             blocks = [block.model_dump(exclude_none=True) for block in message.content]
             texts = [block["text"] for block in blocks if block["type"] == "text"]
-            client.log(text=texts[0] if texts else None)
+            client.log(text=texts[0] if texts else "None")
             for block in blocks:
                 if block["type"] == "text":
                     block["text"] = echo(block["text"])
@@ -103,7 +107,7 @@ def responses(echo: Echo) -> Callable[[AgentClient], Any]:
             )
             output = [item.model_dump(exclude_none=True) for item in response.output]
             texts = [item["content"][0]["text"] for item in output if item["type"] == "message"]
-            client.log(text=texts[0] if texts else None)
+            client.log(text=texts[0] if texts else "None")
             for item in output:
                 if item["type"] == "message":
                     item["content"][0]["text"] = echo(item["content"][0]["text"])
@@ -144,7 +148,12 @@ def assert_whole(trajectory: Trajectory) -> None:
 async def test_blank_text_beside_tool_calls_is_not_delivered(dialect: Any) -> None:
     trajectory = await play(dialect(lambda text: text), [TWO, f"\n{TWO}", f"I edit.\n\n{TWO}"])
 
-    assert [turn.logs["text"] for turn in trajectory.transitions] == [None, None, "I edit.", "done"]
+    assert [turn.logs["text"] for turn in trajectory.transitions] == [
+        "None",
+        "None",
+        "I edit.",
+        "done",
+    ]
     assert trajectory.transitions[-1].metrics["tools/calls"] == 6
     assert_whole(trajectory)
 
@@ -173,6 +182,98 @@ async def test_a_broken_tool_call_that_comes_back_as_delivered_keeps_its_tokens(
 ) -> None:
     trajectory = await play(dialect(lambda text: text), [BROKEN, f"{BROKEN}{TWO}", BROKEN.strip()])
 
-    assert "</tool_call>" in trajectory.transitions[0].logs["text"]
+    assert "</tool_call>" in str(trajectory.transitions[0].logs["text"])
     assert trajectory.transitions[-1].metrics["tools/calls_unparsed"] == 3
     assert_whole(trajectory)
+
+
+# -- completed arguments -------------------------------------------------------------------------
+
+
+async def completing(client: AgentClient) -> float:
+    """Does with each call what Claude Code does: adds a default, tidies the lines of a text."""
+    messages: list[Any] = [{"role": "user", "content": "go"}]
+    while True:
+        message = await client.anthropic.messages.create(
+            model=client.model, max_tokens=500, messages=messages, tools=MESSAGES_TOOLS
+        )
+        blocks = [block.model_dump(exclude_none=True) for block in message.content]
+        calls = [block for block in blocks if block["type"] == "tool_use"]
+        if not calls:
+            return 1.0
+        for made in calls:
+            made["input"] = {"replace_all": False, **made["input"]}
+            if "text" in made["input"]:
+                made["input"]["text"] = made["input"]["text"].rstrip()
+        results = [
+            {"type": "tool_result", "tool_use_id": made["id"], "content": "ok"} for made in calls
+        ]
+        messages.append({"role": "assistant", "content": blocks})
+        messages.append({"role": "user", "content": results})
+
+
+class Completing:
+    """The same as an agent that knows of itself what it does."""
+
+    env_options: ClassVar[EnvOptions] = {"keep_completed_arguments": True}
+
+    async def __call__(self, client: AgentClient) -> float:
+        return await completing(client)
+
+
+EDITS = [call(path="a", text="one  \n"), TWO, f"I go on.\n{call(path='b', text='two')}"]
+
+
+async def test_completed_arguments_are_kept_where_the_option_says_so() -> None:
+    trajectory = await play(completing, EDITS, keep_completed_arguments=True)
+    metrics = trajectory.transitions[-1].metrics
+
+    assert len(trajectory_to_data(trajectory, 1.0)) == 1
+    assert metrics.items() >= {"lineages": 1, "drift": 3, "drift/completed_arguments": 3}.items()
+    assert [turn.logs.get("drift") for turn in trajectory.transitions] == [
+        *["completed_arguments"] * 3,
+        None,
+    ]
+
+
+async def test_completed_arguments_are_kept_where_the_agent_says_so() -> None:
+    trajectory = await play(Completing(), EDITS)
+
+    assert len(trajectory_to_data(trajectory, 1.0)) == 1
+
+
+async def test_completed_arguments_are_a_datum_more_otherwise_and_named() -> None:
+    trajectory = await play(completing, EDITS)
+    metrics = trajectory.transitions[-1].metrics
+
+    assert len(trajectory_to_data(trajectory, 1.0)) == 4
+    assert metrics.items() >= {"lineages": 4, "drift": 3, "drift/completed_arguments": 3}.items()
+
+
+# -- handoffs ------------------------------------------------------------------------------------
+
+
+async def handing_over(client: AgentClient) -> float:
+    history: list[Any] = [{"role": "user", "content": "A poem."}]
+    for prompt in ("You write.", "You criticise.", "You write.", "You criticise."):
+        completion = await client.chat.completions.create(
+            messages=[{"role": "system", "content": prompt}, *history]
+        )
+        history.append({"role": "assistant", "content": completion.choices[0].message.content})
+    return 1.0
+
+
+async def test_two_agents_over_one_history_make_two_data_and_no_drift() -> None:
+    policy = ScriptedPolicy(["Roses.", "Bad.", "Lilies.", "Good."])
+    group = await do_group_rollout(ChatAgentGroupBuilder(handing_over), policy)
+    [trajectory] = group.trajectories_G
+
+    assert len(trajectory_to_data(trajectory, 1.0)) == 2
+    expected = {"lineages": 2, "drift": 0, "handoffs": 1}
+    assert trajectory.transitions[-1].metrics.items() >= expected.items()
+
+
+async def test_an_agent_that_hands_nothing_over_has_no_such_metric() -> None:
+    trajectory = await play(chat(lambda text: text), [])
+
+    assert "handoffs" not in trajectory.transitions[-1].metrics

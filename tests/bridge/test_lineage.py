@@ -6,16 +6,19 @@
 3. A conversation is recognised in every form in which agents send it back.
 4. A cut reply gets its end-of-turn token from the tail.
 5. Drift is counted by cause, once, and starts a new lineage (except ``retokenised``). A reply that
-   comes back in another history, or before other tools, is rendered as the policy gave it.
+   comes back in another history, or before other tools, is rendered as the policy gave it. A tool
+   call that comes back with arguments added is kept as sampled where that is wanted.
 6. Branches share the tokens sampled up to the fork, the hundredth as the first, and are no drift.
 7. A refused request leaves no trace.
-8. Images pass through as the renderer makes them, in branches too.
-9. To find a conversation takes as many comparisons among many as among few.
+8. Another agent that goes on with a history, or begins its own, is no drift.
+9. Images pass through as the renderer makes them, in branches too.
+10. To find a conversation takes as many comparisons among many as among few.
 """
 
 import base64
 import copy
 import io
+import json
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -65,9 +68,14 @@ def said(text: str) -> dict[str, Any]:
 class Talk:
     """Both sides of an episode: requests of agents, actions of a policy."""
 
-    def __init__(self, renderer: Renderer | None = None, max_length: int | None = None) -> None:
+    def __init__(
+        self,
+        renderer: Renderer | None = None,
+        max_length: int | None = None,
+        keeps_completed: bool = False,
+    ) -> None:
         self.renderer: PromptRenderer = prompt_renderer(renderer)
-        self.book = ConversationBook(self.renderer, max_length)
+        self.book = ConversationBook(self.renderer, max_length, keeps_completed=keeps_completed)
 
     def ask(
         self, messages: Sequence[Any], caller: str = "main", tools: list[Any] | None = None
@@ -516,10 +524,6 @@ def another_question(messages: Messages) -> None:
     messages[3]["content"] = "And your cat"
 
 
-def another_system_prompt(messages: Messages) -> None:
-    messages[0]["content"] = "Be long."
-
-
 def no_beginning(messages: Messages) -> None:
     del messages[1:3]
 
@@ -538,7 +542,6 @@ def no_latest_reply(messages: Messages) -> None:
         other_words,
         other_latest_words,
         another_question,
-        another_system_prompt,
         no_beginning,
         a_summary,
         no_latest_reply,
@@ -720,6 +723,198 @@ def test_a_conversation_after_drift_is_one_lineage_again() -> None:
         reply = talk.say(talk.ask(messages), f"answer {turn}")
         messages += [said(reply.text), user("more")]
     assert (talk.book.lineages, talk.book.drift) == (2, {Drift.HISTORY: 1})
+
+
+# -- completed arguments -------------------------------------------------------------------------
+
+EDIT = {
+    "type": "function",
+    "function": {
+        "name": "edit",
+        "description": "Edits.",
+        "parameters": {"type": "object", "properties": {"path": {"type": "string"}}},
+    },
+}
+SAMPLED = {
+    "path": "a.py",
+    "new": "x = 1  \ny = 2\n",
+    "at": [{"line": 3}],
+    "count": 1,
+    "limit": "20",
+}
+
+
+def edits(talk: Talk, arguments: Any = SAMPLED) -> tuple[Messages, dict[str, Any]]:
+    """A conversation in which the policy has called a tool, and the call as it was delivered."""
+    messages: Messages = [user("Edit!")]
+    written = json.dumps({"name": "edit", "arguments": arguments})
+    action = f"I edit.\n<tool_call>\n{written}\n</tool_call>"
+    reply = talk.say(talk.ask(messages, tools=[EDIT]), action)
+    return messages, completion(reply, id="", model="").choices[0].message.model_dump(
+        exclude_none=True
+    )
+
+
+def with_arguments(message: dict[str, Any], arguments: Any) -> dict[str, Any]:
+    """A reply with other arguments in its only tool call."""
+    changed = copy.deepcopy(message)
+    changed["tool_calls"][0]["function"]["arguments"] = json.dumps(arguments)
+    return changed
+
+
+def sent_back(talk: Talk, messages: Messages, message: dict[str, Any]) -> Conversation:
+    """The reply comes back, with its tool's result."""
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "ok"}
+    messages += [message, result]
+    return talk.ask(messages, tools=[EDIT])
+
+
+COMPLETED = {
+    "an argument more": {"replace_all": False, **SAMPLED},
+    "one more at depth": {**SAMPLED, "at": [{"line": 3, "column": None}]},
+    "tidied lines": {**SAMPLED, "new": "x = 1\ny = 2"},
+    "a number read from its text": {**SAMPLED, "limit": 20},
+    "another number's spelling": {**SAMPLED, "count": 1.0, "all": True},
+}
+
+REWRITTEN = {
+    "another value": {**SAMPLED, "path": "b.py"},
+    "one less": {"path": "a.py"},
+    "another depth": {**SAMPLED, "at": [{"line": 3}, {"line": 4}]},
+    "another indentation": {**SAMPLED, "new": "  x = 1\ny = 2\n"},
+    "another number": {**SAMPLED, "limit": 30},
+    "text read as nothing": {**SAMPLED, "path": None},
+    "another type": {**SAMPLED, "count": True},
+    "another kind": {**SAMPLED, "at": {"line": 3}},
+    "no object": [SAMPLED],
+}
+
+
+@pytest.mark.parametrize("arguments", COMPLETED.values(), ids=COMPLETED)
+def test_completed_arguments_are_kept_as_sampled_where_that_is_wanted(arguments: Any) -> None:
+    talk = Talk(keeps_completed=True)
+    messages, message = edits(talk)
+    known = talk.prompt(talk.book._latest["main"])
+    [point] = talk.book._latest["main"].points
+    after = sent_back(talk, messages, with_arguments(message, arguments))
+    assert talk.prompt(after)[: point.log.length] == flatten(point.log.followed_by([]).chunks)
+    assert len(known) == point.log.length
+    assert "replace_all" not in talk.read(talk.prompt(after))
+    assert (talk.book.lineages, talk.book.drift) == (1, {Drift.COMPLETED_ARGUMENTS: 1})
+
+
+def test_completed_arguments_are_counted_at_the_next_turn_and_at_no_later_one() -> None:
+    talk = Talk(keeps_completed=True)
+    messages, message = edits(talk)
+    conversation = sent_back(talk, messages, with_arguments(message, {**SAMPLED, "all": False}))
+    for turn in range(3):
+        messages += [said(talk.say(conversation, f"done {turn}").text), user("And?")]
+        assert talk.ask(messages, tools=[EDIT]) is conversation
+    assert (talk.book.lineages, talk.book.drift) == (1, {Drift.COMPLETED_ARGUMENTS: 1})
+
+
+def test_every_call_of_a_long_conversation_may_come_back_completed() -> None:
+    talk = Talk(keeps_completed=True)
+    messages: Messages = [user("Edit!")]
+    expected: list[Any] = []
+    for turn in range(6):
+        conversation = talk.ask(messages, tools=[EDIT])
+        prompt = talk.prompt(conversation)
+        assert prompt[: len(expected)] == expected
+        call = json.dumps({"name": "edit", "arguments": {"path": f"{turn}.py"}})
+        action = talk.renderer.encode(f"<tool_call>\n{call}\n</tool_call>")
+        action += talk.renderer.end_tokens
+        expected = [*prompt, *action]
+        parsed, _ = talk.renderer.parse(action)
+        reply = read_reply(
+            parsed, truncated=False, call_ids=f"{turn}", prompt_tokens=0, completion_tokens=1
+        )
+        conversation.record(action, reply, talk.renderer)
+        message = completion(reply, id="", model="").choices[0].message.model_dump()
+        messages.append(with_arguments(message, {"all": False, "path": f"{turn}.py"}))
+        [made] = message["tool_calls"]
+        messages.append({"role": "tool", "tool_call_id": made["id"], "content": "ok"})
+    talk.ask(messages, tools=[EDIT])
+    assert (talk.book.lineages, talk.book.drift) == (1, {Drift.COMPLETED_ARGUMENTS: 6})
+
+
+def test_a_branch_after_a_completed_call_shares_what_was_sampled() -> None:
+    talk = Talk(keeps_completed=True)
+    messages, message = edits(talk)
+    completed = with_arguments(message, {**SAMPLED, "all": False})
+    talk.say(sent_back(talk, messages, completed), "done")
+    [first, _] = talk.book._latest["main"].points
+    branch = talk.ask([messages[0], completed, {**messages[2], "content": "no"}], tools=[EDIT])
+    shared = flatten(first.log.followed_by([]).chunks)
+    assert talk.prompt(branch)[: len(shared)] == shared
+    assert (talk.book.lineages, talk.book.drift) == (2, {Drift.COMPLETED_ARGUMENTS: 1})
+
+
+def test_without_the_option_a_completed_call_is_shown_as_sent_and_named() -> None:
+    talk = Talk()
+    messages, message = edits(talk)
+    after = sent_back(talk, messages, with_arguments(message, {**SAMPLED, "all": False}))
+    assert '"all": false' in talk.read(talk.prompt(after))
+    assert talk.prompt(after) == talk.renderer.full(after.messages)
+    assert (talk.book.lineages, talk.book.drift) == (2, {Drift.COMPLETED_ARGUMENTS: 1})
+    messages += [said(talk.say(after, "done").text), user("And?")]
+    assert talk.ask(messages, tools=[EDIT]) is after
+    assert (talk.book.lineages, talk.book.drift) == (2, {Drift.COMPLETED_ARGUMENTS: 1})
+
+
+@pytest.mark.parametrize("arguments", REWRITTEN.values(), ids=REWRITTEN)
+def test_rewritten_arguments_are_an_edit_whatever_the_option(arguments: Any) -> None:
+    talk = Talk(keeps_completed=True)
+    messages, message = edits(talk)
+    after = sent_back(talk, messages, with_arguments(message, arguments))
+    assert talk.prompt(after) == talk.renderer.full(after.messages)
+    assert (talk.book.lineages, talk.book.drift) == (2, {Drift.HISTORY: 1})
+
+
+def another_id(message: dict[str, Any]) -> None:
+    message["tool_calls"][0]["id"] = "another"
+
+
+def another_name(message: dict[str, Any]) -> None:
+    message["tool_calls"][0]["function"]["name"] = "write"
+
+
+def another_text(message: dict[str, Any]) -> None:
+    message["content"] = "I do it."
+
+
+def one_call_more(message: dict[str, Any]) -> None:
+    message["tool_calls"].append({**message["tool_calls"][0], "id": "call-9"})
+
+
+@pytest.mark.parametrize("change", [another_id, another_name, another_text, one_call_more])
+def test_a_completed_call_has_to_be_ours_and_the_rest_the_same(
+    change: Callable[[dict[str, Any]], None],
+) -> None:
+    talk = Talk(keeps_completed=True)
+    messages, message = edits(talk)
+    changed = with_arguments(message, {**SAMPLED, "all": False})
+    change(changed)
+    sent_back(talk, messages, changed)
+    assert (talk.book.lineages, talk.book.drift) == (2, {Drift.HISTORY: 1})
+
+
+def test_a_template_that_strips_thinking_is_named_and_not_what_was_completed(
+    make_renderer: MakeRenderer,
+) -> None:
+    talk = Talk(make_renderer("qwen3"), keeps_completed=True)
+    written = json.dumps({"name": "edit", "arguments": SAMPLED})
+    action = f"<think>\nhm\n</think>\n\n<tool_call>\n{written}\n</tool_call>"
+    messages: Messages = [user("Edit!")]
+    reply = talk.say(talk.ask(messages, tools=[EDIT]), action)
+    message = completion(reply, id="", model="").choices[0].message.model_dump(exclude_none=True)
+    del message["reasoning_content"]
+    messages.append(with_arguments(message, {**SAMPLED, "all": False}))
+    messages.append({"role": "tool", "tool_call_id": reply.tool_calls[0].id, "content": "ok"})
+    messages.append(user("And now?"))
+    after = talk.ask(messages, tools=[EDIT])
+    assert talk.prompt(after) == talk.renderer.full(after.messages)
+    assert (talk.book.lineages, talk.book.drift) == (2, {Drift.TEMPLATE: 1})
 
 
 # -- 6. branches ---------------------------------------------------------------------------------
@@ -957,7 +1152,154 @@ def test_the_default_renderer_is_the_base_models() -> None:
     assert Talk().renderer.renderer is default_renderer()
 
 
-# -- images --------------------------------------------------------------------------------------
+# -- 8. other agents -----------------------------------------------------------------------------
+
+
+def system(text: str) -> dict[str, Any]:
+    return {"role": "system", "content": text}
+
+
+def tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+
+
+def hands_over(talk: Talk, messages: Messages, to: str, tools: list[Any]) -> None:
+    """The policy calls the tool that hands over, and the framework says that it has."""
+    action = f'<tool_call>\n{{"name": "transfer_to_{to}", "arguments": {{}}}}\n</tool_call>'
+    conversation = talk.ask(messages, tools=tools)
+    parsed, _ = talk.renderer.parse(talk.renderer.encode(action) + talk.renderer.end_tokens)
+    reply = read_reply(
+        parsed,
+        truncated=False,
+        call_ids=f"call-{talk.book.lineages}-{len(messages)}",
+        prompt_tokens=0,
+        completion_tokens=1,
+    )
+    conversation.record(
+        talk.renderer.encode(action) + talk.renderer.end_tokens, reply, talk.renderer
+    )
+    [call] = reply.tool_calls
+    message = completion(reply, id="", model="").choices[0].message.model_dump(exclude_none=True)
+    messages += [message, {"role": "tool", "tool_call_id": call.id, "content": f'{{"to": "{to}"}}'}]
+
+
+TRIAGE, REFUNDS = [tool("transfer_to_refunds")], [tool("refund"), tool("transfer_to_triage")]
+
+
+def test_a_handoff_of_the_openai_agents_sdk_is_a_new_conversation_and_no_drift() -> None:
+    """It puts the next agent's system prompt in the place of the last one's, with its tools."""
+    talk = Talk()
+    history: Messages = [system("You are triage."), user("My money!")]
+    hands_over(talk, history, "refunds", TRIAGE)
+    history[0] = system("You are refunds.")
+    hands_over(talk, history, "triage", REFUNDS)
+    assert (talk.book.lineages, talk.book.drift.total(), talk.book.handoffs) == (2, 0, 1)
+    history[0] = system("You are triage.")
+    back = talk.ask(history, tools=TRIAGE)
+    assert back.lineage == 0  # triage goes on where it stood
+    assert (talk.book.lineages, talk.book.drift.total(), talk.book.handoffs) == (2, 0, 1)
+
+
+def test_a_handoff_between_agents_without_system_prompts_is_known_by_their_tools() -> None:
+    talk = Talk()
+    history: Messages = [user("My money!")]
+    hands_over(talk, history, "refunds", TRIAGE)
+    hands_over(talk, history, "triage", REFUNDS)
+    assert talk.ask(history, tools=TRIAGE).lineage == 0
+    assert (talk.book.lineages, talk.book.drift.total(), talk.book.handoffs) == (2, 0, 1)
+
+
+def test_a_handoff_between_agents_without_tools_is_known_by_their_prompts() -> None:
+    talk = Talk()
+    history: Messages = [system("You write."), user("A poem.")]
+    history.append(said(talk.say(talk.ask(history), "Roses.").text))
+    criticism = [system("You criticise."), *history[1:]]
+    talk.say(talk.ask(criticism), "Bad.")
+    again = talk.ask([*history, said("Bad."), user("Again.")])
+    assert again.lineage == 0
+    assert (talk.book.lineages, talk.book.drift.total(), talk.book.handoffs) == (2, 0, 1)
+
+
+def test_langgraphs_supervisor_goes_on_with_what_its_worker_said() -> None:
+    """A worker gets the supervisor's messages; its answer comes back as an assistant's message."""
+    talk = Talk()
+    supervisor, worker = [tool("transfer_to_math")], [ADD]
+    state: Messages = [user("2+2?")]
+    asked = [system("You are the supervisor."), *state]
+    hands_over(talk, asked, "math", supervisor)
+    state = asked[1:]
+    answer = talk.say(talk.ask([system("You do maths."), *state], tools=worker), "It is 4.")
+    named = {"name": "transfer_back_to_supervisor", "arguments": "{}"}
+    back = {"id": "x", "type": "function", "function": named}
+    state += [
+        {**said(answer.text), "name": "math"},
+        {"role": "assistant", "content": "Transferring back.", "tool_calls": [back]},
+        {"role": "tool", "tool_call_id": "x", "content": "Successfully transferred."},
+    ]
+    after = talk.ask([system("You are the supervisor."), *state], tools=supervisor)
+    assert after.lineage == 0
+    assert "It is 4." in talk.read(talk.prompt(after))
+    assert (talk.book.lineages, talk.book.drift.total(), talk.book.handoffs) == (2, 0, 1)
+
+
+def test_two_agents_that_alternate_over_the_same_question_are_no_drift() -> None:
+    talk = Talk()
+    agents: list[tuple[Messages, list[Any] | None]] = [
+        ([user("Solve it.")], [ADD]),
+        ([user("Solve it."), user("Be quick.")], [EDIT]),
+        ([system("You check."), user("Solve it.")], None),
+        ([user("You plan: solve it.")], None),
+    ]
+    for turn in range(3):
+        for messages, tools in agents:
+            reply = talk.say(talk.ask(messages, tools=tools), f"{len(messages)} at {turn}")
+            messages += [said(reply.text), user("Go on.")]
+    assert (talk.book.lineages, talk.book.drift.total(), talk.book.handoffs) == (4, 0, 0)
+
+
+def test_a_sub_agents_reply_after_the_main_agents_own_is_no_drift() -> None:
+    """Neither has a system prompt or tools: their first messages tell them apart."""
+    talk = Talk()
+    main: Messages = [user("Plan.")]
+    main.append(said(talk.say(talk.ask(main), "I ask others.").text))
+    answer = talk.say(talk.ask([user("Find it.")]), "Found.").text
+    after = talk.ask([*main, said(answer), user("And?")])
+    assert after.lineage == 0
+    assert (talk.book.lineages, talk.book.drift.total(), talk.book.handoffs) == (2, 0, 0)
+
+
+def test_an_agent_that_rewrites_its_own_past_after_a_handoff_is_drift() -> None:
+    talk = Talk()
+    history: Messages = [system("You are triage."), user("My money!")]
+    hands_over(talk, history, "refunds", TRIAGE)
+    history[0] = system("You are refunds.")
+    history.append(said(talk.say(talk.ask(history, tools=REFUNDS), "How much?").text))
+    history[1] = user("Summary: money.")
+    talk.ask([*history, user("10")], tools=REFUNDS)
+    assert (talk.book.lineages, talk.book.drift) == (3, {Drift.HISTORY: 1})
+    assert talk.book.handoffs == 1
+
+
+def test_a_system_prompt_that_changes_every_turn_shows_as_handoffs() -> None:
+    """It costs a datum a turn, as a handoff does; the two look the same."""
+    talk = Talk()
+    messages: Messages = [system("It is 12:00."), user("Hi")]
+    for minute in range(4):
+        messages[0] = system(f"It is 12:0{minute}.")
+        messages += [said(talk.say(talk.ask(messages), f"{minute}").text), user("And now?")]
+    assert (talk.book.lineages, talk.book.drift.total(), talk.book.handoffs) == (4, 0, 3)
+
+
+def test_a_refused_handoff_is_not_counted() -> None:
+    talk = Talk(max_length=60)
+    history: Messages = [system("You write."), user("A poem.")]
+    history.append(said(talk.say(talk.ask(history), "Roses.").text))
+    with pytest.raises(openai.BadRequestError, match="too long"):
+        talk.ask([system("word " * 100), *history[1:]])
+    assert (talk.book.lineages, talk.book.handoffs) == (1, 0)
+
+
+# -- 9. images -------------------------------------------------------------------------------------
 
 
 def red_square() -> dict[str, Any]:
@@ -1033,7 +1375,7 @@ def tokenizer_with_vision() -> Any:
     return tokenizer
 
 
-# -- 9. many conversations -----------------------------------------------------------------------
+# -- 10. many conversations ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["another question", "a branch", "an older one"])

@@ -4,9 +4,9 @@ A made-up agent goes on, asks again, branches, strips replies, sends them in oth
 tools and edits what was said. After each of its calls:
 
 1. The prompt reads as the renderer makes it of the conversation, replies as the policy gave them,
-   but for what was kept as it was sampled. Only where the drift is ``history`` may replies stand
-   there as the agent wrote them.
-2. Without drift, the prompt begins with the very tokens of the latest reply and of its prompt.
+   but for what was kept as it was sampled. Only where the drift is ``history``, or where another
+   system prompt makes it a handoff, may replies stand there as the agent wrote them.
+2. Without either, the prompt begins with the very tokens of the latest reply and of its prompt.
 3. An agent that changed nothing meets neither ``tools`` nor ``history``.
 """
 
@@ -231,6 +231,7 @@ class Episode:
         thread = self.next_request()
         request = ChatRequest("policy", list(thread.messages), thread.tools)
         caller = self.dice.choice(["one", "two"])
+        handoffs = self.book.handoffs
         try:
             conversation = self.book.observe(request, caller, self.renderer)
         except openai.BadRequestError:
@@ -238,7 +239,7 @@ class Episode:
             return
         self.observed += 1
         prompt = flatten(conversation.prompt().chunks)
-        self.check(thread, conversation, prompt)
+        self.check(thread, conversation, prompt, self.book.handoffs > handoffs)
         thread.is_edited = False  # from here on it is what it is
         action, is_cut = self.action(thread)
         reply, _ = read_action(
@@ -255,9 +256,11 @@ class Episode:
         thread.add(self.sent_back(reply), said)
         self.threads.append(thread)
 
-    def check(self, thread: Thread, conversation: Conversation, prompt: FlatPrompt) -> None:
+    def check(
+        self, thread: Thread, conversation: Conversation, prompt: FlatPrompt, is_handed: bool
+    ) -> None:
         drift = self.book.latest_drift
-        if drift is Drift.HISTORY:
+        if drift is Drift.HISTORY or is_handed:
             assert not thread.is_as_said()
             thread.forget_all_but(conversation.messages)
         kept: FlatPrompt = []
@@ -271,7 +274,7 @@ class Episode:
             assert self.read(prompt) == expected
         if drift is Drift.TOOLS:
             assert not thread.is_as_said()
-        if drift in (None, Drift.RETOKENISED) and thread.replies():
+        if drift in (None, Drift.RETOKENISED) and thread.replies() and not is_handed:
             said = thread.said[thread.replies()[-1]]
             assert said is not None
             assert kept == said.tokens
