@@ -211,14 +211,17 @@ class Account:
 
 
 def comes_from(error: BaseException | None, origin: BaseException) -> bool:
-    """Whether ``origin`` is ``error`` itself or among its causes, or one with its code is.
+    """Whether ``origin`` is ``error`` itself or among its causes, or one that says the same is.
 
-    An SDK that is told of the error over a transport or a socket raises one of its own.
+    An SDK that is told of the error over a transport or a socket raises one of its own: with its
+    code (OpenAI's), or with its message among other words (Anthropic's, Google's).
     """
-    code = getattr(origin, "code", None)
+    code, message = getattr(origin, "code", None), str(origin)
     seen = 0
     while error is not None and seen < 32:
         if error is origin or (code is not None and getattr(error, "code", None) == code):
+            return True
+        if message and message in text_of(error):
             return True
         error = error.__cause__ or error.__context__
         seen += 1

@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 ANY_OBJECT = '{"type": "object"}'
 """The schema of ``{"type": "json_object"}``."""
 
+ANY_VALUE = "{}"
+"""The schema of JSON of any kind."""
+
 _FENCED = re.compile(r"\A\s*```(?:json)?\s*\n(.*?)\n?\s*```\s*\Z", re.DOTALL)
 
 
@@ -49,6 +52,8 @@ class ReplyFormat:
             return f"Call one of these tools now: {names}."
         if self.schema == ANY_OBJECT:
             return "Answer with one JSON object and nothing else."
+        if self.schema == ANY_VALUE:
+            return "Answer with JSON and nothing else."
         return f"Answer with JSON and nothing else. It must fit this JSON schema: {self.schema}"
 
     def request(self) -> "Message":

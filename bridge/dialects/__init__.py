@@ -7,6 +7,8 @@ One module an API, and what they share:
     responses.py           OpenAI's responses, with the state behind ``previous_response_id``
     responses_tools.py     its tools: functions, custom tools, namespaces
     anthropic_messages.py  Anthropic's messages
+    gemini.py              Gemini's generateContent
+    gemini_tools.py        its function declarations, and OpenAPI's schemas as JSON's
     fields.py              reading bodies: formats, forced tools, flags
     events.py              server-sent events, and text cut into deltas
 """

@@ -99,7 +99,7 @@ class AnthropicMessages(Dialect):
         yield {"type": "message_delta", "delta": ending, "usage": usage}
         yield {"type": "message_stop"}
 
-    def error(self, error: Mapping[str, Any]) -> dict[str, Any]:
+    def error(self, error: Mapping[str, Any], status: int) -> dict[str, Any]:
         """The JSON object of a refusal, by Anthropic's names."""
         kind = error.get("type") or "invalid_request_error"
         return {"type": "error", "error": {"type": kind, "message": error["message"]}}

@@ -14,10 +14,19 @@ class Dialect(ABC):
 
     Args:
         default_model: For a body that names none.
+
+    Attributes:
+        ping: What keeps a stream alive and says nothing to its SDKs.
     """
+
+    ping = b": waiting\n\n"
 
     def __init__(self, default_model: str) -> None:
         self._default_model = default_model
+
+    def addressed(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The body with what the path says of the call; most APIs say it all in the body."""
+        return body
 
     @abstractmethod
     def read(self, body: Mapping[str, Any]) -> ChatRequest:
@@ -47,10 +56,14 @@ class Dialect(ABC):
         """The same as ``write``, as server-sent events."""
         return self.framed(self.events(self.write(reply, request, number, body), body))
 
-    def error(self, error: Mapping[str, Any]) -> dict[str, Any]:
-        """The JSON object of a refusal, from the OpenAI SDK's ``error.body``."""
+    def counted(self, count: int) -> dict[str, Any]:
+        """The JSON object that says how many tokens a prompt has."""
+        return {"input_tokens": count}
+
+    def error(self, error: Mapping[str, Any], status: int) -> dict[str, Any]:
+        """The JSON object of a refusal, from the OpenAI SDK's ``error.body`` and HTTP's status."""
         return {"error": dict(error)}
 
-    def error_event(self, error: Mapping[str, Any]) -> bytes:
+    def error_event(self, error: Mapping[str, Any], status: int) -> bytes:
         """A refusal in the middle of a stream."""
-        return self.framed([self.error(error)])
+        return self.framed([self.error(error, status)])

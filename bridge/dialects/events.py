@@ -42,7 +42,11 @@ def named_events(events: Iterable[Mapping[str, Any]]) -> bytes:
     ).encode()
 
 
+def bare_events(events: Iterable[Mapping[str, Any]]) -> bytes:
+    """Events without names, as Gemini's API writes them."""
+    return "".join(f"data: {json.dumps(event)}\n\n" for event in events).encode()
+
+
 def unnamed_events(events: Iterable[Mapping[str, Any]]) -> bytes:
     """Chunks, then ``[DONE]``, as OpenAI's chat completions write them."""
-    lines = [f"data: {json.dumps(event)}\n\n" for event in events]
-    return "".join([*lines, "data: [DONE]\n\n"]).encode()
+    return bare_events(events) + b"data: [DONE]\n\n"

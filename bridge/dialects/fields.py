@@ -80,13 +80,16 @@ def _schema_text(schema: object, param: str) -> str:
     return text
 
 
-def forced_tools(choice: object, named: object, tools: Sequence[Any] | None) -> tuple[str, ...]:
+def forced_tools(
+    choice: object, named: object, tools: Sequence[Any] | None, param: str = "tool_choice"
+) -> tuple[str, ...]:
     """The tools of which one has to be called.
 
     Args:
         choice: "required", "any" (every tool will do) or anything else (none is forced).
         named: One tool's name; None for no particular one.
         tools: In the form of chat completions.
+        param: The field, for messages.
 
     Raises:
         openai.BadRequestError: A tool is forced that is not offered.
@@ -95,15 +98,13 @@ def forced_tools(choice: object, named: object, tools: Sequence[Any] | None) -> 
     if named is not None:
         if named not in names:
             raise bad_request(
-                f"'tool_choice' names the tool {named!r:.200}; offered are: {', '.join(names)}.",
-                param="tool_choice",
+                f"'{param}' names the tool {named!r:.200}; offered are: {', '.join(names)}.",
+                param=param,
             )
         return (str(named),)
     if choice in ("required", "any"):
         if not names:
-            raise bad_request(
-                f"'tool_choice'={choice!r} needs tools to choose from.", param="tool_choice"
-            )
+            raise bad_request(f"'{param}'={choice!r} needs tools to choose from.", param=param)
         return names
     return ()
 

@@ -104,7 +104,11 @@ class Responses(Dialect):
         for number, event in enumerate(_events(whole)):
             yield {**event, "sequence_number": number}
 
-    def error_event(self, error: Mapping[str, Any]) -> bytes:
+    def counted(self, count: int) -> dict[str, Any]:
+        """The JSON object that says how many tokens a prompt has."""
+        return {"object": "response.input_tokens", "input_tokens": count}
+
+    def error_event(self, error: Mapping[str, Any], status: int) -> bytes:
         """A refusal in the middle of a stream."""
         event = {
             "type": "error",

@@ -5,8 +5,9 @@ From the inside outwards:
     client.py     the handle agents are given: native calls, real SDKs, notes
     endpoint.py   one rollout's API: a request's path and body to an answer
     transport.py  the API in process: a transport for httpx and httpx2
+    aiohttp_transport.py   and for aiohttp
     lm15.py       and for the client below DSPy's own engine
-    sdks.py       the OpenAI and Anthropic SDKs over the transport
+    sdks.py       OpenAI's, Anthropic's and Google's SDKs over the transport
     takeover.py   the calls of agents that build their own client
     server.py     the API over loopback HTTP, for other processes
     process.py    agents that are commands

@@ -2,8 +2,9 @@
 
 ``AgentClient`` is what async agents get, ``BlockingAgentClient`` what plain functions get. Both
 answer ``client.chat.completions.create(messages=[...])`` natively, shaped like the OpenAI SDK but
-without HTTP; both give the genuine SDKs (``openai``, ``anthropic``), a transport for frameworks and
-an address for other processes; both take rewards, logs and metrics from inside the agent.
+without HTTP; both give the genuine SDKs (``openai``, ``anthropic``, ``genai``), a transport for
+frameworks and an address for other processes; both take rewards, logs and metrics from inside the
+agent.
 """
 
 from functools import cached_property
@@ -14,13 +15,14 @@ from openai.types.chat import ChatCompletion
 from evert.bridge.agent import reward_of
 from evert.bridge.dialects.chat_completions import completion, read
 from evert.bridge.faces.endpoint import Endpoint
-from evert.bridge.faces.sdks import open_sdk
+from evert.bridge.faces.sdks import open_genai, open_sdk
 from evert.bridge.faces.transport import Transport
 from evert.bridge.messages import Reply
 from evert.bridge.requests import ChatRequest, bad_request
 
 if TYPE_CHECKING:
     from anthropic import Anthropic, AsyncAnthropic
+    from google.genai import Client as GenaiClient
     from openai import AsyncOpenAI, OpenAI
 
     from evert.bridge.faces.server import Address
@@ -118,6 +120,11 @@ class _Handle:
     def anthropic_sync(self) -> "Anthropic":
         """The Anthropic SDK's blocking client, for threads."""
         return open_sdk("anthropic", "Anthropic", self.transport)  # type: ignore[no-any-return]
+
+    @cached_property
+    def genai(self) -> "GenaiClient":
+        """Google's ``genai.Client``: ``.aio`` for async agents, the client itself for threads."""
+        return open_genai(self.transport)  # type: ignore[no-any-return]
 
 
 class AgentClient(_Handle):

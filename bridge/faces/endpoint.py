@@ -3,8 +3,9 @@
     POST .../chat/completions        OpenAI's chat completions
     POST .../responses               OpenAI's responses
     POST .../messages                Anthropic's messages
-    POST .../messages/count_tokens   how long a prompt would be, by the one API
-    POST .../responses/input_tokens  and by the other
+    POST .../models/NAME:generateContent, :streamGenerateContent    Gemini's generateContent
+    POST .../messages/count_tokens, .../responses/input_tokens, .../models/NAME:countTokens
+                                     how long a prompt would be, by the one API or the other
     GET  .../models[/name]           the names that are answered here
 
 What goes wrong is an answer too: a 400 (a 404 for other paths) in the API's own shape, so that the
@@ -24,6 +25,7 @@ import openai
 from evert.bridge.dialects.anthropic_messages import AnthropicMessages
 from evert.bridge.dialects.chat_completions import ChatCompletions
 from evert.bridge.dialects.dialect import Dialect
+from evert.bridge.dialects.gemini import METHOD, STATUSES, Gemini
 from evert.bridge.dialects.responses import Responses
 from evert.bridge.episode import Episode
 from evert.bridge.errors import (
@@ -45,7 +47,7 @@ REFUSALS = (openai.APIStatusError, EnvClosedError, EpisodeEndedError, BlockingCa
 JSON = "application/json"
 EVENTS = "text/event-stream"
 
-COUNTS = ("/count_tokens", "/input_tokens")
+COUNTS = ("/count_tokens", "/input_tokens", ":countTokens")
 """Ends of the paths that only count."""
 
 MAX_DEPTH = 100
@@ -101,7 +103,7 @@ class Call:
 
     def refused_late(self, error: Exception) -> bytes:
         """The event of an error, for a stream that has begun."""
-        return self.dialect.error_event(_error_body(error))
+        return self.dialect.error_event(_error_body(error), _status(error))
 
     async def wait(self, reply: Awaitable[Reply]) -> Answer:
         """The answer of a reply that is to come, or of its refusal."""
@@ -138,6 +140,7 @@ class Endpoint:
         self._chat = ChatCompletions(model)
         self._responses = Responses(model)
         self._anthropic = AnthropicMessages(model)
+        self._gemini = Gemini(model)
 
     def seat(self, name: str) -> "Endpoint":
         """The API of one of the agent's trained roles; the same however often it is asked for.
@@ -165,11 +168,13 @@ class Endpoint:
         """Whether a request goes to one of the APIs, judging by its path."""
         return method == "POST" and self._dialect(path.rstrip("/")) is not None
 
-    def serves(self, content: bytes) -> bool:
-        """Whether a body names a model that is answered here; a name that is not is noted."""
-        body = json_object(content)
-        model = body.get("model") if body is not None else None
-        routes = self.episode.routes
+    def serves(self, path: str, content: bytes) -> bool:
+        """Whether a request names a model that is answered here; a name that is not is noted."""
+        path = path.rstrip("/")
+        dialect, body = self._dialect(path), json_object(content)
+        if dialect is None or body is None:
+            return False
+        model, routes = dialect.addressed(path, body).get("model"), self.episode.routes
         if isinstance(model, str) and not routes.knows(model):
             routes.strangers[model] = None
         return routes.knows(model)
@@ -208,7 +213,7 @@ class Endpoint:
         if dialect is None:
             return _not_found(method, path)
         try:
-            body = _read_body(content)
+            body = dialect.addressed(path, _read_body(content))
             request = dialect.read(body)
         except openai.BadRequestError as error:
             return _refusal(dialect, error)
@@ -223,22 +228,24 @@ class Endpoint:
             return self._responses
         if path.endswith(("/messages", "/messages/count_tokens")):
             return self._anthropic
-        return None
+        return self._gemini if METHOD.search(path) else None
 
     def _count(self, request: ChatRequest, dialect: Dialect) -> Answer:
         try:
-            count = count_tokens(request, self.renderer)
-            kind = {"object": "response.input_tokens"} if dialect is self._responses else {}
-            return Answer(200, _json({**kind, "input_tokens": count}))
+            return Answer(200, _json(dialect.counted(count_tokens(request, self.renderer))))
         except openai.BadRequestError as error:
             return _refusal(dialect, error)
 
     def _models(self, path: str) -> Answer:
         rest = {"object": "model", "created": 0, "owned_by": "evert"}
-        listed = {name: {"id": name, **rest} for name in self.episode.routes.names}
+        listed = {
+            name: {"id": name, "name": f"models/{name}", **rest}
+            for name in self.episode.routes.names
+        }
         name = path.partition("/models")[2].lstrip("/")
         if not name:
-            whole = {"object": "list", "data": [*listed.values()], "has_more": False}
+            every = [*listed.values()]
+            whole = {"object": "list", "data": every, "models": every, "has_more": False}
             return Answer(200, _json(whole))
         if name in listed:
             return Answer(200, _json(listed[name]))
@@ -277,8 +284,11 @@ def _json(value: object) -> bytes:
 
 
 def _refusal(dialect: Dialect, error: Exception) -> Answer:
-    status = error.status_code if isinstance(error, openai.APIStatusError) else 400
-    return Answer(status, _json(dialect.error(_error_body(error))))
+    return Answer(_status(error), _json(dialect.error(_error_body(error), _status(error))))
+
+
+def _status(error: Exception) -> int:
+    return error.status_code if isinstance(error, openai.APIStatusError) else 400
 
 
 def _error_body(error: Exception) -> Mapping[str, Any]:
@@ -297,8 +307,9 @@ def _error_body(error: Exception) -> Mapping[str, Any]:
 def _not_found(method: str, path: str) -> Answer:
     message = (
         f"Nothing answers {method} {path} here. There are POST /v1/chat/completions, "
-        "/v1/responses, /v1/messages, /v1/messages/count_tokens and "
-        "/v1/responses/input_tokens, and GET /v1/models."
+        "/v1/responses, /v1/messages, /v1/messages/count_tokens, /v1/responses/input_tokens and "
+        "/v1beta/models/NAME:generateContent, :streamGenerateContent and :countTokens, and GET "
+        "/v1/models."
     )
     return failure(404, message, "not_found_error", "not_found")
 
@@ -306,4 +317,5 @@ def _not_found(method: str, path: str) -> Answer:
 def failure(status: int, message: str, kind: str, code: str) -> Answer:
     """The answer to a request that reaches no API, in a shape that all SDKs read."""
     error = {"message": message, "type": kind, "param": None, "code": code}
-    return Answer(status, _json({"type": "error", "error": error}))
+    named = {**error, "status": STATUSES[status]}
+    return Answer(status, _json({"type": "error", "error": named}))

@@ -1,9 +1,10 @@
 """``ProcessAgent``: an agent that is a command, ``["my-agent", "{task}"]`` or a script.
 
 The command finds the model where it looks for any: ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``,
-``ANTHROPIC_BASE_URL`` and ``ANTHROPIC_API_KEY`` lead to its rollout. It runs in a folder of its
-own, with the files it is given, and its whole process tree is killed when it has ended or its Env
-is closed (``commands.py``). Ready ones for well-known programs are in ``evert.agents``.
+``ANTHROPIC_BASE_URL`` and ``ANTHROPIC_API_KEY``, ``GOOGLE_GEMINI_BASE_URL`` and ``GEMINI_API_KEY``
+lead to its rollout. It runs in a folder of its own, with the files it is given, and its whole
+process tree is killed when it has ended or its Env is closed (``commands.py``). Ready ones for
+well-known programs are in ``evert.agents``.
 """
 
 import asyncio
@@ -202,6 +203,10 @@ def environment(address: Address, model: str, host: str) -> dict[str, str]:
         "ANTHROPIC_BASE_URL": address.root_url,
         "ANTHROPIC_API_KEY": address.api_key,
         "ANTHROPIC_MODEL": model,
+        "GOOGLE_GEMINI_BASE_URL": address.root_url,
+        "GEMINI_API_KEY": address.api_key,
+        "GOOGLE_API_KEY": address.api_key,  # looked at before the other
+        "GEMINI_MODEL": model,
         "EVERT_MODEL": model,
         # a proxy would be asked for an address that only this machine has
         "NO_PROXY": ",".join(filter(None, [os.environ.get("NO_PROXY"), host])),

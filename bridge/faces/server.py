@@ -52,7 +52,7 @@ class Address:
     """Where a rollout is served.
 
     Attributes:
-        root_url: Base URL for the Anthropic SDK.
+        root_url: Base URL for the Anthropic SDK and for Google's.
         base_url: Base URL for the OpenAI SDK.
         api_key: The rollout's key.
     """
@@ -208,7 +208,10 @@ def _give_up(pending: _Pending) -> None:
 
 def _key_of(request: web.Request) -> str:
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+    if scheme.lower() == "bearer":
+        return key.strip()
+    names = ("x-api-key", "x-goog-api-key")
+    return next((request.headers[name] for name in names if name in request.headers), "")
 
 
 def _is_retry(request: web.Request) -> bool:
@@ -238,7 +241,7 @@ async def _streamed(
     response = web.StreamResponse(headers={"content-type": EVENTS})
     await response.prepare(request)
     while not reply.done():
-        await response.write(b": waiting\n\n")
+        await response.write(call.dialect.ping)
         await asyncio.wait({reply}, timeout=PING_EVERY)
     try:
         await response.write(call.answered(reply.result()).content)

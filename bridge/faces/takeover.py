@@ -3,8 +3,9 @@
 Within an agent's context, requests to a chat API whose body names one of the rollout's models are
 answered by the rollout; every other request, and every request of other code in the process, goes
 where it would have gone. It works below the SDKs, where ``httpx`` and ``httpx2`` choose the
-transport of a request, so it does not matter which SDK or framework made it, or over what
-transport. DSPy's own engine, which uses neither, is taken over at its ``lm15`` transports.
+transport of a request, and where ``aiohttp`` sends one, so it does not matter which SDK or
+framework made it, or over what transport. DSPy's own engine, which uses none of these, is taken
+over at its ``lm15`` transports.
 
 Whose call it is, a context variable says. Tasks and ``asyncio.to_thread`` carry it by themselves;
 for plain threads and thread pools, which start from an empty context, ``Thread.start`` and
@@ -21,15 +22,18 @@ import concurrent.futures.thread
 import contextvars
 import functools
 import importlib
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+import aiohttp
 from tinker_cookbook.completers import TinkerTokenCompleter, TokensWithLogprobs
+from yarl import URL
 
-from evert.bridge.faces import lm15
+from evert.bridge.faces import aiohttp_transport, lm15
 from evert.bridge.faces.endpoint import Endpoint
 from evert.bridge.faces.transport import Transport
 from evert.bridge.logprobs import remembering
@@ -72,6 +76,7 @@ def install() -> None:
                 continue
             for client in (library.Client, library.AsyncClient):
                 _patch(client, "_transport_for_url", _choosing_transport)
+        _patch(aiohttp.ClientSession, "_request", _sending)
         _lm15.begin()
         _patch(TinkerTokenCompleter, "__call__", _remembering_logprobs)
         _patch(threading.Thread, "start", _starting_in_rollout)
@@ -123,16 +128,35 @@ class _Sorting(Transport):
     async def handle_async_request(self, request: Any) -> Any:
         """Answer, or pass on."""
         is_chat = self._endpoint.is_chat(request.method, request.url.path)
-        if is_chat and self._endpoint.serves(await request.aread()):
+        if is_chat and self._endpoint.serves(request.url.path, await request.aread()):
             return await super().handle_async_request(request)
         return await self._transport.handle_async_request(request)
 
     def handle_request(self, request: Any) -> Any:
         """Answer, or pass on."""
         is_chat = self._endpoint.is_chat(request.method, request.url.path)
-        if is_chat and self._endpoint.serves(request.read()):
+        if is_chat and self._endpoint.serves(request.url.path, request.read()):
             return super().handle_request(request)
         return self._transport.handle_request(request)
+
+
+def _sending(original: Callable[..., Any]) -> Callable[..., Any]:
+    async def _request(session: Any, method: str, str_or_url: Any, **options: Any) -> Any:
+        endpoint, path = current_endpoint.get(), f"/{URL(str_or_url).path}"  # or in a base's
+        if endpoint is None or not endpoint.is_chat(method.upper(), path):
+            return await original(session, method, str_or_url, **options)
+        data, body = options.get("data"), options.get("json")
+        content = data if body is None else json.dumps(body)
+        content = content.encode() if isinstance(content, str) else content
+        if not isinstance(content, bytes) or not endpoint.serves(path, content):
+            return await original(session, method, str_or_url, **options)
+        answer = await endpoint.answer(method.upper(), path, content)
+        raises = options.get("raise_for_status")
+        if raises is None:
+            raises = session.raise_for_status
+        return await aiohttp_transport.response_for(answer, raise_for_status=raises)
+
+    return _request
 
 
 def _patch_lm15(transports: ModuleType) -> None:
@@ -146,10 +170,10 @@ _lm15 = lm15.WhenImported(_patch_lm15)
 
 def _choosing_stream(original: Callable[..., Any]) -> Callable[..., Any]:
     def stream(transport: Any, request: Any) -> Any:
-        endpoint = current_endpoint.get()
-        if endpoint is None or not endpoint.is_chat(request.method, lm15.path_of(request)):
+        endpoint, path = current_endpoint.get(), lm15.path_of(request)
+        if endpoint is None or not endpoint.is_chat(request.method, path):
             return original(transport, request)
-        if not endpoint.serves(request.body):
+        if not endpoint.serves(path, request.body):
             return original(transport, request)
         return lm15.Exchange(endpoint, request)
 

@@ -22,7 +22,7 @@ class Transport:
     """Answers an SDK's requests from a rollout.
 
     Attributes:
-        root_url: Base URL for the Anthropic SDK.
+        root_url: Base URL for the Anthropic SDK and for Google's.
         base_url: Base URL for the OpenAI SDK.
     """
 

@@ -22,7 +22,7 @@ import openai
 import pytest
 
 from evert import ChatAgentEnv
-from evert.bridge.dialects import anthropic_messages, chat_completions, responses
+from evert.bridge.dialects import anthropic_messages, chat_completions, gemini, responses
 from evert.bridge.formats import ReplyFormat
 from evert.bridge.requests import (
     ChatRequest,
@@ -323,6 +323,8 @@ SECTIONS = {
     "Chat completions": chat_completions.FIELDS,
     "Responses": responses.FIELDS,
     "Anthropic's messages": anthropic_messages.FIELDS,
+    "Gemini's generateContent": gemini.FIELDS,
+    "Gemini's generationConfig": gemini.CONFIG_FIELDS,
 }
 
 

@@ -339,11 +339,11 @@ def test_a_refusal_has_the_apis_form(dialect: AnthropicMessages) -> None:
     error = {"message": "No.", "type": "invalid_request_error", "param": "p", "code": "c"}
     written = {"type": "error", "error": {"type": "invalid_request_error", "message": "No."}}
 
-    assert dialect.error(error) == written
-    event = dialect.error_event(error).decode()
+    assert dialect.error(error, 400) == written
+    event = dialect.error_event(error, 400).decode()
     assert event.startswith("event: error\n")
     assert json.loads(event.partition("data: ")[2]) == written
 
 
 def test_a_refusal_without_a_type_is_an_invalid_request(dialect: AnthropicMessages) -> None:
-    assert dialect.error({"message": "No."})["error"]["type"] == "invalid_request_error"
+    assert dialect.error({"message": "No."}, 400)["error"]["type"] == "invalid_request_error"

@@ -440,8 +440,8 @@ def test_usage_counts_the_tokens_of_observation_and_action(
 def test_a_refusal_has_the_apis_form(dialect: Responses) -> None:
     error = {"message": "No.", "type": "invalid_request_error", "param": "p", "code": "c"}
 
-    assert dialect.error(error) == {"error": error}
-    event = dialect.error_event(error).decode()
+    assert dialect.error(error, 400) == {"error": error}
+    event = dialect.error_event(error, 400).decode()
     assert event.startswith("event: error\n")
     assert json.loads(event.partition("data: ")[2]) == {
         "type": "error",

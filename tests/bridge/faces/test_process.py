@@ -96,11 +96,14 @@ model = os.environ["EVERT_MODEL"]
 messages = [{"role": "user", "content": "Hi"}]
 first = openai.OpenAI().chat.completions.create(model=model, messages=messages)
 second = anthropic.Anthropic().messages.create(model=model, messages=messages, max_tokens=99)
-print(first.choices[0].message.content, second.content[0].text)
+from google import genai
+google = genai.Client()
+third = google.models.generate_content(model=model, contents="Hi")
+print(first.choices[0].message.content, second.content[0].text, third.text)
 """
-    trajectory = await play(python(code), ["one", "two"])
+    trajectory = await play(python(code), ["one", "two", "three"])
 
-    assert trajectory.transitions[-1].logs["stdout"] == "one two\n"
+    assert trajectory.transitions[-1].logs["stdout"] == "one two three\n"
     assert trajectory.transitions[-1].reward == 1.0
 
 

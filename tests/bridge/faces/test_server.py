@@ -20,12 +20,16 @@ import anthropic
 import openai
 import psutil
 import pytest
+from google import genai
+from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import InitialObservationOverflow, Trajectory
 
 from evert import AgentClient, ChatAgentEnv, EpisodeEndedError, ScriptedPolicy
 from evert.bridge.faces import server
+from evert.bridge.faces.takeover import left_alone
 from evert.bridge.rendering import prompt_renderer
+from evert.bridge.requests import bad_request
 from evert.bridge.seats import seat_envs
 
 SERVED = "any-name"
@@ -56,6 +60,11 @@ def headers(client: AgentClient) -> dict[str, str]:
     return {"authorization": f"Bearer {client.api_key}"}
 
 
+def google(client: AgentClient, api_key: str | None = None) -> genai.client.AsyncClient:
+    options: Any = {"base_url": client.serve().root_url}
+    return genai.Client(api_key=api_key or client.api_key, http_options=options).aio
+
+
 def body(**fields: Any) -> dict[str, Any]:
     return {"model": SERVED, "messages": QUESTION, **fields}
 
@@ -83,12 +92,15 @@ async def test_the_real_sdks_of_a_process_reach_their_rollout() -> None:
             seen.append(message.content[0].text)  # type: ignore[union-attr]
             count = await other.messages.count_tokens(model=SERVED, messages=QUESTION)
             seen.append(count.input_tokens == message.usage.input_tokens)
+        async with google(client) as third:
+            said = await third.models.generate_content(model=SERVED, contents="Hi")
+            seen.extend([said.text, [model.name async for model in await third.models.list()]])
         return 1.0
 
-    trajectory = await play(agent, ["one", "two", "three"])
+    trajectory = await play(agent, ["one", "two", "three", "four"])
 
-    assert seen == ["one", "two", ["policy"], "three", True]
-    assert len(trajectory.transitions) == 3
+    assert seen == ["one", "two", ["policy"], "three", True, "four", ["models/policy"]]
+    assert len(trajectory.transitions) == 4
 
 
 async def test_many_rollouts_share_a_server_and_none_is_mixed_up() -> None:
@@ -134,6 +146,10 @@ async def test_another_key_is_a_401_of_the_sdks_own() -> None:
         async with anthropic.AsyncAnthropic(base_url=root, api_key="evert-guess") as other:
             with pytest.raises(anthropic.AuthenticationError, match="No rollout has this API key"):
                 await other.messages.create(model=SERVED, messages=QUESTION, max_tokens=9)
+        async with google(client, "evert-guess") as third:
+            with pytest.raises(genai.errors.ClientError, match="No rollout has this API key") as e:
+                await third.models.generate_content(model=SERVED, contents="Hi")
+        assert (e.value.code, e.value.status) == (401, "UNAUTHENTICATED")
         return 1.0
 
     assert isinstance(await ChatAgentEnv(agent).initial_observation(), InitialObservationOverflow)
@@ -318,15 +334,45 @@ async def test_the_sdks_read_a_stream_that_waited(
             other.messages.stream(model=SERVED, messages=QUESTION, max_tokens=99) as events,
         ):
             texts.append(await events.get_final_text())
+        async with google(client) as third:
+            chunks = await third.models.generate_content_stream(model=SERVED, contents="Hi")
+            texts.append("".join([chunk.text or "" async for chunk in chunks]))
         return 1.0
 
     env = ChatAgentEnv(agent)
     await env.initial_observation()
-    for reply in ("a reply in several pieces", "and another one of those"):
+    replies = ["a reply in several pieces", "and another one of those", "and one of Google's"]
+    for reply in replies:
         await asyncio.sleep(0.2 if slow else 0)
         await step(env, reply)
 
-    assert texts == ["a reply in several pieces", "and another one of those"]
+    assert texts == replies
+
+
+class Late(MessageCompleter):
+    """A model that refuses when a stream has long begun."""
+
+    async def __call__(self, messages: Any) -> Any:
+        await asyncio.sleep(0.3)
+        raise bad_request("It is late.")
+
+
+async def test_what_goes_wrong_in_a_stream_of_googles_that_waited_is_its_own_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "PING_EVERY", 0.05)
+
+    async def agent(client: AgentClient) -> float:
+        with left_alone():
+            async with google(client) as sdk:
+                chunks = await sdk.models.generate_content_stream(model="late", contents="Hi")
+                with pytest.raises(genai.errors.ClientError, match="It is late") as caught:
+                    [chunk async for chunk in chunks]
+        assert (caught.value.code, caught.value.status) == (400, "INVALID_ARGUMENT")
+        return 1.0
+
+    end: Any = await ChatAgentEnv(agent, models={"late": Late()}).initial_observation()
+    assert end.reward == 1.0
 
 
 async def test_a_rollout_that_is_closed_ends_a_waiting_stream(
@@ -384,6 +430,9 @@ async def test_a_body_over_the_limit_is_a_413(monkeypatch: pytest.MonkeyPatch) -
         ("POST", "/v1/responses", b"[]", 400),
         ("POST", "/v1/messages", b"\xff\xfe", 400),
         ("POST", "/v1/messages/count_tokens", b"{}", 400),
+        ("POST", "/v1beta/models/policy:generateContent", b"{}", 400),
+        ("POST", "/v1beta/models/policy:countTokens", b"[", 400),
+        ("POST", "/v1beta/models/policy:embedContent", b"{}", 404),
     ],
 )
 async def test_a_bad_request_is_an_error_in_json(

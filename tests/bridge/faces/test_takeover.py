@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import aiohttp
 import anthropic
 import httpx
 import httpx2
@@ -23,6 +24,7 @@ import openai
 import pytest
 import pytest_asyncio
 from aiohttp import web
+from google import genai
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
@@ -59,6 +61,22 @@ async def async_anthropic(text: str) -> str:
     return str(said.content[0].text)
 
 
+async def async_genai(text: str, model: str = MODEL, **options: Any) -> str:
+    async with genai.Client(api_key="x", **options).aio as client:
+        return (await client.models.generate_content(model=model, contents=text)).text or ""
+
+
+async def async_genai_stream(text: str) -> str:
+    async with genai.Client(api_key="x").aio as client:
+        stream = await client.models.generate_content_stream(model=MODEL, contents=text)
+        return "".join([chunk.text or "" async for chunk in stream])
+
+
+async def async_genai_without_aiohttp(text: str) -> str:
+    options: Any = {"async_client_args": {"transport": httpx2.AsyncHTTPTransport()}}
+    return await async_genai(text, http_options=options)
+
+
 def blocking_openai(text: str, model: str = MODEL, **options: Any) -> str:
     with openai.OpenAI(api_key="x", **options) as client:
         said = client.chat.completions.create(model=model, messages=messages(text))
@@ -76,6 +94,17 @@ def blocking_anthropic(text: str) -> str:
     return str(said.content[0].text)
 
 
+def blocking_genai(text: str) -> str:
+    with genai.Client(api_key="x") as client:
+        return client.models.generate_content(model=MODEL, contents=text).text or ""
+
+
+def streamed_genai(text: str) -> str:
+    with genai.Client(api_key="x") as client:
+        chunks = client.models.generate_content_stream(model=MODEL, contents=text)
+        return "".join(chunk.text or "" for chunk in chunks)
+
+
 def streamed(text: str) -> str:
     with openai.OpenAI(api_key="x") as client:
         chunks: Any = client.chat.completions.create(
@@ -84,13 +113,23 @@ def streamed(text: str) -> str:
         return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
 
-ASYNC = {"openai": async_openai, "responses": async_responses, "anthropic": async_anthropic}
+ASYNC = {
+    "openai": async_openai,
+    "responses": async_responses,
+    "anthropic": async_anthropic,
+    "genai": async_genai,
+    "genai stream": async_genai_stream,
+    "genai without aiohttp": async_genai_without_aiohttp,
+}
 BLOCKING = {
     "openai": blocking_openai,
     "responses": blocking_responses,
     "anthropic": blocking_anthropic,
+    "genai": blocking_genai,
+    "genai stream": streamed_genai,
     "stream": streamed,
 }
+REFUSALS = (openai.BadRequestError, anthropic.BadRequestError, genai.errors.ClientError)
 every_async_sdk = pytest.mark.parametrize("ask", ASYNC.values(), ids=ASYNC)
 every_blocking_sdk = pytest.mark.parametrize("ask", BLOCKING.values(), ids=BLOCKING)
 
@@ -279,6 +318,49 @@ async def test_requests_without_any_sdk(library: Any) -> None:
     assert reward(await play(agent)) == 1.0
 
 
+@pytest.mark.parametrize("form", ["json", "text", "bytes"])
+async def test_requests_of_aiohttp_without_any_sdk(form: str) -> None:
+    body = {"model": MODEL, "messages": messages("Bare.")}
+    text = json.dumps(body)
+    sent: dict[str, Any] = {
+        "json": {"json": body},
+        "text": {"data": text},
+        "bytes": {"data": text.encode()},
+    }
+
+    async def agent() -> bool:
+        async with (
+            aiohttp.ClientSession("https://api.openai.com/v1/") as session,
+            session.post("chat/completions", **sent[form]) as response,
+        ):
+            assert type(response) is aiohttp.ClientResponse
+            return bool((await response.json())["choices"][0]["message"]["content"] == "Bare.")
+
+    assert reward(await play(agent)) == 1.0
+
+
+async def test_aiohttp_raises_for_a_refusal_where_it_is_told_to() -> None:
+    body = {"model": MODEL, "messages": messages("Hi"), "n": 2}
+    url = "https://api.openai.com/v1/chat/completions"
+    raised: list[int] = []
+
+    async def agent() -> float:
+        async with aiohttp.ClientSession() as session:
+            assert (await session.post(url, json=body)).status == 400
+            with pytest.raises(aiohttp.ClientResponseError) as caught:
+                await session.post(url, json=body, raise_for_status=True)
+            raised.append(caught.value.status)
+        async with aiohttp.ClientSession(raise_for_status=True) as session:
+            assert (await session.post(url, json=body, raise_for_status=False)).status == 400
+            with pytest.raises(aiohttp.ClientResponseError) as caught:
+                await session.post(url, json=body)
+            raised.append(caught.value.status)
+        return 1.0
+
+    await ChatAgentEnv(agent).initial_observation()
+    assert raised == [400, 400]
+
+
 # -- 2. many at once -----------------------------------------------------------------------------
 
 
@@ -385,7 +467,7 @@ class Elsewhere:
 
     async def answer(self, request: web.Request) -> web.Response:
         body = await request.read()
-        sent = json.loads(body) if body else None
+        sent = json.loads(body) if body.startswith(b"{") else None
         self.asked.append((request.method, request.path, sent))
         if request.path != "/v1/chat/completions":
             known = request.path == "/v1/models"
@@ -433,6 +515,31 @@ async def test_other_models_are_asked_where_they_are(elsewhere: Elsewhere) -> No
     assert len(trajectory.transitions) == 1
     assert [body["model"] for _, _, body in elsewhere.asked] == ["gpt-4o", "policy-2", "", "gpt-4o"]
     assert elsewhere.asked[0][2]["messages"] == messages("Hi")
+
+
+async def test_other_models_are_asked_where_they_are_by_aiohttp_too(elsewhere: Elsewhere) -> None:
+    root = elsewhere.url.removesuffix("/v1")
+
+    async def agent() -> float:
+        with pytest.raises(genai.errors.ClientError, match="404"):
+            await async_genai("Hi", "gemini-2.5-flash", http_options={"base_url": root})
+        async with aiohttp.ClientSession() as session:
+            url = f"{elsewhere.url}/chat/completions"
+            await session.post(url, json={"model": "gpt-4o"})
+            await session.post(url, data={"model": MODEL})  # a form is no model call
+            await session.get(f"{elsewhere.url}/models")
+        return float(await async_genai("Here?", http_options={"base_url": root}) == "Here?")
+
+    trajectory = await play(agent)
+
+    assert reward(trajectory) == 1.0
+    assert len(trajectory.transitions) == 1
+    assert [path for _, path, _ in elsewhere.asked] == [
+        "/v1/models/gemini-2.5-flash:generateContent",
+        "/v1/chat/completions",
+        "/v1/chat/completions",
+        "/v1/models",
+    ]
 
 
 async def test_other_paths_are_not_taken_over(elsewhere: Elsewhere) -> None:
@@ -522,6 +629,7 @@ PATCHED = [
     (httpx.AsyncClient, "_transport_for_url"),
     (httpx2.Client, "_transport_for_url"),
     (httpx2.AsyncClient, "_transport_for_url"),
+    (aiohttp.ClientSession, "_request"),
     (threading.Thread, "start"),
     (ThreadPoolExecutor, "submit"),
 ]
@@ -585,9 +693,7 @@ async def test_it_comes_back_with_the_next_env() -> None:
 @every_blocking_sdk
 async def test_a_blocking_call_on_the_envs_own_loop_is_a_400(ask: Callable[[str], str]) -> None:
     async def agent() -> float:
-        with pytest.raises(
-            (openai.BadRequestError, anthropic.BadRequestError), match="asyncio.to_thread"
-        ):
+        with pytest.raises(REFUSALS, match="asyncio.to_thread"):
             ask("Would wait for ever.")
         return 1.0
 

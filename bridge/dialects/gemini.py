@@ -1,0 +1,336 @@
+"""Gemini's ``generateContent``: what google-genai and Google's Agent Development Kit speak.
+
+https://ai.google.dev/api/generate-content
+
+The model and whether to stream stand in the path (``/models/NAME:streamGenerateContent``), and the
+settings of a call in an object of their own, ``generationConfig``.
+"""
+
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from evert.bridge.dialects.dialect import Dialect
+from evert.bridge.dialects.events import bare_events, deltas
+from evert.bridge.dialects.fields import field_policy, read_format
+from evert.bridge.dialects.gemini_tools import json_schema, read_calling, read_fields, read_tools
+from evert.bridge.formats import ANY_VALUE, ReplyFormat
+from evert.bridge.messages import Reply
+from evert.bridge.requests import (
+    ChatRequest,
+    bad_request,
+    is_absent,
+    json_object,
+    malformed,
+    read_cap,
+    read_messages,
+    read_model,
+    read_stop,
+    unexpected,
+)
+
+FIELDS = field_policy("gemini")
+"""Of every request field (``fields.toml``)."""
+
+CONFIG_FIELDS = field_policy("gemini_generation_config")
+"""Of every field of ``generationConfig``."""
+
+METHOD = re.compile(
+    r"/(?:models|tunedModels|endpoints)/(.+):(generateContent|streamGenerateContent|countTokens)$"
+)
+"""The end of a path: the model's name, and what is asked of it."""
+
+_FINISH = {"stop": "STOP", "length": "MAX_TOKENS", "tool_calls": "STOP"}
+
+STATUSES = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    409: "ABORTED",
+    413: "INVALID_ARGUMENT",
+    429: "RESOURCE_EXHAUSTED",
+    500: "INTERNAL",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
+"""Google's names of HTTP's statuses."""
+
+_PARTS = (
+    "a part with text, a functionCall, a functionResponse, or an image. Other media, code and the "
+    "API's own tools are not behind the policy."
+)
+
+
+class Gemini(Dialect):
+    """The dialect over the wire."""
+
+    ping = b"\n"  # Google's SDK takes a comment for an answer
+
+    def addressed(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The body with the model and the way to answer, which the path names."""
+        found = METHOD.search(path)
+        if found is None:
+            return body
+        whole = body.get("generateContentRequest")  # of countTokens
+        inner = whole if isinstance(whole, Mapping) else body
+        return {**inner, "model": found[1], "stream": found[2] == "streamGenerateContent"}
+
+    def read(self, body: Mapping[str, Any]) -> ChatRequest:
+        """The request of a body."""
+        fields = read_fields(body, "body")
+        FIELDS.check(fields, strict=False)
+        config = read_fields(fields.get("generationConfig", {}), "generationConfig")
+        CONFIG_FIELDS.check(config, strict=False)
+        tools = read_tools(fields.get("tools"))
+        may_call, must_call = read_calling(fields.get("toolConfig"), tools)
+        return ChatRequest(
+            read_model(fields.get("model"), self._default_model),
+            [
+                *_read_system(fields.get("systemInstruction")),
+                *_read_contents(read_messages(fields.get("contents"), "contents")),
+            ],
+            tools if tools and may_call else None,
+            read_cap(config, "maxOutputTokens"),
+            read_stop(config.get("stopSequences"), "stopSequences"),
+            _read_format(config, must_call),
+            may_call=may_call,
+        )
+
+    def write(
+        self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The JSON object of a ``GenerateContentResponse``."""
+        candidate = _candidate([*_parts(reply, thoughts=_wants_thoughts(body))])
+        return {
+            "candidates": [{**candidate, "finishReason": _FINISH[reply.finish_reason]}],
+            "usageMetadata": {
+                "promptTokenCount": reply.prompt_tokens,
+                "candidatesTokenCount": reply.completion_tokens,
+                "totalTokenCount": reply.prompt_tokens + reply.completion_tokens,
+            },
+            "modelVersion": request.model,
+            "responseId": number,
+        }
+
+    def events(self, whole: Mapping[str, Any], body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Responses with a piece each; the last one has the reason of the end and the usage."""
+        [candidate] = whole["candidates"]
+        *pieces, last = itertools.chain(*map(_pieces, candidate["content"]["parts"]))
+        head = {name: whole[name] for name in ("modelVersion", "responseId")}
+        for piece in pieces:
+            yield {"candidates": [_candidate([piece])], **head}
+        yield {**whole, "candidates": [{**candidate, **_candidate([last])}]}
+
+    def framed(self, events: Iterable[Mapping[str, Any]]) -> bytes:
+        """Events without names, and nothing after them."""
+        return bare_events(events)
+
+    def counted(self, count: int) -> dict[str, Any]:
+        """The JSON object of a ``CountTokensResponse``."""
+        return {"totalTokens": count}
+
+    def error(self, error: Mapping[str, Any], status: int) -> dict[str, Any]:
+        """The JSON object of a refusal, as Google's APIs write a ``google.rpc.Status``."""
+        reason = error.get("code") or error.get("type") or "invalid_request_error"
+        kind = "type.googleapis.com/google.rpc.ErrorInfo"
+        return {
+            "error": {
+                "code": status,
+                "message": error["message"],
+                "status": STATUSES.get(status, "UNKNOWN"),
+                "details": [{"@type": kind, "reason": reason, "domain": "evert"}],
+            }
+        }
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+def _read_system(system: object) -> list[dict[str, Any]]:
+    if is_absent(system):
+        return []
+    place = "systemInstruction"
+    parts = _part_list(read_fields(system, place), place)
+    texts = [_text(part, f"{place}.parts[{index}]") for index, part in enumerate(parts)]
+    return [{"role": "system", "content": "\n\n".join(texts)}]
+
+
+def _read_contents(contents: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """The messages; contents of the model that follow on each other are one (pieces of a stream).
+
+    A call and its result have an id where the agent keeps it, as it has from evert.
+    """
+    read = [_read_content(content, f"contents[{i}]") for i, content in enumerate(contents)]
+    for is_reply, group in itertools.groupby(read, lambda content: content[0] == "model"):
+        if is_reply:
+            yield _read_reply([part for _, parts in group for part in parts])
+            continue
+        for _, parts in group:
+            yield from _read_user(parts)
+
+
+def _read_content(content: object, place: str) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
+    """The role, and the parts, each with its place."""
+    fields = read_fields(content, place)
+    role = fields.get("role", "user")
+    if role not in ("user", "model", "function"):
+        raise unexpected(place, content, "an object whose role is 'user' or 'model'.")
+    parts = _part_list(fields, place)
+    if not parts and role != "model":
+        raise unexpected(place, content, "parts: what the user says.")
+    placed = [(f"{place}.parts[{index}]", part) for index, part in enumerate(parts)]
+    return role, [(where, read_fields(part, where)) for where, part in placed]
+
+
+def _part_list(fields: Mapping[str, Any], place: str) -> list[Any]:
+    parts = fields.get("parts", [])
+    if isinstance(parts, list):
+        return parts
+    raise malformed(f"{place}.parts", "a list of parts", parts)
+
+
+def _read_reply(parts: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for place, part in parts:
+        if "functionCall" in part:
+            calls.append(_read_call(part["functionCall"], f"{place}.functionCall"))
+        else:
+            (thoughts if part.get("thought") is True else texts).append(_text(part, place))
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _read_call(call: object, place: str) -> dict[str, Any]:
+    fields = read_fields(call, place)
+    arguments = fields.get("args", {})
+    if not isinstance(arguments, Mapping):
+        raise malformed(f"{place}.args", "an object", arguments)
+    function = {"name": fields.get("name"), "arguments": json.dumps(arguments)}
+    return {"id": fields.get("id"), "type": "function", "function": function}
+
+
+def _read_user(parts: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+    """The functions' results as messages of their own, then whatever the user said."""
+    said: list[dict[str, Any]] = []
+    for place, part in parts:
+        if "functionResponse" in part:
+            yield _read_result(part["functionResponse"], f"{place}.functionResponse")
+        else:
+            said.append(_read_part(part, place))
+    if said:
+        yield {"role": "user", "content": said}
+
+
+def _read_result(result: object, place: str) -> dict[str, Any]:
+    """What a function returned, as JSON; beside it the images."""
+    fields = read_fields(result, place)
+    response = fields.get("response", {})
+    if not isinstance(response, Mapping):
+        raise malformed(f"{place}.response", "an object", response)
+    content: str | list[dict[str, Any]] = json.dumps(response, ensure_ascii=False)
+    images = [
+        _read_part(read_fields(part, f"{place}.parts[{i}]"), f"{place}.parts[{i}]")
+        for i, part in enumerate(_part_list(fields, place))
+    ]
+    if images:
+        content = [{"type": "text", "text": content}, *images]
+    return {
+        "role": "tool",
+        "tool_call_id": fields.get("id"),
+        "name": fields.get("name"),
+        "content": content,
+    }
+
+
+def _read_part(part: Mapping[str, Any], place: str) -> dict[str, Any]:
+    url = _image_url(part, place)
+    if url is not None:
+        return {"type": "image_url", "image_url": {"url": url}}
+    return {"type": "text", "text": _text(part, place)}
+
+
+def _image_url(part: Mapping[str, Any], place: str) -> str | None:
+    for name, field in (("inlineData", "data"), ("fileData", "fileUri")):
+        if name not in part:
+            continue
+        media = read_fields(part[name], f"{place}.{name}")
+        kind, value = media.get("mimeType"), media.get(field)
+        if not str(kind).startswith("image/") or not isinstance(value, str):
+            raise unexpected(place, part, _PARTS)
+        if name == "fileData":
+            return value
+        standard = value.replace("-", "+").replace("_", "/")  # the SDK writes the other alphabet
+        return f"data:{kind};base64,{standard}"
+    return None
+
+
+def _text(part: object, place: str) -> str:
+    if isinstance(part, Mapping):
+        text = part.get("text")
+        if isinstance(text, str):
+            return text
+        if {*part} == {"thoughtSignature"}:  # a part that says nothing
+            return ""
+    raise unexpected(place, part, _PARTS)
+
+
+def _read_format(config: Mapping[str, Any], must_call: tuple[str, ...]) -> ReplyFormat | None:
+    kind = config.get("responseMimeType", "text/plain")
+    name = next((one for one in ("responseJsonSchema", "responseSchema") if one in config), None)
+    if kind not in ("text/plain", "application/json"):
+        raise bad_request(
+            f"'responseMimeType' is {kind!r:.200}; expected 'text/plain' or 'application/json'. "
+            "For one of several words: 'application/json' and a schema with an enum.",
+            param="responseMimeType",
+        )
+    if name is None:
+        schema = None if kind == "text/plain" else ANY_VALUE
+        return ReplyFormat(schema, must_call) if schema or must_call else None
+    if kind == "text/plain":
+        raise bad_request(f"'{name}' needs responseMimeType='application/json'.", param=name)
+    wanted = json_schema(config[name], name) if name == "responseSchema" else config[name]
+    return read_format("json_schema", wanted, must_call, name)
+
+
+# -- writing -------------------------------------------------------------------------------------
+
+
+def _wants_thoughts(body: Mapping[str, Any]) -> bool:
+    config = read_fields(read_fields(body, "body").get("generationConfig", {}), "generationConfig")
+    thinking = config.get("thinkingConfig")
+    if not isinstance(thinking, Mapping):
+        return False
+    return read_fields(thinking, "thinkingConfig").get("includeThoughts") is True
+
+
+def _candidate(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"content": {"role": "model", "parts": parts}, "index": 0}
+
+
+def _parts(reply: Reply, *, thoughts: bool) -> Iterator[dict[str, Any]]:
+    if thoughts and reply.reasoning:
+        yield {"text": reply.reasoning, "thought": True}
+    if reply.text or not reply.tool_calls:
+        yield {"text": reply.text}
+    for call in reply.tool_calls:
+        arguments = json_object(call.function.arguments)
+        if arguments is None:
+            arguments = {"arguments": call.function.arguments}
+        yield {"functionCall": {"id": call.id, "name": call.function.name, "args": arguments}}
+
+
+def _pieces(part: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """A text in deltas; a call is never cut."""
+    if not part.get("text"):
+        yield dict(part)
+    for piece in deltas(part.get("text", "")):
+        yield {**part, "text": piece}

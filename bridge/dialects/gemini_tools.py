@@ -1,0 +1,151 @@
+"""The tools and schemas of Gemini's API: function declarations, and OpenAPI's schemas as JSON's.
+
+Gemini writes schemas in two ways. ``parametersJsonSchema`` and ``responseJsonSchema`` are JSON
+schemas; ``parameters`` and ``responseSchema`` are a subset of OpenAPI's (types in capitals,
+``nullable``, numbers of 64 bits as text), which ``json_schema`` turns into the former.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from evert.bridge.dialects.fields import forced_tools
+from evert.bridge.requests import is_absent, malformed, read_tool_list, unexpected
+
+_MODES = ("MODE_UNSPECIFIED", "AUTO", "VALIDATED", "ANY", "NONE")
+
+_TOOLS = (
+    "{'functionDeclarations': [...]}. Searches, code execution and the API's other own tools are "
+    "not behind the policy: offer functions."
+)
+
+_SCHEMAS = ("items", "additionalProperties")
+_MAPS = {"properties": "properties", "defs": "$defs", "$defs": "$defs"}
+_COUNTS = {f"{end}{of}" for end in ("min", "max") for of in ("Items", "Length", "Properties")}
+_LEFT_OUT = {"propertyOrdering", "example", "nullable"}
+
+
+def read_fields(value: object, place: str) -> dict[str, Any]:
+    """An object's fields, without those that are null, by the names that the API gives them.
+
+    As everywhere in Google's APIs, ``max_output_tokens`` is the same as ``maxOutputTokens``.
+
+    Raises:
+        openai.BadRequestError: It is no object.
+    """
+    if not isinstance(value, Mapping):
+        raise malformed(place, "an object", value)
+    return {_camel(name): inner for name, inner in value.items() if not is_absent(inner)}
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word[:1].upper() + word[1:] for word in rest)
+
+
+# -- schemas -------------------------------------------------------------------------------------
+
+
+def json_schema(schema: object, place: str) -> dict[str, Any]:
+    """The JSON schema of an OpenAPI schema; what is one already stays as it is.
+
+    Raises:
+        openai.BadRequestError: It, or a schema within it, is no object.
+    """
+    fields = read_fields(schema, place)
+    written: dict[str, Any] = {}
+    for name, value in fields.items():
+        where = f"{place}.{name}"
+        if name in _MAPS and isinstance(value, Mapping):
+            inner = {key: json_schema(one, f"{where}.{key}") for key, one in value.items()}
+            written[_MAPS[name]] = inner
+        elif name == "anyOf" and isinstance(value, list):
+            written[name] = [json_schema(one, where) for one in value]
+        elif name in _SCHEMAS and not isinstance(value, bool):
+            written[name] = json_schema(value, where)
+        elif name in _COUNTS and isinstance(value, str) and value.isdecimal():
+            written[name] = int(value)
+        elif name not in _LEFT_OUT:
+            written["$ref" if name == "ref" else name] = value
+    return _typed(written, nullable=fields.get("nullable") is True)
+
+
+def _typed(schema: dict[str, Any], *, nullable: bool) -> dict[str, Any]:
+    kind = schema.get("type")
+    if isinstance(kind, str):
+        schema["type"] = kind.lower()
+    if kind == "TYPE_UNSPECIFIED":
+        del schema["type"]
+    if not nullable:
+        return schema
+    if isinstance(schema.get("type"), str):
+        schema["type"] = [schema["type"], "null"]
+    if isinstance(schema.get("enum"), list):
+        schema["enum"] = [*schema["enum"], None]
+    if isinstance(schema.get("anyOf"), list):
+        schema["anyOf"] = [*schema["anyOf"], {"type": "null"}]
+    return schema
+
+
+# -- tools ---------------------------------------------------------------------------------------
+
+
+def read_tools(tools: object) -> list[dict[str, Any]]:
+    """The functions of all tools, in the form of chat completions.
+
+    Raises:
+        openai.BadRequestError: One is no function.
+    """
+    functions: list[dict[str, Any]] = []
+    for index, tool in enumerate(read_tool_list(tools) or ()):
+        place = f"tools[{index}]"
+        fields = read_fields(tool, place)
+        declarations = fields.pop("functionDeclarations", [])
+        if fields or not isinstance(declarations, list):
+            raise unexpected(place, tool, _TOOLS)
+        for number, declaration in enumerate(declarations):
+            functions.append(_function(declaration, f"{place}.functionDeclarations[{number}]"))
+    return functions
+
+
+def _function(declaration: object, place: str) -> dict[str, Any]:
+    fields = read_fields(declaration, place)
+    parameters = fields.get("parametersJsonSchema")
+    if parameters is None and "parameters" in fields:
+        parameters = json_schema(fields["parameters"], f"{place}.parameters")
+    function = {
+        "name": fields.get("name"),
+        "description": fields.get("description"),
+        "parameters": parameters,
+    }
+    return {"type": "function", "function": function}
+
+
+def read_calling(config: object, tools: Sequence[Any]) -> tuple[bool, tuple[str, ...]]:
+    """What ``toolConfig`` says: whether tools may be called, and of which one has to be.
+
+    Args:
+        config: The field.
+        tools: In the form of chat completions.
+
+    Raises:
+        openai.BadRequestError: The mode is none, or a tool is forced that is not offered.
+    """
+    outer = read_fields({} if is_absent(config) else config, "toolConfig")
+    place = "toolConfig.functionCallingConfig"
+    calling = read_fields(outer.get("functionCallingConfig", {}), place)
+    mode = calling.get("mode", "AUTO")
+    if mode not in _MODES:
+        raise unexpected(f"{place}.mode", mode, f"one of {', '.join(_MODES[1:])}.")
+    if mode != "ANY":
+        return mode != "NONE", ()
+    return True, tuple(_forced(calling.get("allowedFunctionNames"), tools, place))
+
+
+def _forced(names: object, tools: Sequence[Any], place: str) -> Iterator[str]:
+    if not names:
+        yield from forced_tools("any", None, tools, place)
+    elif isinstance(names, list):
+        for name in names:
+            yield from forced_tools(None, name, tools, place)
+    else:
+        raise malformed(f"{place}.allowedFunctionNames", "a list of names", names)

@@ -1,0 +1,83 @@
+"""The rollout's API in process, for ``aiohttp``: what ``transport.py`` is for ``httpx``.
+
+google-genai's async calls go by aiohttp where that is installed. It has no transports to put
+another in the place of; what it lets one make are connectors. This one's wire has the answer on it
+from the start, and aiohttp itself reads its own ``ClientResponse`` from there.
+"""
+
+import asyncio
+from http import HTTPStatus
+from typing import Any
+
+import aiohttp
+from aiohttp.client_proto import ResponseHandler
+
+from evert.bridge.faces.endpoint import Answer
+from evert.bridge.faces.transport import ROOT_URL
+
+
+async def response_for(answer: Answer, **options: Any) -> aiohttp.ClientResponse:
+    """The answer as aiohttp's response, of a session of its own that is closed already.
+
+    Args:
+        answer: The rollout's.
+        options: Those of aiohttp's ``request`` that say what becomes of a response.
+    """
+    async with aiohttp.ClientSession(connector=_Connector(answer)) as session:
+        return await session.post(ROOT_URL, **options)
+
+
+class _Connector(aiohttp.BaseConnector):
+    """Opens wires that have the answer on them."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__()
+        self._answer = answer
+
+    async def _create_connection(self, *_: Any, **__: Any) -> ResponseHandler:
+        protocol = self._factory()
+        protocol.connection_made(_Wire(protocol))
+        protocol.data_received(_written(self._answer))
+        return protocol
+
+
+class _Wire(asyncio.Transport):
+    """Takes whatever is written to it, to no effect."""
+
+    def __init__(self, protocol: ResponseHandler) -> None:
+        super().__init__()
+        self._protocol = protocol
+        self._is_closed = False
+
+    def write(self, data: Any) -> None:
+        """The request was read before."""
+
+    def is_closing(self) -> bool:
+        """Whether it was closed."""
+        return self._is_closed
+
+    def close(self) -> None:
+        """Tell aiohttp, once."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._protocol.connection_lost(None)
+
+    def abort(self) -> None:
+        """The same."""
+        self.close()
+
+    def pause_reading(self) -> None:
+        """All has been read."""
+
+    def resume_reading(self) -> None:
+        """All has been read."""
+
+
+def _written(answer: Answer) -> bytes:
+    """An answer as HTTP."""
+    lines = [
+        f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}",
+        f"content-type: {answer.content_type}",
+        f"content-length: {len(answer.content)}",
+    ]
+    return "\r\n".join([*lines, "", ""]).encode() + answer.content

@@ -1,0 +1,283 @@
+"""Gemini's function declarations and schemas.
+
+1. A field has one name, however it is written.
+2. An OpenAPI schema becomes the JSON schema that means the same.
+3. Declarations become functions of chat completions; which of them may, or have to, be called.
+"""
+
+import json
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from evert.bridge.dialects.gemini_tools import json_schema, read_calling, read_fields, read_tools
+from evert.bridge.formats import first_error
+
+NUMBER = {"type": "object", "properties": {"x": {"type": "integer"}}}
+ADD = {"name": "add", "description": "It.", "parameters": {"type": "OBJECT"}}
+
+
+def named(*names: str) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {"name": name}} for name in names]
+
+
+# -- 1. fields -----------------------------------------------------------------------------------
+
+
+def test_names_with_underscores_are_the_apis_own() -> None:
+    given = {"max_output_tokens": 1, "topP": 2, "stop": 3, "a__b": 4}
+
+    assert read_fields(given, "p") == {"maxOutputTokens": 1, "topP": 2, "stop": 3, "aB": 4}
+
+
+def test_null_is_the_same_as_an_absent_field() -> None:
+    assert read_fields({"text": None}, "p") == {}
+
+
+@pytest.mark.parametrize("value", [None, 5, "x", []])
+def test_what_is_no_object_is_refused_with_its_place(value: Any) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        read_fields(value, "contents[0]")
+
+    assert caught.value.param == "contents[0]"
+    assert caught.value.message == f"'contents[0]' must be an object, got {value!r}."
+
+
+# -- 2. schemas ----------------------------------------------------------------------------------
+
+
+def test_types_in_capitals_are_json_s_all_the_way_down() -> None:
+    given = {
+        "type": "OBJECT",
+        "properties": {
+            "type": {"type": "STRING"},
+            "any_of": {"type": "ARRAY", "items": {"type": "INTEGER"}},
+        },
+        "required": ["type"],
+        "anyOf": [{"type": "BOOLEAN"}],
+        "additionalProperties": {"type": "NUMBER"},
+        "defs": {"D": {"type": "NULL"}},
+    }
+
+    assert json_schema(given, "p") == {
+        "type": "object",
+        "properties": {
+            "type": {"type": "string"},
+            "any_of": {"type": "array", "items": {"type": "integer"}},
+        },
+        "required": ["type"],
+        "anyOf": [{"type": "boolean"}],
+        "additionalProperties": {"type": "number"},
+        "$defs": {"D": {"type": "null"}},
+    }
+
+
+def test_numbers_of_64_bits_may_be_text() -> None:
+    given = {"min_items": "1", "maxLength": 5, "minProperties": "-1", "maximum": 2.5}
+    written = {"minItems": 1, "maxLength": 5, "minProperties": "-1", "maximum": 2.5}
+
+    assert json_schema(given, "p") == written
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        ({"type": "STRING"}, {"type": ["string", "null"]}),
+        ({"type": "STRING", "enum": ["a"]}, {"type": ["string", "null"], "enum": ["a", None]}),
+        ({"anyOf": [{"type": "STRING"}]}, {"anyOf": [{"type": "string"}, {"type": "null"}]}),
+        ({}, {}),
+    ],
+)
+def test_what_is_nullable_may_be_null(given: Any, written: Any) -> None:
+    assert json_schema({**given, "nullable": True}, "p") == written
+    assert first_error(json.dumps(written), None) is None
+    assert json_schema({"type": "STRING", "nullable": False}, "p") == {"type": "string"}
+
+
+def test_what_json_schemas_do_not_know_is_left_out() -> None:
+    given = {"type": "TYPE_UNSPECIFIED", "propertyOrdering": ["x"], "example": 1, "title": "T"}
+
+    assert json_schema(given, "p") == {"title": "T"}
+
+
+def test_a_json_schema_stays_as_it_is() -> None:
+    schema = {
+        "$defs": {"D": {"type": "integer", "minimum": 1}},
+        "type": "object",
+        "properties": {"x": {"$ref": "#/$defs/D"}, "y": {"type": ["string", "null"]}},
+        "additionalProperties": False,
+    }
+
+    assert json_schema(schema, "p") == schema
+    assert json_schema({"ref": "#/defs/D"}, "p") == {"$ref": "#/defs/D"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        (None, "p"),
+        ({"properties": {"x": 5}}, "p.properties.x"),
+        ({"anyOf": [5]}, "p.anyOf"),
+        ({"items": "x"}, "p.items"),
+    ],
+)
+def test_a_schema_within_must_be_an_object(schema: Any, place: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        json_schema(schema, place="p")
+
+    assert caught.value.param == place
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Point(BaseModel):
+    x: int
+    colour: Colour | None = None
+    names: list[str] = []
+
+
+@pytest.mark.parametrize(
+    ("value", "fits"),
+    [
+        ({"x": 1}, True),
+        ({"x": 1, "colour": None, "names": ["a"]}, True),
+        ({"x": 1, "colour": "red"}, True),
+        ({"x": 1, "colour": "green"}, False),
+        ({"x": 1, "names": [5]}, False),
+        ({"x": "1"}, False),
+        ({}, False),
+    ],
+)
+def test_what_the_sdk_makes_of_a_class_fits_what_fits_the_class(
+    sent: Callable[..., dict[str, Any]], value: Any, fits: bool
+) -> None:
+    body = sent(response_mime_type="application/json", response_schema=Point)
+    schema = json_schema(body["generationConfig"]["responseSchema"], "p")
+
+    assert (first_error(json.dumps(schema), value) is None) is fits
+
+
+def test_what_the_sdk_makes_of_a_function_is_its_signature(
+    sent: Callable[..., dict[str, Any]],
+) -> None:
+    def add(x: int, names: list[str], why: str = "so") -> int:
+        """Add it."""
+        return x
+
+    [tool] = read_tools(sent(tools=[add])["tools"])
+    assert tool["function"]["description"] == "Add it."
+    parameters = tool["function"]["parameters"]
+    assert parameters["required"] == ["x", "names"]
+    kinds = {name: one["type"] for name, one in parameters["properties"].items()}
+    assert kinds == {"x": "integer", "names": "array", "why": "string"}
+    assert parameters["properties"]["names"]["items"]["type"] == "string"
+
+
+# -- 3. functions --------------------------------------------------------------------------------
+
+
+def test_declarations_of_several_tools_are_functions_in_their_order() -> None:
+    add, look = (
+        {"name": "add", "description": "It.", "parametersJsonSchema": NUMBER},
+        {"name": "look", "parameters": {"type": "OBJECT"}, "response": {"type": "STRING"}},
+    )
+
+    assert read_tools([{"functionDeclarations": [add]}, {"function_declarations": [look]}]) == [
+        {
+            "type": "function",
+            "function": {"name": "add", "description": "It.", "parameters": NUMBER},
+        },
+        {
+            "type": "function",
+            "function": {"name": "look", "description": None, "parameters": {"type": "object"}},
+        },
+    ]
+
+
+@pytest.mark.parametrize("tools", [None, [], [{}], [{"functionDeclarations": []}]])
+def test_no_tools_are_no_functions(tools: Any) -> None:
+    assert read_tools(tools) == []
+
+
+def test_a_function_of_no_parameters_has_none() -> None:
+    [function] = read_tools([{"functionDeclarations": [{"name": "end"}]}])
+
+    assert function["function"]["parameters"] is None
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"googleSearch": {}},
+        {"codeExecution": {}, "functionDeclarations": [ADD]},
+        {"functionDeclarations": ADD},
+    ],
+)
+def test_the_apis_own_tools_are_refused_with_their_place(tool: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="are not behind the policy: offer") as caught:
+        read_tools([{"functionDeclarations": [ADD]}, tool])
+
+    assert caught.value.param == "tools[1]"
+
+
+def test_a_declaration_must_be_an_object() -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        read_tools([{"functionDeclarations": [ADD, "add"]}])
+
+    assert caught.value.param == "tools[0].functionDeclarations[1]"
+
+
+@pytest.mark.parametrize(
+    ("config", "may_call"),
+    [
+        (None, True),
+        ({}, True),
+        ({"functionCallingConfig": {}}, True),
+        ({"functionCallingConfig": {"mode": "AUTO"}}, True),
+        ({"functionCallingConfig": {"mode": "MODE_UNSPECIFIED"}}, True),
+        ({"functionCallingConfig": {"mode": "VALIDATED", "allowedFunctionNames": ["add"]}}, True),
+        ({"function_calling_config": {"mode": "NONE"}}, False),
+        ({"retrievalConfig": {"languageCode": "en"}}, True),
+    ],
+)
+def test_nothing_is_forced_but_by_the_mode_any(config: Any, may_call: bool) -> None:
+    assert read_calling(config, named("add")) == (may_call, ())
+
+
+def test_one_of_all_or_of_some_functions_is_forced() -> None:
+    def forced(**more: Any) -> tuple[str, ...]:
+        config = {"functionCallingConfig": {"mode": "ANY", **more}}
+        return read_calling(config, named("add", "look", "end"))[1]
+
+    assert forced() == forced(allowedFunctionNames=[]) == ("add", "look", "end")
+    assert forced(allowed_function_names=["end", "add"]) == ("end", "add")
+
+
+@pytest.mark.parametrize(
+    ("calling", "said"),
+    [
+        ({"mode": "any"}, "expected one of AUTO, VALIDATED, ANY, NONE."),
+        ({"mode": ["ANY"]}, "expected one of AUTO, VALIDATED, ANY, NONE."),
+        ({"mode": "ANY", "allowedFunctionNames": "add"}, "must be a list of names, got 'add'"),
+        ({"mode": "ANY", "allowedFunctionNames": ["look"]}, "names the tool 'look'; offered are"),
+        (5, "must be an object, got 5"),
+    ],
+)
+def test_another_way_to_call_is_refused(calling: Any, said: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        read_calling({"functionCallingConfig": calling}, named("add"))
+
+    assert str(caught.value.param).startswith("toolConfig.functionCallingConfig")
+    assert said in caught.value.message
+
+
+def test_without_functions_none_can_be_forced() -> None:
+    with pytest.raises(openai.BadRequestError, match="needs tools to choose from"):
+        read_calling({"functionCallingConfig": {"mode": "ANY"}}, [])
