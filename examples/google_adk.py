@@ -1,8 +1,8 @@
-"""Google ADK: ``OpenAILlm`` takes ``client.openai``."""
+"""Google ADK: ``Gemini`` takes ``client.genai``."""
 
 from game import TURNS, Game, play
 from google.adk.agents import LlmAgent, RunConfig
-from google.adk.integrations.openai import OpenAILlm
+from google.adk.models import Gemini
 from google.adk.runners import InMemoryRunner
 from google.genai import types
 
@@ -19,7 +19,7 @@ async def agent(client, task):
         name="player",
         instruction="Use the tool check_guess.",
         tools=[check_guess],
-        model=OpenAILlm(model=client.model, client=client.openai),
+        model=Gemini(model=client.model, client=client.genai),
     )
     runner = InMemoryRunner(player, app_name="game")
     session = await runner.session_service.create_session(app_name="game", user_id="user")

@@ -60,6 +60,7 @@ OTHER_WAYS = {
         "langchain_stream",
         "langgraph_blocking_node",
         "openai_agents_stream",
+        "google_adk_taken_over",
         "google_adk_stream",
         "microsoft_stream",
         "pydantic_ai_responses_stream",
@@ -98,7 +99,7 @@ SWITCHES = {
 }
 """What keeps frameworks from calling home."""
 
-KEYS = ("OPENAI_API", "ANTHROPIC_", "LANGSMITH_", "LANGCHAIN_", "TINKER_")
+KEYS = ("OPENAI_API", "ANTHROPIC_", "LANGSMITH_", "LANGCHAIN_", "TINKER_", "GOOGLE_", "GEMINI_")
 """What keys, and the addresses they are for, begin with: no example may need one."""
 
 

@@ -39,7 +39,9 @@ def by_rank(trajectories: list[Trajectory]) -> list[float]:
     return [float(rank) for rank in range(len(trajectories))]
 
 
-def train_one_step(agent: str, tasks: Sequence[Any], folder: Path) -> dict[str, float]:
+def train_one_step(
+    agent: str, tasks: Sequence[Any], folder: Path, **env_options: Any
+) -> dict[str, float]:
     """A step of ``rl.train.main`` with two tasks, two episodes each; its metrics."""
     builder = AgentDatasetBuilder(
         agent=agent,
@@ -49,7 +51,7 @@ def train_one_step(agent: str, tasks: Sequence[Any], folder: Path) -> dict[str, 
         group_reward=by_rank,
         limits=RolloutLimits(max_turns=3),
         # The tiny base has not learned to play, and frameworks may raise on what it writes.
-        env_options={"on_agent_error": 0.0},
+        env_options={"on_agent_error": 0.0, **env_options},
     )
     config = rl_train.Config(
         recipe_name="test",

@@ -190,6 +190,33 @@ async def openai_agents_stream(client, task):
     return game.reward
 
 
+async def google_adk_taken_over(client, task):
+    """Gemini's streams, by a client that ADK builds itself."""
+    from google.adk.agents import LlmAgent, RunConfig
+    from google.adk.agents.run_config import StreamingMode
+    from google.adk.models import Gemini
+    from google.adk.runners import InMemoryRunner
+    from google.genai import types
+
+    game = Game(task)
+
+    def check_guess(number: int) -> str:
+        """Check a guess."""
+        return game.check(number)
+
+    model = Gemini(model=client.model, client_kwargs={"api_key": "unused"})
+    runner = InMemoryRunner(LlmAgent(name="player", tools=[check_guess], model=model), app_name="a")
+    session = await runner.session_service.create_session(app_name="a", user_id="user")
+    async for _ in runner.run_async(
+        user_id="user",
+        session_id=session.id,
+        new_message=types.UserContent(game.rules),
+        run_config=RunConfig(max_llm_calls=TURNS + 1, streaming_mode=StreamingMode.SSE),
+    ):
+        pass
+    return game.reward
+
+
 async def google_adk_stream(client, task):
     """Streamed chat completions."""
     from google.adk.agents import LlmAgent, RunConfig
