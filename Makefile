@@ -30,8 +30,10 @@ frameworks: .venv/developing
 	$(BIN)/python frameworks/make_programs.py
 	$(BIN)/python frameworks/make_environment.py aider
 	$(BIN)/python frameworks/make_environment.py openai3
+	$(BIN)/python frameworks/add_agents.py openai3
 	.frameworks/openai3/bin/python -m pytest tests/frameworks --environment openai3
 	$(BIN)/python frameworks/make_environment.py openai2
+	$(BIN)/python frameworks/add_agents.py openai2
 	.frameworks/openai2/bin/python -m pytest tests/frameworks --ignore tests/frameworks/test_programs.py --environment openai2
 	@$(MAKE) tau2
 

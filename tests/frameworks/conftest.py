@@ -52,6 +52,23 @@ TWENTY_QUESTIONS = {
 }
 """Environment -> the players of Twenty Questions that must run in it."""
 
+PUBLIC = {
+    "openai3": [
+        "bank_support",
+        "customer_service",
+        "medical_triage",
+        "react_search",
+        "reflection",
+        "supervisor",
+        "text_to_sql",
+        "time_range",
+        "translations",
+    ],
+    "openai2": ["content_flow", "deep_research", "mini_swe"],
+    "programs": ["fix_with_aider", "fix_with_claude_code", "fix_with_codex"],
+}
+"""Environment -> the public agents of examples/gallery that must run in it; programs in openai3."""
+
 OTHER_WAYS = {
     "openai3": [
         "openai_in_a_thread",
@@ -126,7 +143,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("environment", None) is None:
         return
-    sys.path[:0] = [str(ROOT / "examples"), str(Path(__file__).parent)]  # as when one is run
+    examples = ROOT / "examples"  # on the path as when one is run
+    sys.path[:0] = [str(examples), str(examples / "gallery"), str(Path(__file__).parent)]
     for name in [name for name in os.environ if name.startswith(KEYS)]:
         del os.environ[name]
     os.environ.update(SWITCHES)  # before any framework is imported
@@ -148,6 +166,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("example", names, indirect=True)
     if "script" in metafunc.fixturenames:
         metafunc.parametrize("script", EXAMPLES[environment] + TWENTY_QUESTIONS[environment])
+    if "public" in metafunc.fixturenames:
+        programs = PUBLIC["programs"] if environment == "openai3" else []
+        metafunc.parametrize("public", PUBLIC[environment] + programs)
     if "player" in metafunc.fixturenames:
         metafunc.parametrize("player", TWENTY_QUESTIONS[environment], indirect=True)
 

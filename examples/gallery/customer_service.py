@@ -1,0 +1,29 @@
+"""Customer service, of the OpenAI Agents SDK: triage hands over to FAQ or to seat booking.
+
+Source: openai/openai-agents-python, examples/customer_service/main.py (MIT); unchanged, from the
+sources of openai-agents.
+
+    evert train agent=customer_service:agent train_tasks=customer_service:TASKS on_agent_error=0
+"""
+
+from agents import OpenAIProvider, RunConfig, Runner
+from examples.customer_service.main import AirlineAgentContext, triage_agent
+from scoring import closeness
+
+TASKS = [
+    {"confirmation": f"QX{number}", "seat": f"{number % 30 + 1}{'ABCDEF'[number % 6]}"}
+    for number in range(1000, 1020)
+]
+ASKS = "Please put me into seat {seat}. My confirmation number is {confirmation}."
+
+# -- glue ----------------------------------------------------------------------------------------
+
+
+async def agent(client, task):
+    """One message of a customer; 1.0 if the seat was booked, else up to 0.2 for what was said."""
+    provider = OpenAIProvider(openai_client=client.openai)
+    config = RunConfig(model_provider=provider, tracing_disabled=True)
+    context = AirlineAgentContext()
+    result = await Runner.run(triage_agent, ASKS.format(**task), context=context, run_config=config)
+    booked = {"confirmation": context.confirmation_number, "seat": context.seat_number} == task
+    return 1.0 if booked else 0.2 * closeness(result.final_output, task["seat"])

@@ -1,0 +1,46 @@
+r"""Open Deep Research, of LangChain: a supervisor sends researchers out and writes a report.
+
+Source: langchain-ai/open_deep_research (MIT); unchanged, from the package open_deep_research. Its
+models are gpt-4.1 and gpt-4.1-mini: their calls are taken over. A dictionary stands for Tavily.
+
+    evert train agent=deep_research:agent train_tasks=deep_research:TASKS \
+        cookbook.dataset_builder.env_options.policy_names=gpt-4.1* on_agent_error=0
+"""
+
+import os
+
+from open_deep_research import utils
+from open_deep_research.deep_researcher import deep_researcher
+from scoring import closeness
+
+PAGES = {
+    "tide": "Tides come from the Moon's gravity, and to a lesser part from the Sun's.",
+    "sky": "The sky is blue since air scatters short waves of light more than long ones.",
+    "bread": "Bread rises since yeast turns sugar into carbon dioxide.",
+    "salt": "Salt melts ice since salt water freezes at a lower temperature.",
+}
+TASKS = [{"topic": topic, "answer": page} for topic, page in PAGES.items()]
+
+
+async def look_up(queries, **options):
+    """What Tavily would find."""
+    results = [
+        {"url": f"https://{topic}.example", "title": topic, "content": page, "raw_content": None}
+        for topic, page in PAGES.items()
+        if topic in " ".join(queries)
+    ]
+    return [{"query": query, "results": results} for query in queries]
+
+
+utils.tavily_search_async = look_up
+
+# -- glue ----------------------------------------------------------------------------------------
+
+os.environ.setdefault("OPENAI_API_KEY", "unused")
+
+
+async def agent(task):
+    """One question; how close the report is to the page that answers it."""
+    asked = {"messages": [("user", f"Explain in a sentence: {task['topic']}")]}
+    state = await deep_researcher.ainvoke(asked, {"configurable": {"allow_clarification": False}})
+    return closeness(state["final_report"], task["answer"])

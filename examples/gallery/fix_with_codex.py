@@ -1,0 +1,15 @@
+"""Codex mends a file, in a folder of its own, scored by a check.
+
+Source: openai/codex (Apache-2.0); unchanged, the program from npm, found on the PATH. Lean, since
+its own instructions do not fit into the context of evert-tiny.
+
+    evert train agent=fix_with_codex:agent train_tasks=broken_calculator:TASKS
+"""
+
+from broken_calculator import CHECK, FILES
+
+import evert
+
+# -- glue ----------------------------------------------------------------------------------------
+
+agent = evert.agents.codex(lean=True, files=FILES, reward=CHECK)

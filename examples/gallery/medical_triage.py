@@ -1,0 +1,31 @@
+r"""Medical triage, of Pydantic-AI: one agent delegates to specialists and to a senior doctor.
+
+Source: pydantic/pydantic-ai, examples/pydantic_ai_examples/medical_agent_delegation.py (MIT);
+unchanged, from the package pydantic-ai-examples. All its agents name gpt-5.2 and make their own
+clients: their calls are taken over.
+
+    evert train agent=medical_triage:agent train_tasks=medical_triage:TASKS \
+        cookbook.dataset_builder.env_options.policy_names=gpt-5.2 on_agent_error=0
+"""
+
+import os
+
+os.environ.setdefault("OPENAI_API_KEY", "unused")  # glue: the agent names its model when imported
+
+from pydantic_ai_examples.medical_agent_delegation import MedicalTriageSystem, PatientInfo
+
+TASKS = [
+    {"complaint": "A mild headache since this morning.", "path": "resolved_by_specialist"},
+    {"complaint": "Worst headache of my life, and blurry vision.", "path": "escalated"},
+    {"complaint": "My heart stumbles when I climb stairs.", "path": "resolved_by_specialist"},
+    {"complaint": "I fainted three times, and my left arm is weak.", "path": "escalated"},
+]
+
+# -- glue ----------------------------------------------------------------------------------------
+
+
+async def agent(task):
+    """One patient; 1.0 for the right path."""
+    patient = PatientInfo(patient_id="P001", age=64, known_conditions=[])
+    outcome = await MedicalTriageSystem().handle_patient(task["complaint"], patient)
+    return float(outcome["final_status"] == task["path"])

@@ -1,0 +1,42 @@
+"""mini-swe-agent: solves issues in a repository with nothing but a shell.
+
+Source: SWE-agent/mini-swe-agent (MIT); unchanged, from the package mini-swe-agent. It calls its
+model through LiteLLM: nothing is passed, the calls are taken over.
+
+    evert train agent=mini_swe:agent train_tasks=mini_swe:TASKS on_agent_error=0
+"""
+
+import os
+import tempfile
+from pathlib import Path
+
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or it downloads prices on import
+os.environ.setdefault("LITELLM_LOG", "ERROR")  # or it reports every call
+os.environ.setdefault("MSWEA_SILENT_STARTUP", "1")
+os.environ.setdefault("MSWEA_COST_TRACKING", "ignore_errors")  # it knows no price of the policy
+os.environ.setdefault("MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT", "1")  # or refusals take minutes
+
+import yaml
+from minisweagent import package_dir
+from minisweagent.agents.default import DefaultAgent
+from minisweagent.environments.local import LocalEnvironment
+from minisweagent.models.litellm_model import LitellmModel
+
+TASKS = [
+    {"file": name, "text": f"{text}\n", "issue": f"Write a file {name} with the line: {text}"}
+    for name, text in [("hello.txt", "hello"), ("notes.md", "# Notes"), ("run.sh", "exit 0")]
+]
+CONFIG = yaml.safe_load((package_dir / "config" / "mini.yaml").read_text())["agent"]
+CONFIG["step_limit"] = 8
+
+# -- glue ----------------------------------------------------------------------------------------
+
+
+def agent(client, task):
+    """One issue in an empty folder; half for the file, half for what is in it."""
+    name, key = f"openai/{client.model}", {"api_key": "unused"}
+    with tempfile.TemporaryDirectory() as folder:
+        model, shell = LitellmModel(model_name=name, model_kwargs=key), LocalEnvironment(cwd=folder)
+        DefaultAgent(model, shell, **CONFIG).run(task["issue"])
+        file = Path(folder, task["file"])
+        return 0.5 * file.exists() + 0.5 * (file.exists() and file.read_text() == task["text"])

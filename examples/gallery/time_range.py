@@ -1,0 +1,34 @@
+"""Time ranges, of Pydantic-AI's evals: turns words into a range of time, or says why not.
+
+Source: pydantic/pydantic-ai, examples/pydantic_ai_examples/evals/agent.py (MIT); unchanged, from
+the package pydantic-ai-examples, with the cases of its datasets/time_range_v2.yaml as tasks.
+
+    evert train agent=time_range:agent train_tasks=time_range:TASKS on_agent_error=0
+"""
+
+import os
+from datetime import datetime
+from pathlib import Path
+
+os.environ.setdefault("OPENAI_API_KEY", "unused")  # glue: the agent names its model when imported
+
+import yaml
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+from pydantic_ai_examples.evals import agent as example
+from scoring import closeness
+
+CASES = Path(example.__file__).parent / "datasets" / "time_range_v2.yaml"
+TASKS = yaml.safe_load(CASES.read_text())["cases"]
+
+# -- glue ----------------------------------------------------------------------------------------
+
+
+async def agent(client, task):
+    """One request; how close the answer is to the expected one, field by field."""
+    model = OpenAIChatModel(client.model, provider=OpenAIProvider(openai_client=client.openai))
+    inputs = {**task["inputs"], "now": datetime.fromisoformat(task["inputs"]["now"])}
+    with example.time_range_agent.override(model=model):
+        answer = (await example.infer_time_range(inputs)).model_dump(mode="json")
+    expected = task["expected_output"]
+    return sum(closeness(answer.get(key), expected[key]) for key in expected) / len(expected)

@@ -1,0 +1,34 @@
+r"""Agents as tools, of the OpenAI Agents SDK: an orchestrator calls translators, one sums up.
+
+Source: openai/openai-agents-python, examples/agent_patterns/agents_as_tools.py (MIT); unchanged,
+from the sources of openai-agents. The agents make their own clients: their calls are taken over.
+
+    evert train agent=translations:agent train_tasks=translations:TASKS \
+        cookbook.dataset_builder.env_options.policy_names=gpt-5.6-luna on_agent_error=0
+"""
+
+import os
+
+from agents import Runner, set_tracing_disabled
+from examples.agent_patterns.agents_as_tools import orchestrator_agent, synthesizer_agent
+from scoring import closeness
+
+TASKS = [
+    {"text": "Good morning", "Spanish": "Buenos días", "French": "Bonjour"},
+    {"text": "Thank you", "Spanish": "Gracias", "French": "Merci"},
+    {"text": "See you tomorrow", "Spanish": "Hasta mañana", "French": "À demain"},
+    {"text": "Two coffees, please", "Spanish": "Dos cafés, por favor", "French": "Deux cafés"},
+]
+
+# -- glue ----------------------------------------------------------------------------------------
+
+os.environ.setdefault("OPENAI_API_KEY", "unused")
+set_tracing_disabled(True)
+
+
+async def agent(task):
+    """One request; how close the last word is to both translations."""
+    asked = f"Translate '{task['text']}' to Spanish and French."
+    translated = await Runner.run(orchestrator_agent, asked)
+    summed_up = await Runner.run(synthesizer_agent, translated.to_input_list())
+    return closeness(summed_up.final_output, f"{task['Spanish']}\n{task['French']}")

@@ -1,0 +1,69 @@
+"""Adds the public agents of examples/gallery to an environment that make_environment.py made.
+
+    python frameworks/add_agents.py openai3
+
+They are installed by version from ``frameworks/agents/<name>.txt``, each without what it asks for:
+their pins conflict, and what they import is in the environment or in the same file. Examples that
+are in a package's sources alone (``IN_SOURCES``) are taken from the sources of the version that the
+environment has. Whatever fails ends this with an error.
+"""
+
+import argparse
+import subprocess
+import tarfile
+import tempfile
+from pathlib import Path
+
+from make_environment import ROOT, fingerprint_of, run
+
+AGENTS = ROOT / "frameworks" / "agents"
+IN_SOURCES = {"openai3": ("openai-agents", "examples")}
+"""Environment -> a package, and the folder of its sources that becomes a package beside it."""
+
+
+def main() -> None:
+    """Add the agents to the environment named on the command line, unless they are there."""
+    names = sorted(path.stem for path in AGENTS.glob("*.txt"))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("name", choices=names)
+    name = parser.parse_args().name
+    requirements, environment = AGENTS / f"{name}.txt", ROOT / ".frameworks" / name
+    stamp = environment / "agents-from"
+    fingerprint = fingerprint_of(requirements, environment / "made-from", Path(__file__))
+    if stamp.exists() and stamp.read_text() == fingerprint:
+        print(f"the agents of {environment.relative_to(ROOT)} are up to date")
+        return
+    print(f"adding agents to {environment.relative_to(ROOT)}: some seconds", flush=True)
+    pip = [str(environment / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "-qq"]
+    run(*pip, "install", "--no-compile", "--no-deps", "--requirement", str(requirements))
+    if name in IN_SOURCES:
+        add_from_sources(pip, environment, *IN_SOURCES[name])
+    stamp.write_text(fingerprint)
+
+
+def add_from_sources(pip: list[str], environment: Path, package: str, folder: str) -> None:
+    """Unpack a folder of a package's sources beside the installed package."""
+    python = environment / "bin" / "python"
+    code = (
+        "import importlib.metadata as m, sysconfig; "
+        f"print(m.version('{package}'), sysconfig.get_path('purelib'))"
+    )
+    version, _, packages = (
+        subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True)
+        .stdout.strip()
+        .partition(" ")
+    )
+    with tempfile.TemporaryDirectory() as download:
+        what = ["--no-deps", "--no-binary", package, "--dest", download, f"{package}=={version}"]
+        run(*pip, "download", *what)
+        [archive] = Path(download).iterdir()
+        with tarfile.open(archive) as sources:
+            top = sources.getnames()[0].partition("/")[0]
+            inside = [one for one in sources if one.name.startswith(f"{top}/{folder}/")]
+            for one in inside:
+                one.name = one.name.removeprefix(f"{top}/")
+            sources.extractall(packages, inside, filter="data")
+
+
+if __name__ == "__main__":
+    main()

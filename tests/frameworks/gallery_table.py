@@ -1,0 +1,53 @@
+"""The table of docs/gallery.md, and what it says of the files of examples/gallery.
+
+rows        the table: name of a file -> title of a column -> cell
+glue_lines  of a file: those of its section "glue", and others that a comment calls so
+"""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+GALLERY = ROOT / "examples" / "gallery"
+PAGE = ROOT / "docs" / "gallery.md"
+SECTION = re.compile(r"^# -- glue -+\n(.*)\Z", re.MULTILINE | re.DOTALL)
+
+
+def rows() -> dict[str, dict[str, str]]:
+    """Every row whose first cell names a file: ``file.py``."""
+    titles: list[str] = []
+    found = {}
+    for line in PAGE.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| agent |"):
+            titles = cells
+        elif name := re.fullmatch(r"`(\w+)\.py`", cells[0]):
+            found[name[1]] = dict(zip(titles, cells, strict=True))
+    return found
+
+
+def glue_lines(path: Path) -> int:
+    """How many lines stand between the agent and evert, without blank ones, docstrings, comments.
+
+    Imports are not counted: an agent's are its own, and evert is not imported.
+    """
+    text = path.read_text()
+    section = SECTION.search(text)
+    begin = text[: section.start(1)].count("\n") + 1 if section else text.count("\n") + 1
+    lines = {number: line.strip() for number, line in enumerate(text.splitlines(), 1)}
+    written = {number for number, line in lines.items() if line and not line.startswith("#")}
+    inside = {number for number in written if number >= begin} - docstring_lines(text)
+    marked = {number for number in written if "  # glue" in lines[number]}
+    return len(inside | marked)
+
+
+def docstring_lines(text: str) -> set[int]:
+    """The lines of a file that belong to docstrings."""
+    homes = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, homes) and ast.get_docstring(node) is not None:
+            first = node.body[0]
+            found |= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    return found

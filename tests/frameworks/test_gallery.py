@@ -1,0 +1,120 @@
+"""Public agents, unchanged but for their glue, play and are trained by the command.
+
+1. An episode with a scripted model earns all there is, and makes as many calls and training data as
+   the table of docs/gallery.md says; no socket is opened.
+2. The command at the top of each file trains it for two steps on a model that has not learned
+   anything, with no traceback on the terminal.
+"""
+
+import importlib
+import json
+import os
+import pkgutil
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from conftest import PUBLIC
+from gallery_scripts import SCRIPTS
+from gallery_table import GALLERY, ROOT, rows
+from tinker_cookbook.rl.data_processing import trajectory_to_data
+from tinker_cookbook.rl.rollouts import do_group_rollout
+from tinker_cookbook.rl.types import Trajectory
+
+from evert import ChatAgentGroupBuilder, ScriptedPolicy
+
+pytestmark = [  # the agents' and their frameworks' own
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ImportWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+PROGRAMS = ("programs/node_modules/.bin", "aider/bin")
+"""Where, in .frameworks, the agents are that are programs."""
+PATH = os.pathsep.join(
+    [*(str(ROOT / ".frameworks" / folder) for folder in PROGRAMS), os.environ["PATH"]]
+)
+TASKS = "train_tasks="
+QUICK = (
+    "steps=2 batch_size=1 group_size=2 max_tokens=24 eval_every=0 device=cpu "
+    # Rewards that differ, whatever the model says.
+    "cookbook.dataset_builder.group_reward=episodes:by_rank"
+)
+
+
+def command(module: ModuleType) -> list[str]:
+    """The words of the command at the top of an agent's file."""
+    lines = (module.__doc__ or "").replace("\\\n", " ").splitlines()
+    [line] = [line for line in lines if "evert train" in line]
+    return shlex.split(line)
+
+
+def options(module: ModuleType) -> dict[str, Any]:
+    """What that command says about the agent's model names, as options of an Env."""
+    names = [word.split("policy_names=")[1] for word in command(module) if "policy_names=" in word]
+    return {"policy_names": names[0].split(",")} if names else {}
+
+
+async def play(module: ModuleType) -> tuple[Trajectory, float, ScriptedPolicy]:
+    """The first task, played as training plays it."""
+    policy = ScriptedPolicy(SCRIPTS[module.__name__])
+    [tasks] = [word.removeprefix(TASKS) for word in command(module) if word.startswith(TASKS)]
+    task = pkgutil.resolve_name(tasks)[0]
+    builder = ChatAgentGroupBuilder(module.agent, task, **options(module))
+    group = await do_group_rollout(builder, policy)
+    await builder.cleanup()
+    return group.trajectories_G[0], group.get_total_rewards()[0], policy
+
+
+# -- 1. an episode -------------------------------------------------------------------------------
+
+
+async def test_a_public_agent_plays_with_the_calls_and_data_of_the_table(
+    public: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    if public not in PUBLIC["programs"]:
+        request.getfixturevalue("no_sockets")
+    monkeypatch.chdir(tmp_path)  # some write files
+    monkeypatch.setenv("PATH", PATH)
+    module = importlib.import_module(public)
+
+    trajectory, reward, policy = await play(module)
+
+    assert reward == 1.0
+    assert len(policy.actions) == len(SCRIPTS[public])
+    sampled = [turn.ac.tokens for turn in trajectory.transitions]
+    assert sorted(sampled) == sorted(policy.actions)
+    calls, data = len(sampled), len(trajectory_to_data(trajectory, 1.0))
+    assert rows()[public]["calls, data"] == f"{calls}, {data}"
+
+
+# -- 2. training ---------------------------------------------------------------------------------
+
+
+def test_the_command_trains_a_public_agent_for_two_steps(public: str, tmp_path: Path) -> None:
+    program, *words = command(importlib.import_module(public))
+    here = os.pathsep.join([str(GALLERY), str(Path(__file__).parent)])
+    left_out = ("OPENAI_API_KEY", "PYTHONDONTWRITEBYTECODE")  # as a newcomer has none of them
+    environment = {key: value for key, value in os.environ.items() if key not in left_out}
+    run = subprocess.run(
+        [str(Path(sys.executable).parent / program), *words, *QUICK.split(), "log_path=run"],
+        cwd=tmp_path,
+        env={**environment, "PYTHONPATH": here, "PATH": PATH},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    said = run.stdout + run.stderr
+
+    assert run.returncode == 0, said
+    assert "Traceback" not in said, said
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    steps = [row for row in map(json.loads, lines) if "optim/grad_norm" in row]
+    assert len(steps) == 2
+    assert all(step["env/all/total_ac_tokens"] > 0 for step in steps)
+    assert all(step["optim/grad_norm"] > 0 for step in steps)
