@@ -4,7 +4,7 @@ Source: crewAIInc/crewAI, crewai_cli/templates/flow (MIT); unchanged, from the p
 Nothing is passed: CrewAI's default model is taken over by its name.
 
     evert train agent=content_flow:agent train_tasks=content_flow:TASKS \
-        cookbook.dataset_builder.env_options.policy_names=gpt-4.1-mini on_agent_error=0
+        policy_names=gpt-4.1-mini on_agent_error=0
 """
 
 import os

@@ -4,7 +4,7 @@ Source: langchain-ai/open_deep_research (MIT); unchanged, from the package open_
 models are gpt-4.1 and gpt-4.1-mini: their calls are taken over. A dictionary stands for Tavily.
 
     evert train agent=deep_research:agent train_tasks=deep_research:TASKS \
-        cookbook.dataset_builder.env_options.policy_names=gpt-4.1* on_agent_error=0
+        policy_names=gpt-4.1,gpt-4.1-mini on_agent_error=0
 """
 
 import os

@@ -5,7 +5,7 @@ unchanged, from the package pydantic-ai-examples. All its agents name gpt-5.2 an
 clients: their calls are taken over.
 
     evert train agent=medical_triage:agent train_tasks=medical_triage:TASKS \
-        cookbook.dataset_builder.env_options.policy_names=gpt-5.2 on_agent_error=0
+        policy_names=gpt-5.2 on_agent_error=0
 """
 
 import os

@@ -4,7 +4,7 @@ Source: langchain-ai/react-agent, src/react_agent/graph.py (MIT), rebuilt: the t
 package. The same graph, state and context; a dictionary in the place of Tavily.
 
     evert train agent=react_search:agent train_tasks=react_search:TASKS \
-        cookbook.dataset_builder.env_options.policy_names=gpt-4o-mini on_agent_error=0
+        policy_names=gpt-4o-mini on_agent_error=0
 """
 
 import os

@@ -4,7 +4,7 @@ Source: langchain-ai/langgraph-supervisor-py (MIT), create_supervisor of the pac
 langgraph-supervisor; the team is a rebuild of its README's quickstart.
 
     evert train agent=supervisor:agent train_tasks=supervisor:TASKS \
-        cookbook.dataset_builder.env_options.policy_names=gpt-4o on_agent_error=0
+        policy_names=gpt-4o on_agent_error=0
 """
 
 import os

@@ -4,7 +4,7 @@ Source: huggingface/smolagents, examples/text_to_sql.py (Apache-2.0), rebuilt on
 is in no package, and connects to a model where it is imported. The same table, tool and agent.
 
     evert train agent=text_to_sql:agent train_tasks=text_to_sql:TASKS \
-        cookbook.dataset_builder.env_options.policy_names=gpt-4o on_agent_error=0
+        policy_names=gpt-4o on_agent_error=0
 """
 
 import sqlite3

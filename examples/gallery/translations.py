@@ -4,7 +4,7 @@ Source: openai/openai-agents-python, examples/agent_patterns/agents_as_tools.py 
 from the sources of openai-agents. The agents make their own clients: their calls are taken over.
 
     evert train agent=translations:agent train_tasks=translations:TASKS \
-        cookbook.dataset_builder.env_options.policy_names=gpt-5.6-luna on_agent_error=0
+        policy_names=gpt-5.6-luna on_agent_error=0
 """
 
 import os
