@@ -169,9 +169,11 @@ class AgentDatasetBuilder(RLDatasetBuilder):
         if isinstance(group_reward, str):
             group_reward = resolve(group_reward, "group reward", InvalidDatasetError)
         renderer = model_renderer(self.model_name, self.renderer_name)
-        env_options: EnvOptions = {"renderer": renderer, "limits": self.limits, **self.env_options}
-        models = env_options.get("models") or {}
-        env_options["models"] = {name: _given(model) for name, model in models.items()}
+        env_options: EnvOptions = {"renderer": renderer, **self.env_options}
+        if self.limits is not None:
+            env_options["limits"] = self.limits
+        if models := env_options.get("models"):
+            env_options["models"] = {name: _given(model) for name, model in models.items()}
         dataset = functools.partial(
             AgentDataset,
             _given(self.agent),

@@ -13,7 +13,7 @@ import json
 import threading
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import chz
 import pytest
@@ -24,18 +24,19 @@ from tinker_cookbook.utils.ml_log import dump_config
 import evert
 from evert import (
     AgentDatasetBuilder,
+    ChatAgentEnv,
     ChatAgentGroupBuilder,
     RemoteModel,
     ScriptedPolicy,
     TinkerModel,
 )
 from evert.bridge.errors import EvertError, InvalidModelError
-from evert.bridge.options import EnvOptions, EnvSettings, settings_of
+from evert.bridge.options import EnvOptions, EnvSettings
 from evert.trainers.arguments import UsageError, gather
 from evert.trainers.engine.errors import ModelNotFoundError
 from evert.trainers.evaluation.contestants import find
 from evert.trainers.evaluation.settings import read_evaluate_settings
-from evert.trainers.runs.cookbook import own_settings
+from evert.trainers.runs.cookbook import cookbook_config, own_settings
 from evert.trainers.runs.episode_settings import EpisodeSettings, env_options
 from evert.trainers.runs.fields import RecipeError
 from evert.trainers.runs.frozen_models import (
@@ -228,12 +229,49 @@ def test_what_an_episode_is_decides_whether_it_is_played_again(other: dict[str, 
 
 def test_every_option_of_an_env_is_a_setting_with_the_default_it_has_there() -> None:
     shared = chz.chz_fields(EpisodeSettings).keys()
-    here = env_options(EpisodeSettings(), {})
+    plain = EpisodeSettings()
 
     assert EnvOptions.__annotations__.keys() - {"renderer", "models"} == shared - {"seats"}
-    made = settings_of({**here, "models": None})
     for field in fields(EnvSettings):
-        assert getattr(made, field.name) == getattr(EnvSettings(), field.name), field.name
+        if field.name in shared and (value := getattr(plain, field.name)) not in ({}, ()):
+            assert value == getattr(EnvSettings(), field.name), field.name
+
+
+def test_what_was_not_set_is_left_to_the_agents_own_options() -> None:
+    given = {"env": "identity", "agent_timeout": "9", "limits.max_turns": "3"}
+
+    assert env_options(EpisodeSettings(), {}) == {}
+    assert env_options(read_train_settings(given, {}), {}) == {
+        "agent_timeout": 9.0,
+        "limits": RolloutLimits(max_turns=3),
+    }
+
+
+class Bringing:
+    """An agent that knows what it needs."""
+
+    env_options: ClassVar[Any] = {
+        "policy_names": "mine",
+        "limits": RolloutLimits(max_turns=3),
+        "models": {"judge": ScriptedPolicy(lambda prompt: "yes")},
+        "agent_timeout": 7.0,
+    }
+
+    async def __call__(self, client: Any, task: str) -> float:
+        return await asks_a_judge(client, task)
+
+
+def test_a_run_keeps_to_what_an_agent_brings_itself() -> None:
+    settings = read_train_settings({"agent": Bringing(), "train_tasks": ["tree"]}, {})
+    made = cookbook_config(settings, Path("run"), embedded=True, context_length=99)
+    dataset, _ = asyncio.run(made.dataset_builder())
+    [group] = dataset.get_batch(0)
+    [env, *_] = asyncio.run(group.make_envs())
+
+    assert isinstance(env, ChatAgentEnv)
+    assert env.rollout_limits.max_turns == 3
+    assert env._settings.names == ("mine",)
+    assert (env._settings.agent_timeout, env._settings.context_length) == (7.0, 99)
 
 
 def test_training_fills_every_option_in_from_its_setting() -> None:

@@ -238,13 +238,12 @@ async def _play_one(episode: Episode, task: Any, player: Player, success: float)
 
 def _seeded(options: EnvOptions, seed: int) -> EnvOptions:
     """The options with frozen weights that draw from the episode's seed, too."""
-    models = {
-        name: replace(model, seed=seed)
-        if isinstance(model, TinkerModel) and model.seed is None
-        else model
-        for name, model in (options.get("models") or {}).items()
-    }
-    return {**options, "models": models}
+    frozen = options.get("models")
+    if not frozen:
+        return options
+    unseeded = {n: m for n, m in frozen.items() if isinstance(m, TinkerModel) and m.seed is None}
+    seeded = {name: replace(model, seed=seed) for name, model in unseeded.items()}
+    return {**options, "models": {**frozen, **seeded}}
 
 
 def _seat_seed(draws: int, number: int) -> int:

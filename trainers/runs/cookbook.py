@@ -124,9 +124,10 @@ def _dataset(settings: TrainSettings, context_length: int | None) -> dict[str, A
     tasks = len(load_tasks(settings.train_tasks))
     batches_per_epoch = max(1, math.ceil(tasks / settings.batch_size))
     options = env_options(settings, frozen_models(settings.models, settings.base_url))
-    options["context_length"] = context_length or settings.context_length
+    if context := context_length or settings.context_length:
+        options["context_length"] = context
     return {
-        "dataset_builder.limits": options.pop("limits"),
+        "dataset_builder.limits": options.pop("limits", None),
         "dataset_builder.seats": settings.seats,
         ENV_OPTIONS: options,
         "dataset_builder": AgentDatasetBuilder,

@@ -62,7 +62,9 @@ class EpisodeSettings:
 
 
 def env_options(settings: EpisodeSettings, models: Mapping[str, "FrozenModel"]) -> "EnvOptions":
-    """The settings as ``ChatAgentEnv`` takes them.
+    """The settings as ``ChatAgentEnv`` takes them; none that is as by default.
+
+    What is left out is the Env's own default, or what the agent brings itself (``env_options``).
 
     Args:
         settings: Of a run, or of an evaluation.
@@ -73,22 +75,17 @@ def env_options(settings: EpisodeSettings, models: Mapping[str, "FrozenModel"]) 
     """
     from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 
-    def read(kind: Any, name: str) -> Any:
-        given = getattr(settings, name)
-        return read_settings(kind, given, called=lambda key: f"{name}.{key}") if given else None
-
-    options: EnvOptions = {
-        "limits": read(RolloutLimits, "limits"),
-        "context_length": settings.context_length,
-        "agent_timeout": settings.agent_timeout,
-        "on_agent_error": settings.on_agent_error,
-        "on_truncation": settings.on_truncation,
-        "context_overflow_reward": settings.context_overflow_reward,
-        "format_retries": settings.format_retries,
-        "parse_error_policy": read(ParseErrorPolicy, "parse_error_policy"),
-        "close_timeout": settings.close_timeout,
-        "models": models,
-    }
-    if settings.policy_names:
-        options["policy_names"] = settings.policy_names
+    given: Any = {"models": models} if models else {}
+    plain = EpisodeSettings()
+    for name in chz.chz_fields(EpisodeSettings).keys() - {"seats"}:  # no option, but a group's
+        if getattr(settings, name) != getattr(plain, name):
+            given[name] = getattr(settings, name)
+    for name, kind in (("limits", RolloutLimits), ("parse_error_policy", ParseErrorPolicy)):
+        if name in given:
+            given[name] = _read(kind, name, given[name])
+    options: EnvOptions = given
     return options
+
+
+def _read(kind: Any, name: str, given: Mapping[str, Any]) -> Any:
+    return read_settings(kind, given, called=lambda key: f"{name}.{key}")
