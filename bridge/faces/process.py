@@ -22,6 +22,7 @@ from evert.bridge.errors import CommandError, InvalidAgentError, RewardError
 from evert.bridge.faces.client import AgentClient
 from evert.bridge.faces.commands import IN_HOME, MARK, Place, ProcessResult, task_text
 from evert.bridge.faces.server import Address
+from evert.bridge.options import EnvOptions
 
 LOGGED_OUTPUT = 4000
 """Characters of the end of each output that go to the transition's logs."""
@@ -56,6 +57,7 @@ class ProcessAgent:
         env: Further environment variables; None takes one away.
         host: Interface on which the model is served (another than loopback for containers).
         install: How to get the program, for the message when it is not there.
+        env_options: Options of the Env that fit the program; what a user gives comes before them.
 
     Functions run in a thread, so they may wait; the task they get is None where there is none.
 
@@ -75,6 +77,7 @@ class ProcessAgent:
         env: Mapping[str, str | None] | None = None,
         host: str = "127.0.0.1",
         install: str = "",
+        env_options: EnvOptions | None = None,
     ) -> None:
         if not _is_command(command):
             raise InvalidAgentError(
@@ -99,6 +102,7 @@ class ProcessAgent:
         self.env = dict(env or {})
         self.host = host
         self.install = install
+        self.env_options = env_options or EnvOptions()
 
     async def __call__(self, client: AgentClient, task: Any = NO_TASK) -> Any:
         """Run the command to its end, and return its reward.

@@ -114,6 +114,15 @@ def test_claude_code_may_use_the_tools_that_it_is_given() -> None:
     assert "--allowedTools=Read,Bash(git *)" in command
 
 
+def test_claude_code_brings_the_option_for_the_arguments_that_it_completes() -> None:
+    agent = evert.agents.claude_code()
+
+    assert ChatAgentEnv(agent)._settings.keep_completed_arguments
+    assert not ChatAgentEnv(
+        agent, keep_completed_arguments=False
+    )._settings.keep_completed_arguments
+
+
 # -- 3. what is missing ----------------------------------------------------------------------------
 
 

@@ -136,6 +136,8 @@ async def test_claude_code_mends_a_file(lean: bool) -> None:
     assert last.logs["stdout"] == "Done.\n"
     assert last.metrics["tools/calls"] == 2
     assert len(trajectory.transitions) == 3  # no title, no summary
+    assert len(trajectory_to_data(trajectory, 1.0)) == 1  # though it adds `replace_all`
+    assert last.metrics["drift/completed_arguments"] == 1
     assert (trajectory.transitions[0].ob.length < 3000) is lean
 
 

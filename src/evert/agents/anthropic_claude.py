@@ -5,8 +5,9 @@ https://docs.claude.com/en/docs/claude-code; tried with 2.1.330, ``npm install -
 
 - What it would ask the model beside the task (session titles) or send elsewhere is switched off.
 - Its settings, memories and sessions lie in the episode's home; yours are not read.
-- It sends tool calls back as it understood them: ``replace_all: false`` added, numbers read from
-  strings, ``cd`` into its own folder left out.
+- It sends tool calls back as it understood them: ``replace_all: false`` added, white space taken
+  from the ends of lines, numbers read from strings. What was sampled is kept all the same
+  (``keep_completed_arguments``); only a ``cd`` into its own folder that it leaves out is an edit.
 """
 
 from collections.abc import Sequence
@@ -79,5 +80,6 @@ def claude_code(
         [*command, *arguments, "--", prompt],
         options,
         env=env,
+        env_options={"keep_completed_arguments": True},
         install="npm install -g @anthropic-ai/claude-code",
     )

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from evert.bridge.faces.process import ProcessAgent, ProcessReward, ProcessSetup
+from evert.bridge.options import EnvOptions
 
 
 class ProcessOptions(TypedDict, total=False):
@@ -25,6 +26,7 @@ def made(
     install: str,
     files: Mapping[str, str] | None = None,
     env: Mapping[str, str | None],
+    env_options: EnvOptions | None = None,
 ) -> ProcessAgent:
     """An agent that runs ``command``.
 
@@ -34,8 +36,9 @@ def made(
         install: How to get the program, for the message when it is not there.
         files: The program's configuration.
         env: The program's environment variables.
+        env_options: Options of the Env that fit it.
     """
     given = options.copy()
     given["files"] = {**(files or {}), **options.get("files", {})}
     given["env"] = {**env, **options.get("env", {})}
-    return ProcessAgent(command, install=install, **given)
+    return ProcessAgent(command, install=install, env_options=env_options, **given)
