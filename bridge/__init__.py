@@ -23,6 +23,7 @@ Read in this order:
     actions.py       what sampled tokens say, and what if they do not parse
     limits.py        the Cookbook's limits, with the agent's own max_tokens
     endings.py       how an episode ends: the last transition and its report
+    tracebacks.py    an agent's own frames
     diagnosis.py     who called, tool calls that were lost
     explain.py       a rollout for people
     options.py       the options of an Env, and their defaults

@@ -14,7 +14,7 @@ from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
 from evert.bridge.agent import Agent
 from evert.bridge.base import BASE_MODEL, BASE_RENDERER, model_renderer
 from evert.bridge.errors import InvalidDatasetError
-from evert.bridge.group import ChatAgentGroupBuilder, GroupOptions, GroupReward
+from evert.bridge.group import Batch, ChatAgentGroupBuilder, GroupOptions, GroupReward
 from evert.bridge.imports import resolve
 from evert.bridge.models import RemoteModel
 from evert.bridge.options import EnvOptions
@@ -32,6 +32,8 @@ class AgentDataset(RLDataset):
         epochs: How often the tasks are gone through.
         shuffle: Whether each epoch has an order of its own; the same for the same seed.
         seed: Of the shuffling.
+        held_out: Whether the tasks are for tests. Else its groups are for training, where one that
+            nothing can be learned from is dropped (``ChatAgentGroupBuilder.batch``).
         **options: Further ones of ``ChatAgentGroupBuilder``, those of ``ChatAgentEnv`` included.
 
     Raises:
@@ -49,6 +51,7 @@ class AgentDataset(RLDataset):
         epochs: int = 1,
         shuffle: bool = True,
         seed: int = 0,
+        held_out: bool = False,
         **options: Unpack[GroupOptions],
     ) -> None:
         for name, size in (("batch_size", batch_size), ("epochs", epochs)):
@@ -63,6 +66,7 @@ class AgentDataset(RLDataset):
         self.epochs = epochs
         self.shuffle = shuffle
         self.seed = seed
+        self.held_out = held_out
         self.options = options
         self._batches_per_epoch = math.ceil(len(tasks) / batch_size)
         self._group(0)  # raises now, not in the middle of a run
@@ -80,7 +84,11 @@ class AgentDataset(RLDataset):
             raise IndexError(f"Batch {index} of a dataset of {len(self)} batches.")
         epoch, batch = divmod(index, self._batches_per_epoch)
         order = self._order(epoch)[batch * self.batch_size : (batch + 1) * self.batch_size]
-        return [self._group(number) for number in order]
+        groups = [self._group(number) for number in order]
+        if not self.held_out:
+            for group in groups:
+                group.batch = Batch(index, len(groups))
+        return groups
 
     def _group(self, number: int) -> ChatAgentGroupBuilder:
         return ChatAgentGroupBuilder(
@@ -193,7 +201,7 @@ class AgentDatasetBuilder(RLDatasetBuilder):
         if self.test_tasks is None:
             return train, None
         tests = load_tasks(self.test_tasks)
-        return train, dataset(tests, group_size=self.test_group_size, shuffle=False)
+        return train, dataset(tests, group_size=self.test_group_size, shuffle=False, held_out=True)
 
 
 def load_tasks(tasks: str | Sequence[Any]) -> Sequence[Any]:

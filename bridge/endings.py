@@ -37,6 +37,7 @@ from evert.bridge.inbox import Inbox
 from evert.bridge.limits import prompt_limit
 from evert.bridge.lineage import ConversationBook
 from evert.bridge.options import EnvSettings
+from evert.bridge.tracebacks import agent_traceback
 
 PEER_STOPPED = "peer_stopped"
 """Stop reason of a seat whose episode was ended at another seat (``seats.py``)."""
@@ -47,6 +48,9 @@ NO_CALL = "no_llm_call"
 
 AGENT_ERROR = "agent_error"
 """Stop reason of an agent that raised, and the log that says what."""
+
+AGENT_TRACEBACK = "agent_traceback"
+"""Log of an agent that raised: its traceback."""
 
 AGENT_TIMEOUT = "agent_timeout"
 """Stop reason of an agent that neither called nor ended in time."""
@@ -186,7 +190,10 @@ class Account:
                 name,
                 f"The agent {self.agent} raised {name} after {self.turns} model calls: {text}",
             ) from error
-        return self._failed(AGENT_ERROR, f"{name}: {text}", self.settings.on_agent_error)
+        ending = self._failed(AGENT_ERROR, f"{name}: {text}", self.settings.on_agent_error)
+        if traceback := agent_traceback(error):
+            ending.logs[AGENT_TRACEBACK] = traceback
+        return ending
 
     def of_timeout(self, error: AgentTimeoutError) -> Ending:
         """The ending of an agent that neither called nor ended in time.

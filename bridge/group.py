@@ -9,10 +9,18 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Unpack
 
-from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
+from tinker_cookbook.exceptions import AllTrajectoriesFailedError
+from tinker_cookbook.rl.types import (
+    PARSE_ERROR_MASKED_METRIC_KEY,
+    Env,
+    EnvGroupBuilder,
+    Metrics,
+    Trajectory,
+)
 
 from evert.bridge.agent import NO_TASK, Agent, agent_name, inspect_agent, reward_of, unwrapped
 from evert.bridge.env import ChatAgentEnv
@@ -25,6 +33,19 @@ logger = logging.getLogger(__name__)
 
 GroupReward = Callable[[list[Trajectory]], Sequence[float]]
 """All trajectories of a group -> one further reward each, added to what they earned."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The batch of a training dataset that a group is in.
+
+    Attributes:
+        index: Its number in the dataset.
+        groups: How many groups are in it.
+    """
+
+    index: int
+    groups: int
 
 
 class GroupOptions(EnvOptions, total=False):
@@ -76,6 +97,10 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         tags: Names under which the Cookbook aggregates metrics.
         **options: Of ``ChatAgentEnv``.
 
+    Attributes:
+        batch: The batch of a training dataset that the group is in; None: of none. In training, a
+            group that nothing can be learned from is dropped (``compute_group_rewards``).
+
     Raises:
         InvalidAgentError: The agent is none, or takes other arguments.
         InvalidDatasetError: ``group_size`` is below 1, or the seats have no different names.
@@ -104,6 +129,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         self.group_reward = group_reward
         self.tags = list(tags)
         self.options = options
+        self.batch: Batch | None = None
         self._envs: list[ChatAgentEnv] = []
         self._seat_group: SeatGroup | None = None
 
@@ -141,7 +167,18 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         Seats have a baseline of their own: the Cookbook centres all rewards of a group on their
         mean, so each seat is shifted by what lies between its own mean and the group's. What was
         really earned is in the metric ``seat/<name>/reward``.
+
+        Raises:
+            AllTrajectoriesFailedError: In training, where the group has no token to learn from. The
+                Cookbook then goes on without the group, whatever its strategy; a whole batch of
+                such groups would be no data, which its training step does not survive.
         """
+        if self.batch is not None and not any(map(can_be_learned_from, trajectory_group)):
+            raise AllTrajectoriesFailedError(
+                f"Nothing can be learned from {len(trajectory_group)} episodes of the agent "
+                f"{agent_name(self.agent)}: it called no model in them, or every reply is masked. "
+                "Their group is left out."
+            )
         rewards = self._further_rewards(trajectory_group)
         metrics: list[Metrics] = [{} for _ in trajectory_group]
         for trajectory, env in zip(trajectory_group, env_group, strict=True):
@@ -177,6 +214,14 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
     def logging_tags(self) -> list[str]:
         """Names under which the Cookbook aggregates this group's metrics."""
         return self.tags
+
+
+def can_be_learned_from(trajectory: Trajectory) -> bool:
+    """Whether a trajectory holds a sampled token that is not masked out of the training."""
+    return any(
+        transition.ac.tokens and not transition.metrics.get(PARSE_ERROR_MASKED_METRIC_KEY)
+        for transition in trajectory.transitions
+    )
 
 
 def _is_reported(trajectory: Trajectory) -> bool:

@@ -205,6 +205,7 @@ def _report(
 ) -> None:
     """Show the table; write the CSV and the figures."""
     from evert.trainers.evaluation import scores
+    from evert.trainers.evaluation.episodes import failures
     from evert.trainers.reporting.figures.bars import draw_categories, draw_splits
     from evert.trainers.reporting.figures.style import save
 
@@ -218,6 +219,10 @@ def _report(
     title += f", temperature {settings.temperature:g}" + ", with search" * settings.search
     console.print(title, soft_wrap=True)
     console.print(scores.as_table(shown, scores.counted(played)))
+    for model in dict.fromkeys(episode.model for episode in played):
+        failed = failures([episode for episode in played if episode.model == model])
+        if failed.count:
+            console.print(f"{model}: {failed.said()}", soft_wrap=True)
     folder.write(SCORES, scores.as_csv([*shown, *categories]))
     save(draw_splits(title, splits), folder.path / SPLITS_FIGURE)
     files = [SCORES, SPLITS_FIGURE]

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from evert.bridge.agent import Agent
     from evert.trainers.evaluation.held_out import Evaluation
     from evert.trainers.runs.summary import Report
+    from evert.trainers.runs.tally import Tally
 
 PROGRAM = ("python", "-m", "evert.trainers.train")
 
@@ -214,24 +215,33 @@ async def _run(
 ) -> "Report":
     from evert.trainers.evaluation.held_out import score_weights
     from evert.trainers.runs.cookbook import cookbook_config
+    from evert.trainers.runs.rollouts import strategy_of
     from evert.trainers.runs.summary import Report
+    from evert.trainers.runs.tally import Tally
     from evert.trainers.runs.warm_up import warm_up
+
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True, markup=False)
 
     warm = await warm_up(settings, folder.path, console, embedded=embedded)
     context = await asyncio.to_thread(context_of, settings)
     config = cookbook_config(
         settings, folder.path, embedded=embedded, warm=warm, context_length=context
     )
+    config = chz.replace(config, rollout_error_tolerance=strategy_of(config))
     _, held_out = await config.dataset_builder()
     score = partial(score_weights, config, held_out, samples=settings.samples)
     before = await _score_before(config, folder, warm, score)
     start = folder.steps_done()
+    tally = Tally(folder, say, start, settings.steps, settings.failed_steps)
+    if before is not None and not start:
+        tally.tell("held-out tasks, untrained", before.failures)
     if start >= settings.steps:
-        console.print(f"all {start} steps are done; a larger steps= would go on", markup=False)
+        say(f"all {start} steps are done; a larger steps= would go on")
     elif start:
-        console.print(f"resuming after step {start} of {settings.steps}", markup=False)
+        say(f"resuming after step {start} of {settings.steps}")
     began = time.monotonic()
-    await _train(config, folder, console, logger)
+    await _train(config, folder, console, logger, tally)
     seconds = time.monotonic() - began
     trained = [r["sampler_path"] for r in folder.checkpoints() if r.get("sampler_path")]
     after = await score(model_path=trained[-1])
@@ -270,24 +280,37 @@ async def _to_sample_from(state_path: str, base_url: str | None) -> str:
     return str((await saved).path)
 
 
-async def _train(config: "Config", folder: RunFolder, console: Console, logger: "Logger") -> None:
-    """The Cookbook's ``main``, with its progress shown and tracked."""
+async def _train(
+    config: "Config", folder: RunFolder, console: Console, logger: "Logger", tally: "Tally"
+) -> None:
+    """The Cookbook's ``main``, with its rollouts counted, its progress shown and tracked."""
     from tinker_cookbook.rl import train as cookbook
 
     from evert.trainers.runs.progress import display, follow, quietly
+    from evert.trainers.runs.rollouts import Counted
+    from evert.trainers.runs.tally import nothing_to_learn
 
     total = config.max_steps or 0
+    strategy = Counted(config.effective_rollout_strategy(), tally)
+    config = chz.replace(config, rollout_error_tolerance=strategy)
 
-    def log(row: Mapping[str, Any]) -> None:
-        if row.get("step", total) < total:  # else of no step: what the Cookbook 0.6 ends with
-            logger.log_metrics(dict(row), row["step"])
+    def take(row: Mapping[str, Any]) -> None:
+        step = row.get("step", total)
+        whole = {**tally.row(step), **row}
+        show(whole)
+        if step < total:  # else of no step: what the Cookbook 0.6 ends with
+            logger.log_metrics(whole, step)
 
     logger.log_hparams(config)
     asyncio.get_running_loop().set_exception_handler(_log)
     with display(console, folder.path, total) as show:
-        async with follow(folder.path, show, log):
+        async with follow(folder.path, take):
             try:
                 await quietly(cookbook.main(config))
+            except AssertionError as error:
+                if config.stream_minibatch_config is None or not tally.has_skipped:
+                    raise
+                raise nothing_to_learn() from error
             finally:
                 await _finish_saving()
 

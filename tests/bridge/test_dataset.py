@@ -22,7 +22,7 @@ from evert.bridge.base import BASE_MODEL
 from evert.bridge.dataset import AgentDataset, AgentDatasetBuilder, load_tasks
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
-from evert.bridge.group import ChatAgentGroupBuilder
+from evert.bridge.group import Batch, ChatAgentGroupBuilder
 from evert.bridge.scripted import ScriptedPolicy
 from evert.envs.identity import TEST_TASKS, TRAIN_TASKS, identity_agent
 
@@ -307,6 +307,21 @@ async def test_a_batch_of_a_built_dataset_can_be_played() -> None:
     played = [await do_group_rollout(group, policy) for group in train.get_batch(0)]
 
     assert [group.get_total_rewards() for group in played] == [[1.0, 1.0], [0.0, 0.0]]
+
+
+async def test_in_training_a_group_knows_its_batch_and_in_tests_it_is_in_none() -> None:
+    builder = AgentDatasetBuilder(
+        agent=AGENT, train_tasks=range(5), test_tasks=range(2), batch_size=3
+    )
+    train, test = await builder()
+    assert test is not None
+
+    assert [group.batch for index in (0, 1) for group in groups(train, index)] == [
+        *[Batch(index=0, groups=3)] * 3,
+        *[Batch(index=1, groups=2)] * 2,
+    ]
+    assert [group.batch for group in groups(test, 0)] == [None, None]
+    assert pickle.loads(pickle.dumps(groups(train, 1)[0])).batch == Batch(1, 2)
 
 
 async def test_a_built_group_pickles() -> None:

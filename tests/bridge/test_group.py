@@ -6,6 +6,7 @@
 4. Transitions are put in lineage order, so that sub-agents give one datum each; the one that ends
    the episode stays last, with its metrics and the report.
 5. Under each strategy of the Cookbook, failing agents leave nothing running.
+6. In training, a group with no token to learn from is dropped, under every strategy.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.metric_util import compute_trajectory_metrics
-from tinker_cookbook.rl.rollout_limits import RolloutLimits
+from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 from tinker_cookbook.rl.rollout_strategy import FailFast, MinViableGroup, RetryOnFailure
 from tinker_cookbook.rl.rollouts import (
     do_group_rollout,
@@ -48,6 +49,7 @@ from evert.bridge.errors import (
 )
 from evert.bridge.faces.client import AgentClient, BlockingAgentClient
 from evert.bridge.group import (
+    Batch,
     ChatAgentGroupBuilder,
     load_agent,
     require_import_path,
@@ -696,6 +698,56 @@ async def test_a_group_below_the_minimum_is_dropped_and_closed() -> None:
         await do_group_rollout(builder, YES(), MinViableGroup(min_successful=3, max_retries=1))
 
     assert not any(env.is_running for env in made)
+
+
+# -- nothing to learn from -------------------------------------------------------------------------
+
+
+def in_training(agent: Any, **options: Any) -> ChatAgentGroupBuilder:
+    builder = ChatAgentGroupBuilder(agent, group_size=2, **options)
+    builder.batch = Batch(index=0, groups=1)
+    return builder
+
+
+@pytest.mark.parametrize("strategy", [FailFast(), RetryOnFailure(), MinViableGroup()])
+async def test_a_group_without_a_call_is_dropped_in_training_and_closed(strategy: Any) -> None:
+    builder = in_training(LocalName.Inner())
+
+    with pytest.raises(
+        AllTrajectoriesFailedError, match="Nothing can be learned from 2 episodes of the agent .*In"
+    ):
+        await do_group_rollout(builder, ScriptedPolicy([]), strategy)
+
+    assert envs_of(builder) == []
+
+
+async def test_a_group_of_masked_replies_alone_is_dropped_and_one_with_another_is_not() -> None:
+    masks = ParseErrorPolicy(mask_error_turns=True)
+    broken = '<tool_call>\n{"name": oops}\n</tool_call>'
+    agent = blocking_agent
+    with pytest.raises(AllTrajectoriesFailedError, match="or every reply is masked"):
+        await do_group_rollout(
+            in_training(agent, parse_error_policy=masks), ScriptedPolicy([broken, broken])
+        )
+
+    replies = itertools.chain([broken], itertools.repeat("Yes."))
+    one_is_fine = ScriptedPolicy(lambda prompt: next(replies))
+    group = await do_group_rollout(in_training(agent, parse_error_policy=masks), one_is_fine)
+    assert len(group.trajectories_G) == 2
+
+
+async def test_a_group_in_which_one_episode_calls_is_kept_whole() -> None:
+    calls = itertools.cycle([True, False])
+
+    async def agent(client: AgentClient) -> float:
+        if next(calls):
+            await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
+        return 1.0
+
+    group = await do_group_rollout(in_training(agent), YES())
+
+    called = [bool(played.transitions[0].ac.tokens) for played in group.trajectories_G]
+    assert sorted(called) == [False, True]
 
 
 # -- what the runner ends --------------------------------------------------------------------------

@@ -222,8 +222,8 @@ async def agent(client, task):
 """
 
 
-def test_an_agent_of_ones_own_is_evaluated_and_its_failures_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_agent_of_ones_own_is_evaluated_and_its_failures_are_counted_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "evaluated_agent.py").write_text(OWN_AGENT)
     monkeypatch.chdir(tmp_path)
@@ -240,6 +240,11 @@ def test_an_agent_of_ones_own_is_evaluated_and_its_failures_are_counted(
     assert any(episode.success for episode in played)
     (total,) = [row for row in rows(tmp_path / "e") if not row["category"]]
     assert (total["errors"], total["episodes"]) == ("2", "8")
+    shown = capsys.readouterr().out
+    assert "2 (25%)" in shown
+    assert "evert-tiny: 2 of 8 episodes failed (2 agent errors)\n" in shown
+    assert "the commonest, 2 times: ValueError: no such word\n" in shown
+    assert 'evaluated_agent.py", line ' in shown
 
 
 TENTHS = """

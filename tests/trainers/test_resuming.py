@@ -21,6 +21,7 @@ import pytest
 from evert.trainers import train
 from evert.trainers.command import INTERRUPTED
 from evert.trainers.runs import folder as run_folder
+from evert.trainers.runs import steps
 from evert.trainers.runs.folder import RunFolder, RunFolderError
 from evert.trainers.runs.resuming import take_up, tidy
 
@@ -70,12 +71,12 @@ def wait_for(count: int, folder: RunFolder, process: "subprocess.Popen[str]") ->
 
 
 def rewards(folder: RunFolder) -> list[float]:
-    return [row[run_folder.TRAIN_REWARD] for row in folder.steps()]
+    return [row[steps.TRAIN_REWARD] for row in folder.steps()]
 
 
 def steps_written(folder: RunFolder) -> list[int]:
     rows = run_folder.read_jsonl(folder.path / run_folder.METRICS)
-    return [row["step"] for row in rows if run_folder.is_step(row)]
+    return [row["step"] for row in rows if steps.is_step(row)]
 
 
 def saved(folder: RunFolder) -> set[str]:

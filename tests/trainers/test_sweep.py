@@ -296,13 +296,14 @@ def test_a_run_that_falls_over_is_a_row_with_its_error(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "few", raising=False)
     sizes = ["device=cpu", "steps=1", "batch_size=2", "group_size=2", "max_tokens=8", "samples=0"]
-    # Where its errors are scored the run completes, but nobody has heard of that metric.
-    searched = ["on_agent_error=None,-1.0", "objective=charm", "parallel=2", "out=s"]
+    # Where it may go on whatever fails the run completes, but nobody has heard of that metric.
+    searched = ["failed_steps=3,0", "objective=charm", "parallel=2", "out=s"]
     agent = ["agent=few:broken", "train_tasks=few:TEST"]
     assert sweep.main([*agent, *sizes, *searched]) == 1
-    errors = {row["on_agent_error"]: row["error"] for row in rows_of(Path("s")).values()}
-    assert "broken raised KeyError" in errors[""]
-    assert "the run's 'charm' is None, no finite number; it has step, " in errors["-1.0"]
+    errors = {row["failed_steps"]: row["error"] for row in rows_of(Path("s")).values()}
+    assert "nearly all episodes failed" in errors["3"]
+    assert "The commonest: KeyError: 'the mistake'" in errors["3"]
+    assert "the run's 'charm' is None, no finite number; it has step, " in errors["0"]
     shown = capsys.readouterr().out
     assert shown.count(" failed in ") == 2
     assert "best:" not in shown

@@ -25,8 +25,9 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
 
 from evert.bridge.errors import MissingPackageError
 from evert.trainers import train
-from evert.trainers.runs.folder import HELD_OUT_REWARD, RESULT, TRAIN_REWARD, RunFolder
+from evert.trainers.runs.folder import RESULT, RunFolder
 from evert.trainers.runs.settings import TrainSettings, check_settings
+from evert.trainers.runs.steps import HELD_OUT_REWARD, TRAIN_REWARD
 from evert.trainers.runs.tracking import final_scores, run_name, run_tags, tracking, wandb_hosts
 
 SMALL = ["env=identity", "device=cpu", "batch_size=2", "group_size=2", "samples=0", "eval_every=1"]

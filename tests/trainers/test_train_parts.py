@@ -33,11 +33,10 @@ from evert.trainers.runs.engine_choice import (
     threads_of,
 )
 from evert.trainers.runs.folder import (
+    BATCHES,
     BEFORE,
-    HELD_OUT_REWARD,
     METRICS,
     RUN,
-    TRAIN_REWARD,
     RunFolder,
     RunFolderError,
     drop_broken_lines,
@@ -54,6 +53,7 @@ from evert.trainers.runs.settings import (
     renderer_of,
     slug,
 )
+from evert.trainers.runs.steps import FAILED, HELD_OUT_REWARD, TRAIN_REWARD
 from evert.trainers.train import parse, usage
 
 OWN = {"agent": "my.module:my_agent", "train_tasks": "my.module:TASKS"}
@@ -352,6 +352,13 @@ def test_what_the_cookbook_adds_after_the_last_step_is_no_step(tmp_path: Path) -
         {"step": 1, "tokens/cumulative/sampled": 5},
     ]
     assert steps_of(tmp_path, rows) == rows[:1]
+
+
+def test_what_became_of_a_batch_belongs_to_its_step(tmp_path: Path) -> None:
+    rows = [{"step": step, "progress/done_frac": 0.5} for step in (0, 1)]
+    record = {"step": 1, "metrics": {FAILED: 0.25}}
+    (tmp_path / BATCHES).write_text(f'{json.dumps(record)}\n{{"odd": 1}}\n{{"step": 7}}\n')
+    assert steps_of(tmp_path, rows) == [rows[0], rows[1] | {FAILED: 0.25}]
 
 
 def steps_of(path: Path, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from evert.trainers import train as command
 from evert.trainers.arguments import UsageError
 from evert.trainers.runs.folder import RunFolder, RunFolderError
 from evert.trainers.runs.settings import RecipeError, path_of
+from evert.trainers.runs.tally import EpisodesFailedError
 
 TASKS = ["tree", "river"]
 SMALL: dict[str, Any] = {
@@ -108,10 +109,8 @@ def test_an_agent_that_raises_leaves_no_folder_where_nothing_was_reached(tmp_pat
     async def broken(client: Any, task: str) -> float:
         raise KeyError("the mistake")
 
-    with pytest.raises(evert.AgentError, match="KeyError"):
-        evert.train(
-            broken, TASKS, test_tasks=TASKS, steps=1, log_path=str(tmp_path / "run"), **SMALL
-        )
+    with pytest.raises(EpisodesFailedError, match="The commonest: KeyError: 'the mistake'"):
+        evert.train(broken, TASKS, steps=1, log_path=str(tmp_path / "run"), **SMALL)
     assert not (tmp_path / "run").exists()
 
 

@@ -23,11 +23,19 @@ from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
+from evert.bridge.endings import NO_CALL
 from evert.bridge.env import ChatAgentEnv
-from evert.bridge.errors import AgentError, AgentTimeoutError, EvertError, RewardError
+from evert.bridge.errors import EvertError
 from evert.bridge.options import EnvOptions
 from evert.bridge.seats import episode_envs
 from evert.bridge.weights import TinkerModel
+from evert.trainers.runs.failures import (
+    WRONG_NAME,
+    Failure,
+    Failures,
+    failure_in,
+    failure_of,
+)
 from evert.trainers.runs.folder import drop_broken_lines, read_jsonl
 
 EPISODES = "episodes.jsonl"
@@ -54,7 +62,9 @@ class Episode:
         turns: Model calls.
         tokens: Tokens that were sampled.
         metrics: What the agent and the Env counted, summed over the turns.
-        error: Of the agent; "" if it had none.
+        error: What failed, its class and message; "" if nothing did.
+        failure: Of which kind that is (``runs.failures.KINDS``).
+        traceback: The agent's own frames; "" where there are none.
         transcript: The agent's own account of it; "" if it gave none.
         dialogue: For each model call ``told``, the new text of the prompt, and ``said``, the reply;
             empty unless it was asked for.
@@ -73,6 +83,8 @@ class Episode:
     tokens: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     error: str = ""
+    failure: str = ""
+    traceback: str = ""
     transcript: str = ""
     dialogue: list[dict[str, str]] = field(default_factory=list)
 
@@ -161,6 +173,8 @@ class Player:
         options: Of the Envs: renderer, limits, frozen models, ...
         seats: Names of the agent's roles, where it has several; the policy plays them all.
         strict: Whether an agent's failure is raised; else it is an episode without a reward.
+        endpoints_fail: Whether an endpoint of the agent's own that does not answer is a failure of
+            the agent's like any other; else it is raised.
         dialogues: Whether they are written down.
     """
 
@@ -169,6 +183,7 @@ class Player:
     options: EnvOptions = field(default_factory=EnvOptions)
     seats: Sequence[str] = ()
     strict: bool = False
+    endpoints_fail: bool = False
     dialogues: bool = False
 
 
@@ -225,11 +240,15 @@ async def _play_one(episode: Episode, task: Any, player: Player, success: float)
     ]
     try:
         trajectories = await _all(rollouts)
-    except (AgentError, AgentTimeoutError, RewardError) as error:
-        _raise_endpoint_error(error)
+    except EvertError as error:
+        failure = failure_of(error)
+        if failure is None:
+            raise
         if player.strict:
             raise
-        return replace(episode, error=str(error))
+        if not player.endpoints_fail and failure.kind != WRONG_NAME:
+            _raise_endpoint_error(error)
+        return _failed(episode, failure)
     finally:
         for env in envs:
             await env.close()
@@ -256,8 +275,7 @@ async def _all(rollouts: Sequence[Coroutine[Any, Any, Trajectory]]) -> list[Traj
     found = await asyncio.gather(*rollouts, return_exceptions=True)
     errors = [each for each in found if isinstance(each, BaseException)]
     if errors:
-        ours = (AgentError, AgentTimeoutError, RewardError)
-        raise next((error for error in errors if isinstance(error, ours)), errors[0])
+        raise next((error for error in errors if failure_of(error) is not None), errors[0])
     return [each for each in found if isinstance(each, Trajectory)]
 
 
@@ -272,6 +290,9 @@ def _told(
     rewards = [sum(turn.reward for turn in each.transitions) for each in trajectories]
     reward = fmean(rewards)
     transitions = [turn for trajectory in trajectories for turn in trajectory.transitions]
+    seen = [failure for failure in map(failure_in, trajectories) if failure is not None]
+    for failure in [each for each in seen if each.kind != NO_CALL][:1]:  # some players make no call
+        episode = _failed(episode, failure)
     metrics = defaultdict[str, float](float)
     for transition in transitions:
         for name, value in transition.metrics.items():
@@ -292,6 +313,17 @@ def _told(
             for turn in _dialogue(trajectory, env.renderer.tokenizer)
         ],
     )
+
+
+def _failed(episode: Episode, failure: Failure) -> Episode:
+    error, kind, traceback = failure.error, failure.kind, failure.traceback
+    return replace(episode, error=error, failure=kind, traceback=traceback)
+
+
+def failures(episodes: Sequence[Episode]) -> Failures:
+    """What failed in some episodes."""
+    found = [(Failure(e.failure, e.error, e.traceback), 1) for e in episodes if e.failure]
+    return Failures.of(len(episodes), found)
 
 
 def _raise_endpoint_error(error: BaseException) -> None:

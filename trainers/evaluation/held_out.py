@@ -10,13 +10,15 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import tinker
+from tinker_cookbook.rl.rollout_strategy import FailFast
 from tinker_cookbook.rl.types import RLDataset
 
 from evert.bridge.dataset import AgentDataset
 from evert.bridge.errors import EvertError
-from evert.trainers.evaluation.episodes import Episode, Player, planned, play
+from evert.trainers.evaluation.episodes import Episode, Player, failures, planned, play
 from evert.trainers.evaluation.policies import SeededPolicy
 from evert.trainers.evaluation.scores import Score, scores
+from evert.trainers.runs.failures import Failures
 
 if TYPE_CHECKING:
     from tinker_cookbook.rl.train import Config
@@ -36,10 +38,12 @@ class Evaluation:
     Attributes:
         scores: By the names in ``TEMPERATURES``.
         samples: The first greedy episodes, with their dialogues.
+        failures: Of the episodes of both ways.
     """
 
     scores: dict[str, Score]
     samples: list[Episode]
+    failures: Failures
 
 
 def read_evaluation(record: Mapping[str, Any]) -> Evaluation:
@@ -52,6 +56,7 @@ def read_evaluation(record: Mapping[str, Any]) -> Evaluation:
         return Evaluation(
             {name: Score(**record["scores"][name]) for name in TEMPERATURES},
             [Episode.read(sample) for sample in record["samples"]],
+            Failures.read(record["failures"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise HeldOutError(
@@ -76,7 +81,7 @@ async def score_weights(
         How they did; None without held-out tasks.
 
     Raises:
-        AgentError: The agent raised, and the run gives no reward for that.
+        EvertError: The agent failed, and the run is to fail fast.
         HeldOutError: The dataset is none of an agent's.
     """
     if dataset is None:
@@ -100,14 +105,16 @@ async def score_weights(
             lambda env, seed: SeededPolicy(client, config.max_tokens, temperature, seed),
             group.options,
             group.seats,
-            strict=True,
+            strict=isinstance(config.effective_rollout_strategy(), FailFast),
+            endpoints_fail=True,
             dialogues=greedy,
         )
         return await play(episodes, player, parallel=len(episodes))
 
     found = await asyncio.gather(*map(played, TEMPERATURES.values()))
     by_way = [scores(episodes, "split")[0] for episodes in found]
-    return Evaluation(dict(zip(TEMPERATURES, by_way, strict=True)), found[0][:samples])
+    failed = failures([episode for episodes in found for episode in episodes])
+    return Evaluation(dict(zip(TEMPERATURES, by_way, strict=True)), found[0][:samples], failed)
 
 
 # -- samples, for people to read -----------------------------------------------------------------
@@ -126,7 +133,8 @@ def samples_markdown(name: str, before: Sequence[Episode], after: Sequence[Episo
 
 
 def _episode_markdown(title: str, episode: Episode) -> str:
-    lines = [f"### {title}: reward {episode.reward:g}\n", "```text"]
+    ending = f"failed, {episode.error}" if episode.reward is None else f"reward {episode.reward:g}"
+    lines = [f"### {title}: {ending}\n", "```text"]
     for turn in episode.dialogue:
         # A fence inside the text would end ours.
         lines += [f"{turn['told']}\n>>> {turn['said']}".replace("```", "'''")]

@@ -45,7 +45,7 @@ class Score:
         questions: Mean number of questions (turns, where there are none) of the successes; None
             without one.
         calls: Mean number of tool calls.
-        errors: Episodes whose agent failed.
+        errors: Episodes that failed.
     """
 
     model: str
@@ -173,7 +173,7 @@ def as_table(rows: Sequence[Score], questions: str = QUESTIONS) -> Table:
     if any(row.calls for row in rows):
         columns["tool calls"] = lambda row: f"{row.calls:.2f}"
     if any(row.errors for row in rows):
-        columns["errors"] = lambda row: str(row.errors or "")
+        columns["failed"] = lambda row: f"{row.errors} ({row.errors / row.episodes:.0%})"
     numbers = [Column(name, justify="right") for name in columns]
     table = Table(Column("model", overflow="fold"), "split", *numbers)
     for row in rows:

@@ -1,7 +1,7 @@
 """The metrics of a run by step: ``read_curve`` reads one off its rows, ``curves`` the two rewards.
 
 A row holds what the Cookbook measured at a step; ``clock`` is the time that goes with the steps,
-``time_spent`` what it went to. How ``metrics.jsonl`` becomes rows: ``runs.folder.read_steps``.
+``time_spent`` what it went to. How ``metrics.jsonl`` becomes rows: ``runs.steps.read_steps``.
 """
 
 import math
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from evert.trainers.runs.folder import HELD_OUT_REWARD, TRAIN_REWARD
+from evert.trainers.runs.steps import HELD_OUT_REWARD, TRAIN_REWARD
 
 TRAIN, HELD_OUT = "env/all/", "test/env/all/"
 """Prefixes of the Cookbook's metrics of episodes, in training and held out."""

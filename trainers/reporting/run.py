@@ -6,6 +6,7 @@ What is read, and what is missing where there is none:
     metrics.jsonl  a row of numbers a step; none before the first step
     before.json    held-out scores of the untrained weights
     result.json    held-out scores of the trained ones; none of an unfinished run
+    batches.jsonl  how episodes failed in training, and batches that taught nothing
     samples.jsonl  held-out episodes before and after
 
 Two columns that the report draws are derived: tokens sampled an episode, and success, which
@@ -23,7 +24,10 @@ from evert.bridge.errors import EvertError
 from evert.trainers.evaluation.scores import Score
 from evert.trainers.reporting.metrics import HELD_OUT, TRAIN, Curve, clock, curves, read_curve
 from evert.trainers.runs import folder as run_folder
-from evert.trainers.runs.folder import HELD_OUT_REWARD, read_json, read_jsonl, read_steps
+from evert.trainers.runs.failures import Failures
+from evert.trainers.runs.folder import read_json, read_jsonl
+from evert.trainers.runs.steps import HELD_OUT_REWARD, read_steps
+from evert.trainers.runs.tally import read_batches
 
 CONFIG = "config.json"
 EPISODE_TOKENS = "report/ac_tokens_per_episode"
@@ -51,6 +55,10 @@ class Run:
     """Held-out scores, by how the weights played; empty where they were not scored."""
     final: float | None
     """Held-out mean reward of the last weights, at temperature 1; None where it is not known."""
+    failures: Failures
+    """Of the episodes in training; of a run of the Cookbook's own, of none."""
+    skipped: int
+    """Batches that nothing could be learned from."""
     samples: list[dict[str, Any]]
     """Held-out episodes: a record a task, with ``task``, ``before`` and ``after``."""
     finished: bool
@@ -99,6 +107,7 @@ def read_run(path: Path) -> Run:
     held_out = _mapping(result.get("held_out"))
     rows, after = list(_rows(path / run_folder.METRICS)), _scores(held_out.get("after"))
     trained = after.get("temperature_1")
+    failures, skipped = read_batches(path)
     return Run(
         path=path,
         facts=facts,
@@ -107,6 +116,8 @@ def read_run(path: Path) -> Run:
         before=_scores(held_out.get("before") or before.get("scores")),
         after=after,
         final=trained.reward if trained else _last_score(path, rows),
+        failures=failures,
+        skipped=skipped,
         samples=_samples(path, before),
         finished=bool(result),
     )

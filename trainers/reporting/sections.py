@@ -17,7 +17,8 @@ from evert.trainers.reporting.formatting import count, dollars, duration
 from evert.trainers.reporting.metrics import TRAIN, time_spent
 from evert.trainers.reporting.run import EPISODE_TOKENS, HELD_OUT_SUCCESS, SUCCESS, Run
 from evert.trainers.reporting.tokens import Tokens, cost
-from evert.trainers.runs.folder import HELD_OUT_REWARD, TRAIN_REWARD
+from evert.trainers.runs.failures import shortened
+from evert.trainers.runs.steps import FAILED, HELD_OUT_REWARD, TRAIN_REWARD
 
 BY_TIME = ", by time"
 PANELS: Mapping[str, Mapping[str, tuple[str, str, str]]] = {
@@ -33,6 +34,7 @@ PANELS: Mapping[str, Mapping[str, tuple[str, str, str]]] = {
         "Success held out": ("held_out_success", "share of episodes", HELD_OUT_SUCCESS),
         "Groups that teach":
             ("mixed_groups", "share whose rewards differ", f"{TRAIN}by_group/frac_mixed"),
+        "Episodes that failed": ("failed", "share of episodes", FAILED),
     },
     "episodes": {
         "Turns": ("turns", "model calls an episode", f"{TRAIN}turns_per_episode"),
@@ -92,7 +94,8 @@ class Section:
 def sections(report: Report) -> dict[str, Section]:
     """The sections by their names in the template."""
     drawn = {name: _drawn(report, name) for name in PANELS}
-    return {**drawn, "time": _time(report, drawn["time"]), "tokens": _tokens(report)}
+    outcomes, time = _outcomes(report, drawn["outcomes"]), _time(report, drawn["time"])
+    return {**drawn, "outcomes": outcomes, "time": time, "tokens": _tokens(report)}
 
 
 def _drawn(report: Report, name: str) -> Section:
@@ -110,6 +113,19 @@ def _drawn(report: Report, name: str) -> Section:
             absent.append(title if title[:2].isupper() else title[0].lower() + title[1:])
     missing = f"Not recorded, so not shown: {'; '.join(absent)}." if absent else ""
     return Section(figures, missing=missing)
+
+
+def _outcomes(report: Report, drawn: Section) -> Section:
+    """Beside the figures, what failed in training, where anything did."""
+    if not any(run.failures.count or run.skipped for run in report.runs):
+        return drawn
+    commonest = [run.failures.commonest for run in report.runs]
+    rows = [
+        ("failed in training", [run.failures.summary() for run in report.runs]),
+        ("the commonest failure", [shortened(one.error) if one else "none" for one in commonest]),
+        ("batches skipped", [count(run.skipped) for run in report.runs]),
+    ]
+    return Section(drawn.figures, Table(rows), drawn.missing)
 
 
 def _time(report: Report, drawn: Section) -> Section:

@@ -10,9 +10,13 @@ In reading order:
     cookbook.py         the same as the Cookbook's ``Config``, and what else of it can be set
     engine_choice.py    the in-process engine or a service
     folder.py           what a run leaves behind, and who may work in it
+    steps.py            its metrics by step
     origin.py           versions, machine, revision: what its figures come from
     resuming.py         taking up a run wherever it was stopped
     warm_up.py          supervised steps before RL, and what they are on
+    failures.py         why episodes fail, and how it is said
+    tally.py            how the episodes of each batch ended; the end of a run that only fails
+    rollouts.py         how a run plays its groups: without the episodes that fail
     progress.py         what is shown meanwhile
     process.py          a run as a process of its own
     tracking.py         Weights & Biases and TensorBoard, where asked for

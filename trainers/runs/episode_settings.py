@@ -41,7 +41,8 @@ class EpisodeSettings:
     agent_timeout: float = size(600.0, "seconds an agent may take between calls", 0, or_more=False)
     on_agent_error: float | None = chz.field(
         default=None,
-        doc="reward of an episode whose agent raises or is too slow; None: the run stops",
+        doc="reward of an episode whose agent raises or is too slow; None: it gets none, and is "
+        "left out of the training",
     )
     on_truncation: Literal["deliver", "end"] = chz.field(
         default="deliver", doc="what becomes of a reply that is cut at its most tokens"

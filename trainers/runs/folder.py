@@ -3,6 +3,7 @@
     run.json               settings, command, engine, versions: what the run is
     config.json            the Cookbook's own configuration
     metrics.jsonl          a line a step, by the Cookbook
+    batches.jsonl          how the episodes of each batch ended
     checkpoints.jsonl      the Cookbook's list of checkpoints, to resume from
     checkpoints/           the checkpoints themselves (embedded engine)
     iteration_*/           rollouts of each step, by the Cookbook
@@ -35,16 +36,13 @@ from evert.bridge.errors import EvertError
 from evert.trainers.runs.settings import TrainSettings, differing, slug
 
 RUN, BEFORE, RESULT = "run.json", "before.json", "result.json"
-METRICS, CHECKPOINTS, LOGS = "metrics.jsonl", "checkpoints.jsonl", "logs.log"
-LOCK = ".lock"
+METRICS, BATCHES, CHECKPOINTS = "metrics.jsonl", "batches.jsonl", "checkpoints.jsonl"
+LOGS, LOCK = "logs.log", ".lock"
 STORE, WARM_UP = "checkpoints", "warm_up"
 PLOT, SAMPLES_MD, SAMPLES_JSONL = "learning_curve.png", "samples.md", "samples.jsonl"
 
 _DEBRIS = frozenset({LOCK, f".{RUN}.draft"})
 """What a run that was killed before it wrote its first file may leave."""
-
-TRAIN_REWARD = "env/all/reward/total"
-HELD_OUT_REWARD = "test/env/all/reward/total"
 
 
 class RunFolderError(EvertError, OSError):
@@ -105,7 +103,9 @@ class RunFolder:
         return read_json(self.path / name)
 
     def steps(self) -> list[dict[str, Any]]:
-        """The metrics of each step, in order; see ``read_steps``."""
+        """The metrics of each step, in order; see ``steps.read_steps``."""
+        from evert.trainers.runs.steps import read_steps
+
         return read_steps(self.path / METRICS)
 
     def steps_done(self) -> int:
@@ -202,7 +202,7 @@ def _say_how_to_go_on(error: BaseException, folder: RunFolder, command: str) -> 
         error.add_note(
             f"Interrupted after {steps}; they are saved in {folder.path}. To go on:\n  {command}"
         )
-    elif done:
+    else:
         error.add_note(f"To resume: {command}")
 
 
@@ -309,31 +309,6 @@ def keep_lines(path: Path, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
         write_whole(path, "".join(kept).encode())
 
 
-def read_steps(path: Path) -> list[dict[str, Any]]:
-    """The metrics of each training step in a ``metrics.jsonl``, in order.
-
-    Of a step that was done again the last row counts. Where steps overlap, the Cookbook writes
-    held-out scores in rows of their own: they join their step's, whose time they took no part of.
-    What belongs to no step is left out: since 0.6 it ends with the scores of the last weights and
-    with totals.
-    """
-    found: dict[int, dict[str, Any]] = {}
-    for row in read_jsonl(path):
-        if isinstance(step := row.get("step"), int):
-            held_out, there = _held_out(row), found.get(step, {})
-            found[step] = _held_out(there) | row if is_step(row) else there | held_out
-    return [found[step] for step in sorted(found) if is_step(found[step])]
-
-
-def _held_out(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if key.startswith("test/")}
-
-
-def is_step(row: Mapping[str, Any]) -> bool:
-    """Whether a training step wrote a row of ``metrics.jsonl``: it says how far training is."""
-    return "progress/done_frac" in row or "progress" in row  # of RL; of supervised training
-
-
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """The records of a JSONL file; unreadable lines are left out, a missing file has none."""
     return [record for _, record in _records(path) if record is not None]
@@ -343,8 +318,7 @@ def _records(path: Path) -> list[tuple[str, dict[str, Any] | None]]:
     """The lines of a JSONL file, each with its record; None for what is none."""
     if not path.is_file():
         return []
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return [(line, _parse(line)) for line in lines]
+    return [(line, _parse(line)) for line in path.read_text("utf-8", "replace").splitlines()]
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -22,14 +22,8 @@ from typing import Any, TypeAlias
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
-from evert.trainers.runs.folder import (
-    HELD_OUT_REWARD,
-    LOGS,
-    METRICS,
-    TRAIN_REWARD,
-    is_step,
-    read_jsonl,
-)
+from evert.trainers.runs.folder import LOGS, METRICS, read_jsonl
+from evert.trainers.runs.steps import FAILED, HELD_OUT_REWARD, TRAIN_REWARD, is_step
 
 POLL_SECONDS = 0.2
 LINES = 10
@@ -67,7 +61,9 @@ def display(console: Console, folder: Path, total: int, doing: str = "training")
         if not is_step(row):
             return
         step, named = row["step"] + 1, {"reward": TRAIN_REWARD, "held-out": HELD_OUT_REWARD}
-        scores = "  ".join(f"{n} {latest[key]:.2f}" for n, key in named.items() if key in latest)
+        parts = [f"{n} {latest[key]:.2f}" for n, key in named.items() if key in latest]
+        parts += [f"failed {latest[FAILED]:.0%}"] if latest.get(FAILED) else []
+        scores = "  ".join(parts)
         bar.update(task, completed=step, scores=scores)
         if not console.is_terminal and (step % every == 0 or step == total):
             line = f"{doing}: step {step}/{total}  {scores}  {time.monotonic() - began:.0f} s"

@@ -14,6 +14,7 @@ import chz
 from rich.console import Console
 
 from evert.trainers.runs.folder import (
+    BATCHES,
     CHECKPOINTS,
     METRICS,
     RUN,
@@ -102,12 +103,13 @@ def _check_engine(folder: RunFolder, about: dict[str, Any], engine: str) -> None
 def _cut_back(folder: RunFolder, steps: int, embedded: bool, console: Console) -> None:
     listed = folder.steps_done()
     broken = drop_broken_lines(folder.path / CHECKPOINTS) > 0
-    drop_broken_lines(folder.path / METRICS)
+    for name in (METRICS, BATCHES):
+        drop_broken_lines(folder.path / name)
     if embedded:
         _repair(folder.path)
         tidy(folder.path)
     done = folder.steps_done()
-    for name in (METRICS, TIMES) if done < steps else ():
+    for name in (METRICS, BATCHES, TIMES) if done < steps else ():
         keep_lines(folder.path / name, lambda row: int(row.get("step", -1)) < done)
     if broken or done < listed:
         start = f"resuming after step {done}" if done else "starting again from the first step"

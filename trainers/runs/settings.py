@@ -79,6 +79,9 @@ class TrainSettings(EpisodeSettings):
     num_substeps: int = size(1, "optimizer steps a training step")
     kl_penalty: float = size(0.0, "weight of the divergence from the weights RL starts from", 0)
     max_tokens: int = size(512, "most tokens of one reply")
+    failed_steps: int = size(
+        3, "stop after so many steps in a row in which nearly all episodes fail; 0: never", 0
+    )
     models: Mapping[str, Any] = by_path(
         "what answers the agent's calls to the model KEY, frozen: a base, a folder, "
         "runs/NAME, runs/NAME@STEP, tinker://..., openai:MODEL or https://HOST/v1#MODEL; how: "
@@ -148,6 +151,7 @@ BY_PATH = ("agent", "train_tasks", "test_tasks", "demonstrations")
 RESUMABLE = frozenset(
     {"wandb_project", "wandb_name", "tags", "tensorboard"}
     | {"log_path", "steps", "eval_every", "save_every", "samples", "engine", "base_url", "threads"}
+    | {"failed_steps"}
 )
 """Settings that a resumed run may change: they leave what was learned so far as it is."""
 

@@ -8,13 +8,17 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from evert.trainers.runs import folder as run_folder
+from evert.trainers.runs.failures import shortened
 from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.origin import origin
 from evert.trainers.runs.settings import TrainSettings
+from evert.trainers.runs.steps import TRAIN_REWARD
+from evert.trainers.runs.tally import read_batches
 
 if TYPE_CHECKING:
     from evert.trainers.evaluation.held_out import Evaluation
 
+MIXED_GROUPS = "env/all/by_group/frac_mixed"
 LABELS = {"greedy": "greedy", "temperature_1": "at temperature 1"}
 
 
@@ -40,6 +44,7 @@ def summarise(
     """
     _plot(settings, folder, done)
     _samples(settings, folder, done)
+    failed, skipped = read_batches(folder.path)
     result = {
         "name": settings.name,
         "model": settings.model_name,
@@ -50,6 +55,8 @@ def summarise(
             "before": done.before and asdict(done.before)["scores"],
             "after": done.after and asdict(done.after)["scores"],
         },
+        "failures": asdict(failed),
+        "skipped_batches": skipped,
         "seconds": {name: round(seconds, 2) for name, seconds in done.seconds.items()},
         **origin(),
         "folder": str(folder.path),
@@ -98,4 +105,27 @@ def _show(settings: TrainSettings, folder: RunFolder, done: Report, console: Con
     ]
     if done.after is not None:
         lines.append(f"samples: {folder.path / run_folder.SAMPLES_MD}")
+    lines += _lost(folder, done.steps)
     console.print("\n".join(lines), soft_wrap=True, markup=False)
+
+
+def _lost(folder: RunFolder, steps: int) -> list[str]:
+    """What of the run taught nothing, a line each: failures, skipped batches, equal rewards."""
+    failed, skipped = read_batches(folder.path)
+    rows = [row for row in folder.steps() if TRAIN_REWARD in row]
+    equal = sum(row.get(MIXED_GROUPS) == 0 for row in rows)
+    lines = []
+    if failed.found:
+        failure, times = failed.found[0]
+        lines.append(f"{failed.summary()}; the commonest, {times}x: {shortened(failure.error)}")
+    if skipped:
+        lines.append(f"{skipped} batches were skipped: nothing could be learned from them")
+    if len(rows) + skipped < steps:
+        lines.append(
+            f"{len(rows)} of {steps} steps were trained: too few groups were left for more"
+        )
+    if 2 * equal > steps:
+        lines.append(
+            f"in {equal} of {steps} steps all rewards of each group were the same: no gradient"
+        )
+    return lines

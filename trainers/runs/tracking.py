@@ -27,8 +27,9 @@ from rich.console import Console
 from tinker_cookbook.utils import ml_log
 
 from evert.bridge.errors import EvertError, MissingPackageError
-from evert.trainers.runs.folder import HELD_OUT_REWARD, RunFolder
+from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.settings import TrainSettings, slug
+from evert.trainers.runs.steps import HELD_OUT_REWARD
 
 if TYPE_CHECKING:
     import wandb

@@ -9,6 +9,7 @@
 """
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from evert.trainers.evaluation.episodes import (
     EpisodeError,
     EpisodeLog,
     Player,
+    failures,
     planned,
     play,
 )
@@ -155,7 +157,20 @@ async def test_an_agents_failure_is_an_episode_without_a_reward() -> None:
     (episode,) = await play(plan("a"), player(failing))
 
     assert (episode.reward, episode.success, episode.turns) == (None, False, 0)
-    assert "this does not work" in episode.error
+    assert (episode.error, episode.failure) == ("ValueError: this does not work", "agent_error")
+    assert "in failing" in episode.traceback
+    assert failures([episode, replace(episode, failure="")]).kinds == {"agent_error": 1}
+
+
+async def test_an_agent_that_calls_no_model_has_not_failed() -> None:
+    """Players without a model call none."""
+
+    async def agent(client: Any, task: str) -> float:
+        return 1.0
+
+    (episode,) = await play(plan("a"), player(agent))
+
+    assert (episode.reward, episode.failure, episode.metrics["no_llm_call"]) == (1.0, "", 1.0)
 
 
 async def test_a_strict_players_failure_is_raised() -> None:

@@ -3,7 +3,8 @@
 1. All tasks are played, greedily once and at temperature 1 as often as the run says.
 2. The run's seed decides the draws; the same weights score the same.
 3. The first greedy episodes are there to read.
-4. An agent that fails stops the run, unless failing has a reward.
+4. An episode that fails has no reward, or the one that failing has; all of it is told. Only where
+   the run is to fail fast does it stop the run.
 5. What is written down reads back; what was not written by us is refused in words.
 """
 
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tinker_cookbook.rl.rollout_strategy import FailFast
 from tinker_cookbook.rl.types import RLDataset
 
 from evert.bridge.base import BASE_MODEL
@@ -27,20 +29,26 @@ from evert.trainers.evaluation.held_out import (
     samples_markdown,
     score_weights,
 )
+from evert.trainers.runs.rollouts import LeaveOut
 
-CONFIG: Any = SimpleNamespace(base_url=None, model_name=BASE_MODEL, max_tokens=8)
+CONFIG: Any = SimpleNamespace(
+    base_url=None, model_name=BASE_MODEL, max_tokens=8, effective_rollout_strategy=FailFast
+)
+TOLERANT: Any = SimpleNamespace(**{**vars(CONFIG), "effective_rollout_strategy": LeaveOut})
 
 
 def tasks(agent: Any = identity_agent, seed: int = 0, **options: Any) -> AgentDataset:
     return AgentDataset(agent, [1000, 1001, 1002], batch_size=3, group_size=4, seed=seed, **options)
 
 
-async def score(dataset: RLDataset | None, samples: int = 2) -> Evaluation | None:
-    return await score_weights(CONFIG, dataset, samples=samples, base_model=BASE_MODEL)
+async def score(
+    dataset: RLDataset | None, samples: int = 2, config: Any = CONFIG
+) -> Evaluation | None:
+    return await score_weights(config, dataset, samples=samples, base_model=BASE_MODEL)
 
 
-async def found(dataset: AgentDataset, samples: int = 2) -> Evaluation:
-    evaluation = await score(dataset, samples)
+async def found(dataset: AgentDataset, samples: int = 2, config: Any = CONFIG) -> Evaluation:
+    evaluation = await score(dataset, samples, config)
     assert evaluation is not None
     return evaluation
 
@@ -100,7 +108,22 @@ def failing_agent(client: Any, task: int) -> float:
 
 
 @pytest.mark.usefixtures("engine")
-async def test_an_agent_that_fails_stops_the_run() -> None:
+async def test_an_episode_that_fails_has_no_reward_and_is_told() -> None:
+    evaluation = await found(tasks(failing_agent), config=TOLERANT)
+
+    greedy = evaluation.scores["greedy"]
+    assert (greedy.episodes, greedy.errors, greedy.reward) == (3, 1, 1.0)
+    failed = evaluation.failures
+    assert (failed.episodes, failed.kinds) == (15, {"agent_error": 5})
+    assert failed.commonest is not None
+    assert failed.commonest.error == "ValueError: no such number"
+    sample = evaluation.samples[1]
+    assert "Before: failed, ValueError: no such number" in samples_markdown("x", [sample], [sample])
+    assert read_evaluation(json.loads(json.dumps(asdict(evaluation)))) == evaluation
+
+
+@pytest.mark.usefixtures("engine")
+async def test_an_agent_that_fails_stops_a_run_that_is_to_fail_fast() -> None:
     with pytest.raises(AgentError, match="failing_agent"):
         await score(tasks(failing_agent))
 
@@ -110,6 +133,7 @@ async def test_unless_failing_has_a_reward() -> None:
     evaluation = await found(tasks(failing_agent, on_agent_error=-1.0))
 
     assert evaluation.scores["greedy"].reward == pytest.approx(1 / 3)
+    assert evaluation.failures.kinds == {"agent_error": 5}
 
 
 @pytest.mark.usefixtures("engine")

@@ -265,7 +265,8 @@ def test_columns_that_would_say_nothing_are_left_out() -> None:
     calls = shown([score([episode(metrics={"searches": 1})])])
     failed = shown([score([episode(success=False, reward=None, error="x")])])
 
-    assert not {"reward", "tool calls", "errors"} & set(plain.split())
+    assert not {"reward", "tool calls", "failed"} & set(plain.split())
     assert "tool calls" in calls
-    assert "errors" in failed
+    assert "failed" in failed
+    assert "1 (100%)" in failed
     assert "reward" in failed

@@ -41,7 +41,7 @@ from evert.trainers.reporting.run import (
 from evert.trainers.reporting.sections import PANELS
 from evert.trainers.reporting.tokens import Tokens, cost, count_tokens, spread
 from evert.trainers.reporting.transcripts import held_out_episodes, training_episodes
-from evert.trainers.runs.folder import HELD_OUT_REWARD, TRAIN_REWARD
+from evert.trainers.runs.steps import HELD_OUT_REWARD, TRAIN_REWARD
 
 MEGABYTE = 1_000_000
 HOSTILE = """\"'><script>document.title = "taken"</script><img src=x onerror="document.title=1">

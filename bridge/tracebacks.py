@@ -1,0 +1,46 @@
+"""The traceback of an agent's exception, as its author wants to see it: the agent's own frames."""
+
+import sysconfig
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import evert.bridge
+
+MOST_FRAMES = 12
+
+_EVERT = str(Path(evert.bridge.__path__[0]).resolve())
+"""Where frames are that start an agent and carry its calls."""
+_PACKAGES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
+_STANDARD = sysconfig.get_path("stdlib")
+
+
+def agent_traceback(error: BaseException) -> str:
+    """The exception with the frames of the agent's own code, in Python's form.
+
+    Frames of evert and of libraries are left out; of an agent that is a library's, those of the
+    standard library alone.
+
+    Returns:
+        Text without an end of line; "" where no frame is left, as of a command that cannot start.
+    """
+    found = [(frame, _home(frame.filename)) for frame in traceback.extract_tb(error.__traceback__)]
+    own = [frame for frame, home in found if home == ""]
+    own = own or [frame for frame, home in found if home == "packages"]
+    return _written(own, error) if own else ""
+
+
+def _home(file: str) -> str:
+    """Whose a file is: "evert", "packages", "standard", or "" for anybody else's."""
+    path = str(Path(file).resolve())
+    if path.startswith(_EVERT):
+        return "evert"
+    if path.startswith(_PACKAGES):
+        return "packages"
+    return "standard" if path.startswith(_STANDARD) or file.startswith("<frozen") else ""
+
+
+def _written(frames: Sequence[traceback.FrameSummary], error: BaseException) -> str:
+    lines = traceback.format_list(frames[-MOST_FRAMES:])
+    last = traceback.format_exception_only(error)
+    return "".join(["Traceback (most recent call last):\n", *lines, *last]).rstrip()

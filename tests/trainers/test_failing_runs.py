@@ -1,0 +1,395 @@
+"""Runs in which episodes fail, by the command, on the embedded engine.
+
+1. A batch that nothing can be learned from is skipped, counted and said; the run goes on from
+   there, and resumes.
+2. A run in which most episodes fail says so at its first step, with the reason and one traceback.
+3. After three such steps in a row it ends, and the folder can be gone on with.
+4. By default an episode that fails is left out; one that is scored stays in.
+5. It is the same in each of the Cookbook's modes, where that can skip a batch.
+"""
+
+import json
+import re
+import shlex
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evert.trainers import sweep, train
+from evert.trainers.engine.errors import SamplingRequestError
+from evert.trainers.engine.sampling_client import SamplingClient
+from evert.trainers.runs.folder import RESULT, RunFolder
+from evert.trainers.runs.steps import FAILED, SKIPPED, TRAIN_REWARD
+
+AGENTS = '''
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import openai
+from evert import ProcessAgent
+
+TASKS = list(range(4))
+TEST = [100, 101]
+
+
+async def call(client):
+    messages = [{"role": "user", "content": "Say e."}]
+    reply = await client.chat.completions.create(messages=messages)
+    return float("e" in (reply.choices[0].message.content or ""))
+
+
+def look_up(name):
+    raise LookupError(f"no table {name}\\nThe tables are: none.")
+
+
+async def raises(client, task):
+    await call(client)
+    look_up(task)
+
+
+async def raises_at_first(client, task):
+    """In the first step; Path("mended") makes it work."""
+    if not Path("mended").exists():
+        look_up(task)
+    return await call(client)
+
+
+async def some_raise(client, task):
+    reward = await call(client)
+    if task == 0:
+        look_up(task)
+    return reward
+
+
+async def one_hangs(client, task):
+    reward = await call(client)
+    if task == 3 and not Path("hung").exists():
+        Path("hung").touch()
+        await asyncio.sleep(3600)
+    return reward
+
+
+async def hangs(client, task):
+    await call(client)
+    await asyncio.sleep(3600)
+
+
+async def no_call(client, task):
+    return task / 4
+
+
+async def calls_from_the_second_batch_on(client, task):
+    with Path("episodes").open("a") as file:
+        file.write("x")
+    if len(Path("episodes").read_text()) <= 4:
+        return task / 4
+    return await call(client)
+
+
+async def no_reward(client, task):
+    await call(client)
+
+
+async def rambles(client, task):
+    messages = [{"role": "user", "content": "word " * 5000}]
+    await client.chat.completions.create(messages=messages)
+    return 1.0
+
+
+async def other_model(task):
+    client = openai.AsyncOpenAI(api_key="none", max_retries=0)
+    await client.chat.completions.create(
+        model="gpt-5.2", messages=[{"role": "user", "content": "Hi"}]
+    )
+    return 1.0
+
+
+command = ProcessAgent([sys.executable, "-c", "raise SystemExit('no such flag')"], reward="file")
+'''
+SMALL = [
+    "train_tasks=failing_agents:TASKS", "device=cpu", "batch_size=2", "group_size=2",
+    "max_tokens=8", "samples=1", "eval_every=0", "agent_timeout=2", "log_path=run",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "failing_agents.py").write_text(AGENTS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    monkeypatch.delitem(sys.modules, "failing_agents", raising=False)
+
+
+def run(agent: str, *arguments: str) -> int:
+    """The command, in this process; returns its exit status."""
+    return train.main([f"agent=failing_agents:{agent}", *SMALL, *arguments])
+
+
+def folder() -> RunFolder:
+    return RunFolder(Path("run"), resumed=True)
+
+
+def result() -> dict[str, Any]:
+    return folder().read_json(RESULT) or {}
+
+
+# -- 1. batches that teach nothing ----------------------------------------------------------------
+
+
+def test_a_run_whose_first_batch_calls_no_model_skips_it_and_trains_on_the_next(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("calls_from_the_second_batch_on", "steps=3") == 0
+
+    shown = capsys.readouterr().out
+    assert "step 1 is skipped: 4 of 4 episodes failed (4 episodes without a model call)" in shown
+    assert "training: step 1/3  failed 100%" in shown
+    assert "1 batches were skipped: nothing could be learned from them" in shown
+    steps = folder().steps()
+    assert [row["step"] for row in steps] == [0, 1, 2]
+    assert [row[SKIPPED] for row in steps] == [1.0, 0.0, 0.0]
+    assert [TRAIN_REWARD in row for row in steps] == [False, True, True]
+    assert (result()["steps"], result()["skipped_batches"]) == (3, 1)
+    assert folder().checkpoints()[-1]["batch"] == 3
+
+
+def test_a_run_in_which_every_batch_is_skipped_can_be_had_and_ends_with_its_files() -> None:
+    assert run("no_call", "steps=2", "failed_steps=0", "test_tasks=failing_agents:TEST") == 0
+
+    assert result()["skipped_batches"] == 2
+    assert result()["held_out"]["after"]["greedy"]["reward"] == 25.125  # what it returns
+    assert folder().plot.exists()
+    assert run("no_call", "steps=3", "failed_steps=0", "test_tasks=failing_agents:TEST") == 0
+    assert [row["step"] for row in folder().steps()] == [0, 1, 2]
+
+
+def test_a_skipped_batch_is_played_again_by_a_run_that_was_stopped_after_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("raises_at_first", "steps=3") == 1
+    (again,) = [
+        line for line in capsys.readouterr().err.splitlines() if line.startswith("To resume: ")
+    ]
+    Path("mended").touch()
+
+    assert train.main(shlex.split(again.partition("evert.trainers.train ")[2])) == 0
+
+    assert [row["step"] for row in folder().steps()] == [0, 1, 2]
+    assert [row[FAILED] for row in folder().steps()] == [0.0, 0.0, 0.0]
+    assert result()["failures"]["kinds"] == {}
+
+
+# -- 2. what is said ------------------------------------------------------------------------------
+
+TRACEBACK = """\
+  Traceback (most recent call last):
+    File "{home}/failing_agents.py", line N, in raises
+      look_up(task)
+    File "{home}/failing_agents.py", line N, in look_up
+      raise LookupError(f"no table {{name}}\\nThe tables are: none.")
+  LookupError: no table """
+
+
+@pytest.mark.parametrize("scored", [(), ("on_agent_error=-1.0",)])
+def test_the_first_step_says_how_many_fail_why_and_where(
+    scored: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("raises", "steps=1", *scored) == 1
+
+    shown = capsys.readouterr().out
+    assert ": 4 of 4 episodes failed (4 agent errors)\n" in shown
+    assert "the commonest, 4 times: LookupError: no table " in shown
+    assert "\n  The tables are: none.\n" in shown
+    assert TRACEBACK.format(home=Path.cwd()) in re.sub(r"line \d+", "line N", shown)
+    assert "Mend the agent." in shown
+    assert shown.count("Traceback") == 1
+
+
+@pytest.mark.parametrize(
+    ("agent", "kind", "says"),
+    [
+        ("no_call", "4 episodes without a model call", "No model call came here."),
+        ("no_reward", "4 episodes without a reward", "never called client.reward"),
+        ("hangs", "4 timeouts", "neither called the model nor ended within agent_timeout=2"),
+        ("rambles", "4 context overflows", "prompt is too long"),
+        ("command", "4 ", "no such flag"),
+    ],
+)
+def test_each_kind_of_failure_is_told_from_the_others(
+    agent: str, kind: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(agent, "steps=1") == 1
+
+    shown = capsys.readouterr().out
+    assert f"step 1 is skipped: 4 of 4 episodes failed ({kind}" in shown or (
+        f"step 1: 4 of 4 episodes failed ({kind}" in shown
+    )
+    assert says in shown
+
+
+def test_a_model_of_another_name_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("other_model", "steps=1", "test_tasks=failing_agents:TEST") == 1
+
+    shown = capsys.readouterr().out
+    assert "held-out tasks, untrained: 4 of 4 episodes failed (4 wrong model names)" in shown
+    assert "4 of 4 episodes failed (4 wrong model names)" in shown
+    assert "The agent asked for 'gpt-5.2'; the policy is called " in shown
+    assert "policy_names=" in shown
+
+
+def test_what_fails_before_the_training_is_said_before_it_and_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("raises", "steps=1", "test_tasks=failing_agents:TEST") == 1
+
+    shown = capsys.readouterr().out
+    assert "held-out tasks, untrained: 4 of 4 episodes failed (4 agent errors)" in shown
+    assert "step 1 is skipped: 4 of 4 episodes failed (4 agent errors) as before" in shown
+    assert shown.count("Traceback") == 1
+
+
+def test_where_few_fail_the_step_is_silent_and_the_end_says_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("some_raise", "steps=2") == 0
+
+    shown = capsys.readouterr().out
+    assert "Traceback" not in shown
+    assert (
+        "2 of 8 episodes failed (2 agent errors); the commonest, 2x: LookupError: no table 0"
+        in (shown)
+    )
+    assert "failed 50%" in shown
+    ((failure, times),) = result()["failures"]["found"]
+    assert (failure["kind"], times) == ("agent_error", 2)
+    assert failure["traceback"].startswith("Traceback")
+
+
+# -- 3. the end -----------------------------------------------------------------------------------
+
+
+def test_after_three_steps_of_failures_the_run_ends_and_says_what_to_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("raises", "steps=9") == 1
+
+    said = capsys.readouterr().err
+    assert (
+        "error: In 3 steps in a row nearly all episodes failed: 12 of 12 episodes failed "
+        "(12 agent errors). The commonest: LookupError: no table "
+    ) in said
+    assert "Mend the agent." in said
+    assert "on_agent_error= takes the worst reward there is" in said
+    assert "failed_steps=0 goes on whatever fails" in said
+    assert "To resume: " in said
+    assert "Traceback" not in said
+    lines = Path("run/batches.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2]
+
+
+def test_failed_steps_says_after_how_many() -> None:
+    assert run("raises", "steps=9", "failed_steps=2") == 1
+    assert len(Path("run/batches.jsonl").read_text().splitlines()) == 2
+    assert run("raises", "steps=5", "failed_steps=0") == 0  # a resumed run may change it
+
+
+def test_a_strategy_that_retries_does_not_hide_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("raises", "steps=9", "cookbook.rollout_error_tolerance=True") == 1
+    assert "In 3 steps in a row nearly all episodes failed" in capsys.readouterr().err
+
+
+def test_a_sweep_has_the_reason_in_the_runs_row() -> None:
+    out = ["learning_rate=1e-4,1e-3", "objective=env/all/reward/total", "parallel=2", "out=s"]
+    arguments = [argument for argument in SMALL if not argument.startswith("log_path")]
+    assert sweep.main(["agent=failing_agents:raises", *arguments, "steps=2", *out]) == 1
+
+    runs = json.loads(Path("s/results.json").read_text())["runs"]
+    assert [row["status"] for row in runs] == ["failed", "failed"]
+    assert all("LookupError: no table" in row["error"] for row in runs)
+
+
+# -- 4. left out, or scored -----------------------------------------------------------------------
+
+
+def test_by_default_an_agent_that_hangs_costs_its_episode_alone() -> None:
+    assert run("one_hangs", "steps=2") == 0
+
+    whole = result()["failures"]
+    assert (whole["episodes"], whole["kinds"]) == (8, {"agent_timeout": 1})
+    assert sum(row["env/all/total_episodes"] for row in folder().steps()) == 7
+
+
+def test_scored_it_stays_in_under_the_cookbooks_fail_fast_too() -> None:
+    scored = ["on_agent_error=-1.0", "cookbook.rollout_error_tolerance=False"]
+    assert run("one_hangs", "steps=2", *scored) == 0
+
+    assert result()["failures"]["kinds"] == {"agent_timeout": 1}
+    assert sum(row["env/all/total_episodes"] for row in folder().steps()) == 8
+
+
+def test_fail_fast_is_there_for_the_asking(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("some_raise", "steps=2", "cookbook.rollout_error_tolerance=False") == 1
+
+    said = capsys.readouterr().err
+    assert 'failing_agents.py", line ' in said
+    assert "some_raise raised LookupError after 1 model calls: no table 0" in said
+
+
+def test_what_is_no_failure_of_the_agent_still_stops_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def broken(self: Any, *arguments: Any, **options: Any) -> Any:
+        raise SamplingRequestError("the sampler is on fire")
+
+    monkeypatch.setattr(SamplingClient, "sample_async", broken)
+
+    assert run("some_raise", "steps=2") == 1
+    assert "error: the sampler is on fire" in capsys.readouterr().err
+
+
+# -- 5. the Cookbook's modes ----------------------------------------------------------------------
+
+STREAM = [
+    "cookbook.stream_minibatch_config.groups_per_batch=2",
+    "cookbook.stream_minibatch_config.num_minibatches=1",
+]
+ASYNC = [
+    "cookbook.async_config.groups_per_batch=2",
+    "cookbook.async_config.max_steps_off_policy=1",
+    *(["cookbook.async_config.loss_fn=ppo"] if version("tinker-cookbook") >= "0.6" else []),
+]
+
+
+@pytest.mark.parametrize("mode", [STREAM, ASYNC], ids=["stream", "async"])
+def test_failures_are_left_out_and_counted_in_every_mode(mode: list[str]) -> None:
+    assert run("some_raise", "steps=2", *mode) == 0
+
+    assert result()["failures"]["kinds"] == {"agent_error": 2}
+
+
+def test_side_by_side_batches_without_a_call_are_skipped_and_the_end_says_how_many_steps_were_done(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("calls_from_the_second_batch_on", "steps=3", *ASYNC) == 0
+    shown = capsys.readouterr().out
+    assert "1 batches were skipped" in shown
+    assert "of 3 steps were trained" in shown or len(folder().steps()) == 2
+
+
+@pytest.mark.parametrize("mode", [STREAM, ASYNC], ids=["stream", "async"])
+def test_nothing_but_failures_ends_every_mode(
+    mode: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("raises", "steps=4", *mode) == 1
+    said = capsys.readouterr().err
+    if mode is STREAM and version("tinker-cookbook") < "0.6":
+        assert "error: Nothing could be learned from a whole batch" in said
+        assert "Train without stream_minibatch_config, or install tinker-cookbook 0.6" in said
+    else:
+        assert "steps in a row nearly all episodes failed" in said

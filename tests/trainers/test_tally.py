@@ -1,0 +1,451 @@
+"""How failures are told, counted and said, and how a run's groups are played.
+
+1. An exception, or a trajectory, is a failure of one of the kinds, with the agent's own words.
+2. Failures that are alike are counted together; sets of them add up.
+3. ``LeaveOut`` goes on without the episodes that failed, and lets every other error through.
+4. A tally writes a line a batch, says each reason once, and counts steps in a row.
+5. What other strategies give up is counted, too.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tinker_cookbook.exceptions import AllTrajectoriesFailedError
+from tinker_cookbook.rl.rollout_limits import RolloutLimits
+from tinker_cookbook.rl.rollout_strategy import FailFast, MinViableGroup, RetryOnFailure
+from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
+from tinker_cookbook.rl.types import Trajectory
+from tinker_cookbook.utils.ml_log import dump_config
+
+from evert.bridge.env import ChatAgentEnv
+from evert.bridge.errors import AgentError, EnvStateError, InvalidAgentError
+from evert.bridge.faces.client import AgentClient
+from evert.bridge.group import Batch, ChatAgentGroupBuilder
+from evert.bridge.scripted import ScriptedPolicy
+from evert.trainers.runs.failures import (
+    KINDS,
+    MOST_ALIKE,
+    MOST_LINES,
+    Failure,
+    Failures,
+    failure_in,
+    failure_of,
+    shortened,
+    together,
+)
+from evert.trainers.runs.folder import BATCHES, RunFolder
+from evert.trainers.runs.rollouts import Counted, GroupFailedError, LeaveOut
+from evert.trainers.runs.steps import FAILED, SKIPPED
+from evert.trainers.runs.tally import EpisodesFailedError, Tally, read_batches
+
+POLICY = ScriptedPolicy(lambda prompt: "Yes.")
+
+
+async def call(client: AgentClient, text: str = "Hi", **options: Any) -> str:
+    messages: list[Any] = [{"role": "user", "content": text}]
+    reply = await client.chat.completions.create(messages=messages, **options)
+    return reply.choices[0].message.content or ""
+
+
+async def raises(client: AgentClient) -> float:
+    await call(client)
+    raise LookupError("no such table")
+
+
+async def exits(client: AgentClient) -> float:
+    raise SystemExit(2)
+
+
+async def hangs(client: AgentClient) -> float:
+    await call(client)
+    await asyncio.sleep(3600)
+    return 0.0
+
+
+async def no_reward(client: AgentClient) -> None:
+    await call(client)
+
+
+async def works(client: AgentClient) -> float:
+    await call(client)
+    return 1.0
+
+
+async def no_call(client: AgentClient) -> float:
+    return 0.0
+
+
+async def rambles(client: AgentClient) -> float:
+    await call(client)
+    await call(client, "word " * 1000)
+    return 1.0
+
+
+# -- 1. one failure -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("agent", "kind", "error"),
+    [
+        (raises, "agent_error", "LookupError: no such table"),
+        (exits, "agent_error", "SystemExit: 2"),
+        (hangs, "agent_timeout", "hangs"),
+        (no_reward, "no_reward", "RewardError: "),
+    ],
+)
+async def test_an_exception_out_of_a_rollout_is_a_failure(
+    agent: Callable[..., Any], kind: str, error: str
+) -> None:
+    env = ChatAgentEnv(agent, agent_timeout=0.2)
+    with pytest.raises(Exception, match=r".") as raised:
+        await do_single_rollout(POLICY, env)
+
+    found = failure_of(raised.value)
+
+    assert found is not None
+    assert found.kind == kind
+    assert error in found.error
+    assert (f"in {agent.__name__}" in found.traceback) == (kind == "agent_error")
+
+
+@pytest.mark.parametrize("error", [EnvStateError("?"), ValueError("?"), InvalidAgentError("?")])
+def test_what_is_not_the_agents_is_none(error: Exception) -> None:
+    assert failure_of(error) is None
+
+
+async def trajectory_of(agent: Callable[..., Any], **options: Any) -> Trajectory:
+    return await do_single_rollout(POLICY, ChatAgentEnv(agent, **options))
+
+
+@pytest.mark.parametrize(
+    ("agent", "kind", "error"),
+    [
+        (raises, "agent_error", "LookupError: no such table"),
+        (hangs, "agent_timeout", "neither called the model nor ended"),
+        (no_call, "no_llm_call", "No model call came here."),
+        (rambles, "context_overflow", "prompt is too long"),
+    ],
+)
+async def test_a_trajectory_tells_of_failures_that_were_scored(
+    agent: Callable[..., Any], kind: str, error: str
+) -> None:
+    limits = RolloutLimits(max_trajectory_tokens=100)
+    played = await trajectory_of(agent, on_agent_error=-1.0, agent_timeout=0.2, limits=limits)
+
+    found = failure_in(played)
+
+    assert found is not None
+    assert found.kind == kind
+    assert error in found.error
+    assert ("in raises" in found.traceback) == (agent is raises)
+
+
+async def test_a_trajectory_that_ended_well_tells_of_none() -> None:
+    assert failure_in(await trajectory_of(works)) is None
+
+
+async def test_a_model_of_another_name_is_a_kind_of_its_own() -> None:
+    async def asks_for_another(client: AgentClient) -> float:
+        await call(client, model="gpt-5.2")
+        return 1.0
+
+    models: Any = {"judge": POLICY}
+    played = await trajectory_of(asks_for_another, on_agent_error=-1.0, models=models)
+
+    found = failure_in(played)
+
+    assert found is not None
+    assert found.kind == "wrong_model_name"
+    assert "The agent asked for 'gpt-5.2'; the policy is called 'policy'." in found.error
+
+
+# -- 2. several -----------------------------------------------------------------------------------
+
+TABLE = Failure("agent_error", "LookupError: no table 1", "Traceback: ...")
+OTHER_TABLE = Failure("agent_error", "LookupError: no table 2")
+VALUE = Failure("agent_error", "ValueError: no")
+SLOW = Failure("agent_timeout", "too slow")
+
+
+def test_those_that_are_alike_are_counted_together() -> None:
+    found = Failures.of(8, [(VALUE, 1), (TABLE, 1), (OTHER_TABLE, 1), (SLOW, 1)])
+
+    assert found.kinds == {"agent_error": 3, "agent_timeout": 1}
+    assert found.commonest == TABLE
+    assert (found.count, found.share) == (4, 0.5)
+    assert found.summary() == "4 of 8 episodes failed (3 agent errors, 1 timeout)"
+    assert found.said() == (
+        "4 of 8 episodes failed (3 agent errors, 1 timeout)\n"
+        "the commonest, 2 times: LookupError: no table 1\n"
+        "  Traceback: ...\n"
+        "Mend the agent."
+    )
+
+
+def test_where_nothing_failed_there_is_nothing_to_say() -> None:
+    nothing = Failures.of(4, [])
+    assert (nothing.share, nothing.commonest, nothing.advice()) == (0.0, None, "")
+    assert nothing.said() == "0 of 4 episodes failed"
+    assert Failures.of(0, []).share == 0.0
+
+
+def test_a_few_of_many_are_kept_and_all_are_counted() -> None:
+    found = Failures.of(99, [(Failure("agent_error", f"Error{n}: x"), 1) for n in range(20)])
+    assert len(found.found) == MOST_ALIKE
+    assert found.count == 20
+    assert together([found, found]).count == 40
+
+
+def test_sets_add_up_and_read_back() -> None:
+    one, other = Failures.of(4, [(SLOW, 1), (VALUE, 2)]), Failures.of(4, [(SLOW, 3)])
+
+    whole = together([one, other])
+
+    assert (whole.episodes, whole.kinds) == (8, {"agent_timeout": 4, "agent_error": 2})
+    assert whole.found[0] == (SLOW, 4)
+    assert Failures.read(json.loads(json.dumps(asdict(whole)))) == whole
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_has_words_for_one_and_for_many_and_says_what_to_do(kind: str) -> None:
+    one, two = Failures.of(1, [(Failure(kind, "x"), 1)]), Failures.of(2, [(Failure(kind, "x"), 2)])
+    assert f"(1 {KINDS[kind][0]})" in one.summary()
+    assert f"(2 {KINDS[kind][0]})" not in two.summary()  # but a plural
+    assert two.advice().endswith(".")
+
+
+def test_a_long_message_is_cut() -> None:
+    assert shortened("one line") == "one line"
+    assert len(shortened("line\n" * 50).splitlines()) == MOST_LINES + 1
+
+
+# -- 3. playing -----------------------------------------------------------------------------------
+
+
+def builder(agent: Any, group_size: int = 3, **options: Any) -> ChatAgentGroupBuilder:
+    made = ChatAgentGroupBuilder(agent, group_size=group_size, **options)
+    made.batch = Batch(index=0, groups=1)
+    return made
+
+
+def failing_once() -> Callable[..., Any]:
+    """An agent whose first episode fails."""
+    order = iter(range(100))
+
+    async def agent(client: AgentClient) -> float:
+        number = next(order)
+        await call(client)
+        if number == 0:
+            raise LookupError("no such table")
+        return float(number)
+
+    return agent
+
+
+async def test_an_episode_that_fails_is_left_out_of_its_group() -> None:
+    group = await do_group_rollout(builder(failing_once()), POLICY, LeaveOut())
+
+    assert sorted(group.get_total_rewards()) == [1.0, 2.0]
+    (error,) = group.rollout_errors
+    assert error.error_type == "AgentError.LookupError"
+    assert not LeaveOut().catches_group_errors
+
+
+async def test_a_group_in_which_all_fail_is_dropped_with_the_reason() -> None:
+    with pytest.raises(GroupFailedError, match="All 3 episodes of a group failed: .*no such table"):
+        await do_group_rollout(builder(raises), POLICY, LeaveOut())
+
+
+async def test_what_is_no_failure_of_the_agent_comes_through() -> None:
+    class Broken(ScriptedPolicy):
+        async def __call__(self, *arguments: Any, **options: Any) -> Any:
+            raise RuntimeError("no sampler")
+
+    with pytest.raises(RuntimeError, match="no sampler"):
+        await do_group_rollout(builder(works), Broken([]), LeaveOut())
+
+
+# -- 4. the tally ---------------------------------------------------------------------------------
+
+
+class Told:
+    """A tally with what it said."""
+
+    def __init__(self, path: Path, start: int = 0, steps: int = 9, failed_steps: int = 3) -> None:
+        self.said: list[str] = []
+        folder = RunFolder(path, resumed=False)
+        self.tally = Tally(folder, self.said.append, start, steps, failed_steps)
+        self.path = path
+
+    def batch(self, failures: Sequence[Failure], trajectories: Sequence[Trajectory] = ()) -> None:
+        """A batch of one group."""
+        self.tally.take(Batch(index=0, groups=1), trajectories, failures)
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.path / BATCHES).read_text().splitlines()]
+
+
+async def test_a_batch_is_written_down_when_its_last_group_is_played(tmp_path: Path) -> None:
+    told, good = Told(tmp_path, start=5), await trajectory_of(works)
+
+    told.tally.take(Batch(index=7, groups=2), [good, good], [TABLE])
+    assert not (tmp_path / BATCHES).exists()
+    told.tally.take(Batch(index=7, groups=2), [good], [])
+
+    (record,) = told.records
+    assert (record["step"], record["episodes"], record["kinds"]) == (5, 4, {"agent_error": 1})
+    row = {FAILED: 0.25, SKIPPED: 0.0, f"{FAILED}/agent_error": 0.25}
+    assert record["metrics"] == row
+    assert told.tally.row(5) == row
+    assert told.tally.row(6) == {}
+    assert told.said == []
+    assert read_batches(tmp_path)[0].kinds == {"agent_error": 1}
+
+
+async def test_an_overflow_that_can_be_learned_from_is_said_and_is_no_reason_to_end(
+    tmp_path: Path,
+) -> None:
+    limits = RolloutLimits(max_trajectory_tokens=100)
+    told, grown = Told(tmp_path), await trajectory_of(rambles, limits=limits)
+
+    for _ in range(5):
+        told.batch([], [grown])
+
+    assert len(told.said) == 1
+    assert told.said[0].startswith("step 1: 1 of 1 episodes failed (1 context overflow)")
+    assert told.records[0]["metrics"] == {
+        FAILED: 0.0, SKIPPED: 0.0, f"{FAILED}/context_overflow": 1.0,
+    }  # fmt: skip
+
+
+def test_a_reason_is_explained_once_and_another_one_again(tmp_path: Path) -> None:
+    told = Told(tmp_path, failed_steps=0)
+
+    told.tally.tell("held-out tasks", Failures.of(1, [(TABLE, 1)]))
+    for failure in (TABLE, OTHER_TABLE, SLOW, SLOW, TABLE):
+        told.batch([failure])
+
+    assert [text.partition(":")[0] for text in told.said] == [
+        "held-out tasks",
+        "step 1 is skipped",
+        "step 3 is skipped",
+    ]
+    assert told.said[1].endswith("(1 agent error) as before")
+    assert told.said[2].endswith("Find what the agent waits for, or raise agent_timeout.")
+
+
+async def test_a_batch_of_masked_replies_is_skipped_though_none_failed(tmp_path: Path) -> None:
+    told, played = Told(tmp_path), await trajectory_of(works)
+    played.transitions[-1].metrics["parse_error_masked"] = 1.0
+
+    told.batch([], [played])
+
+    assert told.said == ["step 1 is skipped: no reply in it can be learned from"]
+    assert told.tally.has_skipped
+    assert read_batches(tmp_path)[1] == 1
+
+
+async def test_only_steps_in_a_row_end_a_run(tmp_path: Path) -> None:
+    told, good = Told(tmp_path), await trajectory_of(works)
+
+    for batch in ([TABLE], [TABLE], [], [TABLE], [TABLE]):
+        told.batch(batch, [] if batch else [good])
+    assert not told.tally.is_over
+
+    with pytest.raises(EpisodesFailedError, match="In 3 steps in a row nearly all episodes failed"):
+        told.batch([TABLE])
+    assert told.tally.is_over
+
+
+@pytest.mark.parametrize(
+    ("good", "ends"),
+    [(1, True), (2, False)],
+    ids=["19 of 20", "18 of 20"],
+)
+async def test_nearly_all_is_nineteen_of_twenty(tmp_path: Path, good: int, ends: bool) -> None:
+    told, played = Told(tmp_path, failed_steps=1), await trajectory_of(works)
+    try:
+        told.batch([TABLE] * (20 - good), [played] * good)
+    except EpisodesFailedError:
+        assert ends
+    assert told.tally.is_over is ends
+
+
+def test_a_run_of_fewer_steps_ends_after_them(tmp_path: Path) -> None:
+    told = Told(tmp_path, start=8, steps=9)
+    with pytest.raises(EpisodesFailedError, match="In the only step there was nearly all"):
+        told.batch([TABLE])
+
+
+# -- 5. other strategies --------------------------------------------------------------------------
+
+
+async def test_every_group_of_a_training_batch_is_counted_and_no_other(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    strategy = Counted(LeaveOut(), told.tally)
+
+    await do_group_rollout(builder(failing_once()), POLICY, strategy)
+    await do_group_rollout(ChatAgentGroupBuilder(works), POLICY, strategy)
+
+    (record,) = told.records
+    assert (record["episodes"], record["kinds"]) == (3, {"agent_error": 1})
+    ((failure, _),) = record["found"]
+    assert "in agent" in failure["traceback"]
+
+
+async def test_retries_are_counted_by_what_the_cookbook_keeps_of_them(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    strategy = Counted(RetryOnFailure(max_retries=1), told.tally)
+
+    await do_group_rollout(builder(failing_once()), POLICY, strategy)
+
+    (record,) = told.records
+    assert (record["episodes"], record["kinds"]) == (4, {"agent_error": 1})
+    assert record["found"][0][0]["error"].startswith("AgentError.LookupError: The agent ")
+    assert strategy.catches_group_errors
+
+
+@pytest.mark.parametrize(
+    ("inner", "error"),
+    [
+        (RetryOnFailure(max_retries=0), AgentError),
+        (MinViableGroup(max_retries=0), AllTrajectoriesFailedError),
+        (LeaveOut(), GroupFailedError),
+    ],
+)
+async def test_a_group_that_is_given_up_is_counted_as_failed(
+    tmp_path: Path, inner: Any, error: type[Exception]
+) -> None:
+    told = Told(tmp_path)
+
+    with pytest.raises(error):
+        await do_group_rollout(builder(raises), POLICY, Counted(inner, told.tally))
+
+    assert told.records[0]["metrics"][FAILED] == 1.0
+
+
+async def test_where_the_first_failure_ends_the_run_nothing_is_counted(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    with pytest.raises(AgentError):
+        await do_group_rollout(builder(raises), POLICY, Counted(FailFast(), told.tally))
+    assert not (tmp_path / BATCHES).exists()
+
+
+async def test_a_run_that_is_over_ends_under_a_strategy_that_catches_errors(tmp_path: Path) -> None:
+    told = Told(tmp_path, failed_steps=1)
+    strategy = Counted(RetryOnFailure(max_retries=0), told.tally)
+
+    with pytest.raises(EpisodesFailedError):
+        await do_group_rollout(builder(raises), POLICY, strategy)
+    assert not strategy.catches_group_errors
+
+
+def test_what_the_cookbook_writes_down_of_it_is_the_strategy(tmp_path: Path) -> None:
+    strategy = Counted(RetryOnFailure(max_retries=2), Told(tmp_path).tally)
+    assert dump_config(strategy) == {"inner": {"max_retries": 2, "per_rollout_timeout": 0}}

@@ -1,0 +1,185 @@
+"""Why episodes fail: what an exception or a trajectory tells, and how it is said.
+
+    Failure        what went wrong in one episode, and of which of the ``KINDS`` it is
+    failure_of     from the exception that ended a rollout
+    failure_in     from a trajectory: an error that was scored, no call, too small a context
+    Failures       those of some episodes: how many of each kind, the commonest, in words
+
+Training, evaluation and the report count and say failures by these alone.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tinker_cookbook.rl.types import Trajectory
+
+from evert.bridge.endings import AGENT_ERROR, AGENT_TIMEOUT, AGENT_TRACEBACK, NO_CALL
+from evert.bridge.errors import AgentError, AgentTimeoutError, RewardError
+from evert.bridge.tracebacks import agent_traceback
+
+OVERFLOW, NO_REWARD, WRONG_NAME = "context_overflow", "no_reward", "wrong_model_name"
+KINDS = {
+    AGENT_ERROR: ("agent error", "Mend the agent."),
+    AGENT_TIMEOUT: ("timeout", "Find what the agent waits for, or raise agent_timeout."),
+    WRONG_NAME: (
+        "wrong model name",
+        "Have the agent ask for that name, or give the policy the agent's: policy_names=.",
+    ),
+    NO_REWARD: ("episode without a reward", "Have the agent return a number."),
+    NO_CALL: (
+        "episode without a model call",
+        "Have the agent call the model through its client, or by the policy's name.",
+    ),
+    OVERFLOW: (
+        "context overflow",
+        "Have the agent send shorter prompts, or take a model with a longer context.",
+    ),
+}
+"""Kind of a failure -> what one is called, and what to do about it."""
+MOST_LINES = 8
+"""Of an error's message that are shown."""
+MOST_ALIKE = 5
+"""Failures that are kept of a set of episodes, one of each that are alike."""
+_STRANGER = "; the policy is called "
+"""In the text of a failure whose agent asked for a model that is not there (``Routes.hint``)."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong in an episode."""
+
+    kind: str
+    """One of ``KINDS``."""
+    error: str
+    """Class and message."""
+    traceback: str = ""
+    """The agent's own frames; "" where there are none."""
+
+    @property
+    def alike(self) -> tuple[str, str]:
+        """What it has in common with others that are the same but for numbers and names."""
+        return self.kind, self.error.partition(":")[0]
+
+
+def failure_of(error: BaseException) -> Failure | None:
+    """The failure that an exception out of a rollout is; None: it is none of the agent's."""
+    if isinstance(error, AgentTimeoutError):
+        return Failure(AGENT_TIMEOUT, str(error))
+    if isinstance(error, RewardError):
+        return Failure(NO_REWARD, f"{RewardError.__name__}: {error}")
+    if not isinstance(error, AgentError):
+        return None
+    text = str(error).partition(" model calls: ")[2] or str(error)
+    traceback = agent_traceback(error.__cause__) if error.__cause__ is not None else ""
+    return Failure(_kind_of(text), f"{error.cause_name}: {text}", traceback)
+
+
+def failure_in(trajectory: Trajectory) -> Failure | None:
+    """What went wrong in an episode that has a trajectory; None: nothing."""
+    last = trajectory.transitions[-1]
+    if error := str(last.logs.get(AGENT_ERROR, "")):
+        timeout = f"stop/{AGENT_TIMEOUT}" in last.metrics
+        kind = AGENT_TIMEOUT if timeout else _kind_of(error)
+        return Failure(kind, error, str(last.logs.get(AGENT_TRACEBACK, "")))
+    if OVERFLOW in last.logs:
+        return Failure(OVERFLOW, str(last.logs[OVERFLOW]))
+    if NO_CALL in last.metrics:
+        text = str(last.logs.get(NO_CALL, ""))
+        return Failure(WRONG_NAME if _STRANGER in text else NO_CALL, text)
+    return None
+
+
+def _kind_of(text: str) -> str:
+    return WRONG_NAME if _STRANGER in text else AGENT_ERROR
+
+
+@dataclass(frozen=True)
+class Failures:
+    """The failures of some episodes.
+
+    Attributes:
+        episodes: How many episodes there were.
+        kinds: Failures by kind, the most frequent first.
+        found: One of each that are alike, and how often there is one like it; the most frequent
+            first, ``MOST_ALIKE`` at most.
+    """
+
+    episodes: int
+    kinds: Mapping[str, int]
+    found: Sequence[tuple[Failure, int]] = ()
+
+    @classmethod
+    def of(cls, episodes: int, found: Iterable[tuple[Failure, int]]) -> "Failures":
+        """Those of ``episodes`` episodes: failures, each with how often there is one like it."""
+        first: dict[tuple[str, str], Failure] = {}
+        kinds, times = Counter[str](), Counter[tuple[str, str]]()
+        for failure, count in found:
+            kinds[failure.kind] += count
+            times[failure.alike] += count
+            first.setdefault(failure.alike, failure)
+        often = [(first[alike], count) for alike, count in times.most_common(MOST_ALIKE)]
+        return cls(episodes, dict(kinds.most_common()), often)
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any]) -> "Failures":
+        """What ``asdict`` made of it."""
+        found = [(Failure(**failure), int(count)) for failure, count in record["found"]]
+        return cls(int(record["episodes"]), dict(record["kinds"]), found)
+
+    @property
+    def count(self) -> int:
+        """How many episodes failed."""
+        return sum(self.kinds.values())
+
+    @property
+    def share(self) -> float:
+        """The part of all episodes that failed; 0 where there were none."""
+        return self.count / self.episodes if self.episodes else 0.0
+
+    @property
+    def commonest(self) -> Failure | None:
+        """One of those that are met most often; None: nothing failed."""
+        return self.found[0][0] if self.found else None
+
+    def summary(self) -> str:
+        """One line: how many failed, and of which kinds."""
+        kinds = ", ".join(f"{count} {_plural(kind, count)}" for kind, count in self.kinds.items())
+        return f"{self.count} of {self.episodes} episodes failed" + f" ({kinds})" * bool(kinds)
+
+    def said(self) -> str:
+        """The summary, the commonest failure with its traceback, and what to do about it."""
+        if not self.found:
+            return self.summary()
+        failure, times = self.found[0]
+        often = f"the commonest, {times} times" if times > 1 else "one of them"
+        lines = [self.summary(), f"{often}: {shortened(failure.error)}"]
+        lines += [f"  {line}" for line in failure.traceback.splitlines()]
+        return "\n".join([*lines, self.advice()])
+
+    def advice(self) -> str:
+        """What to do about the commonest; "" where nothing failed."""
+        return KINDS[self.found[0][0].kind][1] if self.found else ""
+
+
+def together(several: Iterable[Failures]) -> Failures:
+    """The failures of several sets of episodes, as one."""
+    sets = list(several)
+    found = [each for failures in sets for each in failures.found]
+    whole = Failures.of(sum(failures.episodes for failures in sets), found)
+    kinds = sum((Counter(failures.kinds) for failures in sets), Counter())
+    return replace(whole, kinds=dict(kinds.most_common()))
+
+
+def shortened(text: str) -> str:
+    """The first lines of an error's message."""
+    lines = text.strip().splitlines()
+    return "\n  ".join([*lines[:MOST_LINES], *["..."] * (len(lines) > MOST_LINES)])
+
+
+def _plural(kind: str, count: int) -> str:
+    name = KINDS[kind][0]
+    if count == 1:
+        return name
+    return name.replace("episode ", "episodes ") if name.startswith("episode ") else f"{name}s"

@@ -1,0 +1,142 @@
+"""How a run plays its groups: episodes that fail are left out, and every batch is counted.
+
+The Cookbook asks a ``RolloutStrategy`` to play each group, which is where episodes fail:
+
+    LeaveOut    goes on without the episodes whose agent failed; what a run does by default
+    Counted     any strategy, with what came of its groups told to a ``Tally``
+
+What is no failure of the agent (the engine's errors, a broken reward of the group) stops the run.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tinker_cookbook.completers import TokenCompleter
+from tinker_cookbook.exceptions import AllTrajectoriesFailedError
+from tinker_cookbook.rl.rollout_strategy import RolloutResult, RolloutStrategy
+from tinker_cookbook.rl.rollouts import do_single_rollout
+from tinker_cookbook.rl.train import Config
+from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RolloutError, Trajectory
+
+from evert.bridge.endings import AGENT_ERROR, AGENT_TIMEOUT
+from evert.bridge.group import Batch
+from evert.trainers.runs.failures import Failure, failure_of
+from evert.trainers.runs.tally import Tally
+
+
+@dataclass(frozen=True)
+class FailedRollout(RolloutError):
+    """An episode that was left out; knows more of its failure than the Cookbook's record."""
+
+    failure: Failure = field(kw_only=True)
+
+
+class GroupFailedError(AllTrajectoriesFailedError):
+    """Every episode of a group failed, so that the Cookbook goes on without the group.
+
+    Attributes:
+        errors: One an episode.
+    """
+
+    def __init__(self, errors: Sequence[RolloutError]) -> None:
+        super().__init__(f"All {len(errors)} episodes of a group failed: {errors[0].error_message}")
+        self.errors = list(errors)
+
+
+@dataclass(frozen=True)
+class LeaveOut(RolloutStrategy):
+    """Plays the episodes of a group side by side, and goes on without those that failed."""
+
+    async def execute(
+        self, env_group_builder: EnvGroupBuilder, policy: TokenCompleter
+    ) -> RolloutResult:
+        """Play a group.
+
+        Raises:
+            GroupFailedError: Every episode failed.
+            Exception: Something else than an agent failed; the first such error.
+        """
+        envs = await env_group_builder.make_envs()
+        ends = await asyncio.gather(*(_played(policy, env) for env in envs))
+        errors: list[RolloutError] = [end for end in ends if isinstance(end, RolloutError)]
+        if envs and len(errors) == len(envs):
+            raise GroupFailedError(errors)
+        played = [
+            (end, env)
+            for end, env in zip(ends, envs, strict=True)
+            if not isinstance(end, RolloutError)
+        ]
+        return RolloutResult([end for end, _ in played], [env for _, env in played], errors)
+
+
+async def _played(policy: TokenCompleter, env: Env) -> Trajectory | FailedRollout:
+    try:
+        return await do_single_rollout(policy, env)
+    except Exception as error:
+        failure = failure_of(error)
+        if failure is None:
+            raise
+        return FailedRollout(type(error).__name__, str(error), failure=failure)
+
+
+def strategy_of(config: Config) -> RolloutStrategy:
+    """The strategy that a configuration asks for; ``LeaveOut`` where it asks for none."""
+    if config.rollout_error_tolerance is None:
+        return LeaveOut()
+    return config.effective_rollout_strategy()
+
+
+class Counted(RolloutStrategy):
+    """A strategy whose groups are counted.
+
+    Args:
+        inner: The strategy.
+        tally: Is told of every group of a training batch.
+    """
+
+    def __init__(self, inner: RolloutStrategy, tally: Tally) -> None:
+        self.inner = inner  # the Cookbook writes what has no underscore into config.json
+        self._tally = tally
+
+    @property
+    def catches_group_errors(self) -> bool:
+        """As the strategy has it, until the tally ends the run."""
+        return self.inner.catches_group_errors and not self._tally.is_over
+
+    async def execute(
+        self, env_group_builder: EnvGroupBuilder, policy: TokenCompleter
+    ) -> RolloutResult:
+        """Play a group.
+
+        Raises:
+            EpisodesFailedError: It was the last one of too many that failed.
+            Exception: As the strategy.
+        """
+        batch: Batch | None = getattr(env_group_builder, "batch", None)
+        try:
+            result = await self.inner.execute(env_group_builder, policy)
+        except Exception as error:
+            dropped = isinstance(error, AllTrajectoriesFailedError) or self.catches_group_errors
+            if batch is not None and dropped:
+                self._tally.take(batch, [], _failures_of_group(error))
+            raise
+        if batch is not None:
+            failures = [_failure_of_rollout(error) for error in result.errors]
+            self._tally.take(batch, result.trajectories, failures)
+        return result
+
+
+def _failures_of_group(error: Exception) -> list[Failure]:
+    """Why a whole group failed; one failure for all where the strategy gave up at the first."""
+    if isinstance(error, GroupFailedError):
+        return [_failure_of_rollout(each) for each in error.errors]
+    return [failure_of(error) or Failure(AGENT_ERROR, f"{type(error).__name__}: {error}")]
+
+
+def _failure_of_rollout(error: RolloutError) -> Failure:
+    """What is known of an episode that a strategy gave up."""
+    if isinstance(error, FailedRollout):
+        return error.failure
+    text = f"{error.error_type}: {error.error_message}"
+    return Failure(AGENT_TIMEOUT if "Timeout" in error.error_type else AGENT_ERROR, text)

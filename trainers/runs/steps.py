@@ -1,0 +1,39 @@
+"""A run's metrics by step: ``read_steps`` makes them of what the Cookbook and evert wrote down."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from evert.trainers.runs.folder import BATCHES, read_jsonl
+
+TRAIN_REWARD = "env/all/reward/total"
+HELD_OUT_REWARD = "test/env/all/reward/total"
+FAILED, SKIPPED = "rollout/failed", "rollout/skipped_batches"
+"""Share of a step's episodes that failed; 1 if nothing could be learned from them, else 0."""
+
+
+def read_steps(path: Path) -> list[dict[str, Any]]:
+    """The metrics of each training step in a ``metrics.jsonl``, in order.
+
+    Of a step that was done again the last row counts. Where steps overlap, the Cookbook writes
+    held-out scores in rows of their own: they join their step's, whose time they took no part of,
+    and so does what ``batches.jsonl`` has. What belongs to no step is left out: since 0.6 it ends
+    with the scores of the last weights and with totals.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    for row in read_jsonl(path):
+        if isinstance(step := row.get("step"), int):
+            held_out, there = _held_out(row), found.get(step, {})
+            found[step] = _held_out(there) | row if is_step(row) else there | held_out
+    for batch in read_jsonl(path.with_name(BATCHES)):
+        found.get(batch.get("step", -1), {}).update(batch.get("metrics", {}))
+    return [found[step] for step in sorted(found) if is_step(found[step])]
+
+
+def _held_out(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key.startswith("test/")}
+
+
+def is_step(row: Mapping[str, Any]) -> bool:
+    """Whether a training step wrote a row of ``metrics.jsonl``: it says how far training is."""
+    return "progress/done_frac" in row or "progress" in row  # of RL; of supervised training

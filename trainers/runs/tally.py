@@ -1,0 +1,187 @@
+"""The batches of a run, counted: how their episodes ended, and when there is no use in going on.
+
+``Tally`` is told of every group that was played. When a batch is complete it writes a line into
+``batches.jsonl``, says what is new (most episodes failed, and why; nothing can be learned), and
+after some steps in a row in which nearly all episodes failed it ends the run. ``read_batches``
+reads those lines.
+
+A batch is one of the dataset's. Where the Cookbook samples and trains side by side
+(``async_config``), its steps are made of other groups than the batch of that number.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tinker_cookbook.rl.types import Trajectory
+
+from evert.bridge.errors import EvertError
+from evert.bridge.group import Batch, can_be_learned_from
+from evert.trainers.runs.failures import OVERFLOW, Failure, Failures, failure_in, together
+from evert.trainers.runs.folder import BATCHES, RunFolder, read_jsonl
+from evert.trainers.runs.steps import FAILED, SKIPPED
+
+MOST = 0.5
+"""Share of failed episodes above which a step says so."""
+NEARLY_ALL = 0.95
+"""Share of failed episodes from which on a step counts towards the run's end."""
+
+
+class EpisodesFailedError(EvertError, RuntimeError):
+    """Nearly all episodes of a run failed, step after step."""
+
+
+class NothingToLearnError(EvertError, RuntimeError):
+    """A batch had nothing to learn from, and the installed Cookbook cannot skip it."""
+
+
+@dataclass
+class _Batch:
+    """A batch whose groups are being played."""
+
+    groups: int = 0
+    episodes: int = 0
+    failures: list[tuple[Failure, int]] = field(default_factory=list)
+    overflows: list[tuple[Failure, int]] = field(default_factory=list)
+    """Of episodes that outgrew their context, and can be learned from all the same."""
+    teaches: bool = False
+
+    def add(self, trajectories: Sequence[Trajectory], failures: Sequence[Failure]) -> None:
+        """A group was played."""
+        self.groups += 1
+        self.episodes += len(trajectories) + len(failures)
+        self.failures += [(failure, 1) for failure in failures]
+        for trajectory in trajectories:
+            failure, teaches = failure_in(trajectory), can_be_learned_from(trajectory)
+            if failure is not None:
+                fine = failure.kind == OVERFLOW and teaches
+                (self.overflows if fine else self.failures).append((failure, 1))
+            self.teaches |= teaches
+
+
+class Tally:
+    """The batches of a run under way.
+
+    Args:
+        folder: Of the run.
+        say: Prints some lines.
+        start: Steps done before.
+        steps: Steps of the run.
+        failed_steps: After how many steps in a row in which nearly all episodes failed the run
+            ends, or after all of fewer; 0: never.
+
+    Attributes:
+        is_over: Whether the run ends for its failures.
+        has_skipped: Whether nothing could be learned from the latest batch.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        say: Callable[[str], None],
+        start: int,
+        steps: int,
+        failed_steps: int,
+    ) -> None:
+        self._file, self._say = folder.path / BATCHES, say
+        self._next = start
+        self._patience = min(failed_steps, max(1, steps - start))
+        self._open: dict[int, _Batch] = {}
+        self._in_a_row: list[Failures] = []
+        self._explained: set[Any] = set()
+        self._rows: dict[int, dict[str, float]] = {}
+        self.is_over = False
+        self.has_skipped = False
+
+    def row(self, step: int) -> dict[str, float]:
+        """The metrics of a step: the share of its episodes that failed, all and by kind."""
+        return self._rows.get(step, {})
+
+    def take(
+        self, batch: Batch, trajectories: Sequence[Trajectory], failures: Sequence[Failure]
+    ) -> None:
+        """Take a group into account that was played.
+
+        Args:
+            batch: The batch it is in.
+            trajectories: Of the episodes that go on to the training.
+            failures: Of those that do not.
+
+        Raises:
+            EpisodesFailedError: The batch is complete, and the last one of too many that failed.
+        """
+        found = self._open.setdefault(batch.index, _Batch())
+        found.add(trajectories, failures)
+        if found.groups == batch.groups:
+            self._complete(self._open.pop(batch.index))
+
+    def tell(self, what: str, failed: Failures, *, skipped: bool = False) -> None:
+        """Say that most episodes failed, or that nothing can be learned; each reason once.
+
+        Args:
+            what: Episodes of what.
+            failed: Their failures.
+            skipped: Whether nothing can be learned from them.
+        """
+        alike = failed.commonest.alike if failed.share > MOST and failed.commonest else None
+        if (alike is None and not skipped) or (alike, skipped) in self._explained:
+            return
+        known = (alike, not skipped) in self._explained
+        self._explained.add((alike, skipped))
+        reason = "no reply in it can be learned from"
+        if alike is not None:
+            reason = failed.summary() + " as before" if known else failed.said()
+        self._say(f"{what}{' is skipped' * skipped}: {reason}")
+
+    def _complete(self, batch: _Batch) -> None:
+        """Write a batch down, say what there is to say, and end the run perhaps."""
+        step, self._next = self._next, self._next + 1
+        failed = Failures.of(batch.episodes, batch.failures)
+        every = Failures.of(batch.episodes, batch.failures + batch.overflows)
+        self.has_skipped = not batch.teaches
+        row = {FAILED: failed.share, SKIPPED: float(self.has_skipped)}
+        row |= {f"{FAILED}/{kind}": n / every.episodes for kind, n in every.kinds.items()}
+        self._rows[step] = row
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, "metrics": row, **asdict(every)}) + "\n")
+        self.tell(f"step {step + 1}", every, skipped=self.has_skipped)
+        if failed.share < NEARLY_ALL:
+            self._in_a_row.clear()
+            return
+        self._in_a_row.append(failed)
+        if self._patience and len(self._in_a_row) >= self._patience:
+            self.is_over = True
+            raise EpisodesFailedError(_the_end(self._in_a_row))
+
+
+def _the_end(failed: Sequence[Failures]) -> str:
+    """The message of a run that ends for its failures."""
+    whole = together(failed)
+    error = whole.commonest.error if whole.commonest is not None else ""
+    steps = f"In {len(failed)} steps in a row" if len(failed) > 1 else "In the only step there was"
+    return (
+        f"{steps} nearly all episodes failed: {whole.summary()}. The commonest: {error}\n"
+        f"{whole.advice()} Where the model's words make the agent fail, score that: "
+        "on_agent_error= takes the worst reward there is. failed_steps=0 goes on whatever fails."
+    )
+
+
+def nothing_to_learn() -> NothingToLearnError:
+    """The error for a batch that the Cookbook 0.5 does not survive when it streams minibatches."""
+    return NothingToLearnError(
+        "Nothing could be learned from a whole batch (batches.jsonl in the run's folder says why), "
+        "and a Cookbook before 0.6 cannot skip one with stream_minibatch_config. Train without "
+        "stream_minibatch_config, or install tinker-cookbook 0.6, in a new log_path."
+    )
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+def read_batches(path: Path) -> tuple[Failures, int]:
+    """The failures of all batches of a run's folder, as one, and how many batches were skipped."""
+    records = read_jsonl(path / BATCHES)
+    skipped = sum(record["metrics"][SKIPPED] for record in records)
+    return together(map(Failures.read, records)), int(skipped)
