@@ -26,6 +26,7 @@ from tau2.runner import get_tasks, run_single_task
 from evert import Outcome
 
 litellm.openai_key = os.environ.get("OPENAI_API_KEY", "unused")  # no call is made without one
+litellm.suppress_debug_info = True
 
 
 def agent(client: Any, task: dict[str, str]) -> Outcome:

@@ -150,6 +150,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.update(SWITCHES)  # before any framework is imported
     if config.getoption("environment") == "tau2":  # its tests import it while they are collected
         config.addinivalue_line("filterwarnings", "ignore::DeprecationWarning")
+        os.environ["LOGURU_LEVEL"] = "CRITICAL"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
