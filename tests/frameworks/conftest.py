@@ -49,6 +49,7 @@ EXAMPLES = {
 TWENTY_QUESTIONS = {
     "openai3": ["twenty_questions_langgraph"],
     "openai2": ["twenty_questions_langgraph", "twenty_questions_crewai"],
+    "tau2": [],
 }
 """Environment -> the players of Twenty Questions that must run in it."""
 
