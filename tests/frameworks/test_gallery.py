@@ -90,6 +90,9 @@ async def test_a_public_agent_plays_with_the_calls_and_data_of_the_table(
     assert sorted(sampled) == sorted(policy.actions)
     calls, data = len(sampled), len(trajectory_to_data(trajectory, 1.0))
     assert rows()[public]["calls, data"] == f"{calls}, {data}"
+    metrics = trajectory.transitions[-1].metrics  # a second agent, or a handoff, is no drift
+    rewritten = sum(metrics.get(f"drift/{cause}", 0) for cause in ("history", "tools"))
+    assert rewritten == (public == "text_to_sql")  # it tells its history in its own words
 
 
 # -- 2. training ---------------------------------------------------------------------------------
