@@ -80,11 +80,11 @@ def test_options_of_a_process_are_handed_on(ready: Callable[..., ProcessAgent]) 
 
 def test_what_a_user_gives_comes_before_what_the_program_needs() -> None:
     agent = evert.agents.codex(
-        files={"a": "b", "{home}/config.toml": "mine"}, env={"CODEX_HOME": "elsewhere", "A": "b"}
+        files={"a": "b", "{home}/.codex/config.toml": "mine"}, env={"HOME": "elsewhere", "A": "b"}
     )
 
-    assert agent.files == {"a": "b", "{home}/config.toml": "mine"}
-    assert agent.env == {"CODEX_HOME": "elsewhere", "A": "b"}
+    assert agent.files == {"a": "b", "{home}/.codex/config.toml": "mine"}
+    assert agent.env == {"HOME": "elsewhere", "CODEX_HOME": None, "A": "b"}
 
 
 @pytest.mark.parametrize("ready", READY)
@@ -98,13 +98,13 @@ def test_a_wrong_option_is_refused(ready: Callable[..., ProcessAgent]) -> None:
 @pytest.mark.parametrize("lean", [False, True])
 def test_the_configuration_of_codex_is_toml_that_leads_to_the_rollout(lean: bool) -> None:
     files = evert.agents.codex(lean=lean).files
-    config = tomllib.loads(str(files["{home}/config.toml"]))
+    config = tomllib.loads(str(files["{home}/.codex/config.toml"]))
 
     assert config["model_providers"]["evert"]["base_url"] == "{base_url}"
     assert config["analytics"] == {"enabled": False}
     assert config["features"]["plugins"] is False
     assert ("model_instructions_file" in config) is lean
-    assert ("{home}/instructions.md" in files) is lean
+    assert ("{home}/.codex/instructions.md" in files) is lean
 
 
 def test_claude_code_may_use_the_tools_that_it_is_given() -> None:

@@ -66,7 +66,6 @@ def aider(
         options,
         files={"{home}/.aider/caches/model_prices_and_context_window.json": PRICES},
         env={
-            "HOME": "{home}",
             "OPENAI_API_BASE": "{base_url}",
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         },

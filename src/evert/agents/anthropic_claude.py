@@ -17,7 +17,6 @@ from evert.agents.recipe import ProcessOptions, made
 from evert.bridge.faces.process import ProcessAgent
 
 ENVIRONMENT = {
-    "CLAUDE_CONFIG_DIR": "{home}",
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",  # titles, telemetry, updates
     "CLAUDE_CODE_DISABLE_AUTO_MEMORY": "1",
     "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # a line of the prompt that each version changes
@@ -30,7 +29,8 @@ ENVIRONMENT = {
     "ANTHROPIC_DEFAULT_SONNET_MODEL": "{model}",
     "ANTHROPIC_DEFAULT_OPUS_MODEL": "{model}",
     "CLAUDE_CODE_SUBAGENT_MODEL": "{model}",
-    # ways to another model, which would be taken before ANTHROPIC_API_KEY
+    # ways to your settings, and to another model, which would be taken before ANTHROPIC_API_KEY
+    "CLAUDE_CONFIG_DIR": None,
     "ANTHROPIC_AUTH_TOKEN": None,
     "CLAUDE_CODE_OAUTH_TOKEN": None,
     "CLAUDE_CODE_USE_BEDROCK": None,

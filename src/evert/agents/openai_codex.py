@@ -17,6 +17,7 @@ CONFIG = """\
 model_provider = "evert"
 approval_policy = "never"
 check_for_update_on_startup = false
+allow_login_shell = false
 web_search = "disabled"
 {lean_settings}
 [model_providers.evert]
@@ -84,21 +85,21 @@ def codex(
         program: The program, or its path.
         arguments: Further arguments.
         **options: ``files``, ``setup``, ``reward``, ``cwd``, ``env``, ``host``: see
-            ``ProcessAgent``. A file ``{home}/config.toml`` replaces the one that evert writes.
+            ``ProcessAgent``. A file ``{home}/.codex/config.toml`` replaces the one that evert writes.
 
     Raises:
         InvalidAgentError: As ``ProcessAgent``.
     """
     config = CONFIG.replace("{lean_settings}\n", LEAN_SETTINGS if lean else "")
     config = config.replace("{lean_features}\n", LEAN_FEATURES if lean else "")
-    files = {"{home}/config.toml": config}
+    files = {"{home}/.codex/config.toml": config}
     if lean:
-        files["{home}/instructions.md"] = INSTRUCTIONS
+        files["{home}/.codex/instructions.md"] = INSTRUCTIONS
     command = [program, "exec", "--skip-git-repo-check", "--color", "never", "-m", "{model}"]
     return made(
         [*command, "--sandbox", sandbox, *arguments, "--", prompt],
         options,
         files=files,
-        env={"CODEX_HOME": "{home}"},
+        env={"CODEX_HOME": None},
         install="npm install -g @openai/codex",
     )

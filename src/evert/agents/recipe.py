@@ -1,4 +1,8 @@
-"""What the ready agents share: the options that each of them takes, and how an agent is made."""
+"""What the ready agents share: the options that each of them takes, and how an agent is made.
+
+Their ``HOME`` is the episode's: they find neither your settings nor what another episode left, and
+the shells that they start read no profile of yours, which takes time, and locks.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,5 +44,5 @@ def made(
     """
     given = options.copy()
     given["files"] = {**(files or {}), **options.get("files", {})}
-    given["env"] = {**env, **options.get("env", {})}
+    given["env"] = {"HOME": "{home}", **env, **options.get("env", {})}
     return ProcessAgent(command, install=install, env_options=env_options, **given)
