@@ -123,6 +123,15 @@ def test_claude_code_brings_the_option_for_the_arguments_that_it_completes() -> 
     )._settings.keep_completed_arguments
 
 
+def test_they_are_quiet_and_read_nothing_of_the_users() -> None:
+    claude, codex, aider = (ready() for ready in (READY[1], READY[2], READY[0]))
+
+    assert all(agent.env["HOME"] == "{home}" for agent in (claude, codex, aider))
+    assert claude.env["CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"] == "1"  # titles, telemetry
+    assert claude.env["CLAUDE_CONFIG_DIR"] is codex.env["CODEX_HOME"] is None
+    assert {"--analytics-disable", "--no-check-update", "--no-auto-commits"} <= {*aider.command}
+
+
 # -- 3. what is missing ----------------------------------------------------------------------------
 
 

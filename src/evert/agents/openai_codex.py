@@ -85,7 +85,7 @@ def codex(
         program: The program, or its path.
         arguments: Further arguments.
         **options: ``files``, ``setup``, ``reward``, ``cwd``, ``env``, ``host``: see
-            ``ProcessAgent``. A file ``{home}/.codex/config.toml`` replaces the one that evert writes.
+            ``ProcessAgent``. A file ``{home}/.codex/config.toml`` replaces the one of evert's.
 
     Raises:
         InvalidAgentError: As ``ProcessAgent``.
