@@ -13,9 +13,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from evert.bridge.dialects.dialect import Dialect
-from evert.bridge.dialects.events import bare_events, deltas
-from evert.bridge.dialects.fields import field_policy, read_format
-from evert.bridge.dialects.gemini_tools import json_schema, read_calling, read_fields, read_tools
+from evert.bridge.dialects.events import bare_events, text_deltas
+from evert.bridge.dialects.fields import field_policy, read_flag, read_format
+from evert.bridge.dialects.gemini_tools import (
+    CallIds,
+    json_schema,
+    read_calling,
+    read_fields,
+    read_tools,
+)
 from evert.bridge.formats import ANY_VALUE, ReplyFormat
 from evert.bridge.messages import Reply
 from evert.bridge.requests import (
@@ -65,9 +71,13 @@ _PARTS = (
 
 
 class Gemini(Dialect):
-    """The dialect over the wire."""
+    """The dialect over the wire; one for each rollout, since it keeps the ids of its calls."""
 
     ping = b"\n"  # Google's SDK takes a comment for an answer
+
+    def __init__(self, default_model: str) -> None:
+        super().__init__(default_model)
+        self._ids = CallIds()
 
     def addressed(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """The body with the model and the way to answer, which the path names."""
@@ -86,24 +96,29 @@ class Gemini(Dialect):
         CONFIG_FIELDS.check(config, strict=False)
         tools = read_tools(fields.get("tools"))
         may_call, must_call = read_calling(fields.get("toolConfig"), tools)
+        messages = [
+            *_read_system(fields.get("systemInstruction")),
+            *_read_contents(read_messages(fields.get("contents"), "contents")),
+        ]
+        self._ids.restore(messages)
         return ChatRequest(
             read_model(fields.get("model"), self._default_model),
-            [
-                *_read_system(fields.get("systemInstruction")),
-                *_read_contents(read_messages(fields.get("contents"), "contents")),
-            ],
+            messages,
             tools if tools and may_call else None,
             read_cap(config, "maxOutputTokens"),
             read_stop(config.get("stopSequences"), "stopSequences"),
             _read_format(config, must_call),
             may_call=may_call,
+            logprobs=read_flag(config, "responseLogprobs"),
         )
 
     def write(
         self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
     ) -> dict[str, Any]:
         """The JSON object of a ``GenerateContentResponse``."""
-        candidate = _candidate([*_parts(reply, thoughts=_wants_thoughts(body))])
+        parts = [*_parts(reply, thoughts=_wants_thoughts(body))]
+        self._ids.remember(request.messages, parts)
+        candidate = _candidate(parts, _tokens(reply))
         return {
             "candidates": [{**candidate, "finishReason": _FINISH[reply.finish_reason]}],
             "usageMetadata": {
@@ -118,11 +133,16 @@ class Gemini(Dialect):
     def events(self, whole: Mapping[str, Any], body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Responses with a piece each; the last one has the reason of the end and the usage."""
         [candidate] = whole["candidates"]
-        *pieces, last = itertools.chain(*map(_pieces, candidate["content"]["parts"]))
+        tokens = candidate.get("logprobsResult", {}).get("chosenCandidates")
+        *earlier, last = [
+            _candidate([piece], its)
+            for part in candidate["content"]["parts"]
+            for piece, its in _pieces(part, tokens)
+        ]
         head = {name: whole[name] for name in ("modelVersion", "responseId")}
-        for piece in pieces:
-            yield {"candidates": [_candidate([piece])], **head}
-        yield {**whole, "candidates": [{**candidate, **_candidate([last])}]}
+        for piece in earlier:
+            yield {"candidates": [piece], **head}
+        yield {**whole, "candidates": [{**last, "finishReason": candidate["finishReason"]}]}
 
     def framed(self, events: Iterable[Mapping[str, Any]]) -> bytes:
         """Events without names, and nothing after them."""
@@ -159,10 +179,7 @@ def _read_system(system: object) -> list[dict[str, Any]]:
 
 
 def _read_contents(contents: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """The messages; contents of the model that follow on each other are one (pieces of a stream).
-
-    A call and its result have an id where the agent keeps it, as it has from evert.
-    """
+    """The messages; contents of the model that follow on each other, as of a stream, are one."""
     read = [_read_content(content, f"contents[{i}]") for i, content in enumerate(contents)]
     for is_reply, group in itertools.groupby(read, lambda content: content[0] == "model"):
         if is_reply:
@@ -312,8 +329,21 @@ def _wants_thoughts(body: Mapping[str, Any]) -> bool:
     return read_fields(thinking, "thinkingConfig").get("includeThoughts") is True
 
 
-def _candidate(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"content": {"role": "model", "parts": parts}, "index": 0}
+def _candidate(
+    parts: list[dict[str, Any]], tokens: Sequence[dict[str, Any]] | None
+) -> dict[str, Any]:
+    candidate = {"content": {"role": "model", "parts": parts}, "index": 0}
+    return (
+        candidate
+        if tokens is None
+        else {**candidate, "logprobsResult": {"chosenCandidates": tokens}}
+    )
+
+
+def _tokens(reply: Reply) -> list[dict[str, Any]] | None:
+    if reply.logprobs is None:
+        return None
+    return [{"token": one.text, "logProbability": one.logprob} for one in reply.logprobs]
 
 
 def _parts(reply: Reply, *, thoughts: bool) -> Iterator[dict[str, Any]]:
@@ -328,9 +358,12 @@ def _parts(reply: Reply, *, thoughts: bool) -> Iterator[dict[str, Any]]:
         yield {"functionCall": {"id": call.id, "name": call.function.name, "args": arguments}}
 
 
-def _pieces(part: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """A text in deltas; a call is never cut."""
+def _pieces(
+    part: Mapping[str, Any], tokens: Sequence[dict[str, Any]] | None
+) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]] | None]]:
+    """A text in deltas, each with its log-probabilities; a call is never cut."""
     if not part.get("text"):
-        yield dict(part)
-    for piece in deltas(part.get("text", "")):
-        yield {**part, "text": piece}
+        yield dict(part), None
+        return
+    for piece, its in text_deltas(part["text"], None if part.get("thought") else tokens):
+        yield {**part, "text": piece}, its

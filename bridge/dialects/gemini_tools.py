@@ -1,11 +1,14 @@
-"""The tools and schemas of Gemini's API: function declarations, and OpenAPI's schemas as JSON's.
+"""The tools of Gemini's API: declarations, OpenAPI's schemas as JSON's, and the ids of calls.
 
 Gemini writes schemas in two ways. ``parametersJsonSchema`` and ``responseJsonSchema`` are JSON
 schemas; ``parameters`` and ``responseSchema`` are a subset of OpenAPI's (types in capitals,
 ``nullable``, numbers of 64 bits as text), which ``json_schema`` turns into the former.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from evert.bridge.dialects.fields import forced_tools
@@ -149,3 +152,57 @@ def _forced(names: object, tools: Sequence[Any], place: str) -> Iterator[str]:
             yield from forced_tools(None, name, tools, place)
     else:
         raise malformed(f"{place}.allowedFunctionNames", "a list of names", names)
+
+
+# -- ids -----------------------------------------------------------------------------------------
+
+
+class CallIds:
+    """The ids of a rollout's calls, for those that come back without.
+
+    The API does not insist on ids, and some clients (LiteLLM's) drop them. A call is known again
+    by where it stands in the conversation, by the message before it, and by what it says.
+    """
+
+    def __init__(self) -> None:
+        self._ids: dict[bytes, list[str]] = {}
+
+    def remember(self, messages: Sequence[Any], parts: Iterable[Mapping[str, Any]]) -> None:
+        """Keep the ids of the calls in the parts of an answer to ``messages``."""
+        ids = defaultdict(list)
+        for call in (part["functionCall"] for part in parts if "functionCall" in part):
+            ids[_place(messages, call["name"], call["args"])].append(call["id"])
+        self._ids.update(ids)
+
+    def restore(self, messages: Sequence[dict[str, Any]]) -> None:
+        """Give calls without an id the one they had, and results that of their call."""
+        unanswered: list[tuple[object, object]] = []
+        for index, message in enumerate(messages):
+            calls = message.get("tool_calls", ())
+            if any(call["id"] is None for call in calls):
+                self._restore(messages[:index], calls)
+            unanswered += [(call["function"]["name"], call["id"]) for call in calls]
+            if message["role"] == "tool":
+                _restore_result(message, unanswered)
+
+    def _restore(self, before: Sequence[Any], calls: Sequence[dict[str, Any]]) -> None:
+        known: dict[bytes, Iterator[str]] = {}
+        for call in calls:
+            function = call["function"]
+            place = _place(before, function["name"], json.loads(function["arguments"]))
+            ids = known.setdefault(place, iter(self._ids.get(place, ())))
+            call["id"] = next(ids, None) if call["id"] is None else call["id"]
+
+
+def _place(before: Sequence[Any], name: object, arguments: object) -> bytes:
+    text = json.dumps([len(before), before[-1:], name, arguments], sort_keys=True)
+    return hashlib.sha256(text.encode()).digest()
+
+
+def _restore_result(result: dict[str, Any], unanswered: list[tuple[object, object]]) -> None:
+    """Give a result its call's id; the call, the oldest of its name, is answered then."""
+    own = result["tool_call_id"]
+    found = [call for call in unanswered if call[own is not None] == (own or result["name"])]
+    if found:
+        unanswered.remove(found[0])
+        result["tool_call_id"] = found[0][1]

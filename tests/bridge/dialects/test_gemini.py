@@ -18,7 +18,7 @@ from google.genai import types
 
 from evert.bridge.dialects.gemini import CONFIG_FIELDS, FIELDS, Gemini
 from evert.bridge.formats import ANY_VALUE, ReplyFormat
-from evert.bridge.messages import Reply
+from evert.bridge.messages import Reply, TokenLogprob
 from evert.bridge.requests import ChatRequest
 
 MakeReply = Callable[..., Reply]
@@ -127,7 +127,6 @@ def test_an_ignored_setting_changes_nothing(name: str) -> None:
 REFUSED: dict[str, list[Any]] = {"cachedContent": ["cachedContents/c"], "continuationToken": ["x"]}
 REFUSED_SETTINGS: dict[str, list[Any]] = {
     "candidateCount": [0, 2],
-    "responseLogprobs": [True],
     "logprobs": [1],
     "responseModalities": [["IMAGE"], ["TEXT", "AUDIO"]],
     "responseFormat": [[{"text": {}}]],
@@ -167,7 +166,7 @@ def test_a_refused_setting_is_a_400_that_says_what_to_do(name: str, value: Any) 
 
 def test_settings_that_ask_for_nothing_pass() -> None:
     for modalities in (["TEXT"], ["text"], []):
-        nothing = {"candidateCount": 1, "responseLogprobs": False, "logprobs": 0}
+        nothing = {"candidateCount": 1, "logprobs": 0}
         assert configured(**nothing, responseModalities=modalities) == request()
 
 
@@ -190,6 +189,12 @@ def test_the_honoured_fields_reach_the_request() -> None:
     ) == ChatRequest(
         "judge", [{"role": "system", "content": "Add."}, HI_READ], [ADD_READ], 5, ("END",)
     )
+
+
+def test_log_probabilities_are_asked_for_by_a_flag() -> None:
+    assert configured(responseLogprobs=True) == replace(request(), logprobs=True)
+    assert configured(responseLogprobs=False) == request()
+    assert refusal(generationConfig={"responseLogprobs": 1}).param == "responseLogprobs"
 
 
 def test_names_with_underscores_are_the_same_fields() -> None:
@@ -472,6 +477,23 @@ def test_another_generation_config_is_refused(config: Any) -> None:
     assert refusal(generationConfig=config).param == "generationConfig"
 
 
+def test_calls_that_come_back_without_their_ids_get_them_again(
+    dialect: Gemini, reply: MakeReply
+) -> None:
+    calls = (("add", '{"x": 1}'), ("add", '{"x": 1}'), ("look", "{}"))
+    answer = reply("", calls=calls, finish_reason="tool_calls")
+    first = dialect.read({"contents": [HI]})
+    content = dialect.write(answer, first, "1", {})["candidates"][0]["content"]
+    for part in content["parts"]:
+        del part["functionCall"]["id"]
+    results = [{"functionResponse": {"name": name}} for name in ("look", "add", "add")]
+
+    read = dialect.read({"contents": [HI, content, {"parts": results}]}).messages
+
+    assert answer.is_sent_back_as(read[1])
+    assert [one["tool_call_id"] for one in read[2:]] == ["call-2", "call-0", "call-1"]
+
+
 # -- 4. writing ----------------------------------------------------------------------------------
 
 REPLIES: dict[str, dict[str, Any]] = {
@@ -564,6 +586,32 @@ def test_the_reason_of_the_end_is_the_apis_own(
     written = dialect.write(reply(**said), request(), "1", {})
 
     assert written["candidates"][0]["finishReason"] == reason
+
+
+TOKENS = (TokenLogprob("The quick brown f", -1.5), TokenLogprob("", -0.5), TokenLogprob("ox", -2.0))
+
+
+def test_log_probabilities_stand_beside_the_parts_and_a_stream_has_them_in_pieces(
+    dialect: Gemini, reply: MakeReply
+) -> None:
+    answer = replace(
+        reply("The quick brown fox", reasoning="Hm.", calls=(("add", "{}"),)), logprobs=TOKENS
+    )
+    whole = dialect.write(answer, request(), "1", WITH_THOUGHTS)
+
+    tokens = [{"token": one.text, "logProbability": one.logprob} for one in TOKENS]
+    assert whole["candidates"][0]["logprobsResult"] == {"chosenCandidates": tokens}
+    typed(whole)
+    thought, first, second, call = [
+        event["candidates"][0] for event in dialect.events(whole, WITH_THOUGHTS)
+    ]
+    assert first["logprobsResult"]["chosenCandidates"] == tokens[:1]
+    assert second["logprobsResult"]["chosenCandidates"] == tokens[1:]
+    assert [part["text"] for part in (first["content"]["parts"] + second["content"]["parts"])] == [
+        "The quick brown f",
+        "ox",
+    ]
+    assert "logprobsResult" not in {**thought, **call}
 
 
 def test_usage_counts_the_tokens(dialect: Gemini, reply: MakeReply) -> None:

@@ -3,6 +3,7 @@
 1. A field has one name, however it is written.
 2. An OpenAPI schema becomes the JSON schema that means the same.
 3. Declarations become functions of chat completions; which of them may, or have to, be called.
+4. A call that comes back without its id is known again by its place and by what it says.
 """
 
 import json
@@ -14,7 +15,13 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from evert.bridge.dialects.gemini_tools import json_schema, read_calling, read_fields, read_tools
+from evert.bridge.dialects.gemini_tools import (
+    CallIds,
+    json_schema,
+    read_calling,
+    read_fields,
+    read_tools,
+)
 from evert.bridge.formats import first_error
 
 NUMBER = {"type": "object", "properties": {"x": {"type": "integer"}}}
@@ -281,3 +288,86 @@ def test_another_way_to_call_is_refused(calling: Any, said: str) -> None:
 def test_without_functions_none_can_be_forced() -> None:
     with pytest.raises(openai.BadRequestError, match="needs tools to choose from"):
         read_calling({"functionCallingConfig": {"mode": "ANY"}}, [])
+
+
+# -- 4. ids --------------------------------------------------------------------------------------
+
+HI = {"role": "user", "content": "Hi"}
+HO = {"role": "user", "content": "Ho"}
+
+
+def part(id: str | None, name: str = "add", **args: Any) -> dict[str, Any]:
+    return {"functionCall": {"id": id, "name": name, "args": args}}
+
+
+def calling(*parts: dict[str, Any]) -> dict[str, Any]:
+    calls = [
+        {
+            "id": one["functionCall"]["id"],
+            "type": "function",
+            "function": {
+                "name": one["functionCall"]["name"],
+                "arguments": json.dumps(one["functionCall"]["args"]),
+            },
+        }
+        for one in parts
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def result(id: str | None = None, name: str = "add") -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": id, "name": name, "content": "{}"}
+
+
+def restored(ids: CallIds, *messages: dict[str, Any]) -> list[Any]:
+    """The ids of calls and results, in their order."""
+    ids.restore(messages)
+    found: list[Any] = []
+    for message in messages:
+        found += [call["id"] for call in message.get("tool_calls", ())]
+        found += [message["tool_call_id"]] if message["role"] == "tool" else []
+    return found
+
+
+@pytest.fixture
+def ids() -> CallIds:
+    """Of an answer to HI that calls add twice with the same argument, and once with another."""
+    ids = CallIds()
+    ids.remember([HI], [{"text": "So:"}, part("a", x=1), part("b", x=1), part("c", x=2)])
+    return ids
+
+
+def test_calls_get_their_ids_again_and_results_those_of_their_calls(ids: CallIds) -> None:
+    call = calling(part(None, x=1), part(None, x=1), part(None, x=2))
+
+    assert restored(ids, HI, call, result(), result(), result()) == ["a", "b", "c"] * 2
+
+
+def test_where_a_conversation_goes_on_every_call_gets_its_own(ids: CallIds) -> None:
+    before = [HI, calling(part("a", x=1)), result("a")]
+    ids.remember(before, [part("d", x=1)])
+
+    conversation = [HI, calling(part(None, x=1)), result(), calling(part(None, x=1)), result()]
+    assert restored(ids, *conversation) == ["a", "a", "d", "d"]
+
+
+def test_a_call_of_the_agents_own_making_gets_none(ids: CallIds) -> None:
+    assert restored(ids, HI, calling(part(None, x=3)), result()) == [None, None]
+    assert restored(ids, HI, calling(part(None, "look", x=1)), result(name="look")) == [None, None]
+    assert restored(ids, HO, calling(part(None, x=1)), result()) == [None, None]
+    assert restored(ids, HI, HI, calling(part(None, x=1))) == [None]
+    assert restored(ids, calling(part(None, x=1))) == [None]
+    three_of_two = calling(*[part(None, x=1)] * 3)
+    assert restored(ids, HI, three_of_two) == ["a", "b", None]
+
+
+def test_what_has_an_id_keeps_it(ids: CallIds) -> None:
+    call = calling(part("mine", x=1), part(None, x=1))
+
+    assert restored(ids, HI, call, result("other"), result("mine"), result()) == [
+        "mine",
+        "a",
+        "other",
+        "mine",
+        "a",
+    ]

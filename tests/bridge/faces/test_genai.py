@@ -207,6 +207,27 @@ async def test_text_thoughts_and_calls_are_where_the_sdk_has_them() -> None:
     await play_once(agent, LONG, SAID["reasoning"], SAID["reasoning"], calls, "")
 
 
+async def test_log_probabilities_are_those_that_were_sampled() -> None:
+    async def agent(client: AgentClient) -> None:
+        whole = await ask(client, response_logprobs=True)
+        chunks = await stream(client, response_logprobs=True)
+        of_whole = tokens_of(whole)
+        assert "".join(token for token, _ in of_whole) == LONG
+        assert {logprob for _, logprob in of_whole} == {-1.0}
+        assert [token for chunk in chunks for token in tokens_of(chunk)] == of_whole
+        assert all("".join(token for token, _ in tokens_of(c)) == c.text for c in chunks)
+
+    await play_once(agent, LONG, LONG)
+
+
+def tokens_of(response: types.GenerateContentResponse) -> list[tuple[Any, Any]]:
+    assert_typed(response)
+    [candidate] = response.candidates or []
+    assert candidate.logprobs_result is not None
+    chosen = candidate.logprobs_result.chosen_candidates or []
+    return [(one.token, one.log_probability) for one in chosen]
+
+
 async def test_a_reply_that_was_cut_says_so() -> None:
     async def agent(client: AgentClient) -> None:
         cut = await ask(client, max_output_tokens=3)
@@ -514,7 +535,24 @@ async def json_conversation(client: AgentClient, rounds: int, *, streamed: bool)
         contents.append({"role": "user", "parts": parts or [{"text": f"Go on, {number}."}]})
 
 
-CONVERSATIONS = [contents_conversation, chat_conversation, json_conversation]
+async def conversation_without_ids(client: AgentClient, rounds: int, *, streamed: bool) -> None:
+    """Drops the ids of calls, as LiteLLM does."""
+    contents: list[Any] = [types.UserContent("Hello?")]
+    for number in range(rounds):
+        chunks = await stream(client, contents) if streamed else [await ask(client, contents)]
+        contents += [chunk.candidates[0].content for chunk in chunks]
+        calls = [call for chunk in chunks for call in chunk.function_calls or ()]
+        for call in calls:
+            call.id = None
+        contents.append(types.UserContent(answered(calls) or [f"Go on, {number}."]))
+
+
+CONVERSATIONS = [
+    contents_conversation,
+    chat_conversation,
+    json_conversation,
+    conversation_without_ids,
+]
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "stream"])

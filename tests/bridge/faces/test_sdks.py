@@ -607,6 +607,19 @@ async def test_a_prompt_that_is_too_long_is_the_error_on_which_agents_compact(
     assert all("prompt is too long" in str(error) for error in errors)
 
 
+@every_api
+async def test_an_agent_that_does_not_cope_with_it_ends_with_a_context_overflow(api: str) -> None:
+    async def agent(client: AgentClient) -> float:
+        await WHOLE[api](client)
+        return 1.0
+
+    env = ChatAgentEnv(agent, limits=RolloutLimits(max_trajectory_tokens=40))
+    end: Any = await env.initial_observation()
+
+    assert end.reward == -0.1
+    assert "prompt is too long" in end.logs["context_overflow"]
+
+
 async def test_a_refused_field_is_the_sdks_bad_request_error() -> None:
     errors: list[Any] = []
 
