@@ -74,11 +74,15 @@ class Routes:
     def _match(self, model: str) -> Inbox | None:
         return next((box for name, box in self._patterns.items() if fnmatchcase(model, name)), None)
 
-    def hint(self) -> str:
-        """Which models the agent asked for that are not answered here; empty: none."""
-        if not self.strangers:
+    def hint(self, *models: str) -> str:
+        """Which models the agent asked for that are not answered here; empty: none.
+
+        Args:
+            models: Those; left out, all strangers.
+        """
+        names, policies = models or [*self.strangers], ", ".join(map(repr, self._policies))
+        if not names:
             return ""
-        names, policies = list(self.strangers), ", ".join(map(repr, self._policies))
         return (
             f"The agent asked for {' and '.join(map(repr, names))}; the policy is called "
             f"{policies}. If it is to answer such calls, give it that name: "

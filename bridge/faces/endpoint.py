@@ -16,9 +16,11 @@ passes unharmed through every framework; an agent that goes on calling gets ``Ag
 import itertools
 import json
 import secrets
+import socket
 from collections.abc import Awaitable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import openai
 
@@ -32,6 +34,7 @@ from evert.bridge.errors import (
     BlockingCallError,
     EnvClosedError,
     EpisodeEndedError,
+    EvertError,
     InvalidAgentError,
 )
 from evert.bridge.inbox import Inbox
@@ -168,16 +171,40 @@ class Endpoint:
         """Whether a request goes to one of the APIs, judging by its path."""
         return method == "POST" and self._dialect(path.rstrip("/")) is not None
 
-    def serves(self, path: str, content: bytes) -> bool:
+    def serves(self, url: str, content: bytes) -> bool:
         """Whether a request names a model that is answered here; a name that is not is noted."""
-        path = path.rstrip("/")
-        dialect, body = self._dialect(path), json_object(content)
-        if dialect is None or body is None:
-            return False
-        model, routes = dialect.addressed(path, body).get("model"), self.episode.routes
-        if isinstance(model, str) and not routes.knows(model):
+        model, routes = self._model(url, content), self.episode.routes
+        if isinstance(model, str) and not routes.knows(model) and not self._is_own(url):
             routes.strangers[model] = None
         return routes.knows(model)
+
+    def _model(self, url: str, content: bytes) -> object:
+        """The model that a request names; None: none."""
+        path = urlsplit(url).path.rstrip("/")
+        dialect, body = self._dialect(path), json_object(content)
+        return (
+            None if dialect is None or body is None else dialect.addressed(path, body).get("model")
+        )
+
+    def _is_own(self, url: str) -> bool:
+        """Whether a request goes to an address of this rollout's, where any name may do."""
+        return any(url.startswith(f"{one.root_url}/") for one in self.addresses.values())
+
+    def stranded(self, url: str, content: bytes, error: Exception) -> Answer:
+        """The answer to a call of a stranger that could not leave this machine.
+
+        Raises:
+            Exception: ``error`` itself, where the network is there: the agent may try again.
+        """
+        model, host = self._model(url, content), urlsplit(url).hostname
+        dialect = self._dialect(urlsplit(url).path.rstrip("/"))
+        if not isinstance(model, str) or dialect is None or not _is_final(error):
+            raise error
+        message = (
+            f"{self.episode.routes.hint(model)} {host or 'Its host'} cannot be reached from here; "
+            f"if another model is meant, put it beside the policy: models={{{model!r}: ...}}."
+        )
+        return _refusal(dialect, bad_request(message, param="model", code="model_not_found"))
 
     async def answer(self, method: str, path: str, content: bytes) -> Answer:
         """Answer a request of an async agent; waits until the trainer has sampled.
@@ -237,19 +264,32 @@ class Endpoint:
             return _refusal(dialect, error)
 
     def _models(self, path: str) -> Answer:
-        rest = {"object": "model", "created": 0, "owned_by": "evert"}
-        listed = {
-            name: {"id": name, "name": f"models/{name}", **rest}
-            for name in self.episode.routes.names
-        }
         name = path.partition("/models")[2].lstrip("/")
         if not name:
-            every = [*listed.values()]
+            every = [_card(one) for one in self.episode.routes.names]
             whole = {"object": "list", "data": every, "models": every, "has_more": False}
             return Answer(200, _json(whole))
-        if name in listed:
-            return Answer(200, _json(listed[name]))
-        return _not_found("GET", path)
+        try:
+            self.episode.routes.find(name)
+        except openai.BadRequestError as error:
+            return failure(404, error.message, "not_found_error", "model_not_found")
+        return Answer(200, _json(_card(name)))
+
+
+def _card(name: str) -> dict[str, Any]:
+    """A model as it is listed."""
+    rest = {"object": "model", "created": 0, "owned_by": "evert"}
+    return {"id": name, "name": f"models/{name}", **rest}
+
+
+def _is_final(error: BaseException | None) -> bool:
+    """Whether a connection failed for good: evert refuses it, or there is no such host."""
+    while error is not None:
+        unknown = isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME
+        if unknown or isinstance(error, EvertError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _read_body(content: bytes) -> Mapping[str, Any]:

@@ -50,6 +50,48 @@ class Exchange:
         return None
 
 
+class PassedOn:
+    """A request to whoever else has the model; the rollout's answer if it cannot leave.
+
+    Args:
+        endpoint: The rollout's API.
+        request: What was sent.
+        send: Sends it: the result of the transport's own ``stream``.
+    """
+
+    def __init__(self, endpoint: Endpoint, request: Any, send: Callable[[], Any]) -> None:
+        self._endpoint = endpoint
+        self._request = request
+        self._send = send
+        self._sent: Any = None
+
+    def __enter__(self) -> Any:
+        request = self._request
+        try:
+            self._sent = self._send()
+            return self._sent.__enter__()
+        except Exception as error:
+            self._sent = None
+            answer = self._endpoint.stranded(request.url, request.body, error)
+            return _response(request, answer)
+
+    def __exit__(self, *raised: Any) -> Any:
+        return None if self._sent is None else self._sent.__exit__(*raised)
+
+    async def __aenter__(self) -> Any:
+        request = self._request
+        try:
+            self._sent = self._send()
+            return await self._sent.__aenter__()
+        except Exception as error:
+            self._sent = None
+            answer = self._endpoint.stranded(request.url, request.body, error)
+            return _async_response(request, answer)
+
+    async def __aexit__(self, *raised: Any) -> Any:
+        return None if self._sent is None else await self._sent.__aexit__(*raised)
+
+
 def path_of(request: Any) -> str:
     """The path that a request of lm15's goes to."""
     return str(urlsplit(request.url).path)

@@ -19,7 +19,7 @@ import logging
 import secrets
 import socket
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -43,6 +43,9 @@ RETRY_PATIENCE = 10.0
 
 REMEMBERED = 8
 """Latest calls of a rollout that a retry can find."""
+
+KEYS_REMEMBERED = 1024
+"""Latest keys of rollouts that are over, which are told so."""
 
 BACKLOG = 1024
 
@@ -89,6 +92,7 @@ class Server:
     def __init__(self, loop: asyncio.AbstractEventLoop, host: str) -> None:
         self._loop = loop
         self._rollouts: dict[str, _Rollout] = {}
+        self._over: deque[str] = deque(maxlen=KEYS_REMEMBERED)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, 0), family=family, backlog=BACKLOG)
         self._interface = host
@@ -140,6 +144,7 @@ class Server:
         """Serve a rollout no more; with the last one the server stops."""
         with _lock:  # a thread may be asking for an address meanwhile
             rollout = self._rollouts.pop(key)
+            self._over.append(key)
             is_last = not self._rollouts
             if is_last:
                 self._forget()
@@ -156,8 +161,7 @@ class Server:
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         rollout = self._rollouts.get(_key_of(request))
         if rollout is None:
-            message = "No rollout has this API key. It ends with its episode."
-            return _whole(failure(401, message, "authentication_error", "invalid_api_key"))
+            return _whole(self._stranger(_key_of(request)))
         try:
             content = await request.read()
         except web.HTTPRequestEntityTooLarge:
@@ -177,6 +181,21 @@ class Server:
             pending.clients -= 1
             if pending.clients == 0 and not pending.reply.done():  # the client has gone
                 self._loop.call_later(RETRY_PATIENCE, _give_up, pending)
+
+    def _stranger(self, key: str) -> Answer:
+        """The answer to a key that is no running rollout's."""
+        if key in self._over:
+            message = (
+                "The episode of this key is over; nothing can answer its model calls. Wait for "
+                "every call before the agent ends."
+            )
+            return failure(400, message, "invalid_request_error", "rollout_over")
+        found = "No rollout has this API key" if key else "The request brings no API key"
+        message = (
+            f"{found}. Send the rollout's own, which goes with client.base_url: client.api_key, in "
+            "a command {api_key} or the variable OPENAI_API_KEY, ANTHROPIC_API_KEY, GEMINI_API_KEY."
+        )
+        return failure(401, message, "authentication_error", "invalid_api_key")
 
     def _pending(
         self, rollout: _Rollout, call: Call, identity: bytes, *, is_retry: bool

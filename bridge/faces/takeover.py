@@ -35,7 +35,7 @@ from yarl import URL
 
 from evert.bridge.faces import aiohttp_transport, lm15
 from evert.bridge.faces.endpoint import Endpoint
-from evert.bridge.faces.transport import Transport
+from evert.bridge.faces.transport import Transport, response_for
 from evert.bridge.logprobs import remembering
 
 current_endpoint: contextvars.ContextVar[Endpoint | None] = contextvars.ContextVar(
@@ -127,30 +127,48 @@ class _Sorting(Transport):
 
     async def handle_async_request(self, request: Any) -> Any:
         """Answer, or pass on."""
-        is_chat = self._endpoint.is_chat(request.method, request.url.path)
-        if is_chat and self._endpoint.serves(request.url.path, await request.aread()):
+        if not self._endpoint.is_chat(request.method, request.url.path):
+            return await self._transport.handle_async_request(request)
+        url, content = str(request.url), await request.aread()
+        if self._endpoint.serves(url, content):
             return await super().handle_async_request(request)
-        return await self._transport.handle_async_request(request)
+        try:
+            return await self._transport.handle_async_request(request)
+        except Exception as error:
+            return response_for(request, self._endpoint.stranded(url, content, error))
 
     def handle_request(self, request: Any) -> Any:
         """Answer, or pass on."""
-        is_chat = self._endpoint.is_chat(request.method, request.url.path)
-        if is_chat and self._endpoint.serves(request.url.path, request.read()):
+        if not self._endpoint.is_chat(request.method, request.url.path):
+            return self._transport.handle_request(request)
+        url, content = str(request.url), request.read()
+        if self._endpoint.serves(url, content):
             return super().handle_request(request)
-        return self._transport.handle_request(request)
+        try:
+            return self._transport.handle_request(request)
+        except Exception as error:
+            return response_for(request, self._endpoint.stranded(url, content, error))
 
 
 def _sending(original: Callable[..., Any]) -> Callable[..., Any]:
     async def _request(session: Any, method: str, str_or_url: Any, **options: Any) -> Any:
-        endpoint, path = current_endpoint.get(), f"/{URL(str_or_url).path}"  # or in a base's
+        endpoint, url = current_endpoint.get(), URL(str_or_url)
+        path = f"/{url.path}"  # or within a session's base
         if endpoint is None or not endpoint.is_chat(method.upper(), path):
             return await original(session, method, str_or_url, **options)
         data, body = options.get("data"), options.get("json")
         content = data if body is None else json.dumps(body)
         content = content.encode() if isinstance(content, str) else content
-        if not isinstance(content, bytes) or not endpoint.serves(path, content):
+        if not isinstance(content, bytes):
             return await original(session, method, str_or_url, **options)
-        answer = await endpoint.answer(method.upper(), path, content)
+        address = str(url) if url.absolute else path
+        if endpoint.serves(address, content):
+            answer = await endpoint.answer(method.upper(), path, content)
+        else:
+            try:
+                return await original(session, method, str_or_url, **options)
+            except Exception as error:
+                answer = endpoint.stranded(address, content, error)
         raises = options.get("raise_for_status")
         if raises is None:
             raises = session.raise_for_status
@@ -170,12 +188,12 @@ _lm15 = lm15.WhenImported(_patch_lm15)
 
 def _choosing_stream(original: Callable[..., Any]) -> Callable[..., Any]:
     def stream(transport: Any, request: Any) -> Any:
-        endpoint, path = current_endpoint.get(), lm15.path_of(request)
-        if endpoint is None or not endpoint.is_chat(request.method, path):
+        endpoint = current_endpoint.get()
+        if endpoint is None or not endpoint.is_chat(request.method, lm15.path_of(request)):
             return original(transport, request)
-        if not endpoint.serves(path, request.body):
-            return original(transport, request)
-        return lm15.Exchange(endpoint, request)
+        if endpoint.serves(request.url, request.body):
+            return lm15.Exchange(endpoint, request)
+        return lm15.PassedOn(endpoint, request, lambda: original(transport, request))
 
     return stream
 

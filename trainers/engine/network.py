@@ -21,6 +21,7 @@ import huggingface_hub.constants
 from tinker.lib.base_url import resolve_base_url
 from tinker.lib.internal_client_holder import InternalClientHolder
 
+from evert.bridge.faces.takeover import current_endpoint
 from evert.trainers.engine.errors import NetworkRefusedError
 
 _DOORS = ("connect", "connect_ex", "sendto")
@@ -132,7 +133,18 @@ def _check(host: Any) -> None:
             f"A connection to {_text(host)!r} was attempted while evert's embedded engine is in "
             "use; only this machine (loopback) may be reached. Call it outside the engine's "
             "block, or name the host in `allow_hosts` if it is meant to be reached."
+            f"{_advice()}"
         )
+
+
+def _advice() -> str:
+    """What else may be meant where an agent's own code connects."""
+    if current_endpoint.get() is None:
+        return ""
+    return (
+        " If this is the agent's model call: it reaches the policy by itself through httpx, "
+        "aiohttp and lm15; another HTTP client takes client.base_url and client.api_key."
+    )
 
 
 def _text(host: Any) -> str:

@@ -360,13 +360,16 @@ async def test_tokens_of_a_prompt_are_counted_as_they_would_be_sampled() -> None
 async def test_the_models_are_listed() -> None:
     async def agent(client: AgentClient) -> None:
         models = client.genai.aio.models
-        assert [model.name async for model in await models.list()] == ["models/org/policy"]
+        listed = [model.name async for model in await models.list()]
+        assert listed == ["models/org/policy", "models/judge"]
         assert (await models.get(model=client.model)).name == "models/org/policy"
         with pytest.raises(errors.ClientError) as caught:
             await models.get(model="gemini-2.5-flash")
         assert (caught.value.code, caught.value.status) == (404, "NOT_FOUND")
+        assert "There is no model 'gemini-2.5-flash' in this episode." in str(caught.value)
 
-    await refused(agent, policy_names="org/policy")
+    judge = ScriptedPolicy(["Fine."])
+    await refused(agent, policy_names="org/policy", models={"judge": judge})
 
 
 # -- 4. refusals ---------------------------------------------------------------------------------

@@ -167,7 +167,7 @@ async def test_a_key_is_of_no_use_after_its_episode() -> None:
         await ChatAgentEnv(agent).initial_observation()
         assert keys[0][0] == url
         async with openai.AsyncOpenAI(base_url=url, api_key=keys[0][1]) as sdk:
-            with pytest.raises(openai.AuthenticationError):
+            with pytest.raises(openai.BadRequestError, match="The episode of this key is over"):
                 await sdk.chat.completions.create(model=SERVED, messages=QUESTION)
         return 1.0
 

@@ -178,7 +178,6 @@ async def test_the_sdks_open_no_socket_either() -> None:
         ("DELETE", "/v1/responses/resp_1"),
         ("GET", "/"),
         ("POST", "/v1/models"),
-        ("GET", "/v1/models/other"),
     ],
 )
 async def test_another_path_is_a_404_that_says_what_there_is(method: str, path: str) -> None:

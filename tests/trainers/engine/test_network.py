@@ -3,21 +3,27 @@
 1. Loopback and Unix sockets work; every other address is refused, by name or by number.
 2. The SDK's own client, built directly, cannot get out either.
 3. Allowed hosts get through; blocks nest; the last one out restores everything.
+4. An agent that asks for another model than the policy is told both names, by its own SDK.
 """
 
 import asyncio
 import socket
 import threading
+import urllib.request
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import anthropic
 import httpx
 import huggingface_hub.constants
+import openai
 import pytest
 import tinker
 from tinker import RestClient as SdkRestClient
 from tinker import ServiceClient as SdkServiceClient
 
+from evert import AgentError, ChatAgentEnv
 from evert.trainers.engine.engine import Engine
 from evert.trainers.engine.errors import NetworkRefusedError
 from evert.trainers.engine.network import network_is_refused, no_network
@@ -159,3 +165,50 @@ def test_an_error_inside_the_block_lowers_the_guard_too() -> None:
     with pytest.raises(KeyError), no_network():
         raise KeyError
     assert not network_is_refused("example.com")
+
+
+# -- 4. an agent's own client ----------------------------------------------------------------------
+
+HELLO: Any = [{"role": "user", "content": "Hello?"}]
+
+
+def ask_openai() -> None:
+    openai.OpenAI(api_key="x").chat.completions.create(model="gpt-5.2", messages=HELLO)
+
+
+def ask_anthropic() -> None:
+    anthropic.Anthropic(api_key="x").messages.create(model="gpt-5.2", messages=HELLO, max_tokens=9)
+
+
+async def ask_openai_async() -> None:
+    async with openai.AsyncOpenAI(api_key="x") as client:
+        await client.responses.create(model="gpt-5.2", input="Hello?")
+
+
+@pytest.mark.parametrize("ask", [ask_openai, ask_anthropic, ask_openai_async])
+async def test_another_model_than_the_policy_is_a_400_that_names_both(ask: Any) -> None:
+    with no_network(), pytest.raises(AgentError) as caught:
+        await ChatAgentEnv(ask).initial_observation()
+
+    assert type(caught.value).__name__ == "AgentError.BadRequestError"
+    assert "The agent asked for 'gpt-5.2'; the policy is called 'policy'." in str(caught.value)
+    assert "policy_names='gpt-5.2'" in str(caught.value)
+    assert "allow_hosts" not in str(caught.value)
+
+
+async def test_a_client_that_cannot_be_taken_over_is_told_what_to_take() -> None:
+    def agent() -> None:
+        urllib.request.urlopen("http://api.openai.com/v1/chat/completions", b"{}")
+
+    with (
+        no_network(),
+        pytest.raises(AgentError, match=r"takes client\.base_url and client\.api_key"),
+    ):
+        await ChatAgentEnv(agent).initial_observation()
+
+
+def test_code_outside_of_agents_is_told_of_the_engine_alone() -> None:
+    with no_network(), pytest.raises(NetworkRefusedError) as caught:
+        httpx.get("http://example.com")
+
+    assert str(caught.value).endswith("if it is meant to be reached.")
