@@ -373,10 +373,15 @@ SHORT = ["on_agent_error=0.0", "max_tokens=16", "limits.max_turns=3", "device=cp
 CUSTOMER = ["models.user=evert-tiny", "models.user.max_tokens=16"]
 
 
+def train(folder: Path, *settings: str) -> int:
+    """Two steps by the command; its exit status."""
+    sizes = ["steps=2", "batch_size=2", "group_size=2", f"log_path={folder}"]
+    return evert_command(["train", *settings, *sizes, *SHORT])
+
+
 def trained(folder: Path, *settings: str) -> list[dict[str, float]]:
     """The metrics of each of two steps."""
-    sizes = ["steps=2", "batch_size=2", "group_size=2", f"log_path={folder}"]
-    assert evert_command(["train", *settings, *sizes, *SHORT]) == 0
+    assert train(folder, *settings) == 0
     rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return [row for row in rows if "env/all/total_episodes" in row]
 
@@ -405,6 +410,19 @@ def test_the_command_trains_both(tmp_path: Path) -> None:
 
     assert [row["env/all/total_episodes"] for row in rows] == [8, 8]
     assert all(row["optim/grad_norm"] > 0 for row in rows)
+
+
+def test_a_run_whose_prompts_do_not_fit_says_so_and_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    what = ["agent=tau2_bench:agent", "train_tasks=tau2_bench:RETAIL_TRAIN"]
+
+    assert train(tmp_path / "run", *what, *CUSTOMER) == 1
+
+    printed = capsys.readouterr()
+    assert "step 1 is skipped: 4 of 4 episodes failed (4 context overflows)" in printed.out
+    assert "take a model with a longer context" in printed.err
+    assert "Traceback" not in printed.out + printed.err
 
 
 def test_the_command_evaluates_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,65 @@
+"""``frameworks/make_environment.py``: with which Python an environment is made."""
+
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parent.parent / "frameworks" / "make_environment.py"
+
+OTHER = "3.99"
+"""A Python that nobody has."""
+
+
+@pytest.fixture
+def python_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], str]:
+    """The function, on a machine with an empty PATH and an empty pyenv in ``tmp_path``."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
+    script = runpy.run_path(str(SCRIPT))
+    script["PYTHONS"].update(other=OTHER, same=".".join(map(str, sys.version_info[:2])))
+    function: Callable[[str], str] = script["python_for"]
+    return function
+
+
+def write_python(path: Path, *, works: bool) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\nexit {int(not works)}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["openai3", "same"])
+def test_it_is_the_one_that_runs_this_where_that_will_do(
+    name: str, python_for: Callable[[str], str]
+) -> None:
+    assert python_for(name) == sys.executable
+
+
+def test_another_is_found_on_the_path(python_for: Callable[[str], str], tmp_path: Path) -> None:
+    found = write_python(tmp_path / f"python{OTHER}", works=True)
+
+    assert python_for("other") == found
+
+
+def test_pyenvs_own_is_found_behind_its_stand_in(
+    python_for: Callable[[str], str], tmp_path: Path
+) -> None:
+    write_python(tmp_path / f"python{OTHER}", works=False)
+    found = write_python(tmp_path / "pyenv/versions" / f"{OTHER}.1" / "bin/python", works=True)
+
+    assert python_for("other") == found
+
+
+def test_where_there_is_none_the_message_says_what_to_do(
+    python_for: Callable[[str], str], tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        python_for("other")
+
+    assert ended.value.code == (
+        f"The environment other needs Python {OTHER}, and there is no python{OTHER} on the PATH, "
+        f"nor under {tmp_path / 'pyenv'}. Install it (pyenv install {OTHER}), and run this again."
+    )
