@@ -8,6 +8,7 @@ One module an API, and what they share:
     responses_tools.py     its tools: functions, custom tools, namespaces
     anthropic_messages.py  Anthropic's messages
     gemini.py              Gemini's generateContent
+    gemini_contents.py     its contents as messages
     gemini_tools.py        its function declarations, schemas, and ids of calls
     fields.py              reading bodies: formats, forced tools, flags
     events.py              server-sent events, and text cut into deltas
