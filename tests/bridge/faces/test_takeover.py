@@ -94,6 +94,10 @@ def blocking_anthropic(text: str) -> str:
     return str(said.content[0].text)
 
 
+async def async_vertex(text: str) -> str:
+    return await async_genai(text, vertexai=True)
+
+
 def blocking_genai(text: str) -> str:
     with genai.Client(api_key="x") as client:
         return client.models.generate_content(model=MODEL, contents=text).text or ""
@@ -120,6 +124,7 @@ ASYNC = {
     "genai": async_genai,
     "genai stream": async_genai_stream,
     "genai without aiohttp": async_genai_without_aiohttp,
+    "genai on Vertex": async_vertex,
 }
 BLOCKING = {
     "openai": blocking_openai,
