@@ -18,7 +18,7 @@ from evert.bridge.group import Batch, ChatAgentGroupBuilder, GroupOptions, Group
 from evert.bridge.imports import resolve
 from evert.bridge.models import RemoteModel
 from evert.bridge.options import EnvOptions
-from evert.bridge.weights import TinkerModel
+from evert.bridge.weights import TinkerModel, context_length_here
 
 
 class AgentDataset(RLDataset):
@@ -169,6 +169,8 @@ class AgentDatasetBuilder(RLDatasetBuilder):
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
         """The train and the test dataset.
 
+        Where the embedded engine is in use, ``context_length`` is the model's unless it was given.
+
         Raises:
             InvalidAgentError, InvalidDatasetError: The agent, the tasks or the group reward are not
                 usable.
@@ -180,6 +182,8 @@ class AgentDatasetBuilder(RLDatasetBuilder):
         env_options: EnvOptions = {"renderer": renderer, **self.env_options}
         if self.limits is not None:
             env_options["limits"] = self.limits
+        if context := context_length_here(self.model_name):
+            env_options.setdefault("context_length", context)
         if models := env_options.get("models"):
             env_options["models"] = {name: _given(model) for name, model in models.items()}
         dataset = functools.partial(

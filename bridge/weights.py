@@ -183,3 +183,10 @@ def context_length_of(service: tinker.ServiceClient, base_model: str) -> int | N
         return None
     found = {model.model_name: model.max_context_length for model in supported}
     return found.get(base_model)
+
+
+def context_length_here(base_model: str) -> int | None:
+    """The same, if an engine in this process has the model: asking it costs nothing."""
+    if not hasattr(tinker.ServiceClient, "engine"):
+        return None
+    return context_length_of(tinker.ServiceClient(), base_model)

@@ -27,6 +27,7 @@ Commands:
 
   evert train env=identity                 games: {", ".join(games())}
   evert train agent=my_module:my_agent train_tasks=my_module:TASKS
+  evert train agent=... train_tasks=... policy_names=gpt-4o models.user=evert-tiny
   evert train env=identity --help          every setting, with the recipe's values
   evert train log_path=runs/NAME           go on with a run that was interrupted
   evert evaluate env=twenty_questions models=runs/NAME,oracle

@@ -47,6 +47,7 @@ Usage: evert evaluate models=NAME[,NAME...] env=GAME [key=value ...]
   evert evaluate env=twenty_questions models=evert-tiny-20q,runs/NAME,runs/NAME@20,oracle
   evert evaluate agent=my_module:agent test_tasks=my_module:TASKS models=runs/NAME
   evert evaluate env=identity models=openai:gpt-5-mini temperature=0
+  evert evaluate agent=... test_tasks=... models=runs/NAME policy_names=gpt-4o models.user=openai:M
   evert evaluate out=evaluations/NAME      go on with one that was interrupted
 
 Settings, with their values:

@@ -31,6 +31,7 @@ from evert.trainers.command import run_async, run_command
 from evert.trainers.runs import folder as run_folder
 from evert.trainers.runs.engine_choice import choose_engine, context_of, running_engine, say
 from evert.trainers.runs.folder import RunFolder, open_run
+from evert.trainers.runs.frozen_models import in_words as frozen_in_words
 from evert.trainers.runs.progress import quiet_progress_bars
 from evert.trainers.runs.resuming import clean_up, settings_of_run, take_up
 from evert.trainers.runs.settings import TrainSettings, check_settings, choose_recipe
@@ -184,6 +185,8 @@ def run(
         ):
             console.print(say(facts), soft_wrap=True, markup=False)
             console.print(f"run folder: {folder.path}", soft_wrap=True, markup=False)
+            if settings.models:
+                console.print(frozen_in_words(settings.models), soft_wrap=True, markup=False)
             about["engine"] = facts
             folder.write_json(run_folder.RUN, about)
             with tracking(settings, folder, about, console) as logger:

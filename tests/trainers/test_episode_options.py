@@ -205,12 +205,15 @@ def test_it_is_swept_in_the_same_words_and_frozen_models_are_searched(home: Path
 DEBATE = ["agent=whole_agents:debate", "test_tasks=whole_agents:HELD_OUT", "seats=pro,con"]
 
 
-def test_an_agent_with_two_roles_is_trained_and_evaluated_beside_a_run(named: RunFolder) -> None:
+def test_an_agent_with_two_roles_is_trained_and_evaluated_beside_a_run(
+    named: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = [*DEBATE, "models.judge=runs/named", "models.judge.temperature=0"]
     words += ["models.judge.max_tokens=4"]
 
     assert train.main([*SMALL, *words, "log_path=runs/debate"]) == 0
 
+    assert "\nfrozen: judge is runs/named@2\n" in capsys.readouterr().out
     run = RunFolder(Path("runs/debate"), resumed=True)
     assert [f"env/all/seat/{seat}/reward" in run.steps()[-1] for seat in ("pro", "con")] == [
         True

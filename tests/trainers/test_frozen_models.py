@@ -29,6 +29,7 @@ from evert import (
     RemoteModel,
     ScriptedPolicy,
     TinkerModel,
+    embedded_engine,
 )
 from evert.bridge.errors import EvertError, InvalidModelError
 from evert.bridge.options import EnvOptions, EnvSettings
@@ -385,6 +386,23 @@ class Locked:
     async def __call__(self, client: Any, task: str) -> float:
         with self.lock:
             return await asks_a_judge(client, task)
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, 8192), ({"context_length": 99}, 99)])
+def test_a_builder_asks_the_engine_in_this_process_for_the_context(
+    tmp_path: Path, given: Any, expected: int
+) -> None:
+    builder = AgentDatasetBuilder(agent=asks_a_judge, train_tasks=["tree"], env_options=given)
+
+    with embedded_engine(tmp_path, device="cpu"):
+        here, _ = asyncio.run(builder())
+    without, _ = asyncio.run(builder())
+
+    [group], [other] = here.get_batch(0), without.get_batch(0)
+    assert isinstance(group, ChatAgentGroupBuilder)
+    assert isinstance(other, ChatAgentGroupBuilder)
+    assert group.options.get("context_length") == expected
+    assert other.options.get("context_length") == given.get("context_length")
 
 
 def test_an_agent_and_a_model_that_cannot_be_copied_are_written_down_by_their_kind() -> None:

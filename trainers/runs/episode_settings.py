@@ -38,7 +38,9 @@ class EpisodeSettings:
     context_length: int | None = size(
         None, "tokens of a prompt and its reply; None: what the model's context holds", 3
     )
-    agent_timeout: float = size(600.0, "seconds an agent may take between calls", 0, or_more=False)
+    agent_timeout: float | None = size(
+        600.0, "seconds an agent may take between calls; None: for ever", 0, or_more=False
+    )
     on_agent_error: float | None = chz.field(
         default=None,
         doc="reward of an episode whose agent raises or is too slow; None: it gets none, and is "

@@ -143,6 +143,13 @@ def fingerprint(given: Mapping[str, Any]) -> list[Any]:
     return found
 
 
+def in_words(given: Mapping[str, Any]) -> str:
+    """The models in one line, by the names that the agent calls."""
+    found = {name: options[""] for name, options in _by_name(given).items()}
+    named = {n: m if isinstance(m, str) else type(m).__name__ for n, m in found.items()}
+    return "frozen: " + ", ".join(f"{name} is {model}" for name, model in named.items())
+
+
 # -- the engine ----------------------------------------------------------------------------------
 
 
