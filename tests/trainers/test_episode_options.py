@@ -242,12 +242,13 @@ def test_an_agent_with_two_roles_is_trained_and_evaluated_beside_a_run(
 # -- 5. the context ------------------------------------------------------------------------------
 
 
-def test_a_prompt_past_the_context_is_the_agents_and_no_runs_end(home: Path) -> None:
+def test_a_prompt_past_the_context_is_the_agents_and_no_runs_end(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     agent = ["agent=whole_agents:long_winded", "log_path=runs/long"]
 
     assert train.main([*SMALL, *agent, "steps=1"]) == 0
 
-    run = RunFolder(Path("runs/long"), resumed=True)
-    [step] = run.steps()
-    assert step["env/all/stop/context_overflow"] == step["env/all/stop/completed"] == 1
-    assert step["env/all/max_tokens_reached"] == 1  # it was the first prompt
+    [step] = RunFolder(Path("runs/long"), resumed=True).steps()
+    assert step["env/all/stop/completed"] == 1  # of those that coped
+    assert "2 of 4 episodes failed (2 context overflows)" in capsys.readouterr().out

@@ -55,6 +55,11 @@ class EpisodeSettings:
     format_retries: int = size(
         2, "times that a reply is asked for again which has not the asked-for format", 0
     )
+    keep_completed_arguments: bool = chz.field(
+        default=False,
+        doc="whether a reply stays as sampled though a tool call of it comes back with arguments "
+        "added",
+    )
     parse_error_policy: Mapping[str, Any] = by_path(
         "what follows a reply that does not parse: max_consecutive, penalty_per_error, "
         "terminal_reward, mask_error_turns, retry_message_template; none: the agent gets the text"
