@@ -2,7 +2,7 @@
 
     python frameworks/make_programs.py
 
-Node.js 18 or newer and its npm are taken from the machine. The folder is made anew only when
+Node.js 20 or newer and its npm are taken from the machine. The folder is made anew only when
 ``package.json`` has changed; whatever fails ends this with an error.
 """
 
@@ -26,7 +26,7 @@ def main() -> None:
     if npm is None:
         sys.exit(
             "npm was not found: agents in other languages are tested with Node.js. Install Node.js "
-            "18 or newer, and run this again."
+            "20 or newer, and run this again."
         )
     print(f"making {FOLDER.relative_to(ROOT)}: some seconds", flush=True)
     shutil.rmtree(FOLDER, ignore_errors=True)

@@ -6,6 +6,7 @@ command writes goes to files; only their ends are ever read, so that no output i
 """
 
 import asyncio
+import errno
 import json
 import os
 import re
@@ -33,6 +34,10 @@ MARK = "EVERT_REWARD_FILE"
 
 IN_HOME = "{home}/"
 """How the name of a file begins that is laid into the episode's home."""
+
+LONGEST_VARIABLE = 100_000
+"""Bytes of an environment variable; systems have a limit, and a program with a longer one cannot
+be started at all."""
 
 PLACEHOLDER = re.compile(r"\{(task|model|base_url|root_url|api_key|folder|home)(\[[^][{}]*\])?\}")
 
@@ -166,6 +171,7 @@ class Place:
                     start_new_session=True,
                 )
             except (OSError, ValueError) as error:  # ValueError: a null character in an argument
+                self.running = None
                 raise CommandError(self._not_started(command[0], error)) from error
             try:
                 yield process
@@ -174,13 +180,17 @@ class Place:
                 await process.wait()
 
     def _not_started(self, program: str, error: OSError | ValueError) -> str:
+        if isinstance(error, OSError) and error.errno == errno.E2BIG:
+            return (
+                f"The program {program!r} cannot be started: its arguments are too long. The task "
+                "is in the file that EVERT_TASK_FILE names, too, or lay it out in a setup function."
+            )
         if not isinstance(error, FileNotFoundError):
             return f"The program {program!r} cannot be started: {error}"
         how = self.install or "install it where PATH leads, or give its whole path"
         return (
             f"The program {program!r} was not found (or the interpreter that its first line names)."
-            f" To mend it: {how}. It runs in {str(self.folder)!r}, which holds what files= and "
-            "setup= put there."
+            f" To mend it: {how}. Its folder holds nothing but what files= and setup= put there."
         )
 
 

@@ -20,7 +20,14 @@ from typing import Any, Literal, TypeAlias
 from evert.bridge.agent import NO_TASK, Outcome
 from evert.bridge.errors import CommandError, InvalidAgentError, RewardError
 from evert.bridge.faces.client import AgentClient
-from evert.bridge.faces.commands import IN_HOME, MARK, Place, ProcessResult, task_text
+from evert.bridge.faces.commands import (
+    IN_HOME,
+    LONGEST_VARIABLE,
+    MARK,
+    Place,
+    ProcessResult,
+    task_text,
+)
 from evert.bridge.faces.server import Address
 from evert.bridge.options import EnvOptions
 
@@ -40,7 +47,8 @@ class ProcessAgent:
     ``{task}`` by the task (text as it is, anything else as JSON), ``{task[name]}`` by a part of it,
     ``{folder}`` and ``{home}`` by the episode's two folders, ``{model}``, ``{base_url}``,
     ``{root_url}`` and ``{api_key}`` by what they say. The model and the task are in the environment
-    as well (``environment`` and ``EVERT_TASK``).
+    as well: ``environment``; ``EVERT_TASK``, unless it is longer than 100 kB, and the file that
+    ``EVERT_TASK_FILE`` names.
 
     Args:
         command: Program and arguments.
@@ -59,7 +67,8 @@ class ProcessAgent:
         install: How to get the program, for the message when it is not there.
         env_options: Options of the Env that fit the program; what a user gives comes before them.
 
-    Functions run in a thread, so they may wait; the task they get is None where there is none.
+    Functions run in a thread, which nothing can stop: what they wait for should have a time limit,
+    where a command is killed. The task they get is None where there is none.
 
     Raises:
         InvalidAgentError: A command is no non-empty list of strings, ``reward`` or ``setup`` is
@@ -143,7 +152,7 @@ class ProcessAgent:
         env: dict[str, str | None] = {
             **os.environ,
             **environment(address, client.model, self.host),
-            "EVERT_TASK": task_text(task),
+            **_of_task(task, scratch / "task"),
             MARK: str(scratch / "reward"),
             **own,
         }
@@ -197,6 +206,15 @@ class ProcessAgent:
         if isinstance(value, dict):
             return Outcome(value.get("reward"), value.get("metrics") or {})
         return value
+
+
+def _of_task(task: Any, file: Path) -> dict[str, str]:
+    """The environment variables that tell a command its task."""
+    text = task_text(task)
+    content = text.encode(errors="replace")
+    file.write_bytes(content)
+    short = {"EVERT_TASK": text} if len(content) <= LONGEST_VARIABLE else {}
+    return {**short, "EVERT_TASK_FILE": str(file)}
 
 
 def environment(address: Address, model: str, host: str) -> dict[str, str]:

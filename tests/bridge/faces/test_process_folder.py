@@ -122,6 +122,24 @@ async def test_a_part_of_a_task_is_filled_in_once(asked: str, task: Any, text: s
     assert await output(python(code, asked), task=task) == text
 
 
+async def test_a_long_task_is_in_a_file_and_does_not_stand_in_the_way() -> None:
+    task = {"name": "big", "text": "é" * 100_000}
+    code = """
+import sys
+task = json.load(open(os.environ["EVERT_TASK_FILE"]))
+ask("x")
+print(sys.argv[1], len(task["text"]), "EVERT_TASK" in os.environ)
+"""
+    assert await output(python(code, "{task[name]}"), task=task) == "big 100000 False\n"
+
+
+async def test_arguments_that_are_too_long_are_an_error_that_names_the_file() -> None:
+    error = await error_of(python("", "{task}"), task="x" * 3_000_000)
+
+    assert "its arguments are too long" in str(error)
+    assert "the file that EVERT_TASK_FILE names" in str(error)
+
+
 async def test_variables_are_filled_in_and_none_takes_one_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
