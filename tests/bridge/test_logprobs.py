@@ -8,6 +8,9 @@
 """
 
 import asyncio
+import dataclasses
+import json
+import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -593,6 +596,17 @@ def test_sampled_tokens_are_a_list_in_every_other_way() -> None:
     assert tokens == [1, 2]
     assert tokens[:1] == [1]
     assert SampledTokens(tokens).logprobs is None
+
+
+def test_sampled_tokens_travel_between_processes_and_into_records() -> None:
+    """Rollouts may run in a pool, and whoever logs them turns them into plain data."""
+    action = TokensWithLogprobs(SampledTokens([1, 2], [-1.0, -2.0]), [-1.0, -2.0])
+    there: Any = pickle.loads(pickle.dumps(action)).tokens
+
+    assert there == [1, 2]
+    assert there.logprobs == [-1.0, -2.0]
+    assert dataclasses.asdict(action)["tokens"] == [1, 2]
+    assert json.dumps(action.tokens) == "[1, 2]"
 
 
 async def test_many_agents_at_once_get_each_their_own() -> None:
