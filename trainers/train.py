@@ -124,7 +124,9 @@ def train(
         test_tasks: Held-out tasks; None for none, or those of the game.
         console: Where to show how it goes; None for standard output. ``Console(quiet=True)`` shows
             nothing.
-        **settings: Those that ``evert train --help`` lists, ``steps=30`` for example, and as
+        **settings: Those that ``evert train --help`` lists, ``steps=30`` or
+            ``policy_names="gpt-4o"`` for example; mappings as such: ``limits={"max_turns": 9}``,
+            ``models={"judge": "evert-tiny"}`` (or a model itself), and as
             ``cookbook={"temperature": 0.8}`` any field of the Cookbook's ``rl.train.Config``.
 
     Returns:

@@ -6,18 +6,26 @@
 4. An agent with two trained roles is trained and evaluated; a run is a frozen model of it, which a
    resumed run keeps though that run went on.
 5. A prompt past the model's context is the agent's 400, and no run's end.
+6. An endpoint answers beside the policy, and its key is written nowhere; so do weights of the
+   service that a run is on.
 """
 
+import asyncio
 import csv
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import chdir
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, ClassVar
 
 import pytest
+import tinker
 
 from evert.trainers import evaluate, sweep, train
+from evert.trainers.engine.engine import embedded_engine
 from evert.trainers.evaluation.episodes import Episode, EpisodeLog
 from evert.trainers.runs.folder import RunFolder
 
@@ -162,6 +170,9 @@ def test_it_is_evaluated_in_the_same_words_and_scores_as_its_training_says(
         assert float(row["reward"]) == pytest.approx(after[how]["reward"], abs=1e-4)
     assert {episode.turns for episode in played("warm")} == {2}
 
+    assert evaluate.main(["out=warm"]) == 0  # goes on, with all that it was given
+    assert len(played("warm")) == 2
+
 
 def test_another_frozen_model_makes_another_evaluation(
     named: RunFolder, capsys: pytest.CaptureFixture[str]
@@ -252,3 +263,81 @@ def test_a_prompt_past_the_context_is_the_agents_and_no_runs_end(
     [step] = RunFolder(Path("runs/long"), resumed=True).steps()
     assert step["env/all/stop/completed"] == 1  # of those that coped
     assert "2 of 4 episodes failed (2 context overflows)" in capsys.readouterr().out
+
+
+# -- 6. endpoints, and a service -----------------------------------------------------------------
+
+
+class Guest(BaseHTTPRequestHandler):
+    """An endpoint whose model always wants tea."""
+
+    asked: ClassVar[list[tuple[str, str]]] = []
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append((body["model"], self.headers["Authorization"]))
+        message = {"role": "assistant", "content": "Some tea."}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        reply = {"id": "1", "object": "chat.completion", "created": 1, "model": "m"}
+        data = json.dumps({**reply, "choices": [choice]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def guest() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Guest)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/v1#guest"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_an_endpoint_answers_beside_the_policy_and_its_key_is_written_nowhere(
+    home: Path, guest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GUEST_KEY", "s3cret")
+    words = [each for each in NAMED if not each.startswith("models.")]
+    endpoint = [f"models.simulator={guest}", "models.simulator.api_key_env=GUEST_KEY"]
+
+    assert train.main([*SMALL, *words, *endpoint, "steps=1", "log_path=runs/guest"]) == 0
+
+    assert set(Guest.asked) == {("guest", "Bearer s3cret")}
+    run = RunFolder(Path("runs/guest"), resumed=True)
+    assert run.steps()[-1]["env/all/wish"] == len("Some tea.")
+    model = config(run)["env_options"]["models"]["simulator"]
+    assert (model["model"], model["api_key_env"]) == ("guest", "GUEST_KEY")
+    files = [path for path in run.path.rglob("*") if path.is_file()]
+    assert not [path for path in files if b"s3cret" in path.read_bytes()]
+
+
+async def saved_weights() -> str:
+    client = await tinker.ServiceClient().create_lora_training_client_async("evert-tiny-20q")
+    return str((await (await client.save_weights_for_sampler_async("kept"))).path)
+
+
+def test_weights_of_the_service_that_a_run_is_on_answer_beside_its_policy(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "tml-dummy")
+    service = ["engine=service", "base_url=http://service.invalid", "log_path=runs/service"]
+    words = [each for each in NAMED if each != "models.simulator=evert-tiny"]
+    # The embedded engine stands in for the service: it is already in place of the SDK's clients.
+    with embedded_engine(tmp_path / "store", device="cpu"):
+        path = asyncio.run(saved_weights())
+        arguments = [*SMALL, *words, *service, f"models.simulator={path}", "steps=1"]
+        assert train.main(arguments) == 0
+
+    run = RunFolder(Path("runs/service"), resumed=True)
+    assert run.steps()[-1]["env/all/wish"] > 0
+    model = config(run)["env_options"]["models"]["simulator"]
+    assert (model["model_path"], model["base_url"]) == (path, "http://service.invalid")
+    assert config(run)["env_options"]["context_length"] == 8192

@@ -35,9 +35,11 @@ from evert.bridge.errors import EvertError, InvalidModelError
 from evert.bridge.options import EnvOptions, EnvSettings
 from evert.trainers.arguments import UsageError, gather
 from evert.trainers.engine.errors import ModelNotFoundError
+from evert.trainers.engine.network import network_is_refused
 from evert.trainers.evaluation.contestants import find
 from evert.trainers.evaluation.settings import read_evaluate_settings
 from evert.trainers.runs.cookbook import cookbook_config, own_settings
+from evert.trainers.runs.engine_choice import EngineChoice, running_engine
 from evert.trainers.runs.episode_settings import EpisodeSettings, env_options
 from evert.trainers.runs.fields import RecipeError
 from evert.trainers.runs.frozen_models import (
@@ -186,6 +188,15 @@ def test_hosts_of_endpoints_stay_reachable_and_weights_need_an_engine() -> None:
     assert hosts_of(models) == ("host", "api.openai.com")
     assert needs_engine(models)
     assert not needs_engine({"a": models["a"], "s": ScriptedPolicy(["x"])})
+
+
+def test_the_embedded_engine_lets_an_endpoints_host_through(tmp_path: Path) -> None:
+    given = {"env": "identity", "device": "cpu", "models.critic": "https://critic.invalid/v1#m"}
+    settings = read_train_settings(given, {})
+
+    with running_engine(EngineChoice("embedded", "a reason"), settings, tmp_path):
+        assert not network_is_refused("critic.invalid")
+        assert network_is_refused("other.invalid")
 
 
 # -- 4. the same weights again -------------------------------------------------------------------
