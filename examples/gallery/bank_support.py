@@ -10,6 +10,7 @@ import os
 
 os.environ.setdefault("OPENAI_API_KEY", "unused")  # glue: the agent names its model when imported
 
+from pydantic_ai.exceptions import UnexpectedModelBehavior
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai_examples.bank_support import SupportDependencies, support_agent
@@ -44,6 +45,9 @@ async def agent(client, task):
     """One question; half for the right decision on the card, half for the balance if it matters."""
     model = OpenAIChatModel(client.model, provider=OpenAIProvider(openai_client=client.openai))
     dependencies = SupportDependencies(customer_id=123, db=Database(task["balance"]))
-    result = await support_agent.run(task["says"], deps=dependencies, model=model)
+    try:
+        result = await support_agent.run(task["says"], deps=dependencies, model=model)
+    except UnexpectedModelBehavior:  # no answer in the format
+        return 0.0
     told = task["block"] or str(task["balance"]) in result.output.support_advice
     return 0.5 * (result.output.block_card == task["block"]) + 0.5 * told

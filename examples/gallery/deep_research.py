@@ -11,6 +11,8 @@ import os
 
 from open_deep_research import utils
 from open_deep_research.deep_researcher import deep_researcher
+from openai import LengthFinishReasonError
+from pydantic import ValidationError
 from scoring import closeness
 
 PAGES = {
@@ -42,5 +44,9 @@ os.environ.setdefault("OPENAI_API_KEY", "unused")
 async def agent(task):
     """One question; how close the report is to the page that answers it."""
     asked = {"messages": [("user", f"Explain in a sentence: {task['topic']}")]}
-    state = await deep_researcher.ainvoke(asked, {"configurable": {"allow_clarification": False}})
+    settings = {"configurable": {"allow_clarification": False}}
+    try:
+        state = await deep_researcher.ainvoke(asked, settings)
+    except (LengthFinishReasonError, ValidationError):  # no brief in the format
+        return 0.0
     return closeness(state["final_report"], task["answer"])

@@ -12,6 +12,7 @@ import os
 
 os.environ.setdefault("OPENAI_API_KEY", "unused")  # glue: the agent names its model when imported
 
+from pydantic_ai.exceptions import UnexpectedModelBehavior
 from pydantic_ai_examples.medical_agent_delegation import MedicalTriageSystem, PatientInfo
 
 TASKS = [
@@ -27,5 +28,8 @@ TASKS = [
 async def agent(task):
     """One patient; 1.0 for the right path."""
     patient = PatientInfo(patient_id="P001", age=64, known_conditions=[])
-    outcome = await MedicalTriageSystem().handle_patient(task["complaint"], patient)
+    try:
+        outcome = await MedicalTriageSystem().handle_patient(task["complaint"], patient)
+    except UnexpectedModelBehavior:  # no answer in the format
+        return 0.0
     return float(outcome["final_status"] == task["path"])

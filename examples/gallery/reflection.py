@@ -17,6 +17,7 @@ from agent_framework import (
     WorkflowContext,
     handler,
 )
+from agent_framework.exceptions import ChatClientException
 from agent_framework.openai import OpenAIChatClient
 from pydantic import BaseModel
 from scoring import closeness
@@ -115,5 +116,8 @@ def reflecting(chat):
 async def agent(client, task):
     """One question; how close the approved answer is."""
     chat = OpenAIChatClient(model=client.model, async_client=client.openai)
-    response = await reflecting(chat).run(task["asked"])
+    try:
+        response = await reflecting(chat).run(task["asked"])
+    except ChatClientException:  # no review in the format
+        return 0.0
     return closeness(response.text, task["answer"])

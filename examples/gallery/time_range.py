@@ -13,6 +13,7 @@ from pathlib import Path
 os.environ.setdefault("OPENAI_API_KEY", "unused")  # glue: the agent names its model when imported
 
 import yaml
+from pydantic_ai.exceptions import UnexpectedModelBehavior
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai_examples.evals import agent as example
@@ -28,7 +29,10 @@ async def agent(client, task):
     """One request; how close the answer is to the expected one, field by field."""
     model = OpenAIChatModel(client.model, provider=OpenAIProvider(openai_client=client.openai))
     inputs = {**task["inputs"], "now": datetime.fromisoformat(task["inputs"]["now"])}
-    with example.time_range_agent.override(model=model):
-        answer = (await example.infer_time_range(inputs)).model_dump(mode="json")
+    try:
+        with example.time_range_agent.override(model=model):
+            answer = (await example.infer_time_range(inputs)).model_dump(mode="json")
+    except UnexpectedModelBehavior:  # no answer in the format
+        return 0.0
     expected = task["expected_output"]
     return sum(closeness(answer.get(key), expected[key]) for key in expected) / len(expected)
