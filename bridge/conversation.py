@@ -20,9 +20,10 @@ import tinker
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Message, TextPart
 
+from evert.bridge.echoes import is_completed
 from evert.bridge.formats import ReplyFormat
 from evert.bridge.index import START, Index, Speaker
-from evert.bridge.messages import Reply, refuse
+from evert.bridge.messages import Reply, read_message, refuse
 from evert.bridge.rendering import PromptRenderer
 from evert.bridge.requests import context_length_exceeded
 from evert.bridge.tokens import FlatPrompt, TokenLog, length_of
@@ -139,8 +140,11 @@ class Conversation:
 
     # -- the agent's view ------------------------------------------------------------------------
 
-    def is_continued_by(self, messages: Sequence[Any]) -> bool:
-        """Whether ``messages`` begin with this conversation. Fast: one comparison of lists."""
+    def is_continued_by(self, messages: Sequence[Any], *, completed: bool = False) -> bool:
+        """Whether ``messages`` begin with this conversation. Fast: one comparison of lists.
+
+        With ``completed``, its reply may come back with arguments added.
+        """
         count = len(self.sent)
         try:
             return (
@@ -148,7 +152,12 @@ class Conversation:
                 and len(messages) > count
                 and messages[count - 1] == self.sent[-1]  # what others lack, to be done early
                 and messages[:count] == self.sent
-                and self.reply.is_sent_back_as(messages[count])
+                and (
+                    self.reply.is_sent_back_as(messages[count])
+                    or (
+                        completed and is_completed(read_message(messages[count], 0, {}), self.reply)
+                    )
+                )
                 and all(_state(message) == before for message, before in self._objects)
             )
         except Exception:  # an agent's objects may not like to be compared (arrays)

@@ -131,13 +131,19 @@ class ConversationBook:
 
         One with an assistant's message after the latest reply is not: it may be of another's.
         """
-        own = self._latest.get(caller)
+        own, keeps = self._latest.get(caller), self._keeps_completed
+        sent = request.messages
         for conversation in chain([own] if own is not None else (), reversed(self._recent)):
-            if _offers(request, conversation) and conversation.is_continued_by(request.messages):
-                start = len(conversation.sent)
-                new = _read(request.messages, start + 1, conversation.tool_names)
-                if all(message["role"] != "assistant" for message in new):
-                    return _Way(conversation, start, new, new, None)
+            if not _offers(request, conversation):
+                continue
+            if not conversation.is_continued_by(sent, completed=keeps):
+                continue
+            start, reply = len(conversation.sent), conversation.reply
+            new = _read(sent, start + 1, conversation.tool_names)
+            if all(message["role"] != "assistant" for message in new):
+                is_same = not keeps or reply is None or reply.is_sent_back_as(sent[start])
+                cause = None if is_same else Drift.COMPLETED_ARGUMENTS
+                return _Way(conversation, start, new, new, cause)
         return None
 
     def _from_a_reply(self, request: ChatRequest, caller: str, renderer: PromptRenderer) -> "_Way":

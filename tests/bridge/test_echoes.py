@@ -27,6 +27,9 @@ PARAMETERS: Any = {
 CHAT_TOOLS: Any = [{"type": "function", "function": {"name": "edit", "parameters": PARAMETERS}}]
 MESSAGES_TOOLS: Any = [{"name": "edit", "description": "Edits.", "input_schema": PARAMETERS}]
 RESPONSES_TOOLS: Any = [{"type": "function", "name": "edit", "parameters": PARAMETERS}]
+GEMINI_CONFIG: Any = {
+    "tools": [{"function_declarations": [{"name": "edit", "parameters_json_schema": PARAMETERS}]}]
+}
 
 
 def call(**arguments: Any) -> str:
@@ -125,7 +128,36 @@ def responses(echo: Echo) -> Callable[[AgentClient], Any]:
     return agent
 
 
-DIALECTS = [chat, anthropic, responses]
+def gemini(echo: Echo) -> Callable[[AgentClient], Any]:
+    """The same with parts."""
+
+    async def agent(client: AgentClient) -> float:
+        contents: list[Any] = [{"role": "user", "parts": [{"text": "go"}]}]
+        for _ in range(5):
+            response = await client.genai.aio.models.generate_content(
+                model=client.model, contents=contents, config=GEMINI_CONFIG
+            )
+            candidates: Any = response.candidates
+            content = candidates[0].content.model_dump(exclude_none=True)
+            texts = [part["text"] for part in content["parts"] if "text" in part]
+            client.log(text=texts[0] if texts else "None")
+            for part in content["parts"]:
+                if "text" in part:
+                    part["text"] = echo(part["text"])
+            calls = [part["function_call"] for part in content["parts"] if "function_call" in part]
+            answers: list[Any] = [
+                {"function_response": {"id": c.get("id"), "name": "edit", "response": {"ok": 1}}}
+                for c in calls
+            ]
+            contents += [content, {"role": "user", "parts": answers or [{"text": "And?"}]}]
+            if texts == ["done"]:
+                return 1.0
+        return 0.0
+
+    return agent
+
+
+DIALECTS = [chat, anthropic, responses, gemini]
 
 
 async def play(agent: Any, replies: list[str], **options: Any) -> Trajectory:

@@ -836,6 +836,9 @@ def test_every_call_of_a_long_conversation_may_come_back_completed() -> None:
         messages.append({"role": "tool", "tool_call_id": made["id"], "content": "ok"})
     talk.ask(messages, tools=[EDIT])
     assert (talk.book.lineages, talk.book.drift) == (1, {Drift.COMPLETED_ARGUMENTS: 6})
+    branch = talk.ask([*messages[:-1], {**messages[-1], "content": "no"}], tools=[EDIT])
+    assert talk.prompt(branch)[: len(expected)] == expected
+    assert (talk.book.lineages, talk.book.drift) == (2, {Drift.COMPLETED_ARGUMENTS: 6})
 
 
 def test_a_branch_after_a_completed_call_shares_what_was_sampled() -> None:
@@ -1385,10 +1388,10 @@ def test_finding_takes_as_many_comparisons_among_many_as_among_few(
     compared = 0
 
     def counted(method: Callable[..., bool]) -> Callable[..., bool]:
-        def count(*arguments: Any) -> bool:
+        def count(*arguments: Any, **options: Any) -> bool:
             nonlocal compared
             compared += 1
-            return method(*arguments)
+            return method(*arguments, **options)
 
         return count
 
