@@ -108,10 +108,10 @@ def test_the_configuration_of_codex_is_toml_that_leads_to_the_rollout(lean: bool
 
 
 def test_claude_code_may_use_the_tools_that_it_is_given() -> None:
-    command = evert.agents.claude_code(tools=["Read", "Bash(git *)"]).command
+    command = evert.agents.claude_code(tools=["Read", "Bash(git *)", "Bash(ls)"]).command
 
-    assert "--tools=Read,Bash(git *)" in command
-    assert "--allowedTools=Read,Bash(git *)" in command
+    assert "--tools=Read,Bash" in command
+    assert "--allowedTools=Read,Bash(git *),Bash(ls)" in command
 
 
 def test_claude_code_brings_the_option_for_the_arguments_that_it_completes() -> None:

@@ -165,7 +165,8 @@ async def test_aider_mends_a_file() -> None:
 
 async def test_claude_code_may_do_what_it_is_allowed_to_and_no_more() -> None:
     make = [call("Bash", command="""python3 -c 'open("made", "w")'"""), "Done."]
-    allowed = claude("Go.", lean=True, tools=["Bash"], reward=["test", "-e", "made"])
+    python = ["Bash(python3 *)"]
+    allowed = claude("Go.", lean=True, tools=python, reward=["test", "-e", "made"])
     denied = claude("Go.", lean=True, reward=["test", "-e", "made"])
     everything = claude(
         "Go.", lean=True, permission_mode="bypassPermissions", reward=["test", "-e", "made"]

@@ -31,6 +31,7 @@ ENVIRONMENT = {
     "CLAUDE_CODE_SUBAGENT_MODEL": "{model}",
     # ways to your settings, and to another model, which would be taken before ANTHROPIC_API_KEY
     "CLAUDE_CONFIG_DIR": None,
+    "CLAUDECODE": None,  # set where evert itself is run by a Claude Code
     "ANTHROPIC_AUTH_TOKEN": None,
     "CLAUDE_CODE_OAUTH_TOKEN": None,
     "CLAUDE_CODE_USE_BEDROCK": None,
@@ -53,7 +54,7 @@ def claude_code(
 
     Args:
         prompt: What to do; ``{task}`` in it is the episode's task, ``{task[name]}`` a part of it.
-        tools: Names of the tools that it offers and may use unasked, ``("Read", "Edit", "Bash")``;
+        tools: The tools that it offers and may use unasked, ``("Read", "Edit", "Bash(git *)")``;
             None: its own choice of tools, of which ``permission_mode`` says what they may do.
         permission_mode: What it may do unasked; what it would ask for is denied. "acceptEdits":
             read and edit files of its folder. "bypassPermissions": everything, for machines that
@@ -70,7 +71,8 @@ def claude_code(
     """
     command = [program, "-p", "--model", "{model}", "--permission-mode", permission_mode]
     if tools is not None:
-        command += [f"--tools={','.join(tools)}", f"--allowedTools={','.join(tools)}"]
+        names = dict.fromkeys(tool.partition("(")[0] for tool in tools)
+        command += [f"--tools={','.join(names)}", f"--allowedTools={','.join(tools)}"]
     if lean:
         command.append("--bare")
     env: dict[str, str | None] = dict(ENVIRONMENT)
