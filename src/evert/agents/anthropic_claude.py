@@ -8,6 +8,8 @@ https://docs.claude.com/en/docs/claude-code; tried with 2.1.330, ``npm install -
 - It sends tool calls back as it understood them: ``replace_all: false`` added, white space taken
   from the ends of lines, numbers read from strings. What was sampled is kept all the same
   (``keep_completed_arguments``); only a ``cd`` into its own folder that it leaves out is an edit.
+- It takes a model that it does not know for one with a context of a million tokens, and so never
+  compacts in time. ``env={"CLAUDE_CODE_MAX_CONTEXT_TOKENS": "32768"}`` tells it another size.
 """
 
 from collections.abc import Sequence
