@@ -6,6 +6,7 @@
 3. A program that is not there is an error that says how to get it.
 """
 
+import json
 import pickle
 import tomllib
 from collections.abc import Callable
@@ -23,6 +24,7 @@ READY: list[Callable[..., ProcessAgent]] = [
     evert.agents.aider,
     evert.agents.claude_code,
     evert.agents.codex,
+    evert.agents.gemini_cli,
 ]
 
 fix_bug = evert.agents.claude_code("Fix the bug.", files={"a.py": "1 +"}, reward=["python", "a.py"])
@@ -54,7 +56,7 @@ def test_one_line_of_a_module_makes_what_the_commands_train() -> None:
     assert pickle.loads(pickle.dumps(builder)).group_size == 2
 
 
-@pytest.mark.parametrize("name", ["aider", "claude_code", "codex"])
+@pytest.mark.parametrize("name", ["aider", "claude_code", "codex", "gemini_cli"])
 def test_it_is_found_by_its_import_path(name: str) -> None:
     assert resolve(f"evert.agents:{name}", "agent", InvalidAgentError) in READY
 
@@ -66,7 +68,8 @@ def test_it_is_found_by_its_import_path(name: str) -> None:
 def test_the_prompt_cannot_be_taken_for_an_option(ready: Callable[..., ProcessAgent]) -> None:
     command = ready("--help me").command
 
-    assert command[-2:] == ["--", "--help me"] or "--message=--help me" in command
+    within = {"--message=--help me", "--prompt=--help me"} & {*command}
+    assert within or command[-2:] == ["--", "--help me"]
 
 
 @pytest.mark.parametrize("ready", READY)
@@ -107,6 +110,19 @@ def test_the_configuration_of_codex_is_toml_that_leads_to_the_rollout(lean: bool
     assert ("{home}/.codex/instructions.md" in files) is lean
 
 
+def test_gemini_cli_signs_in_by_its_key_and_offers_the_tools_that_it_is_given() -> None:
+    def settings(**options: Any) -> Any:
+        agent = evert.agents.gemini_cli(**options)
+        return json.loads(str(agent.files["{home}/.gemini/settings.json"]))
+
+    assert settings()["security"]["auth"] == {"selectedType": "gemini-api-key"}
+    assert "tools" not in settings()
+    assert settings(tools=["replace"], lean=True)["tools"] == {"core": ["replace"]}
+    assert "run_shell_command" not in settings(lean=True)["tools"]["core"]
+    assert "{home}/.gemini/system.md" in evert.agents.gemini_cli(lean=True).files
+    assert evert.agents.gemini_cli(lean=True).env["GEMINI_SYSTEM_MD"] == "{home}/.gemini/system.md"
+
+
 def test_claude_code_may_use_the_tools_that_it_is_given() -> None:
     command = evert.agents.claude_code(tools=["Read", "Bash(git *)", "Bash(ls)"]).command
 
@@ -124,11 +140,13 @@ def test_claude_code_brings_the_option_for_the_arguments_that_it_completes() -> 
 
 
 def test_they_are_quiet_and_read_nothing_of_the_users() -> None:
-    claude, codex, aider = (ready() for ready in (READY[1], READY[2], READY[0]))
+    aider, claude, codex, gemini = (ready() for ready in READY)
 
-    assert all(agent.env["HOME"] == "{home}" for agent in (claude, codex, aider))
+    assert all(agent.env["HOME"] == "{home}" for agent in (aider, claude, codex, gemini))
     assert claude.env["CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"] == "1"  # titles, telemetry
     assert claude.env["CLAUDE_CONFIG_DIR"] is codex.env["CODEX_HOME"] is None
+    assert gemini.env["GEMINI_CLI_HOME"] is gemini.env["GOOGLE_API_KEY"] is None
+    assert gemini.env["TMPDIR"] == "{home}"  # where it leaves reports of errors
     assert {"--analytics-disable", "--no-check-update", "--no-auto-commits"} <= {*aider.command}
 
 
@@ -141,6 +159,7 @@ def test_they_are_quiet_and_read_nothing_of_the_users() -> None:
         (evert.agents.aider, "pip install aider-chat"),
         (evert.agents.claude_code, "npm install -g @anthropic-ai/claude-code"),
         (evert.agents.codex, "npm install -g @openai/codex"),
+        (evert.agents.gemini_cli, "npm install -g @google/gemini-cli"),
     ],
 )
 async def test_a_program_that_is_not_there_is_an_error_that_says_how_to_get_it(

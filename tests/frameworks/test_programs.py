@@ -1,8 +1,8 @@
 """Real programs as agents, over the loopback server, as ``evert.agents`` has them.
 
 1. A Node.js script with the npm package ``openai`` plays an episode: whole, streamed, with a tool.
-2. Claude Code, Codex and Aider mend a file, with their whole prompt and a lean one: an episode is
-   one datum, and nothing but the task is asked of the policy.
+2. Claude Code, Codex, Gemini CLI and Aider mend a file, with their whole prompt and a lean one: an
+   episode is one datum, and nothing but the task is asked of the policy.
 3. What a program says when it fails is in the error; a prompt that is too long ends the episode.
 
 ``test_gallery.py`` trains them by the command.
@@ -21,7 +21,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import InitialObservationOverflow, Trajectory
 
 from evert import AgentError, ChatAgentEnv, ProcessAgent, ScriptedPolicy
-from evert.agents import aider, claude_code, codex
+from evert.agents import aider, claude_code, codex, gemini_cli
 from evert.bridge.agent import NO_TASK
 
 FRAMEWORKS = Path(__file__).parent.parent.parent / ".frameworks"
@@ -83,6 +83,10 @@ def codex_of_npm(prompt: str, **options: Any) -> ProcessAgent:
     return codex(prompt, program=program("programs/node_modules/.bin/codex"), **options)
 
 
+def gemini(prompt: str, **options: Any) -> ProcessAgent:
+    return gemini_cli(prompt, program=program("programs/node_modules/.bin/gemini"), **options)
+
+
 def aider_of_pypi(prompt: str, **options: Any) -> ProcessAgent:
     return aider(prompt, program=program("aider/bin/aider"), edit=["calc.py"], **options)
 
@@ -116,11 +120,18 @@ async def test_a_node_script_with_the_npm_sdk_plays_an_episode(tmp_path: Path) -
     assert last.metrics["tools/calls"] == 1
 
 
-# -- 2. three programs mend a file -----------------------------------------------------------------
+# -- 2. four programs mend a file -----------------------------------------------------------------
 
 READ_AND_EDIT = [
     call("Read", file_path="calc.py"),
     call("Edit", file_path="calc.py", old_string="a - b", new_string="a + b"),
+    "Done.",
+]
+READ_AND_REPLACE = [
+    call("read_file", file_path="calc.py"),
+    call(
+        "replace", file_path="calc.py", instruction="Add.", old_string="a - b", new_string="a + b"
+    ),
     "Done.",
 ]
 SHELL = [call("exec_command", cmd="cat calc.py"), call("exec_command", cmd=PATCH), "Done."]
@@ -153,6 +164,20 @@ async def test_codex_mends_a_file(lean: bool) -> None:
     assert (trajectory.transitions[0].ob.length < 3000) is lean
 
 
+@pytest.mark.parametrize("lean", [False, True])
+async def test_gemini_cli_mends_a_file(lean: bool) -> None:
+    agent = gemini("Mend {task}.", lean=lean, files=FILES, reward=CHECK)
+    trajectory, last = await play(agent, READ_AND_REPLACE, "calc.py")
+
+    assert last.reward == 1.0, last.logs
+    assert last.logs["stdout"] == "Done.\n"
+    assert last.metrics["tools/calls"] == 2
+    assert len(trajectory.transitions) == 3
+    assert len(trajectory_to_data(trajectory, 1.0)) == 1
+    assert last.metrics["drift"] == 0
+    assert (trajectory.transitions[0].ob.length < 5000) is lean
+
+
 async def test_aider_mends_a_file() -> None:
     agent = aider_of_pypi("Mend {task}.", files=FILES, reward=CHECK)
     trajectory, last = await play(agent, WHOLE_FILE, "calc.py")
@@ -176,6 +201,14 @@ async def test_claude_code_may_do_what_it_is_allowed_to_and_no_more() -> None:
     assert earned == [1.0, 0.0, 1.0]
 
 
+async def test_gemini_cli_may_do_what_it_is_allowed_to_and_no_more() -> None:
+    make = [call("run_shell_command", command="touch made"), "Done."]
+    allowed = gemini("Go.", lean=True, tools=["run_shell_command"], reward=["test", "-e", "made"])
+    denied = gemini("Go.", reward=["test", "-e", "made"])
+
+    assert [(await play(agent, make))[1].reward for agent in (allowed, denied)] == [1.0, 0.0]
+
+
 # -- 3. errors -------------------------------------------------------------------------------------
 
 
@@ -190,7 +223,7 @@ async def test_what_a_program_says_at_its_start_is_in_the_error() -> None:
             await ChatAgentEnv(agent).initial_observation()
 
 
-@pytest.mark.parametrize("ready", [claude, codex_of_npm, aider_of_pypi])
+@pytest.mark.parametrize("ready", [claude, codex_of_npm, gemini, aider_of_pypi])
 async def test_a_prompt_that_is_too_long_ends_the_episode_as_any(ready: Any) -> None:
     env = ChatAgentEnv(ready("Go.", files=FILES), context_length=500)
     found = await env.initial_observation()

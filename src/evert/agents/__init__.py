@@ -9,12 +9,14 @@ which lies in the episode's own folder. The programs themselves are not installe
 
     anthropic_claude.py   ``claude_code``: Claude Code, from npm
     openai_codex.py       ``codex``: OpenAI's Codex, from npm
+    google_gemini.py      ``gemini_cli``: Google's Gemini CLI, from npm
     aider_chat.py         ``aider``: Aider, from PyPI, in an environment of its own
     recipe.py             what they share: their options, and the agent made of them
 """
 
 from evert.agents.aider_chat import aider
 from evert.agents.anthropic_claude import claude_code
+from evert.agents.google_gemini import gemini_cli
 from evert.agents.openai_codex import codex
 
-__all__ = ["aider", "claude_code", "codex"]
+__all__ = ["aider", "claude_code", "codex", "gemini_cli"]
