@@ -311,7 +311,7 @@ async def _train(
     with display(console, folder.path, total) as show:
         async with follow(folder.path, take):
             try:
-                await quietly(cookbook.main(config))
+                await tally.watch(quietly(cookbook.main(config)))
             except AssertionError as error:
                 if config.stream_minibatch_config is None or not tally.has_skipped:
                     raise

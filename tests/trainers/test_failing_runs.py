@@ -117,6 +117,17 @@ SMALL = [
 ]  # fmt: skip
 
 
+STREAM = [
+    "cookbook.stream_minibatch_config.groups_per_batch=2",
+    "cookbook.stream_minibatch_config.num_minibatches=1",
+]
+ASYNC = [
+    "cookbook.async_config.groups_per_batch=2",
+    "cookbook.async_config.max_steps_off_policy=1",
+    *(["cookbook.async_config.loss_fn=ppo"] if version("tinker-cookbook") >= "0.6" else []),
+]
+
+
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "failing_agents.py").write_text(AGENTS)
@@ -341,29 +352,21 @@ def test_fail_fast_is_there_for_the_asking(capsys: pytest.CaptureFixture[str]) -
     assert "some_raise raised LookupError after 1 model calls: no table 0" in said
 
 
+@pytest.mark.parametrize("mode", [[], STREAM], ids=["one by one", "stream"])
 def test_what_is_no_failure_of_the_agent_still_stops_the_run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    mode: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def broken(self: Any, *arguments: Any, **options: Any) -> Any:
+    def broken(self: Any, *arguments: Any, **options: Any) -> Any:
         raise SamplingRequestError("the sampler is on fire")
 
-    monkeypatch.setattr(SamplingClient, "sample_async", broken)
+    for name in ("sample_async", "sample"):  # of the Cookbook 0.5 and 0.6
+        monkeypatch.setattr(SamplingClient, name, broken)
 
-    assert run("some_raise", "steps=2") == 1
+    assert run("some_raise", "steps=2", *mode) == 1
     assert "error: the sampler is on fire" in capsys.readouterr().err
 
 
 # -- 5. the Cookbook's modes ----------------------------------------------------------------------
-
-STREAM = [
-    "cookbook.stream_minibatch_config.groups_per_batch=2",
-    "cookbook.stream_minibatch_config.num_minibatches=1",
-]
-ASYNC = [
-    "cookbook.async_config.groups_per_batch=2",
-    "cookbook.async_config.max_steps_off_policy=1",
-    *(["cookbook.async_config.loss_fn=ppo"] if version("tinker-cookbook") >= "0.6" else []),
-]
 
 
 @pytest.mark.parametrize("mode", [STREAM, ASYNC], ids=["stream", "async"])

@@ -5,9 +5,11 @@
 3. ``LeaveOut`` goes on without the episodes that failed, and lets every other error through.
 4. A tally writes a line a batch, says each reason once, and counts steps in a row.
 5. What other strategies give up is counted, too.
+6. A run that is over ends, whoever still waits for its rollouts.
 """
 
 import asyncio
+import copy
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -356,11 +358,13 @@ async def test_only_steps_in_a_row_end_a_run(tmp_path: Path) -> None:
 
     for batch in ([TABLE], [TABLE], [], [TABLE], [TABLE]):
         told.batch(batch, [] if batch else [good])
-    assert not told.tally.is_over
+    assert told.tally.error is None
 
-    with pytest.raises(EpisodesFailedError, match="In 3 steps in a row nearly all episodes failed"):
-        told.batch([TABLE])
-    assert told.tally.is_over
+    told.batch([TABLE])
+    assert isinstance(told.tally.error, EpisodesFailedError)
+    assert str(told.tally.error).startswith(
+        "In 3 steps in a row nearly all episodes failed: 3 of 3"
+    )
 
 
 @pytest.mark.parametrize(
@@ -370,17 +374,14 @@ async def test_only_steps_in_a_row_end_a_run(tmp_path: Path) -> None:
 )
 async def test_nearly_all_is_nineteen_of_twenty(tmp_path: Path, good: int, ends: bool) -> None:
     told, played = Told(tmp_path, failed_steps=1), await trajectory_of(works)
-    try:
-        told.batch([TABLE] * (20 - good), [played] * good)
-    except EpisodesFailedError:
-        assert ends
-    assert told.tally.is_over is ends
+    told.batch([TABLE] * (20 - good), [played] * good)
+    assert (told.tally.error is not None) is ends
 
 
 def test_a_run_of_fewer_steps_ends_after_them(tmp_path: Path) -> None:
     told = Told(tmp_path, start=8, steps=9)
-    with pytest.raises(EpisodesFailedError, match="In the only step there was nearly all"):
-        told.batch([TABLE])
+    told.batch([TABLE])
+    assert str(told.tally.error).startswith("In the only step there was nearly all episodes failed")
 
 
 # -- 5. other strategies --------------------------------------------------------------------------
@@ -430,22 +431,79 @@ async def test_a_group_that_is_given_up_is_counted_as_failed(
     assert told.records[0]["metrics"][FAILED] == 1.0
 
 
-async def test_where_the_first_failure_ends_the_run_nothing_is_counted(tmp_path: Path) -> None:
+async def test_a_failure_that_ends_the_run_is_not_counted_and_ends_it(tmp_path: Path) -> None:
     told = Told(tmp_path)
     with pytest.raises(AgentError):
         await do_group_rollout(builder(raises), POLICY, Counted(FailFast(), told.tally))
     assert not (tmp_path / BATCHES).exists()
+    assert isinstance(told.tally.error, AgentError)
 
 
-async def test_a_run_that_is_over_ends_under_a_strategy_that_catches_errors(tmp_path: Path) -> None:
-    told = Told(tmp_path, failed_steps=1)
-    strategy = Counted(RetryOnFailure(max_retries=0), told.tally)
+# -- 6. the end -----------------------------------------------------------------------------------
+
+
+async def test_a_training_that_nobody_ends_is_cancelled_when_the_run_is_over(
+    tmp_path: Path,
+) -> None:
+    told, cleaned_up = Told(tmp_path, failed_steps=1), []
+
+    async def waits_for_ever() -> None:
+        try:
+            told.batch([TABLE])
+            await asyncio.Event().wait()
+        finally:
+            cleaned_up.append(True)
 
     with pytest.raises(EpisodesFailedError):
-        await do_group_rollout(builder(raises), POLICY, strategy)
-    assert not strategy.catches_group_errors
+        await told.tally.watch(waits_for_ever())
+    assert cleaned_up == [True]
+
+
+async def test_what_ends_the_run_is_raised_before_what_the_training_makes_of_it(
+    tmp_path: Path,
+) -> None:
+    told = Told(tmp_path, failed_steps=1)
+
+    async def raises_another() -> None:
+        told.batch([TABLE])
+        told.tally.end(ValueError("later"))
+        raise LookupError("something else")
+
+    with pytest.raises(EpisodesFailedError):
+        await told.tally.watch(raises_another())
+
+
+async def test_a_trainings_own_error_and_end_are_its_own(tmp_path: Path) -> None:
+    async def broken() -> None:
+        raise LookupError("something else")
+
+    async def fine() -> None: ...
+
+    await Told(tmp_path).tally.watch(fine())
+    with pytest.raises(LookupError, match="something else"):
+        await Told(tmp_path).tally.watch(broken())
+
+
+async def test_cancelled_it_cancels_the_training_and_waits_for_it(tmp_path: Path) -> None:
+    cleaned_up = []
+
+    async def trains() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            cleaned_up.append(True)
+
+    watching = asyncio.create_task(Told(tmp_path).tally.watch(trains()))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    watching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await watching
+    assert cleaned_up == [True]
 
 
 def test_what_the_cookbook_writes_down_of_it_is_the_strategy(tmp_path: Path) -> None:
     strategy = Counted(RetryOnFailure(max_retries=2), Told(tmp_path).tally)
     assert dump_config(strategy) == {"inner": {"max_retries": 2, "per_rollout_timeout": 0}}
+    assert copy.deepcopy(strategy) is strategy  # which it does to write it down

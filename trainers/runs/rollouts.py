@@ -11,6 +11,7 @@ What is no failure of the agent (the engine's errors, a broken reward of the gro
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError
@@ -99,10 +100,13 @@ class Counted(RolloutStrategy):
         self.inner = inner  # the Cookbook writes what has no underscore into config.json
         self._tally = tally
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Counted":
+        return self  # a configuration is copied to be written down; there is one tally
+
     @property
     def catches_group_errors(self) -> bool:
-        """As the strategy has it, until the tally ends the run."""
-        return self.inner.catches_group_errors and not self._tally.is_over
+        """As the strategy has it."""
+        return self.inner.catches_group_errors
 
     async def execute(
         self, env_group_builder: EnvGroupBuilder, policy: TokenCompleter
@@ -110,15 +114,17 @@ class Counted(RolloutStrategy):
         """Play a group.
 
         Raises:
-            EpisodesFailedError: It was the last one of too many that failed.
-            Exception: As the strategy.
+            Exception: As the strategy. One that the Cookbook does not take for a group to go on
+                without ends the run, also where nobody awaits the group.
         """
         batch: Batch | None = getattr(env_group_builder, "batch", None)
         try:
             result = await self.inner.execute(env_group_builder, policy)
         except Exception as error:
             dropped = isinstance(error, AllTrajectoriesFailedError) or self.catches_group_errors
-            if batch is not None and dropped:
+            if not dropped:
+                self._tally.end(error)
+            elif batch is not None:
                 self._tally.take(batch, [], _failures_of_group(error))
             raise
         if batch is not None:

@@ -9,8 +9,9 @@ A batch is one of the dataset's. Where the Cookbook samples and trains side by s
 (``async_config``), its steps are made of other groups than the batch of that number.
 """
 
+import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ class Tally:
             ends, or after all of fewer; 0: never.
 
     Attributes:
-        is_over: Whether the run ends for its failures.
+        error: What ends the run; None: it goes on.
         has_skipped: Whether nothing could be learned from the latest batch.
     """
 
@@ -92,7 +93,8 @@ class Tally:
         self._in_a_row: list[Failures] = []
         self._explained: set[Any] = set()
         self._rows: dict[int, dict[str, float]] = {}
-        self.is_over = False
+        self.error: Exception | None = None
+        self._over = asyncio.Event()
         self.has_skipped = False
 
     def row(self, step: int) -> dict[str, float]:
@@ -102,20 +104,45 @@ class Tally:
     def take(
         self, batch: Batch, trajectories: Sequence[Trajectory], failures: Sequence[Failure]
     ) -> None:
-        """Take a group into account that was played.
+        """Take a group into account that was played; the last of too many that fail ends the run.
 
         Args:
             batch: The batch it is in.
             trajectories: Of the episodes that go on to the training.
             failures: Of those that do not.
-
-        Raises:
-            EpisodesFailedError: The batch is complete, and the last one of too many that failed.
         """
+        if self.error is not None:
+            return
         found = self._open.setdefault(batch.index, _Batch())
         found.add(trajectories, failures)
         if found.groups == batch.groups:
             self._complete(self._open.pop(batch.index))
+
+    def end(self, error: Exception) -> None:
+        """End the run with an error; the first one counts."""
+        if self.error is None:
+            self.error = error
+            self._over.set()
+
+    async def watch(self, training: Coroutine[Any, Any, None]) -> None:
+        """Await the training; where the run ends, cancel it.
+
+        The Cookbook does not await every rollout: where it streams minibatches, it would wait for
+        one that raised for ever.
+
+        Raises:
+            Exception: What ends the run, whatever became of the training for it; or its own error.
+        """
+        tasks = asyncio.create_task(training), asyncio.create_task(self._over.wait())
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        if self.error is not None:
+            raise self.error
+        await tasks[0]
 
     def tell(self, what: str, failed: Failures, *, skipped: bool = False) -> None:
         """Say that most episodes failed, or that nothing can be learned; each reason once.
@@ -152,8 +179,7 @@ class Tally:
             return
         self._in_a_row.append(failed)
         if self._patience and len(self._in_a_row) >= self._patience:
-            self.is_over = True
-            raise EpisodesFailedError(_the_end(self._in_a_row))
+            self.end(EpisodesFailedError(_the_end(self._in_a_row)))
 
 
 def _the_end(failed: Sequence[Failures]) -> str:
