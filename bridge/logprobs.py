@@ -14,6 +14,7 @@ finds these. Thinking, tool calls and control tokens are no visible text.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import openai
@@ -23,8 +24,11 @@ from evert.bridge.messages import Reply, TokenLogprob
 from evert.bridge.rendering import PromptRenderer
 from evert.bridge.requests import bad_request
 
-LONGEST_CHARACTER = 4
-"""Bytes of a character, and so the most tokens that may share one."""
+WINDOW = 16
+"""Tokens that are decoded together at most; a character has no more than four."""
+
+NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"
+"""What stands for bytes that are none; the tokens of all but the first of them say nothing."""
 
 Span = tuple[int, int]
 """Where some characters begin, and where they have ended."""
@@ -105,46 +109,57 @@ def text_logprobs(
 
     Returns:
         One a token, whose texts make up the reply's: a token at an edge counts with the part that
-        can be seen, and of a character of several tokens all stands at the last. None where the
+        can be seen, and a character of several tokens stands at the last of them. None where the
         text is not to be found in what was sampled.
     """
-    texts = [*_texts(tokens, renderer)]
-    spans = _visible(texts, tokens, reply, renderer)
+    ends = _ends(tokens, renderer)
+    spans = _visible(ends, tokens, reply, renderer)
     if spans is None:
         return None
-    found, start = [], 0
-    for text, logprob in zip(texts, logprobs, strict=True):
-        end = start + len(text)
-        seen = "".join(text[max(a, start) - start : max(b - start, 0)] for a, b in spans)
-        if seen or (not text and any(a <= start < b for a, b in spans)):
-            found.append(TokenLogprob(seen, logprob))
-        start = end
+    whole, found = renderer.decode(tokens), []
+    for begin, stop in spans:
+        for (start, end), logprob in zip(pairwise([0, *ends]), logprobs, strict=True):
+            seen = whole[max(begin, start) : min(stop, end)]
+            is_piece = begin <= start == end < stop + whole.startswith(NO_CHARACTER, stop - 1)
+            if seen or is_piece:
+                found.append(TokenLogprob(seen, logprob))
     return tuple(found)
 
 
-def _texts(tokens: Sequence[int], renderer: PromptRenderer) -> Iterator[str]:
-    """What each token adds to the text."""
-    before, start = 0, 0  # the tokens from `before` on are decoded with those that are new
-    known = ""
+def _ends(tokens: Sequence[int], renderer: PromptRenderer) -> list[int]:
+    """Where in the text of all tokens each one's own part ends.
+
+    A few tokens are decoded at a time, since only several may make a character, and what they say
+    counts as far as all of them together say the same.
+    """
+    whole = renderer.decode(tokens)
+    ends: list[int] = []
+    known = (0, 0)  # up to a token, and up to a character, from which on it is decoded
+    whole_up_to = (0, 0)  # where the text so far ended with a whole character
     for end in range(1, len(tokens) + 1):
-        text = renderer.decode(tokens[before:end])
-        is_piece = text.endswith("\N{REPLACEMENT CHARACTER}")
-        if is_piece and end - start < LONGEST_CHARACTER and end < len(tokens):
-            yield ""
-            continue
-        yield text[len(known) :]
-        before, start = start, end
-        known = renderer.decode(tokens[before:start])
+        first, place = known
+        text = renderer.decode(tokens[first:end])
+        agreed = _agreed(text, whole[place : place + len(text)])
+        ends.append(max(place + agreed, ends[-1] if ends else 0))
+        if agreed == len(text) or end - first > WINDOW:
+            known, whole_up_to = whole_up_to, (end, ends[-1])
+    return [*ends[:-1], len(whole)] if ends else []
+
+
+def _agreed(text: str, other: str) -> int:
+    """How many characters two texts have in common from their beginning on."""
+    pairs = enumerate(zip(text, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(text), len(other)))
 
 
 def _visible(
-    texts: Sequence[str], tokens: Sequence[int], reply: Reply, renderer: PromptRenderer
+    ends: Sequence[int], tokens: Sequence[int], reply: Reply, renderer: PromptRenderer
 ) -> list[Span] | None:
-    """Where the reply's text stands in what was sampled; None: nowhere."""
-    whole = "".join(texts)
+    """Where the reply's text stands in what was sampled, in the text's order; None: nowhere."""
+    whole = renderer.decode(tokens)
     plain = "".join(  # markup of the format is no text, even if it reads like it
-        "\0" * len(text) if token in renderer.markup else text
-        for text, token in zip(texts, tokens, strict=True)
+        "\0" * (end - start) if token in renderer.markup else whole[start:end]
+        for (start, end), token in zip(pairwise([0, *ends]), tokens, strict=True)
     )
     spans: list[Span] = []
     cursor = 0
@@ -155,9 +170,32 @@ def _visible(
         cursor = start + len(part["text"])
         if part["type"] == "text":
             spans.append((start, cursor))
+    for lost in reply.unparsed:  # they stand after the text, wherever they were
+        start = whole.find(lost.raw_text)
+        if start >= 0:
+            spans.append((start, start + len(lost.raw_text)))
     said = "".join(whole[start:end] for start, end in spans)
-    first = said.find(reply.text)
-    return None if first < 0 else _cut(spans, first, first + len(reply.text))
+    runs = _runs(said, reply.text)
+    return None if runs is None else [one for first, end in runs for one in _cut(spans, first, end)]
+
+
+def _runs(said: str, text: str) -> list[Span] | None:
+    """The stretches of ``said`` that make up a text, which may lack white space between them."""
+    if (first := said.find(text)) >= 0:
+        return [(first, first + len(text))]
+    runs: list[Span] = []
+    place = 0
+    for character in text:
+        while said[place : place + 1] != character:
+            if not said[place : place + 1].isspace():
+                return None
+            place += 1
+        if runs and runs[-1][1] == place:
+            runs[-1] = (runs[-1][0], place + 1)
+        else:
+            runs.append((place, place + 1))
+        place += 1
+    return runs
 
 
 def _parts(reply: Reply) -> Iterator[dict[str, Any]]:
@@ -168,8 +206,6 @@ def _parts(reply: Reply) -> Iterator[dict[str, Any]]:
     else:
         for part in content:
             yield {"type": part["type"], "text": part.get("text") or part.get("thinking") or ""}
-    for lost in reply.unparsed:
-        yield {"type": "text", "text": lost.raw_text}
 
 
 def _find(text: str, plain: str, whole: str, cursor: int) -> int:

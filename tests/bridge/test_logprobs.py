@@ -19,6 +19,8 @@ import openai
 import pytest
 import tinker
 from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tinker_cookbook.completers import (
     MessageCompleter,
     StopCondition,
@@ -197,6 +199,61 @@ def test_tokens_that_are_no_characters_stand_for_themselves() -> None:
         assert found is not None
         assert "".join(one.text for one in found) == reply.text
         assert [one.logprob for one in found] == numbers(tokens)
+
+
+BROKEN = '<tool_call>{"name": 🎉</tool_call>'
+
+
+@pytest.mark.parametrize(
+    "sampled",
+    [f"Before. {BROKEN}", f"Before. {BROKEN}\n{CALL}", f"{BROKEN} and after.", f"A {BROKEN} b."],
+)
+def test_a_broken_call_is_listed_where_the_text_has_it(sampled: str) -> None:
+    """The agent sees it after what was said before and behind it."""
+    renderer = prompt_renderer(None)
+    tokens = renderer.encode(sampled) + renderer.end_tokens[:1]
+    reply = read(tokens, renderer, tools=[TOOL])
+
+    found = text_logprobs(reply, tokens, numbers(tokens), renderer)
+
+    assert BROKEN in reply.text
+    assert found is not None
+    assert "".join(one.text for one in found) == reply.text
+    assert len({one.logprob for one in found}) == len(found)
+
+
+@pytest.mark.parametrize("text", ["\ufffd🎉", "日本\ufffd日本", "\ufffd", "x\ufffd\ufffdé"])
+def test_a_replacement_character_that_was_meant_confuses_nothing(
+    family: Renderer, text: str
+) -> None:
+    renderer = prompt_renderer(family)
+    tokens = renderer.encode(text) + renderer.end_tokens[:1]
+    reply = read(tokens, renderer)
+
+    found = text_logprobs(reply, tokens, numbers(tokens), renderer)
+
+    assert found is not None
+    assert "".join(one.text for one in found) == reply.text
+    assert [one.logprob for one in found] == numbers(found)
+
+
+@given(
+    st.lists(st.integers(0, 511), max_size=30),
+    st.booleans(),
+    st.sampled_from([(), ("e",)]),
+)
+@settings(deadline=None)
+def test_whatever_an_untrained_policy_says_is_told_token_by_token(
+    tokens: list[int], truncated: bool, stop: tuple[str, ...]
+) -> None:
+    renderer = prompt_renderer(None)
+    reply = read(tokens, renderer, truncated=truncated, stop=stop, tools=[TOOL])
+
+    found = text_logprobs(reply, tokens, numbers(tokens), renderer)
+
+    assert found is not None
+    assert "".join(one.text for one in found) == reply.text
+    assert len({one.logprob for one in found}) == len(found)
 
 
 def test_each_token_has_the_number_that_was_sampled_with_it() -> None:
@@ -536,7 +593,7 @@ def endpoint(logprobs: Any) -> web.Application:
     return app
 
 
-def given(*tokens: tuple[str, list[int] | None]) -> dict[str, Any]:
+def as_written(*tokens: tuple[str, list[int] | None]) -> dict[str, Any]:
     """As the hosted API writes them: bytes of a character may be apart, their texts escaped."""
     return {
         "refusal": None,
@@ -553,9 +610,12 @@ PARTY = "🎉".encode()
 @pytest.mark.parametrize(
     ("logprobs", "texts"),
     [
-        (given(("A", [65]), ("\\xf0", [*PARTY[:2]]), ("\\x8e", [*PARTY[2:]])), ["A", "", "🎉"]),
-        (given(("A", None), ("🎉", None)), ["A", "🎉"]),
-        (given(("Something", None)), None),
+        (
+            as_written(("A", [65]), ("\\xf0", [*PARTY[:2]]), ("\\x8e", [*PARTY[2:]])),
+            ["A", "", "🎉"],
+        ),
+        (as_written(("A", None), ("🎉", None)), ["A", "🎉"]),
+        (as_written(("Something", None)), None),
         (None, "refused"),
     ],
 )
