@@ -41,7 +41,7 @@ frameworks: .venv/developing
 tau2: .venv/developing
 ifdef TAU2_BENCH
 	$(BIN)/python frameworks/make_environment.py tau2
-	.frameworks/tau2/bin/python -m pytest tests/frameworks --environment tau2
+	.frameworks/tau2/bin/python -m pytest -n 2 --dist worksteal tests/frameworks --environment tau2
 else
 	@echo 'SKIPPED: the tests of tau2-bench. Clone https://github.com/sierra-research/tau2-bench and name the folder: make tau2 TAU2_BENCH=PATH'
 endif
