@@ -16,6 +16,8 @@ from evert.bridge.rendering import PromptRenderer, prompt_renderer
 from evert.bridge.tokens import FlatPrompt, flatten
 
 _OURS = (CALLER, LINEAGE, DRIFT)
+_SUMMED = (DRIFT, "handoffs", "tools/")
+"""How the metrics begin that the summary has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ def _decoded(tokens: Sequence[Any], decoder: PromptRenderer) -> str:
 def _earned(transition: Transition) -> Text:
     text = Text(f"  reward {transition.reward:g}", style="bold" if transition.reward else "dim")
     for name, value in transition.metrics.items():
-        if not name.startswith((STOP_METRIC_PREFIX, "tools/", DRIFT)) and name != "lineages":
+        if not name.startswith((STOP_METRIC_PREFIX, *_SUMMED)) and name != "lineages":
             text.append(f"  {name}={value:g}", style="dim")
     for name, note in transition.logs.items():
         if name not in _OURS:
@@ -151,6 +153,6 @@ def _summary(trajectory: Trajectory) -> Text:
         count = int(last["lineages"])
         text.append(f"; {count} {'datum' if count == 1 else 'data'}")
     for name, value in last.items():
-        if name.startswith((f"{DRIFT}/", "tools/")):
+        if name.startswith(_SUMMED) and name != DRIFT:
             text.append(f", {name} {value:g}", style="dim")
     return text

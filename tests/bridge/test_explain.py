@@ -62,6 +62,20 @@ async def test_a_fork_says_where_and_why() -> None:
     assert "2 data, drift/history 1" in text
 
 
+async def test_a_handoff_is_in_the_summary() -> None:
+    async def agent(client: AgentClient) -> float:
+        history: list[dict[str, Any]] = [{"role": "user", "content": "A poem."}]
+        for prompt in ("You write.", "You criticise."):
+            said = await ask(client, [{"role": "system", "content": prompt}, *history])
+            history.append({"role": "assistant", "content": said})
+        return 0.0
+
+    text = await shown(agent, ["Roses.", "Bad."])
+
+    assert text.rstrip().endswith("2 turns, reward 0, completed; 2 data, handoffs 1")
+    assert "handoffs=1" not in text
+
+
 async def test_sub_agents_are_named() -> None:
     async def agent(client: AgentClient) -> float:
         async with asyncio.TaskGroup() as group:
