@@ -2,8 +2,8 @@
 #
 #   make train   train a chat agent in about a minute (main job); ends with a figure and a plot
 #   make test    all tests
-#   make frameworks   the examples of twelve agent frameworks, Twenty Questions in two of them, in
-#                     environments of their own
+#   make frameworks   the examples of twelve agent frameworks, Twenty Questions in two of them, and a
+#                     gallery of public agents, in environments of their own
 #   make tau2    the same for tau2-bench, in a checkout of it: make tau2 TAU2_BENCH=PATH (part of
 #                `make frameworks` where TAU2_BENCH is set)
 #   make cookbooks   what touches the Tinker Cookbook, against the newest one too (constraints.txt has 0.5.8)
@@ -31,10 +31,10 @@ frameworks: .venv/developing
 	$(BIN)/python frameworks/make_environment.py aider
 	$(BIN)/python frameworks/make_environment.py openai3
 	$(BIN)/python frameworks/add_agents.py openai3
-	.frameworks/openai3/bin/python -m pytest tests/frameworks --environment openai3
+	.frameworks/openai3/bin/python -m pytest -n 2 --dist worksteal tests/frameworks --environment openai3
 	$(BIN)/python frameworks/make_environment.py openai2
 	$(BIN)/python frameworks/add_agents.py openai2
-	.frameworks/openai2/bin/python -m pytest tests/frameworks --ignore tests/frameworks/test_programs.py --environment openai2
+	.frameworks/openai2/bin/python -m pytest -n 2 --dist worksteal tests/frameworks --ignore tests/frameworks/test_programs.py --environment openai2
 	@$(MAKE) tau2
 
 # It is in no package index, so that its tests need a checkout.

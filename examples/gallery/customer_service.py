@@ -6,7 +6,7 @@ sources of openai-agents.
     evert train agent=customer_service:agent train_tasks=customer_service:TASKS on_agent_error=0
 """
 
-from agents import OpenAIProvider, RunConfig, Runner
+from agents import ModelBehaviorError, OpenAIProvider, RunConfig, Runner
 from examples.customer_service.main import AirlineAgentContext, triage_agent
 from scoring import closeness
 
@@ -24,6 +24,10 @@ async def agent(client, task):
     provider = OpenAIProvider(openai_client=client.openai)
     config = RunConfig(model_provider=provider, tracing_disabled=True)
     context = AirlineAgentContext()
-    result = await Runner.run(triage_agent, ASKS.format(**task), context=context, run_config=config)
+    asked = ASKS.format(**task)
+    try:
+        result = await Runner.run(triage_agent, asked, context=context, run_config=config)
+    except ModelBehaviorError:  # a reply that was cut
+        return 0.0
     booked = {"confirmation": context.confirmation_number, "seat": context.seat_number} == task
     return 1.0 if booked else 0.2 * closeness(result.final_output, task["seat"])

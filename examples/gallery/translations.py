@@ -9,7 +9,7 @@ from the sources of openai-agents. The agents make their own clients: their call
 
 import os
 
-from agents import Runner, set_tracing_disabled
+from agents import ModelBehaviorError, Runner, set_tracing_disabled
 from examples.agent_patterns.agents_as_tools import orchestrator_agent, synthesizer_agent
 from scoring import closeness
 
@@ -29,6 +29,9 @@ set_tracing_disabled(True)
 async def agent(task):
     """One request; how close the last word is to both translations."""
     asked = f"Translate '{task['text']}' to Spanish and French."
-    translated = await Runner.run(orchestrator_agent, asked)
-    summed_up = await Runner.run(synthesizer_agent, translated.to_input_list())
+    try:
+        translated = await Runner.run(orchestrator_agent, asked)
+        summed_up = await Runner.run(synthesizer_agent, translated.to_input_list())
+    except ModelBehaviorError:  # a reply that was cut
+        return 0.0
     return closeness(summed_up.final_output, f"{task['Spanish']}\n{task['French']}")
