@@ -10,6 +10,7 @@
 
 import asyncio
 import copy
+import gc
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -426,7 +427,7 @@ async def test_a_group_that_is_given_up_is_counted_as_failed(
     told = Told(tmp_path)
 
     with pytest.raises(error):
-        await do_group_rollout(builder(raises), POLICY, Counted(inner, told.tally))
+        await do_group_rollout(builder(raises, 1), POLICY, Counted(inner, told.tally))
 
     assert told.records[0]["metrics"][FAILED] == 1.0
 
@@ -434,7 +435,7 @@ async def test_a_group_that_is_given_up_is_counted_as_failed(
 async def test_a_failure_that_ends_the_run_is_not_counted_and_ends_it(tmp_path: Path) -> None:
     told = Told(tmp_path)
     with pytest.raises(AgentError):
-        await do_group_rollout(builder(raises), POLICY, Counted(FailFast(), told.tally))
+        await do_group_rollout(builder(raises, 1), POLICY, Counted(FailFast(), told.tally))
     assert not (tmp_path / BATCHES).exists()
     assert isinstance(told.tally.error, AgentError)
 
@@ -460,7 +461,7 @@ async def test_a_training_that_nobody_ends_is_cancelled_when_the_run_is_over(
 
 
 async def test_what_ends_the_run_is_raised_before_what_the_training_makes_of_it(
-    tmp_path: Path,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     told = Told(tmp_path, failed_steps=1)
 
@@ -471,6 +472,8 @@ async def test_what_ends_the_run_is_raised_before_what_the_training_makes_of_it(
 
     with pytest.raises(EpisodesFailedError):
         await told.tally.watch(raises_another())
+    gc.collect()
+    assert "raises_another" not in caplog.text  # as a task whose exception was never retrieved
 
 
 async def test_a_trainings_own_error_and_end_are_its_own(tmp_path: Path) -> None:

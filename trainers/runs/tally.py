@@ -139,10 +139,10 @@ class Tally:
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.wait(tasks)
+            await asyncio.gather(*tasks, return_exceptions=True)  # takes note of their errors
         if self.error is not None:
             raise self.error
-        await tasks[0]
+        tasks[0].result()
 
     def tell(self, what: str, failed: Failures, *, skipped: bool = False) -> None:
         """Say that most episodes failed, or that nothing can be learned; each reason once.
