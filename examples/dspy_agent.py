@@ -1,6 +1,9 @@
 """DSPy, with no client passed: calls to the policy's model name are taken over."""
 
 import json
+import os
+
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or it downloads prices at first use
 
 import dspy
 from game import TURNS, Game, next_guess, play
