@@ -58,11 +58,12 @@ def add_from_sources(pip: list[str], environment: Path, package: str, folder: st
         run(*pip, "download", *what)
         [archive] = Path(download).iterdir()
         with tarfile.open(archive) as sources:
-            top = sources.getnames()[0].partition("/")[0]
-            inside = [one for one in sources if one.name.startswith(f"{top}/{folder}/")]
-            for one in inside:
-                one.name = one.name.removeprefix(f"{top}/")
-            sources.extractall(packages, inside, filter="data")
+            for one in sources:
+                inside = one.name.partition("/")[2]  # without the folder named after the version
+                if inside.startswith(f"{folder}/") and (content := sources.extractfile(one)):
+                    path = Path(packages, inside)
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(content.read())
 
 
 if __name__ == "__main__":
