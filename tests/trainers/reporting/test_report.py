@@ -41,7 +41,7 @@ from evert.trainers.reporting.run import (
 from evert.trainers.reporting.sections import PANELS
 from evert.trainers.reporting.tokens import Tokens, cost, count_tokens, spread
 from evert.trainers.reporting.transcripts import held_out_episodes, training_episodes
-from evert.trainers.runs.steps import HELD_OUT_REWARD, TRAIN_REWARD
+from evert.trainers.runs.steps import FAILED, HELD_OUT_REWARD, SKIPPED, TRAIN_REWARD
 
 MEGABYTE = 1_000_000
 HOSTILE = """\"'><script>document.title = "taken"</script><img src=x onerror="document.title=1">
@@ -567,6 +567,27 @@ def test_missing_metrics_leave_their_figure_out_and_are_named(made: MadeUp) -> N
     files = {file.name for file in (path / "report").iterdir()}
     assert {"reward.png", "entropy.png", "time_spent.png", "index.html"} <= files
     assert not {"success.png", "kl.png", "tool_calls.png"} & files
+
+
+def test_episodes_that_failed_have_a_figure_and_the_commonest_error(made: MadeUp) -> None:
+    path = made.write()
+    assert "failed in training" not in Tags(page_of(path)).text
+    failure = {"kind": "agent_error", "error": "ValueError: <b>no table", "traceback": "..."}
+    batch = {"episodes": 4, "kinds": {"agent_error": 2}, "found": [[failure, 2]]}
+    write_lines(
+        path / "batches.jsonl",
+        [
+            {"step": step, "metrics": {FAILED: 0.5, SKIPPED: float(step == 1)}, **batch}
+            for step in range(3)
+        ],
+    )
+
+    text = " ".join(Tags(page_of(path)).text.split())
+
+    assert "failed in training 6 of 12 episodes failed (6 agent errors)" in text
+    assert "the commonest failure ValueError: <b>no table" in text
+    assert "batches skipped 1" in text
+    assert (path / "report" / "failed.png").exists()
 
 
 def test_a_run_without_any_step_has_a_page_without_figures(made: MadeUp) -> None:
