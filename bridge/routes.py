@@ -86,7 +86,8 @@ class Routes:
         return (
             f"The agent asked for {' and '.join(map(repr, names))}; the policy is called "
             f"{policies}. If it is to answer such calls, give it that name: "
-            f"policy_names={','.join(names)!r}."
+            f"policy_names={','.join(names)!r}. If another model is meant, put it beside the "
+            f"policy: models={{{names[0]!r}: ...}}."
         )
 
     def find(self, model: str) -> Inbox | FrozenAnswer:

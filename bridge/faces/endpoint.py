@@ -200,10 +200,8 @@ class Endpoint:
         dialect = self._dialect(urlsplit(url).path.rstrip("/"))
         if not isinstance(model, str) or dialect is None or not _is_final(error):
             raise error
-        message = (
-            f"{self.episode.routes.hint(model)} {host or 'Its host'} cannot be reached from here; "
-            f"if another model is meant, put it beside the policy: models={{{model!r}: ...}}."
-        )
+        hint = self.episode.routes.hint(model)
+        message = f"{hint} {host or 'Its host'} cannot be reached from here."
         return _refusal(dialect, bad_request(message, param="model", code="model_not_found"))
 
     async def answer(self, method: str, path: str, content: bytes) -> Answer:

@@ -201,7 +201,8 @@ async def test_an_agent_with_models_of_its_own_plays_whatever_they_are_called() 
 
 STRANGER = (
     "The agent asked for 'gpt-5.2'; the policy is called 'policy'. If it is to answer such calls, "
-    "give it that name: policy_names='gpt-5.2'."
+    "give it that name: policy_names='gpt-5.2'. If another model is meant, put it beside the "
+    "policy: models={'gpt-5.2': ...}."
 )
 
 

@@ -34,9 +34,9 @@ URL = "https://api.openai.com/v1/chat/completions"
 
 CAUSE = (
     "The agent asked for 'gpt-5.2'; the policy is called 'policy'. If it is to answer such calls, "
-    "give it that name: policy_names='gpt-5.2'."
+    "give it that name: policy_names='gpt-5.2'. If another model is meant, put it beside the "
+    "policy: models={'gpt-5.2': ...}."
 )
-WAY_OUT = "put it beside the policy: models={'gpt-5.2': ...}."
 
 
 class Network:
@@ -136,7 +136,7 @@ async def test_a_plain_agent_is_told_by_its_sdk(
         with pytest.raises(error) as caught:
             ask()
         assert CAUSE in str(caught.value)
-        assert WAY_OUT in str(caught.value)
+        assert "cannot be reached from here." in str(caught.value)
         return 1.0
 
     assert await play_without_a_call(agent) == 1.0
@@ -151,7 +151,7 @@ async def test_an_async_agent_is_told_by_its_sdk(
         with pytest.raises(error) as caught:
             await ask()
         assert CAUSE in str(caught.value)
-        assert WAY_OUT in str(caught.value)
+        assert "cannot be reached from here." in str(caught.value)
         return 1.0
 
     assert await play_without_a_call(agent) == 1.0
@@ -172,10 +172,8 @@ async def test_requests_without_any_sdk_get_it_as_a_response() -> None:
         for answer in answers:
             assert answer["error"]["code"] == "model_not_found"
             assert answer["error"]["param"] == "model"
-            assert answer["error"]["message"] == (
-                f"{CAUSE} api.openai.com cannot be reached from here; if another model is meant, "
-                f"{WAY_OUT}"
-            )
+            message = answer["error"]["message"]
+            assert message == f"{CAUSE} api.openai.com cannot be reached from here."
         return 1.0
 
     assert await play_without_a_call(agent) == 1.0
