@@ -17,11 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tinker_cookbook.rl import train as cookbook
 
+from evert import AgentDatasetBuilder, embedded_engine
 from evert.trainers import sweep, train
 from evert.trainers.engine.errors import SamplingRequestError
 from evert.trainers.engine.sampling_client import SamplingClient
 from evert.trainers.runs.folder import RESULT, RunFolder
+from evert.trainers.runs.progress import logging_to
 from evert.trainers.runs.steps import FAILED, SKIPPED, TRAIN_REWARD
 
 AGENTS = '''
@@ -196,6 +199,32 @@ def test_a_skipped_batch_is_played_again_by_a_run_that_was_stopped_after_it(
     assert result()["failures"]["kinds"] == {}
 
 
+async def test_under_the_cookbooks_own_loop_a_batch_without_a_call_is_skipped_too(
+    tmp_path: Path,
+) -> None:
+    config = cookbook.Config(
+        recipe_name="test",
+        model_name="evert-tiny",
+        renderer_name="qwen3_instruct",
+        dataset_builder=AgentDatasetBuilder(
+            agent="failing_agents:calls_from_the_second_batch_on",
+            train_tasks="failing_agents:TASKS",
+            batch_size=2,
+            group_size=2,
+        ),
+        learning_rate=1e-4,
+        max_tokens=8,
+        eval_every=0,
+        save_every=0,
+        log_path=str(tmp_path / "run"),
+    )
+    with embedded_engine(tmp_path / "store", device="cpu"), logging_to(tmp_path):
+        await cookbook.main(config)
+
+    assert [TRAIN_REWARD in row for row in folder().steps()] == [False, True]
+    assert folder().checkpoints()[-1]["batch"] == 2
+
+
 # -- 2. what is said ------------------------------------------------------------------------------
 
 TRACEBACK = """\
@@ -229,7 +258,7 @@ def test_the_first_step_says_how_many_fail_why_and_where(
         ("no_reward", "4 episodes without a reward", "never called client.reward"),
         ("hangs", "4 timeouts", "neither called the model nor ended within agent_timeout=2"),
         ("rambles", "4 context overflows", "prompt is too long"),
-        ("command", "4 ", "no such flag"),
+        ("command", "4 agent errors", "stderr 'no such flag'"),
     ],
 )
 def test_each_kind_of_failure_is_told_from_the_others(
