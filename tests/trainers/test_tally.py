@@ -385,6 +385,19 @@ def test_a_run_of_fewer_steps_ends_after_them(tmp_path: Path) -> None:
     assert str(told.tally.error).startswith("In the only step there was nearly all episodes failed")
 
 
+async def test_where_failures_are_scored_already_the_end_says_what_else_to_do(
+    tmp_path: Path,
+) -> None:
+    scored, left_out = Told(tmp_path, failed_steps=1), Told(tmp_path, failed_steps=1)
+
+    scored.batch([], [await trajectory_of(raises, on_agent_error=0.0)])
+    left_out.batch([TABLE])
+
+    assert "equal rewards teach nothing: take a model that succeeds" in str(scored.tally.error)
+    assert "on_agent_error" not in str(scored.tally.error)
+    assert "score that: on_agent_error=" in str(left_out.tally.error)
+
+
 # -- 5. other strategies --------------------------------------------------------------------------
 
 

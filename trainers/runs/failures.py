@@ -56,6 +56,8 @@ class Failure:
     """Class and message."""
     traceback: str = ""
     """The agent's own frames; "" where there are none."""
+    is_scored: bool = False
+    """Whether ``on_agent_error`` gave it a reward."""
 
     @property
     def alike(self) -> tuple[str, str]:
@@ -82,7 +84,7 @@ def failure_in(trajectory: Trajectory) -> Failure | None:
     if error := str(last.logs.get(AGENT_ERROR, "")):
         timeout = f"stop/{AGENT_TIMEOUT}" in last.metrics
         kind = AGENT_TIMEOUT if timeout else _kind_of(error)
-        return Failure(kind, error, str(last.logs.get(AGENT_TRACEBACK, "")))
+        return Failure(kind, error, str(last.logs.get(AGENT_TRACEBACK, "")), is_scored=True)
     if OVERFLOW in last.logs:
         return Failure(OVERFLOW, str(last.logs[OVERFLOW]))
     if NO_CALL in last.metrics:
