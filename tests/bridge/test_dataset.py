@@ -289,7 +289,8 @@ async def test_a_group_reward_is_found_by_its_import_path() -> None:
     builder = AgentDatasetBuilder(agent=AGENT, train_tasks=[1], group_reward="builtins:len")
     train, _ = await builder()
 
-    assert groups(train, 0)[0].group_reward is len
+    found: object = groups(train, 0)[0].group_reward
+    assert found is len
 
 
 async def test_a_group_reward_that_is_not_there_is_an_error_that_names_it() -> None:
