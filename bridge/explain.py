@@ -19,6 +19,10 @@ _OURS = (CALLER, LINEAGE, DRIFT)
 _SUMMED = (DRIFT, "handoffs", "tools/")
 """How the metrics begin that the summary has."""
 
+_SEEN = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
+_SEEN |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+"""Control characters -> Unicode's pictures of them; the later block has none."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
@@ -51,15 +55,16 @@ def explain(
     for number, transition in enumerate(trajectory.transitions):
         prompt = flatten(transition.ob.chunks)
         origin = _origin(prompt, known)
-        out.print(_heading(number, transition, len(prompt)))
+        out.print(_harmless(_heading(number, transition, len(prompt))))
         out.print(_source(origin, cause))
         new = prompt[origin.length :] if origin is not None else prompt
-        out.print(_block("new", _decoded(new, decoder), "cyan"))
-        out.print(_block("sampled", _decoded(transition.ac.tokens, decoder), "green"))
-        out.print(_earned(transition))
+        out.print(_harmless(_block("new", _decoded(new, decoder), "cyan")))
+        sampled = _decoded(transition.ac.tokens, decoder)
+        out.print(_harmless(_block("sampled", sampled, "green")))
+        out.print(_harmless(_earned(transition)))
         cause = transition.logs.get(DRIFT)
         known.append([*prompt, *transition.ac.tokens])
-    out.print(_summary(trajectory))
+    out.print(_harmless(_summary(trajectory)))
 
 
 def _standard_output() -> Console:
@@ -67,6 +72,12 @@ def _standard_output() -> Console:
     console = Console(highlight=False)
     console.soft_wrap = not (console.is_terminal or console.is_jupyter)
     return console
+
+
+def _harmless(text: Text) -> Text:
+    """A text whose control characters can be seen: nobody's words may steer a terminal."""
+    text.plain = text.plain.translate(_SEEN)
+    return text
 
 
 def _origin(prompt: FlatPrompt, known: Sequence[FlatPrompt]) -> _Origin | None:

@@ -24,6 +24,10 @@ from evert.bridge.formats import ReplyFormat
 
 logger = logging.getLogger(__name__)
 
+MOST_WARNED = 100
+"""Unknown fields that a process warns of."""
+_warned: set[str] = set()
+
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
@@ -101,9 +105,15 @@ def _is_same(value: object, other: object) -> bool:
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
-@cache  # once a name
 def _warn_of(name: str) -> None:
-    logger.warning("An agent sends the field %r, which evert does not know: it is ignored.", name)
+    """Warn of an unknown field, once a name, and of no more names than anybody reads."""
+    if name in _warned or len(_warned) >= MOST_WARNED:
+        return
+    _warned.add(name)
+    rest = " Further ones are not told." if len(_warned) == MOST_WARNED else ""
+    logger.warning(
+        "An agent sends the field %.100r, which evert does not know: it is ignored.%s", name, rest
+    )
 
 
 def is_absent(value: object) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import unicodedata
 from typing import Any
 
 import pytest
@@ -171,3 +172,17 @@ async def test_the_end_is_said_where_the_turns_are_in_lineage_order() -> None:
     explain(group.trajectories_G[0], console=Console(file=out, width=200, highlight=False))
 
     assert "3 turns, reward 1, completed; 2 data" in out.getvalue()
+
+
+async def test_nobodys_words_steer_the_terminal() -> None:
+    clear = "\x1b[2J\x1b]0;owned\x07\x9b31m"
+
+    async def agent(client: AgentClient) -> float:
+        await ask(client, [{"role": "user", "content": f"Hi{clear}"}])
+        client.log(note=f"a{clear}b")
+        return 1.0
+
+    text = await shown(agent, [f"Yes{clear}"])
+
+    assert not any(unicodedata.category(letter) == "Cc" for letter in text if letter != "\n")
+    assert text.count("\N{SYMBOL FOR ESCAPE}[2J") == 3  # of the prompt, the reply and the log

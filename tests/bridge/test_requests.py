@@ -22,6 +22,7 @@ import openai
 import pytest
 
 from evert import ChatAgentEnv
+from evert.bridge import requests
 from evert.bridge.dialects import anthropic_messages, chat_completions, gemini, responses
 from evert.bridge.formats import ReplyFormat
 from evert.bridge.requests import (
@@ -115,6 +116,20 @@ def test_an_unknown_field_over_the_wire_passes_with_one_warning_a_name(
         f"An agent sends the field 'brand_new_{number}', which evert does not know: it is ignored."
         for number in ("one", "two")
     ]
+
+
+def test_an_agent_that_makes_up_fields_does_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "_warned", set())
+    with caplog.at_level(logging.WARNING, "evert.bridge.requests"):
+        for number in range(1_000):
+            check(**{f"made_up_{number}{'x' * 1_000}": 1}, strict=False)
+
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == requests.MOST_WARNED
+    assert messages[-1].endswith("it is ignored. Further ones are not told.")
+    assert max(map(len, messages)) < 250
 
 
 ABSENT: dict[str, Any] = {
