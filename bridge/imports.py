@@ -1,12 +1,10 @@
 """Import paths: ``package.module:name``, as agents, tasks and everything else is named in text."""
 
 import pkgutil
-import traceback
 from typing import Any
 
 from evert.bridge.errors import EvertError, text_of
-
-_OWN = pkgutil.__file__
+from evert.bridge.tracebacks import own_frames
 
 
 def resolve(path: str, what: str, error: type[EvertError]) -> Any:
@@ -42,8 +40,5 @@ def resolve(path: str, what: str, error: type[EvertError]) -> Any:
 
 def _place(error: BaseException) -> str:
     """Where an exception went through code that is nobody's package; empty: nowhere."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]
-    own = [
-        f for f in frames if not any(part in f.filename for part in ("site-packages", "<", _OWN))
-    ]
+    own = own_frames(error)
     return f" (at {own[-1].filename}:{own[-1].lineno})" if own else ""

@@ -1,4 +1,4 @@
-"""The traceback of an agent's exception, as its author wants to see it: the agent's own frames."""
+"""Exceptions as the author of an agent wants to see them: with the frames of their own code."""
 
 import sysconfig
 import traceback
@@ -15,6 +15,11 @@ _PACKAGES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
 _STANDARD = sysconfig.get_path("stdlib")
 
 
+def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """The frames of an exception that are neither evert's nor a library's, outermost first."""
+    return [frame for frame, home in _frames(error) if home == ""]
+
+
 def agent_traceback(error: BaseException) -> str:
     """The exception with the frames of the agent's own code, in Python's form.
 
@@ -24,10 +29,15 @@ def agent_traceback(error: BaseException) -> str:
     Returns:
         Text without an end of line; "" where no frame is left, as of a command that cannot start.
     """
-    found = [(frame, _home(frame.filename)) for frame in traceback.extract_tb(error.__traceback__)]
-    own = [frame for frame, home in found if home == ""]
-    own = own or [frame for frame, home in found if home == "packages"]
+    own = own_frames(error)
+    own = own or [frame for frame, home in _frames(error) if home == "packages"]
     return _written(own, error) if own else ""
+
+
+def _frames(error: BaseException) -> list[tuple[traceback.FrameSummary, str]]:
+    """The frames of an exception, and whose each is."""
+    found = traceback.extract_tb(error.__traceback__)
+    return [(frame, _home(frame.filename)) for frame in found]
 
 
 def _home(file: str) -> str:

@@ -1,7 +1,11 @@
-"""A tiny random chat model, made once a session, and helpers over it."""
+"""A tiny random chat model, made once a session, helpers over it, and an endpoint for another."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -83,3 +87,34 @@ def make_model(vocabulary: int, end: int | None) -> Any:
             # Norm weights, too: a forward pass that forgets one must not pass for the model.
             parameter.add_(torch.randn_like(parameter) * 0.2)
     return model
+
+
+@contextmanager
+def chat_endpoint(reply: Callable[[dict[str, Any], str], dict[str, Any]]) -> Iterator[str]:
+    """Serves chat completions whose message is ``reply`` of the body and the key; its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            message = reply(body, self.headers["Authorization"])
+            choice = {"index": 0, "message": message, "finish_reason": "stop"}
+            completion = {"id": "1", "object": "chat.completion", "created": 1, "model": "m"}
+            data = json.dumps({**completion, "choices": [choice]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

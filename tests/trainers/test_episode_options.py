@@ -12,17 +12,15 @@
 
 import asyncio
 import csv
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import chdir
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import tinker
+from tests.trainers.conftest import chat_endpoint
 
 from evert.trainers import evaluate, sweep, train
 from evert.trainers.engine.engine import embedded_engine
@@ -268,49 +266,22 @@ def test_a_prompt_past_the_context_is_the_agents_and_no_runs_end(
 # -- 6. endpoints, and a service -----------------------------------------------------------------
 
 
-class Guest(BaseHTTPRequestHandler):
-    """An endpoint whose model always wants tea."""
-
-    asked: ClassVar[list[tuple[str, str]]] = []
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked.append((body["model"], self.headers["Authorization"]))
-        message = {"role": "assistant", "content": "Some tea."}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        reply = {"id": "1", "object": "chat.completion", "created": 1, "model": "m"}
-        data = json.dumps({**reply, "choices": [choice]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def guest() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Guest)
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/v1#guest"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
 def test_an_endpoint_answers_beside_the_policy_and_its_key_is_written_nowhere(
-    home: Path, guest: str, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked: set[tuple[str, str]] = set()
+
+    def wants_tea(body: dict[str, Any], key: str) -> dict[str, Any]:
+        asked.add((body["model"], key))
+        return {"role": "assistant", "content": "Some tea."}
+
     monkeypatch.setenv("GUEST_KEY", "s3cret")
     words = [each for each in NAMED if not each.startswith("models.")]
-    endpoint = [f"models.simulator={guest}", "models.simulator.api_key_env=GUEST_KEY"]
+    with chat_endpoint(wants_tea) as address:
+        guest = [f"models.simulator={address}#guest", "models.simulator.api_key_env=GUEST_KEY"]
+        assert train.main([*SMALL, *words, *guest, "steps=1", "log_path=runs/guest"]) == 0
 
-    assert train.main([*SMALL, *words, *endpoint, "steps=1", "log_path=runs/guest"]) == 0
-
-    assert set(Guest.asked) == {("guest", "Bearer s3cret")}
+    assert asked == {("guest", "Bearer s3cret")}
     run = RunFolder(Path("runs/guest"), resumed=True)
     assert run.steps()[-1]["env/all/wish"] == len("Some tea.")
     model = config(run)["env_options"]["models"]["simulator"]

@@ -11,7 +11,6 @@
 """
 
 import csv
-import json
 import os
 import shlex
 import shutil
@@ -20,15 +19,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from statistics import fmean
-from threading import Thread
 from typing import Any
 
 import chz
 import pytest
 from rich.console import Console
+from tests.trainers.conftest import chat_endpoint
 
 import evert
 from evert.envs.guess_number import TEST_TASKS
@@ -355,40 +353,20 @@ def test_the_same_weights_are_played_once_whatever_they_are_called(
 # -- 6. endpoints --------------------------------------------------------------------------------
 
 
-class AsksFromAList(BaseHTTPRequestHandler):
-    """An endpoint whose model searches once if it can, and then guesses dogs and cats."""
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        message: dict[str, Any] = {"role": "assistant", "content": "Is it a cat?"}
-        if [m["role"] for m in body["messages"]].count("user") == 1:
-            message["content"] = "Is it a dog?"
-        if body.get("tools") and body["messages"][-1]["role"] == "user":
-            function = {"name": "search", "arguments": '{"query": "dog"}'}
-            call = {"id": "1", "type": "function", "function": function}
-            message = {"role": "assistant", "content": None, "tool_calls": [call]}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        reply = {"id": "1", "object": "chat.completion", "created": 1, "model": "m"}
-        data = json.dumps({**reply, "choices": [choice]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
+def asks_from_a_list(body: dict[str, Any], key: str) -> dict[str, Any]:
+    """A model that searches once if it can, and then guesses dogs and cats."""
+    if body.get("tools") and body["messages"][-1]["role"] == "user":
+        function = {"name": "search", "arguments": '{"query": "dog"}'}
+        call = {"id": "1", "type": "function", "function": function}
+        return {"role": "assistant", "content": None, "tool_calls": [call]}
+    is_first = [m["role"] for m in body["messages"]].count("user") == 1
+    return {"role": "assistant", "content": "Is it a dog?" if is_first else "Is it a cat?"}
 
 
 @pytest.fixture
 def endpoint() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), AsksFromAList)
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/v1"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with chat_endpoint(asks_from_a_list) as address:
+        yield address
 
 
 @pytest.mark.parametrize("search", [False, True])

@@ -23,7 +23,7 @@ import tinker_cookbook.renderers as cookbook
 from google import genai
 from google.genai import errors, types
 from pydantic import BaseModel
-from tinker_cookbook.renderers.qwen3 import Qwen3Renderer
+from tests.bridge.faces.conftest import LONG, SAID, Play, calling, every_reply
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollouts import do_single_rollout
@@ -48,47 +48,6 @@ CONFIG: dict[str, Any] = {
     "thinking_config": {"include_thoughts": True},
     "automatic_function_calling": NO_CALLS,
 }
-
-
-def calling(name: str, **arguments: Any) -> str:
-    body = json.dumps({"name": name, "arguments": arguments})
-    return f"<tool_call>\n{body}\n</tool_call>"
-
-
-LONG = "The quick brown fox jumps over the lazy dog, twice — and the dog says: “gut!” 🐕"
-THOUGHT = "<think>\nHm, let me think about all of this.\n</think>\n\n"
-SAID = {
-    "text": LONG,
-    "nothing": "",
-    "reasoning": f"{THOUGHT}So be it.",
-    "one call": calling("add", x=1),
-    "text and call": f"Let me see.\n{calling('add', x=1)}",
-    "parallel calls": f"{calling('add', x=1)}\n{calling('look', x=2)}\n{calling('add')}",
-    "reasoning and calls": f"{THOUGHT}{calling('add', x=1)}\n{calling('look', x=2)}",
-}
-every_reply = pytest.mark.parametrize("said", SAID.values(), ids=SAID)
-
-
-@pytest.fixture(params=["instruct", "thinking"])
-def renderer(request: pytest.FixtureRequest) -> cookbook.Renderer | None:
-    """The default, and one that shows in the history what was thought."""
-    if request.param == "instruct":
-        return None
-    return Qwen3Renderer(base_tokenizer(), strip_thinking_from_history=False)
-
-
-Play = Callable[..., Awaitable[Trajectory]]
-
-
-@pytest.fixture
-def play(renderer: cookbook.Renderer | None) -> Play:
-    """Plays an agent against given replies."""
-
-    async def playing(agent: Any, *replies: str, **options: Any) -> Trajectory:
-        script = ScriptedPolicy(replies, renderer)
-        return await do_single_rollout(script, ChatAgentEnv(agent, renderer=renderer, **options))
-
-    return playing
 
 
 async def ask(client: AgentClient, contents: Any = "Hello?", **config: Any) -> Any:
