@@ -13,6 +13,7 @@ Read in this order:
     episode.py       one run of an agent: its life, and what is released with it
     models.py        the models beside the policy, by name
     weights.py       one of them: weights of the engine in use
+    literals.py      what keeps text from becoming control tokens
     rendering.py     what is needed of a Cookbook renderer
     logprobs.py      log-probabilities of a reply's text
     tokens.py        a growing token sequence

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import tinker
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.base import Message, TextPart
+from tinker_cookbook.renderers.base import Message, TextPart, ToolCall
 
 from evert.bridge.echoes import is_completed
 from evert.bridge.formats import ReplyFormat
@@ -170,6 +170,10 @@ class Conversation:
         self.sent[start:] = [message for message, _ in kept]
         self._objects += [(message, state) for message, state in kept if state is not None]
 
+    def note_calls(self, calls: Sequence[ToolCall]) -> None:
+        """Remember the names of the functions that were called, for their results."""
+        self.tool_names.update({call.id or "": call.function.name for call in calls})
+
     # -- the model's view ------------------------------------------------------------------------
 
     @property
@@ -198,8 +202,7 @@ class Conversation:
             self.shown = self.shown + self.tail
         self.tail, self.suffix, self.action = [], [], ended
         self._add([renderer.escape(reply.parsed)])
-        for call in reply.tool_calls:
-            self.tool_names[call.id or ""] = call.function.name
+        self.note_calls(reply.tool_calls)
         if is_seen:
             self.reply = reply
             here = len(self.points), len(self.sent), len(self.messages)
@@ -246,8 +249,6 @@ class Conversation:
         for message in messages:
             if message["role"] == "user":
                 self.last_user = len(self.messages)
-            for call in message.get("tool_calls", ()):
-                self.tool_names[call.id or ""] = call.function.name
             self.messages.append(message)
 
     def _render_tail(self, start: int, renderer: PromptRenderer) -> Drift | None:
@@ -310,6 +311,8 @@ def _drift(shown: FlatPrompt, sampled: list[int], renderer: PromptRenderer) -> D
     tokens = [token for token in shown if isinstance(token, int)]
     if not tokens or len(tokens) < len(shown):
         return Drift.TEMPLATE
+    if renderer.differ_in_spelling(tokens, sampled):  # of marks that made no thought and no call
+        return None
     try:
         (rendered, ended), (said, end) = renderer.parse(tokens), renderer.parse(sampled)
     except (RendererError, RecursionError):  # an end of turn in its middle, say: no message at all

@@ -263,6 +263,8 @@ class ConversationBook:
         kept = keep(request.messages[way.kept :])
         drift = conversation.grow(messages, renderer, self._max_length)
         conversation.remember(way.kept, kept)
+        for message in way.new:
+            conversation.note_calls(message.get("tool_calls", ()))
         conversation.place = self._index.enter(conversation.place, way.new)
         conversation.last = way.new[-1] if way.new else None
         conversation.format = request.format

@@ -4,9 +4,8 @@
 add (``tail``), the generation suffix, stops, parsing. It adds three things the renderers lack:
 
 - *Literals.* A control token's text inside a message (``<|im_start|>`` typed by a user, or returned
-  by a tool) must not become that token. ``escape`` marks it; marked text is encoded in halves, so
-  that the tokens spell it and mean nothing. Works for every renderer, since it acts on what the
-  renderer asks its tokenizer to encode.
+  by a tool) must not become that token: ``escape`` and ``tool_prefix`` see to it, for every
+  renderer that has its texts encoded by its tokenizer (``literals.py``).
 - *A lock.* Hugging Face tokenizers keep "split special tokens" as state, so two threads that encode
   at once corrupt each other. Long texts are tokenised off the event loop, on a copy of the
   tokenizer with a lock of its own, so that short ones never wait for them.
@@ -14,13 +13,10 @@ add (``tail``), the generation suffix, stops, parsing. It adds three things the 
 """
 
 import copy
-import re
-import secrets
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property, lru_cache
-from types import SimpleNamespace
+from functools import cached_property
 from typing import Any
 
 import tokenizers  # type: ignore[import-untyped]
@@ -37,66 +33,10 @@ from tinker_cookbook.renderers.base import (
 
 from evert.bridge.base import default_renderer, register_base_tokenizers
 from evert.bridge.errors import RendererMismatchError
+from evert.bridge.literals import MARK, ControlTokens, MarkedBackend, MarkedTokenizer
 from evert.bridge.tokens import FlatPrompt, flatten
 
-_MARK = f"evertliteral{secrets.token_hex(12)}x"
-_MARKED = re.compile(f"{_MARK}([0-9]+)y")
-
-
 register_base_tokenizers()  # here, since every Env, pickled ones too, comes past this module
-
-_CACHED_LENGTH = 2000  # characters: a template's headers, phrases, the system prompt of a task
-
-
-class _LiteralTokenizer:
-    """A tokenizer that encodes marked literals as plain text and leaves the rest to the real one.
-
-    Renderers encode the same few headers for every message, and the episodes of a group open with
-    the same prompt; those are remembered.
-    """
-
-    def __init__(self, tokenizer: Any, literals: Sequence[str]) -> None:
-        self._tokenizer = tokenizer
-        self._literals = literals
-        self._remembered = lru_cache(1024)(self._encode_anew)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tokenizer, name)
-
-    def encode(self, text: str, **options: Any) -> list[int]:
-        """Token ids of ``text``; each marked literal becomes the tokens of its two halves."""
-        if _MARK not in text:
-            return list(self._encode(text, **options))
-        pieces = _MARKED.split(text)
-        tokens = list(self._encode(pieces[0], **options))
-        options.pop("add_special_tokens", None)
-        for number, piece in zip(pieces[1::2], pieces[2::2], strict=True):
-            literal = self._literals[int(number)]
-            for part in (literal[:1], literal[1:], piece):
-                if part:
-                    tokens += self._encode(part, add_special_tokens=False, **options)
-        return tokens
-
-    def _encode(self, text: str, **options: Any) -> tuple[int, ...]:
-        encode = self._remembered if len(text) <= _CACHED_LENGTH else self._encode_anew
-        return encode(text, **options)
-
-    def _encode_anew(self, text: str, **options: Any) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, **options))
-
-
-class _LiteralBackend(_LiteralTokenizer):
-    """The same for a ``tokenizers.Tokenizer``, which answers with an object that has ``ids``.
-
-    Since 0.6 the Cookbook's renderers of Qwen3 encode contents with one of their own.
-    """
-
-    def encode(self, text: str, **options: Any) -> Any:
-        """An object with the token ids of ``text`` as ``ids``."""
-        return SimpleNamespace(ids=super().encode(text, **options))
-
-    def _encode_anew(self, text: str, **options: Any) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, **options).ids)
 
 
 class PromptRenderer:
@@ -114,17 +54,15 @@ class PromptRenderer:
                 f"{type(renderer).__name__}. Make one with "
                 "tinker_cookbook.renderers.get_renderer(name, tokenizer)."
             )
-        self._special = _control_tokens(tokenizer)
-        self._special_pattern = (
-            re.compile("|".join(map(re.escape, self._special))) if self._special else None
-        )
+        self._control = ControlTokens(tokenizer)
         self.renderer = renderer
-        self._renderer = _with_tokenizer(renderer, _LiteralTokenizer(tokenizer, self._special))
+        self._tokenizer = MarkedTokenizer(tokenizer, self._control)
+        self._renderer = _with_tokenizer(renderer, self._tokenizer)
         if hasattr(renderer, "system_role_as_user"):  # else no later system message at all
             vars(self._renderer)["system_role_as_user"] = True
         for name, value in vars(renderer).items():
             if isinstance(value, tokenizers.Tokenizer):
-                setattr(self._renderer, name, _LiteralBackend(value, self._special))
+                setattr(self._renderer, name, MarkedBackend(value, self._control))
         self._lock = threading.Lock()
         self._suffixes: dict[str | None, list[int]] = {}
         self.stop: StopCondition = renderer.get_stop_sequences()
@@ -150,32 +88,66 @@ class PromptRenderer:
     # -- text ------------------------------------------------------------------------------------
 
     def escape(self, message: Message) -> Message:
-        """``message`` with the text of control tokens marked as literal.
+        """``message``, marked so that its texts stay texts.
 
         Raises:
-            RendererMismatchError: It holds an image, and the renderer takes none.
+            RendererMismatchError: It holds an image, and the renderer takes none; or a text that
+                this renderer cannot tell from its own format.
         """
-        pattern = self._special_pattern
         content = message["content"]
         if isinstance(content, list) and not self.takes_images:
             _refuse_images(content, type(self.renderer).__name__)
-        if pattern is None:
-            return message
-        if isinstance(content, str):
-            if pattern.search(content) is None:
-                return message
-            return {**message, "content": self._escape_text(content)}
-        parts: list[Any] = [
-            {**part, "text": self._escape_text(part["text"])} if part["type"] == "text" else part
-            for part in content
-        ]
-        return {**message, "content": parts}
+        if self._text_frames and message["role"] != "assistant":
+            self._refuse_frames(content)
+        marked = self._control.mark_message(message)
+        if marked is not message:
+            self._check_spells()
+        return marked
 
-    def _escape_text(self, text: str) -> str:
-        assert self._special_pattern is not None
-        return self._special_pattern.sub(
-            lambda match: f"{_MARK}{self._special.index(match.group())}y", text
+    @cached_property
+    def _text_frames(self) -> list[str]:
+        """What frames messages in a format that has only text for it: "\\n\\nUser:" and so on."""
+        stops = [stop for stop in self.stop if isinstance(stop, str)]
+        if not stops:
+            return []
+        roles = ("user", "assistant", "system", "tool")
+        with self._lock:
+            rendered = [
+                self._renderer.render_message(Message(role=role, content=""), _SECOND)
+                for role in roles
+            ]
+        headers = [self.decode(one.header.tokens) for one in rendered if one.header is not None]
+        return [stop.replace(headers[0], header) for stop in stops for header in headers]
+
+    def _refuse_frames(self, content: str | list[ContentPart]) -> None:
+        text = (
+            content
+            if isinstance(content, str)
+            else "".join(part["text"] for part in content if part["type"] == "text")
         )
+        found = next((frame for frame in self._text_frames if frame in text), None)
+        if found is not None:
+            raise RendererMismatchError(
+                f"{type(self.renderer).__name__} frames messages with plain text, and this one "
+                f"holds {found!r}, which would begin another: {text!r:.200}. Send other words, or "
+                "take a renderer with control tokens."
+            )
+
+    def _check_spells(self) -> None:
+        if not self._encodes_here:
+            raise RendererMismatchError(
+                f"{type(self.renderer).__name__} encodes texts in a way of its own, so evert "
+                "cannot tell a control token in them from a real one. Leave it out."
+            )
+
+    @cached_property
+    def _encodes_here(self) -> bool:
+        """Whether the renderer has texts encoded by its tokenizer, so that marks are taken out."""
+        try:
+            prompt = self.full([Message(role="user", content=f"a{MARK}b")])
+        except RendererMismatchError:
+            return False
+        return MARK not in self.decode([token for token in prompt if isinstance(token, int)])
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of token ids, control tokens included."""
@@ -189,21 +161,33 @@ class PromptRenderer:
 
     def spell(self, text: str) -> list[int]:
         """Token ids of ``text``, nothing added, control tokens in it spelled out."""
-        escaped = str(self.escape({"role": "assistant", "content": text})["content"])
+        marked = self._control.mark(text)
         with self._lock:
-            return list(self._renderer.tokenizer.encode(escaped, add_special_tokens=False))
+            return self._tokenizer.encode(marked, add_special_tokens=False)
+
+    def differ_in_spelling(self, tokens: Sequence[int], others: Sequence[int]) -> bool:
+        """Whether the one says with control tokens what the other spells, and all else is equal."""
+        with self._lock:
+            return self._tokenizer.spelled_out(tokens) == self._tokenizer.spelled_out(others)
 
     # -- prompts ---------------------------------------------------------------------------------
 
     def tool_prefix(self, tools: list[ToolSpec], system_prompt: str) -> list[Message]:
         """The messages that offer ``tools`` in this renderer's format.
 
+        Args:
+            tools: As sent.
+            system_prompt: Escaped.
+
         Raises:
             RendererMismatchError: The renderer has no tool support.
         """
         try:
             with self._refusing(NotImplementedError):
-                return self._renderer.create_conversation_prefix_with_tools(tools, system_prompt)
+                marked = [self._control.mark_tool(tool) for tool in tools]
+                if marked != tools:
+                    self._check_spells()
+                return self._renderer.create_conversation_prefix_with_tools(marked, system_prompt)
         except NotImplementedError:
             raise RendererMismatchError(
                 f"{type(self.renderer).__name__} has no tool support, but the agent offers "
@@ -303,13 +287,6 @@ class PromptRenderer:
             return self._renderer.parse_response(action)
 
 
-def _control_tokens(tokenizer: Any) -> list[str]:
-    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
-    names = {str(token) for token in added if token.special}
-    names.update(getattr(tokenizer, "all_special_tokens", ()))
-    return sorted(names, key=lambda name: (-len(name), name))  # the longest match first
-
-
 def _refuse_images(content: Sequence[ContentPart], name: str) -> None:
     kinds = {part["type"] for part in content} - {"text", "thinking"}
     if kinds:
@@ -328,6 +305,12 @@ def _context(messages: list[Message], index: int, last_user: int) -> RenderConte
         last_user_index=last_user,
         in_last_assistant_turn=index > last_user,
     )
+
+
+_SECOND = RenderContext(
+    idx=1, is_last=False, prev_message=Message(role="user", content=""), last_user_index=0
+)
+"""Where no message is the first."""
 
 
 def _with_tokenizer(renderer: Renderer, tokenizer: Any) -> Renderer:

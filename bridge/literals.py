@@ -1,0 +1,240 @@
+"""Text stays text: no string that anybody brings becomes a control token of a prompt.
+
+Renderers put a prompt together as text, in which a tokenizer then finds the control tokens. The
+text does not tell the template's own from those that a user types (``<|im_end|>``), a web page
+holds or the policy quotes. So every string is *marked* before a renderer gets it: within each
+control token that it holds, and at an end that could make one up with a neighbour. A mark is a word
+that nobody can guess and that templates hand on. ``MarkedTokenizer`` takes the marks out of what a
+renderer has encoded, and of the control tokens in it spells those that held one: the tokens say the
+same, and mean nothing. All the rest is tokenised as ever.
+
+A control token is every token that was added to a tokenizer's vocabulary, be it flagged as special
+or not, but white space and single characters. So are soft marks like ``<tool_call>`` and ``</think>``: a call is a call,
+and a thought a thought, only where it comes as one.
+"""
+
+import json
+import re
+import secrets
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from functools import lru_cache
+from itertools import accumulate, chain
+from types import SimpleNamespace
+from typing import Any
+
+from tinker_cookbook.renderers.base import ContentPart, Message, ToolCall, ToolSpec
+
+from evert.bridge.errors import RendererMismatchError
+
+MARK = f"evertmark{secrets.token_hex(12)}z"
+
+_CACHED_LENGTH = 2000  # characters: a template's headers, phrases, the system prompt of a task
+
+
+class ControlTokens:
+    """The control tokens of a tokenizer, and the marks in what may hold one.
+
+    Attributes:
+        names: Their texts, longest first.
+        by_id: The same by token id.
+        pattern: Finds them, as a tokenizer does; None where there are none.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        found = {str(token): number for number, token in added.items()}
+        for name in getattr(tokenizer, "all_special_tokens", ()):
+            found.setdefault(str(name), tokenizer.convert_tokens_to_ids(name))
+        names = [name for name in found if len(name.strip()) > 1]
+        self.names = sorted(names, key=lambda name: (-len(name), name))  # the longest match first
+        self.by_id = {found[name]: name for name in names}
+        self.pattern = re.compile("|".join(map(re.escape, self.names))) if names else None
+        self._longest = max(map(len, names), default=0)
+        self._beginnings = {name[:end] for name in names for end in range(1, len(name))}
+        self._endings = {name[start:] for name in names for start in range(1, len(name))}
+        self._cores = {name[i : len(name) - j] for name in names for i in (1, 2) for j in (1, 2)}
+        self._first = {name[0] for name in names}
+        self._last = {name[-1] for name in names}
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        finds_normalized = any(getattr(one, "normalized", False) for one in added.values())
+        normalizer = getattr(backend, "normalizer", None) if finds_normalized else None
+        self._normal = None if normalizer is None else normalizer.normalize_str
+
+    # -- marking ---------------------------------------------------------------------------------
+
+    def mark(self, text: str) -> str:
+        """``text``, marked where it holds a control token or could be a part of one; else as it is.
+
+        Raises:
+            RendererMismatchError: Only its normal form holds one, so that it cannot be spelled.
+        """
+        if self.pattern is None:
+            return text
+        marked, count = self.pattern.subn(_marked, text)
+        if self._normal is not None:
+            self._check_normal(self._normal(text), count)
+        body = marked.strip()
+        if not body:
+            return marked
+        before = not self._last.isdisjoint(body[: self._longest]) and self._ends_one(body)
+        after = not self._first.isdisjoint(body[-self._longest :]) and self._begins_one(body)
+        if len(body) < self._longest and body in self._cores:  # <NAME> in a template
+            before = after = True
+        if before or after:
+            at = marked.find(body[0])
+            end = at + len(body)
+            marked = f"{marked[:at]}{MARK * before}{body}{MARK * after}{marked[end:]}"
+        return marked
+
+    def _ends_one(self, text: str) -> bool:
+        """Whether a text begins with what a control token may end with."""
+        return any(text[:n] in self._endings for n in range(1, self._longest))
+
+    def _begins_one(self, text: str) -> bool:
+        """Whether a text ends with what a control token may begin with."""
+        return any(text[-n:] in self._beginnings for n in range(1, self._longest))
+
+    def _check_normal(self, text: str, count: int) -> None:
+        assert self.pattern is not None
+        found = self.pattern.findall(text)
+        if len(found) > count:
+            raise RendererMismatchError(
+                f"The tokenizer would take a part of this text for its control token "
+                f"{found[-1]!r}, whose normal form it has; write it otherwise: {text!r:.200}"
+            )
+
+    def mark_message(self, message: Message) -> Message:
+        """``message`` with every string in it marked; itself where there is nothing to mark."""
+        content = message["content"]
+        marked = self.mark(content) if isinstance(content, str) else self._mark_parts(content)
+        if len(message) == 2:  # most of them: role and text
+            return message if marked == content else {**message, "content": marked}
+        changed: dict[str, Any] = {"content": marked}
+        for key in ("name", "tool_call_id"):
+            if isinstance(value := message.get(key), str):
+                changed[key] = self.mark(value)
+        if calls := message.get("tool_calls"):
+            changed["tool_calls"] = [self._mark_call(call) for call in calls]
+        same = all(message[key] == value for key, value in changed.items())  # type: ignore[literal-required]
+        return message if same else {**message, **changed}  # type: ignore[typeddict-item]
+
+    def _mark_parts(self, parts: list[ContentPart]) -> list[ContentPart]:
+        marked: list[Any] = []
+        for part in parts:
+            if part["type"] == "text":
+                marked.append({**part, "text": self.mark(part["text"])})
+            elif part["type"] == "thinking":
+                marked.append({**part, "thinking": self.mark(part["thinking"])})
+            else:
+                marked.append(part)
+        return marked
+
+    def _mark_call(self, call: ToolCall) -> ToolCall:
+        name, arguments = self.mark(call.function.name), self._mark_json(call.function.arguments)
+        call_id = None if call.id is None else self.mark(call.id)
+        if (name, arguments, call_id) == (call.function.name, call.function.arguments, call.id):
+            return call
+        function = call.function.model_copy(update={"name": name, "arguments": arguments})
+        return call.model_copy(update={"id": call_id, "function": function})
+
+    def _mark_json(self, text: str) -> str:
+        """JSON text whose strings are marked, those too that are escaped (``\\u003c``)."""
+        marked = self.mark(text)
+        try:
+            value = json.loads(marked)
+        except (ValueError, RecursionError):
+            return marked
+        deep = self.mark_deep(value)
+        return marked if deep == value else json.dumps(deep, ensure_ascii=False)
+
+    def mark_tool(self, tool: ToolSpec) -> ToolSpec:
+        """``tool`` with every string in it marked, the names of its parameters too."""
+        return self.mark_deep(dict(tool))  # type: ignore[no-any-return]
+
+    def mark_deep(self, value: Any) -> Any:
+        """A JSON value with every string in it marked, keys too."""
+        if isinstance(value, str):
+            return self.mark(value)
+        if isinstance(value, dict):
+            return {self.mark_deep(key): self.mark_deep(inner) for key, inner in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.mark_deep(inner) for inner in value]
+        return value
+
+
+def _marked(found: re.Match[str]) -> str:
+    return f"{found[0][0]}{MARK}{found[0][1:]}"
+
+
+# -- encoding ------------------------------------------------------------------------------------
+
+
+class MarkedTokenizer:
+    """A tokenizer that spells the control tokens that hold a mark and leaves the rest as it is.
+
+    Renderers encode the same few headers for every message, and the episodes of a group open with
+    the same prompt; those are remembered.
+    """
+
+    def __init__(self, tokenizer: Any, control: ControlTokens) -> None:
+        self._tokenizer = tokenizer
+        self._control = control
+        self._remembered = lru_cache(1024)(self._encode_anew)
+        self._spelled = lru_cache(1024)(self._spell)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def encode(self, text: str, **options: Any) -> list[int]:
+        """Token ids of ``text``, marks taken out."""
+        if MARK not in text or self._control.pattern is None:
+            return list(self._encode(text, **options))
+        pieces = text.split(MARK)
+        plain, marks = "".join(pieces), list(accumulate(map(len, pieces[:-1])))
+        tokens: list[int] = []
+        done = 0
+        for found in self._control.pattern.finditer(plain):
+            if bisect_right(marks, found.start()) < bisect_left(marks, found.end()):
+                tokens += self._encode(plain[done : found.start()], **options)
+                tokens += self._spelled(found[0])
+                options["add_special_tokens"] = False  # at the beginning only
+                done = found.end()
+        return [*tokens, *self._encode(plain[done:], **options)]
+
+    def spelled_out(self, tokens: Iterable[int]) -> list[int]:
+        """The tokens, control tokens among them spelled."""
+        names = self._control.by_id
+        return [
+            t
+            for token in tokens
+            for t in (self._spelled(names[token]) if token in names else (token,))
+        ]
+
+    def _spell(self, name: str) -> tuple[int, ...]:
+        rest = name[1:]
+        holds_one = any(other in rest for other in self._control.names)
+        pieces = [name[0], *(rest if holds_one else [rest])]
+        encoded = [self._encode(piece, add_special_tokens=False) for piece in pieces]
+        return tuple(chain(*encoded))
+
+    def _encode(self, text: str, **options: Any) -> tuple[int, ...]:
+        encode = self._remembered if len(text) <= _CACHED_LENGTH else self._encode_anew
+        return encode(text, **options)
+
+    def _encode_anew(self, text: str, **options: Any) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, **options))
+
+
+class MarkedBackend(MarkedTokenizer):
+    """The same for a ``tokenizers.Tokenizer``, which answers with an object that has ``ids``.
+
+    Since 0.6 the Cookbook's renderers of Qwen3 encode contents with one of their own.
+    """
+
+    def encode(self, text: str, **options: Any) -> Any:
+        """An object with the token ids of ``text`` as ``ids``."""
+        return SimpleNamespace(ids=super().encode(text, **options))
+
+    def _encode_anew(self, text: str, **options: Any) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, **options).ids)
