@@ -106,8 +106,9 @@ def test_an_unknown_field_is_an_error_where_fields_are_arguments() -> None:
 
 
 def test_an_unknown_field_over_the_wire_passes_with_one_warning_a_name(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(requests, "_warned", set())
     with caplog.at_level(logging.WARNING, "evert.bridge.requests"):
         for _ in range(3):
             check(brand_new_one=1, brand_new_two=2, strict=False)
