@@ -15,6 +15,7 @@ Read in this order:
     weights.py       one of them: weights of the engine in use
     literals.py      what keeps text from becoming control tokens
     rendering.py     what is needed of a Cookbook renderer
+    long_text.py     long texts are rendered in threads
     logprobs.py      log-probabilities of a reply's text
     tokens.py        a growing token sequence
     index.py         which beginnings of conversations are known

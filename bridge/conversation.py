@@ -23,6 +23,7 @@ from tinker_cookbook.renderers.base import Message, TextPart, ToolCall
 from evert.bridge.echoes import is_completed
 from evert.bridge.formats import ReplyFormat
 from evert.bridge.index import START, Index, Speaker
+from evert.bridge.long_text import check_tokens
 from evert.bridge.messages import Reply, read_message, refuse
 from evert.bridge.rendering import PromptRenderer
 from evert.bridge.requests import context_length_exceeded
@@ -127,14 +128,21 @@ class Conversation:
     _objects: list[tuple[Any, tuple[dict[str, Any], Any]]] = field(default_factory=list)
 
     @classmethod
-    def after(cls, point: Point, caller: str, renderer: PromptRenderer) -> "Conversation":
-        """A branch: another conversation that has been the same up to ``point``."""
+    def after(
+        cls, point: Point, caller: str, renderer: PromptRenderer, most: int | None = None
+    ) -> "Conversation":
+        """A branch: another conversation that has been the same up to ``point``.
+
+        Raises:
+            LongTextError: More than ``most`` characters are to be rendered.
+        """
         origin = point.conversation
         branch = cls(origin.index, caller, origin.speaker, origin.tools, format=point.format)
         branch._add(origin.messages[: point.messages])
         branch.tool_names = dict(origin.tool_names)
         branch.log, branch.action, branch.points = point.log, point.action, point.path
         if not renderer.renders_tails:
+            check_tokens(branch.log.length, most)
             branch.shown = renderer.full(branch.messages[:-1])
         return branch
 
@@ -211,7 +219,11 @@ class Conversation:
             self.place = self.index.add(point, self.place, self.last)
 
     def grow(
-        self, new: Sequence[Message], renderer: PromptRenderer, max_length: int | None = None
+        self,
+        new: Sequence[Message],
+        renderer: PromptRenderer,
+        max_length: int | None = None,
+        most: int | None = None,
     ) -> Drift | None:
         """Add messages after the last action, and make the tokens for them; all or nothing.
 
@@ -219,6 +231,7 @@ class Conversation:
             new: The messages.
             renderer: To render with.
             max_length: Most tokens of the prompt; None for no limit.
+            most: Characters of what was said before that may be rendered again; None for any.
 
         Returns:
             ``Drift.TEMPLATE`` when the renderer no longer shows the last reply, or what was before
@@ -228,13 +241,14 @@ class Conversation:
         Raises:
             RendererMismatchError: The renderer cannot render it.
             openai.BadRequestError: The prompt is too long.
+            LongTextError: More than ``most`` are to be rendered again.
         """
         start, last_user = len(self.messages), self.last_user
         before = self.log, self.tail, self.suffix, self.shown
         self._add(new)
         try:
             render = self._render_tail if renderer.renders_tails else self._render_whole
-            drift = render(start, renderer)
+            drift = render(start, renderer, most)
             if max_length is not None and self.length > max_length:
                 raise context_length_exceeded(self.length, max_length)
         except BaseException:
@@ -251,19 +265,25 @@ class Conversation:
                 self.last_user = len(self.messages)
             self.messages.append(message)
 
-    def _render_tail(self, start: int, renderer: PromptRenderer) -> Drift | None:
+    def _render_tail(
+        self, start: int, renderer: PromptRenderer, most: int | None
+    ) -> Drift | None:
         drift: Drift | None = None
         if self.action:
             shown = renderer.as_history(self.messages, start - 1, self.last_user)
             drift = _drift(shown, self.action, renderer)
             if drift is Drift.TEMPLATE:
+                check_tokens(self.log.length, most)
                 self.log, start = TokenLog(), 0
         self.tail = self.tail + renderer.tail(self.messages, start, self.last_user)
         self.suffix = renderer.suffix(self.messages, self.last_user)
         return drift
 
-    def _render_whole(self, start: int, renderer: PromptRenderer) -> Drift | None:
+    def _render_whole(
+        self, start: int, renderer: PromptRenderer, most: int | None
+    ) -> Drift | None:
         """For templates that look at everything: render it all, but keep what was sampled."""
+        check_tokens(self.log.length, most)
         whole = renderer.full(self.messages)
         known = _shown_again(whole, self.shown, renderer)
         drift: Drift | None = Drift.TEMPLATE

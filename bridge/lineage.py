@@ -37,6 +37,7 @@ from evert.bridge.conversation import Conversation, Drift, Point, keep
 from evert.bridge.echoes import as_given, is_completed
 from evert.bridge.errors import RendererMismatchError
 from evert.bridge.index import START, Index, Speaker, key_as_reply
+from evert.bridge.long_text import check_text
 from evert.bridge.messages import read_message, read_tools, refuse
 from evert.bridge.rendering import PromptRenderer
 from evert.bridge.requests import ChatRequest, bad_request
@@ -78,22 +79,31 @@ class ConversationBook:
         self._latest: dict[str, Conversation] = {}
         self._recent: dict[Conversation, None] = {}  # from old to new
 
-    def observe(self, request: ChatRequest, caller: str, renderer: PromptRenderer) -> Conversation:
+    def observe(
+        self,
+        request: ChatRequest,
+        caller: str,
+        renderer: PromptRenderer,
+        most: int | None = None,
+    ) -> Conversation:
         """The conversation of a call, grown by its new messages; its ``prompt()`` is to be sampled.
 
         Args:
             request: The call.
             caller: Task or thread that made it; among equal conversations its own comes first.
             renderer: To render with (``self.renderer``, or its copy for worker threads).
+            most: Characters that may be read and rendered here; None for any number.
 
         Raises:
             openai.BadRequestError: A message or a tool cannot be read or rendered, or the prompt is
                 too long (code ``context_length_exceeded``).
+            LongTextError: There are more than ``most``; nothing has changed.
         """
         self.latest_drift = None
         try:
-            way = self._next_turn(request, caller) or self._from_a_reply(request, caller, renderer)
-            self._follow(way, request, renderer)
+            way = self._next_turn(request, caller, most)
+            way = way or self._from_a_reply(request, caller, renderer, most)
+            self._follow(way, request, renderer, most)
         except (RendererMismatchError, RendererError, UnicodeEncodeError) as error:
             raise bad_request(f"The renderer cannot express this request: {error}") from error
         conversation = self._latest[caller] = way.conversation
@@ -105,11 +115,19 @@ class ConversationBook:
         return conversation
 
     def inject(
-        self, conversation: Conversation, messages: Sequence[Message], renderer: PromptRenderer
+        self,
+        conversation: Conversation,
+        messages: Sequence[Message],
+        renderer: PromptRenderer,
+        most: int | None = None,
     ) -> None:
-        """Append messages that the agent does not know of (corrections, a hook's reminders)."""
+        """Append messages that the agent does not know of (corrections, a hook's reminders).
+
+        Raises:
+            LongTextError: More than ``most`` characters are to be rendered; nothing has changed.
+        """
         escaped = [renderer.escape(message) for message in messages]
-        self._note(conversation, None, conversation.grow(escaped, renderer))
+        self._note(conversation, None, conversation.grow(escaped, renderer, most=most))
 
     def forget(self) -> None:
         """Let go of the conversations, which refer to each other: there is no next prompt."""
@@ -117,16 +135,9 @@ class ConversationBook:
         self._latest.clear()
         self._recent.clear()
 
-    def new_text(self, request: ChatRequest, caller: str) -> int:
-        """About how many characters of a request are new (those of the caller's latest are not)."""
-        own = self._latest.get(caller)
-        new = request.messages[len(own.sent) if own is not None else 0 :]
-        contents = [dict.get(message, "content") for message in new if isinstance(message, dict)]
-        return sum(len(content) for content in contents if isinstance(content, str))
-
     # -- where a request goes on -----------------------------------------------------------------
 
-    def _next_turn(self, request: ChatRequest, caller: str) -> "_Way | None":
+    def _next_turn(self, request: ChatRequest, caller: str, most: int | None) -> "_Way | None":
         """Where a request is plainly the next turn of a conversation; None where it is not.
 
         One with an assistant's message after the latest reply is not: it may be of another's.
@@ -139,6 +150,7 @@ class ConversationBook:
             if not conversation.is_continued_by(sent, completed=keeps):
                 continue
             start, reply = len(conversation.sent), conversation.reply
+            check_text(sent[start:], most)
             new = _read(sent, start + 1, conversation.tool_names)
             if all(message["role"] != "assistant" for message in new):
                 is_same = not keeps or reply is None or reply.is_sent_back_as(sent[start])
@@ -146,8 +158,11 @@ class ConversationBook:
                 return _Way(conversation, start, new, new, cause)
         return None
 
-    def _from_a_reply(self, request: ChatRequest, caller: str, renderer: PromptRenderer) -> "_Way":
+    def _from_a_reply(
+        self, request: ChatRequest, caller: str, renderer: PromptRenderer, most: int | None
+    ) -> "_Way":
         """Where a request goes on from the last known reply on its way, or anew without one."""
+        check_text([*request.messages, request.tools], most)
         messages = _read(request.messages, 0, {})
         request, places, completed = self._uncompleted(request, messages)
         last, point = self._last_replies(request, caller, places)
@@ -169,7 +184,7 @@ class ConversationBook:
         elif point.is_open:
             conversation = point.conversation
         else:
-            conversation = Conversation.after(point, caller, renderer)
+            conversation = Conversation.after(point, caller, renderer, most)
             conversation.place = places[point.sent]
         is_handed = point is None and cause is None and met.is_any
         return _Way(conversation, 0, messages[start:], rendered, cause, is_handed)
@@ -252,16 +267,19 @@ class ConversationBook:
 
     # -- growing ---------------------------------------------------------------------------------
 
-    def _follow(self, way: "_Way", request: ChatRequest, renderer: PromptRenderer) -> None:
+    def _follow(
+        self, way: "_Way", request: ChatRequest, renderer: PromptRenderer, most: int | None
+    ) -> None:
         """Let a conversation grow by a request; one that is refused leaves no trace."""
         conversation = way.conversation
         messages = [renderer.escape(message) for message in way.rendered]
         if not conversation.messages and request.tools:
             _offer_tools(request.tools, messages, renderer)
         if request.format is not None and request.format != conversation.format:
+            check_text(request.format.schema, most)
             messages.append(renderer.escape(request.format.request()))
         kept = keep(request.messages[way.kept :])
-        drift = conversation.grow(messages, renderer, self._max_length)
+        drift = conversation.grow(messages, renderer, self._max_length, most)
         conversation.remember(way.kept, kept)
         for message in way.new:
             conversation.note_calls(message.get("tool_calls", ()))

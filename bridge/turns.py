@@ -8,9 +8,8 @@ gate (``_spent``), those of retries too, so that budgets hold for all of them.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import partial
 from typing import Any, TypeAlias
 
 import openai
@@ -34,14 +33,12 @@ from evert.bridge.inbox import AgentEnd, Inbox, ParkedCall
 from evert.bridge.limits import prompt_limit
 from evert.bridge.lineage import ConversationBook
 from evert.bridge.logprobs import with_logprobs
+from evert.bridge.long_text import rendered
 from evert.bridge.messages import Reply
 from evert.bridge.options import EnvSettings
 from evert.bridge.rendering import PromptRenderer
 
 logger = logging.getLogger(__name__)
-
-LONG_TEXT = 20_000
-"""Characters of new text that take a tokenizer some milliseconds: more is rendered off the loop."""
 
 MAX_REFUSALS = 8
 """Requests refused one after the other before we hold that the agent cannot cope."""
@@ -196,7 +193,7 @@ class Turns:
             return await self._stop(reason)
         conversation = outstanding.conversation
         conversation.record(turn.tokens, reply, self._renderer, is_seen=False)
-        self.book.inject(conversation, [correction], self._renderer)
+        await rendered(self._renderer, partial(self.book.inject, conversation, [correction]))
         if self._longest is not None and conversation.length > self._longest:
             await self.close()
             return self.account.overflown()
@@ -235,10 +232,9 @@ class Turns:
         if (reason := self._spent()) is not None:
             return await self._stop(reason)
         try:
-            if self.book.new_text(call.request, call.caller) <= LONG_TEXT:
-                conversation = self.book.observe(call.request, call.caller, self._renderer)
-            else:
-                conversation = await self._observe_off_loop(call)
+            conversation = await rendered(
+                self._renderer, partial(self.book.observe, call.request, call.caller)
+            )
         except openai.BadRequestError as error:
             if await self._refuse(call, error):
                 return None
@@ -253,13 +249,6 @@ class Turns:
         if self._max_turns is not None and self.account.turns >= self._max_turns:
             return self.account.stop_reason or StopReason.MAX_TURNS
         return self.account.stop_reason
-
-    async def _observe_off_loop(self, call: ParkedCall) -> Conversation:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            _long_text_threads(),
-            lambda: self.book.observe(call.request, call.caller, self._renderer.off_loop),
-        )
 
     async def _refuse(self, call: ParkedCall, error: openai.BadRequestError) -> bool:
         """Give a call its 400; False when it is the last of too many, all too long.
@@ -327,9 +316,3 @@ class Turns:
                 self._agent,
                 2 * patience,
             )
-
-
-@cache
-def _long_text_threads() -> ThreadPoolExecutor:
-    # Of our own: the loop's default executor may be full of agents' threads that wait for us.
-    return ThreadPoolExecutor(2, thread_name_prefix="evert tokenizer")

@@ -50,7 +50,7 @@ from evert import (
     RewardError,
     ScriptedPolicy,
 )
-from evert.bridge import turns
+from evert.bridge import long_text
 from evert.bridge.faces import server
 from evert.bridge.rendering import prompt_renderer
 
@@ -1271,7 +1271,7 @@ async def test_closing_while_a_long_prompt_is_tokenised_ends_the_step_that_waits
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tokenising, go_on = threading.Event(), threading.Event()
-    monkeypatch.setattr(turns, "LONG_TEXT", 10)
+    monkeypatch.setattr(long_text, "LONG_TEXT", 10)
 
     async def agent(client: AgentClient) -> float:
         text = await ask(client, user("Hi"))
@@ -1284,8 +1284,9 @@ async def test_closing_while_a_long_prompt_is_tokenised_ends_the_step_that_waits
     observe = env._turns.book.observe
 
     def slow(*arguments: Any) -> Any:
-        tokenising.set()
-        go_on.wait(10)
+        if threading.current_thread() is not threading.main_thread():
+            tokenising.set()
+            go_on.wait(10)
         return observe(*arguments)
 
     monkeypatch.setattr(env._turns.book, "observe", slow)

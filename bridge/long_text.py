@@ -1,0 +1,83 @@
+"""Long texts are rendered in threads: on the event loop they would hold up every other episode.
+
+Rendering takes a tokenizer a second for some megabytes. So what is done on the loop is given a
+limit, ``most``, and what finds more text in its way raises ``LongTextError`` before it has changed
+anything; ``rendered`` then does the same again in a thread, with the renderer's copy for threads.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any, TypeVar
+
+from evert.bridge.rendering import PromptRenderer
+
+T = TypeVar("T")
+
+LONG_TEXT = 20_000
+"""Characters that take a tokenizer some milliseconds: more is rendered off the loop."""
+
+CHARACTERS = 4
+"""Of a token, about."""
+
+
+class LongTextError(Exception):
+    """There is more text to render than was allowed here."""
+
+
+def check_text(value: object, most: int | None) -> None:
+    """Check that a request, or a part of one, holds no more text than ``most`` characters.
+
+    Args:
+        value: Strings, lists, dicts, and SDK objects of them.
+        most: None for any number.
+
+    Raises:
+        LongTextError: It holds more.
+    """
+    if most is None:
+        return
+    found, inside = 0, [value]
+    while inside:
+        one = inside.pop()
+        if isinstance(one, str):
+            found += len(one)
+        elif isinstance(one, Mapping):
+            inside += one.values()
+            found += sum(len(key) for key in one if isinstance(key, str))
+        elif isinstance(one, (list, tuple)):
+            inside += one
+            found += 1  # so that one that holds itself comes to an end
+        elif hasattr(one, "model_fields_set"):  # an SDK's
+            inside += vars(one).values()
+            inside.append(getattr(one, "__pydantic_extra__", None))
+        if found > most:
+            raise LongTextError
+
+
+def check_tokens(count: int, most: int | None) -> None:
+    """The same for text that is known by its number of tokens.
+
+    Raises:
+        LongTextError: It is longer.
+    """
+    if most is not None and count * CHARACTERS > most:
+        raise LongTextError
+
+
+async def rendered(
+    renderer: PromptRenderer, work: Callable[[PromptRenderer, int | None], T]
+) -> T:
+    """What ``work`` makes of a renderer and of a limit; in a thread if the limit is in its way."""
+    try:
+        return work(renderer, LONG_TEXT)
+    except LongTextError:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(_threads(), lambda: work(renderer.off_loop, None))
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    # Of our own: the loop's default executor may be full of agents' threads that wait for us.
+    return ThreadPoolExecutor(2, thread_name_prefix="evert tokenizer")

@@ -1,0 +1,137 @@
+"""Long texts are rendered in threads, wherever in a request they stand."""
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from tinker_cookbook.renderers import Renderer
+
+from evert import AgentClient, ChatAgentEnv
+from evert.bridge.literals import MarkedTokenizer
+from evert.bridge.long_text import LONG_TEXT, LongTextError, check_text, check_tokens
+from evert.bridge.rendering import prompt_renderer
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def tool(**fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", **fields}}
+
+
+class Said(BaseModel, extra="allow"):
+    """A message as SDKs have it."""
+
+    content: str
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> Mapping[bool, list[int]]:
+    """Lengths of the texts that are encoded from now on: on the loop (True), and in threads."""
+    lengths: dict[bool, list[int]] = {True: [0], False: [0]}
+    encode = MarkedTokenizer.encode
+
+    def counting(tokenizer: MarkedTokenizer, text: str, **options: Any) -> list[int]:
+        lengths[threading.current_thread() is threading.main_thread()].append(len(text))
+        return encode(tokenizer, text, **options)
+
+    monkeypatch.setattr(MarkedTokenizer, "encode", counting)
+    return lengths
+
+
+LONG = "A long text. " * 5000
+LONG_CALL = {
+    "id": "1",
+    "type": "function",
+    "function": {"name": "f", "arguments": json.dumps({"x": LONG})},
+}
+LONG_SCHEMA = {"type": "object", "description": LONG}
+LONG_FORMAT = {"type": "json_schema", "json_schema": {"name": "s", "schema": LONG_SCHEMA}}
+
+
+@pytest.mark.parametrize(
+    "request_of_it",
+    [
+        {"messages": [user(LONG)]},
+        {"messages": [user("x" * 9000)] * 3},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": LONG}]}]},
+        {"messages": [user("a"), {"role": "assistant", "content": "b", "reasoning": LONG}]},
+        {"messages": [user("a"), {"role": "assistant", "content": "", "tool_calls": [LONG_CALL]}]},
+        {"messages": [user("a")], "tools": [tool(description=LONG)]},
+        {"messages": [user("a")], "tools": [tool(parameters=LONG_SCHEMA)]},
+        {"messages": [user("a")], "response_format": LONG_FORMAT},
+    ],
+    ids=["content", "messages", "part", "thinking", "arguments", "description", "schema", "format"],
+)
+async def test_no_long_text_is_tokenised_on_the_loop_wherever_it_stands(
+    request_of_it: dict[str, Any], encoded: Mapping[bool, list[int]]
+) -> None:
+    async def agent(client: AgentClient) -> float:
+        await client.chat.completions.create(**request_of_it)
+        return 1.0
+
+    env = ChatAgentEnv(agent)
+    await env.initial_observation()
+    await env.close()
+    assert sum(encoded[False]) > LONG_TEXT > sum(encoded[True])
+
+
+async def test_a_long_history_that_the_template_shows_anew_is_tokenised_off_the_loop(
+    make_renderer: Callable[[str], Renderer], encoded: Mapping[bool, list[int]]
+) -> None:
+    async def agent(client: AgentClient) -> float:
+        messages = [user(LONG)]
+        for _ in range(3):
+            completion = await client.chat.completions.create(messages=messages)
+            said = {"role": "assistant", "content": completion.choices[0].message.content}
+            messages += [said, user("Go on.")]
+        return 1.0
+
+    env = ChatAgentEnv(agent, renderer=make_renderer("qwen3"))
+    await env.initial_observation()
+    in_threads = len(encoded[False])
+    for _ in range(2):
+        await env.step(prompt_renderer(env.renderer).encode("Fine.<|im_end|>"))
+    await env.close()
+    assert len(encoded[False]) > in_threads
+    assert max(encoded[True]) < LONG_TEXT
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "x" * 11,
+        ["x" * 6, "x" * 6],
+        {"x" * 11: 1},
+        {"a": [{"b": "x" * 11}]},
+        Said(content="x" * 11),
+        Said(content="", reasoning="x" * 11),  # type: ignore[call-arg]
+    ],
+)
+def test_text_is_found_at_any_depth(value: object) -> None:
+    check_text(value, None)
+    check_text(value, 1_000)
+    with pytest.raises(LongTextError):
+        check_text(value, 10)
+
+
+def test_what_holds_itself_comes_to_an_end() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(LongTextError):
+        check_text(endless, 10)
+
+
+def test_what_is_no_text_has_no_length() -> None:
+    check_text([None, 1, 2.5, True, object()], 10)
+
+
+def test_tokens_stand_for_some_characters_each() -> None:
+    check_tokens(5, 20)
+    check_tokens(5, None)
+    with pytest.raises(LongTextError):
+        check_tokens(6, 20)
