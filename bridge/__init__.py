@@ -5,6 +5,8 @@ Read in this order:
     agent.py         what an agent is, and what it may return
     requests.py      a model call, whatever API it came by; the 400s
     formats.py       what a reply has to look like: response_format, forced tools
+    schemas.py       the JSON schema of a reply, checked within limits
+    offloop.py       work that would hold the event loop
     messages.py      messages and replies, ours and the Cookbook's
     dialects/        the APIs agents speak: chat completions, responses, Anthropic's messages
     faces/           the ways in: the handle, real SDKs, take-over, a loopback server, commands

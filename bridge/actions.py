@@ -126,14 +126,14 @@ class FormatRetries:
     limit: int
     _in_a_row: int = field(default=0, init=False)
 
-    def judge(
+    async def judge(
         self, reply: Reply, wanted: ReplyFormat, metrics: Metrics, logs: Logs
     ) -> tuple[Reply, Message | None]:
         """The reply as the agent is to get it, and the message that asks again (None: deliver)."""
         if reply.finish_reason == "length":
             return reply, None
         reply = wanted.cleaned(reply)
-        problem = wanted.problem(reply)
+        problem = await wanted.complaint(reply)
         if problem is None:
             self._in_a_row = 0
             return reply, None

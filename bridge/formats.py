@@ -7,20 +7,16 @@ these attempts is a transition of its own, trained on like any other; the agent 
 """
 
 import json
-import logging
-import re
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from evert.bridge.offloop import off_loop
+from evert.bridge.schemas import HASTY_TEXT, TooLong, first_error
 
 if TYPE_CHECKING:
-    from jsonschema.exceptions import ValidationError
-    from jsonschema.protocols import Validator
     from tinker_cookbook.renderers.base import Message
 
     from evert.bridge.messages import Reply
-
-logger = logging.getLogger(__name__)
 
 ANY_OBJECT = '{"type": "object"}'
 """The schema of ``{"type": "json_object"}``."""
@@ -28,7 +24,7 @@ ANY_OBJECT = '{"type": "object"}'
 ANY_VALUE = "{}"
 """The schema of JSON of any kind."""
 
-_FENCED = re.compile(r"\A\s*```(?:json)?\s*\n(.*?)\n?\s*```\s*\Z", re.DOTALL)
+_FENCE = "```"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +64,35 @@ class ReplyFormat:
         """The reply with a code fence around its JSON taken away, for agents that parse it."""
         if self.schema is None or reply.tool_calls:
             return reply
-        fenced = _FENCED.match(reply.text)
-        return reply if fenced is None else replace(reply, text=fenced[1])
+        fenced = _without_fence(reply.text)
+        return reply if fenced is None else replace(reply, text=fenced)
 
-    def problem(self, reply: "Reply") -> str | None:
-        """What is wrong with a reply, as a sentence for the policy; None when it fits."""
+    async def complaint(self, reply: "Reply") -> str | None:
+        """As ``problem``; the loop is kept for a moment only."""
+        try:
+            return self.problem(reply, hasty=True)
+        except TooLong:
+            return await off_loop(self.problem, reply)
+
+    def problem(self, reply: "Reply", *, hasty: bool = False) -> str | None:
+        """What is wrong with a reply, as a sentence for the policy; None when it fits.
+
+        Raises:
+            TooLong: It is to be said in haste (``schemas.py``), and that takes longer.
+        """
         if self.must_call:
             if any(call.function.name in self.must_call for call in reply.tool_calls):
                 return None
             return "You did not call a tool that was asked for."
         if self.schema is None or reply.tool_calls:
             return None
+        if hasty and max(len(self.schema), len(reply.text)) > HASTY_TEXT:
+            raise TooLong("it takes too long")
         try:
             value = json.loads(reply.text, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
             return f"Your answer is no JSON ({error})."
-        worst = first_error(self.schema, value)
+        worst = first_error(self.schema, value, hasty=hasty)
         if worst is None:
             return None
         return f"Your answer does not fit the schema at {worst.json_path}: {worst.message:.200}."
@@ -93,37 +102,10 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is none of its values")  # Python reads NaN and Infinity
 
 
-def first_error(schema: str, value: Any) -> "ValidationError | None":
-    """Where ``value`` does not fit the schema; None when it does.
-
-    A schema that cannot be followed to its end (a reference into nothing, or in a circle) cannot
-    be held against the policy: everything fits it.
-    """
-    from jsonschema.exceptions import ValidationError
-    from referencing.exceptions import Unresolvable
-
-    try:
-        return next(iter(validator(schema).iter_errors(value)), None)
-    except ArithmeticError as error:
-        return ValidationError(f"a number in it cannot be checked ({error})")
-    except (Unresolvable, RecursionError) as error:
-        logger.warning("A JSON schema cannot be checked, so every reply fits it: %s", error)
+def _without_fence(text: str) -> str | None:
+    """What a code fence is around; None: the text is in none."""
+    text = text.strip()
+    opening, _, rest = text.partition("\n")
+    if opening.rstrip() not in (_FENCE, f"{_FENCE}json") or not rest.endswith(_FENCE):
         return None
-
-
-@lru_cache(256)
-def validator(schema: str) -> "Validator":
-    """A validator for a JSON schema given as JSON text; it fetches nothing.
-
-    Raises:
-        jsonschema.SchemaError: It is no JSON schema.
-    """
-    import jsonschema
-    import referencing
-    from jsonschema.validators import validator_for
-
-    value: Any = json.loads(schema)
-    kind = validator_for(value, default=jsonschema.Draft202012Validator)
-    kind.check_schema(value)
-    checked: Validator = kind(value, registry=referencing.Registry())
-    return checked
+    return rest[: -len(_FENCE)].strip()

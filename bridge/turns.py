@@ -142,7 +142,7 @@ class Turns:
             return await self._ask_again(outstanding, turn, reply, correction)
         if call.request.format is not None:
             wanted = call.request.format
-            reply, complaint = self._formats.judge(reply, wanted, turn.metrics, turn.logs)
+            reply, complaint = await self._formats.judge(reply, wanted, turn.metrics, turn.logs)
             if complaint is not None and call.is_waiting:
                 return await self._ask_again(outstanding, turn, reply, complaint)
         reply, cut = self.tool_budget.allow(reply)

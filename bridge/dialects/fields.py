@@ -7,9 +7,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from evert.bridge.formats import ANY_OBJECT, ReplyFormat, validator
+from evert.bridge.formats import ANY_OBJECT, ReplyFormat
 from evert.bridge.messages import TokenLogprob
 from evert.bridge.requests import FieldPolicy, bad_request, is_absent, malformed, read_object
+from evert.bridge.schemas import vet
 
 
 @cache
@@ -72,7 +73,7 @@ def _schema_text(schema: object, param: str) -> str:
         raise bad_request(f"'{param}' needs a JSON schema, got {schema!r:.200}.", param=param)
     try:
         text = json.dumps(schema)
-        validator(text)
+        vet(text)
     except Exception as error:  # whatever a validator makes of a schema that is none
         raise bad_request(
             f"'{param}' is no valid JSON schema: {error!s:.300}", param=param

@@ -22,7 +22,7 @@ from evert.bridge.dialects.gemini_tools import (
     read_fields,
     read_tools,
 )
-from evert.bridge.formats import first_error
+from evert.bridge.schemas import first_error
 
 NUMBER = {"type": "object", "properties": {"x": {"type": "integer"}}}
 ADD = {"name": "add", "description": "It.", "parameters": {"type": "OBJECT"}}
