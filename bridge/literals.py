@@ -53,9 +53,10 @@ class ControlTokens:
         self._longest = max(map(len, names), default=0)
         self._beginnings = {name[:end] for name in names for end in range(1, len(name))}
         self._endings = {name[start:] for name in names for start in range(1, len(name))}
-        self._cores = {name[i : len(name) - j] for name in names for i in (1, 2) for j in (1, 2)}
-        self._first = {name[0] for name in names}
-        self._last = {name[-1] for name in names}
+        cores = {name[i : len(name) - j] for name in names for i in (1, 2) for j in (1, 2)}
+        self._cores = cores - {""}
+        edges = {name[0] for name in names} | {name[-1] for name in names}
+        self._edges = re.compile("|".join(map(re.escape, sorted(edges))))
         backend = getattr(tokenizer, "backend_tokenizer", None)
         finds_normalized = any(getattr(one, "normalized", False) for one in added.values())
         normalizer = getattr(backend, "normalizer", None) if finds_normalized else None
@@ -71,29 +72,27 @@ class ControlTokens:
         """
         if self.pattern is None:
             return text
+        is_core = len(text) < self._longest and text.strip() in self._cores  # <NAME> in a template
+        if self._normal is None and not is_core and self._edges.search(text) is None:
+            return text  # most of them
         marked, count = self.pattern.subn(_marked, text)
         if self._normal is not None:
             self._check_normal(self._normal(text), count)
         body = marked.strip()
-        if not body:
+        before = MARK if is_core or self._ends_one(body) else ""
+        after = MARK if is_core or self._begins_one(body) else ""
+        if not before and not after:
             return marked
-        before = not self._last.isdisjoint(body[: self._longest]) and self._ends_one(body)
-        after = not self._first.isdisjoint(body[-self._longest :]) and self._begins_one(body)
-        if len(body) < self._longest and body in self._cores:  # <NAME> in a template
-            before = after = True
-        if before or after:
-            at = marked.find(body[0])
-            end = at + len(body)
-            marked = f"{marked[:at]}{MARK * before}{body}{MARK * after}{marked[end:]}"
-        return marked
+        at = marked.find(body[0])
+        return f"{marked[:at]}{before}{body}{after}{marked[at + len(body) :]}"
 
     def _ends_one(self, text: str) -> bool:
         """Whether a text begins with what a control token may end with."""
-        return any(text[:n] in self._endings for n in range(1, self._longest))
+        return any(text[:n] in self._endings for n in range(1, min(self._longest, len(text) + 1)))
 
     def _begins_one(self, text: str) -> bool:
         """Whether a text ends with what a control token may begin with."""
-        return any(text[-n:] in self._beginnings for n in range(1, self._longest))
+        return any(text[-n:] in self._beginnings for n in range(1, min(self._longest, len(text) + 1)))
 
     def _check_normal(self, text: str, count: int) -> None:
         assert self.pattern is not None
