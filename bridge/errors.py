@@ -114,7 +114,7 @@ def text_of(error: BaseException) -> str:
     """An exception's message, also where its own ``__str__`` raises."""
     try:
         return str(error)
-    except Exception as broken:
+    except BaseException as broken:  # an agent's own exception may do anything
         return f"(its message cannot be read: {type(broken).__name__})"
 
 

@@ -1,0 +1,301 @@
+"""Agents that raise: every kind of exception, at every moment, in a task and in a thread."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import openai
+from tests.faults.scene import Agent, Fault, Scene
+
+from evert import AgentAborted, EnvClosedError, EpisodeEndedError, ScriptedPolicy
+
+
+class Odd(BaseException):
+    """No ``Exception``, and none of Python's own."""
+
+
+class Mute(Exception):
+    """Cannot be written down."""
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+class MuteForGood(Exception):
+    """Cannot be written down either, and means it."""
+
+    def __str__(self) -> str:
+        raise Odd("no words at all")
+
+
+class Sealed(Exception):
+    """Does not pickle."""
+
+    def __init__(self) -> None:
+        super().__init__("sealed")
+        self.lock = threading.Lock()
+
+
+class Particular(Exception):
+    """Does not unpickle: it wants an argument that it does not keep."""
+
+    def __init__(self, *, wanted: str) -> None:
+        super().__init__(f"wanted {wanted}")
+
+
+class Coded(Exception):
+    """Has a ``code`` that cannot be read."""
+
+    @property
+    def code(self) -> str:
+        raise ValueError("no code")
+
+
+def looped() -> Exception:
+    """An exception that is its own cause's cause."""
+    first, second = ValueError("one"), KeyError("two")
+    first.__cause__, second.__cause__ = second, first
+    return first
+
+
+def deep() -> Exception:
+    """The RecursionError that Python raises."""
+
+    def down() -> None:
+        down()
+
+    try:
+        down()
+    except RecursionError as error:
+        return error
+    return ValueError
+
+
+def refused() -> Exception:
+    """A 400 of another service's."""
+    response: Any = type("Response", (), {"request": None, "status_code": 400, "headers": {}})()
+    return openai.BadRequestError("not here", response=response, body=None)
+
+
+ERRORS: dict[str, tuple[Callable[[], BaseException], str]] = {
+    "a ValueError": (lambda: ValueError("boom"), "ValueError boom"),
+    "a KeyError": (lambda: KeyError("boom"), "KeyError 'boom'"),
+    "SystemExit": (lambda: SystemExit("bye"), "SystemExit bye"),
+    "CancelledError": (lambda: asyncio.CancelledError("mine"), "CancelledError mine"),
+    "GeneratorExit": (lambda: GeneratorExit("done"), "GeneratorExit done"),
+    "a BaseException": (lambda: Odd("odd"), "Odd odd"),
+    "an ExceptionGroup": (
+        lambda: ExceptionGroup("all", [ValueError("one"), KeyError("two")]),
+        "ExceptionGroup all (2 sub-exceptions)",
+    ),
+    "a BaseExceptionGroup": (
+        lambda: BaseExceptionGroup("all", [Odd("one"), SystemExit(2)]),
+        "BaseExceptionGroup all (2 sub-exceptions)",
+    ),
+    "what does not pickle": (Sealed, "Sealed sealed"),
+    "what does not unpickle": (lambda: Particular(wanted="more"), "Particular wanted more"),
+    "what cannot be written": (Mute, "Mute (its message cannot be read: ValueError)"),
+    "what can never be written": (MuteForGood, "MuteForGood (its message cannot be read: Odd)"),
+    "what has an unreadable code": (lambda: Coded("coded"), "Coded coded"),
+    "a ring of causes": (looped, "ValueError one"),
+    "a RecursionError": (deep, "RecursionError maximum recursion depth exceeded"),
+    "a MemoryError": (MemoryError, "MemoryError "),
+    "a TimeoutError": (lambda: TimeoutError("slow"), "TimeoutError slow"),
+    "a 400 of another service": (refused, "BadRequestError not here"),
+    "evert's own EnvClosedError": (lambda: EnvClosedError("fake"), "EnvClosedError fake"),
+    "evert's own EpisodeEndedError": (lambda: EpisodeEndedError("fake"), "EpisodeEndedError fake"),
+    "evert's own AgentAborted": (lambda: AgentAborted("fake"), "AgentAborted fake"),
+    "ten megabytes": (lambda: ValueError("x" * 10**7), "ValueError xxx…"),
+}
+"""What an agent may raise, and how the trainer's error names it."""
+
+
+def raising(make: Callable[[], BaseException], calls: int) -> Agent:
+    """An async agent that raises after some calls."""
+
+    async def agent(client: Any, scene: Scene) -> float:
+        for _ in range(calls):
+            await scene.ask(client)
+        raise make()
+
+    return agent
+
+
+def raising_in_a_thread(make: Callable[[], BaseException], calls: int) -> Agent:
+    """A plain function that raises after some calls."""
+
+    def agent(client: Any, scene: Scene) -> float:
+        for _ in range(calls):
+            scene.ask_blocking(client)
+        raise make()
+
+    return agent
+
+
+def _says(text: str, calls: int) -> str:
+    name, _, message = text.partition(" ")
+    return f"AgentError.{name}: The agent … raised {name} after {calls} model calls: {message}"
+
+
+MOMENTS = {0: "before the first call", 1: "between calls"}
+
+RAISED = [
+    Fault(
+        name=f"the agent raises {what}{place}",
+        moment=moment,
+        agent=kind(make, calls),
+        trainer_sees=_says(text, calls),
+        agent_sees="; ".join(["Fine."] * calls),
+    )
+    for what, (make, text) in ERRORS.items()
+    for calls, moment in MOMENTS.items()
+    for kind, place in ((raising, ""), (raising_in_a_thread, " in a thread"))
+]
+
+SCORED = [
+    Fault(
+        name=f"the agent raises {what}, which is scored",
+        moment="between calls",
+        agent=raising(make, 1),
+        trainer_sees="agent_error -1 in 1",
+        agent_sees="Fine.",
+        options={"on_agent_error": -1.0},
+    )
+    for what, (make, _) in ERRORS.items()
+]
+
+INTERRUPTED = [
+    Fault(
+        name=f"the agent raises KeyboardInterrupt{place}",
+        moment=moment,
+        agent=kind(lambda: KeyboardInterrupt("stop"), calls),
+        trainer_sees="KeyboardInterrupt: stop",
+        agent_sees="; ".join(["Fine."] * calls),
+        options={"on_agent_error": -1.0},  # Ctrl-C is nobody's score
+    )
+    for calls, moment in MOMENTS.items()
+    for kind, place in ((raising, ""), (raising_in_a_thread, " in a thread"))
+]
+
+
+async def stops_iterating(client: Any, scene: Scene) -> float:
+    await scene.ask(client)
+    raise StopIteration("no more")
+
+
+async def raises_in_a_parallel_call(client: Any, scene: Scene) -> float:
+    async def fails() -> None:
+        await scene.ask(client, "a")
+        raise ValueError("boom")
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(fails())
+        group.create_task(scene.ask(client, "b"))
+        group.create_task(scene.ask(client, "c"))
+    return 1.0
+
+
+def raises_in_a_pool(client: Any, scene: Scene) -> float:
+    threads = [threading.Thread(target=scene.ask_blocking, args=(client,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    raise ValueError("boom")
+
+
+async def raises_when_closed(client: Any, scene: Scene) -> float:
+    try:
+        await scene.ask(client)
+        await scene.ask(client)
+    except asyncio.CancelledError:
+        raise ValueError("not like this") from None
+    return 1.0
+
+
+def raises_when_closed_in_a_thread(client: Any, scene: Scene) -> float:
+    try:
+        scene.ask_blocking(client)
+        scene.ask_blocking(client)
+    except EnvClosedError:
+        raise SystemExit("not like this") from None
+    return 1.0
+
+
+async def exits_when_closed(client: Any, scene: Scene) -> float:
+    with contextlib.suppress(asyncio.CancelledError):
+        await scene.ask(client)
+        await scene.ask(client)
+    raise SystemExit("leave me alone")
+
+
+async def close_after_one_step(scene: Scene) -> list[object]:
+    """One step, then the rollout is given up."""
+    env = scene.env()
+    await env.initial_observation()
+    taken = await fine_step(scene, env)
+    await env.close()
+    return [taken, "closed"]
+
+
+async def fine_step(scene: Scene, env: Any) -> object:
+    """A step with the policy's "Fine."."""
+    del scene
+    return await env.step(TOKENS.encoded("Fine."))
+
+
+class _Tokens:
+    def encoded(self, text: str) -> list[int]:
+        """A reply's tokens, end of turn included."""
+        from evert.bridge.rendering import prompt_renderer
+
+        renderer = prompt_renderer(None)
+        return renderer.encode(text) + renderer.end_tokens[:1]
+
+
+TOKENS = _Tokens()
+
+ELSEWHERE = [
+    Fault(
+        name="the agent raises StopIteration",
+        moment="between calls",
+        agent=stops_iterating,
+        trainer_sees="AgentError.RuntimeError: … raised RuntimeError after 1 model calls: "
+        "coroutine raised StopIteration",
+        agent_sees="Fine.",
+    ),
+    Fault(
+        name="one of three tasks raises",
+        moment="in parallel calls",
+        agent=raises_in_a_parallel_call,
+        trainer_sees="AgentError.ExceptionGroup: … raised ExceptionGroup after … model calls: "
+        "unhandled errors in a TaskGroup (1 sub-exception)",
+        agent_sees="Fine.; CancelledError; CancelledError",
+    ),
+    Fault(
+        name="the agent raises beside three threads",
+        moment="in parallel calls",
+        agent=raises_in_a_pool,
+        trainer_sees="AgentError.ValueError: … after 3 model calls: boom",
+        agent_sees="Fine.; Fine.; Fine.",
+    ),
+    *(
+        Fault(
+            name=name,
+            moment="in close",
+            agent=agent,
+            play=close_after_one_step,
+            trainer_sees="goes on; closed",
+            agent_sees=f"Fine.; {told}",
+        )
+        for name, agent, told in (
+            ("the agent raises instead of ending", raises_when_closed, "CancelledError"),
+            ("the agent exits instead of ending", exits_when_closed, "CancelledError"),
+            ("a thread exits", raises_when_closed_in_a_thread, "EnvClosedError"),
+        )
+    ),
+]
+
+FAULTS = [*RAISED, *SCORED, *INTERRUPTED, *ELSEWHERE]

@@ -1,0 +1,352 @@
+"""A fault, the scene in which it is played, and what its three witnesses saw.
+
+A ``Fault`` is a row of the table: who does what at which moment, and what the trainer, the agent
+and the process see of it. Each column is one line of text, in which ``…`` stands for anything.
+``perform`` plays a row with the Cookbook's own runner and a scripted model, in an event loop of its
+own, and gives the three lines as they were.
+"""
+
+import asyncio
+import concurrent.futures
+import faulthandler
+import gc
+import os
+import re
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import httpx
+import psutil
+from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
+from tinker_cookbook.rl.rollouts import do_single_rollout
+from tinker_cookbook.rl.types import (
+    STOP_METRIC_PREFIX,
+    InitialObservationOverflow,
+    StepResult,
+    Trajectory,
+    TrajectoryGroup,
+)
+
+from evert import ChatAgentEnv, ScriptedPolicy
+from evert.bridge.faces import takeover
+
+NOTHING = "nothing"
+"""What a process is left with, nearly always."""
+
+PATIENCE = 15.0
+"""Seconds after which a row hangs."""
+
+Agent = Callable[..., Any]
+
+
+class Sampler(ScriptedPolicy):
+    """A scripted policy that takes some turns of the loop for each reply, as a sampler does."""
+
+    async def __call__(self, *args: Any, **options: Any) -> TokensWithLogprobs:
+        """The next reply."""
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return await super().__call__(*args, **options)
+
+
+def saying(*texts: str) -> Callable[[], TokenCompleter]:
+    """Makes a policy that says these, one a call."""
+    return lambda: Sampler(texts)
+
+
+def fine() -> TokenCompleter:
+    """A policy that says "Fine." to everything."""
+    return Sampler(lambda prompt: "Fine.")
+
+
+@dataclass(eq=False)
+class Scene:
+    """What a row is played in; the agent has it as its task, so that it can say what it saw.
+
+    Attributes:
+        fault: The row.
+        saw: What the agent saw, in turn.
+        over: Set when all has been looked at, so that whoever hangs may end.
+        kept: Whatever should outlive the agent.
+    """
+
+    fault: "Fault"
+    saw: list[str] = field(default_factory=list)
+    over: threading.Event = field(default_factory=threading.Event)
+    kept: list[Any] = field(default_factory=list)
+
+    def env(self, **options: Any) -> ChatAgentEnv:
+        """The Env of the row's agent."""
+        return ChatAgentEnv(self.fault.agent, self, **{**QUICK, **self.fault.options, **options})
+
+    async def ask(self, client: Any, text: str = "Hi", **fields: Any) -> str:
+        """One model call; its reply or its error is noted."""
+        try:
+            completion = await client.chat.completions.create(**asking(text, **fields))
+        except BaseException as error:
+            self.saw.append(named(error))
+            raise
+        return self._note(completion)
+
+    def ask_blocking(self, client: Any, text: str = "Hi", **fields: Any) -> str:
+        """The same in a thread."""
+        try:
+            completion = client.chat.completions.create(**asking(text, **fields))
+        except BaseException as error:
+            self.saw.append(named(error))
+            raise
+        return self._note(completion)
+
+    def _note(self, completion: Any) -> str:
+        text = completion.choices[0].message.content or ""
+        self.saw.append(text)
+        return text
+
+
+QUICK: Mapping[str, Any] = {"close_timeout": 0.2, "agent_timeout": 10.0}
+
+Play = Callable[[Scene], Awaitable[object]]
+
+
+async def rollout(scene: Scene) -> Trajectory:
+    """How the Cookbook plays one Env; a row without another ``play`` is played so."""
+    env = scene.env()
+    try:
+        return await do_single_rollout(scene.fault.policy(), env)
+    finally:
+        await env.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A row of the table.
+
+    Attributes:
+        name: Who does what.
+        moment: When.
+        trainer_sees: What the trainer gets: an exception, or a stop reason and a reward.
+        agent_sees: What the agent's calls end with, in turn.
+        process_sees: What is left when the Env is closed.
+        agent: ``(client, scene)``.
+        policy: Makes the policy.
+        play: What the trainer does.
+        options: Of the Env.
+    """
+
+    name: str
+    moment: str
+    trainer_sees: str
+    agent_sees: str = ""
+    process_sees: str = NOTHING
+    agent: Agent
+    policy: Callable[[], TokenCompleter] = fine
+    play: Play = rollout
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.moment}: {self.name}"
+
+
+def asking(text: str, **fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], **fields}
+
+
+def is_as(seen: str, expected: str) -> bool:
+    """Whether a line is as the table has it."""
+    pattern = ".*".join(map(re.escape, expected.split("…")))
+    return re.fullmatch(pattern, seen, re.DOTALL) is not None
+
+
+# -- what was seen, as a line ------------------------------------------------------------------------
+
+
+def named(error: BaseException) -> str:
+    """An exception by its class, and by its code where it is a 400."""
+    code = getattr(error, "code", None)
+    return f"{type(error).__name__} {code}" if isinstance(code, str) else type(error).__name__
+
+
+def line(result: object) -> str:
+    """What a trainer got, in a line."""
+    if isinstance(result, BaseExceptionGroup):
+        return f"{type(result).__name__}: {', '.join(map(line, result.exceptions))}"
+    if isinstance(result, BaseException):
+        return f"{type(result).__name__}: {result}"
+    if isinstance(result, Trajectory):
+        total = sum(transition.reward for transition in result.transitions)
+        return f"{result.stop_reason} {total:g} in {len(result.transitions)}"
+    if isinstance(result, TrajectoryGroup):
+        errors = [f"({one.error_type})" for one in result.rollout_errors]
+        return " | ".join([*map(line, result.trajectories_G), *errors])
+    if isinstance(result, StepResult):
+        return f"{_reason(result.metrics)} {result.reward:g}" if result.episode_done else "goes on"
+    if isinstance(result, InitialObservationOverflow):
+        return f"{_reason(result.metrics or {})} {result.reward:g} without a turn"
+    if isinstance(result, list):
+        return "; ".join(map(line, result))
+    return str(result) if isinstance(result, str) else type(result).__name__
+
+
+def _reason(metrics: Mapping[str, Any]) -> str:
+    found = [k.removeprefix(STOP_METRIC_PREFIX) for k in metrics if k.startswith(STOP_METRIC_PREFIX)]
+    return ",".join(found)
+
+
+# -- what is left ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Inventory:
+    """What a process has that an episode might leave behind."""
+
+    tasks: set[Any]
+    threads: set[threading.Thread]
+    descriptors: set[str]
+    children: set[psutil.Process]
+    folders: set[Path]
+    functions: dict[str, Any]
+
+    @classmethod
+    def now(cls) -> "Inventory":
+        """What there is at present, but for threads of pools that serve everybody."""
+        try:
+            tasks = asyncio.all_tasks()
+        except RuntimeError:  # no loop runs
+            tasks = set()
+        return cls(
+            tasks,
+            {one for one in threading.enumerate() if not one.name.startswith(POOLS)},
+            _descriptors(),
+            set(psutil.Process().children(recursive=True)),
+            set(Path(tempfile.gettempdir()).glob("evert-*")),
+            {name: get() for name, get in FUNCTIONS.items()},
+        )
+
+    def since(self, before: "Inventory") -> str:
+        """What came to stay, in a line."""
+        found: list[tuple[int, str]] = [
+            (len(self.tasks - before.tasks), "task"),
+            (len(self.threads - before.threads), "thread"),
+            (len(self.descriptors - before.descriptors), "descriptor"),
+            (len(self.children - before.children), "child"),
+            (len(self.folders - before.folders), "folder"),
+        ]
+        changed = [n for n, value in self.functions.items() if value != before.functions[n]]
+        counted = [f"{count} {what}{'s' * (count > 1)}" for count, what in found if count]
+        return ", ".join([*counted, *changed]) or NOTHING
+
+
+POOLS = ("asyncio_", "evert tokenizer")
+
+FUNCTIONS: dict[str, Callable[[], Any]] = {
+    "Thread.start": lambda: threading.Thread.start,
+    "Thread.run": lambda: threading.Thread.run,
+    "ThreadPoolExecutor.submit": lambda: concurrent.futures.ThreadPoolExecutor.submit,
+    "httpx.Client": lambda: httpx.Client._transport_for_url,
+    "httpx.AsyncClient": lambda: httpx.AsyncClient._transport_for_url,
+    "aiohttp": lambda: aiohttp.ClientSession._request,
+    "excepthook": lambda: sys.excepthook,
+    "threading.excepthook": lambda: threading.excepthook,
+    "unraisablehook": lambda: sys.unraisablehook,
+    "SIGINT": lambda: signal.getsignal(signal.SIGINT),
+    "SIGTERM": lambda: signal.getsignal(signal.SIGTERM),
+    "SIGCHLD": lambda: signal.getsignal(signal.SIGCHLD),
+    "recursion limit": sys.getrecursionlimit,
+    "stdout": lambda: sys.stdout,
+}
+"""What an episode might patch and not put back."""
+
+
+def _descriptors() -> set[str]:
+    folder = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
+    return {name for name in os.listdir(folder) if _is_open(name)}
+
+
+def _is_open(name: str) -> bool:
+    try:
+        os.fstat(int(name))
+    except OSError:  # the one with which the folder itself was listed
+        return False
+    return True
+
+
+async def settled(before: Inventory, expected: str) -> str:
+    """What is left as soon as it is what was expected, or after a while."""
+    end = time.monotonic() + 1
+    while not is_as(left := Inventory.now().since(before), expected) and time.monotonic() < end:
+        await asyncio.sleep(0.005)
+    return left
+
+
+# -- the play ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The three lines of a row, as they were.
+
+    Attributes:
+        trainer: What the trainer got.
+        agent: What the agent saw.
+        process: What was left when the Env was closed.
+        at_last: What is left when the loop is gone, too.
+        complaints: What the loop's exception handler was told.
+    """
+
+    trainer: str
+    agent: str
+    process: str
+    at_last: str
+    complaints: list[str]
+
+
+def perform(fault: Fault) -> Seen:
+    """Play a row, in an event loop of its own."""
+    takeover.remove()
+    gc.collect()
+    before, scene, complaints = Inventory.now(), Scene(fault), list[str]()
+    with _guarded():
+        trainer, process = asyncio.run(_perform(scene, complaints))
+    takeover.remove()
+    gc.collect()
+    end = time.monotonic() + 2
+    while (left := Inventory.now().since(before)) != NOTHING and time.monotonic() < end:
+        time.sleep(0.01)
+    return Seen(trainer, "; ".join(scene.saw), process, left, complaints)
+
+
+async def _perform(scene: Scene, complaints: list[str]) -> tuple[str, str]:
+    loop, fault = asyncio.get_running_loop(), scene.fault
+    loop.set_exception_handler(lambda loop, context: complaints.append(str(context)))
+    takeover.install()
+    before = Inventory.now()
+    try:
+        async with asyncio.timeout(PATIENCE):
+            trainer = line(await fault.play(scene))
+    except BaseException as error:
+        trainer = line(error)
+        del error
+    finally:
+        process = await settled(before, fault.process_sees)
+        scene.over.set()
+        scene.kept.clear()
+    return trainer, process
+
+
+@contextmanager
+def _guarded() -> Iterator[None]:
+    """Say where it stands if a row does not even let its loop go on."""
+    faulthandler.dump_traceback_later(2 * PATIENCE, exit=False)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()

@@ -1,0 +1,42 @@
+"""The table of faults: each row is played, and each of its columns is what happens.
+
+1. Every row ends, and the trainer, the agent and the process see what the table says.
+2. Whatever it was, nothing is left when the loop is gone, and the loop had nothing to complain of.
+3. There are at least 120 rows, each with a name of its own.
+"""
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+from tests.faults.scene import NOTHING, Fault, is_as, perform
+from tests.faults.table import TABLE
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _nothing_but_the_faults_is_collected() -> Iterator[None]:
+    """Each row looks for garbage, and need not look at all that was imported."""
+    perform(TABLE[0])  # imports what is imported lazily
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.parametrize("fault", TABLE, ids=str)
+def test_everybody_sees_what_the_table_says(fault: Fault) -> None:
+    seen = perform(fault)
+
+    for who, was, expected in (
+        ("trainer", seen.trainer, fault.trainer_sees),
+        ("agent", seen.agent, fault.agent_sees),
+        ("process", seen.process, fault.process_sees),
+        ("process at last", seen.at_last, NOTHING),
+        ("loop", "; ".join(seen.complaints), ""),
+    ):
+        assert is_as(was, expected), f"{who}\n  saw      {was:.2000}\n  expected {expected}"
+
+
+def test_the_table_is_long_and_repeats_nothing() -> None:
+    assert len(TABLE) >= 120
+    assert len(set(map(str, TABLE))) == len(TABLE)
