@@ -5,8 +5,11 @@ The policy for replies that do not parse is the Cookbook's (``ParseErrorPolicy``
 a number of times. Without a policy the agent gets the text as it is and decides itself.
 """
 
+import operator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import (
@@ -18,6 +21,7 @@ from tinker_cookbook.renderers.base import (
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy
 from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, Logs, Metrics
 
+from evert.bridge.errors import InvalidActionError, repr_of, text_of
 from evert.bridge.formats import ReplyFormat
 from evert.bridge.messages import Reply, read_reply
 from evert.bridge.rendering import PromptRenderer
@@ -25,6 +29,36 @@ from evert.bridge.requests import ChatRequest
 
 Problem = tuple[ParseFailureKind, str]
 """What is wrong with a reply: the Cookbook's kind of failure, and its detail."""
+
+LARGEST_ID = 2**32 - 1
+"""Of a token: a tokenizer holds no more."""
+
+
+def token_ids(action: Iterable[Any]) -> list[int]:
+    """An action as a list of its own; NumPy's integers become Python's.
+
+    Raises:
+        InvalidActionError: Something in it is no token id.
+    """
+    try:
+        ids = list(action)
+        if not set(map(type, ids)) <= {int}:  # asked every turn: one pass, without a Python loop
+            ids = [_token_id(one) for one in ids]
+        if ids and not (min(ids) >= 0 and max(ids) <= LARGEST_ID):
+            raise OverflowError("a token id is out of range")
+    except Exception as error:
+        raise InvalidActionError(
+            f"The action is {repr_of(action)}; expected token ids, each an int from 0 to "
+            f"{LARGEST_ID} ({text_of(error):.200}). Step again with what the policy sampled, or "
+            "close the Env."
+        ) from error
+    return ids
+
+
+def _token_id(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError("a bool is no token id")
+    return operator.index(value)
 
 
 def read_action(

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from evert.bridge.errors import InvalidAgentError, RewardError
+from evert.bridge.errors import InvalidAgentError, RewardError, repr_of
 
 Agent = Callable[..., Any]
 """``(client)`` or ``(client, task)``, sync or async, returning a reward, an ``Outcome`` or None.
@@ -224,13 +224,13 @@ def reward_of(value: object, where: str) -> float:
     if isinstance(value, (numbers.Real, np.bool_)):
         try:
             reward = float(value)
-        except OverflowError:  # an int or a Fraction beyond every float
+        except Exception:  # an int beyond every float; a class of the agent's may raise anything
             reward = math.inf
         if math.isfinite(reward):
             return reward
     raise RewardError(
-        f"{where} is {value!r} ({type(value).__name__}); expected a finite number (float, int or "
-        "bool). Return the reward, or evert.Outcome(reward, metrics, logs)."
+        f"{where} is {repr_of(value)} ({type(value).__name__}); expected a finite number (float, "
+        "int or bool). Return the reward, or evert.Outcome(reward, metrics, logs)."
     )
 
 
@@ -254,6 +254,12 @@ def outcome_of(value: object, name: str, *, rewarded: bool) -> Outcome:
             "an async one. Declare it `async def` and `return await ...`."
         )
     outcome = value if isinstance(value, Outcome) else Outcome(reward=value)  # type: ignore[arg-type]
+    for what in ("metrics", "logs"):
+        if not isinstance(found := getattr(outcome, what), Mapping):
+            raise RewardError(
+                f"The {what} in the Outcome of the agent {name} are {repr_of(found)}; expected a "
+                "dict. Leave them out where there are none."
+            )
     metrics = {
         str(key): reward_of(number, f"The metric {key!r} in the Outcome of the agent {name}")
         for key, number in outcome.metrics.items()
@@ -262,7 +268,7 @@ def outcome_of(value: object, name: str, *, rewarded: bool) -> Outcome:
         if rewarded:
             return replace(outcome, metrics=metrics)
         raise RewardError(
-            f"The agent {name} ended without a reward: it returned {value!r} and never called "
+            f"The agent {name} ended without a reward: it returned {repr_of(value)} and never called "
             "client.reward(x). Return a number (0.0 if that is meant) or call client.reward."
         )
     reward = reward_of(outcome.reward, f"The reward returned by the agent {name}")

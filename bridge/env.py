@@ -25,7 +25,7 @@ from tinker_cookbook.rl.types import (
     StepResult,
 )
 
-from evert.bridge.actions import ParseErrors
+from evert.bridge.actions import ParseErrors, token_ids
 from evert.bridge.agent import NO_TASK, Agent, inspect_agent
 from evert.bridge.conversation import Conversation, Drift
 from evert.bridge.diagnosis import CALLER, DRIFT, LINEAGE
@@ -128,14 +128,16 @@ class ChatAgentEnv(Env):
             AgentError: The agent raised (unless ``on_agent_error`` scores that).
             AgentTimeoutError: It neither called nor ended within ``agent_timeout``.
             RewardError: It ended without a reward, or with something that is none.
+            InvalidActionError: These are no token ids; the observation stands as it was.
             EnvStateError: No observation is outstanding.
             EnvClosedError: The Env was closed before or meanwhile.
         """
+        ids = token_ids(action)
         outstanding = self._take_outstanding()
         truncated = (extra or {}).get("stop_reason") == "length"
         caller, lineage = outstanding.call.caller, outstanding.conversation.lineage
         logprobs = action.logprobs if isinstance(action, SampledTokens) else None
-        turn = Turn(list(action), truncated, {CALLER: caller, LINEAGE: lineage}, logprobs)
+        turn = Turn(ids, truncated, {CALLER: caller, LINEAGE: lineage}, logprobs)
         self.turn_lineages.append(lineage)
         self.turn_callers.append(caller)
         upcoming = await self._turns.resume(outstanding, turn)

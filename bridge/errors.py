@@ -9,6 +9,7 @@
     ├── EnvStateError          (RuntimeError)  the Env's methods were called out of order
     ├── EnvClosedError         (RuntimeError)  the Env was closed before, or meanwhile
     ├── EpisodeEndedError      (RuntimeError)  a call arrived after the agent had ended
+    ├── InvalidActionError     (ValueError)    what was given to ``step`` are no token ids
     ├── InvalidModelError      (TypeError)     a frozen model is none, or has the policy's name
     ├── MissingPackageError    (ImportError)   a client was asked for whose package is not there
     ├── RendererMismatchError  (ValueError)    a renderer cannot do what a conversation needs
@@ -94,6 +95,10 @@ class RendererMismatchError(EvertError, ValueError):
     """The renderer cannot be used, or cannot express what the conversation contains."""
 
 
+class InvalidActionError(EvertError, ValueError):
+    """What was given to ``step`` are no token ids."""
+
+
 class InvalidModelError(EvertError, TypeError):
     """What was given as a frozen model is none, or is named like the policy."""
 
@@ -116,6 +121,14 @@ def text_of(error: BaseException) -> str:
         return str(error)
     except BaseException as broken:  # an agent's own exception may do anything
         return f"(its message cannot be read: {type(broken).__name__})"
+
+
+def repr_of(value: object) -> str:
+    """The beginning of a value's ``repr``, also where that raises."""
+    try:
+        return f"{value!r:.200}"
+    except Exception as broken:
+        return f"something whose repr() raises {type(broken).__name__}"
 
 
 class AgentAborted(BaseException):

@@ -15,6 +15,7 @@ from evert.bridge.errors import EnvClosedError as EnvClosedError
 from evert.bridge.errors import EnvStateError as EnvStateError
 from evert.bridge.errors import EpisodeEndedError as EpisodeEndedError
 from evert.bridge.errors import EvertError as EvertError
+from evert.bridge.errors import InvalidActionError as InvalidActionError
 from evert.bridge.errors import InvalidAgentError as InvalidAgentError
 from evert.bridge.errors import InvalidDatasetError as InvalidDatasetError
 from evert.bridge.errors import InvalidModelError as InvalidModelError

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import openai
-from tests.faults.scene import Agent, Fault, Scene
+from tests.faults.scene import Agent, Fault, Scene, tokens
 
-from evert import AgentAborted, EnvClosedError, EpisodeEndedError, ScriptedPolicy
+from evert import AgentAborted, EnvClosedError, EpisodeEndedError
 
 
 class Odd(BaseException):
@@ -235,27 +235,10 @@ async def close_after_one_step(scene: Scene) -> list[object]:
     """One step, then the rollout is given up."""
     env = scene.env()
     await env.initial_observation()
-    taken = await fine_step(scene, env)
+    taken = await env.step(tokens("Fine."))
     await env.close()
     return [taken, "closed"]
 
-
-async def fine_step(scene: Scene, env: Any) -> object:
-    """A step with the policy's "Fine."."""
-    del scene
-    return await env.step(TOKENS.encoded("Fine."))
-
-
-class _Tokens:
-    def encoded(self, text: str) -> list[int]:
-        """A reply's tokens, end of turn included."""
-        from evert.bridge.rendering import prompt_renderer
-
-        renderer = prompt_renderer(None)
-        return renderer.encode(text) + renderer.end_tokens[:1]
-
-
-TOKENS = _Tokens()
 
 ELSEWHERE = [
     Fault(

@@ -38,6 +38,7 @@ from tinker_cookbook.rl.types import (
 
 from evert import ChatAgentEnv, ScriptedPolicy
 from evert.bridge.faces import takeover
+from evert.bridge.rendering import prompt_renderer
 
 NOTHING = "nothing"
 """What a process is left with, nearly always."""
@@ -117,6 +118,12 @@ QUICK: Mapping[str, Any] = {"close_timeout": 0.2, "agent_timeout": 10.0}
 Play = Callable[[Scene], Awaitable[object]]
 
 
+def tokens(text: str, *, ended: bool = True) -> list[int]:
+    """A reply's tokens, with its end of turn."""
+    renderer = prompt_renderer(None)
+    return renderer.encode(text) + (renderer.end_tokens[:1] if ended else [])
+
+
 async def rollout(scene: Scene) -> Trajectory:
     """How the Cookbook plays one Env; a row without another ``play`` is played so."""
     env = scene.env()
@@ -166,7 +173,7 @@ def is_as(seen: str, expected: str) -> bool:
     return re.fullmatch(pattern, seen, re.DOTALL) is not None
 
 
-# -- what was seen, as a line ------------------------------------------------------------------------
+# -- what was seen, as a line ----------------------------------------------------------------------
 
 
 def named(error: BaseException) -> str:
@@ -197,11 +204,13 @@ def line(result: object) -> str:
 
 
 def _reason(metrics: Mapping[str, Any]) -> str:
-    found = [k.removeprefix(STOP_METRIC_PREFIX) for k in metrics if k.startswith(STOP_METRIC_PREFIX)]
+    found = [
+        k.removeprefix(STOP_METRIC_PREFIX) for k in metrics if k.startswith(STOP_METRIC_PREFIX)
+    ]
     return ",".join(found)
 
 
-# -- what is left ------------------------------------------------------------------------------------
+# -- what is left ----------------------------------------------------------------------------------
 
 
 @dataclass
@@ -281,13 +290,15 @@ def _is_open(name: str) -> bool:
 
 async def settled(before: Inventory, expected: str) -> str:
     """What is left as soon as it is what was expected, or after a while."""
-    end = time.monotonic() + 1
-    while not is_as(left := Inventory.now().since(before), expected) and time.monotonic() < end:
+    for _ in range(200):
+        left = Inventory.now().since(before)
+        if is_as(left, expected):
+            break
         await asyncio.sleep(0.005)
     return left
 
 
-# -- the play ----------------------------------------------------------------------------------------
+# -- the play --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

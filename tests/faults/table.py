@@ -1,5 +1,5 @@
 """The table: all rows, by who does wrong."""
 
-from tests.faults import raising
+from tests.faults import behaving, policies, raising, trainers
 
-TABLE = [*raising.FAULTS]
+TABLE = [*raising.FAULTS, *behaving.FAULTS, *policies.FAULTS, *trainers.FAULTS]

@@ -1,0 +1,232 @@
+"""Policies that do wrong: tokens that are none, too many or too few, and policies that raise."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from tests.faults.scene import Fault, Sampler, Scene, asking, named, tokens
+from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
+from tinker_cookbook.rl.rollout_limits import RolloutLimits
+
+
+class Playing(Sampler):
+    """A policy whose first action is given, or made."""
+
+    def __init__(self, action: Any, stop_reason: Any = "stop") -> None:
+        super().__init__(lambda prompt: "Fine.")
+        self._action = action
+        self._stop_reason = stop_reason
+        self._calls = 0
+
+    async def __call__(self, *args: Any, **options: Any) -> TokensWithLogprobs:
+        """The action, then "Fine."."""
+        self._calls += 1
+        if self._calls > 1:
+            return await super().__call__(*args, **options)
+        await asyncio.sleep(0)
+        action = self._action() if callable(self._action) else self._action
+        return TokensWithLogprobs(action, None, self._stop_reason)
+
+
+def playing(action: Any, stop_reason: Any = "stop") -> Callable[[], TokenCompleter]:
+    """Makes such a policy."""
+    return lambda: Playing(action, stop_reason)
+
+
+async def two_turns(client: Any, scene: Scene) -> float:
+    messages: list[Any] = [{"role": "user", "content": "Hi"}]
+    for _ in range(2):
+        try:
+            completion = await client.chat.completions.create(messages=messages)
+        except BaseException as error:
+            scene.saw.append(named(error))
+            raise
+        choice = completion.choices[0]
+        scene.saw.append(f"{choice.message.content!r} {choice.finish_reason}")
+        messages += [choice.message, {"role": "user", "content": "and?"}]
+    return 1.0
+
+
+def two_turns_in_a_thread(client: Any, scene: Scene) -> float:
+    for _ in range(2):
+        scene.ask_blocking(client)
+    return 1.0
+
+
+async def asks_for_logprobs(client: Any, scene: Scene) -> float:
+    with contextlib.suppress(Exception):
+        await scene.ask(client, logprobs=True)
+    return 1.0
+
+
+async def asks_for_few(client: Any, scene: Scene) -> float:
+    completion = await client.chat.completions.create(**asking("Hi", max_tokens=2))
+    scene.saw.append(completion.choices[0].finish_reason)
+    return 1.0
+
+
+NO_TOKENS = "InvalidActionError: …; expected token ids, each an int from 0 to 4294967295…"
+CLOSED = "CancelledError"
+
+PLAYED: list[tuple[str, Any, str, str]] = [
+    ("nothing", [], "completed 1 in 2", "'' stop; 'Fine.' stop"),
+    ("only an end of turn", tokens(""), "completed 1 in 2", "'' stop; 'Fine.' stop"),
+    ("two ends of turn", tokens("") * 2, "completed 1 in 2", "'…' stop; 'Fine.' stop"),
+    (
+        "an end of turn in the middle",
+        tokens("a") + tokens("b"),
+        "completed 1 in 2",
+        "'a…' stop; 'Fine.' stop",
+    ),
+    (
+        "no end of turn",
+        tokens("Well", ended=False),
+        "completed 1 in 2",
+        "'Well' stop; 'Fine.' stop",
+    ),
+    (
+        "a control token in the middle",
+        [*tokens("a", ended=False), 151644, *tokens("b")],
+        "completed 1 in 2",
+        "'a…' stop; 'Fine.' stop",
+    ),
+    ("ten thousand tokens", tokens("word " * 10_000), "completed 1 in 2", "'word …' stop; …"),
+    ("half a character", tokens("🐕")[:1], "completed 1 in 2", "'�' stop; 'Fine.' stop"),
+    ("an id beyond the tokenizer's", [10**9], "completed 1 in 2", "'' stop; 'Fine.' stop"),
+    ("an id beyond 32 bits", [2**32], NO_TOKENS, CLOSED),
+    ("a negative id", [-1], NO_TOKENS, CLOSED),
+    ("a bool", [True], NO_TOKENS, CLOSED),
+    ("a float", [1.0], NO_TOKENS, CLOSED),
+    ("text", ["a"], NO_TOKENS, CLOSED),
+    ("None among tokens", [None], NO_TOKENS, CLOSED),
+    ("lists", [[1, 2]], NO_TOKENS, CLOSED),
+    ("a string", "Fine.", NO_TOKENS, CLOSED),
+    ("None", None, NO_TOKENS, CLOSED),
+    (
+        "an array",
+        lambda: np.array(tokens("Yes.")),
+        "completed 1 in 2",
+        "'Yes.' stop; 'Fine.' stop",
+    ),
+    (
+        "NumPy's integers",
+        lambda: list(np.array(tokens("Yes."))),
+        "completed 1 in 2",
+        "'Yes.' stop; 'Fine.' stop",
+    ),
+    ("a tuple", tuple(tokens("Yes.")), "completed 1 in 2", "'Yes.' stop; 'Fine.' stop"),
+]
+"""What is played first, what the trainer sees, what the agent sees."""
+
+ACTIONS = [
+    Fault(
+        name=f"the policy plays {what}",
+        moment="in step",
+        agent=two_turns,
+        policy=playing(action),
+        trainer_sees=trainer,
+        agent_sees=agent,
+    )
+    for what, action, trainer, agent in PLAYED
+]
+
+CUT = [
+    Fault(
+        name="the policy is cut",
+        moment="in step",
+        agent=two_turns,
+        policy=playing(tokens("Well", ended=False), "length"),
+        trainer_sees="completed 1 in 2",
+        agent_sees="'Well' length; 'Fine.' stop",
+    ),
+    Fault(
+        name="the policy is cut before it says anything",
+        moment="in step",
+        agent=two_turns,
+        policy=playing([], "length"),
+        trainer_sees="completed 1 in 2",
+        agent_sees="'' length; 'Fine.' stop",
+    ),
+    Fault(
+        name="the policy is cut, which ends the episode",
+        moment="in step",
+        agent=two_turns,
+        policy=playing(tokens("Well", ended=False), "length"),
+        options={"on_truncation": "end"},
+        trainer_sees="max_tokens -0.1 in 1",
+        agent_sees="CancelledError",
+    ),
+    Fault(
+        name="the policy gives a stop reason that there is not",
+        moment="in step",
+        agent=two_turns,
+        policy=playing(tokens("Yes."), "tired"),
+        trainer_sees="completed 1 in 2",
+        agent_sees="'Yes.' stop; 'Fine.' stop",
+    ),
+    Fault(
+        name="the policy says more than the agent asked for",
+        moment="in step",
+        agent=asks_for_few,
+        policy=playing(tokens("word " * 50)),
+        trainer_sees="completed 1 in 1",
+        agent_sees="length",
+    ),
+    Fault(
+        name="the policy has no log-probabilities for an agent that wants them",
+        moment="in step",
+        agent=asks_for_logprobs,
+        policy=playing(tokens("Yes.")),
+        trainer_sees="completed 1 in 1",
+        agent_sees="BadRequestError logprobs_unavailable",
+    ),
+    Fault(
+        name="the policy's replies are too long for the budget",
+        moment="in step",
+        agent=two_turns,
+        policy=playing(tokens("word " * 500)),
+        options={"limits": RolloutLimits(max_trajectory_tokens=100)},
+        trainer_sees="max_tokens -0.1 in 1",
+        agent_sees="'word …; BadRequestError context_length_exceeded",
+    ),
+]
+
+
+class Raising(Sampler):
+    """A policy that raises at its second call."""
+
+    def __init__(self, make: Callable[[], BaseException]) -> None:
+        super().__init__(lambda prompt: "Fine.")
+        self._make = make
+
+    async def __call__(self, *args: Any, **options: Any) -> TokensWithLogprobs:
+        """A reply, then the exception."""
+        if self.actions:
+            raise self._make()
+        return await super().__call__(*args, **options)
+
+
+RAISED = [
+    Fault(
+        name=f"the policy raises {error().__class__.__name__}{place}",
+        moment="between calls",
+        agent=agent,
+        policy=lambda error=error: Raising(error),
+        trainer_sees=f"{error().__class__.__name__}: no engine",
+        agent_sees=f"{first}; {told}",
+    )
+    for error in (
+        lambda: RuntimeError("no engine"),
+        lambda: asyncio.CancelledError("no engine"),
+        lambda: KeyboardInterrupt("no engine"),
+        lambda: SystemExit("no engine"),
+    )
+    for agent, first, told, place in (
+        (two_turns, "'Fine.' stop", "CancelledError", ""),
+        (two_turns_in_a_thread, "Fine.", "EnvClosedError", " before a thread"),
+    )
+]
+
+FAULTS = [*ACTIONS, *CUT, *RAISED]

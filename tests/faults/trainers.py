@@ -1,0 +1,482 @@
+"""Trainers that do wrong: calls out of order, cancellations, other loops, Envs that are dropped."""
+
+import asyncio
+import gc
+import threading
+import time
+import warnings
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tests.faults.scene import Fault, Play, Sampler, Scene, fine, tokens
+from tinker_cookbook.renderers import Message
+from tinker_cookbook.rl.rollout_limits import RolloutLimits
+from tinker_cookbook.rl.rollout_runner import run_rollout
+
+from evert import ChatAgentEnv
+
+YES = tokens("Yes.")
+LONG = "word " * 60_000
+
+
+async def talks(client: Any, scene: Scene) -> float:
+    for _ in range(3):
+        await scene.ask(client)
+    return 1.0
+
+
+def talks_in_a_thread(client: Any, scene: Scene) -> float:
+    for _ in range(3):
+        scene.ask_blocking(client)
+    return 1.0
+
+
+async def says_much(client: Any, scene: Scene) -> float:
+    text = await scene.ask(client)
+    said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": text}]
+    await client.chat.completions.create(messages=[*said, {"role": "user", "content": LONG}])
+    return 1.0
+
+
+async def ponders(client: Any, scene: Scene) -> float:
+    await scene.ask(client)
+    await asyncio.sleep(0.1)
+    await scene.ask(client)
+    return 1.0
+
+
+def ponders_in_a_thread(client: Any, scene: Scene) -> float:
+    scene.ask_blocking(client)
+    time.sleep(0.1)
+    scene.ask_blocking(client)
+    return 1.0
+
+
+async def thinks(client: Any, scene: Scene) -> float:
+    """Takes its time after each call."""
+    for _ in range(3):
+        await scene.ask(client)
+        await asyncio.sleep(0.02)
+    return 1.0
+
+
+async def outcome(moment: Awaitable[object]) -> object:
+    """What an await gives or raises."""
+    try:
+        return await moment
+    except BaseException as error:
+        return error
+
+
+# -- out of order ----------------------------------------------------------------------------------
+
+
+def steps(*what: str) -> Play:
+    """A trainer that does these one after the other, whatever they give."""
+
+    async def play(scene: Scene) -> list[object]:
+        env = scene.env()
+        does: dict[str, Callable[[], Awaitable[object]]] = {
+            "begin": env.initial_observation,
+            "step": lambda: env.step(YES),
+            "close": env.close,
+            "inject": lambda: env.inject_messages([Message(role="user", content="Hurry!")]),
+        }
+        seen = [await outcome(does[one]()) for one in what]
+        await env.close()
+        return ["closed" if one is None else "given" if type(one) is tuple else one for one in seen]
+
+    return play
+
+
+NONE_OUT = "EnvStateError: No observation is outstanding…"
+OVER = "EnvClosedError: This ChatAgentEnv of … was closed…"
+ORDERS: list[tuple[str, str, str]] = [
+    ("step", NONE_OUT, ""),
+    ("inject", NONE_OUT, ""),
+    ("close", "closed", ""),
+    ("close, begin", f"closed; {OVER}", ""),
+    ("close, step", f"closed; {OVER}", ""),
+    ("close, close", "closed; closed", ""),
+    ("begin, begin, step", "given; EnvStateError: …called twice…; goes on", "Yes.; …"),
+    ("begin, close, step", f"given; closed; {OVER}", "{refused}"),
+    ("begin, close, inject", f"given; closed; {OVER}", "{refused}"),
+    ("begin, close, close", "given; closed; closed", "{refused}"),
+    ("begin, step, close, step", f"given; goes on; closed; {OVER}", "Yes.; {refused}"),
+    ("begin, close, begin", "given; closed; EnvStateError: …called twice…", "{refused}"),
+    ("begin, inject, step", "given; given; goes on", "Yes.; {refused}"),
+    ("begin, step, step, step, step", f"given; goes on; goes on; … 1; {NONE_OUT}", "…Yes."),
+    ("begin, step, step, step, inject", f"given; goes on; goes on; … 1; {NONE_OUT}", "…Yes."),
+    ("begin, step, step, step, close", "given; goes on; goes on; completed 1; closed", "…Yes."),
+]
+
+OUT_OF_ORDER = [
+    Fault(
+        name=f"the trainer does {order}{place}",
+        moment="in any order",
+        agent=agent,
+        play=steps(*order.split(", ")),
+        trainer_sees=trainer,
+        agent_sees=told.replace("{refused}", refused),
+    )
+    for order, trainer, told in ORDERS
+    for agent, refused, place in (
+        (talks, "CancelledError", ""),
+        (talks_in_a_thread, "EnvClosedError", ", before a thread"),
+    )
+]
+
+
+async def steps_twice_at_once(scene: Scene) -> list[object]:
+    env = scene.env()
+    await env.initial_observation()
+    seen = await asyncio.gather(outcome(env.step(YES)), outcome(env.step(YES)))
+    await env.close()
+    return [*seen]
+
+
+async def begins_twice_at_once(scene: Scene) -> list[object]:
+    env = scene.env()
+    seen = await asyncio.gather(
+        outcome(env.initial_observation()), outcome(env.initial_observation())
+    )
+    await env.close()
+    return ["given" if type(one) is tuple else one for one in seen]
+
+
+async def closes_five_times_at_once(scene: Scene) -> list[object]:
+    env = scene.env()
+    await env.initial_observation()
+    waiting = asyncio.create_task(outcome(env.step(YES)))
+    await asyncio.sleep(0)
+    await asyncio.gather(*(env.close() for _ in range(5)))
+    return [await waiting]
+
+
+async def clears_every_stop(scene: Scene) -> object:
+    class Clears:
+        async def on_turn_begin(self, state: Any) -> None:
+            return None
+
+        async def on_stop_reason(self, reason: str, state: Any) -> None:
+            return None
+
+        async def on_grade(self, state: Any) -> None:
+            return None
+
+        on_artifacts = on_grade
+
+    return await run_rollout(fine(), scene.env(), hooks=Clears())
+
+
+# -- cancelled -------------------------------------------------------------------------------------
+
+
+def cancelled(moment: str, after: int) -> Play:
+    """A trainer whose await is cancelled some turns of the loop after it began; closes then."""
+
+    async def play(scene: Scene) -> list[object]:
+        env = scene.env()
+        if moment != "begin":
+            await env.initial_observation()
+        task = asyncio.ensure_future(
+            outcome(env.initial_observation() if moment == "begin" else env.step(YES))
+        )
+        for _ in range(after):
+            await asyncio.sleep(0)
+        task.cancel()
+        seen = await task
+        if moment == "close":
+            closing = asyncio.ensure_future(env.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.wait({closing})
+        await env.close()
+        return ["given" if type(seen) is tuple else seen]
+
+    return play
+
+
+async def cancelled_and_stepped_again(scene: Scene) -> list[object]:
+    """A step that is cancelled while the agent thinks has given its action away."""
+    env = scene.env()
+    await env.initial_observation()
+    task = asyncio.ensure_future(outcome(env.step(YES)))
+    await asyncio.sleep(0.005)
+    task.cancel()
+    seen = [await task, await outcome(env.step(YES))]
+    await env.close()
+    return seen
+
+
+async def timed_out(scene: Scene) -> object:
+    env = scene.env()
+    try:
+        return await run_rollout(Slow(), env, limits=RolloutLimits(rollout_timeout_seconds=0.05))
+    finally:
+        await env.close()
+
+
+async def sampling_timed_out(scene: Scene) -> object:
+    env = scene.env()
+    try:
+        return await run_rollout(
+            Slow(), env, limits=RolloutLimits(sampling_turn_timeout_seconds=0.05)
+        )
+    finally:
+        await env.close()
+
+
+class Slow(Sampler):
+    """A sampler whose second reply never comes."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda prompt: "Fine.")
+
+    async def __call__(self, *args: Any, **options: Any) -> Any:
+        """One reply."""
+        if self.actions:
+            await asyncio.Event().wait()
+        return await super().__call__(*args, **options)
+
+
+async def closed_while_rendering(scene: Scene) -> list[object]:
+    env = scene.env()
+    await env.initial_observation()
+    task = asyncio.ensure_future(outcome(env.step(YES)))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    await env.close()
+    return [await task]
+
+
+async def cancelled_while_rendering(scene: Scene) -> list[object]:
+    env = scene.env()
+    await env.initial_observation()
+    task = asyncio.ensure_future(outcome(env.step(YES)))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    task.cancel()
+    seen = [await task]
+    await env.close()
+    return seen
+
+
+# -- elsewhere -------------------------------------------------------------------------------------
+
+
+async def steps_on_another_loop(scene: Scene) -> list[object]:
+    env = scene.env()
+    await env.initial_observation()
+    elsewhere = await asyncio.to_thread(lambda: asyncio.run(_outcome_of(env.step(YES))))
+    here = await outcome(env.step(YES))
+    await env.close()
+    return [elsewhere, here]
+
+
+async def _outcome_of(moment: Awaitable[object]) -> object:
+    return await outcome(moment)
+
+
+async def closes_on_another_loop(scene: Scene) -> list[object]:
+    env = scene.env()
+    await env.initial_observation()
+    task = asyncio.ensure_future(outcome(env.step(YES)))
+    await asyncio.sleep(0)
+    await asyncio.to_thread(lambda: asyncio.run(env.close()))
+    return [await task]
+
+
+async def closes_after_its_loop(scene: Scene) -> list[object]:
+    env = scene.env()
+    await asyncio.to_thread(lambda: asyncio.run(_begun(env)))
+    seen = await outcome(env.step(YES))
+    await env.close()
+    return [seen, await outcome(env.step(YES))]
+
+
+async def _begun(env: ChatAgentEnv) -> None:
+    await env.initial_observation()
+
+
+async def drops_the_env(scene: Scene) -> str:
+    env: ChatAgentEnv | None = scene.env()
+    assert env is not None
+    await env.initial_observation()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        del env
+        gc.collect()
+        await asyncio.sleep(0.02)
+    return "; ".join(f"{w.category.__name__}: {w.message}" for w in caught)
+
+
+async def drops_the_env_in_a_thread(scene: Scene) -> str:
+    envs = [scene.env()]
+    await envs[0].initial_observation()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        thread = threading.Thread(target=envs.clear)
+        thread.start()
+        await asyncio.to_thread(thread.join)
+        await asyncio.sleep(0.02)
+    return "; ".join(f"{w.category.__name__}: {w.message}" for w in caught)
+
+
+async def drops_an_unused_env(scene: Scene) -> str:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        scene.env()
+        gc.collect()
+    return f"{len(caught)} warnings"
+
+
+CLOSED = "EnvClosedError: …"
+DROPPED = "ResourceWarning: A ChatAgentEnv of … was dropped while its agent was running…"
+
+KINDS: tuple[tuple[Any, str, str], ...] = (
+    (talks, "CancelledError", ""),
+    (talks_in_a_thread, "EnvClosedError", ", before a thread"),
+)
+
+OTHERS: list[tuple[str, str, Any, Play, str, str]] = [
+    (
+        "clears the stop of an agent that has ended",
+        "after return",
+        talks,
+        clears_every_stop,
+        "EnvStateError: …an episode whose agent has ended cannot be continued…",
+        "Fine.; Fine.; Fine.",
+    ),
+    (
+        "cancels a step and takes another",
+        "while cancelled",
+        thinks,
+        cancelled_and_stepped_again,
+        f"CancelledError: ; {NONE_OUT}",
+        "Yes.",
+    ),
+    *(
+        (f"{name}{place}", "in step", agent, play, CLOSED, told)
+        for name, play in (
+            ("closes five times at once", closes_five_times_at_once),
+            ("closes on another loop", closes_on_another_loop),
+        )
+        for agent, place, told in (
+            (ponders, "", "Yes."),
+            (ponders_in_a_thread, ", before a thread", "Yes.; EnvClosedError"),
+        )
+    ),
+    (
+        "closes while a long prompt is tokenised",
+        "in rendering",
+        says_much,
+        closed_while_rendering,
+        CLOSED,
+        "Yes.",
+    ),
+    (
+        "cancels a step whose prompt is tokenised",
+        "in rendering",
+        says_much,
+        cancelled_while_rendering,
+        "CancelledError: ",
+        "Yes.",
+    ),
+]
+
+FOR_BOTH: list[tuple[str, str, Play, str, str]] = [
+    (
+        "steps twice at once",
+        "in step",
+        steps_twice_at_once,
+        f"goes on; {NONE_OUT}",
+        "Yes.; {refused}",
+    ),
+    (
+        "begins twice at once",
+        "before the first call",
+        begins_twice_at_once,
+        "given; EnvStateError: …called twice…",
+        "{refused}",
+    ),
+    *(
+        (
+            f"cancels a step after {turns} turns of the loop",
+            "while cancelled",
+            cancelled("step", turns),
+            "…",
+            "Yes.…",
+        )
+        for turns in (1, 2, 3, 5)
+    ),
+    *(
+        (
+            f"cancels a beginning after {turns} turns of the loop",
+            "while cancelled",
+            cancelled("begin", turns),
+            "…",
+            "…",
+        )
+        for turns in (1, 2, 3, 5)
+    ),
+    ("cancels a close", "in close", cancelled("close", 5), "…", "Yes.…"),
+    (
+        "runs out of time",
+        "in sampling",
+        timed_out,
+        "rollout_timeout 0 in 1",
+        "Fine.; {refused}",
+    ),
+    (
+        "waits too long for a sample",
+        "in sampling",
+        sampling_timed_out,
+        "SamplingTurnTimeoutError: …",
+        "Fine.; {refused}",
+    ),
+    (
+        "steps on another loop",
+        "in step",
+        steps_on_another_loop,
+        "EnvStateError: …stepped on another event loop…; goes on",
+        "Yes.; {refused}",
+    ),
+    (
+        "closes when its loop is gone",
+        "in close",
+        closes_after_its_loop,
+        f"EnvStateError: …stepped on another event loop…; {OVER}",
+        "{refused}",
+    ),
+    ("drops the Env", "between calls", drops_the_env, DROPPED, "{refused}"),
+    ("drops the Env in a thread", "between calls", drops_the_env_in_a_thread, DROPPED, "{refused}"),
+    ("drops an unused Env", "before the first call", drops_an_unused_env, "0 warnings", ""),
+]
+
+FAULTS = [
+    *OUT_OF_ORDER,
+    *(
+        Fault(
+            name=f"the trainer {name}",
+            moment=moment,
+            agent=agent,
+            play=play,
+            trainer_sees=trainer,
+            agent_sees=told,
+        )
+        for name, moment, agent, play, trainer, told in OTHERS
+    ),
+    *(
+        Fault(
+            name=f"the trainer {name}{place}",
+            moment=moment,
+            agent=agent,
+            play=play,
+            trainer_sees=trainer,
+            agent_sees=told.replace("{refused}", refused),
+        )
+        for name, moment, play, trainer, told in FOR_BOTH
+        for agent, refused, place in KINDS
+    ),
+]
