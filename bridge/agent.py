@@ -268,8 +268,8 @@ def outcome_of(value: object, name: str, *, rewarded: bool) -> Outcome:
         if rewarded:
             return replace(outcome, metrics=metrics)
         raise RewardError(
-            f"The agent {name} ended without a reward: it returned {repr_of(value)} and never called "
-            "client.reward(x). Return a number (0.0 if that is meant) or call client.reward."
+            f"The agent {name} ended without a reward: it returned {repr_of(value)} and never "
+            "called client.reward(x). Return a number (0.0 if that is meant) or call client.reward."
         )
     reward = reward_of(outcome.reward, f"The reward returned by the agent {name}")
     return replace(outcome, reward=reward, metrics=metrics)

@@ -5,7 +5,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -32,12 +32,17 @@ class NoNumber(Fraction):
 # -- what it returns -------------------------------------------------------------------------------
 
 
+def _made(value: Any) -> Any:
+    make: Callable[[], Any] = value if callable(value) else lambda: value
+    return make()
+
+
 def returning(value: Any) -> Agent:
     """An agent that returns this."""
 
     async def agent(client: Any, scene: Scene) -> Any:
         await scene.ask(client)
-        return value() if callable(value) else value
+        return _made(value)
 
     return agent
 
@@ -47,7 +52,7 @@ def returning_in_a_thread(value: Any) -> Agent:
 
     def agent(client: Any, scene: Scene) -> Any:
         scene.ask_blocking(client)
-        return value() if callable(value) else value
+        return _made(value)
 
     return agent
 
@@ -72,7 +77,7 @@ RETURNS: dict[str, tuple[Any, str]] = {
     "a complex number": (1j, NO_NUMBER),
     "an array": (np.ones(3), NO_NUMBER),
     "an int beyond every float": (10**400, NO_NUMBER),
-    "an object": (object, NO_NUMBER),
+    "an object": (lambda: object(), NO_NUMBER),
     "what cannot be written": (Unwritable, NO_NUMBER),
     "a number that is none": (lambda: NoNumber(1, 2), NO_NUMBER),
     "a coroutine": (_later, "RewardError: The agent … returned an awaitable, not a reward…"),
@@ -112,14 +117,9 @@ RETURNED = [
 
 
 async def notes_nonsense(client: Any, scene: Scene) -> float:
-    for note in (
-        lambda: client.reward("1"),
-        lambda: client.reward(float("nan")),
-        lambda: client.metric("m", None),
-        lambda: client.reward(Unwritable()),
-    ):
+    for value in ("1", float("nan"), None, Unwritable()):
         try:
-            note()
+            client.reward(value)
         except Exception as error:
             scene.saw.append(type(error).__name__)
     await scene.ask(client)
@@ -203,18 +203,21 @@ async def waits_for_a_call_of_its_own_thread(client: Any, scene: Scene) -> float
 
 def _gives_up(agent: Agent, told: str, left: str = "nothing", **options: Any) -> list[Fault]:
     """An agent that does not go on in time: an error of the trainer's, or scored."""
-    name = agent.__name__.replace("_", " ")
     error = "AgentTimeoutError: The agent … neither called the model nor ended within …"
-    fault = {"agent": agent, "agent_sees": told, "process_sees": left, "moment": "between calls"}
-    options = {"agent_timeout": 0.05, "close_timeout": 0.05, **options}
     return [
-        Fault(name=f"the agent {name}", trainer_sees=error, options=options, **fault),
         Fault(
-            name=f"the agent {name}, which is scored",
-            trainer_sees="agent_timeout -1 in …",
-            options={**options, "on_agent_error": -1.0},
-            **fault,
-        ),
+            name=f"the agent {agent.__name__.replace('_', ' ')}{end}",
+            moment="between calls",
+            agent=agent,
+            trainer_sees=trainer,
+            agent_sees=told,
+            process_sees=left,
+            options={"agent_timeout": 0.05, "close_timeout": 0.05, **score, **options},
+        )
+        for end, trainer, score in (
+            ("", error, {}),
+            (", which is scored", "agent_timeout -1 in …", {"on_agent_error": -1.0}),
+        )
     ]
 
 
@@ -258,7 +261,7 @@ async def leaves_a_loop_of_calls(client: Any, scene: Scene) -> float:
 
 async def leaves_a_task(client: Any, scene: Scene) -> float:
     async def waits() -> None:
-        while not scene.over.is_set():
+        while not scene.over.is_set():  # noqa: ASYNC110 (it is set from outside of the loop, too)
             await asyncio.sleep(0.01)
 
     await scene.ask(client)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ class Playing(Sampler):
         if self._calls > 1:
             return await super().__call__(*args, **options)
         await asyncio.sleep(0)
-        action = self._action() if callable(self._action) else self._action
+        action: Any = self._action() if callable(self._action) else self._action
         return TokensWithLogprobs(action, None, self._stop_reason)
 
 
@@ -197,32 +198,27 @@ CUT = [
 class Raising(Sampler):
     """A policy that raises at its second call."""
 
-    def __init__(self, make: Callable[[], BaseException]) -> None:
+    def __init__(self, error: type[BaseException]) -> None:
         super().__init__(lambda prompt: "Fine.")
-        self._make = make
+        self._error = error
 
     async def __call__(self, *args: Any, **options: Any) -> TokensWithLogprobs:
         """A reply, then the exception."""
         if self.actions:
-            raise self._make()
+            raise self._error("no engine")
         return await super().__call__(*args, **options)
 
 
 RAISED = [
     Fault(
-        name=f"the policy raises {error().__class__.__name__}{place}",
+        name=f"the policy raises {error.__name__}{place}",
         moment="between calls",
         agent=agent,
-        policy=lambda error=error: Raising(error),
-        trainer_sees=f"{error().__class__.__name__}: no engine",
+        policy=partial(Raising, error),
+        trainer_sees=f"{error.__name__}: no engine",
         agent_sees=f"{first}; {told}",
     )
-    for error in (
-        lambda: RuntimeError("no engine"),
-        lambda: asyncio.CancelledError("no engine"),
-        lambda: KeyboardInterrupt("no engine"),
-        lambda: SystemExit("no engine"),
-    )
+    for error in (RuntimeError, asyncio.CancelledError, KeyboardInterrupt, SystemExit)
     for agent, first, told, place in (
         (two_turns, "'Fine.' stop", "CancelledError", ""),
         (two_turns_in_a_thread, "Fine.", "EnvClosedError", " before a thread"),

@@ -70,7 +70,7 @@ def deep() -> Exception:
         down()
     except RecursionError as error:
         return error
-    return ValueError
+    return ValueError()
 
 
 def refused() -> Exception:

@@ -291,11 +291,10 @@ def _is_open(name: str) -> bool:
 async def settled(before: Inventory, expected: str) -> str:
     """What is left as soon as it is what was expected, or after a while."""
     for _ in range(200):
-        left = Inventory.now().since(before)
-        if is_as(left, expected):
+        if is_as(Inventory.now().since(before), expected):
             break
         await asyncio.sleep(0.005)
-    return left
+    return Inventory.now().since(before)
 
 
 # -- the play --------------------------------------------------------------------------------------
