@@ -102,6 +102,7 @@ class Conversation:
         action: Its tokens as sampled, end of turn included, until the next message is rendered.
         points: What there is to branch from, also of the conversation that it branched off.
         place: In the index, after all that the agent has sent, or the reply.
+        length: Number of tokens of the prompt.
         last: The latest message of the agent.
         shown: For templates that are rendered whole: what the renderer itself makes of the log.
     """
@@ -121,6 +122,7 @@ class Conversation:
     action: list[int] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)
     place: int = START
+    length: int = 0
     last: Message | None = None
     shown: FlatPrompt = field(default_factory=list)
     last_user: int = -1
@@ -141,6 +143,7 @@ class Conversation:
         branch._add(origin.messages[: point.messages])
         branch.tool_names = dict(origin.tool_names)
         branch.log, branch.action, branch.points = point.log, point.action, point.path
+        branch.length = point.log.length
         if not renderer.renders_tails:
             check_tokens(branch.log.length, most)
             branch.shown = renderer.full(branch.messages[:-1])
@@ -184,11 +187,6 @@ class Conversation:
 
     # -- the model's view ------------------------------------------------------------------------
 
-    @property
-    def length(self) -> int:
-        """Number of tokens of the prompt."""
-        return self.log.length + length_of(self.tail) + len(self.suffix)
-
     def prompt(self) -> tinker.ModelInput:
         """The tokens to continue."""
         return self.log.followed_by([*self.tail, *self.suffix])
@@ -206,6 +204,7 @@ class Conversation:
         """
         ended = action + renderer.missing_end(action)
         self.log = self.log.extended([*self.tail, *self.suffix, *ended])
+        self.length = self.log.length
         if not renderer.renders_tails:
             self.shown = self.shown + self.tail
         self.tail, self.suffix, self.action = [], [], ended
@@ -249,14 +248,15 @@ class Conversation:
         try:
             render = self._render_tail if renderer.renders_tails else self._render_whole
             drift = render(start, renderer, most)
-            if max_length is not None and self.length > max_length:
-                raise context_length_exceeded(self.length, max_length)
+            length = self.log.length + length_of(self.tail) + len(self.suffix)
+            if max_length is not None and length > max_length:
+                raise context_length_exceeded(length, max_length)
         except BaseException:
             del self.messages[start:]
             self.log, self.tail, self.suffix, self.shown = before
             self.last_user = last_user
             raise
-        self.action = []
+        self.action, self.length = [], length
         return drift
 
     def _add(self, messages: Sequence[Message]) -> None:

@@ -38,17 +38,20 @@ def check_text(value: object, most: int | None) -> None:
     """
     if most is None:
         return
-    found, inside = 0, [value]
-    while inside:
-        one = inside.pop()
-        if isinstance(one, str):
+    found = 0
+    inside: list[Any] = [value]
+    for one in inside:  # grows on the way
+        kind = type(one)
+        if kind is str:
             found += len(one)
-        elif isinstance(one, (dict, Mapping)):  # the first, since to ask for the other is slow
+        elif kind is dict or isinstance(one, Mapping):
             inside += one
             inside += one.values()
         elif isinstance(one, (list, tuple)):
             inside += one
             found += 1  # so that one that holds itself comes to an end
+        elif isinstance(one, str):
+            found += len(one)
         elif hasattr(one, "model_fields_set"):  # an SDK's
             inside += vars(one).values()
             inside.append(getattr(one, "__pydantic_extra__", None))
