@@ -55,8 +55,8 @@ class ChatAgentEnv(Env):
         **options: ``renderer``, ``policy_names``, ``limits``, ``context_length``,
             ``agent_timeout``, ``on_agent_error``, ``on_truncation``, ``parse_error_policy``,
             ``context_overflow_reward``, ``close_timeout``, ``models``, ``format_retries``,
-            ``keep_completed_arguments``: see ``evert.bridge.options``. An agent may bring some
-            itself, as its ``env_options``.
+            ``keep_completed_arguments``, ``image_hosts``: see ``evert.bridge.options``. An agent
+            may bring some itself, as its ``env_options``.
 
     Attributes:
         agent: As given.
@@ -78,7 +78,9 @@ class ChatAgentEnv(Env):
         self._options = options
         self._settings = settings = settings_of({**own_options(agent), **options})
         self._renderer = prompt_renderer(settings.renderer)
-        self._frozen = frozen_models(settings.models or {}, settings.names, self._renderer)
+        self._frozen = frozen_models(
+            settings.models or {}, settings.names, self._renderer, settings.image_hosts
+        )
         self._task = task
         self._turns = Turns(self._form.name, settings, self._renderer)
         self._outstanding: Outstanding | None = None

@@ -36,6 +36,7 @@ from tinker_cookbook.renderers.base import Message
 from evert.bridge.conversation import Conversation, Drift, Point, keep
 from evert.bridge.echoes import as_given, is_completed
 from evert.bridge.errors import RendererMismatchError
+from evert.bridge.images import Images
 from evert.bridge.index import START, Index, Speaker, key_as_reply
 from evert.bridge.long_text import check_text
 from evert.bridge.messages import read_message, read_tools, refuse
@@ -53,6 +54,7 @@ class ConversationBook:
         renderer: The renderer of the policy.
         max_length: Most tokens of a prompt; a longer one is refused. None for no limit.
         keeps_completed: Whether a reply stays as sampled though its tool calls come back completed.
+        images: Those of the episode; None: only such as come as data.
 
     Attributes:
         drift: How often each cause occurred.
@@ -67,8 +69,10 @@ class ConversationBook:
         max_length: int | None = None,
         *,
         keeps_completed: bool = False,
+        images: Images | None = None,
     ) -> None:
         self.renderer = renderer
+        self._images = images or Images()
         self._max_length = max_length
         self._keeps_completed = keeps_completed
         self.drift: Counter[Drift] = Counter()
@@ -272,7 +276,8 @@ class ConversationBook:
     ) -> None:
         """Let a conversation grow by a request; one that is refused leaves no trace."""
         conversation = way.conversation
-        messages = [renderer.escape(message) for message in way.rendered]
+        escaped = (renderer.escape(message) for message in way.rendered)
+        messages = [self._images.shown(message, most) for message in escaped]
         if not conversation.messages and request.tools:
             _offer_tools(request.tools, messages, renderer)
         if request.format is not None and request.format != conversation.format:

@@ -27,8 +27,10 @@ from tinker_cookbook.completers import MessageCompleter, TinkerTokenCompleter, T
 from evert.bridge.actions import read_action
 from evert.bridge.errors import InvalidModelError
 from evert.bridge.formats import ANY_OBJECT, ReplyFormat
+from evert.bridge.images import Images
 from evert.bridge.lineage import ConversationBook
 from evert.bridge.logprobs import unavailable, with_logprobs
+from evert.bridge.long_text import rendered
 from evert.bridge.messages import Reply, TokenLogprob, as_fields, read_message, read_reply
 from evert.bridge.rendering import PromptRenderer
 from evert.bridge.requests import ChatRequest, bad_request
@@ -153,9 +155,18 @@ FrozenModel: TypeAlias = (
 
 
 def frozen_models(
-    models: Mapping[str, FrozenModel], policy: Sequence[str], renderer: PromptRenderer
+    models: Mapping[str, FrozenModel],
+    policy: Sequence[str],
+    renderer: PromptRenderer,
+    image_hosts: str | Sequence[str] = (),
 ) -> dict[str, FrozenAnswer]:
     """What answers the calls to each name.
+
+    Args:
+        models: By name.
+        policy: Names that none of them may have.
+        renderer: Of the policy.
+        image_hosts: Where images may be fetched (``images.py``).
 
     Raises:
         InvalidModelError: One is no model, or has a name of the policy's.
@@ -166,20 +177,24 @@ def frozen_models(
                 f"models={{{name!r}: ...}} has the policy's own name. Name the policy otherwise "
                 "(policy_names=...), or leave the entry out."
             )
-    return {name: _answers(name, model, renderer) for name, model in models.items()}
+    images = Images(image_hosts)
+    return {name: _answers(name, model, renderer, images) for name, model in models.items()}
 
 
-def _answers(name: str, model: FrozenModel, renderer: PromptRenderer) -> FrozenAnswer:
+def _answers(
+    name: str, model: FrozenModel, renderer: PromptRenderer, images: Images
+) -> FrozenAnswer:
     if isinstance(model, RemoteModel):
         return model
     if isinstance(model, TinkerModel):
-        return partial(_ask_weights, model, itertools.count())
+        return partial(_ask_weights, model, images, itertools.count())
     if isinstance(model, MessageCompleter):
-        return partial(_ask_for_message, model)
+        return partial(_ask_for_message, model, images)
     if isinstance(model, TokenCompleter):
-        return partial(_ask_for_tokens, model, renderer)
+        return partial(_ask_for_tokens, model, renderer, images)
     if hasattr(model, "sample_async"):
-        return partial(_ask_for_tokens, TinkerTokenCompleter(model, MAX_TOKENS), renderer)
+        completer = TinkerTokenCompleter(model, MAX_TOKENS)
+        return partial(_ask_for_tokens, completer, renderer, images)
     raise InvalidModelError(
         f"models[{name!r}] is {model!r:.200}; expected a MessageCompleter, a TokenCompleter, a "
         "tinker.SamplingClient, an evert.TinkerModel or an evert.RemoteModel."
@@ -187,15 +202,17 @@ def _answers(name: str, model: FrozenModel, renderer: PromptRenderer) -> FrozenA
 
 
 async def _ask_weights(
-    model: TinkerModel, numbers: "itertools.count[int]", request: ChatRequest
+    model: TinkerModel, images: Images, numbers: "itertools.count[int]", request: ChatRequest
 ) -> Reply:
     number = next(numbers)
     weights = await open_weights(model)
     completer = FrozenSampler(model, weights, number)
-    return await _ask_for_tokens(completer, weights.renderer, request)
+    return await _ask_for_tokens(completer, weights.renderer, images, request)
 
 
-async def _ask_for_message(completer: MessageCompleter, request: ChatRequest) -> Reply:
+async def _ask_for_message(
+    completer: MessageCompleter, images: Images, request: ChatRequest
+) -> Reply:
     if request.tools:
         raise bad_request(
             f"The model {request.model!r} is a MessageCompleter, which takes no tools. Give the "
@@ -205,6 +222,8 @@ async def _ask_for_message(completer: MessageCompleter, request: ChatRequest) ->
     if request.logprobs:
         raise unavailable(f"the model {request.model!r} is a MessageCompleter, which gives none")
     messages = [read_message(m, index, {}) for index, m in enumerate(request.messages)]
+    await images.fetch(request.messages)
+    messages = await images.all_shown(messages)
     if request.format is not None:
         messages.append(request.format.request())
     parsed = await completer(messages)
@@ -214,9 +233,11 @@ async def _ask_for_message(completer: MessageCompleter, request: ChatRequest) ->
 
 
 async def _ask_for_tokens(
-    completer: TokenCompleter, renderer: PromptRenderer, request: ChatRequest
+    completer: TokenCompleter, renderer: PromptRenderer, images: Images, request: ChatRequest
 ) -> Reply:
-    conversation = ConversationBook(renderer).observe(request, "", renderer)
+    await images.fetch(request.messages)
+    book = ConversationBook(renderer, images=images)
+    conversation = await rendered(renderer, partial(book.observe, request, ""))
     action = await completer(
         conversation.prompt(), renderer.stop_with(request.stop), max_tokens=request.max_tokens
     )

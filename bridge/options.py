@@ -15,6 +15,7 @@ from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 
 from evert.bridge.agent import Agent, agent_name, unwrapped
 from evert.bridge.errors import InvalidAgentError
+from evert.bridge.images import read_hosts
 from evert.bridge.limits import MIN_CONTEXT
 from evert.bridge.models import FrozenModel
 from evert.bridge.routes import DEFAULT_POLICY_NAME, read_policy_names
@@ -36,6 +37,7 @@ class EnvOptions(TypedDict, total=False):
     models: Mapping[str, FrozenModel] | None
     format_retries: int
     keep_completed_arguments: bool
+    image_hosts: str | Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,9 @@ class EnvSettings:
             counted either way (``drift/completed_arguments``). False: the policy is shown what the
             agent sent, in a new token sequence, since only the agent's author knows that what was
             added changes nothing.
+        image_hosts: Hosts that the images of messages are fetched from: "example.org" (by https),
+            or with scheme and port, "http://10.0.0.3:8000". None is by default: images come as
+            ``data:`` URLs, and any other is the agent's 400 (``images.py``).
     """
 
     renderer: Renderer | None = None
@@ -83,6 +88,7 @@ class EnvSettings:
     models: Mapping[str, FrozenModel] | None = None
     format_retries: int = 2
     keep_completed_arguments: bool = False
+    image_hosts: str | Sequence[str] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -113,7 +119,7 @@ def settings_of(options: EnvOptions) -> EnvSettings:
     Raises:
         TypeError: There is no such option.
         ValueError: ``on_truncation`` is neither "deliver" nor "end", or no prompt has room in
-            ``context_length``.
+            ``context_length``, or ``image_hosts`` are none.
         InvalidModelError: ``policy_names`` are none.
     """
     known = [field.name for field in fields(EnvSettings)]
@@ -140,4 +146,5 @@ def settings_of(options: EnvOptions) -> EnvSettings:
             f"context holds, at least {MIN_CONTEXT}, or None where it is not known."
         )
     read_policy_names(settings.policy_names)
+    read_hosts(settings.image_hosts)
     return settings

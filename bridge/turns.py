@@ -29,6 +29,7 @@ from evert.bridge.conversation import Conversation, Drift
 from evert.bridge.endings import PEER_STOPPED, Account, Ending
 from evert.bridge.episode import Episode, Life
 from evert.bridge.errors import AgentError, AgentTimeoutError, EnvClosedError, EnvStateError
+from evert.bridge.images import Images
 from evert.bridge.inbox import AgentEnd, Inbox, ParkedCall
 from evert.bridge.limits import prompt_limit
 from evert.bridge.lineage import ConversationBook
@@ -109,8 +110,12 @@ class Turns:
         self.parse_errors = ParseErrors(settings.parse_error_policy)
         self.tool_budget = ToolBudget(settings.limits.max_tool_calls)
         self._longest = prompt_limit(settings.limits, settings.context_length).tokens
+        self._images = Images(settings.image_hosts)
         self.book = ConversationBook(
-            renderer, self._longest, keeps_completed=settings.keep_completed_arguments
+            renderer,
+            self._longest,
+            keeps_completed=settings.keep_completed_arguments,
+            images=self._images,
         )
         self.account = Account(agent, self.book, settings)
         self.episode: Episode | None = None
@@ -232,6 +237,8 @@ class Turns:
         if (reason := self._spent()) is not None:
             return await self._stop(reason)
         try:
+            await self._images.fetch(call.request.messages)
+            self.check_usable()
             conversation = await rendered(
                 self._renderer, partial(self.book.observe, call.request, call.caller)
             )
@@ -305,9 +312,9 @@ class Turns:
             episode.abandon()
             return
         if episode.loop is asyncio.get_running_loop():
-            ended = await episode.close(patience)
+            ended = await self._close(episode)
         else:
-            elsewhere = asyncio.run_coroutine_threadsafe(episode.close(patience), episode.loop)
+            elsewhere = asyncio.run_coroutine_threadsafe(self._close(episode), episode.loop)
             ended = await asyncio.wrap_future(elsewhere)
         if not ended:
             logger.error(
@@ -316,3 +323,7 @@ class Turns:
                 self._agent,
                 2 * patience,
             )
+
+    async def _close(self, episode: Episode) -> bool:
+        self._images.close()
+        return await episode.close(self._settings.close_timeout)
