@@ -5,12 +5,10 @@ limit, ``most``, and what finds more text in its way raises ``LongTextError`` be
 anything; ``rendered`` then does the same again in a thread, with the renderer's copy for threads.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from typing import Any, TypeVar
 
+from evert.bridge.offloop import off_loop
 from evert.bridge.rendering import PromptRenderer
 
 T = TypeVar("T")
@@ -76,11 +74,4 @@ async def rendered(
     try:
         return work(renderer, LONG_TEXT)
     except LongTextError:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(_threads(), lambda: work(renderer.off_loop, None))
-
-
-@cache
-def _threads() -> ThreadPoolExecutor:
-    # Of our own: the loop's default executor may be full of agents' threads that wait for us.
-    return ThreadPoolExecutor(2, thread_name_prefix="evert tokenizer")
+        return await off_loop(work, renderer.off_loop, None)
