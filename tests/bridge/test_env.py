@@ -938,7 +938,7 @@ async def test_the_report_of_an_episode_is_in_its_last_metrics() -> None:
 
 def leftovers() -> tuple[int, int, int]:
     """Numbers of tasks, threads and open files."""
-    threads = [t for t in threading.enumerate() if not t.name.startswith("evert tokenizer")]
+    threads = [t for t in threading.enumerate() if not t.name.startswith("evert off loop")]
     return len(asyncio.all_tasks()), len(threads), psutil.Process().num_fds()
 
 

@@ -254,7 +254,7 @@ class Inventory:
         return ", ".join([*counted, *changed]) or NOTHING
 
 
-POOLS = ("asyncio_", "evert tokenizer")
+POOLS = ("asyncio_", "evert off loop")
 
 FUNCTIONS: dict[str, Callable[[], Any]] = {
     "Thread.start": lambda: threading.Thread.start,
