@@ -209,7 +209,8 @@ class Conversation:
             self.shown = self.shown + self.tail
         self.tail, self.suffix, self.action = [], [], ended
         self._add([renderer.escape(reply.parsed)])
-        self.note_calls(reply.tool_calls)
+        if reply.tool_calls:
+            self.note_calls(reply.tool_calls)
         if is_seen:
             self.reply = reply
             here = len(self.points), len(self.sent), len(self.messages)

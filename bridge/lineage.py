@@ -287,7 +287,8 @@ class ConversationBook:
         drift = conversation.grow(messages, renderer, self._max_length, most)
         conversation.remember(way.kept, kept)
         for message in way.new:
-            conversation.note_calls(message.get("tool_calls", ()))
+            if calls := message.get("tool_calls"):
+                conversation.note_calls(calls)
         conversation.place = self._index.enter(conversation.place, way.new)
         conversation.last = way.new[-1] if way.new else None
         conversation.format = request.format

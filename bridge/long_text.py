@@ -42,6 +42,8 @@ def check_text(value: object, most: int | None) -> None:
         kind = type(one)
         if kind is str:
             found += len(one)
+        elif kind is dict and len(one) == 2 and type(content := one.get("content")) is str:
+            found += len(content)  # most messages
         elif kind is dict or isinstance(one, Mapping):
             inside += one
             inside += one.values()
