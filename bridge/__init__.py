@@ -41,5 +41,6 @@ Read in this order:
     check.py         check_env
     base.py          the shipped base's tokenizer, the default
     imports.py       objects named by import path
+    secrets.py       texts without the keys that this process knows
     errors.py        every error
 """

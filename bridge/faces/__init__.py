@@ -11,5 +11,7 @@ From the inside outwards:
     takeover.py   the calls of agents that build their own client
     server.py     the API over loopback HTTP, for other processes
     process.py    agents that are commands
+    variables.py  the environment variables that a command gets
     commands.py   the commands of one episode, and all that they start
+    supervisor.py   the process that runs one of them, and ends all of that
 """

@@ -12,19 +12,25 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import psutil
 
 from evert.bridge.agent import NO_TASK
 from evert.bridge.errors import CommandError, InvalidAgentError
+from evert.bridge.faces import supervisor
+from evert.bridge.secrets import LONGEST_KEY, redacted_end
 
-KEPT_OUTPUT = 2**20
-"""Bytes of the end of each output that a ``ProcessResult`` has."""
+SUPERVISOR = [sys.executable, "-I", "-S", supervisor.__file__]
+
+PATIENCE = 30.0
+"""Seconds that what a command started may take to end once it is killed."""
 
 SHOWN_OUTPUT = 2000
 """Bytes of the end of each output that a message shows."""
@@ -39,7 +45,9 @@ LONGEST_VARIABLE = 100_000
 """Bytes of an environment variable; systems have a limit, and a program with a longer one cannot
 be started at all."""
 
-PLACEHOLDER = re.compile(r"\{(task|model|base_url|root_url|api_key|folder|home)(\[[^][{}]*\])?\}")
+PLACEHOLDER = re.compile(
+    r"\{(task|model|base_url|root_url|api_key|folder|home|env)(\[[^][{}]*\])?\}"
+)
 
 
 @dataclass(frozen=True)
@@ -83,16 +91,23 @@ class Place:
     install: str = ""
     running: tuple[str, Path, Path] | None = None
 
-    def fill(self, text: str) -> str:
+    def fill(self, text: str, variables: Mapping[str, str] | None = None) -> str:
         """The text with its placeholders filled in; what is filled in is not filled in again.
 
-        Raises:
-            InvalidAgentError: The task has not the part that ``{task[name]}`` asks for.
-        """
-        return PLACEHOLDER.sub(self._value, text)
+        Args:
+            text: With placeholders.
+            variables: What ``{env[NAME]}`` is filled in from; None: it stays as it is.
 
-    def _value(self, found: re.Match[str]) -> str:
+        Raises:
+            InvalidAgentError: The task has not the part that ``{task[name]}`` asks for, or there is
+                no such variable.
+        """
+        return PLACEHOLDER.sub(lambda found: self._value(found, variables), text)
+
+    def _value(self, found: re.Match[str], variables: Mapping[str, str] | None) -> str:
         name, part = found[1], found[2]
+        if name == "env":
+            return found[0] if variables is None or part is None else _named(part[1:-1], variables)
         if name != "task":
             return self.values[name] + (part or "")
         if part is None:
@@ -127,21 +142,29 @@ class Place:
                 shutil.copy(content, path)
 
     async def run(self, command: Sequence[str], role: str) -> ProcessResult:
-        """Run a command to its end.
+        """Run a command to its end, and end all that it started.
 
         Args:
             command: Program and arguments, with placeholders.
             role: Of the command in this episode, for messages: "command", "setup", "reward".
 
         Raises:
-            CommandError: It cannot be started.
+            CommandError: It cannot be started, or leaves what cannot be ended.
             InvalidAgentError: A placeholder cannot be filled in.
         """
         filled = [self.fill(argument) for argument in command]
         out, err = self.scratch / f"{role}.out", self.scratch / f"{role}.err"
-        self.running = (f"{role} {filled[0]!r}", out, err)
-        async with self._running(filled, out, err) as process:
-            status = await process.wait()
+        process = self._supervised(filled, out, err)
+        try:
+            self.running = (f"{role} {filled[0]!r}", out, err)
+            said = (await _said(process)).split()
+            if said and said[0] == b"failed":
+                self.running = None
+                why = OSError(int(said[1]), os.strerror(int(said[1])))
+                raise CommandError(self._not_started(filled[0], why))
+        finally:
+            await _ended(process, self.env[MARK])
+        status = int(said[1]) if said else -signal.SIGKILL  # its supervisor was killed, too
         return ProcessResult(status, end_of(out), end_of(err), self.folder)
 
     def report(self) -> str:
@@ -149,35 +172,34 @@ class Place:
         if self.running is None:
             return ""
         name, *outputs = self.running
-        tails = [end_of(path, SHOWN_OUTPUT).strip() for path in reversed(outputs)]
+        tails = [end_of(path, SHOWN_OUTPUT + LONGEST_KEY) for path in reversed(outputs)]
+        tails = [redacted_end(tail, SHOWN_OUTPUT).strip() for tail in tails]
         named = zip(("stderr", "stdout"), tails, strict=True)
         ends = "; ".join(f"{output} {end!r}" for output, end in named if end) or "nothing"
         return f"The {name} wrote last: {ends}"
 
-    @asynccontextmanager
-    async def _running(
-        self, command: list[str], out: Path, err: Path
-    ) -> AsyncIterator[asyncio.subprocess.Process]:
-        """A process in a session of its own, whose tree is gone in the end."""
-        with out.open("wb") as stdout, err.open("wb") as stderr:
+    def _supervised(self, command: list[str], out: Path, err: Path) -> "Process":
+        """Start the supervisor of a command; a word to it, or the end of its input, ends it all.
+
+        Raises:
+            CommandError: The arguments cannot be handed to a program.
+        """
+        with out.open("w+b") as stdout, err.open("w+b") as stderr:
+            outputs = [stdout.fileno(), stderr.fileno()]
+            options = [*outputs, self.scratch, "LC_CTYPE" in self.env]
             try:
-                process = await asyncio.create_subprocess_exec(
-                    *command,
+                return subprocess.Popen(
+                    [*SUPERVISOR, *map(str, options), *command],
                     cwd=self.folder,
                     env=self.env,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=stdout,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
                     stderr=stderr,
+                    pass_fds=outputs,
                     start_new_session=True,
                 )
             except (OSError, ValueError) as error:  # ValueError: a null character in an argument
-                self.running = None
                 raise CommandError(self._not_started(command[0], error)) from error
-            try:
-                yield process
-            finally:
-                await asyncio.to_thread(_kill_tree, process.pid, self.env[MARK])
-                await process.wait()
 
     def _not_started(self, program: str, error: OSError | ValueError) -> str:
         if isinstance(error, OSError) and error.errno == errno.E2BIG:
@@ -194,12 +216,22 @@ class Place:
         )
 
 
+def _named(name: str, variables: Mapping[str, str]) -> str:
+    try:
+        return variables[name]
+    except KeyError:
+        raise InvalidAgentError(
+            f"env= hands the command {{env[{name}]}}, but the environment variable {name} is not "
+            "set here. Set it before you start the trainer, or leave it out of env=."
+        ) from None
+
+
 def task_text(task: object) -> str:
     """A task as a command is told it: text as it is, anything else as JSON."""
     return "" if task is NO_TASK else task if isinstance(task, str) else json.dumps(task)
 
 
-def end_of(path: Path, size: int = KEPT_OUTPUT) -> str:
+def end_of(path: Path, size: int = supervisor.KEPT_OUTPUT) -> str:
     """The last ``size`` bytes of a file as text; empty when there is no file."""
     try:
         with path.open("rb") as file:
@@ -211,16 +243,62 @@ def end_of(path: Path, size: int = KEPT_OUTPUT) -> str:
 
 # -- processes -------------------------------------------------------------------------------------
 
+Process: TypeAlias = "subprocess.Popen[bytes]"
 
-def _kill_tree(pid: int, mark: str) -> None:
-    """Kill a session's processes, and those that left it but still carry its environment."""
+
+async def _said(process: Process) -> bytes:
+    """What a supervisor says next; empty when it is gone."""
+    assert process.stdout is not None
+    loop, reports, ready = asyncio.get_running_loop(), process.stdout.fileno(), asyncio.Event()
+    loop.add_reader(reports, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(reports)
+    return os.read(reports, 64)
+
+
+async def _ended(process: Process, mark: str) -> None:
+    """Have a supervisor end all that there is, and wait until it is gone itself.
+
+    Raises:
+        CommandError: Something cannot be ended; the supervisor goes on trying.
+    """
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with suppress(BrokenPipeError):  # it is gone
+        os.write(process.stdin.fileno(), b"\n")
+    process.stdin.close()
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while await _said(process):
+                pass
+    except TimeoutError:
+        raise CommandError(_not_ended(process.pid)) from None
+    finally:
+        process.stdout.close()
+    if process.wait() != 0 or sys.platform != "linux":
+        await asyncio.to_thread(_kill_marked, mark)
+
+
+def _not_ended(supervisor: int) -> str:
+    with suppress(psutil.Error):
+        left = psutil.Process(supervisor).children(recursive=True)
+        names = ", ".join(f"{one.name()} ({one.pid})" for one in left[:10])
+        return (
+            f"Of what the command started {len(left)} processes did not end within {PATIENCE} "
+            f"seconds of being killed: {names}. They run as another user, or hang in the system."
+        )
+    return f"The command did not end within {PATIENCE} seconds of being killed."
+
+
+def _kill_marked(mark: str) -> None:
+    """Kill what carries an episode's environment, where there is no supervisor that knows more."""
     family = [process for process in psutil.process_iter() if _is_marked(process, mark)]
-    with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
     for process in family:
         with suppress(psutil.Error):
             process.kill()
-    psutil.wait_procs([process for process in family if process.pid != pid], timeout=2)
+    psutil.wait_procs(family, timeout=2)
 
 
 def _is_marked(process: psutil.Process, mark: str) -> bool:

@@ -2,18 +2,19 @@
 
 The command finds the model where it looks for any: ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``,
 ``ANTHROPIC_BASE_URL`` and ``ANTHROPIC_API_KEY``, ``GOOGLE_GEMINI_BASE_URL`` and ``GEMINI_API_KEY``
-lead to its rollout. It runs in a folder of its own, with the files it is given, and its whole
-process tree is killed when it has ended or its Env is closed (``commands.py``). Ready ones for
-well-known programs are in ``evert.agents``.
+lead to its rollout. Of the trainer's environment it gets what tells no secret (``variables.py``).
+It runs in a folder of its own, with the files it is given, and nothing that it started outlives it
+or its Env (``commands.py``). Ready ones for well-known programs are in ``evert.agents``.
 """
 
 import asyncio
 import inspect
 import json
+import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path, PurePath
 from typing import Any, Literal, TypeAlias
 
@@ -28,8 +29,12 @@ from evert.bridge.faces.commands import (
     ProcessResult,
     task_text,
 )
-from evert.bridge.faces.server import Address
+from evert.bridge.faces.supervisor import remove
+from evert.bridge.faces.variables import addresses, harmless
 from evert.bridge.options import EnvOptions
+from evert.bridge.secrets import keep_secret, redacted_end
+
+logger = logging.getLogger(__name__)
 
 LOGGED_OUTPUT = 4000
 """Characters of the end of each output that go to the transition's logs."""
@@ -47,8 +52,8 @@ class ProcessAgent:
     ``{task}`` by the task (text as it is, anything else as JSON), ``{task[name]}`` by a part of it,
     ``{folder}`` and ``{home}`` by the episode's two folders, ``{model}``, ``{base_url}``,
     ``{root_url}`` and ``{api_key}`` by what they say. The model and the task are in the environment
-    as well: ``environment``; ``EVERT_TASK``, unless it is longer than 100 kB, and the file that
-    ``EVERT_TASK_FILE`` names.
+    as well: ``addresses``; ``EVERT_TASK``, unless it is longer than 100 kB, and the file that
+    ``EVERT_TASK_FILE`` names. ``HOME`` and ``TMPDIR`` are the episode's own.
 
     Args:
         command: Program and arguments.
@@ -62,7 +67,8 @@ class ProcessAgent:
             command, run in the folder after it: 1.0 for its exit status 0, else 0.0. Or a function
             of the ``ProcessResult`` and the task that returns what an agent returns.
         cwd: Where to run. None: a new folder an episode, removed after it.
-        env: Further environment variables; None takes one away.
+        env: Further environment variables; None takes one away. ``"{env[NAME]}"`` in one hands
+            over that variable of the trainer's, as it is when an episode begins.
         host: Interface on which the model is served (another than loopback for containers).
         install: How to get the program, for the message when it is not there.
         env_options: Options of the Env that fit the program; what a user gives comes before them.
@@ -122,21 +128,20 @@ class ProcessAgent:
             openai.BadRequestError: Its last prompt was too long.
             RewardError: It leaves no reward, or none that can be read.
         """
-        with tempfile.TemporaryDirectory(prefix="evert-") as scratch:
-            place = self._place(client, task, Path(scratch))
+        async with _scratch() as scratch:
+            place = self._place(client, task, scratch)
             with _reporting(client, place):
                 await asyncio.to_thread(place.lay, self.files)
                 await self._set_up(place)
                 result = await place.run(self.command, "command")
-                client.log(exit_status=result.status, stdout=result.stdout[-LOGGED_OUTPUT:])
-                client.log(stderr=result.stderr[-LOGGED_OUTPUT:])
+                _log(client, result, "exit_status", "stdout", "stderr")
                 self._check_end(result, client)
                 return await self._reward(result, place, client)
 
     def _place(self, client: AgentClient, task: Any, scratch: Path) -> Place:
         folder = Path(self.cwd) if self.cwd is not None else scratch / "work"
-        home = scratch / "home"
-        for one in (folder, home):
+        home, temporary = scratch / "home", scratch / "tmp"
+        for one in (folder, home, temporary):
             one.mkdir(parents=True, exist_ok=True)
         address = client.serve(self.host)
         values = {
@@ -148,10 +153,18 @@ class ProcessAgent:
             "home": str(home),
         }
         place = Place(scratch, folder, home, task, values, install=self.install)
-        own = {name: text if text is None else place.fill(text) for name, text in self.env.items()}
+        own = {
+            name: text if text is None else place.fill(text, os.environ)
+            for name, text in self.env.items()
+        }
+        for name, text in own.items():
+            if text is not None and text == self.env[name]:
+                keep_secret(name, text)
         env: dict[str, str | None] = {
-            **os.environ,
-            **environment(address, client.model, self.host),
+            **harmless(os.environ),
+            "HOME": str(home),
+            "TMPDIR": str(temporary),
+            **addresses(address, client.model, self.host),
             **_of_task(task, scratch / "task"),
             MARK: str(scratch / "reward"),
             **own,
@@ -190,8 +203,7 @@ class ProcessAgent:
             return self._written_reward(result, Path(place.env[MARK]))
         if not callable(self.reward):
             judged = await place.run(self.reward, "reward")
-            client.log(reward_status=judged.status, reward_stdout=judged.stdout[-LOGGED_OUTPUT:])
-            client.log(reward_stderr=judged.stderr[-LOGGED_OUTPUT:])
+            _log(client, judged, "reward_status", "reward_stdout", "reward_stderr")
             return float(judged.status == 0)
         return await _called(self.reward, result, _none_without(place.task))
 
@@ -217,23 +229,10 @@ def _of_task(task: Any, file: Path) -> dict[str, str]:
     return {**short, "EVERT_TASK_FILE": str(file)}
 
 
-def environment(address: Address, model: str, host: str) -> dict[str, str]:
-    """Environment variables that lead the usual SDKs and command lines to a rollout."""
-    return {
-        "OPENAI_BASE_URL": address.base_url,
-        "OPENAI_API_KEY": address.api_key,
-        "ANTHROPIC_BASE_URL": address.root_url,
-        "ANTHROPIC_API_KEY": address.api_key,
-        "ANTHROPIC_MODEL": model,
-        "GOOGLE_GEMINI_BASE_URL": address.root_url,
-        "GEMINI_API_KEY": address.api_key,
-        "GOOGLE_API_KEY": address.api_key,  # looked at before the other
-        "GEMINI_MODEL": model,
-        "EVERT_MODEL": model,
-        # a proxy would be asked for an address that only this machine has
-        "NO_PROXY": ",".join(filter(None, [os.environ.get("NO_PROXY"), host])),
-        "no_proxy": ",".join(filter(None, [os.environ.get("no_proxy"), host])),
-    }
+def _log(client: AgentClient, result: ProcessResult, status: str, out: str, err: str) -> None:
+    outputs = {out: result.stdout, err: result.stderr}
+    kept = {name: redacted_end(text, LOGGED_OUTPUT) for name, text in outputs.items()}
+    client.log(**{status: result.status}, **kept)
 
 
 def _is_command(value: object) -> bool:
@@ -264,6 +263,17 @@ def _checked(files: Mapping[str, str | bytes | Path]) -> dict[str, str | bytes |
                 f"The file {name!r} is to be copied from {content}: it is not there."
             )
     return dict(files)
+
+
+@asynccontextmanager
+async def _scratch() -> AsyncIterator[Path]:
+    """A new folder, removed in the end; what cannot be removed fails no episode."""
+    folder = tempfile.mkdtemp(prefix="evert-")
+    try:
+        yield Path(folder)
+    finally:
+        if why := await asyncio.to_thread(remove, folder):
+            logger.warning("An episode's folder %s is left behind: %s.", folder, why)
 
 
 @contextmanager

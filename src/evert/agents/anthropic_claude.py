@@ -31,14 +31,6 @@ ENVIRONMENT = {
     "ANTHROPIC_DEFAULT_SONNET_MODEL": "{model}",
     "ANTHROPIC_DEFAULT_OPUS_MODEL": "{model}",
     "CLAUDE_CODE_SUBAGENT_MODEL": "{model}",
-    # ways to your settings, and to another model, which would be taken before ANTHROPIC_API_KEY
-    "CLAUDE_CONFIG_DIR": None,
-    "CLAUDECODE": None,  # set where evert itself is run by a Claude Code
-    "ANTHROPIC_AUTH_TOKEN": None,
-    "CLAUDE_CODE_OAUTH_TOKEN": None,
-    "CLAUDE_CODE_USE_BEDROCK": None,
-    "CLAUDE_CODE_USE_VERTEX": None,
-    "CLAUDE_CODE_USE_FOUNDRY": None,
 }
 
 

@@ -26,14 +26,7 @@ SETTINGS: dict[str, Any] = {
 
 ENVIRONMENT = {
     "GEMINI_CLI_NO_RELAUNCH": "true",
-    "TMPDIR": "{home}",  # for its reports of errors
-    # ways to your settings, to another model, and the key that would be taken before GEMINI_API_KEY
-    "GEMINI_CLI_HOME": None,
-    "GEMINI_SANDBOX": None,
-    "GEMINI_SYSTEM_MD": None,
-    "GOOGLE_API_KEY": None,
-    "GOOGLE_GENAI_USE_GCA": None,
-    "GOOGLE_GENAI_USE_VERTEXAI": None,
+    "GOOGLE_API_KEY": None,  # would be taken before GEMINI_API_KEY
 }
 
 LEAN_TOOLS = ("read_file", "replace", "write_file")

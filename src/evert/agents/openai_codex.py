@@ -100,6 +100,6 @@ def codex(
         [*command, "--sandbox", sandbox, *arguments, "--", prompt],
         options,
         files=files,
-        env={"CODEX_HOME": None},
+        env={},
         install="npm install -g @openai/codex",
     )

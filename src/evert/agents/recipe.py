@@ -44,5 +44,5 @@ def made(
     """
     given = options.copy()
     given["files"] = {**(files or {}), **options.get("files", {})}
-    given["env"] = {"HOME": "{home}", **env, **options.get("env", {})}
+    given["env"] = {**env, **options.get("env", {})}
     return ProcessAgent(command, install=install, env_options=env_options, **given)

@@ -68,7 +68,7 @@ async def test_a_file_of_the_home_is_beside_the_folder_and_gone_with_it() -> Non
     listing, home, text = (await output(agent)).split()
 
     assert listing == "[]"
-    assert text.startswith("key=evert-")
+    assert text == "key=[ROLLOUT_KEY]"
     assert Path(home).name == "a"
     assert not is_there(home)
 

@@ -1,0 +1,261 @@
+"""Nothing that a command started outlives its episode, whatever it tries and whoever is killed.
+
+Every row is a command that wants to survive. Each is ended in four ways, so many times:
+
+    by itself     the command ends and leaves the rest of it running
+    closed        its Env is closed
+    SIGTERM       the trainer is killed while all of them run
+    SIGKILL       the same, by a signal that nobody can handle
+
+What counts is what is left a second later: processes, and folders of episodes. Then plain commands
+are run, two at a time, and what a second of that leaves in this process is counted, and what a
+command costs that does nothing.
+
+    python benchmarks/processes.py [--quick] [--times 20] [--commands 500]
+"""
+
+import argparse
+import asyncio
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from evert import ChatAgentEnv, ProcessAgent
+
+STAY = "import sys, time\nif sys.argv[2] == 'stay': time.sleep(600)\n"
+"""The end of a command: it stays until it is ended, or leaves what it started behind."""
+
+HOSTILE = {
+    "new session": """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    time.sleep(600)
+""",
+    "daemon without environment": """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+        os.execve(sys.executable, [*sleep, *sys.argv[1:]], {})
+    os._exit(0)
+""",
+    "ignores every signal": """
+import os, signal, time
+for number in range(1, 32):
+    try: signal.signal(number, signal.SIG_IGN)
+    except OSError: pass
+if os.fork() == 0:
+    time.sleep(600)
+""",
+    "parent and child revive each other": """
+import os, time
+def revive(depth):
+    while True:
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            revive(depth + 1) if depth < 10 else time.sleep(600)
+        os.waitpid(child, 0)
+if os.fork() == 0: revive(0)
+""",
+    "flood in one group": """
+import os, time
+read, write = os.pipe()
+os.write(write, b"x" * 200)
+if os.fork() == 0:
+    while os.read(read, 1): os.fork()
+""",
+    "flood of sessions": """
+import os, time
+read, write = os.pipe()
+os.write(write, b"x" * 200)
+if os.fork() == 0:
+    while os.read(read, 1):
+        if os.fork() == 0: os.setsid()
+""",
+    "hops to a new session for ever": """
+import os, time
+for _ in range(10):
+    if os.fork() == 0:
+        while True:
+            if os.fork(): os._exit(0)
+            os.setsid()
+""",
+}
+"""Commands that try to outlive their episode; their first argument marks what they start."""
+
+TRAINER = """
+import asyncio, sys
+from benchmarks.processes import hostile
+from evert import ChatAgentEnv
+
+async def play():
+    envs = [ChatAgentEnv(hostile(name, sys.argv[1], "stay")) for name in sys.argv[2:]]
+    await asyncio.gather(*(env.initial_observation() for env in envs))
+
+asyncio.run(play())
+"""
+
+
+def hostile(name: str, mark: str, then: str) -> ProcessAgent:
+    """A command that tries to outlive its episode; ``then``: "stay" or "end"."""
+    code = HOSTILE[name] + STAY
+    return ProcessAgent([sys.executable, "-S", "-c", code, f"{mark}-{name}", then])
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Live processes with an argument that begins with ``mark``."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            line = process.cmdline()
+            if process.status() != psutil.STATUS_ZOMBIE and "benchmarks" not in "".join(line):
+                found += [process] * any(part.startswith(mark) for part in line)
+        except psutil.Error:
+            continue
+    return found
+
+
+def wait_for(check: Callable[[], bool], seconds: float = 60.0) -> bool:
+    """Wait until something holds; whether it does."""
+    deadline = time.monotonic() + seconds
+    while not (held := check()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return held
+
+
+def clean(mark: str) -> bool:
+    """Whether nothing is left of a mark; what there is, is ended."""
+    gone = wait_for(lambda: not marked(mark), 1.0)
+    for process in marked(mark):
+        process.kill()
+    return gone
+
+
+def new_mark() -> str:
+    """An argument that no other process has."""
+    return f"mark{time.time_ns()}"
+
+
+async def ended_by_itself(name: str) -> bool:
+    """Whether nothing is left of a command that has ended."""
+    mark = new_mark()
+    await ChatAgentEnv(hostile(name, mark, "end")).initial_observation()
+    return clean(mark)
+
+
+async def closed(name: str) -> bool:
+    """Whether nothing is left of a command whose Env was closed while all of it ran."""
+    mark = new_mark()
+    env = ChatAgentEnv(hostile(name, mark, "stay"))
+    playing = asyncio.create_task(env.initial_observation())
+    assert await asyncio.to_thread(wait_for, lambda: len(marked(mark)) > 1)
+    await asyncio.sleep(0.5)
+    await env.close()
+    await asyncio.gather(playing, return_exceptions=True)
+    return clean(mark)
+
+
+def killed(names: list[str], number: signal.Signals) -> dict[str, bool]:
+    """Whether nothing is left of each command, nor a folder, when their trainer is killed."""
+    mark = new_mark()
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", TRAINER, mark, *names],
+            env={**os.environ, "TMPDIR": folder, "PYTHONPATH": os.pathsep.join(sys.path)},
+            cwd=Path(__file__).parent.parent,
+        )
+        running = wait_for(lambda: all(len(marked(f"{mark}-{name}")) > 1 for name in names))
+        time.sleep(0.5)
+        trainer.send_signal(number)
+        trainer.wait()
+        assert running, "not all commands ran"
+        found = {name: clean(f"{mark}-{name}") for name in names}
+        found["their folders"] = wait_for(lambda: not [*Path(folder).glob("evert-*")], 5.0)
+    return found
+
+
+# -- many commands ---------------------------------------------------------------------------------
+
+
+def held() -> dict[str, int]:
+    """What this process holds: sockets, descriptors, threads, children, folders of episodes."""
+    me = psutil.Process()
+    return {
+        "sockets": len(me.net_connections()),
+        "descriptors": me.num_fds(),
+        "threads": threading.active_count(),
+        "children, zombies too": len(me.children(recursive=True)),
+        "folders": len([*Path(tempfile.gettempdir()).glob("evert-*")]),
+    }
+
+
+def run_many(count: int) -> tuple[dict[str, int], float]:
+    """Run commands two at a time; what more is held afterwards, and seconds a command."""
+    agent = ProcessAgent(["true"], reward=["true"])
+
+    async def play(episodes: int) -> None:
+        for _ in range(episodes // 2):
+            await asyncio.gather(*(ChatAgentEnv(agent).initial_observation() for _ in range(2)))
+
+    asyncio.run(play(2))
+    before, start = held(), time.perf_counter()
+    asyncio.run(play(count // 2))  # each episode runs two
+    took = (time.perf_counter() - start) / count
+    return {name: number - before[name] for name, number in held().items()}, took
+
+
+def plainly(count: int) -> float:
+    """Seconds that such a command takes without any of it: the median."""
+    times = []
+    for _ in range(count):
+        start = time.perf_counter()
+        subprocess.run(["true"], check=True)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def main() -> None:
+    """Print both tables; fail if anything is left."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--times", type=int, default=20)
+    parser.add_argument("--commands", type=int, default=500)
+    args = parser.parse_args()
+    times, commands = (2, 20) if args.quick else (args.times, args.commands)
+    console, names = Console(), [*HOSTILE]
+    rows = {name: [0, 0, 0, 0] for name in [*names, "their folders"]}
+    for _ in range(times):
+        for name in names:
+            rows[name][0] += asyncio.run(ended_by_itself(name))
+            rows[name][1] += asyncio.run(closed(name))
+        for column, number in enumerate((signal.SIGTERM, signal.SIGKILL), start=2):
+            for name, gone in killed(names, number).items():
+                rows[name][column] += gone
+    rows["their folders"][:2] = [times, times]
+    table = Table("nothing left, of so many times", "by itself", "closed", "SIGTERM", "SIGKILL")
+    for name, row in rows.items():
+        table.add_row(name, *(f"{gone} of {times}" for gone in row))
+    console.print(table)
+    left, took = run_many(commands)
+    console.print(f"{commands} commands, two at a time, leave: {left}")
+    console.print(f"a command: {1000 * took:.1f} ms; without evert: {1000 * plainly(50):.1f} ms")
+    if any(gone < times for row in rows.values() for gone in row) or any(left.values()):
+        sys.exit("something was left")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""The environment variables of an episode's commands: evert's own, and few of the trainer's.
+
+``harmless`` is what a command gets of the trainer's: how to find programs, how to write text, which
+certificates to trust. Everything else stays at home, since keys are where nobody looks for them:
+what a command needs of it, the agent's ``env=`` names (``"{env[HF_TOKEN]}"``). ``addresses`` lead
+the usual SDKs and command lines to the rollout.
+"""
+
+import os
+import site
+from collections.abc import Mapping
+from pathlib import Path
+
+from evert.bridge.faces.server import Address
+from evert.bridge.secrets import is_secret
+
+HARMLESS = """
+PATH SHELL USER LOGNAME LANG LANGUAGE TZ TERM COLORTERM
+LD_LIBRARY_PATH DYLD_LIBRARY_PATH DYLD_FALLBACK_LIBRARY_PATH
+SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE PIP_CERT GIT_SSL_CAINFO
+NIX_SSL_CERT_FILE NODE_EXTRA_CA_CERTS
+VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV PYENV_VERSION NODE_PATH NVM_DIR JAVA_HOME GOROOT
+PYTHONPATH PYTHONHOME PYTHONUTF8 PYTHONIOENCODING PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE
+CUDA_VISIBLE_DEVICES OMP_NUM_THREADS
+"""
+"""Variables of the trainer's that a command gets, beside ``LC_*`` and proxies without a login."""
+
+PROGRAMS = {
+    "PYTHONUSERBASE": site.getuserbase(),
+    "PYENV_ROOT": "~/.pyenv",
+    "RUSTUP_HOME": "~/.rustup",
+    "ASDF_DATA_DIR": "~/.asdf",
+    "MISE_DATA_DIR": "~/.local/share/mise",
+    "VOLTA_HOME": "~/.volta",
+}
+"""Where programs are that look for themselves in the home; set where there is such a folder."""
+
+PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_PROXY"})
+
+
+def harmless(variables: Mapping[str, str]) -> dict[str, str]:
+    """Those of the trainer's variables that tell no secret, and what programs need beside."""
+    found = {name: value for name, value in variables.items() if _is_harmless(name, value)}
+    for name, usual in PROGRAMS.items():
+        folder = Path(variables.get(name) or usual).expanduser()
+        if folder.is_dir():
+            found[name] = str(folder)
+    return found
+
+
+def _is_harmless(name: str, value: str) -> bool:
+    if name.upper() in PROXIES:
+        return "@" not in value
+    return name in HARMLESS.split() or (name.startswith("LC_") and not is_secret(name, value))
+
+
+def addresses(address: Address, model: str, host: str) -> dict[str, str]:
+    """Environment variables that lead the usual SDKs and command lines to a rollout."""
+    return {
+        "OPENAI_BASE_URL": address.base_url,
+        "OPENAI_API_KEY": address.api_key,
+        "ANTHROPIC_BASE_URL": address.root_url,
+        "ANTHROPIC_API_KEY": address.api_key,
+        "ANTHROPIC_MODEL": model,
+        "GOOGLE_GEMINI_BASE_URL": address.root_url,
+        "GEMINI_API_KEY": address.api_key,
+        "GOOGLE_API_KEY": address.api_key,  # looked at before the other
+        "GEMINI_MODEL": model,
+        "EVERT_MODEL": model,
+        # a proxy would be asked for an address that only this machine has
+        "NO_PROXY": ",".join(filter(None, [os.environ.get("NO_PROXY"), host])),
+        "no_proxy": ",".join(filter(None, [os.environ.get("no_proxy"), host])),
+    }

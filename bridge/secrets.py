@@ -1,0 +1,161 @@
+"""What this process knows and nobody else may read: keys and passwords, and texts without them.
+
+``redacted`` puts a mark, ``[HF_TOKEN]``, in place of every secret in a text; ``redacted_tree`` does
+so in nested values, and ``redacted_arguments`` in a command line. They are applied wherever
+something is kept that others wrote: logs, errors, reports, run folders. Secrets are
+
+- the values of environment variables and of arguments ``name=value`` whose names look like a key's
+  (``is_secret``), passwords in URLs, whatever the name, and what ``keep_secret`` was told;
+- the keys of rollouts, by their form.
+
+A value is found as it is and as JSON, ``repr`` and URLs spell it. What is encoded otherwise
+(base64, a hash, cut in pieces) is not recognised, and neither is a password of under 8 characters
+or a short plain word: it would blind ordinary text.
+"""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+SECRET_WORD = re.compile(
+    r"[a-z]*(token|secret|password|passwd|credential|cookie)s?"
+    r"|(api|access|auth|secret|private|master|license)?keys?|creds|passphrase|pass|pwd|auth|authorization|bearer|jwt|pat|sas|dsn|private"
+)
+"""A word of a name that looks like a key's."""
+
+NO_SECRET = frozenset({"env", "file", "path", "dir", "folder", "name", "sock", "type", "url"})
+"""Last words of names that only say where or what a key is."""
+
+FOLDERS = frozenset({"PWD", "OLDPWD"})
+
+SHORTEST, SHORTEST_WORD = 8, 12
+"""Characters of a secret; of one that has letters only, or digits only."""
+
+ROLLOUT_KEY = re.compile(r"(?<![\w-])evert-[\w-]{32}(?![\w-])")
+ROLLOUT_MARK = "[ROLLOUT_KEY]"
+
+LONGEST_KEY = 2**13
+"""Characters before the end of a text that are looked at, too, where the end alone is kept."""
+
+_told: dict[str, str] = {}
+_marks: list[tuple[str, str]] = []
+"""Each spelling of a secret with its mark, longest first."""
+_variables: dict[Any, Any] = {}
+"""The environment that ``_marks`` were made from, as the system spells it."""
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether a variable's or setting's name looks like a key's, and its value could be one."""
+    words = re.findall("[a-z0-9]+", re.sub("([a-z])([A-Z])", r"\1_\2", name).lower())
+    return (
+        any(SECRET_WORD.fullmatch(word) for word in words)
+        and words[-1] not in NO_SECRET
+        and name not in FOLDERS
+        and "://" not in value
+        and _could_be(value)
+    )
+
+
+def keep_secret(name: str, value: str) -> None:
+    """Have a value redacted from now on, where it looks like a secret by its name or in a URL."""
+    if _told.get(name) != value and [*_secrets({name: value}.items())]:
+        _told[name] = value
+        _variables.clear()
+
+
+def redacted(text: str) -> str:
+    """The text with a mark in place of every secret that this process knows."""
+    present = os.environ._data  # type: ignore[attr-defined]  # to decode it would take longer
+    if present != _variables:
+        _learn(present)
+    for spelling, mark in _marks:
+        if spelling in text:
+            text = text.replace(spelling, mark)
+    return ROLLOUT_KEY.sub(ROLLOUT_MARK, text) if "evert-" in text else text
+
+
+def redacted_end(text: str, size: int) -> str:
+    """The last ``size`` characters of a text, redacted before it is cut."""
+    return redacted(text[-size - LONGEST_KEY :])[-size:]
+
+
+def redacted_tree(value: Any, name: str = "") -> Any:
+    """The value with every text in it redacted, and those whole whose names look like a key's.
+
+    Args:
+        value: Mappings and sequences are gone through; what is no text stays as it is.
+        name: What it is the value of.
+    """
+    if isinstance(value, str):
+        return f"[{name}]" if is_secret(name, value) else redacted(value)
+    if isinstance(value, Mapping):
+        return {redacted_tree(key): redacted_tree(its, str(key)) for key, its in value.items()}
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        return type(value)(redacted_tree(one, name) for one in value)
+    return value
+
+
+def redacted_arguments(arguments: Sequence[str]) -> list[str]:
+    """A command line, with the values of ``name=value`` redacted by their names, too."""
+    return [
+        f"{name}={redacted_tree(value, name)}" if given else redacted(name)
+        for name, given, value in (argument.partition("=") for argument in arguments)
+    ]
+
+
+# -- what is known ---------------------------------------------------------------------------------
+
+
+def _learn(present: Mapping[Any, Any]) -> None:
+    """Find the secrets anew; a thread that does so at the same time finds the same."""
+    snapshot = dict(present)
+    parts = (argument.partition("=") for argument in sys.argv)
+    arguments = ((name, value) for name, _, value in parts)
+    found: dict[str, str] = {}
+    for given in (os.environ.copy().items(), arguments, [*_told.items()]):
+        for name, secret in _secrets(given):
+            for spelling in _spellings(secret):
+                found.setdefault(spelling, f"[{name}]")
+    _marks[:] = sorted(found.items(), key=lambda one: -len(one[0]))
+    _variables.clear()
+    _variables.update(snapshot)
+
+
+def _secrets(given: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    for name, value in given:
+        name = name.lstrip("-")
+        if is_secret(name, value):
+            yield name, value
+        elif (secret := _of_url(value)) is not None:
+            yield name, secret
+
+
+def _of_url(value: str) -> str | None:
+    """The password in a URL, or the name of a user without one, as some keys are given."""
+    if "://" not in value or "@" not in value:
+        return None
+    try:
+        url = urlsplit(value)
+        secret = url.password or url.username or ""
+    except ValueError:
+        return None
+    return secret if _could_be(secret) else None
+
+
+def _could_be(value: str) -> bool:
+    shortest = SHORTEST_WORD if value.isalpha() or value.isdigit() else SHORTEST
+    return len(value) >= shortest and not ("/" in value and os.path.exists(value))
+
+
+def _spellings(secret: str) -> set[str]:
+    plain = {secret, unquote(secret)}
+    spelled = {spell(one) for one in plain for spell in (json.dumps, repr, _as_json)}
+    return {*plain, *(one[1:-1] for one in spelled), *(quote(one, safe="") for one in plain)}
+
+
+def _as_json(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

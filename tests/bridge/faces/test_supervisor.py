@@ -1,0 +1,276 @@
+"""What a command started is gone with its episode, whatever it is and whoever is killed.
+
+1. Commands that try to outlive it (``benchmarks/processes.py``), which end, or are ended.
+2. A trainer that is killed leaves no process and no folder; nor do its forks matter.
+3. A command that kills its supervisor has lost its episode.
+4. Many commands leave nothing in the trainer.
+5. Outputs that flood, are closed, go to the terminal or to a full disk.
+6. Folders that cannot be removed fail no episode.
+"""
+
+import asyncio
+import logging
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.processes import (
+    HOSTILE,
+    closed,
+    ended_by_itself,
+    killed,
+    marked,
+    new_mark,
+    run_many,
+    wait_for,
+)
+from tests.bridge.faces.test_process import play, python
+
+from evert import ChatAgentEnv, ProcessAgent
+from evert.bridge.faces.commands import ProcessResult
+from evert.bridge.faces.supervisor import KEPT_OUTPUT, remove
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux finds every descendant")
+
+# -- 1. to outlive an episode ----------------------------------------------------------------------
+
+
+@linux
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_nothing_is_left_of_a_command_that_has_ended(name: str) -> None:
+    assert await ended_by_itself(name)
+
+
+@linux
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_nothing_is_left_of_a_command_whose_env_is_closed(name: str) -> None:
+    assert await closed(name)
+
+
+# -- 2. the trainer's death ------------------------------------------------------------------------
+
+
+@linux
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
+def test_a_trainer_that_is_killed_leaves_no_process_and_no_folder(number: signal.Signals) -> None:
+    left = [name for name, gone in killed([*HOSTILE], number).items() if not gone]
+
+    assert not left
+
+
+FORKED = """
+import asyncio, os, sys, time
+from evert import ChatAgentEnv, ProcessAgent
+
+async def play():
+    command = [sys.executable, "-c", "import time; time.sleep(600)", sys.argv[1] + "-command"]
+    env = ChatAgentEnv(ProcessAgent(command))
+    playing = asyncio.create_task(env.initial_observation())
+    await asyncio.sleep(1)
+    if os.fork() == 0:  # as a DataLoader's worker: all that is open here is open there
+        time.sleep(600)
+    await playing
+
+asyncio.run(play())
+"""
+
+
+@linux
+def test_a_fork_of_the_trainer_keeps_no_command_alive() -> None:
+    mark = new_mark()
+    command = [sys.executable, "-W", "ignore", "-c", FORKED, f"{mark}-trainer"]
+    trainer = subprocess.Popen(command)
+    assert wait_for(lambda: len(marked(f"{mark}-trainer")) > 3)  # with the fork, which is one more
+    trainer.kill()
+    trainer.wait()
+    gone = wait_for(lambda: not marked(f"{mark}-trainer-command"))
+    forks = marked(f"{mark}-trainer")
+    for fork in forks:
+        fork.kill()
+
+    assert gone
+    assert len(forks) == 1
+
+
+# -- 3. the supervisor's death ---------------------------------------------------------------------
+
+
+async def test_a_command_that_kills_its_supervisor_has_lost() -> None:
+    mark = new_mark()
+    code = """
+import signal, subprocess, sys, time
+sleep = [sys.executable, "-c", "import time; time.sleep(600)", sys.argv[1]]
+subprocess.Popen(sleep, start_new_session=True)
+ask("x")
+os.kill(os.getppid(), signal.SIGKILL)
+time.sleep(600)
+"""
+    last = (await play(python(code, mark))).transitions[-1]
+
+    assert last.logs["exit_status"] == -signal.SIGKILL
+    assert last.reward == 0.0
+    assert not marked(mark)
+
+
+# -- 4. many commands ------------------------------------------------------------------------------
+
+
+def test_many_commands_leave_nothing_in_the_trainer() -> None:
+    left, _ = run_many(24)
+
+    assert not any(left.values()), left
+
+
+# -- 5. outputs ------------------------------------------------------------------------------------
+
+
+async def test_a_flood_of_output_fills_no_disk_and_its_end_is_kept() -> None:
+    sizes: list[int] = []
+
+    def score(result: ProcessResult, task: Any) -> float:
+        sizes.append((result.folder.parent / "command.out").stat().st_size)
+        return float(result.stdout.endswith("y\nend\n"))
+
+    code = "import sys; ask('x'); sys.stdout.write('y\\n' * 10_000_000 + 'end\\n')"
+    last = (await play(python(code, reward=score))).transitions[-1]
+
+    assert last.reward == 1.0
+    assert KEPT_OUTPUT <= sizes[0] <= 2 * KEPT_OUTPUT
+
+
+async def test_a_command_may_close_its_outputs_and_go_on() -> None:
+    code = "print('before', flush=True); os.close(1); os.close(2); os.close(0); ask('x')"
+    last = (await play(python(code))).transitions[-1]
+
+    assert last.reward == 1.0
+    assert last.logs["stdout"] == "before\n"
+
+
+AT_A_TERMINAL = """
+import asyncio, sys
+from evert import ChatAgentEnv, ProcessAgent
+
+code = "open('/dev/tty', 'w').write('UNWANTED')"
+agent = ProcessAgent([sys.executable, "-c", code], reward=lambda result, task: 1.0)
+try:
+    asyncio.run(ChatAgentEnv(agent).initial_observation())
+except Exception as error:
+    print(error.__cause__)
+print("DONE", open("/dev/tty").isatty())
+"""
+
+
+def test_a_command_has_no_way_to_the_trainers_terminal() -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-W", "ignore", "-c", AT_A_TERMINAL])
+    shown = b""
+    with suppress(OSError):  # Linux says so, when nobody has it open any more
+        while data := os.read(terminal, 1024):
+            shown += data
+    os.waitpid(pid, 0)
+    os.close(terminal)
+
+    assert b"ended with status 1 before it made a model call" in shown
+    assert b"DONE True" in shown
+    assert b"UNWANTED" not in shown
+
+
+# -- 6. folders ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def mounted(*arguments: str | Path) -> Iterator[None]:
+    """Something mounted, where that is allowed."""
+    done = subprocess.run(["mount", *map(str, arguments)], check=False, capture_output=True)
+    if done.returncode != 0:
+        pytest.skip("only root may mount")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(arguments[-1])], check=True)
+
+
+@linux
+async def test_a_full_disk_is_the_commands_affair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = """
+import sys
+ask("x")
+sys.stderr.write("full of words\\n" * 100_000)
+try:
+    open("big", "w").write("x" * 10_000_000)
+except OSError as error:
+    print(error.errno)
+"""
+    with mounted("-t", "tmpfs", "-o", "size=1m", "tmpfs", tmp_path):
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        last = (await play(python(code))).transitions[-1]
+        left = os.listdir(tmp_path)
+
+    assert last.reward == 1.0
+    assert "full of words" in str(last.logs["stderr"])
+    assert not left
+
+
+async def test_a_folder_that_nobody_may_write_to_is_removed() -> None:
+    code = """
+import pathlib
+ask("x")
+pathlib.Path("a/b").mkdir(parents=True)
+pathlib.Path("a/b/c").write_text("")
+os.chmod("a/b", 0o500); os.chmod("a", 0o000)
+print(os.getcwd())
+"""
+    last = (await play(python(code))).transitions[-1]
+
+    assert last.reward == 1.0
+    assert not Path(str(last.logs["stdout"]).strip()).parent.exists()
+
+
+@linux
+async def test_what_is_mounted_in_a_folder_is_left_alone_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "precious").write_text("mine")
+    code = f"""
+import pathlib
+pathlib.Path("in side").mkdir()
+ask("x")
+raise SystemExit(os.system("mount --bind {tmp_path} 'in side'"))
+"""
+    folders: list[Path] = []
+
+    def score(result: ProcessResult, task: Any) -> float:
+        folders.append(result.folder)
+        return float(result.status == 0)
+
+    with caplog.at_level(logging.WARNING):
+        last = (await play(python(code, reward=score))).transitions[-1]
+    if last.reward == 0.0:
+        pytest.skip("only root may mount")
+    inside = folders[0] / "in side"
+    assert os.system(f"umount '{inside}'") == 0  # noqa: ASYNC221
+
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert f"something is mounted in it: {inside}" in caplog.text.replace(r"\040", " ")
+    assert remove(str(folders[0].parent)) == ""
+
+
+async def test_an_env_that_is_closed_twice_at_once_leaves_nothing() -> None:
+    mark = new_mark()
+    env = ChatAgentEnv(ProcessAgent([sys.executable, "-c", "import time; time.sleep(600)", mark]))
+    playing = asyncio.create_task(env.initial_observation())
+    await asyncio.to_thread(wait_for, lambda: len(marked(mark)) > 1)
+    await asyncio.gather(env.close(), env.close())
+    await asyncio.gather(playing, return_exceptions=True)
+
+    assert not marked(mark)
