@@ -144,7 +144,8 @@ class WhenImported(MetaPathFinder):
 
     def end(self) -> None:
         """Do it no more."""
-        sys.meta_path.remove(self)
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -158,7 +159,8 @@ class WhenImported(MetaPathFinder):
 
         def load_and_do(module: ModuleType) -> None:
             load(module)
-            self._do(module)
+            if self in sys.meta_path:  # still
+                self._do(module)
 
         loader.exec_module = load_and_do
         return spec

@@ -7,14 +7,25 @@ transport of a request, and where ``aiohttp`` sends one, so it does not matter w
 framework made it, or over what transport. DSPy's own engine, which uses none of these, is taken
 over at its ``lm15`` transports.
 
-Whose call it is, a context variable says. Tasks and ``asyncio.to_thread`` carry it by themselves;
-for plain threads and thread pools, which start from an empty context, ``Thread.start`` and
-``ThreadPoolExecutor.submit`` hand it on, inside of agents only.
+Whose call it is, a context variable says, by a ``_Claim``:
+
+- Work that an agent hands out is the agent's for as long as it runs: its tasks, ``to_thread``, and
+  what it submits to a thread pool. A call of it that comes after the end is told so. The pool
+  itself is nobody's: its threads start from an empty context, and each task brings its own.
+- A thread that an agent starts may serve the whole process from then on (an event bus, a logger).
+  It is the agent's until the agent is over, and then nobody's: its calls go where they would have
+  gone without evert.
+- A process that is forked inside an agent is nobody's, as one that is spawned.
+
+Tasks carry context variables by themselves; for threads and pools ``Thread.start`` and the pools'
+methods hand them on, inside of agents only.
 
 The other way around, tokens that the Cookbook samples keep their log-probabilities on their way to
 an Env (``logprobs.py``), to which it hands the bare tokens.
 
-``install`` is called by every Env and takes effect once; ``remove`` undoes it.
+``install`` is called by every Env and takes effect once. What it puts in place stays: outside of
+agents it goes straight on to the original, and a late call of an agent's is still told that its
+episode is over. ``remove`` takes it out again.
 """
 
 import concurrent.futures
@@ -22,12 +33,15 @@ import concurrent.futures.thread
 import contextvars
 import functools
 import importlib
-import json
+import multiprocessing.pool
+import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 from tinker_cookbook.completers import TinkerTokenCompleter, TokensWithLogprobs
@@ -38,70 +52,140 @@ from evert.bridge.faces.endpoint import Endpoint
 from evert.bridge.faces.transport import Transport, response_for
 from evert.bridge.logprobs import remembering
 
-current_endpoint: contextvars.ContextVar[Endpoint | None] = contextvars.ContextVar(
-    "evert_current_endpoint", default=None
-)
-"""The API of the rollout that the current task or thread belongs to; None outside of agents."""
 
-_originals: list[tuple[type, str, Any]] = []
-_lock = threading.Lock()
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """Says of a piece of work whose it is.
+
+    Attributes:
+        endpoint: The API of its rollout; None: the rollout is gone.
+        is_lent: Whether it ends with the agent.
+        process: Where it holds; a forked process has a copy of all that there was.
+    """
+
+    endpoint: Callable[[], Endpoint | None]
+    is_lent: bool
+    process: int
+
+    def lent(self) -> "_Claim":
+        """The same until the agent is over, and holding on to nothing."""
+        endpoint = self.endpoint()
+        if self.is_lent or endpoint is None:
+            return self
+        return _Claim(weakref.ref(endpoint), True, self.process)
+
+
+_claim: contextvars.ContextVar[_Claim | None] = contextvars.ContextVar("evert_claim", default=None)
+
+
+def current_endpoint() -> Endpoint | None:
+    """The API of the rollout that the current task or thread belongs to; None outside of agents."""
+    claim = _claim.get()
+    if claim is None or claim.process != os.getpid():
+        return None
+    endpoint = claim.endpoint()
+    if endpoint is None or (claim.is_lent and endpoint.episode.is_over):
+        return None
+    return endpoint
 
 
 def agent_context(endpoint: Endpoint) -> contextvars.Context:
     """A copy of the current context in which the calls are ``endpoint``'s."""
     context = contextvars.copy_context()
-    context.run(current_endpoint.set, endpoint)
+    context.run(_claim.set, _Claim(lambda: endpoint, False, os.getpid()))
     return context
 
 
 @contextmanager
 def left_alone() -> Iterator[None]:
     """Calls made inside are never taken over: evert's own, to models that are really elsewhere."""
-    token = current_endpoint.set(None)
+    token = _claim.set(None)
     try:
         yield
     finally:
-        current_endpoint.reset(token)
+        _claim.reset(token)
+
+
+# -- in and out ----------------------------------------------------------------------------------
+
+
+class _Patch(NamedTuple):
+    """A method that was replaced; ``original`` is missing where it was inherited."""
+
+    owner: type
+    name: str
+    original: Any
+    replacement: Any
+
+
+_MISSING = object()
+_patches: list[_Patch] = []
+_lock = threading.RLock()
+_is_installed = False
 
 
 def install() -> None:
     """Make take-over work from now on; again to no effect."""
+    global _is_installed
+    if _is_installed:
+        return
     with _lock:
-        if _originals:
-            return
-        for name in ("httpx", "httpx2"):
-            try:
-                library: Any = importlib.import_module(name)
-            except ImportError:
-                continue
-            for client in (library.Client, library.AsyncClient):
-                _patch(client, "_transport_for_url", _choosing_transport)
-        _patch(aiohttp.ClientSession, "_request", _sending)
-        _lm15.begin()
-        _patch(TinkerTokenCompleter, "__call__", _remembering_logprobs)
-        _patch(threading.Thread, "start", _starting_in_rollout)
-        _patch(concurrent.futures.ThreadPoolExecutor, "submit", _submitting_in_rollout)
+        try:
+            _patch_all()
+        except BaseException:
+            remove()
+            raise
+        _is_installed = True
 
 
 def remove() -> None:
-    """Undo ``install``, until the next Env starts."""
+    """Undo ``install``, until the next Env starts.
+
+    What somebody else has since wrapped stays where it is: to take it out would take theirs too.
+    """
+    global _is_installed
     with _lock:
-        if _originals:
-            _lm15.end()
-        while _originals:
-            owner, name, original = _originals.pop()
-            setattr(owner, name, original)
+        _is_installed = False
+        _lm15.end()
+        for patch in reversed([*_patches]):
+            if vars(patch.owner).get(patch.name) is not patch.replacement:
+                continue
+            if patch.original is _MISSING:
+                delattr(patch.owner, patch.name)
+            else:
+                setattr(patch.owner, patch.name, patch.original)
+            _patches.remove(patch)
 
 
 def is_installed() -> bool:
     """Whether take-over is in effect."""
-    return bool(_originals)
+    return _is_installed
+
+
+def _patch_all() -> None:
+    for name in ("httpx", "httpx2"):
+        try:
+            library: Any = importlib.import_module(name)
+        except ImportError:
+            continue
+        for client in (library.Client, library.AsyncClient):
+            _patch(client, "_transport_for_url", _choosing_transport)
+    _patch(aiohttp.ClientSession, "_request", _sending)
+    _lm15.begin()
+    _patch(TinkerTokenCompleter, "__call__", _remembering_logprobs)
+    _patch(threading.Thread, "start", _starting_in_rollout)
+    _patch(concurrent.futures.ThreadPoolExecutor, "submit", _submitting_in_rollout)
+    _patch(multiprocessing.pool.ThreadPool, "apply_async", _applying_in_rollout)
+    _patch(multiprocessing.pool.ThreadPool, "_guarded_task_generation", _mapping_in_rollout)
 
 
 def _patch(owner: type, name: str, replacement: Callable[[Any], Any]) -> None:
+    if any(patch[:2] == (owner, name) for patch in _patches):
+        return  # still there, below somebody else's
     original = getattr(owner, name)
-    _originals.append((owner, name, original))
-    setattr(owner, name, functools.wraps(original)(replacement(original)))
+    new = functools.wraps(original)(replacement(original))
+    _patches.append(_Patch(owner, name, vars(owner).get(name, _MISSING), new))
+    setattr(owner, name, new)
 
 
 # -- requests ------------------------------------------------------------------------------------
@@ -110,7 +194,7 @@ def _patch(owner: type, name: str, replacement: Callable[[Any], Any]) -> None:
 def _choosing_transport(original: Callable[..., Any]) -> Callable[..., Any]:
     def transport_for_url(client: Any, url: Any) -> Any:
         transport = original(client, url)
-        endpoint = current_endpoint.get()
+        endpoint = current_endpoint()
         if endpoint is None or isinstance(transport, Transport):  # not an agent, or its own client
             return transport
         return _Sorting(transport, endpoint)
@@ -152,12 +236,12 @@ class _Sorting(Transport):
 
 def _sending(original: Callable[..., Any]) -> Callable[..., Any]:
     async def _request(session: Any, method: str, str_or_url: Any, **options: Any) -> Any:
-        endpoint, url = current_endpoint.get(), URL(str_or_url)
+        endpoint, url = current_endpoint(), URL(str_or_url)
         path = f"/{url.path}"  # or within a session's base
         if endpoint is None or not endpoint.is_chat(method.upper(), path):
             return await original(session, method, str_or_url, **options)
         data, body = options.get("data"), options.get("json")
-        content = data if body is None else json.dumps(body)
+        content = data if body is None else session.json_serialize(body)
         content = content.encode() if isinstance(content, str) else content
         if not isinstance(content, bytes):
             return await original(session, method, str_or_url, **options)
@@ -178,9 +262,10 @@ def _sending(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _patch_lm15(transports: ModuleType) -> None:
-    for name in lm15.TRANSPORTS:
-        if (transport := getattr(transports, name, None)) is not None:  # of another version
-            _patch(transport, "stream", _choosing_stream)
+    with _lock:
+        for name in lm15.TRANSPORTS:
+            if (transport := getattr(transports, name, None)) is not None:  # of another version
+                _patch(transport, "stream", _choosing_stream)
 
 
 _lm15 = lm15.WhenImported(_patch_lm15)
@@ -188,7 +273,7 @@ _lm15 = lm15.WhenImported(_patch_lm15)
 
 def _choosing_stream(original: Callable[..., Any]) -> Callable[..., Any]:
     def stream(transport: Any, request: Any) -> Any:
-        endpoint = current_endpoint.get()
+        endpoint = current_endpoint()
         if endpoint is None or not endpoint.is_chat(request.method, lm15.path_of(request)):
             return original(transport, request)
         if endpoint.serves(request.url, request.body):
@@ -212,34 +297,85 @@ def _remembering_logprobs(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _starting_in_rollout(original: Callable[..., Any]) -> Callable[..., Any]:
-    def start(thread: threading.Thread) -> None:
-        endpoint = current_endpoint.get()
-        if endpoint is not None and not _serves_a_pool(thread):
-            thread.run = functools.partial(_run_in, endpoint, thread.run)  # type: ignore[method-assign]
-        original(thread)
+    def start(thread: threading.Thread) -> Any:
+        claim = _claim_here()
+        if claim is None or _serves_a_pool(thread):
+            return original(thread)
+        own = vars(thread).get("run", _MISSING)
+
+        def run() -> None:
+            _put_back(thread, own)  # a thread that runs looks like any
+            _run_in(lent, thread.run)
+
+        lent = claim.lent()
+        thread.run = run  # type: ignore[method-assign]
+        try:
+            return original(thread)
+        except BaseException:
+            _put_back(thread, own)
+            raise
 
     return start
 
 
+def _put_back(thread: threading.Thread, run: Any) -> None:
+    vars(thread).pop("run", None)
+    if run is not _MISSING:
+        thread.run = run  # type: ignore[method-assign]
+
+
+def _claim_here() -> _Claim | None:
+    """What the current work hands on; None outside of agents."""
+    return None if current_endpoint() is None else _claim.get()
+
+
+_WORKERS = (
+    getattr(concurrent.futures.thread, "_worker", None),
+    getattr(multiprocessing.pool, "worker", None),
+)
+"""What the threads of pools run."""
+
+
 def _serves_a_pool(thread: threading.Thread) -> bool:
     """Whether a thread will do other people's work too: its tasks say whose they are."""
-    worker = getattr(concurrent.futures.thread, "_worker", None)
-    return worker is not None and getattr(thread, "_target", None) is worker
+    target = getattr(thread, "_target", None)
+    return target is not None and target in _WORKERS
 
 
 def _submitting_in_rollout(original: Callable[..., Any]) -> Callable[..., Any]:
     def submit(pool: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        endpoint = current_endpoint.get()
-        if endpoint is None:
+        claim = _claim_here()
+        if claim is None:
             return original(pool, fn, *args, **kwargs)
-        return original(pool, _run_in, endpoint, fn, *args, **kwargs)
+        return original(pool, _run_in, claim, fn, *args, **kwargs)
 
     return submit
 
 
-def _run_in(endpoint: Endpoint, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    token = current_endpoint.set(endpoint)
+def _applying_in_rollout(original: Callable[..., Any]) -> Callable[..., Any]:
+    def apply_async(pool: Any, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return original(pool, _claimed(func), *args, **kwargs)
+
+    return apply_async
+
+
+def _mapping_in_rollout(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _guarded_task_generation(
+        pool: Any, result_job: Any, func: Callable[..., Any], iterable: Any
+    ) -> Any:
+        return original(pool, result_job, _claimed(func), iterable)
+
+    return _guarded_task_generation
+
+
+def _claimed(function: Callable[..., Any]) -> Callable[..., Any]:
+    claim = _claim_here()
+    return function if claim is None else functools.partial(_run_in, claim, function)
+
+
+def _run_in(claim: _Claim, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    token = _claim.set(claim)
     try:
         return function(*args, **kwargs)
     finally:
-        current_endpoint.reset(token)
+        _claim.reset(token)

@@ -139,7 +139,7 @@ def _check(host: Any) -> None:
 
 def _advice() -> str:
     """What else may be meant where an agent's own code connects."""
-    if current_endpoint.get() is None:
+    if current_endpoint() is None:
         return ""
     return (
         " If this is the agent's model call: it reaches the policy by itself through httpx, "

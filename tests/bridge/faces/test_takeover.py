@@ -3,21 +3,33 @@
 1. Every SDK, wherever an agent's code may run: in its task, a thread, a pool, another loop.
 2. Many episodes at once, and the threads they share, are never mixed up.
 3. Other models, other paths and all code outside of agents go where they would have gone.
-4. It is installed once, and ``remove`` leaves everything as it was.
-5. A blocking call on the loop that has to answer it is a 400 that says so.
+4. What outlives its agent: work that it handed out is told so, a thread or a pool is nobody's.
+5. It is installed once, nobody sees a difference, and ``remove`` leaves everything as it was.
+6. A blocking call on the loop that has to answer it is a 400 that says so.
 """
 
 import asyncio
 import concurrent.futures
 import contextvars
+import functools
+import gc
+import inspect
 import json
+import os
+import pickle
+import queue
+import sys
 import threading
+import warnings
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
 from typing import Any
 
 import aiohttp
 import anthropic
+import anyio.to_thread
 import httpx
 import httpx2
 import openai
@@ -412,7 +424,7 @@ async def test_a_pool_that_agents_share_works_for_each_of_them() -> None:
         assert [reward(trajectory) for trajectory in trajectories] == [1.0] * 4
 
         loop = asyncio.get_running_loop()
-        assert await loop.run_in_executor(pool, takeover.current_endpoint.get) is None
+        assert await loop.run_in_executor(pool, takeover.current_endpoint) is None
 
 
 async def test_an_agent_may_play_an_episode_of_another() -> None:
@@ -429,35 +441,6 @@ async def test_an_agent_may_play_an_episode_of_another() -> None:
     trajectory = await play(outer)
     assert reward(trajectory) == 3.0
     assert len(trajectory.transitions) == 1
-
-
-async def test_what_an_agent_leaves_running_is_told_that_the_episode_is_over() -> None:
-    late: list[BaseException] = []
-    over = threading.Event()
-
-    def straggler() -> None:
-        over.wait()
-        try:
-            blocking_openai("Late.", max_retries=0)
-        except openai.BadRequestError as error:
-            late.append(error)
-
-    thread = threading.Thread(target=straggler)
-
-    async def agent() -> float:
-        await async_openai("First.")
-        thread.start()
-        return 1.0
-
-    await play(agent)
-    over.set()
-    await asyncio.to_thread(thread.join)
-
-    [error] = late
-    assert isinstance(error, openai.BadRequestError)
-    assert error.code == "rollout_over"
-    assert EpisodeEndedError.__name__ not in str(error)
-    assert "had ended" in str(error)
 
 
 # -- 3. everything else goes where it would have gone --------------------------------------------
@@ -626,7 +609,304 @@ async def test_large_uploads_that_are_no_model_calls_are_not_read_into_memory(
     assert result.reward == 1.0
 
 
-# -- 4. installed once, removed without a trace --------------------------------------------------
+# -- 4. what outlives its agent ------------------------------------------------------------------
+
+
+def left_to_a_task(work: Callable[[], Any]) -> Any:
+    async def late() -> Any:
+        return await asyncio.to_thread(work)
+
+    return asyncio.create_task(late())
+
+
+def left_to_the_loops_threads(work: Callable[[], Any]) -> Any:
+    return asyncio.get_running_loop().run_in_executor(None, work)
+
+
+def left_to_a_pool(work: Callable[[], Any]) -> Any:
+    pool = ThreadPoolExecutor(1)
+    pending = pool.submit(work)
+    pool.shutdown(wait=False)
+    return asyncio.wrap_future(pending)
+
+
+def left_to_another_pool(work: Callable[[], Any]) -> Any:
+    pool = ThreadPool(1)
+    said: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    pool.apply_async(lambda: said.set_result(work()))
+    pool.close()
+    return asyncio.wrap_future(said)
+
+
+WORK = [left_to_a_task, left_to_the_loops_threads, left_to_a_pool, left_to_another_pool]
+
+
+def left_to_a_thread(work: Callable[[], Any]) -> Any:
+    said: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    threading.Thread(target=lambda: said.set_result(work())).start()
+    return asyncio.wrap_future(said)
+
+
+def left_to_a_timer(work: Callable[[], Any]) -> Any:
+    said: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    threading.Timer(0, lambda: said.set_result(work())).start()
+    return asyncio.wrap_future(said)
+
+
+def left_to_a_thread_of_a_pool(work: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        loop = asyncio.get_running_loop()
+        said: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        thread = threading.Thread(target=lambda: said.set_result(work()))
+        pool.submit(thread.start).result()
+        return asyncio.wrap_future(said, loop=loop)
+
+
+THREADS = [left_to_a_thread, left_to_a_timer, left_to_a_thread_of_a_pool]
+
+
+async def left(leave: Callable[..., Any], elsewhere: Elsewhere) -> str:
+    """What a call gets that was left behind, of one agent, and made after it was over."""
+    is_over = threading.Event()
+    pending: list[Any] = []
+
+    def work() -> str:
+        is_over.wait()
+        try:
+            return blocking_openai("Late.", max_retries=0, base_url=elsewhere.url)
+        except openai.BadRequestError as error:
+            return f"{error.code}: {error}"
+
+    async def agent() -> float:
+        pending.append(leave(work))
+        return float(await async_openai("First.") == "First.")
+
+    assert reward(await play(agent)) == 1.0
+    is_over.set()
+    return str(await pending[0])
+
+
+@pytest.mark.parametrize("leave", WORK, ids=lambda leave: leave.__name__)
+async def test_work_that_an_agent_handed_out_is_told_that_the_episode_is_over(
+    leave: Callable[..., Any], elsewhere: Elsewhere
+) -> None:
+    told = await left(leave, elsewhere)
+
+    assert told.startswith("rollout_over: ")
+    assert "had ended" in told
+    assert EpisodeEndedError.__name__ not in told
+    assert elsewhere.asked == []
+
+
+@pytest.mark.parametrize("leave", THREADS, ids=lambda leave: leave.__name__)
+async def test_a_thread_that_outlives_its_agent_is_nobodys(
+    leave: Callable[..., Any], elsewhere: Elsewhere
+) -> None:
+    assert await left(leave, elsewhere) == "From elsewhere."
+
+
+class Service:
+    """A thread that does everybody's work, started by whoever comes first: an event bus, say."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def do(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        if not self._thread.is_alive():
+            self._thread.start()
+        done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self._queue.put((work, arguments, done))
+        return done.result()
+
+    def stop(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while (item := self._queue.get()) is not None:
+            work, arguments, done = item
+            try:
+                done.set_result(work(*arguments))
+            except BaseException as error:
+                done.set_exception(error)
+
+
+async def test_a_service_that_began_within_an_agent_serves_the_others(
+    elsewhere: Elsewhere,
+) -> None:
+    service = Service()
+
+    def agent() -> bool:
+        return bool(service.do(blocking_openai, "Mine.") == "Mine.")
+
+    assert reward(await play(agent)) == 1.0
+    ask = functools.partial(blocking_openai, base_url=elsewhere.url, max_retries=0)
+    for _ in range(5):
+        assert await asyncio.to_thread(service.do, ask, "Hi") == "From elsewhere."
+    service.stop()
+
+
+async def test_a_service_keeps_no_rollout_alive() -> None:
+    service = Service()
+    gone: list[weakref.ref[Any]] = []
+
+    def agent() -> bool:
+        gone.append(weakref.ref(takeover.current_endpoint()))
+        return bool(service.do(blocking_openai, "Mine.") == "Mine.")
+
+    await play(agent)
+    for _ in range(3):
+        await asyncio.sleep(0)
+        gc.collect()
+    assert gone[0]() is None
+    service.stop()
+
+
+def in_map(pool: ThreadPool, ask: Callable[[str], str], text: str) -> str:
+    return pool.map(ask, [text])[0]
+
+
+def in_imap(pool: ThreadPool, ask: Callable[[str], str], text: str) -> str:
+    return next(iter(pool.imap_unordered(ask, [text])))
+
+
+def in_starmap(pool: ThreadPool, ask: Callable[[str], str], text: str) -> str:
+    return pool.starmap(ask, [(text,)])[0]
+
+
+def in_apply(pool: ThreadPool, ask: Callable[[str], str], text: str) -> str:
+    return pool.apply(ask, (text,))
+
+
+def in_apply_async(pool: ThreadPool, ask: Callable[[str], str], text: str) -> str:
+    return pool.apply_async(ask, args=(text,)).get()
+
+
+OLD_POOLS = [in_map, in_imap, in_starmap, in_apply, in_apply_async]
+
+
+@pytest.mark.parametrize("way", OLD_POOLS, ids=lambda way: way.__name__)
+async def test_the_old_pool_of_threads_works_for_each_who_uses_it(
+    way: Callable[..., str], elsewhere: Elsewhere
+) -> None:
+    pools: list[ThreadPool] = []
+    both = threading.Barrier(2)
+
+    def agent(task: str) -> bool:
+        if both.wait() == 0:
+            pools.append(ThreadPool(2))
+        both.wait()
+        return way(pools[0], blocking_openai, task) == task
+
+    trajectories = await asyncio.gather(play(agent, "One."), play(agent, "Two."))
+    assert [reward(trajectory) for trajectory in trajectories] == [1.0, 1.0]
+    ask = functools.partial(blocking_openai, base_url=elsewhere.url)
+    assert await asyncio.to_thread(way, pools[0], ask, "Hi") == "From elsewhere."
+    pools[0].terminate()
+
+
+async def test_threads_of_pools_that_agents_began_do_the_others_work(
+    elsewhere: Elsewhere,
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+
+        async def agent() -> bool:
+            loop = asyncio.get_running_loop()
+            said = [
+                await loop.run_in_executor(pool, blocking_openai, "Mine."),
+                await asyncio.to_thread(blocking_openai, "Mine."),
+                await anyio.to_thread.run_sync(blocking_openai, "Mine."),
+            ]
+            return said == ["Mine."] * 3
+
+        assert reward(await play(agent)) == 1.0
+        ask = functools.partial(blocking_openai, base_url=elsewhere.url)
+        loop = asyncio.get_running_loop()
+        assert await loop.run_in_executor(pool, ask, "Hi") == "From elsewhere."
+        assert await asyncio.to_thread(ask, "Hi") == "From elsewhere."
+        assert await anyio.to_thread.run_sync(ask, "Hi") == "From elsewhere."
+
+
+async def test_a_loop_in_a_thread_that_an_agent_began_serves_whoever_asks(
+    elsewhere: Elsewhere,
+) -> None:
+    """As LangChain, MCP clients and anyio's portals have it."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+
+    def ask(text: str, **options: Any) -> str:
+        return asyncio.run_coroutine_threadsafe(async_openai(text, **options), loop).result()
+
+    def agent(task: str) -> bool:
+        if not thread.is_alive():
+            thread.start()
+        return ask(task) == task
+
+    assert reward(await play(agent, "One.")) == 1.0
+    trajectories = await asyncio.gather(*(play(agent, f"Task {number}") for number in range(4)))
+    assert [reward(trajectory) for trajectory in trajectories] == [1.0] * 4
+    said = await asyncio.to_thread(ask, "Hi", base_url=elsewhere.url)
+    loop.call_soon_threadsafe(loop.stop)
+    await asyncio.to_thread(thread.join)
+    loop.close()
+    assert said == "From elsewhere."
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+async def test_a_forked_process_is_nobodys(elsewhere: Elsewhere) -> None:
+    def agent() -> bool:
+        reading, writing = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
+            child = os.fork()
+        if child == 0:
+            os.write(writing, b"none" if takeover.current_endpoint() is None else b"some")
+            os._exit(0)
+        os.waitpid(child, 0)
+        said = os.read(reading, 10)
+        os.close(reading)
+        os.close(writing)
+        return said == b"none" and takeover.current_endpoint() is not None
+
+    found: Any = await ChatAgentEnv(agent).initial_observation()
+    assert found.reward == 1.0
+
+
+def test_rollouts_on_several_loops_at_once_are_each_their_own() -> None:
+    def agent(task: str) -> bool:
+        return blocking_openai(task) == task
+
+    with ThreadPoolExecutor(4) as pool:
+        trajectories = pool.map(lambda n: asyncio.run(play(agent, f"Task {n}")), range(8))
+        assert [reward(trajectory) for trajectory in trajectories] == [1.0] * 8
+
+
+async def test_a_thread_of_an_agent_looks_like_any() -> None:
+    seen: list[Any] = []
+
+    class Own(threading.Thread):
+        def run(self) -> None:
+            seen.append((dict(vars(self)).get("run"), takeover.current_endpoint() is not None))
+
+    async def agent() -> float:
+        replaced = threading.Thread()
+        replaced.run = lambda: seen.append(vars(replaced)["run"])  # type: ignore[method-assign]
+        own_run = replaced.run
+        for thread in (Own(), replaced):
+            thread.start()
+            thread.join()
+            with pytest.raises(RuntimeError, match="threads can only be started once"):
+                thread.start()
+        assert "run" not in vars(Own())
+        assert seen == [(None, True), own_run]
+        return 1.0
+
+    found: Any = await ChatAgentEnv(agent).initial_observation()
+    assert found.reward == 1.0
+
+
+# -- 5. installed once, removed without a trace --------------------------------------------------
 
 
 PATCHED = [
@@ -669,6 +949,78 @@ def test_removing_it_leaves_everything_as_it_was() -> None:
 
 
 @pytest.mark.usefixtures("removed")
+def test_nobody_sees_a_difference() -> None:
+    def looks(function: Any) -> Any:
+        names = ("__name__", "__qualname__", "__module__", "__doc__")
+        return [getattr(function, name) for name in names], inspect.signature(function)
+
+    before = [looks(getattr(owner, name)) for owner, name in PATCHED]
+    sources = [inspect.getsource(getattr(owner, name)) for owner, name in PATCHED]
+    takeover.install()
+
+    assert [looks(getattr(owner, name)) for owner, name in PATCHED] == before
+    assert [inspect.getsource(getattr(owner, name)) for owner, name in PATCHED] == sources
+    for owner, name in PATCHED:
+        assert pickle.loads(pickle.dumps(getattr(owner, name))) is getattr(owner, name)
+
+
+@pytest.mark.usefixtures("removed")
+def test_what_was_inherited_is_inherited_again() -> None:
+    takeover.install()
+    assert "apply_async" in vars(ThreadPool)
+
+    takeover.remove()
+    assert "apply_async" not in vars(ThreadPool)
+    assert "_guarded_task_generation" not in vars(ThreadPool)
+
+
+@pytest.mark.usefixtures("removed")
+def test_an_exception_while_it_is_installed_leaves_nothing_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    originals = [vars(owner)[name] for owner, name in PATCHED]
+    finders = [*sys.meta_path]
+
+    def fail(original: Any) -> Any:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(takeover, "_submitting_in_rollout", fail)
+    with pytest.raises(RuntimeError):
+        takeover.install()
+
+    assert [vars(owner)[name] for owner, name in PATCHED] == originals
+    assert sys.meta_path == finders
+    assert not takeover.is_installed()
+    monkeypatch.undo()
+    takeover.install()
+    assert takeover.is_installed()
+
+
+@pytest.mark.usefixtures("removed")
+async def test_what_others_wrap_meanwhile_stays_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    takeover.install()
+    ours, started = threading.Thread.start, []
+
+    def start(thread: threading.Thread) -> None:
+        started.append(thread)
+        ours(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    takeover.remove()
+    assert vars(threading.Thread)["start"] is start
+
+    takeover.install()
+    assert vars(threading.Thread)["start"] is start
+
+    async def agent() -> float:
+        return float(await in_thread(blocking_openai, "Still.") == "Still.")
+
+    assert reward(await play(agent)) == 1.0
+    assert started
+    monkeypatch.undo()
+
+
+@pytest.mark.usefixtures("removed")
 async def test_every_env_installs_it_and_it_takes_effect_once() -> None:
     async def agent(task: int) -> float:
         return float(await async_openai(f"Task {task}") == f"Task {task}")
@@ -692,7 +1044,7 @@ async def test_it_comes_back_with_the_next_env() -> None:
     assert reward(await play(agent)) == 1.0
 
 
-# -- 5. refusals ---------------------------------------------------------------------------------
+# -- 6. refusals ---------------------------------------------------------------------------------
 
 
 @every_blocking_sdk
