@@ -19,6 +19,7 @@ Read in this order:
     rendering.py     what is needed of a Cookbook renderer
     long_text.py     long texts are rendered in threads
     logprobs.py      log-probabilities of a reply's text
+    marks.py         replies that no parser can cope with
     images.py        images are data, and who may be asked for one
     tokens.py        a growing token sequence
     index.py         which beginnings of conversations are known

@@ -34,6 +34,7 @@ from tinker_cookbook.renderers.base import (
 from evert.bridge.base import default_renderer, register_base_tokenizers
 from evert.bridge.errors import RendererMismatchError
 from evert.bridge.literals import MARK, ControlTokens, MarkedBackend, MarkedTokenizer
+from evert.bridge.marks import CHECKED_TOKENS, check_marks
 from evert.bridge.tokens import FlatPrompt, flatten
 
 register_base_tokenizers()  # here, since every Env, pickled ones too, comes past this module
@@ -283,6 +284,8 @@ class PromptRenderer:
         Raises:
             tinker_cookbook.exceptions.RendererError: The renderer cannot read it at all.
         """
+        if len(action) > CHECKED_TOKENS:
+            check_marks(self.decode(action))
         with self._lock:
             return self._renderer.parse_response(action)
 

@@ -44,6 +44,14 @@ METHOD = re.compile(
 )
 """The end of a path: the model's name, and what is asked of it."""
 
+
+def method_of(path: str) -> re.Match[str] | None:
+    """The model and the method that a path ends with; None: it ends with none of these."""
+    # Most paths do not end so, and to look for a beginning from each slash would take long.
+    ends = (":generateContent", ":streamGenerateContent", ":countTokens")
+    return METHOD.search(path) if path.endswith(ends) else None
+
+
 _FINISH = {"stop": "STOP", "length": "MAX_TOKENS", "tool_calls": "STOP"}
 
 STATUSES = {
@@ -72,7 +80,7 @@ class Gemini(Dialect):
 
     def addressed(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """The body with the model and the way to answer, which the path names."""
-        found = METHOD.search(path)
+        found = method_of(path)
         if found is None:
             return body
         whole = body.get("generateContentRequest")  # of countTokens

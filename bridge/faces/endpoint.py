@@ -27,7 +27,7 @@ import openai
 from evert.bridge.dialects.anthropic_messages import AnthropicMessages
 from evert.bridge.dialects.chat_completions import ChatCompletions
 from evert.bridge.dialects.dialect import Dialect
-from evert.bridge.dialects.gemini import METHOD, STATUSES, Gemini
+from evert.bridge.dialects.gemini import STATUSES, Gemini, method_of
 from evert.bridge.dialects.responses import Responses
 from evert.bridge.episode import Episode
 from evert.bridge.errors import (
@@ -253,7 +253,7 @@ class Endpoint:
             return self._responses
         if path.endswith(("/messages", "/messages/count_tokens")):
             return self._anthropic
-        return self._gemini if METHOD.search(path) else None
+        return self._gemini if method_of(path) else None
 
     def _count(self, request: ChatRequest, dialect: Dialect) -> Answer:
         try:
