@@ -67,6 +67,8 @@ bench: .venv/developing
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/concurrency.py
 	$(BIN)/python benchmarks/faces.py
+	$(BIN)/python benchmarks/commands.py
+	$(BIN)/python benchmarks/hostile_http.py
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/learning.py
 	$(BIN)/python benchmarks/intervals.py

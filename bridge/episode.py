@@ -89,6 +89,7 @@ class Episode:
         )
         self.hints: list[Callable[[], str]] = [self.routes.hint]
         self._held: AsyncExitStack | None = None
+        self._holding = threading.Lock()
         self._late_calls = 0
         self._task: asyncio.Task[None] | None = None
         self._thread: threading.Thread | None = None
@@ -170,14 +171,15 @@ class Episode:
         Raises:
             EnvClosedError, EpisodeEndedError: It is over: nothing may be opened any more.
         """
-        if self.life is not Life.RUNNING:
-            raise self._refusal()
-        self._held = self._held or AsyncExitStack()
-        self._held.push_async_callback(release)
+        with self._holding:  # else a thread's would come after the release, and stay
+            check_running(self)
+            self._held = self._held or AsyncExitStack()
+            self._held.push_async_callback(release)
 
     async def release(self) -> None:
         """Let go of what was held for the agent; again to no effect."""
-        held, self._held = self._held, None
+        with self._holding:
+            held, self._held = self._held, None
         if held is not None:
             await held.aclose()
 
@@ -334,6 +336,18 @@ class Episode:
     def _stop_asking(self) -> None:
         for task in self._asking:
             task.cancel()
+
+
+def check_running(episode: Episode) -> None:
+    """Check that an agent may still call. Safe from any thread.
+
+    Raises:
+        EnvClosedError, EpisodeEndedError: It may not; the loop may be closed.
+    """
+    if episode.loop.is_closed():
+        episode.abandon()
+    if episode.life is not Life.RUNNING:
+        raise episode._refusal()
 
 
 def give_threads(loop: asyncio.AbstractEventLoop) -> None:

@@ -9,7 +9,10 @@ From the inside outwards:
     lm15.py       and for the client below DSPy's own engine
     sdks.py       OpenAI's, Anthropic's and Google's SDKs over the transport
     takeover.py   the calls of agents that build their own client
-    server.py     the API over loopback HTTP, for other processes
+    bodies.py     the JSON of a request's body, without holding the event loop
+    connections.py    what a connection over HTTP may do, and for how long
+    calls.py      the calls of one rollout that come over HTTP, and their retries
+    server.py     the API over loopback HTTP, for other processes: its life, and its keys
     process.py    agents that are commands
     variables.py  the environment variables that a command gets
     commands.py   the commands of one episode, and all that they start

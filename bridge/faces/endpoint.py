@@ -17,7 +17,7 @@ import itertools
 import json
 import secrets
 import socket
-from collections.abc import Awaitable, Collection, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -37,9 +37,11 @@ from evert.bridge.errors import (
     EvertError,
     InvalidAgentError,
 )
+from evert.bridge.faces.bodies import LONG_BODY, read_body
 from evert.bridge.inbox import Inbox
 from evert.bridge.messages import Reply
 from evert.bridge.models import count_tokens
+from evert.bridge.offloop import off_loop
 from evert.bridge.rendering import PromptRenderer
 from evert.bridge.requests import ChatRequest, bad_request, json_object
 from evert.bridge.routes import seat_model
@@ -53,8 +55,8 @@ EVENTS = "text/event-stream"
 COUNTS = ("/count_tokens", "/input_tokens", ":countTokens")
 """Ends of the paths that only count."""
 
-MAX_DEPTH = 100
-"""Levels of lists and objects in a body; what copies or checks a deeper one would break."""
+LONG_PROMPT = 20_000
+"""Bytes that a tokenizer takes some milliseconds to count: more are counted off the loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,10 +212,17 @@ class Endpoint:
         Raises:
             AgentAborted: The agent goes on calling after its episode is over.
         """
-        call = self.read(method, path, content)
+        call = await self.read_soon(method, path, content)
         return (
             call if isinstance(call, Answer) else await call.wait(self.episode.call(call.request))
         )
+
+    async def read_soon(self, method: str, path: str, content: bytes) -> Call | Answer:
+        """As ``read``, in a thread where it would hold the event loop."""
+        most = LONG_PROMPT if path.rstrip("/").endswith(COUNTS) else LONG_BODY
+        if len(content) <= most:
+            return self.read(method, path, content)
+        return await off_loop(self.read, method, path, content)
 
     def answer_blocking(self, method: str, path: str, content: bytes) -> Answer:
         """The same for a thread.
@@ -238,12 +247,12 @@ class Endpoint:
         if dialect is None:
             return _not_found(method, path)
         try:
-            body = dialect.addressed(path, _read_body(content))
+            body = dialect.addressed(path, read_body(content))
             request = dialect.read(body)
         except openai.BadRequestError as error:
             return _refusal(dialect, error)
         if path.endswith(COUNTS):
-            return self._count(request, dialect)
+            return self._count(request, dialect, is_long=len(content) > LONG_PROMPT)
         return Call(request, dialect, body, self.new_id())
 
     def _dialect(self, path: str) -> Dialect | None:
@@ -255,9 +264,10 @@ class Endpoint:
             return self._anthropic
         return self._gemini if method_of(path) else None
 
-    def _count(self, request: ChatRequest, dialect: Dialect) -> Answer:
+    def _count(self, request: ChatRequest, dialect: Dialect, *, is_long: bool) -> Answer:
+        renderer = self.renderer.off_loop if is_long else self.renderer  # the loop waits for this
         try:
-            return Answer(200, _json(dialect.counted(count_tokens(request, self.renderer))))
+            return Answer(200, _json(dialect.counted(count_tokens(request, renderer))))
         except openai.BadRequestError as error:
             return _refusal(dialect, error)
 
@@ -288,33 +298,6 @@ def _is_final(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-def _read_body(content: bytes) -> Mapping[str, Any]:
-    try:
-        body = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise bad_request(f"The body is no JSON: {error}.") from None
-    if _is_deeper(body, MAX_DEPTH):
-        raise bad_request(f"The body is nested more than {MAX_DEPTH} levels deep.")
-    if not isinstance(body, dict):
-        raise bad_request(f"The body must be a JSON object, got {body!r:.200}.")
-    return body
-
-
-def _is_deeper(value: object, depth: int) -> bool:
-    level = [value]
-    for _ in range(depth + 1):
-        level = [inner for one in level for inner in _inside(one)]
-        if not level:
-            return False
-    return True
-
-
-def _inside(value: object) -> Collection[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
 
 
 def _json(value: object) -> bytes:

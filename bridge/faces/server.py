@@ -1,53 +1,51 @@
 """The rollouts' APIs over loopback HTTP, for agents in other processes.
 
 One server an event loop and interface, however many rollouts there are; each has an unguessable
-key, which its process sends as the API key. The server starts with the first rollout that asks for
-an address and stops with the last that is released, or with its loop. From the moment the last key
-is given back it is nobody's any more: a rollout that comes now gets a new one.
+key, which its process sends as the API key. (It is looked up in a dict: to learn a key of 192
+random bits from how long that takes, one would have to guess its hash.) What becomes of a
+rollout's requests is in ``calls.py``, what connections may do in ``connections.py``.
 
-- A retry that the SDK marks as one (``x-stainless-retry-count``), with the same body, gets the
-  reply of the call it repeats: nothing is sampled twice. An equal body without the mark is a new
-  call.
-- A stream that waits for the trainer is kept alive by comments, which every SDK skips.
-- A call whose client has gone is given up, unless it is retried within some seconds.
+A server listens from the moment that it hands out an address. It stops with the last rollout that
+is released: from that moment it is nobody's any more, and a rollout that comes now gets a new one.
+It is its loop's alone: what holds it lies on the loop, so that it is gone when the loop is closed,
+in whatever way, or dropped. A fork of the process serves nothing.
 """
 
 import asyncio
+import contextvars
 import functools
-import hashlib
 import logging
+import os
 import secrets
 import socket
 import threading
-from collections import OrderedDict, deque
+import weakref
+from collections import deque
 from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from evert.bridge.errors import AgentAborted, EnvClosedError, EpisodeEndedError
-from evert.bridge.faces.endpoint import EVENTS, REFUSALS, Answer, Call, Endpoint, failure
-from evert.bridge.messages import Reply
+from evert.bridge.episode import check_running
+from evert.bridge.faces.calls import Calls
+from evert.bridge.faces.connections import (
+    ACCEPTED_AT_ONCE,
+    LOOPBACK,
+    Connections,
+    is_named,
+    send,
+    whole,
+)
+from evert.bridge.faces.endpoint import Answer, Endpoint, failure
 
 logger = logging.getLogger(__name__)
-
-LOOPBACK = "127.0.0.1"
-
-BODY_LIMIT = 64 * 2**20
-"""Bytes of a request's body; a longer one is a 413."""
-
-PING_EVERY = 10.0
-"""Seconds between the comments that keep a waiting stream alive."""
-
-RETRY_PATIENCE = 10.0
-"""Seconds that a call outlives its client, for a retry to find it."""
-
-REMEMBERED = 8
-"""Latest calls of a rollout that a retry can find."""
 
 KEYS_REMEMBERED = 1024
 """Latest keys of rollouts that are over, which are told so."""
 
 BACKLOG = 1024
+
+AGES = 1e9
+"""Seconds after which nothing happens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,23 +60,11 @@ class Address:
 
     root_url: str
     base_url: str
-    api_key: str
+    api_key: str = field(repr=False)
 
 
-@dataclass(slots=True, eq=False)
-class _Pending:
-    """A call that is being answered, and how many clients wait for it."""
-
-    reply: "asyncio.Task[Reply]"
-    clients: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class _Rollout:
-    """One rollout's endpoint, and its latest calls by path and body."""
-
-    endpoint: Endpoint
-    calls: "OrderedDict[bytes, _Pending]" = field(default_factory=OrderedDict)
+class _Tie:
+    """Lies on a loop and nowhere else: when it is gone, the loop is closed."""
 
 
 class Server:
@@ -87,55 +73,75 @@ class Server:
     Args:
         loop: Where it runs; the rollouts' own.
         host: Interface to listen on.
+
+    Raises:
+        OSError: The interface cannot be listened on.
+        RuntimeError: The loop is closed.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, host: str) -> None:
         self._loop = loop
-        self._rollouts: dict[str, _Rollout] = {}
+        self._rollouts: dict[str, Calls] = {}
         self._over: deque[str] = deque(maxlen=KEYS_REMEMBERED)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, 0), family=family, backlog=BACKLOG)
         self._interface = host
         self._host = f"[{host}]" if ":" in host else host
-        app = web.Application(client_max_size=BODY_LIMIT)
-        app.router.add_route("*", "/{path:.*}", self._handle)
-        self._runner = web.AppRunner(
-            app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1
-        )
-        self._stopping = asyncio.Event()
+        self._connections = Connections(self._handle, loop)
+        self._listener: asyncio.Server | None = None
         self._task: asyncio.Task[None] | None = None
-        loop.call_soon_threadsafe(self._begin)
+        self._timer: weakref.ref[asyncio.TimerHandle] | None = None
+        tie = _Tie()
+        self._end = weakref.finalize(tie, _drop, weakref.ref(self))
+        # in no rollout's context: it would outlive the rollout here
+        loop.call_soon_threadsafe(self._begin, tie, context=contextvars.Context())
 
-    def _begin(self) -> None:
-        if self._task is None:
-            self._task = self._loop.create_task(self._run(), name="evert server")
+    def _begin(self, tie: _Tie) -> None:
+        if self._socket.fileno() >= 0:
+            timer = self._loop.call_later(AGES, id, tie)
+            self._timer = weakref.ref(timer)
+            self._task = self._loop.create_task(self._listen(), name="evert server")
 
-    async def _run(self) -> None:
-        """Serve until the last rollout is released, or the loop is shut down."""
-        try:
-            await self._runner.setup()
-            await web.SockSite(self._runner, self._socket, backlog=BACKLOG).start()
-            await self._stopping.wait()
-        finally:
-            self._forget()
-            await self._runner.cleanup()
-            self._socket.close()
+    async def _listen(self) -> None:
+        if self._socket.fileno() < 0:
+            return
+        self._listener = await self._loop.create_server(
+            self._connections, sock=self._socket, backlog=ACCEPTED_AT_ONCE, start_serving=False
+        )
+        await self._listener.start_serving()
+        self._socket.listen(BACKLOG)  # the other backlog is how many are accepted at a time
+
+    async def _stop(self) -> None:
+        self._end.detach()
+        timer = self._timer() if self._timer is not None else None
+        if timer is not None:
+            timer.cancel()
+        if self._listener is not None:
+            self._listener.close()
+        self._socket.close()
+        await self._connections.end()
 
     def _forget(self) -> None:
         """The next rollout on this loop gets a server of its own."""
         with _lock:
-            if _servers.get((self._loop, self._interface)) is self:
-                del _servers[self._loop, self._interface]
+            if _servers.get((id(self._loop), self._interface)) is self:
+                del _servers[id(self._loop), self._interface]
 
     def drop(self) -> None:
-        """Listen no more, where the loop was closed without an end."""
+        """Be gone at once, where the loop can do nothing for it any more."""
         self._forget()
         self._socket.close()
+        self._connections.forget()
 
     def add(self, endpoint: Endpoint) -> Address:
-        """Serve a rollout. Safe from any thread."""
+        """Serve a rollout until its episode is over. Safe from any thread.
+
+        Raises:
+            EnvClosedError, EpisodeEndedError: It is over.
+        """
         key = f"evert-{secrets.token_urlsafe(24)}"
-        self._rollouts[key] = _Rollout(endpoint)
+        endpoint.episode.hold(functools.partial(self.release, key))
+        self._rollouts[key] = Calls(endpoint)
         port = self._socket.getsockname()[1]
         root = f"http://{self._host}:{port}"
         return Address(root, f"{root}/v1", key)
@@ -143,44 +149,38 @@ class Server:
     async def release(self, key: str) -> None:
         """Serve a rollout no more; with the last one the server stops."""
         with _lock:  # a thread may be asking for an address meanwhile
-            rollout = self._rollouts.pop(key)
+            calls = self._rollouts.pop(key)
             self._over.append(key)
-            is_last = not self._rollouts
-            if is_last:
+            if not self._rollouts:
                 self._forget()
-        for pending in rollout.calls.values():
-            pending.reply.cancel()
-        if is_last:
-            self._stopping.set()
-            self._begin()
-            if self._task is not None:
-                await asyncio.wait({self._task})
+        calls.end()
+        if not self._rollouts:
+            self._task = self._loop.create_task(self._stop(), name="evert server")
+            await asyncio.wait({self._task})
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it serves no rollout."""
+        return not self._rollouts
 
     # -- requests --------------------------------------------------------------------------------
 
-    async def _handle(self, request: web.Request) -> web.StreamResponse:
-        rollout = self._rollouts.get(_key_of(request))
-        if rollout is None:
-            return _whole(self._stranger(_key_of(request)))
-        try:
-            content = await request.read()
-        except web.HTTPRequestEntityTooLarge:
-            message = f"The body is longer than {BODY_LIMIT} bytes."
-            return _whole(failure(413, message, "invalid_request_error", "request_too_large"))
-        call = rollout.endpoint.read(request.method, request.path, content)
-        if isinstance(call, Answer):
-            return _whole(call)
-        identity = hashlib.sha256(request.path.encode() + b"\0" + content).digest()
-        pending = self._pending(rollout, call, identity, is_retry=_is_retry(request))
-        pending.clients += 1
-        try:
-            if call.stream:
-                return await _streamed(request, call, pending.reply)
-            return _whole(await _answer(call, pending.reply))
-        finally:
-            pending.clients -= 1
-            if pending.clients == 0 and not pending.reply.done():  # the client has gone
-                self._loop.call_later(RETRY_PATIENCE, _give_up, pending)
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if not is_named(request, self._interface):
+            return await send(request, whole(self._misnamed(), last=True))
+        key = _key_of(request)
+        calls = self._rollouts.get(key)
+        if calls is None:
+            return await send(request, whole(self._stranger(key), last=True))
+        return await calls.answer(request)
+
+    def _misnamed(self) -> Answer:
+        message = (
+            "The request is to a host that is none of this server's. Call it by its address, by "
+            "'localhost', or from a container by 'host.docker.internal'; a proxy in front of it "
+            "must send one of these as Host."
+        )
+        return failure(403, message, "permission_error", "unknown_host")
 
     def _stranger(self, key: str) -> Answer:
         """The answer to a key that is no running rollout's."""
@@ -197,35 +197,8 @@ class Server:
         )
         return failure(401, message, "authentication_error", "invalid_api_key")
 
-    def _pending(
-        self, rollout: _Rollout, call: Call, identity: bytes, *, is_retry: bool
-    ) -> _Pending:
-        known = rollout.calls.get(identity)
-        if is_retry and known is not None and not known.reply.cancelled():
-            return known
-        reply = self._loop.create_task(rollout.endpoint.episode.call(call.request), name="http")
-        reply.add_done_callback(_retrieve)
-        pending = rollout.calls[identity] = _Pending(reply)
-        rollout.calls.move_to_end(identity)
-        while len(rollout.calls) > REMEMBERED:
-            oldest = next(iter(rollout.calls.items()))
-            if not oldest[1].reply.done():
-                break  # many calls at once: all of them are still needed
-            del rollout.calls[oldest[0]]
-        return pending
 
-
-def _retrieve(reply: "asyncio.Task[Reply]") -> None:
-    if not reply.cancelled():
-        reply.exception()  # whoever waited has it; nobody may be left to
-
-
-def _give_up(pending: _Pending) -> None:
-    if pending.clients == 0:
-        pending.reply.cancel()
-
-
-def _key_of(request: web.Request) -> str:
+def _key_of(request: web.BaseRequest) -> str:
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return key.strip()
@@ -233,50 +206,15 @@ def _key_of(request: web.Request) -> str:
     return next((request.headers[name] for name in names if name in request.headers), "")
 
 
-def _is_retry(request: web.Request) -> bool:
-    return request.headers.get("x-stainless-retry-count", "0") not in ("0", "")
-
-
-async def _answer(call: Call, reply: "asyncio.Task[Reply]") -> Answer:
-    try:
-        return await call.wait(asyncio.shield(reply))
-    except AgentAborted as error:
-        return call.refused(RuntimeError(str(error)))
-
-
-def _whole(answer: Answer) -> web.Response:
-    return web.Response(
-        status=answer.status, body=answer.content, headers={"content-type": answer.content_type}
-    )
-
-
-async def _streamed(
-    request: web.Request, call: Call, reply: "asyncio.Task[Reply]"
-) -> web.StreamResponse:
-    """A stream; a refusal that comes at once is an answer of its own, with its status."""
-    await asyncio.wait({reply}, timeout=PING_EVERY)
-    if reply.done():
-        return _whole(await _answer(call, reply))
-    response = web.StreamResponse(headers={"content-type": EVENTS})
-    await response.prepare(request)
-    while not reply.done():
-        await response.write(call.dialect.ping)
-        await asyncio.wait({reply}, timeout=PING_EVERY)
-    try:
-        await response.write(call.answered(reply.result()).content)
-    except REFUSALS as error:
-        await response.write(call.refused_late(error))
-    await response.write_eof()
-    return response
-
-
 # -- one server a loop and interface ---------------------------------------------------------------
 
-_servers: dict[tuple[asyncio.AbstractEventLoop, str], Server] = {}
+_servers: weakref.WeakValueDictionary[tuple[int, str], Server] = weakref.WeakValueDictionary()
+"""By the ``id`` of the loop, which a server keeps from being another's."""
+
 _lock = threading.RLock()
 
 
-def serve(endpoint: Endpoint, host: str = LOOPBACK) -> Address:
+def serve(endpoint: Endpoint, host: str = LOOPBACK[0]) -> Address:
     """Give a rollout an address until its episode is over; once a host. Safe from any thread.
 
     Args:
@@ -288,6 +226,7 @@ def serve(endpoint: Endpoint, host: str = LOOPBACK) -> Address:
         OSError: The interface cannot be listened on.
         EnvClosedError, EpisodeEndedError: The episode is over.
     """
+    check_running(endpoint.episode)
     with _lock:
         if host not in endpoint.addresses:
             endpoint.addresses[host] = _serve(endpoint, host)
@@ -296,20 +235,36 @@ def serve(endpoint: Endpoint, host: str = LOOPBACK) -> Address:
 
 def _serve(endpoint: Endpoint, host: str) -> Address:
     loop = endpoint.episode.loop
-    if host not in (LOOPBACK, "::1", "localhost"):
+    if host not in LOOPBACK:
         logger.warning(
             "Model calls are served on %s over plain HTTP: whoever can read the traffic can read "
             "the rollouts and their keys. Put a proxy with TLS or an SSH tunnel in front.",
             host,
         )
-    for server in [one for (its, _), one in _servers.items() if its.is_closed()]:
-        server.drop()
-    server = _servers.get((loop, host)) or Server(loop, host)
-    address = server.add(endpoint)
-    _servers[loop, host] = server
+    server = _servers.get((id(loop), host)) or Server(loop, host)
+    _servers[id(loop), host] = server
     try:
-        endpoint.episode.hold(functools.partial(server.release, address.api_key))
-    except (EnvClosedError, EpisodeEndedError):
-        asyncio.run_coroutine_threadsafe(server.release(address.api_key), loop)
-        raise
-    return address
+        return server.add(endpoint)
+    finally:
+        if server.is_idle:  # it was made for a rollout that is over
+            server.drop()
+
+
+def _drop(server: "weakref.ref[Server]") -> None:
+    """The loop of a server is closed."""
+    its = server()
+    if its is not None:
+        its.drop()
+
+
+def _drop_all() -> None:
+    """This is a fork: the sockets are its parent's too, which alone answers them."""
+    for server in [*_servers.values()]:
+        server.drop()
+    _lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_drop_all
+    )

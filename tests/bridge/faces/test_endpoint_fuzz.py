@@ -22,7 +22,8 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
 from evert.bridge.agent import inspect_agent
 from evert.bridge.episode import Episode
-from evert.bridge.faces.endpoint import MAX_DEPTH, Answer, Call, Endpoint
+from evert.bridge.faces.bodies import MAX_DEPTH
+from evert.bridge.faces.endpoint import Answer, Call, Endpoint
 from evert.bridge.messages import Reply
 from evert.bridge.rendering import prompt_renderer
 

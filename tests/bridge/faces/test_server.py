@@ -26,7 +26,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import InitialObservationOverflow, Trajectory
 
 from evert import AgentClient, ChatAgentEnv, EpisodeEndedError, ScriptedPolicy
-from evert.bridge.faces import server
+from evert.bridge.faces import calls, connections, server
 from evert.bridge.faces.takeover import left_alone
 from evert.bridge.rendering import prompt_renderer
 from evert.bridge.requests import bad_request
@@ -49,7 +49,7 @@ async def nothing_is_left() -> AsyncIterator[None]:
         await asyncio.sleep(0.02)
     assert process.num_fds() <= before
     assert len(asyncio.all_tasks()) == 1
-    assert asyncio.get_running_loop() not in {loop for loop, _ in server._servers}
+    assert not server._servers
 
 
 async def play(agent: Any, replies: Any, **options: Any) -> Trajectory:
@@ -258,7 +258,7 @@ async def test_an_sdk_that_timed_out_gets_its_reply_on_its_own_retry() -> None:
 
 
 async def test_a_call_whose_client_has_gone_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "RETRY_PATIENCE", 0.05)
+    monkeypatch.setattr(calls, "RETRY_PATIENCE", 0.05)
 
     async def agent(client: AgentClient) -> float:
         async with openai.AsyncOpenAI(
@@ -289,7 +289,7 @@ async def test_a_call_whose_client_has_gone_is_given_up(monkeypatch: pytest.Monk
 
 
 async def test_a_waiting_stream_is_kept_alive_by_comments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "PING_EVERY", 0.05)
+    monkeypatch.setattr(calls, "PING_EVERY", 0.05)
     raw: list[bytes] = []
 
     async def agent(client: AgentClient) -> float:
@@ -319,7 +319,7 @@ async def test_the_sdks_read_a_stream_that_waited(
     slow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if slow:
-        monkeypatch.setattr(server, "PING_EVERY", 0.05)
+        monkeypatch.setattr(calls, "PING_EVERY", 0.05)
     texts: list[str] = []
 
     async def agent(client: AgentClient) -> float:
@@ -360,7 +360,7 @@ class Late(MessageCompleter):
 async def test_what_goes_wrong_in_a_stream_of_googles_that_waited_is_its_own_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server, "PING_EVERY", 0.05)
+    monkeypatch.setattr(calls, "PING_EVERY", 0.05)
 
     async def agent(client: AgentClient) -> float:
         with left_alone():
@@ -378,7 +378,7 @@ async def test_what_goes_wrong_in_a_stream_of_googles_that_waited_is_its_own_err
 async def test_a_rollout_that_is_closed_ends_a_waiting_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server, "PING_EVERY", 0.05)
+    monkeypatch.setattr(calls, "PING_EVERY", 0.05)
     raised: list[Exception] = []
 
     async def agent(client: AgentClient) -> float:
@@ -406,7 +406,7 @@ async def test_a_rollout_that_is_closed_ends_a_waiting_stream(
 
 
 async def test_a_body_over_the_limit_is_a_413(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "BODY_LIMIT", 1000)
+    monkeypatch.setattr(connections, "BODY_LIMIT", 1000)
 
     async def agent(client: AgentClient) -> float:
         async with openai.AsyncOpenAI(base_url=client.base_url, api_key=client.api_key) as sdk:

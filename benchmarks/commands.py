@@ -1,0 +1,103 @@
+"""Commands that call the model over loopback HTTP, two at a time, and what they leave behind.
+
+    python benchmarks/commands.py [--quick] [--episodes 500] [--at-once 2]
+
+With two at a time there is often a moment without any rollout: the server stops and a new one is
+started, while another command is about to ask for its address. Each command asks once, by the
+standard library alone. A command that finds no answer fails the benchmark, and so does anything
+that is left at the end: sockets, threads, tasks, folders.
+"""
+
+import argparse
+import asyncio
+import glob
+import sys
+import tempfile
+import threading
+import time
+
+import psutil
+from rich.console import Console
+from tinker_cookbook.rl.rollouts import do_single_rollout
+
+from evert import ChatAgentEnv, ProcessAgent, ScriptedPolicy
+
+COMMAND = """
+import json, os, random, sys, time, urllib.request
+time.sleep(random.random() / 10)
+request = urllib.request.Request(
+    os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+    json.dumps({"messages": [{"role": "user", "content": sys.argv[1]}]}).encode(),
+    {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+)
+answer = json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+assert answer == "echo of " + sys.argv[1], answer
+"""
+
+
+def echo(prompt: str) -> str:
+    """The policy: each command is told its own task."""
+    return f"echo of task-{prompt.partition('task-')[2].partition('<')[0]}"
+
+
+async def play(numbers: "range", failures: list[str]) -> None:
+    """Commands one after the other."""
+    agent = ProcessAgent([sys.executable, "-S", "-c", COMMAND, "{task}"])
+    for number in numbers:
+        env = ChatAgentEnv(agent, f"task-{number}")
+        try:
+            trajectory = await do_single_rollout(ScriptedPolicy(echo), env)
+        except Exception as error:
+            failures.append(repr(error))
+            continue
+        last = trajectory.transitions[-1]
+        if last.reward != 1.0:
+            failures.append(str(last.logs.get("stderr")))
+
+
+def left() -> dict[str, int]:
+    """What a process has open."""
+    process = psutil.Process()
+    return {
+        "sockets": len(process.net_connections()),
+        "threads": sum("asyncio" not in one.name for one in threading.enumerate()),
+        "children": len(process.children(recursive=True)),
+        "folders": len(glob.glob(f"{tempfile.gettempdir()}/evert-*")),
+    }
+
+
+async def main() -> int:
+    """Play, count, and fail if anything went wrong."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="20 commands")
+    parser.add_argument("--episodes", type=int, default=500)
+    parser.add_argument("--at-once", type=int, default=2)
+    options = parser.parse_args()
+    episodes = 20 if options.quick else options.episodes
+    failures: list[str] = []
+    before, start = left(), time.perf_counter()
+    await asyncio.gather(
+        *(
+            play(range(first, episodes, options.at_once), failures)
+            for first in range(options.at_once)
+        )
+    )
+    seconds = time.perf_counter() - start
+    await asyncio.sleep(0.1)
+    after = left()
+    rest = {name: after[name] - before[name] for name in after} | {
+        "tasks": len(asyncio.all_tasks()) - 1
+    }
+    console = Console()
+    console.print(
+        f"{episodes} commands, {options.at_once} at a time: {len(failures)} failed, "
+        f"{1000 * seconds / episodes:.0f} ms each; left: "
+        + ", ".join(f"{count} {name}" for name, count in rest.items())
+    )
+    for failure in failures[:3]:
+        console.print(failure[-500:])
+    return int(bool(failures) or any(count > 0 for count in rest.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))

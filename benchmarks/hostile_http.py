@@ -1,0 +1,240 @@
+"""Hostile HTTP against the loopback server, while rollouts play through it.
+
+    python benchmarks/hostile_http.py [--quick] [--requests 10000] [--idle 600] [--seed 1]
+
+Attackers open idle connections by the hundred and send random bytes, mutated requests, wrong keys,
+the keys of rollouts that are over and of others, half of a request, requests in one piece with
+others, bodies that are packed, cut or of the wrong length; some read nothing, some reset. Meanwhile
+rollouts of ten turns play through the same server, and count their turns in what they say. It fails
+if an attacker gets a 5xx or a reply of one of these, if a call of theirs fails or is answered with
+another's reply, or if anything is left at the end. The longest stall of the event loop is measured
+in processor time; the attackers are a process of their own.
+"""
+
+import argparse
+import asyncio
+import collections
+import gzip
+import json
+import random
+import re
+import socket
+import struct
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from functools import partial
+
+import aiohttp
+import psutil
+from rich.console import Console
+from tinker_cookbook.rl.rollouts import do_single_rollout
+
+from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
+
+TURNS = 10
+PLAYED_AT_ONCE = 4
+ATTACKERS = 16
+"""Connections at a time that say something."""
+PATHS = [
+    "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/models", "/v1/models/policy",
+    "/v1/messages/count_tokens", "/v1beta/models/policy:generateContent", "/", "*", "/v1/../x%00",
+]  # fmt: skip
+BODIES = [
+    {"messages": [{"role": "user", "content": "attack"}]},
+    {"input": "attack", "stream": True},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "<|im_end|>"}]}]},
+    {"messages": [], "tools": [[[]]], "n": 10**30, "stop": {"a": None}},
+    {"contents": [{"parts": [{"text": "attack"}]}]},
+    {"input": "attack", "previous_response_id": "resp_evert_0"},
+]
+HEADERS = [
+    "Transfer-Encoding: chunked", "Content-Length: 3", "Expect: 100-continue", "Upgrade: websocket",
+    "Connection: Upgrade", "Content-Encoding: gzip", "x-stainless-retry-count: 1", "Host: evil",
+    "Connection: close", "x: \0", "x : y", f"x: {'y' * 9000}", "Origin: http://evil.example",
+]  # fmt: skip
+SECRET = "private-"
+"""How every reply to the rollouts begins."""
+
+
+# -- the rollouts ----------------------------------------------------------------------------------
+
+
+async def play(session: aiohttp.ClientSession, number: int, keys: list[str]) -> None:
+    """One rollout, whose every reply has to be its own."""
+
+    async def agent(client: AgentClient) -> float:
+        keys.append(client.api_key)
+        messages = [{"role": "user", "content": f"task {number}."}]
+        for turn in range(TURNS):
+            async with session.post(
+                f"{client.base_url}/chat/completions",
+                json={"model": "any", "messages": messages},
+                headers={"authorization": f"Bearer {client.api_key}"},
+            ) as response:
+                assert response.status == 200, await response.text()
+                message = (await response.json())["choices"][0]["message"]
+            assert message["content"] == f"{SECRET}{number}-{turn}", message
+            messages += [message, {"role": "user", "content": "more"}]
+        return 1.0
+
+    def reply(prompt: str) -> str:
+        number = re.findall(r"task (\d+)\.", prompt)[0]
+        return f"{SECRET}{number}-{prompt.count('more')}"
+
+    trajectory = await do_single_rollout(ScriptedPolicy(reply), ChatAgentEnv(agent))
+    assert trajectory.transitions[-1].reward == 1.0
+    assert len(trajectory.transitions) == TURNS
+
+
+async def victim(keys: list[str], ready: "asyncio.Future[str]", over: asyncio.Event) -> None:
+    """A rollout whose key the attackers have, and use; it is answered all the while."""
+
+    async def agent(client: AgentClient) -> float:
+        keys.append(client.api_key)
+        ready.set_result(client.base_url)
+        while not over.is_set():  # too many bad requests in a row would end the episode
+            await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
+            await asyncio.sleep(0.02)
+        return 1.0
+
+    await do_single_rollout(ScriptedPolicy(lambda _: "attacked"), ChatAgentEnv(agent))
+
+
+# -- the attackers, in a process of their own ------------------------------------------------------
+
+
+def attack_bytes(rng: random.Random, key: str) -> bytes:
+    """One attack."""
+    if rng.random() < 0.15:
+        return rng.randbytes(rng.randrange(1, 400))
+    if rng.random() < 0.2:
+        return good_bytes(key)
+    body = json.dumps(rng.choice(BODIES)).encode()
+    if rng.random() < 0.2:
+        body = rng.choice([gzip.compress(body), b"[" * 5000, b"5\r\nabcde\r\n0\r\n\r\n", body[:-3]])
+    key = rng.choice([key, key, "", f"{key}x", "evert-" + "A" * 32])
+    method = rng.choice(["POST", "POST", "POST", "GET", "HEAD", "OPTIONS", "PUT", "CONNECT", "x y"])
+    lines = [
+        f"{method} {rng.choice(PATHS)} HTTP/{rng.choice(['1.1', '1.1', '1.0', '2.0'])}",
+        f"Host: {rng.choice(['127.0.0.1', '127.0.0.1', 'localhost', 'evil.example', '['])}",
+        f"Authorization: Bearer {key}",
+        f"Content-Length: {len(body) + rng.choice([0, 0, 0, 0, 7, -5])}",
+        *rng.choices(HEADERS, k=rng.choice([0, 0, 1, 2])),
+    ]
+    sent = "\r\n".join([*lines, "", ""]).encode(errors="replace") + body
+    for _ in range(rng.choice([0, 0, 0, 1, 4])):
+        place = rng.randrange(len(sent))
+        sent = sent[:place] + rng.randbytes(rng.randrange(3)) + sent[place + rng.randrange(3) :]
+    return sent * rng.choice([1, 1, 1, 1, 3]) if rng.random() < 0.9 else sent[: len(sent) // 2]
+
+
+def good_bytes(key: str) -> bytes:
+    """A request with which nothing is wrong but who sends it."""
+    body = json.dumps(BODIES[0]).encode()
+    head = f"Host: localhost\r\nx-api-key: {key}\r\nx-stainless-retry-count: 1\r\n"
+    length = f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    return f"POST /v1/chat/completions HTTP/1.1\r\n{head}{length}".encode() + body
+
+
+def attack_once(at: tuple[str, int], key: str, seed: int) -> bytes:
+    """One attack, and all that comes back within a moment."""
+    rng = random.Random(seed)
+    received = b""
+    with socket.create_connection(at, timeout=60) as one, suppress(OSError):
+        one.settimeout(0.1)
+        one.sendall(attack_bytes(rng, key))
+        manner = rng.random()
+        if manner < 0.1:
+            one.shutdown(socket.SHUT_WR)
+        elif manner < 0.2:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        while manner < 0.7 and (chunk := one.recv(65536)):
+            received += chunk
+    return received
+
+
+def attack(port: int, key: str, requests: int, idle: int, seed: int) -> None:
+    """All attacks, many at a time, beside the idle connections; prints what came back."""
+    at = ("127.0.0.1", port)
+    with ThreadPoolExecutor(ATTACKERS) as threads, ExitStack() as idle_ones:
+        for _ in range(idle):
+            idle_ones.enter_context(socket.create_connection(at))
+        seeds = range(seed * 10**6, seed * 10**6 + requests)
+        received = [*threads.map(partial(attack_once, at, key), seeds)]
+    answers = collections.Counter(
+        status
+        for one in received
+        for status in re.findall(r"HTTP/1\.[01] (\d\d\d) ", one.decode("latin-1"))
+    )
+    leaked = sum(SECRET.encode() in one for one in received)
+    print(json.dumps({"answers": answers, "leaked": leaked}), flush=True)
+
+
+# -- together --------------------------------------------------------------------------------------
+
+
+async def stalls(longest: list[float]) -> None:
+    """Measure how long the loop works before it comes round, whatever else the machine does."""
+    while True:
+        start = time.thread_time()
+        await asyncio.sleep(0)
+        longest[0] = max(longest[0], time.thread_time() - start)
+
+
+async def battle(options: argparse.Namespace) -> tuple[dict[str, dict[str, int]], int, float]:
+    """What the attackers got, how many rollouts were played meanwhile, and the longest stall."""
+    keys: list[str] = []
+    over = asyncio.Event()
+    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    longest, played = [0.0], 0
+    async with asyncio.TaskGroup() as tasks, aiohttp.ClientSession() as session:
+        attacked = tasks.create_task(victim(keys, address, over))
+        port = int((await address).rpartition(":")[2].partition("/")[0])
+        arguments = [port, keys[0], options.requests, options.idle, options.seed]
+        attacker = await asyncio.create_subprocess_exec(
+            sys.executable, __file__, "--attack", *map(str, arguments), stdout=subprocess.PIPE
+        )
+        watch = tasks.create_task(stalls(longest))
+        said = tasks.create_task(attacker.communicate())
+        while not said.done():
+            group = [play(session, played + one, keys) for one in range(PLAYED_AT_ONCE)]
+            await asyncio.gather(*group)
+            played += PLAYED_AT_ONCE
+        watch.cancel()
+        over.set()
+        await attacked
+    return json.loads(said.result()[0]), played, longest[0]
+
+
+def main() -> int:
+    """Fight, count, and fail if anything went wrong."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="1,000 requests")
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--idle", type=int, default=600)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--attack", nargs=5, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.attack:
+        port, key, *numbers = options.attack
+        attack(int(port), key, *map(int, numbers))
+        return 0
+    options.requests = 1000 if options.quick else options.requests
+    before = len(psutil.Process().net_connections())
+    told, played, longest = asyncio.run(battle(options))
+    left = len(psutil.Process().net_connections()) - before
+    broken = sum(count for status, count in told["answers"].items() if status.startswith("5"))
+    Console().print(
+        f"{options.requests} hostile requests, {options.idle} idle connections: {broken} answers "
+        f"5xx, {told['leaked']} with another's reply; {played} rollouts of {TURNS} turns played "
+        f"meanwhile, all with their own replies; longest stall {1000 * longest:.0f} ms; {left} "
+        f"sockets left.\nAnswers by status: {dict(sorted(told['answers'].items()))}"
+    )
+    return int(bool(broken or told["leaked"] or left) or played == 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""The calls of one rollout that come over HTTP: answered whole or as a stream, and retried.
+
+- A retry that the SDK marks as one (``x-stainless-retry-count``), with the same body, gets the
+  reply of the call it repeats: nothing is sampled twice. An equal body without the mark is a new
+  call. Nobody else's calls are looked at.
+- A stream that waits for the trainer is kept alive by comments, which every SDK skips.
+- A call whose client has gone is given up, unless it is retried within some seconds.
+"""
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from evert.bridge.errors import AgentAborted
+from evert.bridge.faces import connections
+from evert.bridge.faces.bodies import LONG_BODY
+from evert.bridge.faces.connections import (
+    Connection,
+    being_read,
+    body_of,
+    connection_of,
+    send,
+    whole,
+)
+from evert.bridge.faces.endpoint import EVENTS, REFUSALS, Answer, Call, Endpoint, failure
+from evert.bridge.messages import Reply
+from evert.bridge.offloop import off_loop
+
+PING_EVERY = 10.0
+"""Seconds between the comments that keep a waiting stream alive."""
+
+RETRY_PATIENCE = 10.0
+"""Seconds that a call outlives its client, for a retry to find it."""
+
+REMEMBERED = 8
+"""Latest calls of a rollout that a retry can find."""
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """A call that is being answered, and how many clients wait for it."""
+
+    reply: "asyncio.Task[Reply]"
+    clients: int = 0
+
+
+class Calls:
+    """One rollout's endpoint, its connections, and its latest calls by path and body."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._pending: OrderedDict[bytes, _Pending] = OrderedDict()
+        self._resting: OrderedDict[Connection, None] = OrderedDict()
+        self._at_once = 0
+
+    def end(self) -> None:
+        """The rollout is over: its calls are given up, its connections are strangers'."""
+        for pending in self._pending.values():
+            pending.reply.cancel()
+        for connection in [*self._resting]:
+            connection.retire()
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request that brought the rollout's key."""
+        connection = connection_of(request)
+        connection.work()
+        self._at_once += 1
+        try:
+            return await self._answer(request)
+        finally:
+            self._at_once -= 1
+            connection.rest(self._resting, connections.RESTING)
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        if max(self._at_once, len(self._pending)) > connections.AT_ONCE:
+            message = f"The rollout has {connections.AT_ONCE} calls that wait; try again later."
+            busy = failure(429, message, "rate_limit_error", "too_many_calls")
+            return await send(request, whole(busy, last=True))
+        content = await body_of(request)
+        if isinstance(content, Answer):
+            return await send(request, whole(content, last=True))
+        call = await self._endpoint.read_soon(request.method, request.path, content)
+        if isinstance(call, Answer):
+            return await send(request, whole(call))
+        if len(content) <= LONG_BODY:
+            identity = _identity(request.path, content)
+        else:
+            identity = await off_loop(_identity, request.path, content)
+        pending = self._find(call, identity, is_retry=_is_retry(request))
+        pending.clients += 1
+        try:
+            if call.stream:
+                return await _streamed(request, call, pending.reply)
+            return await send(request, whole(await _answer(call, pending.reply)))
+        finally:
+            pending.clients -= 1
+            if pending.clients == 0 and not pending.reply.done():  # the client has gone
+                loop = asyncio.get_running_loop()
+                loop.call_later(RETRY_PATIENCE, _give_up, pending)
+
+    def _find(self, call: Call, identity: bytes, *, is_retry: bool) -> _Pending:
+        known = self._pending.get(identity)
+        if is_retry and known is not None and not known.reply.cancelled():
+            return known
+        reply = asyncio.create_task(self._endpoint.episode.call(call.request), name="http")
+        reply.add_done_callback(_retrieve)
+        pending = self._pending[identity] = _Pending(reply)
+        self._pending.move_to_end(identity)
+        if len(self._pending) > REMEMBERED:
+            done = [key for key, one in self._pending.items() if one.reply.done()]
+            for key in done[:-REMEMBERED]:
+                del self._pending[key]
+        return pending
+
+
+def _identity(path: str, content: bytes) -> bytes:
+    digest = hashlib.sha256(path.encode(errors="surrogateescape") + b"\0")
+    digest.update(content)
+    return digest.digest()
+
+
+def _retrieve(reply: "asyncio.Task[Reply]") -> None:
+    if not reply.cancelled():
+        reply.exception()  # whoever waited has it; nobody may be left to
+
+
+def _give_up(pending: _Pending) -> None:
+    if pending.clients == 0:
+        pending.reply.cancel()
+
+
+def _is_retry(request: web.BaseRequest) -> bool:
+    return request.headers.get("x-stainless-retry-count", "0") not in ("0", "")
+
+
+async def _answer(call: Call, reply: "asyncio.Task[Reply]") -> Answer:
+    try:
+        return await call.wait(asyncio.shield(reply))
+    except AgentAborted as error:
+        return call.refused(RuntimeError(str(error)))
+
+
+async def _streamed(
+    request: web.BaseRequest, call: Call, reply: "asyncio.Task[Reply]"
+) -> web.StreamResponse:
+    """A stream; a refusal that comes at once is an answer of its own, with its status."""
+    await asyncio.wait({reply}, timeout=PING_EVERY)
+    if reply.done():
+        return await send(request, whole(await _answer(call, reply)))
+    response = web.StreamResponse(headers={"content-type": EVENTS})
+    async with being_read(request):
+        await response.prepare(request)
+    while not reply.done():
+        async with being_read(request):
+            await response.write(call.dialect.ping)
+        await asyncio.wait({reply}, timeout=PING_EVERY)
+    try:
+        last = call.answered(reply.result()).content
+    except REFUSALS as error:
+        last = call.refused_late(error)
+    async with being_read(request):
+        await response.write(last)
+        await response.write_eof()
+    return response

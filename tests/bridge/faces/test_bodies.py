@@ -1,0 +1,164 @@
+"""The JSON of a request's body.
+
+1. What is read in a thread is what the standard library reads, and refused where it refuses.
+2. A body has a limit of values, and one of depth.
+3. The event loop runs on while a long one is read, or its tokens are counted.
+"""
+
+import asyncio
+import json
+import re
+from typing import Any
+
+import openai
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evert import AgentClient, ChatAgentEnv
+from evert.bridge.faces import bodies
+from evert.bridge.faces.bodies import LONG_BODY, MAX_VALUES, read_body
+
+TEXTS = st.text(st.sampled_from('ab"\\\n\x7fé🐕\ud83d\u2028/u'), max_size=40)
+OBJECTS = st.dictionaries(
+    TEXTS,
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS,
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+        max_leaves=12,
+    ),
+    max_size=4,
+)
+
+
+def read_or_refused(content: bytes) -> Any:
+    try:
+        return read_body(content)
+    except openai.BadRequestError:
+        return "refused"
+
+
+# -- 1. the same, in pieces ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every body is a long one, and is read a few characters at a time."""
+    pattern = bodies._STRETCH.pattern.replace("{1,64}", "{1,3}").replace("32768", "4")
+    monkeypatch.setattr(bodies, "LONG_BODY", 0)
+    monkeypatch.setattr(bodies, "PIECE", 5)
+    monkeypatch.setattr(bodies, "_STRETCH", re.compile(pattern, re.DOTALL))
+
+
+@pytest.mark.usefixtures("in_small_pieces")
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(body=OBJECTS, ascii_only=st.booleans(), encoding=st.sampled_from(["utf-8", "utf-16"]))
+def test_a_body_read_in_pieces_is_the_same(
+    body: dict[str, Any], ascii_only: bool, encoding: str
+) -> None:
+    text = json.dumps(body, ensure_ascii=ascii_only)
+
+    assert read_body(text.encode(encoding, "surrogatepass")) == json.loads(text)
+
+
+@pytest.mark.usefixtures("in_small_pieces")
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(body=OBJECTS, place=st.integers(0, 200), byte=st.integers(0, 255), cut=st.booleans())
+def test_a_broken_body_is_refused_where_the_standard_library_refuses(
+    body: dict[str, Any], place: int, byte: int, cut: bool
+) -> None:
+    whole = json.dumps(body).encode()
+    place %= len(whole)
+    broken = whole[:place] if cut else whole[:place] + bytes([byte]) + whole[place + 1 :]
+    try:
+        expected = json.loads(broken)
+    except (ValueError, RecursionError):
+        expected = "refused"
+
+    found = read_or_refused(broken)
+
+    assert repr(found) == repr(expected if isinstance(expected, dict) else "refused")
+
+
+# -- 2. limits -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["[]", "{}", "1", '""', "null"])
+def test_a_body_of_too_many_values_is_refused(value: str) -> None:
+    body = f'{{"messages": [{f"{value}," * MAX_VALUES}1]}}'
+
+    with pytest.raises(openai.BadRequestError, match="The body has more than 262144 values"):
+        read_body(body.encode())
+
+
+@pytest.mark.parametrize("opening", ["[", '{"x":'])
+def test_a_long_body_that_is_nested_too_deeply_is_refused(opening: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"nested more than 100|recursion depth"):
+        read_body(opening.encode() * LONG_BODY)
+    deep = opening * 101 + "1" + {"[": "]", '{"x":': "}"}[opening] * 101
+    with pytest.raises(openai.BadRequestError, match="nested more than 100"):
+        read_body(f'{{"text": "{"x" * LONG_BODY}", "deep": {deep}}}'.encode())
+
+
+# -- 3. off the loop -------------------------------------------------------------------------------
+
+
+class Turns:
+    """How often the event loop came round meanwhile."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def __aenter__(self) -> "Turns":
+        self._task = asyncio.create_task(self._run())
+        await asyncio.sleep(0)
+        self.count = 0
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            self.count += 1
+            await asyncio.sleep(0)
+
+
+LONG = "word " * 100_000
+QUESTION = {"role": "user", "content": LONG}
+
+
+@pytest.mark.parametrize("served", [True, False], ids=["over HTTP", "in process"])
+@pytest.mark.parametrize("api", ["openai", "anthropic"])
+async def test_the_loop_runs_on_while_a_long_text_is_counted(api: str, served: bool) -> None:
+    async def agent(client: AgentClient) -> float:
+        sdk: Any = getattr(client, api)
+        if served:
+            address = client.serve()
+            url = address.base_url if api == "openai" else address.root_url
+            sdk = type(sdk)(base_url=url, api_key=address.api_key, timeout=600)
+        async with sdk, Turns() as turns:
+            if api == "openai":
+                counted = await sdk.responses.input_tokens.count(model="other", input=LONG)
+            else:
+                counted = await sdk.messages.count_tokens(model="other", messages=[QUESTION])
+        assert counted.input_tokens > 100_000
+        assert turns.count > 20
+        return 1.0
+
+    end: Any = await ChatAgentEnv(agent).initial_observation()
+    assert end.reward == 1.0
+
+
+async def test_the_loop_runs_on_while_a_long_body_is_read() -> None:
+    body = json.dumps({"messages": [QUESTION], "metadata": {"x": [[]] * 200_000}}).encode()
+    turns_of_parts: list[int] = []
+
+    async def agent(client: AgentClient) -> float:
+        async with Turns() as turns:
+            await client._endpoint.read_soon("POST", "/v1/chat/completions", body)
+        turns_of_parts.append(turns.count)
+        return 1.0
+
+    await ChatAgentEnv(agent).initial_observation()
+    assert turns_of_parts[0] > 10
