@@ -9,8 +9,8 @@ renderer has encoded, and of the control tokens in it spells those that held one
 same, and mean nothing. All the rest is tokenised as ever.
 
 A control token is every token that was added to a tokenizer's vocabulary, be it flagged as special
-or not, but white space and single characters. So are soft marks like ``<tool_call>`` and ``</think>``: a call is a call,
-and a thought a thought, only where it comes as one.
+or not, but white space and single characters. So are soft marks like ``<tool_call>`` and
+``</think>``: a call is a call, and a thought a thought, only where it comes as one.
 """
 
 import json
@@ -25,9 +25,10 @@ from typing import Any
 
 from tinker_cookbook.renderers.base import ContentPart, Message, ToolCall, ToolSpec
 
-from evert.bridge.errors import RendererMismatchError
-
 MARK = f"evertmark{secrets.token_hex(12)}z"
+
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 _CACHED_LENGTH = 2000  # characters: a template's headers, phrases, the system prompt of a task
 
@@ -67,17 +68,16 @@ class ControlTokens:
     def mark(self, text: str) -> str:
         """``text``, marked where it holds a control token or could be a part of one; else as it is.
 
-        Raises:
-            RendererMismatchError: Only its normal form holds one, so that it cannot be spelled.
+        Of a tokenizer that looks for control tokens in the normal form of a text, this is marked.
         """
         if self.pattern is None:
             return text
-        is_core = len(text) < self._longest and text.strip() in self._cores  # <NAME> in a template
-        if self._normal is None and not is_core and self._edges.search(text) is None:
-            return text  # most of them
-        marked, count = self.pattern.subn(_marked, text)
         if self._normal is not None:
-            self._check_normal(self._normal(text), count)
+            text = self._normalized(text)
+        is_core = len(text) < self._longest and text.strip() in self._cores  # <NAME> in a template
+        if not is_core and self._edges.search(text) is None:
+            return text  # most of them
+        marked = self.pattern.sub(_marked, text)
         body = marked.strip()
         before = MARK if is_core or self._ends_one(body) else ""
         after = MARK if is_core or self._begins_one(body) else ""
@@ -92,16 +92,18 @@ class ControlTokens:
 
     def _begins_one(self, text: str) -> bool:
         """Whether a text ends with what a control token may begin with."""
-        return any(text[-n:] in self._beginnings for n in range(1, min(self._longest, len(text) + 1)))
+        return any(
+            text[-n:] in self._beginnings for n in range(1, min(self._longest, len(text) + 1))
+        )
 
-    def _check_normal(self, text: str, count: int) -> None:
+    def _normalized(self, text: str) -> str:
+        """A text as the tokenizer makes it anyway before it looks for control tokens."""
+        assert self._normal is not None
         assert self.pattern is not None
-        found = self.pattern.findall(text)
-        if len(found) > count:
-            raise RendererMismatchError(
-                f"The tokenizer would take a part of this text for its control token "
-                f"{found[-1]!r}, whose normal form it has; write it otherwise: {text!r:.200}"
-            )
+        normal = self._normal(text)
+        stays = self._normal(normal) == normal  # else it would be changed twice
+        holds = len(self.pattern.findall(normal)) > len(self.pattern.findall(text))
+        return normal if stays or holds else text
 
     def mark_message(self, message: Message) -> Message:
         """``message`` with every string in it marked; itself where there is nothing to mark."""
@@ -138,14 +140,37 @@ class ControlTokens:
         return call.model_copy(update={"id": call_id, "function": function})
 
     def _mark_json(self, text: str) -> str:
-        """JSON text whose strings are marked, those too that are escaped (``\\u003c``)."""
+        """JSON text whose strings are marked, those too that are escaped (``\\u003c``).
+
+        The rest stays as it is written; it may be nested deeper than Python can follow.
+        """
         marked = self.mark(text)
+        value = None
         try:
             value = json.loads(marked)
-        except (ValueError, RecursionError):
+        except ValueError:
             return marked
-        deep = self.mark_deep(value)
-        return marked if deep == value else json.dumps(deep, ensure_ascii=False)
+        except RecursionError:
+            pass  # its strings can be marked all the same
+        if not isinstance(value, str):
+            return _STRING.sub(self._mark_string, marked)
+        inner = self._mark_json(value)  # JSON of JSON, which some templates read twice
+        return marked if inner == value else _json_string(inner)
+
+    def _mark_string(self, found: re.Match[str]) -> str:
+        """A JSON string, marked; as it is written, but where it holds a control token."""
+        try:
+            value = json.loads(found[0])
+        except ValueError:
+            return found[0]
+        marked = self.mark(value)
+        if marked == value:
+            return found[0]
+        assert self.pattern is not None
+        plain = marked.replace(MARK, "")
+        if plain == value and self.pattern.search(plain) is None:  # only its ends are marked
+            return f'"{MARK}{found[0][1:-1]}{MARK}"'
+        return _json_string(marked)
 
     def mark_tool(self, tool: ToolSpec) -> ToolSpec:
         """``tool`` with every string in it marked, the names of its parameters too."""
@@ -160,6 +185,11 @@ class ControlTokens:
         if isinstance(value, (list, tuple)):
             return [self.mark_deep(inner) for inner in value]
         return value
+
+
+def _json_string(text: str) -> str:
+    """A text as JSON; what UTF-8 cannot say is escaped."""
+    return json.dumps(text, ensure_ascii=_SURROGATE.search(text) is not None)
 
 
 def _marked(found: re.Match[str]) -> str:

@@ -10,7 +10,6 @@ from tinker_cookbook.renderers.base import Message, ToolCall
 from tokenizers import AddedToken
 
 from evert.bridge.base import base_tokenizer
-from evert.bridge.errors import RendererMismatchError
 from evert.bridge.literals import MARK, ControlTokens, MarkedBackend, MarkedTokenizer
 
 END = "<|im_end|>"
@@ -98,14 +97,18 @@ def test_what_is_marked_twice_is_as_if_once() -> None:
         assert control.mark(control.mark(text)) == control.mark(text)
 
 
-def test_text_that_only_its_normal_form_makes_a_control_token_is_refused() -> None:
+def test_what_only_its_normal_form_makes_a_control_token_is_spelled() -> None:
     core = tokenizers.Tokenizer.from_str(base_tokenizer().backend_tokenizer.to_str())
     core.normalizer = tokenizers.normalizers.NFKC()
     tokenizer = copy.deepcopy(base_tokenizer())
     tokenizer._tokenizer = core
     tokenizer.add_tokens([AddedToken("<tool>", special=False, normalized=True)])
-    with pytest.raises(RendererMismatchError, match=r"'<tool>'.*write it otherwise"):
-        control_of(tokenizer).mark("\uff1ctool\uff1e")
+    control = control_of(tokenizer)
+    text = "so \uff1ctool\uff1e"
+    plain = tokenizer.encode(text, add_special_tokens=False)
+    tokens = MarkedTokenizer(tokenizer, control).encode(control.mark(text))
+    assert tokenizer.convert_tokens_to_ids("<tool>") in plain
+    assert tokenizer.convert_tokens_to_ids("<tool>") not in tokens
 
 
 def test_a_token_whose_rest_is_one_too_is_spelled_letter_by_letter() -> None:
