@@ -18,7 +18,7 @@ import re
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextvars import ContextVar
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import re2  # type: ignore[import-untyped]
@@ -166,6 +166,8 @@ def _timed(kind: "type[Validator]") -> "type[Validator]":
         "unevaluatedItems": _unevaluated,
         "unevaluatedProperties": _unevaluated,
         "uniqueItems": lambda _: _unique_items,
+        "anyOf": lambda _: partial(_some_of, most=None),
+        "oneOf": lambda _: partial(_some_of, most=1),
     }
     timed = {
         name: _looking(own[name](check) if name in own else check)
@@ -214,6 +216,27 @@ def _additional_properties(check: Keyword) -> Keyword:
         return check(validator, wanted, rest, {})
 
     return additional
+
+
+def _some_of(
+    validator: Any, wanted: list[Any], instance: Any, schema: Any, *, most: int | None
+) -> "Iterator[ValidationError]":
+    """``anyOf`` and ``oneOf``, but the errors of what does not fit are not kept.
+
+    They are a tree, which may have millions of nodes, and to let go of it holds all threads.
+    """
+    from jsonschema.exceptions import ValidationError
+
+    fitting = 0
+    for one in wanted:
+        fitting += next(validator.descend(instance, one), None) is None
+        if fitting and most is None:
+            return
+        if most is not None and fitting > most:
+            yield ValidationError(f"{instance!r} is valid under more than one of the given schemas")
+            return
+    if not fitting:
+        yield ValidationError(f"{instance!r} is not valid under any of the given schemas")
 
 
 def _unevaluated(check: Keyword) -> Keyword:

@@ -169,6 +169,20 @@ def test_a_schema_that_doubles_at_each_level_ends(
     assert "cannot be checked, so every reply fits it: it takes too long" in caplog.text
 
 
+@pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])
+def test_a_value_fits_one_of_some_schemas(keyword: str) -> None:
+    schema = {keyword: [{"type": "integer"}, {"minimum": 3}, {"const": "a"}]}
+
+    assert fits(schema, 1)
+    assert fits(schema, 3.5)
+    error = first_error(json.dumps({"properties": {"x": schema}}), {"x": 1.5})
+    assert error is not None
+    assert error.json_path == "$.x"
+    assert error.message == "1.5 is not valid under any of the given schemas"
+    assert not error.context
+    assert fits(schema, 4) == (keyword == "anyOf")
+
+
 def test_a_long_array_has_unique_items_or_not() -> None:
     items: list[Any] = [{"number": number} for number in range(20_000)]
     items += [*range(20_000), None, True, False, 0.5, "1", [1], [True], {"number": True}]
