@@ -1,0 +1,552 @@
+"""Many mixed episodes in one process: memory, what is left, and the longest stall of the loop.
+
+    python benchmarks/soak.py [--quick] [--episodes 100000] [--workers 8] [--plot soak.png]
+
+Async agents, threads, SDKs, loopback HTTP, tools, branches, seats, groups, frozen models, errors,
+cancellations, timeouts, commands, and texts of 2 MB in every kind of part, in one event loop. Each
+second the resident memory is looked at (without what the allocator keeps for later), and in the
+same loop a heartbeat says how long it was held.
+
+The benchmark fails if memory grows by 2 % after the first minute, if a task, thread, descriptor or
+child is left, or if the loop stood still for 100 ms. A stall counts as long as this process had a
+processor meanwhile, any thread of it; where the clock says more, something else had the machine.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import ctypes
+import gc
+import json
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
+from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
+from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
+
+from evert import ChatAgentEnv, ChatAgentGroupBuilder, ProcessAgent, ScriptedPolicy
+from evert.bridge.rendering import prompt_renderer
+
+GROWTH = 0.02
+"""Share by which memory may grow after the warm-up."""
+
+STALL = 0.1
+"""Seconds that the loop may stand still."""
+
+BEAT = 0.005
+"""Seconds between two heartbeats."""
+
+WINDOW = 15
+"""Samples of memory whose median is compared."""
+
+SHOWN = 8
+"""Stalls that are told of."""
+
+LONG = 2_000_000
+"""Characters of a long text."""
+
+
+def user(content: Any) -> dict[str, Any]:
+    """A user's message."""
+    return {"role": "user", "content": content}
+
+
+def saying(*texts: str) -> TokenCompleter:
+    """A policy that says these, and then "Fine."."""
+    rest = iter(texts)
+    return ScriptedPolicy(lambda prompt: next(rest, "Fine."))
+
+
+# -- agents ----------------------------------------------------------------------------------------
+
+
+async def talks(client: Any) -> float:
+    """Three turns of one conversation."""
+    messages: list[Any] = [user("Hi")]
+    for turn in range(3):
+        completion = await client.chat.completions.create(messages=messages)
+        messages += [completion.choices[0].message, user(f"and {turn}?")]
+    return 1.0
+
+
+def talks_in_a_thread(client: Any) -> float:
+    """The same, blocking."""
+    messages: list[Any] = [user("Hi")]
+    for turn in range(3):
+        completion = client.chat.completions.create(messages=messages)
+        messages += [completion.choices[0].message, user(f"and {turn}?")]
+    return 1.0
+
+
+async def talks_by_sdk(client: Any) -> float:
+    """Through OpenAI's SDK, the second time as a stream."""
+    await client.openai.chat.completions.create(model="policy", messages=[user("Hi")])
+    stream = await client.openai.chat.completions.create(
+        model="policy", messages=[user("Hi")], stream=True
+    )
+    async for _ in stream:
+        pass
+    return 1.0
+
+
+async def talks_by_http(client: Any) -> float:
+    """Over the loopback server, as another process would."""
+    url = urlsplit(client.base_url)
+    reader, writer = await asyncio.open_connection(url.hostname, url.port)
+    body = json.dumps({"model": "policy", "messages": [user("Hi")]}).encode()
+    writer.write(
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {url.netloc}\r\nConnection: close\r\n"
+        f"Authorization: Bearer {client.api_key}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    )
+    writer.write(body)
+    status = await reader.readline()
+    await reader.read()
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
+    return float(b"200" in status)
+
+
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {}}},
+}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call>'
+
+
+async def uses_tools(client: Any) -> float:
+    """A tool call, its result, an answer."""
+    messages: list[Any] = [user("Add!")]
+    completion = await client.chat.completions.create(messages=messages, tools=[TOOL])
+    messages.append(completion.choices[0].message)
+    for call in completion.choices[0].message.tool_calls or ():
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": "1"})
+    await client.chat.completions.create(messages=messages, tools=[TOOL])
+    return 1.0
+
+
+async def branches(client: Any) -> float:
+    """Three sub-agents that go on from one reply, at the same time."""
+    messages: list[Any] = [user("Hi")]
+    completion = await client.chat.completions.create(messages=messages)
+    messages.append(completion.choices[0].message)
+    ways = [[*messages, user(f"way {way}")] for way in range(3)]
+    await asyncio.gather(*(client.chat.completions.create(messages=way) for way in ways))
+    return 1.0
+
+
+async def raises(client: Any) -> float:
+    """Fails after a call."""
+    await talks(client)
+    raise ValueError("boom")
+
+
+async def hangs(client: Any) -> float:
+    """Never goes on."""
+    await client.chat.completions.create(messages=[user("Hi")])
+    await asyncio.Event().wait()
+    return 1.0
+
+
+async def is_refused(client: Any) -> float:
+    """Sends what cannot be served, then something that can."""
+    for messages in ([], [{"role": "oracle", "content": "Hi"}], [user(5)]):
+        with contextlib.suppress(Exception):
+            await client.chat.completions.create(messages=messages)
+    return await talks(client)
+
+
+async def two_roles(client: Any) -> float:
+    """A player and a judge."""
+    for role in ("player", "judge"):
+        await talks(client.seat(role))
+    return 1.0
+
+
+async def asks_a_judge(client: Any) -> float:
+    """A frozen model beside the policy."""
+    await talks(client)
+    await client.chat.completions.create(model="judge", messages=[user("Right?")])
+    return 1.0
+
+
+def long_requests() -> dict[str, dict[str, Any]]:
+    """Requests with a text of ``LONG`` characters, in every kind of part."""
+    text = "word " * (LONG // 5)
+    properties = {f"field_{n}": {"type": "string"} for n in range(20_000)}
+    schema = {"type": "object", "properties": properties}
+    formatted = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    told, small = [user("Hi")], {"role": "tool", "tool_call_id": "1", "content": "1"}
+    return {
+        "message": {"messages": [user(text)]},
+        "part": {"messages": [user([{"type": "text", "text": text}])]},
+        "system": {"messages": [{"role": "system", "content": text}, *told]},
+        "thinking": {"messages": [*told, {"role": "assistant", "reasoning_content": text}, *told]},
+        "description": {"messages": told, "tools": [tool(description=text)]},
+        "parameters": {"messages": told, "tools": [tool(parameters=schema)]},
+        "arguments": {"messages": [*told, called({"x": text}), small]},
+        "result": {"messages": [*told, called({}), {**small, "content": text}]},
+        "format": {"messages": told, "response_format": formatted},
+        "20,000 messages": {"messages": [user(f"line {n}") for n in range(20_000)]},
+    }
+
+
+def tool(**function: Any) -> dict[str, Any]:
+    """A tool, with fields of its own."""
+    return {"type": "function", "function": {**TOOL["function"], **function}}
+
+
+def called(arguments: dict[str, Any]) -> dict[str, Any]:
+    """A message with a tool call."""
+    function = {"name": "add", "arguments": json.dumps(arguments)}
+    call = {"id": "1", "type": "function", "function": function}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+class LongReplies(TokenCompleter):
+    """A policy that has much to say, in tokens that are made before."""
+
+    def __init__(self, text: str) -> None:
+        renderer = prompt_renderer(None)
+        self._tokens = renderer.encode(text) + renderer.end_tokens[:1]
+
+    async def __call__(self, *args: Any, **options: Any) -> TokensWithLogprobs:
+        """The reply."""
+        await asyncio.sleep(0)
+        return TokensWithLogprobs(list(self._tokens), [-1.0] * len(self._tokens))
+
+
+async def sends_much(client: Any, request: dict[str, Any]) -> float:
+    """A long request, and the same with one turn more."""
+    messages, rest = request["messages"], {k: v for k, v in request.items() if k != "messages"}
+    completion = await client.chat.completions.create(messages=messages, **rest)
+    again = [*messages, completion.choices[0].message, user("and?")]
+    await client.chat.completions.create(messages=again, **rest)
+    return 1.0
+
+
+async def sends_much_by_sdk(client: Any, request: dict[str, Any]) -> float:
+    """The same through an SDK, whose body is one long JSON."""
+    await client.openai.chat.completions.create(model="policy", **request)
+    return 1.0
+
+
+# -- episodes --------------------------------------------------------------------------------------
+
+
+async def rollout(agent: Callable[..., Any], *task: Any, policy: Any = None, **options: Any) -> int:
+    """An episode as the Cookbook plays it."""
+    env = ChatAgentEnv(agent, *task, **options)
+    try:
+        await do_single_rollout(policy or saying(), env)
+    finally:
+        await env.close()
+    return 1
+
+
+async def cancelled(rng: random.Random) -> int:
+    """An episode that is given up in its middle."""
+    env = ChatAgentEnv(rng.choice([talks, talks_in_a_thread, talks_by_sdk]))
+    task = asyncio.create_task(do_single_rollout(saying(), env))
+    for _ in range(rng.randrange(30)):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait({task})
+    await env.close()
+    return 1
+
+
+async def grouped(agent: Callable[..., Any], size: int, **options: Any) -> int:
+    """A group of episodes."""
+    builder = ChatAgentGroupBuilder(agent, group_size=size, **options)
+    await do_group_rollout(builder, saying(), RetryOnFailure(max_retries=1))
+    return size
+
+
+COMMAND = """
+import json, os, urllib.request as r
+body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "Hi"}]}).encode()
+key = "Bearer " + os.environ["OPENAI_API_KEY"]
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+r.urlopen(r.Request(url, body, {"Authorization": key})).read()
+"""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of episode.
+
+    Attributes:
+        share: How many of ten thousand are of it.
+        play: Plays one; the number of episodes that it was.
+        fails: Whether it ends in an exception.
+    """
+
+    share: float
+    play: Callable[[random.Random], Awaitable[int]]
+    fails: bool = False
+
+
+def kinds() -> dict[str, Kind]:
+    """All kinds of episodes."""
+    replies = LongReplies("word " * 20_000)
+    command = ProcessAgent([sys.executable, "-S", "-c", COMMAND])
+    judge = {"judge": ScriptedPolicy(lambda prompt: "Yes.")}
+    return {
+        "async": Kind(3500, lambda rng: rollout(talks)),
+        "thread": Kind(1000, lambda rng: rollout(talks_in_a_thread)),
+        "sdk": Kind(600, lambda rng: rollout(talks_by_sdk)),
+        "http": Kind(700, lambda rng: rollout(talks_by_http)),
+        "tools": Kind(1000, lambda rng: rollout(uses_tools, policy=saying(CALL))),
+        "branches": Kind(600, lambda rng: rollout(branches)),
+        "refused": Kind(400, lambda rng: rollout(is_refused)),
+        "frozen": Kind(300, lambda rng: rollout(asks_a_judge, models=judge)),
+        "error": Kind(400, lambda rng: rollout(raises), fails=True),
+        "scored": Kind(200, lambda rng: rollout(raises, on_agent_error=-1.0)),
+        "timeout": Kind(150, lambda rng: rollout(hangs, agent_timeout=0.02, on_agent_error=-1.0)),
+        "cancelled": Kind(600, cancelled),
+        "group": Kind(100, lambda rng: grouped(talks, 4)),
+        "seats": Kind(60, lambda rng: grouped(two_roles, 2, seats=("player", "judge"))),
+        "command": Kind(2, lambda rng: rollout(command)),
+        **{
+            f"long {part}{way}": Kind(0.2, partial(long, agent, request, replies))
+            for part, request in long_requests().items()
+            for way, agent in ((", handle", sends_much), (", sdk", sends_much_by_sdk))
+        },
+        "long reply": Kind(1, lambda rng: rollout(talks, policy=replies)),
+        "long reply, http": Kind(1, lambda rng: rollout(talks_by_http, policy=replies)),
+    }
+
+
+async def long(agent: Any, request: Any, policy: Any, rng: random.Random) -> int:
+    """An episode with a long request; the policy does not look at it."""
+    return await rollout(agent, request, policy=policy)
+
+
+# -- watching --------------------------------------------------------------------------------------
+
+
+@cache
+def _trimmer() -> Callable[[int], int] | None:
+    try:
+        return ctypes.CDLL(None).malloc_trim  # type: ignore[no-any-return]
+    except (OSError, AttributeError):  # another libc
+        return None
+
+
+def trim() -> None:
+    """Have the allocator give back what it keeps for later, so that the rest can be compared."""
+    trimmer = _trimmer()
+    if trimmer is not None:
+        trimmer(0)
+
+
+@dataclass
+class Watch:
+    """What is seen of the process while it works.
+
+    Attributes:
+        began: When it began.
+        memory: Seconds since the beginning, resident MB.
+        stalls: Seconds that the loop stood still (as far as this process was at work), seconds by
+            the wall clock, when, and what was going on.
+        going: How many episodes of each kind are being played.
+    """
+
+    began: float = field(default_factory=time.perf_counter)
+    memory: list[tuple[float, float]] = field(default_factory=list)
+    stalls: list[tuple[float, float, float, str]] = field(default_factory=list)
+    going: Counter[str] = field(default_factory=Counter)
+
+    async def beat(self) -> None:
+        """The heartbeat, and a look at the memory each second."""
+        process, looked = psutil.Process(), 0.0
+        while True:
+            before, worked = time.perf_counter(), time.process_time()
+            already = {*+self.going}
+            await asyncio.sleep(BEAT)
+            now = time.perf_counter()
+            wall = now - before - BEAT
+            stall = min(wall, time.process_time() - worked)
+            if stall > STALL / 4:
+                going = " + ".join(sorted(already | {*+self.going}))
+                self.stalls.append((stall, wall, now - self.began, going))
+            if now - looked >= 1:
+                looked = now
+                trim()
+                self.memory.append((now - self.began, process.memory_info().rss / 2**20))
+
+    def growth(self, warm_up: float) -> float:
+        """By which share the memory grew since the warm-up."""
+        sizes = [size for when, size in self.memory if when >= warm_up]
+        if len(sizes) < 2:
+            return 0.0
+        window = max(1, min(WINDOW, len(sizes) // 2))
+        return median(sizes[-window:]) / median(sizes[:window]) - 1
+
+
+POOLS = ("asyncio_", "evert tokenizer", "evert off loop")
+"""Beginnings of the names of threads that serve everybody."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """Numbers of what an episode might leave behind."""
+
+    tasks: int
+    threads: int
+    descriptors: int
+    children: int
+    folders: int
+
+    @classmethod
+    def now(cls) -> "Held":
+        """What there is at present; threads of pools serve everybody."""
+        process = psutil.Process()
+        own = [one for one in threading.enumerate() if not one.name.startswith(POOLS)]
+        return cls(
+            len(asyncio.all_tasks()),
+            len(own),
+            process.num_fds(),
+            len(process.children(recursive=True)),
+            len([*Path(tempfile.gettempdir()).glob("evert-*")]),
+        )
+
+
+async def work(todo: list[str], table: dict[str, Kind], watch: Watch, rng: random.Random) -> int:
+    """Play episodes until there are none left; how many there were."""
+    played = 0
+    while todo:
+        name = todo.pop()
+        kind = table[name]
+        watch.going[name] += 1
+        try:
+            played += await kind.play(rng)
+        except Exception:
+            if not kind.fails:
+                raise
+            played += 1
+        finally:
+            watch.going[name] -= 1
+        if todo and len(todo) % 10_000 == 0 and watch.memory:
+            when, size = watch.memory[-1]
+            print(f"{when:,.0f} s: {len(todo):,} left, {size:,.0f} MB", file=sys.stderr)
+    return played
+
+
+async def soak(episodes: int, workers: int, seed: int, only: str) -> tuple[Watch, int, Held, Held]:
+    """Play them all; what was seen, how many there were, what there was before and after."""
+    rng = random.Random(seed)
+    table = {name: kind for name, kind in kinds().items() if only in name}
+    for name, kind in table.items():  # what is made once
+        if not name.startswith("long"):
+            with contextlib.suppress(Exception):
+                await kind.play(rng)
+    todo = [*table]  # each at least once
+    todo += rng.choices([*table], [kind.share for kind in table.values()], k=episodes - len(todo))
+    rng.shuffle(todo)
+    await asyncio.sleep(1)
+    gc.collect()
+    before, watch = Held.now(), Watch()
+    beating = asyncio.create_task(watch.beat())
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(work(todo, table, watch, rng)) for _ in range(workers)]
+    beating.cancel()
+    await asyncio.wait({beating})
+    await asyncio.sleep(1)
+    gc.collect()
+    return watch, sum(task.result() for task in tasks), before, Held.now()
+
+
+def plot(watch: Watch, path: Path) -> None:
+    """Memory over time, as a picture."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
+    axes.plot([when for when, _ in watch.memory], [size for _, size in watch.memory])
+    axes.set(xlabel="seconds", ylabel="resident memory (MB)", title="benchmarks/soak.py")
+    axes.set_ylim(bottom=0)
+    figure.savefig(path, dpi=120)
+
+
+def report(watch: Watch, played: int, held: tuple[Held, Held], warm_up: float) -> bool:
+    """Print the table; whether all bars hold."""
+    seconds, growth = watch.memory[-1][0], watch.growth(warm_up)
+    stall = max(watch.stalls, default=(0.0, 0.0, 0.0, ""))
+    sizes = [size for when, size in watch.memory if when >= warm_up] or [0.0]
+    bars = {
+        "memory": (
+            f"{growth:+.1%} ({sizes[0]:,.0f} to {sizes[-1]:,.0f} MB, at most {max(sizes):,.0f})",
+            f"< {GROWTH:.0%}",
+            growth < GROWTH,
+        ),
+        "longest stall of the loop": (
+            f"{stall[0] * 1e3:,.0f} ms ({stall[1] * 1e3:,.0f} ms by the clock)",
+            f"< {STALL * 1e3:,.0f} ms",
+            stall[0] < STALL,
+        ),
+        **{
+            name: (f"{before} to {after}", "flat", after <= before)
+            for name, before, after in (
+                (name, getattr(held[0], name), getattr(held[1], name))
+                for name in ("tasks", "threads", "descriptors", "children", "folders")
+            )
+        },
+    }
+    table = Table(
+        title=f"{played:,} episodes in {seconds:,.0f} s, {played / seconds:,.0f} a second"
+    )
+    for column in ("what", "seen", "bar", ""):
+        table.add_column(column)
+    for name, (seen, bar, holds) in bars.items():
+        table.add_row(name, seen, bar, "holds" if holds else "FAILS")
+    console = Console(width=100)
+    console.print(table)
+    for length, wall, when, going in sorted(watch.stalls, reverse=True)[:SHOWN]:
+        lengths = f"{length * 1e3:,.0f} ms ({wall * 1e3:,.0f} ms by the clock)"
+        console.print(f"  {lengths} at {when:,.0f} s, in {going}", style="dim")
+    return all(holds for _, _, holds in bars.values())
+
+
+def main() -> None:
+    """Play, print, plot; exit with 1 if a bar does not hold."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--episodes", type=int, default=100_000)
+    parser.add_argument("--workers", type=int, default=8, help="episodes at a time")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--warm-up", type=float, default=60.0, help="seconds before memory counts")
+    parser.add_argument("--plot", type=Path, help="a picture of memory over time")
+    parser.add_argument("--only", default="", help="kinds of episodes with this in their name")
+    parser.add_argument("--quick", action="store_true", help="3000 episodes")
+    options = parser.parse_args()
+    if options.quick:
+        options.episodes, options.warm_up = 3_000, 5.0
+    watch, played, *held = asyncio.run(
+        soak(options.episodes, options.workers, options.seed, options.only)
+    )
+    if options.plot is not None:
+        plot(watch, options.plot)
+    if not report(watch, played, (held[0], held[1]), options.warm_up):
+        sys.exit("A bar does not hold (see the table).")
+
+
+if __name__ == "__main__":
+    main()
