@@ -10,13 +10,15 @@
 #   make lint    ruff, mypy, pyright
 #   make docs    the documentation site, into site/; every warning is an error
 #   make bench   the benchmarks behind the README's table (about 90 minutes; `make smoke`: one minute)
+#   make soak    100,000 mixed episodes: memory, what is left, the longest stall; a plot in soak.png
+#   make machine   ten thousand steps of an Env's life in any order, others each time
 
 PYTHON ?= python3
 BIN := .venv/bin
 SETTINGS ?=
 COOKBOOK := 0.6.1
 
-.PHONY: train test frameworks tau2 cookbooks lint docs bench smoke clean
+.PHONY: train test frameworks tau2 cookbooks lint docs bench smoke soak machine clean
 
 train: .venv/installed
 	$(BIN)/python -m evert.trainers.train env=identity $(SETTINGS)
@@ -79,6 +81,13 @@ smoke: .venv/developing
 	$(BIN)/python benchmarks/faces.py --quick
 	$(BIN)/python benchmarks/engine.py --quick
 	$(BIN)/python benchmarks/intervals.py --quick
+	$(BIN)/python benchmarks/soak.py --quick
+
+soak: .venv/developing
+	$(BIN)/python benchmarks/soak.py --plot soak.png $(SETTINGS)
+
+machine: .venv/developing
+	EVERT_MACHINE_STEPS=10000 $(BIN)/python -m pytest -s tests/bridge/test_env_machine.py $(SETTINGS)
 
 .venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "evert needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + ". Name another: make PYTHON=python3.12")'

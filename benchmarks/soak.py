@@ -185,10 +185,10 @@ async def asks_a_judge(client: Any) -> float:
     return 1.0
 
 
-def long_requests() -> dict[str, dict[str, Any]]:
-    """Requests with a text of ``LONG`` characters, in every kind of part."""
-    text = "word " * (LONG // 5)
-    properties = {f"field_{n}": {"type": "string"} for n in range(20_000)}
+def long_requests(length: int) -> dict[str, dict[str, Any]]:
+    """Requests with a text of ``length`` characters, in every kind of part."""
+    text, many = "word " * (length // 5), length // 100
+    properties = {f"field_{n}": {"type": "string"} for n in range(many)}
     schema = {"type": "object", "properties": properties}
     formatted = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
     told, small = [user("Hi")], {"role": "tool", "tool_call_id": "1", "content": "1"}
@@ -202,7 +202,7 @@ def long_requests() -> dict[str, dict[str, Any]]:
         "arguments": {"messages": [*told, called({"x": text}), small]},
         "result": {"messages": [*told, called({}), {**small, "content": text}]},
         "format": {"messages": told, "response_format": formatted},
-        "20,000 messages": {"messages": [user(f"line {n}") for n in range(20_000)]},
+        "messages": {"messages": [user(f"line {n}") for n in range(many)]},
     }
 
 
@@ -302,8 +302,8 @@ class Kind:
     fails: bool = False
 
 
-def kinds() -> dict[str, Kind]:
-    """All kinds of episodes."""
+def kinds(length: int) -> dict[str, Kind]:
+    """All kinds of episodes, with long texts of so many characters."""
     replies = LongReplies("word " * 20_000)
     command = ProcessAgent([sys.executable, "-S", "-c", COMMAND])
     judge = {"judge": ScriptedPolicy(lambda prompt: "Yes.")}
@@ -325,7 +325,7 @@ def kinds() -> dict[str, Kind]:
         "command": Kind(2, lambda rng: rollout(command)),
         **{
             f"long {part}{way}": Kind(0.2, partial(long, agent, request, replies))
-            for part, request in long_requests().items()
+            for part, request in long_requests(length).items()
             for way, agent in ((", handle", sends_much), (", sdk", sends_much_by_sdk))
         },
         "long reply": Kind(1, lambda rng: rollout(talks, policy=replies)),
@@ -344,7 +344,7 @@ async def long(agent: Any, request: Any, policy: Any, rng: random.Random) -> int
 @cache
 def _trimmer() -> Callable[[int], int] | None:
     try:
-        return ctypes.CDLL(None).malloc_trim  # type: ignore[no-any-return]
+        return ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):  # another libc
         return None
 
@@ -400,7 +400,7 @@ class Watch:
         return median(sizes[-window:]) / median(sizes[:window]) - 1
 
 
-POOLS = ("asyncio_", "evert tokenizer", "evert off loop")
+POOLS = ("asyncio_", "evert off loop")
 """Beginnings of the names of threads that serve everybody."""
 
 
@@ -452,7 +452,7 @@ async def work(todo: list[str], table: dict[str, Kind], watch: Watch, rng: rando
 async def soak(episodes: int, workers: int, seed: int, only: str) -> tuple[Watch, int, Held, Held]:
     """Play them all; what was seen, how many there were, what there was before and after."""
     rng = random.Random(seed)
-    table = {name: kind for name, kind in kinds().items() if only in name}
+    table = {name: kind for name, kind in kinds(length).items() if only in name}
     for name, kind in table.items():  # what is made once
         if not name.startswith("long"):
             with contextlib.suppress(Exception):
@@ -534,14 +534,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--warm-up", type=float, default=60.0, help="seconds before memory counts")
     parser.add_argument("--plot", type=Path, help="a picture of memory over time")
+    parser.add_argument("--length", type=int, default=LONG, help="characters of a long text")
     parser.add_argument("--only", default="", help="kinds of episodes with this in their name")
-    parser.add_argument("--quick", action="store_true", help="3000 episodes")
+    parser.add_argument("--quick", action="store_true", help="3000 episodes, shorter texts")
     options = parser.parse_args()
     if options.quick:
-        options.episodes, options.warm_up = 3_000, 5.0
-    watch, played, *held = asyncio.run(
-        soak(options.episodes, options.workers, options.seed, options.only)
-    )
+        options.episodes, options.warm_up, options.length = 3_000, 5.0, 100_000
+    o = options
+    watch, played, *held = asyncio.run(soak(o.episodes, o.workers, o.seed, o.only, o.length))
     if options.plot is not None:
         plot(watch, options.plot)
     if not report(watch, played, (held[0], held[1]), options.warm_up):

@@ -1,0 +1,580 @@
+"""An Env's life as a state machine: any order of what trainers and agents may do.
+
+A model beside the Env says what has to come: which call is the observation, who waits in the queue,
+whether the agent runs, has ended or was closed, and how each call ends. After every rule both are
+compared. The agent's calls come from tasks and from threads, go on with any conversation there was,
+branch from it, or change it.
+
+1. A call is served once and in order; who waits always learns what became of it.
+2. An observation goes on from what its lineage had, token for token, the action included.
+3. Nothing waits for ever: what has to happen happens, or the test says where everybody stands.
+4. Nothing is left at the end: no task, no thread.
+
+The tests play a thousand steps, always the same; ``make machine`` plays ten thousand others
+(``EVERT_MACHINE_STEPS``).
+"""
+
+import asyncio
+import faulthandler
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import openai
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from tinker_cookbook.rl.types import InitialObservationOverflow, StepResult
+
+from evert import (
+    AgentAborted,
+    AgentClient,
+    AgentError,
+    BlockingAgentClient,
+    ChatAgentEnv,
+    EnvClosedError,
+    EnvStateError,
+    EpisodeEndedError,
+    InvalidActionError,
+)
+from evert.bridge.episode import REFUSALS_BEFORE_ABORT
+from evert.bridge.rendering import prompt_renderer
+from evert.bridge.turns import MAX_REFUSALS
+
+STEPS = int(os.environ.get("EVERT_MACHINE_STEPS", "0"))
+"""How many rules are played at least; 0: those of ``RUNS`` runs, the same each time."""
+
+RUNS = 25
+
+LENGTH = 60
+"""Most rules of one run."""
+
+PATIENCE = 20.0
+"""Seconds after which something hangs."""
+
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+TOOLS: list[list[Any] | None] = [None, [ADD], [LOOK, ADD]]
+
+TEXTS = ["Fine.", "  Well.\n", "", "<think>\nHm.\n</think>\n\nSo.", "One\n\ntwo", '{"x": 1}', "é🐕"]
+CALLS = [
+    '<tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call>',
+    'Let me.\n<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>',
+    '<tool_call>\n{"name": oops}\n</tool_call>',
+]
+JSON = '{"x": 1}'
+BAD: list[Any] = [
+    [],
+    [{"role": "oracle", "content": "Hi"}],
+    [{"role": "user", "content": 5}],
+    [{"role": "user", "content": "Hi", "lock": threading.Lock()}],
+    [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}]}],
+]
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+@dataclass(eq=False)
+class Call:
+    """A model call, and how it ended.
+
+    Attributes:
+        messages: As sent.
+        is_good: Whether it can be served.
+        task: Of the caller; None where that is a thread.
+        reply: What was given; None: nothing yet.
+        error: What was raised; None: nothing.
+        given_up: Whether its caller went away.
+    """
+
+    messages: list[Any]
+    is_good: bool = True
+    wants_json: bool = False
+    task: "asyncio.Task[None] | None" = None
+    thread: threading.Thread | None = None
+    reply: Any = None
+    error: BaseException | None = None
+    given_up: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        return self.reply is not None or self.error is not None
+
+
+class EnvMachine(RuleBasedStateMachine):
+    """An Env, its agent, its trainer, and the model of all three."""
+
+    played: ClassVar[int] = 0
+    """Rules played so far, by all machines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.renderer = prompt_renderer(None)
+        self.env = ChatAgentEnv(self.agent, format_retries=1, close_timeout=2.0)
+        self.finish: asyncio.Future[float] = self.loop.create_future()
+        self.client: AgentClient | None = None
+        self.life = "new"
+        self.pending: asyncio.Task[Any] | None = None
+        self.queue: list[Call] = []
+        self.out: Call | None = None
+        self.calls: list[Call] = []
+        self.histories: list[list[Any]] = []
+        self.lineages: dict[int, list[int]] = {}
+        self.turns = self.refusals = self.late = self.retries = 0
+        self.earned = self.noted = 0.0
+        self.is_lost = False
+        self.age = self.prime = 0
+
+    @initialize(
+        prime=st.sampled_from([5, 15, 25, 35, 40, 45, 50, 60]),
+        begun=st.sampled_from([True] * 9 + [False]),
+    )
+    def is_born(self, prime: int, begun: bool) -> None:
+        """When it may first be given up; most are begun at once."""
+        self.prime = prime
+        if begun:
+            self.begin()
+
+    @property
+    def is_old(self) -> bool:
+        return self.age > self.prime
+
+    @property
+    def may_be_odd(self) -> bool:
+        """Now and then: what is refused at once says little more the second time."""
+        return self.age % 6 == 0
+
+    async def agent(self, client: AgentClient) -> float:
+        """Does nothing itself: the rules make the calls, and say when it ends."""
+        self.client = client
+        return await self.finish
+
+    # -- driving ---------------------------------------------------------------------------------
+
+    def until(self, is_so: Callable[[], bool], what: str) -> None:
+        """Let the loop run until something is so; it has to be, and soon."""
+
+        async def wait() -> None:
+            end = time.monotonic() + PATIENCE
+            turns = 0
+            while not is_so():
+                turns += 1
+                await asyncio.sleep(0 if turns < 50 else 0.001)
+                if time.monotonic() > end:
+                    faulthandler.dump_traceback(all_threads=True)
+                    for task in asyncio.all_tasks():
+                        task.print_stack()
+                    pytest.fail(f"It hangs: {what} never came.")
+            for _ in range(3):
+                await asyncio.sleep(0)
+
+        self.loop.run_until_complete(wait())
+
+    def result(self, task: "asyncio.Task[Any]") -> Any:
+        """What a task gave or raised, as soon as it has."""
+        self.until(task.done, repr(task))
+        try:
+            return task.result()
+        except BaseException as error:
+            return error
+
+    def ask(self, call: Call, by_thread: bool, **fields: Any) -> None:
+        """Make a call from a task or a thread of its own; its end is kept."""
+        assert self.client is not None
+        endpoint, number = self.client._endpoint, len(self.calls)
+        self.calls.append(call)
+        if by_thread:
+
+            def block() -> None:
+                try:
+                    create = BlockingAgentClient(endpoint).chat.completions.create
+                    call.reply = create(messages=call.messages, **fields)
+                except BaseException as error:
+                    call.error = error
+
+            call.thread = threading.Thread(target=block, name=f"caller {number}")
+            call.thread.start()
+            return
+
+        async def wait() -> None:
+            try:
+                create = AgentClient(endpoint).chat.completions.create
+                call.reply = await create(messages=call.messages, **fields)
+            except BaseException as error:
+                call.error = error
+
+        call.task = self.loop.create_task(wait(), name=f"caller {number}")
+
+    # -- the model -------------------------------------------------------------------------------
+
+    def arrives(self, call: Call) -> None:
+        """A call has been made: late, or for the queue, from which whoever waits takes it."""
+        if self.life in ("ended", "closed"):
+            self.late += 1
+            self.until(lambda: call.is_over, "the refusal of a late call")
+            refusal = EnvClosedError if self.life == "closed" else EpisodeEndedError
+            expected = refusal if self.late <= REFUSALS_BEFORE_ABORT else AgentAborted
+            assert type(call.error) is expected
+            return
+        before = len(self.queue)
+        self.queue.append(call)
+        if self.pending is None:
+            inbox = self.env._turns.account.inbox
+            assert inbox is not None
+            self.until(lambda: len(inbox._queue) > before, "the arrival of a call")
+        else:
+            self.advances()
+
+    def advances(self) -> None:
+        """Whoever waits takes the next call that can be served, or learns of the end."""
+        while self.queue:
+            call = self.queue.pop(0)
+            if call.given_up:
+                continue
+            if call.is_good:
+                self.refusals, self.out = 0, call
+                self.observes()
+                return
+            self.refusals += 1
+            if self.refusals == MAX_REFUSALS:
+                assert isinstance(self.resolved(), AgentError)
+                self.closes()
+                return
+            self.until(lambda call=call: call.is_over, "a refusal")  # type: ignore[misc]
+            assert isinstance(call.error, openai.BadRequestError)
+        if self.life == "ended":
+            self.sees_the_end()
+
+    def resolved(self) -> Any:
+        assert self.pending is not None
+        result, self.pending = self.result(self.pending), None
+        return result
+
+    def observes(self) -> None:
+        """The next observation is there; it goes on from what its lineage had."""
+        result = self.resolved()
+        assert not isinstance(result, BaseException), result
+        if isinstance(result, StepResult):
+            assert not result.episode_done
+            self.earned += result.reward
+            prompt = result.next_observation.to_ints()
+        else:
+            prompt = result[0].to_ints()
+        conversation = self.env.conversation
+        assert conversation is not None
+        assert self.env.request is not None
+        assert conversation.prompt().to_ints() == prompt
+        known = self.lineages.get(conversation.lineage, [])
+        assert prompt[: len(known)] == known, (
+            self.renderer.decode(known),
+            self.renderer.decode(prompt),
+        )
+
+    def sees_the_end(self) -> None:
+        """The agent is done: the last step says so, with all that was earned."""
+        result = self.resolved()
+        if self.finish.cancelled() or self.finish.exception() is not None:
+            assert isinstance(result, AgentError), result
+            return
+        if isinstance(result, InitialObservationOverflow):
+            assert result.reward == self.noted + self.finish.result()
+            return
+        assert isinstance(result, StepResult), result
+        assert result.episode_done
+        if not self.is_lost:
+            assert self.earned + result.reward == self.noted + self.finish.result()
+
+    def closes(self) -> None:
+        """Everybody who waits is told; nobody is served any more."""
+        refusal = EpisodeEndedError if self.life == "ended" else EnvClosedError
+        waiting = [call for call in [self.out, *self.queue] if call is not None]
+        if self.life == "new" or (self.life == "running" and self.client is None):
+            assert not waiting
+        for call in waiting:
+            self.until(lambda call=call: call.is_over, "the end of a call")  # type: ignore[misc]
+            assert call.given_up or isinstance(call.error, (refusal, openai.BadRequestError))
+        self.out, self.queue = None, []
+        if self.pending is not None:
+            assert isinstance(self.resolved(), EnvClosedError)
+        self.life = "ended" if self.life == "ended" else "closed"
+
+    # -- the trainer -----------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        self.pending = self.loop.create_task(self.env.initial_observation())
+        self.until(lambda: self.client is not None, "the agent's start")
+        self.life = "running"
+
+    @precondition(lambda self: self.life == "new" or self.may_be_odd)
+    @rule()
+    def begin_now(self) -> None:
+        if self.life == "new":
+            if not self.env._turns.is_closed:
+                self.begin()
+            return
+        error = self.result(self.loop.create_task(self.env.initial_observation()))
+        assert isinstance(error, EnvStateError)
+
+    @precondition(lambda self: self.out is None and self.may_be_odd)
+    @rule()
+    def step_out_of_turn(self) -> None:
+        error = self.result(self.loop.create_task(self.env.step([1])))
+        assert isinstance(error, (EnvStateError, EnvClosedError))
+
+    @precondition(lambda self: self.out is not None and self.may_be_odd)
+    @rule(action=st.sampled_from([[-1], ["a"], None, [2**40], [True]]))
+    def step_with_no_tokens(self, action: Any) -> None:
+        error = self.result(self.loop.create_task(self.env.step(action)))
+        assert isinstance(error, InvalidActionError)
+
+    @precondition(lambda self: self.out is not None)
+    @rule(text=st.sampled_from([*TEXTS, *CALLS]), form=st.sampled_from(["ended", "cut", "open"]))
+    def step(self, text: str, form: str) -> None:
+        self.plays(self.renderer.encode(text), text, form)
+
+    @precondition(lambda self: self.out is not None)
+    @rule(text=st.sampled_from([*TEXTS, *CALLS]))
+    def step_well(self, text: str) -> None:
+        self.plays(self.renderer.encode(text), text, "ended")
+
+    @precondition(lambda self: self.out is not None and not self.out.wants_json)
+    @rule(ids=st.lists(st.integers(0, 151_700), max_size=6))
+    def step_with_garbage(self, ids: list[int]) -> None:
+        self.plays(ids, None, "ended")
+
+    def plays(self, ids: list[int], text: str | None, form: str) -> None:
+        call, conversation = self.out, self.env.conversation
+        assert call is not None
+        if call.wants_json and text in CALLS:
+            form = "ended"
+        assert conversation is not None
+        action = ids + (self.renderer.end_tokens[:1] if form == "ended" else [])
+        extra: Any = {"stop_reason": "length" if form == "cut" else "stop"}
+        prompt = conversation.prompt().to_ints()
+        lineage, self.out = conversation.lineage, None
+        self.turns += 1
+        self.pending = self.loop.create_task(self.env.step(action, extra=extra))
+        self.until(lambda: self.env.turns == self.turns, "a turn")
+        if call.wants_json and form != "cut" and not call.given_up:
+            fits = text is not None and (text.strip() == JSON or text in CALLS[:2])
+            self.retries = 0 if fits else self.retries + 1
+            if self.retries == 1:  # the same call once more
+                self.lineages[lineage] = prompt + action
+                self.out = call
+                self.observes()
+                return
+            self.retries = 0
+        if call.given_up:
+            self.lineages.pop(lineage, None)
+        else:
+            self.lineages[lineage] = prompt + action
+            self.until(lambda: call.is_over, "a reply")
+            assert call.reply is not None, call.error
+            message = call.reply.choices[0].message
+            if text == "Fine." and form == "ended":
+                assert message.content == "Fine."
+            self.histories.append([*call.messages, message])
+        self.advances()
+
+    @precondition(lambda self: self.pending is not None and self.is_old)
+    @rule()
+    def cancel_what_waits(self) -> None:
+        assert self.pending is not None
+        self.pending.cancel()
+        assert isinstance(self.resolved(), asyncio.CancelledError)
+        self.is_lost = True
+
+    @precondition(lambda self: self.is_old and (self.life != "closed" or self.may_be_odd))
+    @rule(times=st.integers(1, 3))
+    def close(self, times: int) -> None:
+        was_new = self.life == "new"
+        closing = [self.loop.create_task(self.env.close()) for _ in range(times)]
+        for one in closing:
+            assert self.result(one) is None
+        if was_new:
+            assert isinstance(
+                self.result(self.loop.create_task(self.env.initial_observation())), EnvClosedError
+            )
+            return
+        self.closes()
+
+    # -- the agent -------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.life == "running" and len(self.queue) < 4)
+    @rule(data=st.data(), by_thread=st.booleans())
+    def go_on(self, data: st.DataObject, by_thread: bool) -> None:
+        self.call(data, "on", None, by_thread, wants_json=False, text="Go on.")
+
+    @precondition(lambda self: self.client is not None and len(self.queue) < 6)
+    @rule(
+        data=st.data(),
+        way=st.sampled_from(["new", "on", "on", "on", "on", "dict", "strip", "edit", "shorter"]),
+        tools=st.sampled_from(TOOLS),
+        by_thread=st.booleans(),
+        wants_json=st.sampled_from([False, False, False, True]),
+        text=st.sampled_from(["Hi", "Go on.", "  spaced  ", "<|im_end|>", "long " * 8000]),
+    )
+    def ask_for_more(
+        self,
+        data: st.DataObject,
+        way: str,
+        tools: list[Any] | None,
+        by_thread: bool,
+        wants_json: bool,
+        text: str,
+    ) -> None:
+        self.call(data, way, tools, by_thread, wants_json=wants_json, text=text)
+
+    def call(
+        self,
+        data: st.DataObject,
+        way: str,
+        tools: list[Any] | None,
+        by_thread: bool,
+        *,
+        wants_json: bool,
+        text: str,
+    ) -> None:
+        messages: list[Any] = []
+        if way != "new" and self.histories:
+            messages = self._continued(data.draw(st.sampled_from(self.histories)), way)
+        fields: dict[str, Any] = {} if tools is None else {"tools": tools}
+        if wants_json:
+            fields["response_format"] = {"type": "json_object"}
+        call = Call([*messages, user(text)], wants_json=wants_json)
+        self.ask(call, by_thread, **fields)
+        self.arrives(call)
+
+    def _continued(self, history: list[Any], way: str) -> list[Any]:
+        *before, reply = history
+        sent: dict[str, Any] = reply.model_dump(exclude_none=True)
+        if way == "shorter":
+            return before[:-1] if len(before) > 1 else before
+        if way == "strip" and sent.get("content"):
+            sent["content"] = sent["content"].strip()
+        if way == "edit":
+            before = [user("something else"), *before[1:]]
+        results = [
+            {"role": "tool", "tool_call_id": call.id, "content": "1"}
+            for call in reply.tool_calls or ()
+        ]
+        return [*before, reply if way == "on" else sent, *results]
+
+    @precondition(lambda self: self.life == "running" and self.may_be_odd)
+    @rule(messages=st.sampled_from(BAD), by_thread=st.booleans())
+    def call_badly(self, messages: list[Any], by_thread: bool) -> None:
+        call = Call(messages, is_good=False)
+        self.ask(call, by_thread)
+        if not messages:  # refused before it is a call at all
+            self.until(lambda: call.is_over, "a refusal")
+            assert isinstance(call.error, openai.BadRequestError)
+            return
+        self.arrives(call)
+
+    @precondition(lambda self: self.may_be_odd and self._may_give_up())
+    @rule(data=st.data())
+    def give_a_call_up(self, data: st.DataObject) -> None:
+        call = data.draw(st.sampled_from(self._may_give_up()))
+        call.given_up = True
+        call.task.cancel()
+        self.until(lambda: call.is_over, "a call that was given up")
+        assert isinstance(call.error, asyncio.CancelledError)
+
+    def _may_give_up(self) -> list[Any]:
+        waiting = [call for call in [self.out, *self.queue] if call is not None]
+        return [call for call in waiting if call.task is not None and not call.given_up]
+
+    @precondition(lambda self: self.life == "running")
+    @rule(reward=st.sampled_from([0.25, -1.0, 0]))
+    def note(self, reward: float) -> None:
+        assert self.client is not None
+        self.client.reward(reward)
+        self.client.log(said="x")
+        self.noted += reward
+
+    @precondition(lambda self: self.life == "running" and self.is_old)
+    @rule(how=st.sampled_from(["returns", "raises", "cancels"]))
+    def end(self, how: str) -> None:
+        if how == "returns":
+            self.finish.set_result(1.0)
+        elif how == "raises":
+            self.finish.set_exception(ValueError("boom"))
+        else:
+            self.finish.cancel()
+        self.until(lambda: not self.env.is_running, "the agent's end")
+        self.life = "ended"
+        for call in self.queue:
+            self.until(lambda call=call: call.is_over, "the end of a call")  # type: ignore[misc]
+            assert call.given_up or isinstance(call.error, EpisodeEndedError)
+        self.queue = []
+        if self.pending is not None:
+            self.sees_the_end()
+
+    # -- always ----------------------------------------------------------------------------------
+
+    @invariant()
+    def the_env_and_the_model_agree(self) -> None:
+        self.age += 1
+        EnvMachine.played += 1
+        assert self.env.is_running == (self.life == "running")
+        assert self.env.turns == self.turns
+        assert len(self.env.turn_lineages) == self.turns
+        assert (self.env.request is None) == (self.out is None)
+        waiting = [call for call in [self.out, *self.queue] if call is not None]
+        assert not any(call.is_over for call in waiting if not call.given_up)
+        assert all(call.is_over for call in self.calls if call not in waiting)
+
+    def teardown(self) -> None:
+        try:
+            self.close(1)
+            self.finish.cancel()
+            for call in self.calls:
+                assert call.is_over
+                if call.thread is not None:
+                    call.thread.join(PATIENCE)
+                    assert not call.thread.is_alive()
+            self.until(lambda: True, "")
+            left = asyncio.all_tasks(self.loop)
+            assert not left, left
+        finally:
+            self.loop.run_until_complete(self.loop.shutdown_default_executor())
+            self.loop.close()
+
+
+def play(runs: int, *, same: bool) -> None:
+    run_state_machine_as_test(
+        EnvMachine,
+        settings=settings(
+            max_examples=runs,
+            stateful_step_count=LENGTH,
+            deadline=None,
+            derandomize=same,
+            database=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+            phases=[Phase.generate, Phase.shrink],
+        ),
+    )
+
+
+@pytest.mark.timeout(0)
+def test_an_env_does_what_its_model_does_in_any_order() -> None:
+    EnvMachine.played = 0
+    play(RUNS, same=STEPS == 0)
+    while EnvMachine.played < STEPS:
+        play(RUNS, same=False)
+    print(f"{EnvMachine.played:,} steps of the machine without a finding")
+    assert EnvMachine.played >= 500
