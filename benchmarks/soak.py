@@ -449,7 +449,9 @@ async def work(todo: list[str], table: dict[str, Kind], watch: Watch, rng: rando
     return played
 
 
-async def soak(episodes: int, workers: int, seed: int, only: str) -> tuple[Watch, int, Held, Held]:
+async def soak(
+    episodes: int, workers: int, seed: int, only: str, length: int
+) -> tuple[Watch, int, Held, Held]:
     """Play them all; what was seen, how many there were, what there was before and after."""
     rng = random.Random(seed)
     table = {name: kind for name, kind in kinds(length).items() if only in name}

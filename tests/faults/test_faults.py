@@ -6,7 +6,9 @@
 """
 
 import gc
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.faults.scene import NOTHING, Fault, is_as, perform
@@ -21,6 +23,12 @@ def _nothing_but_the_faults_is_collected() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def _folders_are_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests run at the same time, and their folders would count."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 @pytest.mark.parametrize("fault", TABLE, ids=str)
