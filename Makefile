@@ -9,6 +9,7 @@
 #   make cookbooks   what touches the Tinker Cookbook, against the newest one too (constraints.txt has 0.5.8)
 #   make lint    ruff, mypy, pyright
 #   make docs    the documentation site, into site/; every warning is an error
+#   make kill9   runs killed at random moments go on (about 10 minutes)
 #   make bench   the benchmarks behind the README's table (about 90 minutes; `make smoke`: one minute)
 #   make soak    100,000 mixed episodes: memory, what is left, the longest stall; a plot in soak.png
 #   make machine   ten thousand steps of an Env's life in any order, others each time
@@ -18,7 +19,7 @@ BIN := .venv/bin
 SETTINGS ?=
 COOKBOOK := 0.6.1
 
-.PHONY: train test frameworks tau2 cookbooks lint docs bench smoke soak machine clean
+.PHONY: train test frameworks tau2 cookbooks lint docs bench kill9 smoke soak machine clean
 
 train: .venv/installed
 	$(BIN)/python -m evert.trainers.train env=identity $(SETTINGS)
@@ -74,6 +75,10 @@ bench: .venv/developing
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/learning.py
 	$(BIN)/python benchmarks/intervals.py
+
+# What takes long to show that it holds. SIGTERM and Ctrl-C: SETTINGS='--signal TERM'.
+kill9: .venv/developing
+	$(BIN)/python benchmarks/kill9.py $(SETTINGS)
 
 smoke: .venv/developing
 	$(BIN)/python benchmarks/overhead.py --quick --turns 10

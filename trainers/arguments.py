@@ -179,7 +179,7 @@ def _in_our_words(
         known = fields_of(_type_at(kind, parent) if parent else kind)
         where = f" in {called(parent)}" if parent else ""
         return f"There is no setting {called(found[1])!r}{where}.{_near(name, known)}"
-    return text
+    return re.sub(r"\bX_(\w+)", lambda found: called(found[1]), text)  # chz's own name of a field
 
 
 def _type_at(kind: Any, path: str) -> Any:

@@ -9,7 +9,6 @@ below its message. Reading a command's arguments is ``arguments.py``.
 """
 
 import asyncio
-import errno
 import os
 import signal
 import sys
@@ -67,11 +66,11 @@ def run_command(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            raise
-        from evert.trainers.runs.folder import cannot_write
+        from evert.trainers.runs.files import BARRED, FULL, cannot_use
 
-        return _failed(cannot_write(Path(error.filename or "The folder"), error), _notes(error))
+        if error.errno not in FULL and (error.errno not in BARRED or not error.filename):
+            raise
+        return _failed(cannot_use(error, Path("The folder")), _notes(error))
     finally:
         _handle(signal.SIGTERM, before)
 

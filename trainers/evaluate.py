@@ -30,7 +30,8 @@ from evert.trainers.arguments import read_pairs, settings_help
 from evert.trainers.command import run_async, run_command
 from evert.trainers.evaluation.settings import EvaluateSettings, read_evaluate_settings
 from evert.trainers.runs import folder as run_folder
-from evert.trainers.runs.folder import RunFolder, RunFolderError
+from evert.trainers.runs.files import EVALUATION, RunFolderError
+from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.origin import origin
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from evert.trainers.evaluation.episodes import Episode, EpisodeLog, Planned
 
 PROGRAM = ("python", "-m", "evert.trainers.evaluate")
-EVALUATION, SCORES = "evaluation.json", "scores.csv"
+SCORES = "scores.csv"
 SPLITS_FIGURE, CATEGORIES_FIGURE = "splits.png", "categories.png"
 
 USAGE = """\

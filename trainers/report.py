@@ -11,9 +11,7 @@ import chz
 
 from evert.trainers.arguments import read_pairs, read_settings, settings_help
 from evert.trainers.command import run_command
-from evert.trainers.reporting.comparison import labels
-from evert.trainers.reporting.run import ReportError, read_run
-from evert.trainers.runs.folder import write_whole
+from evert.trainers.runs.files import write_whole
 from evert.trainers.runs.settings import size
 
 PROGRAM = ("python", "-m", "evert.trainers.report")
@@ -46,6 +44,8 @@ class ReportSettings:
 
     @chz.validate
     def _check(self) -> None:
+        from evert.trainers.reporting.run import ReportError
+
         if not 0 <= self.smooth < 1:
             raise ReportError(f"smooth must be a number from 0 and below 1, got {self.smooth:g}.")
 
@@ -84,8 +84,9 @@ def parse(arguments: Sequence[str]) -> tuple[list[Path], ReportSettings]:
         EvertError: There is no such setting, or its value cannot be.
     """
     from evert.trainers.reporting.figures.style import MOST_LINES
+    from evert.trainers.reporting.run import ReportError
 
-    pairs = [each for each in arguments if "=" in each and not Path(each).exists()]
+    pairs = [each for each in arguments if _is_setting(each) and not Path(each).exists()]
     named = [Path(each).expanduser() for each in arguments if each not in pairs]
     settings = read_settings(ReportSettings, read_pairs(pairs, chz.chz_fields(ReportSettings)))
     paths = list({path.resolve(): path for path in named}.values())
@@ -99,6 +100,10 @@ def parse(arguments: Sequence[str]) -> tuple[list[Path], ReportSettings]:
     return paths, settings
 
 
+def _is_setting(argument: str) -> bool:
+    return "=" in argument or argument.startswith("-")
+
+
 def write_report(paths: Sequence[Path], settings: ReportSettings) -> Path:
     """Write the page, and its figures beside it.
 
@@ -109,7 +114,9 @@ def write_report(paths: Sequence[Path], settings: ReportSettings) -> Path:
         ReportError: A folder is no run, or there can be no folder for the report.
         RunFolderError: A file cannot be written.
     """
+    from evert.trainers.reporting.comparison import labels
     from evert.trainers.reporting.page import render
+    from evert.trainers.reporting.run import ReportError, read_run
     from evert.trainers.reporting.sections import Report
     from evert.trainers.reporting.tokens import count_tokens
 

@@ -33,7 +33,8 @@ from evert.trainers.command import run_async, run_command
 from evert.trainers.reporting.formatting import show
 from evert.trainers.runs import folder as run_folder
 from evert.trainers.runs import process
-from evert.trainers.runs.folder import RunFolder, RunFolderError
+from evert.trainers.runs.files import SWEEP, RunFolderError, cannot_read, read_json
+from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.origin import origin
 from evert.trainers.runs.progress import quiet_progress_bars
 from evert.trainers.runs.settings import TrainSettings, slug
@@ -42,7 +43,7 @@ if TYPE_CHECKING:  # without Optuna, importing these says what to install
     from evert.trainers.sweeping.study import Plan, Run
 
 PROGRAM = ("python", "-m", "evert.trainers.sweep")
-SWEEP, JSON, CSV, PLOT = "sweep.json", "results.json", "results.csv", "parallel_coordinates.png"
+JSON, CSV, PLOT = "results.json", "results.csv", "parallel_coordinates.png"
 NAME_LENGTH, FILE_WIDTH = 80, 240
 """Characters of a run folder's name, and of a table where there is no terminal."""
 POLL_SECONDS = 0.2
@@ -119,7 +120,9 @@ def open_sweep(given: Mapping[str, str], command: Sequence[str]) -> tuple[RunFol
 
     asked = {key: text for key, text in given.items() if key not in ("out", "parallel")}
     out = Path(given.get("out") or "none").expanduser()
-    recorded = (run_folder.read_json(out / SWEEP) or {}).get("arguments", {})
+    recorded = (read_json(out / SWEEP) or {}).get("arguments") or {}
+    if not recorded and (out / SWEEP).exists():
+        raise cannot_read(out / SWEEP)
     if recorded and any(recorded.get(key) != asked[key] for key in asked.keys() - {"trials"}):
         raise RunFolderError(
             f"{out} holds another sweep:\n  {shlex.join(f'{k}={v}' for k, v in recorded.items())}\n"

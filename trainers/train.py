@@ -28,6 +28,7 @@ from rich.console import Console
 from evert.trainers.arguments import read_pairs, settings_help
 from evert.trainers.command import INTERRUPTED as INTERRUPTED
 from evert.trainers.command import run_async, run_command
+from evert.trainers.runs import files
 from evert.trainers.runs import folder as run_folder
 from evert.trainers.runs.engine_choice import choose_engine, context_of, running_engine, say
 from evert.trainers.runs.folder import RunFolder, open_run
@@ -190,7 +191,7 @@ def run(
             if settings.models:
                 console.print(frozen_in_words(settings.models), soft_wrap=True, markup=False)
             about["engine"] = facts
-            folder.write_json(run_folder.RUN, about)
+            folder.write_json(files.RUN, about)
             with tracking(settings, folder, about, console) as logger:
                 training = _run(settings, folder, console, logger, choice.kind == "embedded")
                 done = _run_async(training)
@@ -248,8 +249,7 @@ async def _run(
     began = time.monotonic()
     await _train(config, folder, console, logger, tally)
     seconds = time.monotonic() - began
-    trained = [r["sampler_path"] for r in folder.checkpoints() if r.get("sampler_path")]
-    after = await score(model_path=trained[-1])
+    after = await score(model_path=await _trained(config, folder))
     return Report(before, after, max(start, settings.steps), {"training": seconds})
 
 
@@ -262,7 +262,7 @@ async def _score_before(
     """The scores of the weights that RL starts from; a resumed run has them on file."""
     from evert.trainers.evaluation.held_out import read_evaluation
 
-    if recorded := folder.read_json(run_folder.BEFORE):
+    if recorded := folder.read_json(files.BEFORE):
         return read_evaluation(recorded)
     if warm:
         before = await score(model_path=warm.sampler_path)
@@ -271,7 +271,7 @@ async def _score_before(
     else:
         before = await score(base_model=config.model_name)
     if before is not None:
-        folder.write_json(run_folder.BEFORE, asdict(before))
+        folder.write_json(files.BEFORE, asdict(before))
     return before
 
 
@@ -283,6 +283,30 @@ async def _to_sample_from(state_path: str, base_url: str | None) -> str:
     client = await service.create_training_client_from_state_async(state_path)
     saved = await client.save_weights_for_sampler_async("untrained")
     return str((await saved).path)
+
+
+async def _trained(config: "Config", folder: RunFolder) -> str:
+    """Path of the last weights as a sampler takes them.
+
+    They are saved here where the run was stopped after its last step and before the Cookbook did.
+    """
+    import tinker
+    from tinker_cookbook import checkpoint_utils as cookbook
+
+    done = folder.steps_done()
+    last = [record for record in folder.checkpoints() if record.get("batch") == done]
+    saved = [record["sampler_path"] for record in last if record.get("sampler_path")]
+    if not saved:
+        service, about = tinker.ServiceClient(base_url=config.base_url), dict[str, str]()
+        cookbook.add_renderer_name_to_user_metadata(about, config.renderer_name)
+        client = await service.create_training_client_from_state_with_optimizer_async(
+            last[-1]["state_path"], user_metadata=about
+        )
+        paths = await cookbook.save_checkpoint_async(
+            client, "final", config.log_path, {"batch": done}, "both"
+        )
+        saved.append(paths["sampler_path"])
+    return str(saved[-1])
 
 
 async def _train(

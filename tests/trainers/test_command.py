@@ -147,6 +147,13 @@ def test_a_full_disk_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown.endswith("To go on: do that\n")
 
 
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EISDIR, errno.ENOTDIR])
+def test_a_file_that_is_barred_is_a_line(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(fails(OSError(number, os.strerror(number), "here/x")), [], usage) == 1
+    said = f"error: here/x cannot be used: {os.strerror(number)}. Put back what was there"
+    assert capsys.readouterr().err.startswith(said)
+
+
 def test_a_reader_that_has_read_enough_is_no_error() -> None:
     code = "import sys; from evert.trainers.train import main; sys.exit(main(['--help']))"
     with subprocess.Popen(

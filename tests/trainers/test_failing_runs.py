@@ -23,7 +23,8 @@ from evert import AgentDatasetBuilder, embedded_engine
 from evert.trainers import sweep, train
 from evert.trainers.engine.errors import SamplingRequestError
 from evert.trainers.engine.sampling_client import SamplingClient
-from evert.trainers.runs.folder import RESULT, RunFolder
+from evert.trainers.runs.files import RESULT
+from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.progress import logging_to
 from evert.trainers.runs.steps import FAILED, SKIPPED, TRAIN_REWARD
 

@@ -6,6 +6,7 @@
 3. Damaged, deleted and odd files are gone back behind, or refused with what to do.
 """
 
+import importlib.util
 import json
 import os
 import shutil
@@ -14,15 +15,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from evert.trainers import train
 from evert.trainers.command import INTERRUPTED
-from evert.trainers.runs import folder as run_folder
-from evert.trainers.runs import steps
-from evert.trainers.runs.folder import RunFolder, RunFolderError
+from evert.trainers.runs import files, steps
+from evert.trainers.runs.files import RunFolderError
+from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.resuming import take_up, tidy
 
 TINY = ["env=identity", "device=cpu", "batch_size=2", "group_size=2", "eval_every=0", "samples=0"]
@@ -75,7 +77,7 @@ def rewards(folder: RunFolder) -> list[float]:
 
 
 def steps_written(folder: RunFolder) -> list[int]:
-    rows = run_folder.read_jsonl(folder.path / run_folder.METRICS)
+    rows = files.read_jsonl(folder.path / files.METRICS)
     return [row["step"] for row in rows if steps.is_step(row)]
 
 
@@ -88,22 +90,29 @@ def saved(folder: RunFolder) -> set[str]:
 # -- 1. stopped ----------------------------------------------------------------------------------
 
 
-def test_a_killed_run_goes_on_to_the_same_curve_and_leaves_nothing_behind(
-    whole: RunFolder, tmp_path: Path
-) -> None:
-    folder = RunFolder(tmp_path / "run", resumed=True)
-    for count in (1, 4):  # killed twice, as schedulers do
-        with start(folder.path) as process:
-            wait_for(count, folder, process)
-            process.kill()
-        assert process.wait() == -signal.SIGKILL
-    assert run(*TINY, *STEPS, f"log_path={folder.path}") == 0
+@pytest.fixture(scope="module")
+def driver() -> ModuleType:
+    """``benchmarks/kill9.py``, as a module."""
+    script = Path(__file__).parents[2] / "benchmarks" / "kill9.py"
+    found = importlib.util.spec_from_file_location("kill9", script)
+    assert found is not None
+    assert found.loader is not None
+    module = sys.modules["kill9"] = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
 
-    assert rewards(folder) == rewards(whole)
-    assert steps_written(folder) == list(range(8))
-    assert folder.after == whole.after
-    assert saved(folder) == saved(whole)
-    assert not list(folder.path.glob("**/.*"))
+
+def test_a_killed_run_goes_on_to_the_same_figures_and_leaves_nothing_behind(
+    whole: RunFolder, tmp_path: Path, driver: ModuleType
+) -> None:
+    names = ("settings", "kept checkpoint", "scores after")
+    stops = [driver.Moment(name, 0.0, driver.APPEARS[name]) for name in names]
+    wanted, settings = driver.state(whole.path), [*TINY, *STEPS]
+    run = driver.stop_and_go_on(tmp_path / "run", stops, signal.SIGKILL, wanted, settings)
+
+    assert run.problems == ()
+    assert (run.commands, len(run.moments)) == (4, 3)
+    assert wanted["hidden"] == []
 
 
 def test_sigterm_does_what_ctrl_c_does(whole: RunFolder, tmp_path: Path) -> None:
@@ -125,7 +134,7 @@ def test_a_run_stopped_before_it_began_leaves_no_folder(tmp_path: Path) -> None:
     path = tmp_path / "run"
     with start(path) as process:
         deadline = time.monotonic() + 120
-        while not (path / run_folder.RUN).exists():
+        while not (path / files.RUN).exists():
             assert time.monotonic() < deadline
             time.sleep(0.005)
         process.send_signal(signal.SIGINT)
@@ -149,7 +158,7 @@ def test_of_rolling_checkpoints_the_one_to_resume_from_is_kept(copied: RunFolder
     for name in ("000004", "000005", "000007", ".draft-1", "unlisted"):
         shutil.copytree(final, final.with_name(name))
     run_id = final.parents[1].name
-    with (copied.path / run_folder.CHECKPOINTS).open("a") as listed:
+    with (copied.path / files.CHECKPOINTS).open("a") as listed:
         for batch in (4, 5, 7):
             path = f"tinker://{run_id}/weights/{batch:06d}"
             line = {"name": f"{batch:06d}", "batch": batch, "state_path": path, "rolling": True}
@@ -163,11 +172,56 @@ def test_of_rolling_checkpoints_the_one_to_resume_from_is_kept(copied: RunFolder
 def test_steps_that_are_done_again_do_not_stand_twice(
     copied: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    listed = copied.path / run_folder.CHECKPOINTS
-    run_folder.keep_lines(listed, lambda record: record.get("name") == "000003")
+    listed = copied.path / files.CHECKPOINTS
+    files.keep_lines(listed, lambda record: record.get("name") == "000003")
     assert run(f"log_path={copied.path}") == 0
     assert "resuming after step 3 of 8" in capsys.readouterr().out
     assert steps_written(copied) == list(range(8))
+
+
+def forget(folder: RunFolder, *names: str) -> None:
+    """Strike checkpoints off the list."""
+    listed = folder.path / files.CHECKPOINTS
+    files.keep_lines(listed, lambda record: record.get("name") not in names)
+
+
+def test_a_kill_between_a_kept_checkpoint_and_its_metrics_costs_no_row(
+    copied: RunFolder, whole: RunFolder
+) -> None:
+    forget(copied, "final")
+    files.keep_lines(copied.path / files.METRICS, lambda row: row["step"] < 5)
+    assert copied.steps_done() == 6
+    assert run(f"log_path={copied.path}") == 0
+    assert steps_written(copied) == list(range(8))
+    assert rewards(copied) == rewards(whole)
+
+
+def test_a_run_killed_before_its_last_checkpoint_has_one_all_the_same(
+    copied: RunFolder, whole: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (final,) = (copied.path / "checkpoints").glob("*/weights/final")
+    final.rename(final.with_name("000008"))
+    shutil.rmtree(final.parents[1] / "sampler_weights" / "final")
+    forget(copied, "final")
+    path = f"tinker://{final.parents[1].name}/weights/000008"
+    with (copied.path / files.CHECKPOINTS).open("a") as listed:
+        rolling = {"name": "000008", "batch": 8, "state_path": path, "rolling": True}
+        listed.write(json.dumps(rolling) + "\n")
+    assert run(f"log_path={copied.path}") == 0
+    assert "all 8 steps are done" in capsys.readouterr().out
+    assert copied.after == whole.after
+    assert saved(copied) == saved(whole)
+
+
+def test_a_line_without_its_end_is_no_trap_for_the_next(copied: RunFolder) -> None:
+    forget(copied, "final")
+    files.keep_lines(copied.path / files.METRICS, lambda row: row["step"] < 6)
+    for name in (files.METRICS, files.CHECKPOINTS, files.BATCHES):
+        file = copied.path / name
+        file.write_bytes(file.read_bytes().rstrip(b"\n"))
+    assert run(f"log_path={copied.path}") == 0
+    assert steps_written(copied) == list(range(8))
+    assert not list(copied.path.glob("*.broken"))
 
 
 # -- 3. damaged ----------------------------------------------------------------------------------
@@ -178,16 +232,30 @@ def test_deleted_checkpoints_make_a_run_start_again(
 ) -> None:
     shutil.rmtree(copied.path / "checkpoints")
     assert run(f"log_path={copied.path}") == 0
-    assert "is damaged: starting again from the first step instead" in capsys.readouterr().out
+    assert (
+        "is damaged or gone: starting again from the first step instead" in capsys.readouterr().out
+    )
     assert rewards(copied) == rewards(whole)
     assert steps_written(copied) == list(range(8))
+
+
+def test_a_lost_list_of_checkpoints_does_not_cost_the_checkpoints(
+    copied: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (copied.path / files.CHECKPOINTS).unlink()
+    before = saved(copied)
+    assert run(f"log_path={copied.path}") == 1
+    assert "lists no checkpoint, and" in capsys.readouterr().err
+    assert saved(copied) == before
+    shutil.rmtree(copied.path / "checkpoints")
+    assert run(f"log_path={copied.path}") == 0
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"scores": {}}', '{"scores": 3}'])
 def test_odd_scores_of_the_untrained_weights_are_an_error_or_taken_again(
     copied: RunFolder, content: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (copied.path / run_folder.BEFORE).write_text(content)
+    (copied.path / files.BEFORE).write_text(content)
     status = run(f"log_path={copied.path}")
     message = capsys.readouterr().err
     assert status == 0 or "Delete before.json to have the untrained weights scored again" in message
@@ -195,8 +263,8 @@ def test_odd_scores_of_the_untrained_weights_are_an_error_or_taken_again(
 
 
 def test_a_run_does_not_go_on_with_another_engine(copied: RunFolder) -> None:
-    about = copied.read_json(run_folder.RUN) or {}
+    about = copied.read_json(files.RUN) or {}
     settings = train.parse([f"log_path={copied.path}"])
-    copied.write_json(run_folder.RUN, {**about, "engine": {"engine": "service"}})
+    copied.write_json(files.RUN, {**about, "engine": {"engine": "service"}})
     with pytest.raises(RunFolderError, match=r"trained with engine=service, .* are on a service"):
         take_up(copied, settings, (), "embedded", None)  # type: ignore[arg-type]

@@ -18,7 +18,8 @@ import pytest
 
 from evert.trainers.command import INTERRUPTED
 from evert.trainers.runs import process
-from evert.trainers.runs.folder import RUN, RunFolder
+from evert.trainers.runs.files import RUN
+from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.process import SPARE, ending, free_memory, room_for
 
 # -- how many fit --------------------------------------------------------------------------------
@@ -42,7 +43,7 @@ def room(path: Path, steps: int = 1, **engine: Any) -> int:
     """How many fit like one that is this process, after so many steps."""
     (path / RUN).write_text(json.dumps({"engine": {"device": "cpu", "threads": 1, **engine}}))
     if steps:
-        record = {"state_path": "tinker://x", "batch": steps}
+        record = {"name": "x", "state_path": "tinker://x", "batch": steps}
         (path / "checkpoints.jsonl").write_text(json.dumps(record) + "\n")
     return room_for(RunFolder(path, resumed=True), os.getpid())
 

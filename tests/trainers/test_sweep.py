@@ -25,7 +25,8 @@ import psutil
 import pytest
 
 from evert.trainers import sweep, train
-from evert.trainers.runs.folder import RESULT, RunFolder, alone_in
+from evert.trainers.runs.files import RESULT
+from evert.trainers.runs.folder import RunFolder, alone_in
 from evert.trainers.sweep import open_sweep
 
 TASKS = '''

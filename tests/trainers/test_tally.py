@@ -41,7 +41,8 @@ from evert.trainers.runs.failures import (
     shortened,
     together,
 )
-from evert.trainers.runs.folder import BATCHES, RunFolder
+from evert.trainers.runs.files import BATCHES
+from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.rollouts import Counted, GroupFailedError, LeaveOut
 from evert.trainers.runs.steps import FAILED, SKIPPED
 from evert.trainers.runs.tally import EpisodesFailedError, Tally, read_batches

@@ -25,7 +25,8 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
 
 from evert.bridge.errors import MissingPackageError
 from evert.trainers import train
-from evert.trainers.runs.folder import RESULT, RunFolder
+from evert.trainers.runs.files import RESULT
+from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.settings import TrainSettings, check_settings
 from evert.trainers.runs.steps import HELD_OUT_REWARD, TRAIN_REWARD
 from evert.trainers.runs.tracking import final_scores, run_name, run_tags, tracking, wandb_hosts
@@ -286,7 +287,7 @@ def log_rows(folder: RunFolder, rows: list[dict[str, Any]]) -> None:
 
 def checkpoint(folder: RunFolder, step: int) -> None:
     """Steps below that are done."""
-    record = {"state_path": "tinker://x", "batch": step}
+    record = {"name": "x", "state_path": "tinker://x", "batch": step}
     (folder.path / "checkpoints.jsonl").write_text(json.dumps(record) + "\n")
 
 

@@ -32,6 +32,7 @@ from evert.trainers import train
 from evert.trainers.engine.checkpoints import CheckpointStore
 from evert.trainers.engine.engine import embedded_engine
 from evert.trainers.engine.errors import CheckpointError
+from evert.trainers.runs import files
 from evert.trainers.runs import folder as run_folder
 from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.steps import HELD_OUT_REWARD
@@ -66,7 +67,7 @@ class Finished:
 
     @property
     def result(self) -> dict[str, Any]:
-        return self.folder.read_json(run_folder.RESULT) or {}
+        return self.folder.read_json(files.RESULT) or {}
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +154,7 @@ def test_the_result_says_what_was_reached_and_on_what(finished: Finished) -> Non
             assert -1 <= score["reward"] <= 1
     assert result["seconds"]["total"] > result["seconds"]["training"] > 0
     assert {"evert", "tinker-cookbook", "torch", "python"} <= set(result["versions"])
-    recorded = finished.folder.read_json(run_folder.RUN) or {}
+    recorded = finished.folder.read_json(files.RUN) or {}
     assert recorded["settings"]["batch_size"] == 4
     assert recorded["engine"]["parameters"] > 0
 
@@ -265,7 +266,8 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     for file in copied.path.glob("checkpoints/*/weights/000003/*.safetensors"):
         file.write_bytes(b"")
     assert run(f"log_path={copied.path}", "steps=4") == 0
-    assert "the newest checkpoint is damaged: resuming after step 2" in capsys.readouterr().out
+    said = "the newest checkpoint is damaged or gone: resuming after step 2"
+    assert said in capsys.readouterr().out
     assert len(copied.steps()) == 4
 
 
@@ -277,7 +279,7 @@ def test_a_list_of_checkpoints_cut_off_by_a_crash_is_used_up_to_there(
     cut = next(number for number, line in enumerate(lines) if '"batch": 3' in line)
     listed.write_text("\n".join(lines[:cut]) + "\n" + lines[cut][:40])
     assert run(f"log_path={copied.path}") == 0
-    assert "damaged: resuming after step 2" in capsys.readouterr().out
+    assert "damaged or gone: resuming after step 2" in capsys.readouterr().out
     assert listed.with_suffix(".jsonl.broken").exists()
 
 
@@ -291,6 +293,9 @@ def test_a_list_of_checkpoints_cut_off_by_a_crash_is_used_up_to_there(
         (["env=identity", "stepz=3"], "Did you mean 'steps'?"),
         (["env=identity", "steps=many"], "steps takes a whole number, got 'many'"),
         (["env=identity", "learning_rate=fast"], "learning_rate takes a number, got 'fast'"),
+        (["env=identity", "seed=9999999999999"], "seed must be between -2**32 and 2**32"),
+        (["env=identity", "renderer_name=nope"], "renderer_name=nope is none of the Cookbook's"),
+        (["env=identity", "limits.max_turns=-3"], "limits.max_turns must be a positive value"),
         (["env=identity", "learning_rate=nan"], "learning_rate takes a finite number, got nan"),
         (["env=identity", "learning_rate=-1"], "learning_rate must be above 0, got -1.0"),
         (["env=identity", "loss_fn=mse"], "loss_fn takes cross_entropy or importance_sampling"),
@@ -413,7 +418,7 @@ def test_an_agent_of_ones_own_is_trained_by_its_import_path(
     assert run("agent=words_game:agent", *own) == 0
     folder = RunFolder(Path("run"), resumed=True)
     assert len(folder.steps()) == 2
-    result = folder.read_json(run_folder.RESULT) or {}
+    result = folder.read_json(files.RESULT) or {}
     assert result["name"] == "agent"
     assert result["held_out"] == {"before": None, "after": None}
     assert "held-out" not in capsys.readouterr().out
@@ -448,5 +453,5 @@ def test_the_same_seed_gives_the_same_run_and_another_does_not(tmp_path: Path) -
     first, again, other = folders
     assert rewards(first) == rewards(again)
     assert rewards(first) != rewards(other)
-    scores = [(folder.read_json(run_folder.RESULT) or {})["held_out"] for folder in folders]
+    scores = [(folder.read_json(files.RESULT) or {})["held_out"] for folder in folders]
     assert scores[0] == scores[1]

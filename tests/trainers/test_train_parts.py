@@ -32,16 +32,15 @@ from evert.trainers.runs.engine_choice import (
     say,
     threads_of,
 )
-from evert.trainers.runs.folder import (
+from evert.trainers.runs.files import (
     BATCHES,
     BEFORE,
     METRICS,
     RUN,
-    RunFolder,
     RunFolderError,
     drop_broken_lines,
-    open_run,
 )
+from evert.trainers.runs.folder import RunFolder, open_run
 from evert.trainers.runs.progress import display, follow
 from evert.trainers.runs.settings import (
     RecipeError,
@@ -294,7 +293,7 @@ def test_a_run_whose_record_cannot_be_read_is_refused(tmp_path: Path, content: s
     open_and_leave(mine)
     (tmp_path / RUN).write_text(content)
     with pytest.raises(
-        RunFolderError, match=r"run\.json cannot be read, so that the run cannot go"
+        RunFolderError, match=r"run\.json cannot be read, so that nothing can go on"
     ):
         open_and_leave(mine)
 

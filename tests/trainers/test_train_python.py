@@ -7,6 +7,7 @@
 """
 
 import functools
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from rich.console import Console
 import evert
 from evert.trainers import train as command
 from evert.trainers.arguments import UsageError
-from evert.trainers.runs.folder import RunFolder, RunFolderError
+from evert.trainers.runs.files import RunFolderError
+from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.settings import RecipeError, path_of
 from evert.trainers.runs.tally import EpisodesFailedError
 
@@ -59,6 +61,18 @@ def test_a_function_is_trained_and_the_run_comes_back(tmp_path: Path) -> None:
     about = run.read_json("run.json") or {}
     assert about["settings"]["agent"] == "says"
     assert about["settings"]["train_tasks"] == "2 tasks"
+
+
+def test_a_folder_that_vanishes_is_a_message(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    says = make_agent("e")
+
+    async def vandal(client: Any, task: str) -> float:
+        shutil.rmtree(path, ignore_errors=True)
+        return float(await says(client, task))
+
+    with pytest.raises(RunFolderError, match="cannot be used: No such file or directory"):
+        evert.train(vandal, TASKS, steps=1, log_path=path, **SMALL)
 
 
 async def test_it_runs_where_a_loop_is_running(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from evert.envs.games import games
 from evert.trainers import train
 from evert.trainers.engine.engine import embedded_engine
 from evert.trainers.runs.folder import WARM_UP as FOLDER
+from evert.trainers.runs.folder import RunFolder
+from evert.trainers.runs.resuming import take_up
 from evert.trainers.runs.settings import TrainSettings, choose_recipe
 from evert.trainers.runs.warm_up import (
     ConversationDataset,
@@ -136,6 +138,43 @@ async def test_a_warm_up_is_done_once_and_learns_what_it_is_shown(tmp_path: Path
     assert (tmp_path / FOLDER / "metrics.jsonl").read_text() == lines
     assert len(nll) == 12
     assert nll[-1] < nll[0] - 0.5
+
+
+async def test_a_warm_up_that_was_stopped_ends_as_one_that_was_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Cookbook submits a batch ahead: the checkpoint has learned from more than its record."""
+    done, stopped = tmp_path / "done", tmp_path / "stopped"
+    console, batches = Console(quiet=True), list[int]()
+
+    def stops(seed: int) -> Iterator[list[dict[str, Any]]]:
+        batches.append(seed)
+        if len(batches) == 10:
+            raise DemonstrationsError("enough")
+        return greetings(seed)
+
+    monkeypatch.setattr(THIS, "stops", stops, raising=False)
+    made = {}
+    for path in (done, stopped):
+        name = "stops" if path == stopped else "greetings"
+        wanted = settings(path, warm_up_steps=12, demonstrations=f"warm_up_games:{name}")
+        path.mkdir()
+        with embedded_engine(path / "checkpoints", device="cpu", threads=1) as engine:
+            if path == stopped:
+                with pytest.raises(DemonstrationsError, match="enough"):
+                    await warm_up(wanted, path, console, embedded=True)
+                folder = RunFolder(path, resumed=True)
+                take_up(folder, wanted, (), "embedded", console)
+            warm = await warm_up(wanted, path, console, embedded=True)
+            assert warm is not None
+            found = engine.store.folder(str(warm.sampler_path)) / "model.safetensors"
+            made[path] = found.read_bytes()
+    lines = (stopped / FOLDER / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+
+    assert [row["step"] for row in rows] == list(range(12))
+    assert len(batches) == 10 + 12 - 7
+    assert made[done] == made[stopped]
 
 
 async def test_without_a_warm_up_nothing_is_done(tmp_path: Path) -> None:

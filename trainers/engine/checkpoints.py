@@ -34,6 +34,7 @@ from typing import Literal
 from safetensors import SafetensorError
 
 from evert.trainers.engine.errors import CheckpointError
+from evert.trainers.runs.files import settle
 
 Kind = Literal["weights", "sampler_weights"]
 
@@ -102,7 +103,9 @@ class CheckpointStore:
         run_id = f"run-{stamp}-{uuid.uuid4().hex[:8]}"
         with _writing(self.root / run_id):
             (self.root / run_id).mkdir(parents=True)
-            (self.root / run_id / "run.json").write_text(json.dumps(asdict(info), indent=1))
+            about = self.root / run_id / "run.json"
+            about.write_text(json.dumps(asdict(info), indent=1))
+            settle(about)
         return run_id
 
     def run_info(self, path: str) -> RunInfo:
@@ -308,10 +311,11 @@ def _write_manifest(folder: Path, info: CheckpointInfo) -> None:
         if file.is_file()
     }
     for name in files:
-        _flush(folder / name)
+        settle(folder / name)
     manifest = folder / MANIFEST
     manifest.write_text(json.dumps({**asdict(info), "files": files}, indent=1))
-    _flush(manifest)
+    settle(manifest)
+    settle(folder)
 
 
 def _read_manifest(path: str, folder: Path) -> CheckpointInfo:
@@ -359,6 +363,7 @@ def _put_in_place(draft: Path, folder: Path) -> None:
         except OSError:
             _put_back(folder)
             raise
+        settle(folder.parent)
         shutil.rmtree(old, ignore_errors=True)
 
 
@@ -378,11 +383,6 @@ def _crc32(file: Path) -> int:
         while block := stream.read(2**20):
             checksum = zlib.crc32(block, checksum)
     return checksum
-
-
-def _flush(file: Path) -> None:
-    with file.open("rb") as stream:
-        os.fsync(stream.fileno())
 
 
 def new_checkpoint_info(

@@ -36,7 +36,7 @@ from evert.trainers.runs.failures import (
     failure_in,
     failure_of,
 )
-from evert.trainers.runs.folder import drop_broken_lines, read_jsonl
+from evert.trainers.runs.files import drop_broken_lines, read_jsonl
 
 EPISODES = "episodes.jsonl"
 

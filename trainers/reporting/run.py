@@ -23,9 +23,10 @@ from typing import Any
 from evert.bridge.errors import EvertError
 from evert.trainers.evaluation.scores import Score
 from evert.trainers.reporting.metrics import HELD_OUT, TRAIN, Curve, clock, curves, read_curve
+from evert.trainers.runs import files
 from evert.trainers.runs import folder as run_folder
 from evert.trainers.runs.failures import Failures
-from evert.trainers.runs.folder import read_json, read_jsonl
+from evert.trainers.runs.files import METRICS, read_json, read_jsonl
 from evert.trainers.runs.steps import HELD_OUT_REWARD, read_steps
 from evert.trainers.runs.tally import read_batches
 
@@ -98,14 +99,14 @@ def read_run(path: Path) -> Run:
     Raises:
         ReportError: There is no run in it; the message says which are near.
     """
-    facts = read_json(path / run_folder.RUN) or {}
+    facts = read_json(path / files.RUN) or {}
     config = read_json(path / CONFIG) or {}
-    if not facts and not (config and (path / run_folder.METRICS).is_file()):
+    if not facts and not (config and (path / METRICS).is_file()):
         raise ReportError(_no_run(path))
-    before = read_json(path / run_folder.BEFORE) or {}
-    result = read_json(path / run_folder.RESULT) or {}
+    before = read_json(path / files.BEFORE) or {}
+    result = read_json(path / files.RESULT) or {}
     held_out = _mapping(result.get("held_out"))
-    rows, after = list(_rows(path / run_folder.METRICS)), _scores(held_out.get("after"))
+    rows, after = list(_rows(path / METRICS)), _scores(held_out.get("after"))
     trained = after.get("temperature_1")
     failures, skipped = read_batches(path)
     return Run(
@@ -126,7 +127,7 @@ def read_run(path: Path) -> Run:
 def _last_score(path: Path, rows: Sequence[Mapping[str, float]]) -> float | None:
     """What the Cookbook measured after the last step; None where it did not."""
     after = rows[-1]["step"] + 1 if rows else 0
-    found = [row for row in read_jsonl(path / run_folder.METRICS) if row.get("step") == after]
+    found = [row for row in read_jsonl(path / METRICS) if row.get("step") == after]
     scores = [row[HELD_OUT_REWARD] for row in found if _is_number(row.get(HELD_OUT_REWARD))]
     return scores[-1] if scores else None
 
@@ -174,9 +175,9 @@ def _no_run(path: Path) -> str:
     """Why a folder is refused, and what to name instead."""
     wanted = "Name the folder of a run of `evert train`: it holds a run.json."
     if path.is_dir():
-        inside = sorted(str(found.parent) for found in path.glob(f"*/{run_folder.RUN}"))[:6]
+        inside = sorted(str(found.parent) for found in path.glob(f"*/{files.RUN}"))[:6]
         hint = f"Runs are in it: {' '.join(inside)}" if inside else wanted
-        return f"{path} is no run's folder: it has no readable {run_folder.RUN}. {hint}"
+        return f"{path} is no run's folder: it has no readable {files.RUN}. {hint}"
     if path.exists():
         return f"{path} is a file, not a run's folder. {wanted}"
     beside = path.parent if path.parent.is_dir() else Path()

@@ -16,7 +16,7 @@ from typing import Any, final
 from evert.bridge.diagnosis import LINEAGE
 from evert.trainers.reporting.metrics import HELD_OUT, TRAIN
 from evert.trainers.reporting.run import Run
-from evert.trainers.runs.folder import read_jsonl
+from evert.trainers.runs.files import read_jsonl
 
 ROLLOUTS = "train_rollout_summaries.jsonl"
 SCHEMA = 1

@@ -9,6 +9,7 @@ In reading order:
     frozen_models.py    the models beside the policy, by name
     cookbook.py         the same as the Cookbook's ``Config``, and what else of it can be set
     engine_choice.py    the in-process engine or a service
+    files.py            its files: written whole, read whatever became of them
     folder.py           what a run leaves behind, and who may work in it
     steps.py            its metrics by step
     origin.py           versions, machine, revision: what its figures come from

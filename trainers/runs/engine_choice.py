@@ -43,8 +43,10 @@ def choose_engine(settings: TrainSettings) -> EngineChoice:
         if not os.environ.get(KEY) and not settings.base_url:
             return EngineChoice("embedded", f"no {KEY} is set")
         if local:
-            name = Path(settings.model_name).name
-            return EngineChoice("embedded", f"{KEY} is set, but {name} is on no service")
+            name, given = Path(settings.model_name).name, f"{KEY} is set"
+            if settings.base_url:
+                given = f"base_url={settings.base_url} is given"
+            return EngineChoice("embedded", f"{given}, but {name} is on no service")
     if not os.environ.get(KEY):
         raise RecipeError(
             f"A Tinker service was asked for (engine=service or base_url), but {KEY} is not set. "

@@ -21,6 +21,7 @@ written whole or not at all.
 
 import itertools
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -32,21 +33,28 @@ from typing import Any
 import chz
 from filelock import FileLock, Timeout
 
-from evert.bridge.errors import EvertError
+from evert.trainers.runs.files import (
+    BEFORE,
+    CHECKPOINTS,
+    METRICS,
+    RESULT,
+    RUN,
+    RunFolderError,
+    cannot_read,
+    cannot_write,
+    file_errors,
+    read_json,
+    read_jsonl,
+    write_whole,
+)
 from evert.trainers.runs.settings import TrainSettings, differing, slug
 
-RUN, BEFORE, RESULT = "run.json", "before.json", "result.json"
-METRICS, BATCHES, CHECKPOINTS = "metrics.jsonl", "batches.jsonl", "checkpoints.jsonl"
 LOGS, LOCK = "logs.log", ".lock"
 STORE, WARM_UP = "checkpoints", "warm_up"
 PLOT, SAMPLES_MD, SAMPLES_JSONL = "learning_curve.png", "samples.md", "samples.jsonl"
 
 _DEBRIS = frozenset({LOCK, f".{RUN}.draft"})
 """What a run that was killed before it wrote its first file may leave."""
-
-
-class RunFolderError(EvertError, OSError):
-    """A run folder cannot be used: it is no run, another run, or cannot be written to."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +82,16 @@ class RunFolder:
 
         The ways to play are ``greedy`` and ``temperature_1``.
         """
-        return (self.result.get("held_out") or {}).get("before")
+        return self._held_out("before")
 
     @property
     def after(self) -> dict[str, Any] | None:
         """The same of the trained weights."""
-        return (self.result.get("held_out") or {}).get("after")
+        return self._held_out("after")
+
+    def _held_out(self, when: str) -> dict[str, Any] | None:
+        found = (self.result.get("held_out") or {}).get(when)
+        return found if isinstance(found, dict) else None
 
     @property
     def plot(self) -> Path:
@@ -142,9 +154,11 @@ def alone_in(path: Path, doing: str, key: str) -> Iterator[None]:
     except OSError as error:
         raise cannot_write(path, error) from error
     try:
-        yield
+        with file_errors(path, key):
+            yield
     finally:
-        (path / LOCK).unlink(missing_ok=True)
+        with suppress(OSError):  # the folder may be gone
+            (path / LOCK).unlink()
         lock.release()
 
 
@@ -235,7 +249,7 @@ def output_folder(out: str | None, home: str, name: str, marker: str) -> Path:
 def recorded_settings(
     log_path: str | Path, name: str = RUN, kind: type = TrainSettings
 ) -> dict[str, Any]:
-    """The settings that a folder's record has; empty where there is none, or it is broken.
+    """The settings that a folder's record has; empty where there is no record.
 
     Those that this version of evert does not have any more are left out.
 
@@ -243,12 +257,19 @@ def recorded_settings(
         log_path: The folder; empty for none.
         name: Of the record in it.
         kind: The chz class that the settings are of.
+
+    Raises:
+        RunFolderError: The record is broken.
     """
-    record = read_json(Path(log_path).expanduser() / name) if log_path else None
-    found = (record or {}).get("settings")
+    file = Path(log_path).expanduser() / name
+    if not log_path or not os.path.lexists(file):
+        return {}
+    found = (read_json(file) or {}).get("settings")
+    if not found:
+        raise cannot_read(file)
     return {
         key: tuple(value) if isinstance(value, list) else value
-        for key, value in (found.items() if isinstance(found, dict) else ())
+        for key, value in found.items()
         if key in chz.chz_fields(kind)
     }
 
@@ -262,13 +283,7 @@ def _check_is_ours(folder: RunFolder, settings: TrainSettings) -> None:
                 "changed. Choose another log_path, or leave it out for a new folder under runs/."
             )
         return
-    before = recorded_settings(path)
-    if not before:
-        raise RunFolderError(
-            f"{path / RUN} cannot be read, so that the run cannot go on: expected what evert wrote "
-            "there. Nothing was changed. Put it back, or choose another log_path."
-        )
-    if changes := differing(before, settings):
+    if changes := differing(recorded_settings(path), settings):
         raise RunFolderError(
             f"{path} holds a run with other settings:\n  "
             + "\n  ".join(changes)
@@ -284,78 +299,3 @@ def _named(given: str | None, home: str, name: str) -> Path:
     name += datetime.now().strftime("-%Y-%m-%d-%H%M%S")
     others = (Path(home) / f"{name}-{number}" for number in itertools.count(2))
     return next(p for p in itertools.chain([Path(home) / name], others) if not p.exists())
-
-
-def drop_broken_lines(path: Path) -> int:
-    """Take unreadable lines, such as a crash leaves, out of a JSONL file; a copy keeps them.
-
-    The Cookbook reads its files line by line and stops at the first that is no JSON.
-
-    Returns:
-        How many lines were taken out.
-    """
-    broken = sum(record is None for _, record in _records(path))
-    if broken:
-        shutil.copyfile(path, path.with_suffix(".jsonl.broken"))
-        keep_lines(path, lambda record: True)
-    return broken
-
-
-def keep_lines(path: Path, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
-    """Keep the records of a JSONL file that are wanted; the file is changed whole or not at all."""
-    lines = _records(path)
-    kept = [f"{line}\n" for line, record in lines if record is not None and wanted(record)]
-    if len(kept) < len(lines):
-        write_whole(path, "".join(kept).encode())
-
-
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The records of a JSONL file; unreadable lines are left out, a missing file has none."""
-    return [record for _, record in _records(path) if record is not None]
-
-
-def _records(path: Path) -> list[tuple[str, dict[str, Any] | None]]:
-    """The lines of a JSONL file, each with its record; None for what is none."""
-    if not path.is_file():
-        return []
-    return [(line, _parse(line)) for line in path.read_text("utf-8", "replace").splitlines()]
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON file's content; None where there is no such file, or it is broken."""
-    try:
-        return _parse(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeError):
-        return None
-
-
-def _parse(text: str) -> dict[str, Any] | None:
-    try:
-        content = json.loads(text)
-    except ValueError:
-        return None
-    return content if isinstance(content, dict) else None
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file whole, or not at all.
-
-    Raises:
-        RunFolderError: It cannot be written; what was there before is untouched.
-    """
-    draft = path.with_name(f".{path.name}.draft")
-    try:
-        draft.write_bytes(content)
-        draft.replace(path)
-    except OSError as error:
-        raise cannot_write(path, error) from error
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def cannot_write(path: Path, error: OSError) -> RunFolderError:
-    """The error for a file or folder that cannot be written."""
-    return RunFolderError(
-        f"{path} cannot be written to: {error.strerror or error}. What was written before is "
-        "untouched. Free some space, or choose a folder that can be written to."
-    )

@@ -18,7 +18,8 @@ from typing import Any
 
 from evert.bridge.base import BASE_MODEL, BASES, base_path
 from evert.bridge.errors import EvertError
-from evert.trainers.runs.folder import CHECKPOINTS, STORE, read_jsonl, recorded_settings
+from evert.trainers.runs.files import CHECKPOINTS, read_jsonl
+from evert.trainers.runs.folder import STORE, recorded_settings
 
 ENDPOINT, SERVICE = "openai:", "tinker://"
 ADDRESS = ("http://", "https://")

@@ -27,7 +27,8 @@ from typing import Any
 import psutil
 
 from evert.trainers.command import INTERRUPTED
-from evert.trainers.runs.folder import RUN, RunFolder
+from evert.trainers.runs.files import RUN
+from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.origin import machine
 
 PRELOADED = ["tinker_cookbook.rl.train", "transformers.models.qwen3.modeling_qwen3", "peft"]

@@ -22,7 +22,8 @@ from typing import Any, TypeAlias
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
-from evert.trainers.runs.folder import LOGS, METRICS, read_jsonl
+from evert.trainers.runs.files import METRICS, read_jsonl
+from evert.trainers.runs.folder import LOGS
 from evert.trainers.runs.steps import FAILED, HELD_OUT_REWARD, TRAIN_REWARD, is_step
 
 POLL_SECONDS = 0.2
@@ -111,12 +112,15 @@ def logging_to(folder: Path) -> Iterator[None]:
     handler.setFormatter(logging.Formatter("%(name)s:%(lineno)d [%(levelname)s] %(message)s"))
     root.handlers[:] = [handler]
     logging.captureWarnings(True)
+    raised, logging.raiseExceptions = logging.raiseExceptions, False  # a full disk, for example
     try:
         yield
     finally:
+        logging.raiseExceptions = raised
         logging.captureWarnings(False)
         for ours in root.handlers:
-            ours.close()
+            with suppress(OSError):
+                ours.close()
         root.handlers[:] = handlers
         root.setLevel(level)
 

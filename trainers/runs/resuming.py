@@ -1,8 +1,9 @@
 """Taking up the folder of a run that stopped, wherever it was stopped, and leaving it tidy.
 
 A run may have been killed in the middle of any write, its checkpoints damaged or deleted. Then its
-lists are cut back to the newest step that can be gone on from, so that the Cookbook finds what it
-expects and no step stands twice in ``metrics.jsonl``.
+lists, and those of its warm-up, are cut back to the newest step that can be gone on from: whose
+checkpoint is whole, and up to which every step is in ``metrics.jsonl``. So the Cookbook finds what
+it expects, and every step stands there once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,25 +14,28 @@ from typing import Any
 import chz
 from rich.console import Console
 
-from evert.trainers.runs.folder import (
+from evert.trainers.runs.files import (
     BATCHES,
     CHECKPOINTS,
     METRICS,
     RUN,
-    STORE,
-    WARM_UP,
-    RunFolder,
+    TIMES,
     RunFolderError,
+    change_lines,
     drop_broken_lines,
+    file_errors,
     keep_lines,
     read_jsonl,
-    recorded_settings,
 )
+from evert.trainers.runs.folder import STORE, WARM_UP, RunFolder, recorded_settings
 from evert.trainers.runs.frozen_models import pinned
 from evert.trainers.runs.origin import origin
 from evert.trainers.runs.settings import TrainSettings, read_train_settings, recorded
+from evert.trainers.runs.steps import is_step
 
-TIMES = "timing_spans.jsonl"
+AHEAD = 2
+"""Steps that a kill may leave in a checkpoint and in no metrics: the Cookbook saves before it logs,
+and submits a batch of the warm-up ahead."""
 
 
 def settings_of_run(given: Mapping[str, Any]) -> TrainSettings:
@@ -43,7 +47,8 @@ def settings_of_run(given: Mapping[str, Any]) -> TrainSettings:
         EvertError: As ``read_train_settings``.
     """
     path = Path(given.get("log_path") or "").expanduser()
-    resumes = given.get("log_path") and RunFolder(path, resumed=True).begun
+    with file_errors(path, "log_path"):
+        resumes = given.get("log_path") and RunFolder(path, resumed=True).begun
     before = recorded_settings(path) if resumes else {}
     settings = read_train_settings(given, before)
     if not settings.models:
@@ -85,6 +90,8 @@ def take_up(
     if folder.resumed:
         _check_engine(folder, about, engine)
         _cut_back(folder, settings.steps, engine == "embedded", console)
+    if engine == "embedded":
+        tidy(folder.path)
     folder.write_json(RUN, about)
     return about
 
@@ -101,30 +108,86 @@ def _check_engine(folder: RunFolder, about: dict[str, Any], engine: str) -> None
 
 
 def _cut_back(folder: RunFolder, steps: int, embedded: bool, console: Console) -> None:
-    listed = folder.steps_done()
-    broken = drop_broken_lines(folder.path / CHECKPOINTS) > 0
-    for name in (METRICS, BATCHES):
-        drop_broken_lines(folder.path / name)
+    path, warm = folder.path, RunFolder(folder.path / WARM_UP, resumed=True)
+    broken = {f for log in (path, warm.path) for f in _files(log) if drop_broken_lines(f)}
     if embedded:
-        _repair(folder.path)
-        tidy(folder.path)
-    done = folder.steps_done()
-    for name in (METRICS, BATCHES, TIMES) if done < steps else ():
-        keep_lines(folder.path / name, lambda row: int(row.get("step", -1)) < done)
-    if broken or done < listed:
+        _mend_batches(warm.path, path / STORE)
+    for log in (path, warm.path):
+        _strike_unlogged(log)
+    listed = folder.steps_done()
+    if embedded:
+        _repair(path)
+    if (done := folder.steps_done()) < steps:
+        _cut(path, done)
+    if not any(record["name"] == "final" for record in warm.checkpoints()):
+        _cut(warm.path, warm.steps_done())
+    if path / CHECKPOINTS in broken or done < listed:
         start = f"resuming after step {done}" if done else "starting again from the first step"
-        console.print(f"the newest checkpoint is damaged: {start} instead", markup=False)
+        said = f"the newest checkpoint is damaged or gone: {start} instead"
+        console.print(said, markup=False, soft_wrap=True)
+
+
+def _files(log: Path) -> list[Path]:
+    """What the Cookbook, or a tally, writes a line at a time."""
+    return [log / name for name in (METRICS, BATCHES, TIMES, CHECKPOINTS)]
+
+
+def _cut(log: Path, done: int) -> None:
+    """Take out of a log what comes after so many steps."""
+    for file in _files(log)[:-1]:
+        keep_lines(file, lambda row: int(row.get("step") or 0) < done)
 
 
 def _repair(path: Path) -> None:
-    """Strike off the lists what is damaged or gone: the Cookbook goes on from the last line."""
+    """Strike off the lists what is damaged or gone: the Cookbook goes on from the last line.
+
+    Raises:
+        RunFolderError: The list is gone, and the checkpoints are not.
+    """
     from evert.trainers.engine.checkpoints import CheckpointStore, repair_checkpoint_log
 
     store = CheckpointStore(path / STORE)
+    saved = len(_logged(path)) >= AHEAD and any(store.root.glob("*/weights/*/"))
+    if saved and not read_jsonl(path / CHECKPOINTS):
+        raise RunFolderError(
+            f"{path / CHECKPOINTS} lists no checkpoint, and {store.root} has some; expected the "
+            "list that was written with them. Put it back; or delete the checkpoints, too, to have "
+            "the run start again."
+        )
     for log in (path, path / WARM_UP):
         states = [r["state_path"] for r in read_jsonl(log / CHECKPOINTS) if r.get("state_path")]
         if states and not store.is_intact(states[-1]):
             repair_checkpoint_log(log, store, all_here=True)
+
+
+def _mend_batches(log: Path, root: Path) -> None:
+    """Have a warm-up's list say what its weights have learned from.
+
+    The Cookbook writes down the batch that it waits for. By then it has submitted that one and the
+    next, and the weights have both.
+    """
+    from evert.trainers.engine.checkpoints import CheckpointStore
+
+    store = CheckpointStore(root)
+
+    def mended(record: dict[str, Any]) -> dict[str, Any]:
+        path = record.get("state_path")
+        if record["name"] == "final" or path is None or not store.is_intact(path):
+            return record
+        return {**record, "batch": store.read(path).steps}
+
+    change_lines(log / CHECKPOINTS, mended)
+
+
+def _strike_unlogged(log: Path) -> None:
+    """Strike off the checkpoints of steps that a kill kept out of the metrics; they are redone."""
+    logged = max(_logged(log), default=-1) + 1
+    lost = range(logged + 1, logged + AHEAD + 1)
+    keep_lines(log / CHECKPOINTS, lambda record: record.get("batch") not in lost)
+
+
+def _logged(log: Path) -> set[int]:
+    return {row.get("step", -1) for row in read_jsonl(log / METRICS) if is_step(row)}
 
 
 def tidy(path: Path) -> None:

@@ -131,6 +131,11 @@ class TrainSettings(EpisodeSettings):
                 f"device takes auto, cpu, cuda or cuda with a number (cuda:1), got {self.device!r}."
             )
 
+    @chz.validate
+    def _seed(self) -> None:
+        if abs(self.seed) >= 2**32:
+            raise RecipeError(f"seed must be between -2**32 and 2**32, got {self.seed}.")
+
     @property
     def name(self) -> str:
         """What the run trains, as a short name: the game, or the agent's function."""
@@ -295,6 +300,7 @@ def check_settings(settings: TrainSettings) -> None:
 
     check_tracking(settings)
     check_engine(settings)
+    _check_renderer(settings)
     _check_known(settings)
     agent, tasks = load_agent(settings.agent), load_tasks(settings.train_tasks)
     if not is_missing(settings.test_tasks):
@@ -319,6 +325,22 @@ def _check_known(settings: TrainSettings) -> None:
             "this run was trained from Python with functions or lists of its own, call evert.train "
             f"again with them and log_path={settings.log_path!r}."
         )
+
+
+def _check_renderer(settings: TrainSettings) -> None:
+    """Find out whether a renderer that was named is one."""
+    from tinker_cookbook.exceptions import RendererError
+
+    from evert.bridge.base import model_renderer
+
+    if settings.renderer_name:
+        try:
+            model_renderer(settings.model_name, settings.renderer_name)
+        except RendererError as error:
+            raise RecipeError(
+                f"renderer_name={settings.renderer_name} is none of the Cookbook's: {error} Leave "
+                "it out for the one that fits the model."
+            ) from error
 
 
 def renderer_of(settings: TrainSettings) -> str:

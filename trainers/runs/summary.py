@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Column, Table
 
+from evert.trainers.runs import files
 from evert.trainers.runs import folder as run_folder
 from evert.trainers.runs.failures import shortened
 from evert.trainers.runs.folder import RunFolder
@@ -61,7 +62,7 @@ def summarise(
         **origin(),
         "folder": str(folder.path),
     }
-    folder.write_json(run_folder.RESULT, result)
+    folder.write_json(files.RESULT, result)
     _show(settings, folder, done, console)
     return result
 

@@ -12,6 +12,7 @@ A batch is one of the dataset's. Where the Cookbook samples and trains side by s
 import asyncio
 import json
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from tinker_cookbook.rl.types import Trajectory
 from evert.bridge.errors import EvertError
 from evert.bridge.group import Batch, can_be_learned_from
 from evert.trainers.runs.failures import OVERFLOW, Failure, Failures, failure_in, together
-from evert.trainers.runs.folder import BATCHES, RunFolder, read_jsonl
+from evert.trainers.runs.files import BATCHES, read_jsonl
+from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.steps import FAILED, SKIPPED
 
 MOST = 0.5
@@ -183,12 +185,14 @@ class Tally:
         row = {FAILED: failed.share, SKIPPED: float(self.has_skipped)}
         row |= {f"{FAILED}/{kind}": n / every.episodes for kind, n in every.kinds.items()}
         self._rows[step] = row
-        with self._file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, "metrics": row, **asdict(every)}) + "\n")
+        try:
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": step, "metrics": row, **asdict(every)}) + "\n")
+        except OSError as error:  # nobody may be waiting for this group's episodes
+            return self.end(error)
         self.tell(f"step {step + 1}", every, skipped=self.has_skipped)
         if failed.share < NEARLY_ALL:
-            self._in_a_row.clear()
-            return
+            return self._in_a_row.clear()
         self._in_a_row.append(failed)
         if self._patience and len(self._in_a_row) >= self._patience:
             self.end(EpisodesFailedError(_the_end(self._in_a_row)))
@@ -221,6 +225,9 @@ def nothing_to_learn() -> NothingToLearnError:
 
 def read_batches(path: Path) -> tuple[Failures, int]:
     """The failures of all batches of a run's folder, as one, and how many batches were skipped."""
-    records = read_jsonl(path / BATCHES)
-    skipped = sum(record["metrics"][SKIPPED] for record in records)
-    return together(map(Failures.read, records)), int(skipped)
+    failures, skipped = list[Failures](), 0
+    for record in read_jsonl(path / BATCHES):
+        with suppress(KeyError, TypeError, ValueError):  # not as evert writes them
+            failures.append(Failures.read(record))
+            skipped += bool(record["metrics"][SKIPPED])
+    return together(failures), skipped

@@ -27,6 +27,7 @@ from rich.console import Console
 from tinker_cookbook.utils import ml_log
 
 from evert.bridge.errors import EvertError, MissingPackageError
+from evert.trainers.runs.files import WANDB
 from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.settings import TrainSettings, slug
 from evert.trainers.runs.steps import HELD_OUT_REWARD
@@ -34,8 +35,6 @@ from evert.trainers.runs.steps import HELD_OUT_REWARD
 if TYPE_CHECKING:
     import wandb
 
-RECORD = "wandb.json"
-"""In the run folder: the W&B run's ``project``, ``id`` and ``url``."""
 EVENTS = "tensorboard"
 
 
@@ -135,12 +134,12 @@ class WandbLogger(ml_log.Logger):
         import wandb
 
         project = self._settings.wandb_project
-        recorded = self._folder.read_json(RECORD) or {}
+        recorded = self._folder.read_json(WANDB) or {}
         try:
             run = wandb.init(
                 project=project,
                 name=run_name(self._settings, self._folder.path),
-                id=recorded["id"] if recorded.get("project") == project else None,
+                id=recorded.get("id") if recorded.get("project") == project else None,
                 resume="allow",
                 tags=run_tags(self._settings),
                 dir=str(self._folder.path),
@@ -154,7 +153,7 @@ class WandbLogger(ml_log.Logger):
                 "WANDB_MODE=offline keeps the run on disk, to be sent later with `wandb sync`; or "
                 "leave wandb_project out."
             ) from error
-        self._folder.write_json(RECORD, {"project": project, "id": run.id, "url": run.url})
+        self._folder.write_json(WANDB, {"project": project, "id": run.id, "url": run.url})
         return run
 
     def log_hparams(self, config: Any) -> None:

@@ -21,7 +21,8 @@ from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatase
 
 from evert.bridge.errors import EvertError
 from evert.bridge.imports import resolve
-from evert.trainers.runs.folder import CHECKPOINTS, WARM_UP, read_jsonl
+from evert.trainers.runs.files import CHECKPOINTS, read_jsonl
+from evert.trainers.runs.folder import WARM_UP
 from evert.trainers.runs.settings import TrainSettings, path_of, renderer_of, slug
 
 if TYPE_CHECKING:

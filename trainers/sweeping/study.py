@@ -28,11 +28,12 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from evert.trainers.arguments import UsageError, read_settings
+from evert.trainers.runs.files import cannot_read, drop_broken_lines
 from evert.trainers.runs.settings import TrainSettings, check_settings, read_train_settings, size
 
 HELD_OUT = {"held_out": "temperature_1", "held_out_greedy": "greedy"}
 """Objectives that are held-out scores, and the way those are played."""
-SEED, TRIALS = "seed", 20
+SEED, TRIALS, JOURNAL = "seed", 20, "journal.log"
 _NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)"
 _RANGE = re.compile(rf"{_NUMBER}\.\.{_NUMBER}(?::(log|linear))?", re.IGNORECASE)
 _KILLED = {"status": "interrupted", "seconds": 0.0, "error": "killed with the sweep"}
@@ -175,22 +176,31 @@ class Run:
 
 
 class Record:
-    """The runs of a sweep, as Optuna has them; a study in the folder is gone on with."""
+    """The runs of a sweep, as Optuna has them; a study in the folder is gone on with.
+
+    Raises:
+        RunFolderError: The folder's study cannot be read.
+    """
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._plan = plan
         points = itertools.product(*map(choices, plan.space.values()))
         self._grid = list(points) if plan.search == "grid" else []
-        self._study = optuna.create_study(
-            storage=JournalStorage(JournalFileBackend(str(folder / "journal.log"))),
-            study_name="sweep", direction="maximize", load_if_exists=True,
-        )  # fmt: skip
         self.runs: list[Run] = []
         """Every run that was drawn, in order of its number; kept up to date."""
         self._trials: dict[int, optuna.Trial] = {}
-        for trial in self._study.get_trials():
-            self._take_up(trial)
+        journal = folder / JOURNAL
+        drop_broken_lines(journal)
+        try:
+            self._study = optuna.create_study(
+                storage=JournalStorage(JournalFileBackend(str(journal))),
+                study_name="sweep", direction="maximize", load_if_exists=True,
+            )  # fmt: skip
+            for trial in self._study.get_trials():
+                self._take_up(trial)
+        except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise cannot_read(journal) from error
         self._again = deque(run.number for run in self.runs if run.objective is None)
 
     def _take_up(self, trial: FrozenTrial) -> None:

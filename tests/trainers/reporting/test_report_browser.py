@@ -29,7 +29,7 @@ from selenium.webdriver.chrome.service import Service
 from evert.trainers import report, train
 from evert.trainers.reporting.run import read_run
 from evert.trainers.reporting.tokens import count_tokens
-from evert.trainers.runs.folder import read_json
+from evert.trainers.runs.files import read_json
 from evert.trainers.runs.steps import HELD_OUT_REWARD, TRAIN_REWARD
 
 pytestmark = [

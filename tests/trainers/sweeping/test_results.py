@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from evert.trainers.reporting.formatting import show
-from evert.trainers.runs.folder import METRICS, RESULT, RunFolder
+from evert.trainers.runs.files import METRICS, RESULT
+from evert.trainers.runs.folder import RunFolder
 from evert.trainers.sweeping.results import (
     ObjectiveError,
     as_rows,

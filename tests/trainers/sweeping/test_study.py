@@ -17,6 +17,7 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from evert.bridge.errors import EvertError
+from evert.trainers.runs.files import RunFolderError
 from evert.trainers.sweeping.study import Plan, Record, Run, choices, read_plan
 from evert.trainers.train import parse
 
@@ -179,6 +180,23 @@ def test_what_is_read_back_is_what_was_known(tmp_path: Path) -> None:
     record = Record(GRID, tmp_path)
     do(record, "completed", "failed", "interrupted")
     assert Record(GRID, tmp_path).runs == record.runs
+
+
+def test_a_line_that_a_kill_cut_off_is_no_trap_for_the_next(tmp_path: Path) -> None:
+    do(Record(GRID, tmp_path), "completed", "failed")
+    with (tmp_path / "journal.log").open("a") as journal:
+        journal.write('{"op_code": 4, "worker')
+    do(Record(GRID, tmp_path), "completed")
+    assert [len(run.attempts) for run in Record(GRID, tmp_path).runs] == [1, 2]
+
+
+@pytest.mark.parametrize("line", ["{}", '{"op_code": 99}', '{"op_code": 4, "trial_id": "x"}'])
+def test_a_journal_that_is_none_is_named(tmp_path: Path, line: str) -> None:
+    do(Record(GRID, tmp_path), "completed")
+    with (tmp_path / "journal.log").open("a") as journal:
+        journal.write(f"{line}\n")
+    with pytest.raises(RunFolderError, match=r"journal\.log cannot be read"):
+        Record(GRID, tmp_path)
 
 
 def test_each_attempt_keeps_how_it_ended(tmp_path: Path) -> None:

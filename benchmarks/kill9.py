@@ -1,0 +1,279 @@
+"""Does a killed run go on? Runs of ``evert train``, each stopped at a random moment.
+
+    python benchmarks/kill9.py [--runs 30] [--seed 0] [--signal KILL|TERM|INT] [--quick]
+
+Half of the moments are drawn evenly between the start of the process and its end; the others come a
+few milliseconds after something appears in the run's folder (a draft, the first checkpoint, the
+result), so that short moments are met, too. Two in five runs are stopped a second time while they
+resume. Then the same command is given until it ends. The run must equal one that nobody stopped:
+the metrics of every step (times aside), each step once, the same held-out scores, the same
+checkpoints, no drafts. Numbers are equal up to rounding: what is computed together depends on the
+clock. Runs have a warm-up, rolling and kept checkpoints. A run that does not go on, or ends
+otherwise, fails the benchmark.
+"""
+
+import argparse
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from evert.trainers.runs.files import BATCHES, BEFORE, CHECKPOINTS, METRICS, RESULT, RUN, read_jsonl
+from evert.trainers.runs.folder import WARM_UP, RunFolder
+
+SETTINGS = (
+    "env=identity", "device=cpu", "steps=5", "save_every=3", "eval_every=2", "batch_size=2",
+    "group_size=2", "samples=1", "warm_up_steps=7", "warm_up_batch=2", "tensorboard=True",
+    "demonstrations=evert.envs.twenty_questions.demonstrations:demonstrations",
+)  # fmt: skip
+TRIES, LONGEST = 6, 300
+"""Commands a run may take to end, and seconds of one."""
+AGAIN = 0.4
+"""Share of the runs that are stopped while they resume, too."""
+STOPPED = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 130, signal.SIGINT: 130}
+"""Exit status of a command that a signal stopped."""
+
+
+# -- moments -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When to stop a command: some seconds after its start, or after something is there."""
+
+    name: str
+    seconds: float
+    there: Callable[[Path], bool] = lambda folder: True
+
+    def wait(self, folder: Path, process: "subprocess.Popen[str]") -> None:
+        """Until then, or until the command is over."""
+        while process.poll() is None and not self.there(folder):
+            time.sleep(0.001)
+        deadline = time.monotonic() + self.seconds
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.0005)
+
+
+def exists(pattern: str) -> Callable[[Path], bool]:
+    """Whether a folder has something of the kind."""
+    return lambda folder: any(folder.glob(pattern))
+
+
+def lines(name: str, count: int) -> Callable[[Path], bool]:
+    """Whether a file has so many lines."""
+    return lambda folder: len(read_jsonl(folder / name)) >= count
+
+
+APPEARS = {
+    "lock": exists(".lock"),
+    "settings": exists(RUN),
+    "warm-up": exists(WARM_UP),
+    "warm-up's checkpoint": exists(f"{WARM_UP}/{CHECKPOINTS}"),
+    "warm-up's last": lambda folder: '"final"' in text(folder / WARM_UP / CHECKPOINTS),
+    "scores before": exists(BEFORE),
+    "first batch": exists(BATCHES),
+    "a draft": exists("checkpoints/*/*weights/.draft-*"),
+    "first step": lines(METRICS, 1),
+    "first checkpoint": exists(CHECKPOINTS),
+    "kept checkpoint": exists("checkpoints/*/sampler_weights/000003/*"),
+    "last step": lines(METRICS, 5),
+    "last checkpoint": lambda folder: '"final"' in text(folder / CHECKPOINTS),
+    "scores after": exists("learning_curve.png"),
+    "result": exists(RESULT),
+}
+
+
+def text(path: Path) -> str:
+    """A file's text; none where there is no file."""
+    return path.read_text() if path.is_file() else ""
+
+
+def moments(count: int, whole: float, draws: random.Random) -> list[Moment]:
+    """Moments of so many runs: by time, evenly, and by what appears, in turn."""
+    found, names = [], list(APPEARS)
+    by_time = (count + 1) // 2
+    for number in range(by_time):
+        seconds = whole * (number + draws.random()) / by_time
+        found.append(Moment(f"{seconds:.2f} s", seconds))
+    for number in range(count - by_time):
+        name = names[number * len(names) // (count - by_time)]
+        found.append(Moment(f"{name} is there", draws.random() * 0.03, APPEARS[name]))
+    return found
+
+
+# -- runs ----------------------------------------------------------------------------------------
+
+
+def command(folder: Path, settings: Sequence[str] = SETTINGS) -> list[str]:
+    """The command line of a run."""
+    return [sys.executable, "-m", "evert.trainers.train", *settings, f"log_path={folder}"]
+
+
+def start(folder: Path, settings: Sequence[str] = SETTINGS) -> "subprocess.Popen[str]":
+    """Start a run, in a process of its own."""
+    environment = {key: value for key, value in os.environ.items() if key != "TINKER_API_KEY"}
+    return subprocess.Popen(
+        command(folder, settings), text=True, env=environment, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+@dataclass
+class Stopped:
+    """A run that was stopped, and what became of it."""
+
+    folder: Path
+    moments: list[str]
+    """When it was stopped, and what was there."""
+    commands: int = 0
+    problems: tuple[str, ...] = ()
+
+
+def stop_and_go_on(
+    folder: Path, stops: Sequence[Moment], number: signal.Signals, whole: dict[str, Any],
+    settings: Sequence[str] = SETTINGS,
+) -> Stopped:  # fmt: skip
+    """Stop a run at each of the moments, then let it end; ``whole`` is the run nobody stopped."""
+    run, left = Stopped(folder, []), list(stops)
+    while run.commands < TRIES:
+        run.commands += 1
+        with start(folder, settings) as process:
+            if left:
+                moment = left.pop(0)
+                moment.wait(folder, process)
+                process.send_signal(number)
+                run.moments.append(f"{moment.name} ({furthest(folder)})")
+            shown, errors = process.communicate(timeout=LONGEST)
+        if process.returncode == 0 and not left:
+            run.problems = tuple(differences(state(folder), whole))
+            return run
+        if not ended_well(process.returncode, errors, number, folder):
+            run.problems = (f"exit status {process.returncode}: {(shown + errors)[-2000:]}",)
+            return run
+    run.problems = (f"it did not end in {TRIES} commands",)
+    return run
+
+
+def ended_well(status: int, errors: str, number: signal.Signals, folder: Path) -> bool:
+    """Whether a command ended, or was stopped, as it should: with its status and no traceback.
+
+    Until evert is imported a signal does what it does to any Python.
+    """
+    if status in (0, STOPPED[number]) and "Traceback" not in errors:
+        return True
+    return status in (-number, 1) and furthest(folder) == "nothing yet" and "error: " not in errors
+
+
+def furthest(folder: Path) -> str:
+    """What a run had come to."""
+    reached = [name for name, there in APPEARS.items() if name != "a draft" and there(folder)]
+    return reached[-1] if reached else "nothing yet"
+
+
+# -- what must be equal --------------------------------------------------------------------------
+
+
+def state(folder: Path) -> dict[str, Any]:
+    """What a run is to be known by: figures, steps, checkpoints, and what should not be there."""
+    run = RunFolder(folder, resumed=True)
+    rows = {name: [timeless(row) for row in read_jsonl(folder / name)] for name in
+            (METRICS, BATCHES, f"{WARM_UP}/{METRICS}")}  # fmt: skip
+    listed = [record.get("name") for record in run.checkpoints()]
+    kept = sorted(
+        f"{path.parent.name}/{path.name}" for path in folder.glob("checkpoints/*/*weights/*")
+    )
+    hidden = sorted(str(path.relative_to(folder)) for path in folder.glob("**/.*"))
+    before = run.read_json(BEFORE) or {}
+    scores = {"before": before.get("scores"), "after": run.after, "result": run.before}
+    times = [row.get("step") for row in read_jsonl(folder / "timing_spans.jsonl")]
+    return {**rows, **scores, "list": listed, "kept": kept, "hidden": hidden, "times": times}
+
+
+def timeless(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of metrics without what depends on the clock."""
+    return {key: value for key, value in row.items() if not key.startswith("time/")}
+
+
+def differences(found: Any, wanted: Any, place: str = "") -> Iterator[str]:
+    """What is not equal, up to rounding, a line each."""
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        for key in {**wanted, **found}:
+            yield from differences(found.get(key), wanted.get(key), f"{place}/{key}")
+    elif isinstance(wanted, list) and isinstance(found, list) and len(wanted) == len(found):
+        for number, (one, other) in enumerate(zip(found, wanted, strict=True)):
+            yield from differences(one, other, f"{place}/{number}")
+    elif isinstance(wanted, float) and isinstance(found, float):
+        if not math.isclose(found, wanted, rel_tol=1e-4, abs_tol=1e-5):
+            yield f"{place}: {found}, not {wanted}"
+    elif found != wanted:
+        yield f"{place}: {found!r:.300}, not {wanted!r:.300}"
+
+
+# -- the benchmark -------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark; returns 1 if a run did not go on to the same end."""
+    options, console = parse(argv), Console(highlight=False)
+    number, draws = signal.Signals[f"SIG{options.signal}"], random.Random(options.seed)
+    out = Path(tempfile.mkdtemp(prefix="kill9-"))
+    began = time.monotonic()
+    with start(out / "whole") as process:
+        _, errors = process.communicate(timeout=LONGEST)
+    if process.returncode:
+        print(errors, file=sys.stderr)
+        return 1
+    seconds, whole = time.monotonic() - began, state(out / "whole")
+    console.print(f"a run that nobody stops: {seconds:.1f} s")
+    runs = []
+    for index, moment in enumerate(moments(options.runs, seconds, draws)):
+        again = [Moment("again", draws.random() * seconds)] * (draws.random() < AGAIN)
+        runs.append(stop_and_go_on(out / f"{index:03}", [moment, *again], number, whole))
+        said = "; ".join(runs[-1].problems) or "equal"
+        console.print(f"{index + 1}: {', '.join(runs[-1].moments)}: {said}", soft_wrap=True)
+    failed = [run for run in runs if run.problems]
+    console.print(table(runs, options.signal))
+    if failed:
+        print(f"FAILED: see {out}", file=sys.stderr)
+        return 1
+    shutil.rmtree(out)
+    return 0
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=30, help="runs to stop (default: 30)")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--signal", choices=["KILL", "TERM", "INT"], default="KILL")
+    parser.add_argument("--quick", action="store_true", help="3 runs")
+    options = parser.parse_args(argv)
+    options.runs = 3 if options.quick else options.runs
+    return options
+
+
+def table(runs: Sequence[Stopped], name: str) -> Table:
+    """The figures."""
+    shown = Table("signal", "runs", "stops", "went on to the same end")
+    stops = sum(len(run.moments) for run in runs)
+    equal = sum(not run.problems for run in runs)
+    shown.add_row(f"SIG{name}", str(len(runs)), str(stops), f"{equal} of {len(runs)}")
+    return shown
+
+
+if __name__ == "__main__":
+    sys.exit(main())

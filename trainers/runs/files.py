@@ -1,0 +1,225 @@
+"""The files of a run's folder: written whole or not at all, and read whatever became of them.
+
+    write_whole         a file: after a kill or a power cut it is the old one or the new one
+    read_json           a JSON file's content
+    read_jsonl          the records of a JSONL file
+    drop_broken_lines   what a kill or a full disk left of a line, taken out
+    change_lines        records changed; keep_lines: or taken out
+    file_errors         what the file system says, as one message
+
+A record is broken where it is no JSON object, or has another type than those who read it need.
+"""
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from evert.bridge.errors import EvertError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+"""Errors of a disk that takes no more."""
+BARRED = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EIO)
+"""Errors of a file that is not what it should be, or not for this user."""
+
+RUN, BEFORE, RESULT = "run.json", "before.json", "result.json"
+METRICS, BATCHES, CHECKPOINTS = "metrics.jsonl", "batches.jsonl", "checkpoints.jsonl"
+TIMES, WANDB = "timing_spans.jsonl", "wandb.json"
+EVALUATION, SWEEP = "evaluation.json", "sweep.json"
+
+_NUMBER = (int, float)
+_TYPES: Mapping[str, Mapping[str, tuple[type, ...]]] = {
+    RUN: {"name": (str,), "settings": (dict,), "engine": (dict,), "versions": (dict,)},
+    BEFORE: {"scores": (dict,), "samples": (list,), "failures": (dict,)},
+    RESULT: {"held_out": (dict,)},
+    WANDB: {"project": (str,), "id": (str,)},
+    EVALUATION: {"settings": (dict,)},
+    SWEEP: {"arguments": (dict,)},
+    METRICS: {
+        "step": (int,), "time/total": _NUMBER,
+        "env/all/reward/total": _NUMBER, "test/env/all/reward/total": _NUMBER,
+    },
+    BATCHES: {"step": (int,), "metrics": (dict,), "episodes": (int,), "kinds": (dict,)},
+    CHECKPOINTS: {"name": (str,), "batch": (int,), "state_path": (str,), "sampler_path": (str,)},
+    TIMES: {"step": (int,)},
+}  # fmt: skip
+"""Of the fields that matter, by file; any but a checkpoint's name may be missing."""
+
+
+class RunFolderError(EvertError, OSError):
+    """A run folder cannot be used: it is no run, another run, or cannot be read or written to."""
+
+
+# -- JSON ----------------------------------------------------------------------------------------
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON file's content; None where there is no such file, or it is broken."""
+    try:
+        return _record(path.name, path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeError):
+        return None
+
+
+def _record(file: str, text: str) -> dict[str, Any] | None:
+    """A record in a file of that name; None for what is none."""
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or (file == CHECKPOINTS and record.get("name") is None):
+        return None
+    types = _TYPES.get(file, {}).items()
+    fits = (record.get(key) is None or isinstance(record[key], kinds) for key, kinds in types)
+    return record if all(fits) else None
+
+
+# -- JSON lines ----------------------------------------------------------------------------------
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The records of a JSONL file; broken lines are left out, a missing file has none."""
+    return [record for _, record in _records(path) if record is not None]
+
+
+def drop_broken_lines(path: Path) -> int:
+    """Take broken lines out of a JSONL file, such as a crash leaves; a copy keeps them.
+
+    The Cookbook reads its files line by line and stops at the first that is no JSON. The last line
+    gets its end, should that be all that is missing: else the next one would be written behind it.
+
+    Returns:
+        How many lines were taken out.
+    """
+    lines = _records(path)
+    broken = sum(record is None for _, record in lines)
+    if broken:
+        shutil.copyfile(path, path.with_name(f"{path.name}.broken"))
+    if broken or (lines and not path.read_bytes().endswith(b"\n")):
+        _write_lines(path, [line for line, record in lines if record is not None])
+    return broken
+
+
+def change_lines(path: Path, change: Callable[[dict[str, Any]], Mapping[str, Any] | None]) -> None:
+    """Change the records of a JSONL file; the file is changed whole or not at all.
+
+    Args:
+        path: The file; it may be missing.
+        change: From a record to what takes its place; None: nothing does.
+    """
+    lines = [line for line, record in _records(path) if record is not None]
+    made = [(line, change(json.loads(line))) for line in lines]
+    new = [
+        line if record == json.loads(line) else json.dumps(record)
+        for line, record in made
+        if record is not None
+    ]
+    if new != lines:
+        _write_lines(path, new)
+
+
+def keep_lines(path: Path, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
+    """Keep the records of a JSONL file that are wanted; as ``change_lines``."""
+    change_lines(path, lambda record: record if wanted(record) else None)
+
+
+def _write_lines(path: Path, lines: list[str]) -> None:
+    write_whole(path, "".join(f"{line}\n" for line in lines).encode())
+
+
+def _records(path: Path) -> list[tuple[str, dict[str, Any] | None]]:
+    """The lines of a JSONL file that are not blank, each with its record; None for what is none."""
+    if not path.is_file():
+        return []
+    lines = path.read_text("utf-8", "replace").split("\n")
+    return [(line, _record(path.name, line)) for line in lines if line.strip()]
+
+
+# -- writing -------------------------------------------------------------------------------------
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file whole, or not at all; it is on the disk when this returns.
+
+    Raises:
+        RunFolderError: It cannot be written; what was there before is untouched.
+    """
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        try:
+            draft.write_bytes(content)
+            settle(draft)
+            draft.replace(path)
+            settle(path.parent)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def settle(path: Path) -> None:
+    """Wait until the disk has a file's content, or the names of a folder's files."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# -- errors --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def file_errors(folder: Path, key: str) -> Iterator[None]:
+    """Turn what the file system says of a folder's files into one message.
+
+    Args:
+        folder: The folder; an error about a file elsewhere stays as it is.
+        key: The setting that names another one.
+
+    Raises:
+        RunFolderError: The disk is full, or a file there cannot be read or written.
+    """
+    try:
+        yield
+    except EvertError:
+        raise
+    except OSError as error:
+        file = Path(os.fsdecode(error.filename)) if error.filename else folder
+        if error.errno not in FULL and not file.resolve().is_relative_to(folder.resolve()):
+            raise
+        said = cannot_use(error, folder, key)
+        for note in getattr(error, "__notes__", ()):
+            said.add_note(note)
+        raise said from error
+
+
+def cannot_use(error: OSError, folder: Path, key: str = "folder") -> RunFolderError:
+    """What the file system says, in our words; see ``file_errors``."""
+    file = Path(os.fsdecode(error.filename)) if error.filename else folder
+    if error.errno in FULL:
+        return cannot_write(file, error)
+    return RunFolderError(
+        f"{file} cannot be used: {error.strerror or error}. Put back what was there, or choose "
+        f"another {key}."
+    )
+
+
+def cannot_read(path: Path) -> RunFolderError:
+    """The error for a record of ours that is broken."""
+    return RunFolderError(
+        f"{path} cannot be read, so that nothing can go on from it: expected what evert wrote "
+        "there. Nothing was changed. Put it back, or choose another folder."
+    )
+
+
+def cannot_write(path: Path, error: OSError) -> RunFolderError:
+    """The error for a file or folder that cannot be written."""
+    return RunFolderError(
+        f"{path} cannot be written to: {error.strerror or error}. What was written before is "
+        "untouched. Free some space, or choose a folder that can be written to."
+    )
