@@ -129,7 +129,7 @@ def marked(mark: str) -> list[psutil.Process]:
     return found
 
 
-def wait_for(check: Callable[[], bool], seconds: float = 60.0) -> bool:
+def wait_for(check: Callable[[], bool], seconds: float = 300.0) -> bool:
     """Wait until something holds; whether it does."""
     deadline = time.monotonic() + seconds
     while not (held := check()) and time.monotonic() < deadline:

@@ -26,6 +26,7 @@ from evert.bridge.formats import ReplyFormat
 from evert.bridge.messages import Reply, read_reply
 from evert.bridge.rendering import PromptRenderer
 from evert.bridge.requests import ChatRequest
+from evert.bridge.secrets import redacted
 
 Problem = tuple[ParseFailureKind, str]
 """What is wrong with a reply: the Cookbook's kind of failure, and its detail."""
@@ -125,7 +126,7 @@ class ParseErrors:
             return Verdict.DELIVER
         kind, detail = problem
         metrics["parse_error"] = 1.0
-        logs["parse_error"] = detail
+        logs["parse_error"] = redacted(detail)
         if self.policy is None:
             return Verdict.DELIVER
         if kind is ParseFailureKind.CONTENT and reply.tool_calls:
@@ -172,7 +173,7 @@ class FormatRetries:
             self._in_a_row = 0
             return reply, None
         metrics["format_error"] = 1.0
-        logs["format_error"] = problem
+        logs["format_error"] = redacted(problem)
         self._in_a_row += 1
         if self._in_a_row <= self.limit:
             return reply, wanted.correction(problem)

@@ -37,6 +37,7 @@ from evert.bridge.inbox import Inbox
 from evert.bridge.limits import prompt_limit
 from evert.bridge.lineage import ConversationBook
 from evert.bridge.options import EnvSettings
+from evert.bridge.secrets import redacted, redacted_logs
 from evert.bridge.tracebacks import agent_traceback
 
 PEER_STOPPED = "peer_stopped"
@@ -134,9 +135,9 @@ class Account:
             if kind == "reward":
                 reward += value
             elif kind == "metric":
-                metrics[key] = value
+                metrics[redacted(key)] = value
             else:
-                logs[key] = value
+                logs |= redacted_logs({key: value})
         return reward
 
     def ending(self, reason: str, reward: float = 0.0) -> Ending:
@@ -158,7 +159,7 @@ class Account:
         limit = prompt_limit(self.settings.limits, self.settings.context_length)
         ending = self.ending(limit.reason, self.settings.context_overflow_reward)
         ending.metrics["context_overflow" if self.turns else "max_tokens_reached"] = 1.0
-        ending.logs["context_overflow"] = str(self.overflow or "the prompt grew too long")
+        ending.logs["context_overflow"] = redacted(str(self.overflow or "the prompt grew too long"))
         return ending
 
     def of_agent(self, error: BaseException | None, share: Any) -> Ending:
@@ -177,8 +178,8 @@ class Account:
             outcome = outcome_of(share, self.agent, rewarded=rewarded)
             reason = TRUNCATED if outcome.truncated else StopReason.COMPLETED
             ending = self.ending(self.stop_reason or reason, outcome.reward or 0.0)
-            ending.metrics.update(outcome.metrics)
-            ending.logs.update(outcome.logs)
+            ending.metrics.update(redacted_logs(outcome.metrics))
+            ending.logs.update(redacted_logs(outcome.logs))
             return ending
         if isinstance(error, KeyboardInterrupt):
             raise error
@@ -192,7 +193,7 @@ class Account:
             ) from error
         ending = self._failed(AGENT_ERROR, f"{name}: {text}", self.settings.on_agent_error)
         if traceback := agent_traceback(error):
-            ending.logs[AGENT_TRACEBACK] = traceback
+            ending.logs[AGENT_TRACEBACK] = redacted(traceback)
         return ending
 
     def of_timeout(self, error: AgentTimeoutError) -> Ending:
@@ -214,7 +215,7 @@ class Account:
     def explained(self, text: str) -> str:
         """A failure's text, and what the episode knows that may explain it."""
         hints = [hint() for hint in self.hints]
-        return " ".join([text, *(hint for hint in hints if hint and hint not in text)])
+        return redacted(" ".join([text, *(hint for hint in hints if hint and hint not in text)]))
 
 
 def comes_from(error: BaseException | None, origin: BaseException) -> bool:

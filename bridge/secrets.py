@@ -1,7 +1,8 @@
 """What this process knows and nobody else may read: keys and passwords, and texts without them.
 
-``redacted`` puts a mark, ``[HF_TOKEN]``, in place of every secret in a text; ``redacted_tree`` does
-so in nested values, and ``redacted_arguments`` in a command line. They are applied wherever
+``redacted`` puts a mark, ``[HF_TOKEN]``, in place of every secret in a text; ``redacted_logs`` does
+so in what an agent notes, ``redacted_tree`` in settings, where a value's own name may give it away,
+and ``redacted_arguments`` in a command line. They are applied wherever
 something is kept that others wrote: logs, errors, reports, run folders. Secrets are
 
 - the values of environment variables and of arguments ``name=value`` whose names look like a key's
@@ -81,6 +82,14 @@ def redacted(text: str) -> str:
 def redacted_end(text: str, size: int) -> str:
     """The last ``size`` characters of a text, redacted before it is cut."""
     return redacted(text[-size - LONGEST_KEY :])[-size:]
+
+
+def redacted_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Values that an agent noted for people, whose names are its own affair."""
+    return {
+        redacted(name): redacted(value) if isinstance(value, str) else value
+        for name, value in logs.items()
+    }
 
 
 def redacted_tree(value: Any, name: str = "") -> Any:

@@ -28,6 +28,7 @@ from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import EvertError
 from evert.bridge.options import EnvOptions
 from evert.bridge.seats import episode_envs
+from evert.bridge.secrets import redacted
 from evert.bridge.weights import TinkerModel
 from evert.trainers.runs.failures import (
     WRONG_NAME,
@@ -136,7 +137,7 @@ class EpisodeLog:
     def add(self, episode: Episode) -> None:
         """Write one down."""
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(episode)) + "\n")
+            file.write(redacted(json.dumps(asdict(episode))) + "\n")
         self.by_key[episode.key] = episode
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import evert
+from evert.bridge.secrets import redacted
 from evert.trainers.reporting import formatting
 from evert.trainers.reporting.comparison import facts, settings
 from evert.trainers.reporting.figures.style import COLOURS
@@ -65,7 +66,7 @@ def render(report: Report, title: str) -> bytes:
         held_out=[held_out_episodes(run, most) for run in report.runs],
         training=[training_episodes(run, most) for run in report.runs],
     )  # fmt: skip
-    return _UNPRINTABLE.sub("\ufffd", html).encode("utf-8", "replace")
+    return redacted(_UNPRINTABLE.sub("\ufffd", html)).encode("utf-8", "replace")
 
 
 def _environment(report: Report) -> Environment:

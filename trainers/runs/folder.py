@@ -33,6 +33,7 @@ from typing import Any
 import chz
 from filelock import FileLock, Timeout
 
+from evert.bridge.secrets import redacted
 from evert.trainers.runs.files import (
     BEFORE,
     CHECKPOINTS,
@@ -99,12 +100,12 @@ class RunFolder:
         return self.path / PLOT
 
     def write(self, name: str, text: str) -> None:
-        """Write a file whole, or not at all.
+        """Write a file whole, or not at all, without the secrets that are known.
 
         Raises:
             RunFolderError: It cannot be written; what was there before is untouched.
         """
-        write_whole(self.path / name, text.encode())
+        write_whole(self.path / name, redacted(text).encode())
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a JSON file whole, or not at all."""

@@ -24,6 +24,7 @@ from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
 from evert.trainers.runs.files import METRICS, read_jsonl
 from evert.trainers.runs.folder import LOGS
+from evert.trainers.runs.redaction import redacting
 from evert.trainers.runs.steps import FAILED, HELD_OUT_REWARD, TRAIN_REWARD, is_step
 
 POLL_SECONDS = 0.2
@@ -114,7 +115,8 @@ def logging_to(folder: Path) -> Iterator[None]:
     logging.captureWarnings(True)
     raised, logging.raiseExceptions = logging.raiseExceptions, False  # a full disk, for example
     try:
-        yield
+        with redacting():
+            yield
     finally:
         logging.raiseExceptions = raised
         logging.captureWarnings(False)

@@ -14,6 +14,7 @@ from typing import Any
 import chz
 from rich.console import Console
 
+from evert.bridge.secrets import redacted_arguments
 from evert.trainers.runs.files import (
     BATCHES,
     CHECKPOINTS,
@@ -81,7 +82,7 @@ def take_up(
     about: dict[str, Any] = (folder.read_json(RUN) if folder.resumed else None) or {
         "name": settings.name,
         "settings": {},
-        "command": list(command),
+        "command": redacted_arguments(command),
         "engine": {},
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         **origin(),

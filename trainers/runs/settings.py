@@ -19,6 +19,7 @@ from typing import Any, Literal
 import chz
 
 from evert.bridge.base import BASE_MODEL, BASE_RENDERER, BASES
+from evert.bridge.secrets import redacted_tree
 from evert.envs.games import find_game, games
 from evert.trainers.arguments import gather, read_settings
 from evert.trainers.runs.episode_settings import EpisodeSettings
@@ -231,7 +232,8 @@ def recorded(settings: TrainSettings) -> dict[str, Any]:
     named = {key: path_of(plain[key]) for key in BY_PATH}
     set_ = {key: {path: str(v) for path, v in plain[key].items()} for key in MAPPINGS}
     set_["models"] = {path: _model_text(model) for path, model in settings.models.items()}
-    return {**plain, **named, **set_}
+    known: dict[str, Any] = redacted_tree({**plain, **named, **set_})
+    return known
 
 
 def _model_text(value: Any) -> str:

@@ -21,6 +21,7 @@ from tinker_cookbook.rl.types import Trajectory
 
 from evert.bridge.errors import EvertError
 from evert.bridge.group import Batch, can_be_learned_from
+from evert.bridge.secrets import redacted
 from evert.trainers.runs.failures import OVERFLOW, Failure, Failures, failure_in, together
 from evert.trainers.runs.files import BATCHES, read_jsonl
 from evert.trainers.runs.folder import RunFolder
@@ -185,9 +186,10 @@ class Tally:
         row = {FAILED: failed.share, SKIPPED: float(self.has_skipped)}
         row |= {f"{FAILED}/{kind}": n / every.episodes for kind, n in every.kinds.items()}
         self._rows[step] = row
+        line = json.dumps({"step": step, "metrics": row, **asdict(every)})
         try:
             with self._file.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": step, "metrics": row, **asdict(every)}) + "\n")
+                file.write(redacted(line) + "\n")
         except OSError as error:  # nobody may be waiting for this group's episodes
             return self.end(error)
         self.tell(f"step {step + 1}", every, skipped=self.has_skipped)

@@ -16,6 +16,7 @@ settings ask for and ends it however the run ends. Neither is needed: the folder
 """
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
@@ -27,6 +28,7 @@ from rich.console import Console
 from tinker_cookbook.utils import ml_log
 
 from evert.bridge.errors import EvertError, MissingPackageError
+from evert.bridge.secrets import redacted_arguments
 from evert.trainers.runs.files import WANDB
 from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.settings import TrainSettings, slug
@@ -144,7 +146,12 @@ class WandbLogger(ml_log.Logger):
                 tags=run_tags(self._settings),
                 dir=str(self._folder.path),
                 # What is printed is for people at this terminal; a run has its own logs.log.
-                settings=wandb.Settings(console="off", silent=True),
+                settings=wandb.Settings(
+                    console="off",
+                    silent=True,
+                    # of which the command line is a part
+                    x_disable_meta=redacted_arguments(sys.argv) != sys.argv,
+                ),
             )
         except wandb.Error as error:
             raise TrackingError(

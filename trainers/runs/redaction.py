@@ -1,0 +1,47 @@
+"""What a run's logs and trackers may not hold: the secrets that this process knows.
+
+Inside ``redacting`` every log message and traceback is redacted as it is made, whoever's handlers
+it goes to, and so is the configuration that the Cookbook writes, prints and sends to trackers.
+Files of our own are redacted where they are written (``RunFolder.write``).
+"""
+
+import logging
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from evert.bridge.secrets import redacted, redacted_tree
+
+
+@contextmanager
+def redacting() -> Iterator[None]:
+    """Keep secrets out of logs and of the Cookbook's configuration inside the block."""
+    from tinker_cookbook.utils import ml_log
+
+    make_record, dump = logging.getLogRecordFactory(), ml_log.dump_config
+
+    def record_of(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        return _without_secrets(make_record(*args, **kwargs))
+
+    def dump_config(config: Any) -> Any:
+        return redacted_tree(dump(config))
+
+    logging.setLogRecordFactory(record_of)
+    ml_log.dump_config = dump_config
+    try:
+        yield
+    finally:
+        logging.setLogRecordFactory(make_record)
+        ml_log.dump_config = dump
+
+
+def _without_secrets(record: logging.LogRecord) -> logging.LogRecord:
+    with suppress(Exception):  # its arguments do not fit; logging says so itself
+        message = record.getMessage()
+        if (clean := redacted(message)) is not message:
+            record.msg, record.args = clean, ()
+    if record.exc_info and record.exc_info[0] is not None:
+        text = "".join(traceback.format_exception(*record.exc_info))
+        record.exc_text = redacted(text).rstrip("\n")
+    return record
