@@ -193,6 +193,7 @@ async def battle(options: argparse.Namespace) -> tuple[dict[str, dict[str, int]]
     async with asyncio.TaskGroup() as tasks, aiohttp.ClientSession() as session:
         attacked = tasks.create_task(victim(keys, address, over))
         port = int((await address).rpartition(":")[2].partition("/")[0])
+        await play(session, 0, keys)  # what is imported on first use is no stall
         arguments = [port, keys[0], options.requests, options.idle, options.seed]
         attacker = await asyncio.create_subprocess_exec(
             sys.executable, __file__, "--attack", *map(str, arguments), stdout=subprocess.PIPE

@@ -48,7 +48,11 @@ STRANGERS = 256
 """Connections without a running rollout's key."""
 
 RESTING = 256
-"""A rollout's connections between calls."""
+"""A rollout's connections between calls; as many that are left of rollouts that are over."""
+
+YOUNG = 1.0
+"""Seconds in which a connection does not make room, or a client would have no time to speak: there
+may be four times as many of so young ones."""
 
 AT_ONCE = 1024
 """A rollout's requests that are being answered; a further one is a 429."""
@@ -71,6 +75,7 @@ class Connections(web.Server):
 
     Attributes:
         strangers: Those without a key, the first to go first.
+        retired: Those that were of rollouts which are over.
         every: All that are open.
         is_over: Whether they are being closed, and new ones at once.
     """
@@ -78,6 +83,7 @@ class Connections(web.Server):
     def __init__(self, handler: Handler, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(handler, handler_cancellation=True, loop=loop)
         self.strangers: OrderedDict[Connection, None] = OrderedDict()
+        self.retired: OrderedDict[Connection, None] = OrderedDict()
         self.every: set[Connection] = set()
         self.is_over = False
 
@@ -116,6 +122,7 @@ class Connection(web.RequestHandler):
 
     wire: asyncio.Transport
     _circle: "OrderedDict[Connection, None] | None" = None
+    _since = 0.0
 
     def connection_made(self, transport: Any) -> None:
         """A client is here, as a stranger."""
@@ -141,21 +148,22 @@ class Connection(web.RequestHandler):
             self._circle = None
 
     def rest(self, circle: "OrderedDict[Connection, None]", most: int) -> None:
-        """It waits, as the latest of some; of too many the first is hung up on."""
+        """It waits, as the latest of some; of too many the first are hung up on."""
         self.work()
+        now = self._loop.time()
         if not self.wire.is_closing():
-            self._circle = circle
+            self._circle, self._since = circle, now
             circle[self] = None
-        if len(circle) > most:
+        while len(circle) > most:
             first = next(iter(circle))
+            if now - first._since < YOUNG and len(circle) <= 4 * most:
+                break
             first.work()
             first.wire.abort()
 
     def retire(self) -> None:
-        """It is a stranger's again, and the first to make room for others."""
-        self.rest(self._all.strangers, STRANGERS)
-        if self._circle is not None:
-            self._circle.move_to_end(self, last=False)
+        """It waits, but its rollout is over."""
+        self.rest(self._all.retired, RESTING)
 
     def handle_error(
         self,

@@ -21,6 +21,7 @@ import socket
 import threading
 import weakref
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -117,6 +118,9 @@ class Server:
         if timer is not None:
             timer.cancel()
         if self._listener is not None:
+            with suppress(NotImplementedError):
+                self._loop.remove_reader(self._socket)
+            await asyncio.sleep(0)  # asyncio loses whom it is letting in at its end
             self._listener.close()
         self._socket.close()
         await self._connections.end()

@@ -80,6 +80,7 @@ async def all_are_closed() -> AsyncIterator[None]:
         writer.close()
         with suppress(ConnectionError):
             await writer.wait_closed()
+    await asyncio.sleep(0.1)  # those that were let in at the last moment
 
 
 async def connect(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -207,9 +208,14 @@ def opened() -> Iterator[Callable[[Address, int], list[socket.socket]]]:
 Opened = Callable[[Address, int], list[socket.socket]]
 
 
-async def test_600_idle_strangers_keep_no_rollout_from_being_answered(opened: Opened) -> None:
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # asyncio's own
+async def test_600_idle_strangers_keep_no_rollout_from_being_answered(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "YOUNG", 0.1)
     async with serving() as address:
         idle = opened(address, 600)
+        await asyncio.sleep(0.2)
         assert status(await told(address, request(address))) == 200
         own = [told(address, request(address)) for _ in range(20)]
         assert {status(answer) for answer in await asyncio.gather(*own)} == {200}
@@ -218,9 +224,11 @@ async def test_600_idle_strangers_keep_no_rollout_from_being_answered(opened: Op
         assert idle[0].recv(1) == b""  # the oldest made room
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # asyncio's own
 async def test_strangers_never_take_the_room_of_a_connection_that_has_shown_its_key(
-    opened: Opened,
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(connections, "YOUNG", 0)
     async with serving() as address:
         reader, writer = await connect(address)
         for _ in range(3):
@@ -229,6 +237,32 @@ async def test_strangers_never_take_the_room_of_a_connection_that_has_shown_its_
             opened(address, 300)
             await until(lambda: len(the_connections().every) > connections.STRANGERS)
             await asyncio.sleep(0.1)  # the others come and go
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # asyncio's own
+async def test_a_client_that_has_just_come_has_time_to_speak(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "YOUNG", 600)
+    async with serving() as address:
+        reader, writer = await connect(address)
+        opened(address, 600)
+        await until(lambda: len(the_connections().every) > 600)
+        writer.write(request(address))
+        assert status(await one_answer(reader)) == 200
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # asyncio's own
+async def test_a_connection_of_a_rollout_that_is_over_serves_the_next_one(opened: Opened) -> None:
+    async with serving() as outer:
+        async with serving() as address:
+            reader, writer = await connect(address)
+            writer.write(request(address, close=False))
+            assert status(await one_answer(reader)) == 200
+        opened(outer, 600)
+        await until(lambda: len(the_connections().every) > connections.STRANGERS)
+        writer.write(request(outer))
+        assert status(await one_answer(reader)) == 200
 
 
 async def test_a_rollout_with_too_many_calls_at_once_is_told_to_wait(
@@ -254,6 +288,7 @@ async def test_a_rollout_keeps_so_many_connections_between_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connections, "RESTING", 3)
+    monkeypatch.setattr(connections, "YOUNG", 0)
     async with serving() as address:
         held = []
         for _ in range(8):
