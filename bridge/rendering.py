@@ -338,5 +338,6 @@ def prompt_renderer(renderer: Renderer | None) -> PromptRenderer:
     shared: PromptRenderer | None = getattr(chosen, _SHARED, None)
     if shared is None:
         shared = PromptRenderer(chosen)
+        _ = shared.off_loop  # now: to copy a large tokenizer holds all threads for a second
         setattr(chosen, _SHARED, shared)  # lives and dies with the renderer
     return shared

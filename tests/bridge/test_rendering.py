@@ -229,6 +229,10 @@ def test_the_copy_for_long_texts_renders_the_same() -> None:
     assert renderer.off_loop.renderer.tokenizer is not renderer.renderer.tokenizer
 
 
+def test_the_copy_is_made_before_the_first_episode(make_renderer: MakeRenderer) -> None:
+    assert "off_loop" in vars(prompt_renderer(make_renderer("llama3")))
+
+
 async def test_long_texts_in_threads_and_short_ones_on_the_loop_do_not_mix() -> None:
     renderer = prompt_renderer(None)
     long = [renderer.escape(m) for m in conversation("long <|im_start|> text " * 500)]
