@@ -329,7 +329,7 @@ class Episode:
         try:
             call.answer(await model(call.request))
         except asyncio.CancelledError:
-            call.refuse(self._refusal())
+            call.refuse(_given_up(call) if self.life is Life.RUNNING else self._refusal())
         except BaseException as error:  # the agent called it, and the agent gets it
             call.refuse(error)
 
@@ -348,6 +348,10 @@ def check_running(episode: Episode) -> None:
         episode.abandon()
     if episode.life is not Life.RUNNING:
         raise episode._refusal()
+
+
+def _given_up(call: ParkedCall) -> RuntimeError:
+    return RuntimeError(f"The model {call.request.model!r} gave its own call up (cancelled).")
 
 
 def give_threads(loop: asyncio.AbstractEventLoop) -> None:

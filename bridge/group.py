@@ -8,7 +8,7 @@ in.
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Unpack
@@ -24,7 +24,7 @@ from tinker_cookbook.rl.types import (
 
 from evert.bridge.agent import NO_TASK, Agent, agent_name, inspect_agent, reward_of, unwrapped
 from evert.bridge.env import ChatAgentEnv
-from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
+from evert.bridge.errors import InvalidAgentError, InvalidDatasetError, repr_of
 from evert.bridge.imports import resolve
 from evert.bridge.options import EnvOptions
 from evert.bridge.seats import SeatEnv, SeatGroup, check_seats
@@ -195,7 +195,13 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         if self.group_reward is None:
             return [0.0] * len(trajectory_group)
         name = agent_name(self.group_reward)
-        rewards = list(self.group_reward(trajectory_group))
+        returned = self.group_reward([*trajectory_group])
+        if not isinstance(returned, Iterable):
+            raise InvalidAgentError(
+                f"The group reward {name} returned {repr_of(returned)}; expected one reward for "
+                f"each of {len(trajectory_group)} trajectories, in order."
+            )
+        rewards = list(returned)
         if len(rewards) != len(trajectory_group):
             raise InvalidAgentError(
                 f"The group reward {name} returned {len(rewards)} rewards for "

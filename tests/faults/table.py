@@ -1,5 +1,11 @@
 """The table: all rows, by who does wrong."""
 
-from tests.faults import behaving, policies, raising, trainers
+from tests.faults import behaving, groups, policies, raising, trainers
 
-TABLE = [*raising.FAULTS, *behaving.FAULTS, *policies.FAULTS, *trainers.FAULTS]
+TABLE = [
+    *raising.FAULTS,
+    *behaving.FAULTS,
+    *policies.FAULTS,
+    *trainers.FAULTS,
+    *groups.FAULTS,
+]
