@@ -235,7 +235,8 @@ def make_tokenizer(tokens: Tokens) -> Any:
     )
     backend.add_tokens([AddedToken(text, special=False, **options) for text in tokens.plain])
     names = {} if tokens.bos is None else {"bos_token": tokens.bos}
-    return PreTrainedTokenizerFast(tokenizer_object=backend, name_or_path="test", **names)
+    fast: Any = PreTrainedTokenizerFast
+    return fast(tokenizer_object=backend, name_or_path="test", **names)
 
 
 _tokenizer = cache(make_tokenizer)
@@ -252,5 +253,6 @@ def make_renderer(name: str) -> cookbook.Renderer:
 
 def literals(name: str) -> dict[str, int]:
     """What must never come out of a text: each added token's text, and its id."""
-    added = make_renderer(name).tokenizer.added_tokens_decoder  # type: ignore[attr-defined]
+    tokenizer: Any = make_renderer(name).tokenizer
+    added = tokenizer.added_tokens_decoder
     return {str(token): number for number, token in added.items()}

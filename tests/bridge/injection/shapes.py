@@ -24,7 +24,7 @@ from evert.bridge.faces.endpoint import Answer, Endpoint
 from evert.bridge.lineage import ConversationBook
 from evert.bridge.messages import read_message, read_tools
 from evert.bridge.rendering import PromptRenderer
-from evert.bridge.requests import ChatRequest
+from evert.bridge.requests import ChatRequest, bad_request
 
 
 @dataclass(frozen=True)
@@ -610,7 +610,7 @@ def read(dialect: str, body: Any) -> ChatRequest:
     endpoint = Endpoint(episode, episode.inboxes[0], "policy", prompt_renderer("qwen3"))
     call = endpoint.read("POST", dialect, json.dumps(body).encode())
     if isinstance(call, Answer):
-        raise chat_completions.bad_request(call.content.decode())
+        raise bad_request(call.content.decode())
     return call.request
 
 
