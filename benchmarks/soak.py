@@ -306,7 +306,6 @@ def kinds(length: int) -> dict[str, Kind]:
     """All kinds of episodes, with long texts of so many characters."""
     replies = LongReplies("word " * 20_000)
     command = ProcessAgent([sys.executable, "-S", "-c", COMMAND])
-    judge = {"judge": ScriptedPolicy(lambda prompt: "Yes.")}
     return {
         "async": Kind(3500, lambda rng: rollout(talks)),
         "thread": Kind(1000, lambda rng: rollout(talks_in_a_thread)),
@@ -315,7 +314,7 @@ def kinds(length: int) -> dict[str, Kind]:
         "tools": Kind(1000, lambda rng: rollout(uses_tools, policy=saying(CALL))),
         "branches": Kind(600, lambda rng: rollout(branches)),
         "refused": Kind(400, lambda rng: rollout(is_refused)),
-        "frozen": Kind(300, lambda rng: rollout(asks_a_judge, models=judge)),
+        "frozen": Kind(300, lambda rng: rollout(asks_a_judge, models={"judge": saying("Yes.")})),
         "error": Kind(400, lambda rng: rollout(raises), fails=True),
         "scored": Kind(200, lambda rng: rollout(raises, on_agent_error=-1.0)),
         "timeout": Kind(150, lambda rng: rollout(hangs, agent_timeout=0.02, on_agent_error=-1.0)),
