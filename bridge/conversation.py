@@ -266,9 +266,7 @@ class Conversation:
                 self.last_user = len(self.messages)
             self.messages.append(message)
 
-    def _render_tail(
-        self, start: int, renderer: PromptRenderer, most: int | None
-    ) -> Drift | None:
+    def _render_tail(self, start: int, renderer: PromptRenderer, most: int | None) -> Drift | None:
         drift: Drift | None = None
         if self.action:
             shown = renderer.as_history(self.messages, start - 1, self.last_user)
@@ -280,9 +278,7 @@ class Conversation:
         self.suffix = renderer.suffix(self.messages, self.last_user)
         return drift
 
-    def _render_whole(
-        self, start: int, renderer: PromptRenderer, most: int | None
-    ) -> Drift | None:
+    def _render_whole(self, start: int, renderer: PromptRenderer, most: int | None) -> Drift | None:
         """For templates that look at everything: render it all, but keep what was sampled."""
         check_tokens(self.log.length, most)
         whole = renderer.full(self.messages)

@@ -69,9 +69,7 @@ def check_tokens(count: int, most: int | None) -> None:
         raise LongTextError
 
 
-async def rendered(
-    renderer: PromptRenderer, work: Callable[[PromptRenderer, int | None], T]
-) -> T:
+async def rendered(renderer: PromptRenderer, work: Callable[[PromptRenderer, int | None], T]) -> T:
     """What ``work`` makes of a renderer and of a limit; in a thread if the limit is in its way."""
     try:
         return work(renderer, LONG_TEXT)

@@ -37,6 +37,7 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SKIPPED = re.compile(r"^<!-- skip: .*? -->\n+```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
 QUOTED = re.compile(r"^\| (.*?) \|", re.MULTILINE)
+TEST = re.compile(r"`(tests/[\w/]+(?:\.py)?)(?:::(\w+))?`")
 ELLIPSIS = "…"
 
 
@@ -123,6 +124,25 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
     links = [link for link in LINK.findall(page.read_text()) if "://" not in link]
 
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", sorted(PAGES), ids=page_name)
+def test_every_test_that_a_page_names_is_there(page: Path) -> None:
+    missing = [
+        f"{file}::{name}"
+        for file, name in TEST.findall(page.read_text())
+        if not (ROOT / file).exists() or (name and f"def {name}(" not in (ROOT / file).read_text())
+    ]
+
+    assert missing == []
+
+
+def test_every_guarantee_names_a_test_that_holds_it() -> None:
+    page = (DOCS / "guarantees.md").read_text()
+    rows = re.findall(r"^\| (?!promise |---)(.+?) \| (.+?) \|$", page, re.MULTILINE)
+
+    assert len(rows) > 30
+    assert [promise for promise, tests in rows if not TEST.search(tests)] == []
 
 
 def test_the_readme_is_read_in_one_sitting() -> None:
