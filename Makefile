@@ -86,7 +86,6 @@ smoke: .venv/developing
 	$(BIN)/python benchmarks/faces.py --quick
 	$(BIN)/python benchmarks/engine.py --quick
 	$(BIN)/python benchmarks/intervals.py --quick
-	$(BIN)/python benchmarks/soak.py --quick
 
 soak: .venv/developing
 	$(BIN)/python benchmarks/soak.py --plot soak.png $(SETTINGS)
