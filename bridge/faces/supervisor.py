@@ -12,7 +12,7 @@ the supervisor, since a fork of the trainer's may still hold that end open. Then
 ``SCRATCH``. It prints one line: "ended STATUS", or "failed ERRNO" where there is no such program.
 
 The command's outputs come through pipes into the files ``OUT`` and ``ERR`` (descriptors), of which
-only the end is kept, so that a flood fills no disk. It imports nothing of ours, to start in 12 ms.
+only the end is kept, so that a flood fills no disk. It imports nothing of ours, to start soon.
 """
 
 import ctypes
