@@ -269,6 +269,7 @@ class Conversation:
     def _render_tail(self, start: int, renderer: PromptRenderer, most: int | None) -> Drift | None:
         drift: Drift | None = None
         if self.action:
+            check_tokens(len(self.action), most)
             shown = renderer.as_history(self.messages, start - 1, self.last_user)
             drift = _drift(shown, self.action, renderer)
             if drift is Drift.TEMPLATE:

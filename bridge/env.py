@@ -9,6 +9,7 @@ import asyncio
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Unpack
 
 from tinker_cookbook.completers import StopCondition
@@ -38,6 +39,7 @@ from evert.bridge.faces.endpoint import Endpoint
 from evert.bridge.inbox import Inbox
 from evert.bridge.limits import LiveLimits
 from evert.bridge.logprobs import SampledTokens
+from evert.bridge.long_text import rendered
 from evert.bridge.models import frozen_models
 from evert.bridge.options import EnvOptions, own_options, settings_of
 from evert.bridge.rendering import prompt_renderer
@@ -166,7 +168,8 @@ class ChatAgentEnv(Env):
         """
         outstanding = self._take_outstanding()
         try:
-            self._turns.book.inject(outstanding.conversation, messages, self._renderer)
+            inject = partial(self._turns.book.inject, outstanding.conversation, messages)
+            await rendered(self._renderer, inject)
         finally:
             self._outstanding = outstanding
         return outstanding.observation(self._renderer)

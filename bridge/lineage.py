@@ -130,6 +130,7 @@ class ConversationBook:
         Raises:
             LongTextError: More than ``most`` characters are to be rendered; nothing has changed.
         """
+        check_text(list(messages), most)
         escaped = [renderer.escape(message) for message in messages]
         self._note(conversation, None, conversation.grow(escaped, renderer, most=most))
 

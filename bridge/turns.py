@@ -34,7 +34,7 @@ from evert.bridge.inbox import AgentEnd, Inbox, ParkedCall
 from evert.bridge.limits import prompt_limit
 from evert.bridge.lineage import ConversationBook
 from evert.bridge.logprobs import with_logprobs
-from evert.bridge.long_text import rendered
+from evert.bridge.long_text import check_tokens, rendered
 from evert.bridge.messages import Reply
 from evert.bridge.options import EnvSettings
 from evert.bridge.rendering import PromptRenderer
@@ -136,7 +136,8 @@ class Turns:
         if turn.truncated and self._settings.on_truncation == "end":
             await self.close()
             return self.account.cut()
-        reply, problem = self._read(outstanding, turn)
+        reply, problem = await rendered(self._renderer, partial(self._read, outstanding, turn))
+        self.check_usable()
         self.account.tools.count(call.request, reply)
         verdict = self.parse_errors.judge(reply, problem, turn.metrics, turn.logs)
         turn.reward += self.parse_errors.reward(verdict)
@@ -168,13 +169,20 @@ class Turns:
         else:
             call.answer(reply)
 
-    def _read(self, outstanding: Outstanding, turn: Turn) -> tuple[Reply, Problem | None]:
-        """The reply of an action, no longer than the agent asked for."""
+    def _read(
+        self, outstanding: Outstanding, turn: Turn, renderer: PromptRenderer, most: int | None
+    ) -> tuple[Reply, Problem | None]:
+        """The reply of an action, no longer than the agent asked for.
+
+        Raises:
+            LongTextError: It has more than ``most`` characters, about.
+        """
+        check_tokens(len(turn.tokens), most)
         request = outstanding.call.request
         ids, length = f"call-{self.account.turns - 1}", outstanding.conversation.length
         reply, problem = read_action(
             turn.tokens,
-            self._renderer,
+            renderer,
             request,
             truncated=turn.truncated,
             call_ids=ids,
@@ -186,7 +194,7 @@ class Turns:
         # A runner with limits of its own did not know of the agent's cap.
         cut = turn.tokens[:cap]
         short, _ = read_action(
-            cut, self._renderer, request, truncated=True, call_ids=ids, prompt_tokens=length
+            cut, renderer, request, truncated=True, call_ids=ids, prompt_tokens=length
         )
         return replace(short, parsed=reply.parsed), None
 
@@ -199,6 +207,7 @@ class Turns:
         conversation = outstanding.conversation
         conversation.record(turn.tokens, reply, self._renderer, is_seen=False)
         await rendered(self._renderer, partial(self.book.inject, conversation, [correction]))
+        self.check_usable()
         if self._longest is not None and conversation.length > self._longest:
             await self.close()
             return self.account.overflown()

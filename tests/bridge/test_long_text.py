@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from tinker_cookbook.renderers import Renderer
+from tinker_cookbook.renderers import Message, Renderer
 
 from evert import AgentClient, ChatAgentEnv
 from evert.bridge.literals import MarkedTokenizer
 from evert.bridge.long_text import LONG_TEXT, LongTextError, check_text, check_tokens
-from evert.bridge.rendering import prompt_renderer
+from evert.bridge.rendering import PromptRenderer, prompt_renderer
 
 
 def user(text: str) -> dict[str, Any]:
@@ -99,6 +99,65 @@ async def test_a_long_history_that_the_template_shows_anew_is_tokenised_off_the_
     await env.close()
     assert len(encoded[False]) > in_threads
     assert max(encoded[True]) < LONG_TEXT
+
+
+@pytest.mark.parametrize("words", [10, 8_000])
+async def test_a_long_reply_is_read_off_the_loop_and_a_short_one_on_it(
+    words: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_loop: set[bool] = set()
+    parse = PromptRenderer.parse
+
+    def noting(renderer: PromptRenderer, action: list[int]) -> Any:
+        on_loop.add(threading.current_thread() is threading.main_thread())
+        return parse(renderer, action)
+
+    monkeypatch.setattr(PromptRenderer, "parse", noting)
+    said: list[str | None] = []
+
+    async def agent(client: AgentClient) -> float:
+        completion = await client.chat.completions.create(messages=[user("Hi")])
+        said.append(completion.choices[0].message.content)
+        return 1.0
+
+    env = ChatAgentEnv(agent)
+    await env.initial_observation()
+    text = "word " * words + "end"
+    result = await env.step(prompt_renderer(env.renderer).encode(f"{text}<|im_end|>"))
+    assert result.episode_done
+    assert said == [text]
+    assert on_loop == {words == 10}
+
+
+async def test_a_long_correction_is_tokenised_off_the_loop(
+    encoded: Mapping[bool, list[int]],
+) -> None:
+    async def agent(client: AgentClient) -> float:
+        await client.chat.completions.create(messages=[user("Hi")], response_format=LONG_FORMAT)
+        return 1.0
+
+    env = ChatAgentEnv(agent)
+    await env.initial_observation()
+    in_threads = len(encoded[False])
+    result = await env.step(prompt_renderer(env.renderer).encode("No JSON.<|im_end|>"))
+    await env.close()
+    assert not result.episode_done
+    assert len(encoded[False]) > in_threads
+    assert max(encoded[True]) < LONG_TEXT
+
+
+async def test_a_long_message_of_a_hook_is_tokenised_off_the_loop(
+    encoded: Mapping[bool, list[int]],
+) -> None:
+    async def agent(client: AgentClient) -> float:
+        await client.chat.completions.create(messages=[user("Hi")])
+        return 1.0
+
+    env = ChatAgentEnv(agent)
+    await env.initial_observation()
+    await env.inject_messages([Message(role="user", content=LONG)])
+    await env.close()
+    assert max(encoded[True]) < LONG_TEXT < max(encoded[False])
 
 
 @pytest.mark.parametrize(
