@@ -203,12 +203,15 @@ def run(
 
 
 def _run_async(training: Coroutine[Any, Any, "Report"]) -> "Report":
+    gc.collect()
+    gc.freeze()  # to look through all that was imported, again and again, holds the loop each time
     try:
         return run_async(training)
     finally:
         with warnings.catch_warnings():
             # Rollouts that the Cookbook cancelled are collected: some had not begun, which is fine.
             warnings.simplefilter("ignore", RuntimeWarning)
+            gc.unfreeze()
             gc.collect()
 
 
