@@ -60,6 +60,7 @@ def left() -> dict[str, int]:
     process = psutil.Process()
     return {
         "sockets": len(process.net_connections()),
+        "descriptors": process.num_fds(),
         "threads": sum("asyncio" not in one.name for one in threading.enumerate()),
         "children": len(process.children(recursive=True)),
         "folders": len(glob.glob(f"{tempfile.gettempdir()}/evert-*")),

@@ -7,11 +7,10 @@ Every row is a command that wants to survive. Each is ended in four ways, so man
     SIGTERM       the trainer is killed while all of them run
     SIGKILL       the same, by a signal that nobody can handle
 
-What counts is what is left a second later: processes, and folders of episodes. Then plain commands
-are run, two at a time, and what a second of that leaves in this process is counted, and what a
-command costs that does nothing.
+What counts is what is left a second later: processes, and folders of episodes. What many harmless
+commands leave is counted by ``commands.py``. At last, what a command costs that does nothing.
 
-    python benchmarks/processes.py [--quick] [--times 20] [--commands 500]
+    python benchmarks/processes.py [--quick] [--times 20]
 """
 
 import argparse
@@ -22,7 +21,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -188,34 +186,17 @@ def killed(names: list[str], number: signal.Signals) -> dict[str, bool]:
     return found
 
 
-# -- many commands ---------------------------------------------------------------------------------
+# -- their cost ----------------------------------------------------------------------------------
 
 
-def held() -> dict[str, int]:
-    """What this process holds: sockets, descriptors, threads, children, folders of episodes."""
-    me = psutil.Process()
-    return {
-        "sockets": len(me.net_connections()),
-        "descriptors": me.num_fds(),
-        "threads": threading.active_count(),
-        "children, zombies too": len(me.children(recursive=True)),
-        "folders": len([*Path(tempfile.gettempdir()).glob("evert-*")]),
-    }
-
-
-def run_many(count: int) -> tuple[dict[str, int], float]:
-    """Run commands two at a time; what more is held afterwards, and seconds a command."""
-    agent = ProcessAgent(["true"], reward=["true"])
-
-    async def play(episodes: int) -> None:
-        for _ in range(episodes // 2):
-            await asyncio.gather(*(ChatAgentEnv(agent).initial_observation() for _ in range(2)))
-
-    asyncio.run(play(2))
-    before, start = held(), time.perf_counter()
-    asyncio.run(play(count // 2))  # each episode runs two
-    took = (time.perf_counter() - start) / count
-    return {name: number - before[name] for name, number in held().items()}, took
+async def supervised(count: int) -> float:
+    """Seconds that a command takes which does nothing: the median."""
+    times = []
+    for _ in range(count):
+        start = time.perf_counter()
+        await ChatAgentEnv(ProcessAgent(["true"])).initial_observation()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
 
 
 def plainly(count: int) -> float:
@@ -229,13 +210,12 @@ def plainly(count: int) -> float:
 
 
 def main() -> None:
-    """Print both tables; fail if anything is left."""
+    """Print the table; fail if anything is left."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--times", type=int, default=20)
-    parser.add_argument("--commands", type=int, default=500)
     args = parser.parse_args()
-    times, commands = (2, 20) if args.quick else (args.times, args.commands)
+    times = 2 if args.quick else args.times
     console, names = Console(), [*HOSTILE]
     rows = {name: [0, 0, 0, 0] for name in [*names, "their folders"]}
     for _ in range(times):
@@ -250,10 +230,9 @@ def main() -> None:
     for name, row in rows.items():
         table.add_row(name, *(f"{gone} of {times}" for gone in row))
     console.print(table)
-    left, took = run_many(commands)
-    console.print(f"{commands} commands, two at a time, leave: {left}")
-    console.print(f"a command: {1000 * took:.1f} ms; without evert: {1000 * plainly(50):.1f} ms")
-    if any(gone < times for row in rows.values() for gone in row) or any(left.values()):
+    took, plain = 1000 * asyncio.run(supervised(50)), 1000 * plainly(50)
+    console.print(f"a command: {took:.1f} ms; without evert: {plain:.1f} ms")
+    if any(gone < times for row in rows.values() for gone in row):
         sys.exit("something was left")
 
 

@@ -3,9 +3,8 @@
 1. Commands that try to outlive it (``benchmarks/processes.py``), which end, or are ended.
 2. A trainer that is killed leaves no process and no folder; nor do its forks matter.
 3. A command that kills its supervisor has lost its episode.
-4. Many commands leave nothing in the trainer.
-5. Outputs that flood, are closed, go to the terminal or to a full disk.
-6. Folders that cannot be removed fail no episode.
+4. Outputs that flood, are closed, go to the terminal or to a full disk.
+5. Folders that cannot be removed fail no episode.
 """
 
 import asyncio
@@ -28,7 +27,6 @@ from benchmarks.processes import (
     killed,
     marked,
     new_mark,
-    run_many,
     wait_for,
 )
 from tests.bridge.faces.test_process import play, python
@@ -119,16 +117,7 @@ time.sleep(600)
     assert not marked(mark)
 
 
-# -- 4. many commands ------------------------------------------------------------------------------
-
-
-def test_many_commands_leave_nothing_in_the_trainer() -> None:
-    left, _ = run_many(24)
-
-    assert not any(left.values()), left
-
-
-# -- 5. outputs ------------------------------------------------------------------------------------
+# -- 4. outputs ------------------------------------------------------------------------------------
 
 
 async def test_a_flood_of_output_fills_no_disk_and_its_end_is_kept() -> None:
@@ -183,7 +172,7 @@ def test_a_command_has_no_way_to_the_trainers_terminal() -> None:
     assert b"UNWANTED" not in shown
 
 
-# -- 6. folders ------------------------------------------------------------------------------------
+# -- 5. folders ------------------------------------------------------------------------------------
 
 
 @contextmanager
