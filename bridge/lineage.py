@@ -84,11 +84,7 @@ class ConversationBook:
         self._recent: dict[Conversation, None] = {}  # from old to new
 
     def observe(
-        self,
-        request: ChatRequest,
-        caller: str,
-        renderer: PromptRenderer,
-        most: int | None = None,
+        self, request: ChatRequest, caller: str, renderer: PromptRenderer, most: int | None = None
     ) -> Conversation:
         """The conversation of a call, grown by its new messages; its ``prompt()`` is to be sampled.
 
