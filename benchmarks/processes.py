@@ -31,7 +31,7 @@ from rich.table import Table
 
 from evert import ChatAgentEnv, ProcessAgent
 
-STAY = "import sys, time\nif sys.argv[2] == 'stay': time.sleep(600)\n"
+STAY = "import sys, time\nif sys.argv[2] == 'stay': time.sleep(120)\n"
 """The end of a command: it stays until it is ended, or leaves what it started behind."""
 
 HOSTILE = {
@@ -39,14 +39,14 @@ HOSTILE = {
 import os, time
 if os.fork() == 0:
     os.setsid()
-    time.sleep(600)
+    time.sleep(120)
 """,
     "daemon without environment": """
 import os, sys, time
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
-        sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+        sleep = [sys.executable, "-c", "import time; time.sleep(120)"]
         os.execve(sys.executable, [*sleep, *sys.argv[1:]], {})
     os._exit(0)
 """,
@@ -56,16 +56,17 @@ for number in range(1, 32):
     try: signal.signal(number, signal.SIG_IGN)
     except OSError: pass
 if os.fork() == 0:
-    time.sleep(600)
+    time.sleep(120)
 """,
     "parent and child revive each other": """
 import os, time
+end = time.monotonic() + 120
 def revive(depth):
-    while True:
+    while time.monotonic() < end:
         child = os.fork()
         if child == 0:
             os.setsid()
-            revive(depth + 1) if depth < 10 else time.sleep(600)
+            revive(depth + 1) if depth < 10 else time.sleep(120)
         os.waitpid(child, 0)
 if os.fork() == 0: revive(0)
 """,
@@ -86,14 +87,19 @@ if os.fork() == 0:
 """,
     "hops to a new session for ever": """
 import os, time
+end = time.monotonic() + 120
 for _ in range(10):
     if os.fork() == 0:
-        while True:
+        while time.monotonic() < end:
             if os.fork(): os._exit(0)
             os.setsid()
+        os._exit(0)
 """,
 }
-"""Commands that try to outlive their episode; their first argument marks what they start."""
+"""Commands that try to outlive their episode; their first argument marks what they start.
+
+Each gives up after two minutes: a machine on which nothing ends them must not stay busy for ever.
+"""
 
 TRAINER = """
 import asyncio, sys
