@@ -4,6 +4,7 @@
 #   make test    all tests
 #   make frameworks   the examples of twelve agent frameworks, Twenty Questions in two of them, and a
 #                     gallery of public agents, in environments of their own
+#   make trainers     the same agents under other trainers (verl, TRL), rollouts on Ray
 #   make tau2    the same for tau2-bench, in a checkout of it: make tau2 TAU2_BENCH=PATH (part of
 #                `make frameworks` where TAU2_BENCH is set)
 #   make cookbooks   what touches the Tinker Cookbook, against the newest one too (constraints.txt has 0.5.8)
@@ -19,7 +20,7 @@ BIN := .venv/bin
 SETTINGS ?=
 COOKBOOK := 0.6.1
 
-.PHONY: train test frameworks tau2 cookbooks lint docs bench kill9 smoke soak machine clean
+.PHONY: train test frameworks trainers tau2 cookbooks lint docs bench kill9 smoke soak machine clean
 
 train: .venv/installed
 	$(BIN)/python -m evert.trainers.train env=identity $(SETTINGS)
@@ -39,6 +40,11 @@ frameworks: .venv/developing
 	$(BIN)/python frameworks/add_agents.py openai2
 	.frameworks/openai2/bin/python -m pytest -n 2 --dist worksteal tests/frameworks --ignore tests/frameworks/test_programs.py --environment openai2
 	@$(MAKE) tau2
+
+# evert's agents under other trainers, and rollouts beyond one process.
+trainers: .venv/developing
+	$(BIN)/python frameworks/make_environment.py trainers
+	.frameworks/trainers/bin/python -m pytest -n 2 --dist worksteal tests/other_trainers --environment trainers
 
 # It is in no package index, so that its tests need a checkout.
 tau2: .venv/developing

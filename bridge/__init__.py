@@ -38,6 +38,7 @@ Read in this order:
     seats.py         agents with several trained roles
     group.py         groups of episodes
     dataset.py       batches of groups
+    sequences.py     a trajectory as plain token sequences
     scripted.py      a policy of given texts
     check.py         check_env
     base.py          the shipped base's tokenizer, the default

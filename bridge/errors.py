@@ -10,6 +10,7 @@
     ├── EnvClosedError         (RuntimeError)  the Env was closed before, or meanwhile
     ├── EpisodeEndedError      (RuntimeError)  a call arrived after the agent had ended
     ├── InvalidActionError     (ValueError)    what was given to ``step`` are no token ids
+    ├── UnsupportedPromptError (ValueError)    a prompt holds more than token ids
     ├── InvalidModelError      (TypeError)     a frozen model is none, or has the policy's name
     ├── MissingPackageError    (ImportError)   a client was asked for whose package is not there
     ├── RendererMismatchError  (ValueError)    a renderer cannot do what a conversation needs
@@ -97,6 +98,10 @@ class RendererMismatchError(EvertError, ValueError):
 
 class InvalidActionError(EvertError, ValueError):
     """What was given to ``step`` are no token ids."""
+
+
+class UnsupportedPromptError(EvertError, ValueError):
+    """A prompt holds more than token ids, where nothing else can be passed on."""
 
 
 class InvalidModelError(EvertError, TypeError):

@@ -27,7 +27,7 @@ from tinker_cookbook.renderers.base import ContentPart, Message, ToolCall, ToolS
 
 MARK = f"evertmark{secrets.token_hex(12)}z"
 
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')  # a long one holds the interpreter: by runs
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 _CACHED_LENGTH = 2000  # characters: a template's headers, phrases, the system prompt of a task

@@ -42,7 +42,11 @@ SUBFOLDERS = (
     "trainers/reporting",
     "trainers/reporting/figures",
     "trainers/runs",
+    "trainers/serving",
     "trainers/sweeping",
+    "trainers/trl",
+    "trainers/verl",
+    "trainers/workers",
 )
 
 AGENTS = "src/evert/agents"

@@ -20,4 +20,8 @@ The rooms:
     evaluation/   playing tasks and scoring them, for ``evaluate`` and for held-out scores
     reporting/    the page and every figure
     sweeping/     the parts of ``evert sweep``
+    serving/      the engine as a server of token ids, and clients of such servers
+    workers/      rollouts in other processes and on other machines
+    verl/         the same agents under verl's trainers
+    trl/          the same agents under TRL's trainers
 """

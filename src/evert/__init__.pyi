@@ -22,6 +22,7 @@ from evert.bridge.errors import InvalidModelError as InvalidModelError
 from evert.bridge.errors import MissingPackageError as MissingPackageError
 from evert.bridge.errors import RendererMismatchError as RendererMismatchError
 from evert.bridge.errors import RewardError as RewardError
+from evert.bridge.errors import UnsupportedPromptError as UnsupportedPromptError
 from evert.bridge.explain import explain as explain
 from evert.bridge.faces.client import AgentClient as AgentClient
 from evert.bridge.faces.client import BlockingAgentClient as BlockingAgentClient
@@ -30,6 +31,8 @@ from evert.bridge.group import ChatAgentGroupBuilder as ChatAgentGroupBuilder
 from evert.bridge.logprobs import SampledTokens as SampledTokens
 from evert.bridge.models import RemoteModel as RemoteModel
 from evert.bridge.scripted import ScriptedPolicy as ScriptedPolicy
+from evert.bridge.sequences import TokenSequence as TokenSequence
+from evert.bridge.sequences import sequences as sequences
 from evert.bridge.weights import TinkerModel as TinkerModel
 from evert.envs.games import Game as Game
 from evert.envs.games import GameError as GameError

@@ -173,7 +173,7 @@ class Engine:
 
     def sampler_for(self, trainer: Trainer, occasion: int) -> Sampler:
         """A sampler of a trainer's present weights."""
-        return self._new_sampler(trainer.model, trainer.tokenizer, trainer.steps, occasion)
+        return self.new_sampler(trainer.model, trainer.tokenizer, trainer.steps, occasion)
 
     def base_sampler(self, base_model: str) -> Sampler:
         """The sampler of a base model's own weights; loaded once while somebody uses it."""
@@ -181,7 +181,7 @@ class Engine:
         sampler = self._bases.get(base_model)
         if sampler is None:
             model, tokenizer = self._load(base_model), load_tokenizer(base_model)
-            sampler = self._new_sampler(model, tokenizer, base_model.encode())
+            sampler = self.new_sampler(model, tokenizer, base_model.encode())
             self._bases[base_model] = sampler
         return sampler
 
@@ -198,7 +198,7 @@ class Engine:
         self.check_open()
         info = self.store.read(path)
         tokenizer = load_tokenizer(info.base_model)
-        return self._new_sampler(self._load_saved(path), tokenizer, info.steps, *number)
+        return self.new_sampler(self._load_saved(path), tokenizer, info.steps, *number)
 
     def close(self) -> None:
         """Stop all threads; clients that are left refuse further calls."""
@@ -246,7 +246,14 @@ class Engine:
         run_id = self.store.new_run(RunInfo(base_model, rank, user_metadata, time.time()))
         return TrainingRun(run_id, base_model, rank, Trainer(model, load_tokenizer(base_model)))
 
-    def _new_sampler(self, model: Any, tokenizer: Any, *number: int | bytes) -> Sampler:
+    def new_sampler(self, model: Any, tokenizer: Any, *number: int | bytes) -> Sampler:
+        """A sampler of a model's present weights, of which it keeps a copy.
+
+        Args:
+            model: A Hugging Face causal language model, whoever trains it.
+            tokenizer: Its tokenizer.
+            *number: Tells apart samplers that must not draw the same numbers.
+        """
         sampler = Sampler(
             freeze(model),
             tokenizer,

@@ -236,6 +236,30 @@ def saved_client(engine: Engine, path: str) -> SamplingClient:
     return SamplingClient(engine, info.base_model, loading, Source(info.base_model, path))
 
 
+def model_client(
+    engine: Engine, name: str, model: Any, tokenizer: Any, *number: int
+) -> SamplingClient:
+    """A client of a model that somebody else trains, with its present weights; close its sampler.
+
+    Args:
+        engine: Samples from it.
+        name: What the client says its base model is.
+        model: A Hugging Face causal language model.
+        tokenizer: Its tokenizer.
+        *number: Tells apart clients that must not draw the same numbers: the step, say.
+    """
+
+    def nowhere() -> str:
+        raise SamplingRequestError(
+            f"This client samples from the present weights of a model ({name}) that another "
+            "trainer has in this process; expected weights that are on disk. Sample here, or "
+            "offer the client to other processes by a policy service."
+        )
+
+    sampler = finished(engine.new_sampler(model, tokenizer, *number)).future()
+    return SamplingClient(engine, name, sampler, Source(name, nowhere))
+
+
 def _text_tokens(prompt: types.ModelInput) -> list[int]:
     try:
         return prompt.to_ints()

@@ -1,0 +1,177 @@
+"""A trajectory as token sequences: the Cookbook's data, in lists, for every other trainer.
+
+1. They hold what ``trajectory_to_data`` makes of the trajectory: ids, masks and log-probabilities.
+2. A lineage is one sequence, also where the turns of several alternate.
+3. Each turn has its reward and its end. What is no list of token ids is refused.
+"""
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+import tinker
+from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
+from tinker_cookbook.rl.data_processing import trajectory_to_data
+from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy
+from tinker_cookbook.rl.rollouts import do_single_rollout
+from tinker_cookbook.rl.types import Trajectory, Transition
+
+from evert.bridge.env import ChatAgentEnv
+from evert.bridge.errors import UnsupportedPromptError
+from evert.bridge.faces.client import AgentClient
+from evert.bridge.group import sort_by_lineage
+from evert.bridge.scripted import ScriptedPolicy
+from evert.bridge.sequences import TokenSequence, sequences
+
+
+class Numbered(TokenCompleter):
+    """A scripted policy whose log-probabilities are all different."""
+
+    def __init__(self, *texts: str) -> None:
+        rest = iter(texts)
+        self._inner = ScriptedPolicy(lambda prompt: next(rest))
+        self._numbers = itertools.count(1)
+
+    async def __call__(self, *args: Any, **options: Any) -> TokensWithLogprobs:
+        said = await self._inner(*args, **options)
+        logprobs = [-next(self._numbers) / 8 for _ in said.tokens]
+        return TokensWithLogprobs(said.tokens, logprobs, said.stop_reason)
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+async def three_turns(client: AgentClient) -> float:
+    messages: list[Any] = [user("Hi")]
+    for number in range(3):
+        completion = await client.chat.completions.create(messages=messages)
+        messages += [completion.choices[0].message, user(f"And {number}?")]
+        client.reward(number)
+    return 0.5
+
+
+async def two_by_turns(client: AgentClient) -> float:
+    """Two conversations whose turns alternate."""
+    talks: list[list[Any]] = [[user("I am A")], [user("I am B")]]
+    for _ in range(2):
+        for messages in talks:
+            completion = await client.chat.completions.create(messages=messages)
+            messages += [completion.choices[0].message, user("Go on")]
+    return 1.0
+
+
+async def branching(client: AgentClient) -> float:
+    """One beginning, two ends."""
+    first = await client.chat.completions.create(messages=[user("Hi")])
+    for text in ("Left", "Right"):
+        said: list[Any] = [user("Hi"), first.choices[0].message, user(text)]
+        await client.chat.completions.create(messages=said)
+    return 1.0
+
+
+async def played(agent: Any, *texts: str, **options: Any) -> Trajectory:
+    env = ChatAgentEnv(agent, **options)
+    trajectory = await do_single_rollout(Numbered(*texts), env)
+    sort_by_lineage(trajectory, env.turn_lineages)
+    return trajectory
+
+
+def shifted(sequence: TokenSequence) -> dict[str, list[float]]:
+    """A sequence as a datum of the Cookbook has it: each position with its next token."""
+    before = [0.0] * (len(sequence.prompt_ids) - 1)
+    return {
+        "tokens": [*sequence.prompt_ids, *sequence.response_ids][:-1],
+        "target_tokens": [*sequence.prompt_ids, *sequence.response_ids][1:],
+        "mask": [*before, *sequence.response_mask],
+        "logprobs": [*before, *sequence.response_logprobs],
+    }
+
+
+def of_datum(datum: tinker.Datum) -> dict[str, list[float]]:
+    fields = ("target_tokens", "mask", "logprobs")
+    values = {name: datum.loss_fn_inputs[name].to_numpy().tolist() for name in fields}
+    return {"tokens": datum.model_input.to_ints(), **values}
+
+
+@pytest.mark.parametrize(
+    ("agent", "texts", "count"),
+    [
+        (three_turns, "one two three", 1),
+        (two_by_turns, "one two three four", 2),
+        (branching, "one two three", 2),
+    ],
+)
+async def test_they_are_the_cookbooks_data_id_by_id(agent: Any, texts: str, count: int) -> None:
+    trajectory = await played(agent, *texts.split())
+    data = trajectory_to_data(trajectory, 1.0)
+
+    found = sequences(trajectory)
+
+    assert len(found) == count
+    assert [shifted(each) for each in found] == [of_datum(datum) for datum in data]
+
+
+async def test_masked_replies_have_mask_0() -> None:
+    async def agent(client: AgentClient) -> float:
+        tools: list[Any] = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+        for _ in range(2):
+            await client.chat.completions.create(messages=[user("Hi")], tools=tools)
+        return 1.0
+
+    policy = ParseErrorPolicy(max_consecutive=1, mask_error_turns=True)
+    said = ("<tool_call>\n{", "Fine.", "Fine.")
+    trajectory = await played(agent, *said, parse_error_policy=policy)
+    data = trajectory_to_data(trajectory, 1.0)
+
+    found = sequences(trajectory)
+
+    assert [shifted(each) for each in found] == [of_datum(datum) for datum in data]
+    masked = found[0].turn_ends[0]
+    assert set(found[0].response_mask[:masked]) == {0}
+    assert set(found[0].response_mask[masked:]) == {0, 1}
+
+
+async def test_lineages_are_found_without_the_order_of_the_group() -> None:
+    env = ChatAgentEnv(two_by_turns)
+    trajectory = await do_single_rollout(Numbered("one", "two", "three", "four"), env)
+    alternating = sequences(trajectory)
+    sort_by_lineage(trajectory, env.turn_lineages)
+
+    assert len(trajectory_to_data(trajectory, 1.0)) == 2
+    assert alternating == sequences(trajectory)
+
+
+async def test_each_turn_has_its_reward_and_its_end() -> None:
+    trajectory = await played(three_turns, "one", "two", "three")
+
+    (found,) = sequences(trajectory)
+
+    assert found.rewards == [0.0, 1.0, 2.5]
+    assert sum(found.rewards) == sum(turn.reward for turn in trajectory.transitions)
+    for turn, end in zip(trajectory.transitions, found.turn_ends, strict=True):
+        said = turn.ac.tokens
+        assert found.response_ids[end - len(said) : end] == said
+        assert found.response_mask[end - len(said) : end] == [1] * len(said)
+    assert found.turn_ends[-1] == len(found.response_ids)
+
+
+async def test_an_episode_without_a_call_has_none() -> None:
+    async def silent() -> float:
+        await asyncio.sleep(0)
+        return 1.0
+
+    trajectory = await played(silent)
+
+    assert sequences(trajectory) == []
+
+
+def test_images_are_refused_by_name() -> None:
+    image = tinker.types.ImageChunk(data=b"png", format="png", expected_tokens=3)
+    prompt = tinker.ModelInput(chunks=[tinker.EncodedTextChunk(tokens=[1]), image])
+    turn = Transition(prompt, TokensWithLogprobs([5], [-1.0]), 1.0, True)
+    trajectory = Trajectory([turn], tinker.ModelInput.empty())
+
+    with pytest.raises(UnsupportedPromptError, match="ImageChunk"):
+        sequences(trajectory)

@@ -1,0 +1,17 @@
+"""evert's agents under other trainers, with the real packages.
+
+    .frameworks/trainers/bin/python -m pytest tests/other_trainers --environment trainers
+
+``frameworks/make_environment.py trainers`` makes the environment. Without ``--environment`` nothing
+here is collected: the packages are not in .venv.
+"""
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--environment", choices=["trainers"], help="what is installed here")
+
+
+def pytest_ignore_collect(config: pytest.Config) -> bool | None:
+    return True if config.getoption("--environment", default=None) is None else None

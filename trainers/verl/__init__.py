@@ -1,0 +1,1 @@
+"""evert's agents under verl's trainers."""

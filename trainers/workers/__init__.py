@@ -1,0 +1,1 @@
+"""Rollouts in other processes: executors for the Cookbook's ``rollout_executor``."""
