@@ -15,6 +15,7 @@ Read in this order:
     episode.py       one run of an agent: its life, and what is released with it
     models.py        the models beside the policy, by name
     weights.py       one of them: weights of the engine in use
+    servers.py       what the SDK wants of older Tinker servers of one's own
     literals.py      what keeps text from becoming control tokens
     rendering.py     what is needed of a Cookbook renderer
     long_text.py     long texts are rendered in threads

@@ -22,6 +22,7 @@ from evert.bridge.base import model_renderer
 from evert.bridge.errors import InvalidModelError
 from evert.bridge.rendering import PromptRenderer, prompt_renderer
 from evert.bridge.requests import context_length_exceeded
+from evert.bridge.servers import complete_client
 
 logger = logging.getLogger(__name__)
 
@@ -164,6 +165,7 @@ def _in_thread(make: Callable[[], OpenWeights]) -> "Future[OpenWeights]":
 
 
 def _opened(model: TinkerModel) -> OpenWeights:
+    complete_client(model.base_url)
     service = tinker.ServiceClient(base_url=model.base_url)
     weights: dict[str, Any] = {"base_model": model.base_model}
     if model.model_path is not None:

@@ -204,6 +204,17 @@ def test_the_engine_describes_itself_in_one_line(tiny_model: str, tmp_path: Path
         assert say(facts) == f"engine: u (a key); {BASE_MODEL}, LoRA of rank 32"
 
 
+@pytest.mark.parametrize("base_url", [None, "http://127.0.0.1:9"])
+def test_the_sdk_is_completed_for_a_service_of_ones_own_and_not_for_the_hosted_one(
+    base_url: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    named: list[str | None] = []
+    monkeypatch.setattr("evert.trainers.runs.engine_choice.complete_client", named.append)
+
+    with running_engine(EngineChoice("service", "a key"), settings(base_url=base_url), tmp_path):
+        assert named == [base_url]
+
+
 def test_only_the_tiny_base_gets_one_thread_by_itself() -> None:
     assert threads_of(settings()) == 1
     assert threads_of(settings(threads=4)) == 4

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from evert.bridge.base import BASES
+from evert.bridge.servers import complete_client
 from evert.trainers.runs.settings import RecipeError, TrainSettings
 
 KEY = "TINKER_API_KEY"
@@ -107,6 +108,7 @@ def running_engine(
         checkpoints: Folder of the embedded engine's checkpoints.
     """
     if choice.kind == "service":
+        complete_client(settings.base_url)
         url = settings.base_url or os.environ.get(URL)
         yield {
             "engine": "service", "reason": choice.reason, "base_url": url,

@@ -1,0 +1,188 @@
+"""Sampling from Tinker servers of one's own with the real SDK, over HTTP on this machine.
+
+1. A server that promises sequences without ids is sampled once its client is completed: here, by
+   ``TinkerModel(base_url=...)``, and in another process that was sent a client.
+2. Nothing else changes: ids that a server sends, servers that nobody named, the hosted service.
+"""
+
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import pytest
+import tinker
+from tinker.proto import tinker_public_pb2 as wire
+
+from evert import TinkerModel
+from evert.bridge import servers
+from evert.bridge.servers import address_of, complete_client, is_hosted
+from evert.bridge.weights import open_weights
+
+SEQUENCE = wire.SampledSequence(
+    stop_reason=wire.STOP_REASON_LENGTH,
+    tokens=np.array([7, 8], np.int32).tobytes(),
+    logprobs=np.array([-0.5, -1.5], np.float32).tobytes(),
+)
+SAMPLED = wire.SampleResponse(sequences=[SEQUENCE, SEQUENCE]).SerializeToString()
+ANSWERS: dict[str, Any] = {
+    "client/config": {},
+    "client/dynamic_config": {},
+    "create_session": {"session_id": "session"},
+    "create_sampling_session": {"sampling_session_id": "sampler"},
+    "get_server_capabilities": {"supported_models": []},
+    "asample": {"request_id": "promised"},
+    "retrieve_future": SAMPLED,
+}
+"""What SkyRL's server 0.4.0 answers."""
+
+HOSTED = "https://tinker.thinkingmachines.dev/services/tinker-prod"
+
+
+class StandIn(ThreadingHTTPServer):
+    """A Tinker server that always samples the same."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answers)
+        self.answers = dict(ANSWERS)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Without keep-alive, so that the SDK leaves no connection behind."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        assert isinstance(self.server, StandIn)
+        answer = self.server.answers.get(self.path.removeprefix("/api/v1/"))
+        if isinstance(answer, bytes):
+            kind, data = "x-protobuf", answer
+        else:
+            kind, data = "json", json.dumps(answer).encode()
+        self.send_response(404 if answer is None else 200)
+        self.send_header("Content-Type", f"application/{kind}")
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[StandIn]:
+    """A server that sends no ids."""
+    with StandIn() as running:
+        thread = Thread(target=running.serve_forever, args=(0.02,))
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_completed_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "tml-of-a-test")
+    monkeypatch.setenv("TINKER_TELEMETRY", "0")
+    monkeypatch.setattr(servers, "_completed", set())
+    ask = tinker.SamplingClient._send_asample_request
+    monkeypatch.setattr(tinker.SamplingClient, "_send_asample_request", ask)  # put back at the end
+
+
+def client_of(server: StandIn) -> tinker.SamplingClient:
+    service = tinker.ServiceClient(base_url=server.url)
+    return service.create_sampling_client(base_model="m").result()
+
+
+def sampled_ids(client: tinker.SamplingClient) -> list[str]:
+    """Ids of two sequences."""
+    prompt, params = tinker.ModelInput.from_ints([1, 2]), tinker.SamplingParams(max_tokens=2)
+    response = client.sample(prompt=prompt, num_samples=2, sampling_params=params).result()
+    assert [sequence.tokens for sequence in response.sequences] == [[7, 8], [7, 8]]
+    return [sequence.sequence_id for sequence in response.sequences]
+
+
+# -- what is completed ---------------------------------------------------------------------------
+
+
+def test_a_server_that_sends_no_ids_is_sampled_once_the_client_is_completed(
+    server: StandIn,
+) -> None:
+    client = client_of(server)
+    with pytest.raises(AssertionError, match="sample_sequence_ids"):
+        sampled_ids(client)
+
+    complete_client(server.url + "/")
+    complete_client(server.url)
+
+    assert sampled_ids(client) == ["promised-0", "promised-1"]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # the SDK deprecates what works with it still
+async def test_a_frozen_model_of_such_a_server_is_sampled(server: StandIn) -> None:
+    model = TinkerModel("evert-tiny", base_url=server.url)
+
+    weights = await open_weights(model)
+
+    assert sampled_ids(weights.client) == ["promised-0", "promised-1"]
+
+
+def test_a_worker_completes_the_client_that_it_was_sent(server: StandIn) -> None:
+    code = """
+import pickle, sys, tinker
+from evert.bridge.servers import address_of, complete_client
+client = pickle.load(sys.stdin.buffer)
+complete_client(address_of(client))
+prompt, params = tinker.ModelInput.from_ints([1, 2]), tinker.SamplingParams(max_tokens=2)
+print(client.sample(prompt=prompt, num_samples=2, sampling_params=params).result())
+"""
+    sent = pickle.dumps(client_of(server))
+    worker = [sys.executable, "-c", code]
+    done = subprocess.run(worker, input=sent, capture_output=True, check=False, timeout=60)
+
+    assert b"promised-1" in done.stdout, done.stderr.decode()
+
+
+# -- what is not ---------------------------------------------------------------------------------
+
+
+def test_ids_that_a_server_sends_stay_as_they_are(server: StandIn) -> None:
+    server.answers["asample"] = {"request_id": "promised", "sample_sequence_ids": ["a", "b"]}
+    complete_client(server.url)
+
+    assert sampled_ids(client_of(server)) == ["a", "b"]
+
+
+def test_a_server_that_nobody_named_is_not_completed(server: StandIn) -> None:
+    complete_client("http://127.0.0.1:9/of-somebody-else")
+
+    with pytest.raises(AssertionError, match="sample_sequence_ids"):
+        sampled_ids(client_of(server))
+
+
+@pytest.mark.parametrize("base_url", [None, "", HOSTED, "https://thinkingmachines.dev"])
+def test_the_hosted_service_is_never_touched(base_url: str | None) -> None:
+    ask = tinker.SamplingClient._send_asample_request
+
+    complete_client(base_url)
+
+    assert tinker.SamplingClient._send_asample_request is ask
+    assert not servers._completed
+
+
+def test_only_the_hosted_services_own_domain_is_taken_for_it() -> None:
+    assert is_hosted(HOSTED)
+    assert not is_hosted("https://notthinkingmachines.dev")
+    assert not is_hosted("http://localhost:8000/thinkingmachines.dev")
+
+
+def test_the_address_is_that_of_the_sdks_client_and_of_no_other(server: StandIn) -> None:
+    assert address_of(client_of(server)) == server.url
+    assert address_of(object()) is None
