@@ -7,10 +7,12 @@ cancellations, timeouts, commands, and texts of 2 MB in every kind of part, in o
 second the resident memory is looked at (without what the allocator keeps for later), and in the
 same loop a heartbeat says how long it was held.
 
+First each kind is played alone, which shows how long one agent can hold the loop, and then all of
+them, several at a time (one of those that send long texts).
+
 The benchmark fails if memory grows by 2 % after the first minute, if a task, thread, descriptor or
-child is left, or if one agent held the loop for 100 ms: of those that send long texts, one is
-played at a time, beside seven others. A stall counts as long as this process had a processor
-meanwhile, any thread of it; where the clock says more, something else had the machine.
+child is left, or if one agent held the loop for 100 ms. A stall counts as long as this process had
+a processor meanwhile, any thread of it; where the clock says more, something else had the machine.
 """
 
 import argparse
@@ -55,7 +57,10 @@ BEAT = 0.005
 WINDOW = 15
 """Samples of memory whose median is compared."""
 
-SHOWN = 8
+ALONE = 3
+"""Episodes of each kind that are played by themselves."""
+
+SHOWN = 4
 """Stalls that are told of."""
 
 LONG = 2_000_000
@@ -395,6 +400,10 @@ class Watch:
                 trim()
                 self.memory.append((now - self.began, process.memory_info().rss / 2**20))
 
+    def longest(self) -> float:
+        """Seconds of the longest stall."""
+        return max((stall for stall, *_ in self.stalls), default=0.0)
+
     def growth(self, warm_up: float) -> float:
         """By which share the memory grew since the warm-up."""
         sizes = [size for when, size in self.memory if when >= warm_up]
@@ -453,10 +462,31 @@ async def work(todo: list[str], table: dict[str, Kind], watch: Watch, rng: rando
     return played
 
 
-async def soak(
-    episodes: int, workers: int, seed: int, only: str, length: int
-) -> tuple[Watch, int, Held, Held]:
-    """Play them all; what was seen, how many there were, what there was before and after."""
+async def alone(table: dict[str, Kind], rng: random.Random) -> Watch:
+    """Play each kind by itself; what was seen."""
+    watch = Watch()
+    beating = asyncio.create_task(watch.beat())
+    for name in table:
+        await work([name] * ALONE, table, watch, rng)
+        await asyncio.sleep(2 * BEAT)
+    beating.cancel()
+    await asyncio.wait({beating})
+    return watch
+
+
+@dataclass
+class Seen:
+    """What a soak saw: each kind alone, all of them, what there was before and after."""
+
+    alone: Watch
+    mixed: Watch
+    played: int
+    before: Held
+    after: Held
+
+
+async def soak(episodes: int, workers: int, seed: int, only: str, length: int) -> Seen:
+    """Play them all."""
     rng = random.Random(seed)
     table = {name: kind for name, kind in kinds(length).items() if only in name}
     for name, kind in table.items():  # what is made once
@@ -469,6 +499,8 @@ async def soak(
     await asyncio.sleep(1)
     gc.collect()
     gc.freeze()  # as evert train does
+    by_one = await alone(table, rng)
+    gc.collect()
     before, watch = Held.now(), Watch()
     beating = asyncio.create_task(watch.beat())
     async with asyncio.TaskGroup() as group:
@@ -477,7 +509,8 @@ async def soak(
     await asyncio.wait({beating})
     await asyncio.sleep(1)
     gc.collect()
-    return watch, sum(task.result() for task in tasks), before, Held.now()
+    played = sum(task.result() for task in tasks)
+    return Seen(by_one, watch, played, before, Held.now())
 
 
 def plot(watch: Watch, path: Path) -> None:
@@ -494,10 +527,11 @@ def plot(watch: Watch, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def report(watch: Watch, played: int, held: tuple[Held, Held], warm_up: float) -> bool:
+def report(seen: Seen, warm_up: float) -> bool:
     """Print the table; whether all bars hold."""
+    watch = seen.mixed
     seconds, growth = watch.memory[-1][0], watch.growth(warm_up)
-    stall = max(watch.stalls, default=(0.0, 0.0, 0.0, ""))
+    stall, mixed = seen.alone.longest(), watch.longest()
     sizes = [size for when, size in watch.memory if when >= warm_up] or [0.0]
     bars = {
         "memory": (
@@ -505,29 +539,32 @@ def report(watch: Watch, played: int, held: tuple[Held, Held], warm_up: float) -
             f"< {GROWTH:.0%}",
             growth < GROWTH,
         ),
-        "longest stall of the loop": (
-            f"{stall[0] * 1e3:,.0f} ms ({stall[1] * 1e3:,.0f} ms by the clock)",
+        "longest stall of the loop, by one agent": (
+            f"{stall * 1e3:,.0f} ms",
             f"< {STALL * 1e3:,.0f} ms",
-            stall[0] < STALL,
+            stall < STALL,
         ),
+        "the same with all of them": (f"{mixed * 1e3:,.0f} ms", "none", True),
         **{
             name: (f"{before} to {after}", "flat", after <= before)
             for name, before, after in (
-                (name, getattr(held[0], name), getattr(held[1], name))
+                (name, getattr(seen.before, name), getattr(seen.after, name))
                 for name in ("tasks", "threads", "descriptors", "children", "folders")
             )
         },
     }
     table = Table(
-        title=f"{played:,} episodes in {seconds:,.0f} s, {played / seconds:,.0f} a second"
+        title=f"{seen.played:,} episodes in {seconds:,.0f} s, {seen.played / seconds:,.0f} a second"
     )
     for column in ("what", "seen", "bar", ""):
         table.add_column(column)
-    for name, (seen, bar, holds) in bars.items():
-        table.add_row(name, seen, bar, "holds" if holds else "FAILS")
+    for name, (found, bar, holds) in bars.items():
+        table.add_row(name, found, bar, "holds" if holds else "FAILS")
     console = Console(width=100)
     console.print(table)
-    for length, wall, when, going in sorted(watch.stalls, reverse=True)[:SHOWN]:
+    stalls = sorted(seen.alone.stalls, reverse=True)[:SHOWN]
+    stalls += sorted(watch.stalls, reverse=True)[:SHOWN]
+    for length, wall, when, going in stalls:
         lengths = f"{length * 1e3:,.0f} ms ({wall * 1e3:,.0f} ms by the clock)"
         console.print(f"  {lengths} at {when:,.0f} s, in {going}", style="dim")
     return all(holds for _, _, holds in bars.values())
@@ -548,10 +585,10 @@ def main() -> None:
     if options.quick:
         options.episodes, options.warm_up, options.length = 3_000, 5.0, 100_000
     o = options
-    watch, played, *held = asyncio.run(soak(o.episodes, o.workers, o.seed, o.only, o.length))
+    seen = asyncio.run(soak(o.episodes, o.workers, o.seed, o.only, o.length))
     if options.plot is not None:
-        plot(watch, options.plot)
-    if not report(watch, played, (held[0], held[1]), options.warm_up):
+        plot(seen.mixed, options.plot)
+    if not report(seen, options.warm_up):
         sys.exit("A bar does not hold (see the table).")
 
 

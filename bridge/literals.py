@@ -217,8 +217,11 @@ class MarkedTokenizer:
 
     def encode(self, text: str, **options: Any) -> list[int]:
         """Token ids of ``text``, marks taken out."""
-        if MARK not in text or self._control.pattern is None:
-            return list(self._encode(text, **options))
+        if MARK not in text:
+            if len(text) <= _CACHED_LENGTH:  # most of them
+                return list(self._remembered(text, **options))
+            return list(self._encode_anew(text, **options))
+        assert self._control.pattern is not None  # or nothing were marked
         pieces = text.split(MARK)
         plain, marks = "".join(pieces), list(accumulate(map(len, pieces[:-1])))
         tokens: list[int] = []

@@ -40,16 +40,19 @@ def check_text(value: object, most: int | None) -> None:
     inside: list[Any] = [value]
     for one in inside:  # grows on the way
         kind = type(one)
-        if kind is str:
-            found += len(one)
-        elif kind is dict and len(one) == 2 and type(content := one.get("content")) is str:
+        if kind is dict and len(one) == 2 and type(content := one.get("content")) is str:
             found += len(content)  # most messages
+        elif kind is str:
+            found += len(one)
+        elif kind is list:
+            inside += one
+            found += 1  # so that one that holds itself comes to an end
         elif kind is dict or isinstance(one, Mapping):
             inside += one
             inside += one.values()
         elif isinstance(one, (list, tuple)):
             inside += one
-            found += 1  # so that one that holds itself comes to an end
+            found += 1
         elif isinstance(one, str):
             found += len(one)
         elif hasattr(one, "model_fields_set"):  # an SDK's
