@@ -121,7 +121,9 @@ class SamplingClient(Ready):
             self._sampler, lambda sampler: sampler.sample(tokens, num_samples, sampling_params)
         )
         scores = self._score(tokens, prompt_logprobs_last_n) if include_prompt_logprobs else None
-        return AwaitableConcurrentFuture(chain(replies, lambda found: _respond(found, scores)))
+        answer = chain(replies, lambda found: _respond(found, scores))
+        answer.add_done_callback(lambda _: replies.cancel())  # who gives it up wants no replies
+        return AwaitableConcurrentFuture(answer)
 
     async def sample_async(
         self,

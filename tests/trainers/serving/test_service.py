@@ -1,0 +1,224 @@
+"""Samples over HTTP are those of the process that serves them."""
+
+import asyncio
+import pickle
+from collections.abc import Callable, Sequence
+
+import pytest
+import tinker
+from tests.trainers.serving.conftest import prompt
+from tinker_cookbook.completers import TinkerTokenCompleter
+
+from evert.trainers.engine.engine import Engine
+from evert.trainers.engine.errors import EngineClosedError, SamplingRequestError
+from evert.trainers.engine.sampling_client import SamplingClient
+from evert.trainers.serving import connection
+from evert.trainers.serving.client import ServedSamplingClient
+from evert.trainers.serving.errors import NotServedError, ServerGoneError, ServingError
+from evert.trainers.serving.service import PolicyService
+
+Sampled = list[tuple[list[int], list[float] | None, str]]
+
+
+async def sampled(
+    client: SamplingClient | ServedSamplingClient, params: Sequence[tinker.SamplingParams]
+) -> Sampled:
+    """One reply for each of the parameters, asked for all at once."""
+    asked = [client.sample_async(prompt(f"Hi {i}"), 1, each) for i, each in enumerate(params)]
+    replies = [answer.sequences[0] for answer in await asyncio.gather(*asked)]
+    return [(reply.tokens, reply.logprobs, reply.stop_reason) for reply in replies]
+
+
+def how(index: int, **fields: object) -> tinker.SamplingParams:
+    return tinker.SamplingParams(**{"max_tokens": 12, "seed": index, **fields})  # type: ignore[arg-type]
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+
+
+LONG = how(0, stop=[], max_tokens=900)
+WAYS = [
+    how(0),
+    how(1, stop=["<|im_end|>"]),
+    how(2, stop=[3]),
+    how(3, stop=[]),
+    how(4, temperature=0),
+    how(5, temperature=0.5),
+    how(6, top_k=3),
+    how(7, top_p=0.5),
+    how(8, max_tokens=1),
+]
+
+
+async def test_served_samples_are_those_in_process_token_by_token(
+    client: SamplingClient, service: PolicyService
+) -> None:
+    ways = [*WAYS, *map(how, range(10, 60))]
+
+    there = await sampled(service.offer(client), ways)
+    here = await sampled(client, ways)
+
+    assert [tokens for tokens, _, _ in there] == [tokens for tokens, _, _ in here]
+    assert [reason for _, _, reason in there] == [reason for _, _, reason in here]
+    for (_, served, _), (_, own, _) in zip(there, here, strict=True):
+        assert served == pytest.approx(own, abs=1e-5)  # other rows beside them: the last bit
+
+
+async def test_the_log_probabilities_of_a_prompt_are_the_same_numbers(
+    client: SamplingClient, service: PolicyService
+) -> None:
+    served = service.offer(client)
+
+    there = await served.compute_logprobs_async(prompt())
+    answer = await served.sample_async(prompt(), 1, how(0), include_prompt_logprobs=True)
+
+    assert there == await client.compute_logprobs_async(prompt())
+    assert answer.prompt_logprobs == there
+
+
+async def test_scoring_through_the_service_changes_nothing_that_is_drawn(
+    client: SamplingClient, service: PolicyService
+) -> None:
+    served, hot = service.offer(client), tinker.SamplingParams(max_tokens=8, temperature=5)
+    await served.compute_logprobs_async(prompt())
+    there = await served.sample_async(prompt(), 1, hot)
+
+    client.sampler._asked.clear()
+    first, second = [await client.sample_async(prompt(), 1, hot) for _ in range(2)]
+
+    assert there.sequences[0].tokens == first.sequences[0].tokens != second.sequences[0].tokens
+
+
+def test_a_served_client_pickles_and_works_without_a_loop(
+    client: SamplingClient, service: PolicyService
+) -> None:
+    served = pickle.loads(pickle.dumps(service.offer(client)))
+
+    replies = served.sample(prompt(), 3, how(1)).result().sequences
+
+    assert [r.tokens for r in replies] == [
+        r.tokens for r in client.sample(prompt(), 3, how(1)).result().sequences
+    ]
+    assert served.get_base_model() == "evert-tiny"
+    assert served.get_tokenizer().encode("Hi") == client.get_tokenizer().encode("Hi")
+
+
+async def test_the_cookbooks_completer_takes_it_for_a_sampling_client(
+    client: SamplingClient, service: PolicyService
+) -> None:
+    completer = TinkerTokenCompleter(service.offer(client), max_tokens=5)  # type: ignore[arg-type]
+
+    action = await completer(prompt(), ["<|im_end|>"])
+
+    assert len(action.tokens) == len(action.logprobs) <= 5
+
+
+def test_every_loop_has_a_session_and_leaves_none(
+    client: SamplingClient, service: PolicyService
+) -> None:
+    served = service.offer(client)
+
+    for index in range(3):
+        asyncio.run(served.sample_async(prompt(), 1, how(index)))
+
+    assert not [loop for loop in connection._open if loop.is_closed()]
+
+
+# -- what is offered -------------------------------------------------------------------------------
+
+
+async def test_a_client_that_is_offered_again_keeps_its_name(
+    client: SamplingClient, service: PolicyService
+) -> None:
+    first, again = service.offer(client), service.offer(client)
+
+    assert first.model == again.model
+    assert [model["id"] for model in await first.models()] == [first.model]
+
+
+async def test_weights_that_were_withdrawn_are_refused_by_name(
+    client: SamplingClient, service: PolicyService
+) -> None:
+    served = service.offer(client)
+    service.withdraw(client)
+    service.withdraw(client)
+
+    with pytest.raises(NotServedError, match="'policy-1' are no longer served.*now: none"):
+        await served.sample_async(prompt(), 1, how(0))
+    newer = service.offer(client)
+    with pytest.raises(NotServedError, match="offered now: policy-2"):
+        await served.sample_async(prompt(), 1, how(0))
+    assert (await newer.sample_async(prompt(), 1, how(0))).sequences
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+async def test_what_the_engine_refuses_is_refused_with_its_own_words(
+    client: SamplingClient, service: PolicyService
+) -> None:
+    served = service.offer(client)
+    long = how(0, max_tokens=10**6)
+
+    with pytest.raises(SamplingRequestError) as there:
+        await served.sample_async(prompt(), 1, long)
+    with pytest.raises(SamplingRequestError) as here:
+        await client.sample_async(prompt(), 1, long)
+
+    assert str(there.value) == str(here.value)
+
+
+async def test_an_engine_that_is_closed_says_so(
+    client: SamplingClient, service: PolicyService, engine: Engine
+) -> None:
+    served = service.offer(client)
+    engine.close()
+
+    with pytest.raises(EngineClosedError, match="no longer in use"):
+        await served.sample_async(prompt(), 1, how(0))
+
+
+async def test_a_service_that_is_gone_is_said_to_be(client: SamplingClient) -> None:
+    with PolicyService() as service:
+        served = service.offer(client)
+        await served.sample_async(prompt(), 1, how(0))
+    service.close()
+
+    with pytest.raises(ServerGoneError, match="Look whether the server, or the trainer"):
+        await served.sample_async(prompt(), 1, how(0))
+
+
+async def test_a_service_that_closes_lets_its_callers_go(client: SamplingClient) -> None:
+    with PolicyService() as service:
+        served = service.offer(client)
+        asked = [served.sample_async(prompt(f"{i}"), 1, LONG) for i in range(8)]
+        long = [asyncio.create_task(each) for each in asked]
+        await until(lambda: service.requests == len(long))
+
+    ends = await asyncio.gather(*long, return_exceptions=True)
+
+    assert {type(end) for end in ends} == {ServerGoneError}
+
+
+async def test_a_caller_who_leaves_gives_up_its_work(
+    client: SamplingClient, service: PolicyService
+) -> None:
+    served = service.offer(client)
+    task = asyncio.create_task(served.sample_async(prompt(), 1, LONG))
+    await until(lambda: bool(client.sampler._runs))
+    task.cancel()
+    await until(lambda: not client.sampler._runs)
+
+    assert client.sampler.stats.sampled_tokens == 0  # of rows that were finished
+
+
+async def test_another_key_samples_nothing(client: SamplingClient, service: PolicyService) -> None:
+    served = service.offer(client)
+    for key in (None, "", "another", service.key[:-1]):
+        stranger = ServedSamplingClient(served.base_url, served.model, key)
+        with pytest.raises(ServingError, match=r"answered 401.*api_key="):
+            await stranger.sample_async(prompt(), 1, how(0))
+
+    assert service.requests == 0

@@ -1,0 +1,195 @@
+"""``ServedSamplingClient``: a server of tokens in the place of a ``tinker.SamplingClient``.
+
+It has what the Cookbook and evert call of one. It pickles, and opens nothing before its first call.
+"""
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+import tinker
+from tinker import types
+from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
+
+from evert.trainers.engine.errors import SamplingRequestError
+from evert.trainers.serving.connection import ask
+from evert.trainers.serving.errors import NotServedError
+from evert.trainers.serving.wire import Answered, Asked, Dialect, read_answer, write_request
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TIMEOUT = 600.0
+"""Seconds for one answer."""
+
+
+class ServedSamplingClient:
+    """Samples from a model behind vLLM's ``/v1/completions``, tokens in and tokens out.
+
+    Args:
+        base_url: The server's, for example ``http://127.0.0.1:8000/v1``.
+        model: Its name there.
+        api_key: The server's key; None for none.
+        base_model: What ``get_base_model`` says, and whose tokenizer ``get_tokenizer`` loads;
+            None: ``model``.
+        dialect: Whose server it is; None: it is asked at the first call.
+        timeout: Seconds for one answer.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        api_key: str | None = None,
+        *,
+        base_model: str | None = None,
+        dialect: Dialect | None = None,
+        timeout: float = TIMEOUT,
+    ) -> None:
+        self.base_url = base_url.rstrip("/")
+        self.model = model
+        self._key = api_key
+        self._base_model = base_model or model
+        self._dialect = dialect
+        self._timeout = timeout
+
+    async def sample_async(
+        self,
+        prompt: types.ModelInput,
+        num_samples: int,
+        sampling_params: types.SamplingParams,
+        include_prompt_logprobs: bool = False,
+        **options: Any,
+    ) -> types.SampleResponse:
+        """Sample replies, as ``tinker.SamplingClient`` does.
+
+        Raises:
+            SamplingRequestError: The server refuses the prompt, or how to sample; or options were
+                given, which no server takes.
+            ServingError: The server is gone, fails, or returns no token ids.
+        """
+        if any(options.values()):
+            raise SamplingRequestError(
+                f"sample got {', '.join(options)}, which a served model does not compute. Leave "
+                "them out."
+            )
+        tokens = _text_tokens(prompt)
+        asked = Asked(self.model, tokens, sampling_params, num_samples, include_prompt_logprobs)
+        answered = await self.request(asked)
+        scores = answered.prompt_logprobs
+        return types.SampleResponse(
+            sequences=answered.sequences,
+            prompt_logprobs_np=None if scores is None else np.array(scores, dtype=np.float32),
+        )
+
+    def sample(
+        self,
+        prompt: types.ModelInput,
+        num_samples: int,
+        sampling_params: types.SamplingParams,
+        include_prompt_logprobs: bool = False,
+        **options: Any,
+    ) -> AwaitableConcurrentFuture[types.SampleResponse]:
+        """See ``sample_async``; the request is made on a loop of this module's own."""
+        return _in_background(
+            self.sample_async(
+                prompt, num_samples, sampling_params, include_prompt_logprobs, **options
+            )
+        )
+
+    async def compute_logprobs_async(self, prompt: types.ModelInput) -> list[float | None]:
+        """Log-probability of each token given those before it; None for the first.
+
+        Raises:
+            SamplingRequestError: The server refuses the prompt.
+            ServingError: The server is gone, fails, or cannot do this (llama.cpp's cannot).
+        """
+        ours = await self.dialect() is Dialect.OURS
+        params = types.SamplingParams(max_tokens=0 if ours else 1)
+        asked = Asked(self.model, _text_tokens(prompt), params, prompt_logprobs=True)
+        return (await self.request(asked)).prompt_logprobs or []
+
+    def compute_logprobs(
+        self, prompt: types.ModelInput
+    ) -> AwaitableConcurrentFuture[list[float | None]]:
+        """See ``compute_logprobs_async``."""
+        return _in_background(self.compute_logprobs_async(prompt))
+
+    async def request(self, asked: Asked) -> Answered:
+        """Make a request; see ``sample_async`` for what is raised."""
+        body = write_request(asked, await self.dialect())
+        url = f"{self.base_url}/completions"
+        return read_answer(await ask(url, self._key, body, self._timeout), asked)
+
+    async def post(self, url: str, body: Mapping[str, Any]) -> bytes:
+        """The answer to a request of another kind; see ``sample_async`` for what is raised."""
+        return await ask(url, self._key, orjson.dumps(body), self._timeout)
+
+    async def models(self) -> list[dict[str, Any]]:
+        """What the server says of its models: ``id``, ``owned_by``, ..."""
+        content = await ask(f"{self.base_url}/models", self._key, timeout=self._timeout)
+        try:
+            return [dict(model) for model in orjson.loads(content)["data"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise NotServedError(
+                f"{self.base_url}/models is no list of models: {content[:200]!r}. Pass the address "
+                "of an OpenAI-like server, which ends in /v1 as a rule."
+            ) from error
+
+    async def dialect(self) -> Dialect:
+        """Whose server it is.
+
+        Raises:
+            NotServedError: It does not have the model.
+        """
+        if self._dialect is None:
+            there = {str(model.get("id")): model for model in await self.models()}
+            if self.model not in there:
+                raise NotServedError(
+                    f"{self.base_url} has no model {self.model!r}; it has "
+                    f"{', '.join(map(repr, there)) or 'none'}. Pass one of these."
+                )
+            self._dialect = Dialect.of(there[self.model].get("owned_by"))
+        return self._dialect
+
+    def get_tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The base model's tokenizer, as it is known here."""
+        from evert.trainers.engine.models import load_tokenizer
+
+        return load_tokenizer(self._base_model)
+
+    def get_base_model(self) -> str:
+        """The base model's name."""
+        return self._base_model
+
+    async def get_base_model_async(self) -> str:
+        """See ``get_base_model``."""
+        return self._base_model
+
+    def get_telemetry(self) -> None:
+        """None: nothing is reported to anybody."""
+
+
+def _text_tokens(prompt: tinker.ModelInput) -> list[int]:
+    try:
+        return prompt.to_ints()
+    except ValueError as error:
+        raise SamplingRequestError(
+            "The prompt has a chunk that is not text; a served model takes token ids alone."
+        ) from error
+
+
+def _in_background(work: Coroutine[Any, Any, Any]) -> AwaitableConcurrentFuture[Any]:
+    return AwaitableConcurrentFuture(asyncio.run_coroutine_threadsafe(work, _background()))
+
+
+@cache
+def _background() -> asyncio.AbstractEventLoop:
+    """A loop for who calls from no loop, running as long as the process."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="evert served samples", daemon=True).start()
+    return loop

@@ -1,0 +1,117 @@
+"""Requests to a server of tokens, on one kept-alive session an event loop.
+
+A session lives as long as its loop: it is held by an asynchronous generator, which the loop closes
+at its end (``asyncio.run`` does), so that rollouts that have a loop each leave none behind.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import aiohttp
+import orjson
+
+from evert.bridge.faces.takeover import left_alone
+from evert.trainers.engine.errors import EngineClosedError, SamplingRequestError
+from evert.trainers.serving.errors import NotServedError, ServerGoneError, ServingError
+
+KEPT_ALIVE = 4.0
+"""Seconds that an idle connection is kept: fewer than any server does (uvicorn: 5)."""
+
+CONNECT_TIME = 30.0
+"""Seconds to connect."""
+
+_open: dict[
+    asyncio.AbstractEventLoop, tuple[aiohttp.ClientSession, AsyncGenerator[aiohttp.ClientSession]]
+] = {}
+"""The session of each loop, with what closes it."""
+
+
+async def ask(
+    url: str,
+    key: str | None,
+    body: bytes | None = None,
+    timeout: float | None = None,  # noqa: ASYNC109
+) -> bytes:
+    """The body of a server's answer.
+
+    Args:
+        url: Of what is asked for.
+        key: The server's; None for none.
+        body: JSON to post; None to get.
+        timeout: Seconds for the whole of it; None for no end.
+
+    Raises:
+        SamplingRequestError: The server refuses what is asked.
+        NotServedError: It has no such model.
+        ServerGoneError: It cannot be reached, hung up, or took too long.
+        ServingError: It failed, or does not take the key.
+    """
+    headers = {"Content-Type": "application/json"}
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    limit = aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_TIME)
+    session = await _session()
+    method = "GET" if body is None else "POST"
+    try:
+        with left_alone():  # an agent may sample by itself, and names a model of its policy's
+            async with session.request(
+                method, url, data=body, headers=headers, timeout=limit
+            ) as answer:
+                content = await answer.read()
+    except TimeoutError as error:
+        raise ServerGoneError(
+            f"{url} gave no answer within {timeout or CONNECT_TIME:g} s. Look whether the server "
+            "is alive and how much it has to do; give it more time with timeout=."
+        ) from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise ServerGoneError(
+            f"{url} cannot be reached, or hung up ({type(error).__name__}: {error}). Look whether "
+            "the server, or the trainer that serves its policy, is still running."
+        ) from error
+    if answer.status != 200:
+        raise _failure(url, answer.status, content)
+    return content
+
+
+def _failure(url: str, status: int, content: bytes) -> Exception:
+    kind, message = _read_error(content)
+    if kind == "EngineClosedError":
+        return EngineClosedError(message)
+    if status in (400, 413, 422):
+        return SamplingRequestError(message)
+    if status == 404:
+        return NotServedError(f"{url}: {message}")
+    advice = " Pass the server's key: api_key=." if status in (401, 403) else ""
+    return ServingError(f"{url} answered {status}, {kind or 'an error'}: {message}{advice}")
+
+
+def _read_error(content: bytes) -> tuple[str, str]:
+    """Class and message of an error in vLLM's shape, or in another."""
+    try:
+        body: Any = orjson.loads(content)
+        error = body.get("error", body) if isinstance(body, Mapping) else body
+        if isinstance(error, Mapping):
+            return str(error.get("type", "")), str(error.get("message") or error)
+        return "", str(error)
+    except ValueError:
+        return "", content[:500].decode("utf-8", "replace") or "(nothing)"
+
+
+async def _session() -> aiohttp.ClientSession:
+    """The running loop's session."""
+    loop = asyncio.get_running_loop()
+    if loop not in _open:
+        holder = _held()
+        _open[loop] = await anext(holder), holder
+    return _open[loop][0]
+
+
+async def _held() -> AsyncGenerator[aiohttp.ClientSession]:
+    """A session that is open until the loop closes its generators."""
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_ALIVE)
+    try:
+        async with aiohttp.ClientSession(connector=connector) as session:
+            yield session
+    finally:
+        del _open[asyncio.get_running_loop()]

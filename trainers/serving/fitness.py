@@ -1,0 +1,73 @@
+"""Whether a server returns what it must, and its model is the one that our tokenizer is of.
+
+A known prompt is asked for twice: as a text, which the server cuts into tokens as we do or has
+another vocabulary; and as ids with a sampled token behind it, whose log-probability is the one that
+was reported when it was sampled, or the server reports those of another distribution (vLLM's
+``--logprobs-mode processed_logprobs``). llama.cpp scores no prompts: there only ids are compared.
+"""
+
+from typing import Any
+
+import orjson
+from tinker import types
+
+from evert.trainers.serving.client import ServedSamplingClient
+from evert.trainers.serving.errors import UnfitServerError
+from evert.trainers.serving.wire import FIT, Asked, Dialect
+
+KNOWN_PROMPT = "One naïve café in 東京 serves 12,345 cats.\n"
+HEAT = 2.0
+"""At which a token is sampled, so that a tempered log-probability gives itself away."""
+
+TOLERANCE = 0.05
+"""Of a log-probability, in nats: more than half precision costs, less than the heat does."""
+
+
+async def check_server(client: ServedSamplingClient, tokenizer: Any | None = None) -> None:
+    """Refuse a server whose samples nobody could use.
+
+    Args:
+        client: Of the server.
+        tokenizer: That prompts are written with; None: only what the server returns is looked at.
+
+    Raises:
+        UnfitServerError: It returns no ids or log-probabilities, others than the model's own, or
+            has another tokenizer.
+        ServingError: It does not answer.
+    """
+    ids, token, logprob = await _sampled(client)
+    if tokenizer is not None:
+        ours = list(tokenizer.encode(KNOWN_PROMPT, add_special_tokens=False))
+        if ids != ours:
+            raise UnfitServerError(
+                f"{client.base_url} cuts {KNOWN_PROMPT!r} into the tokens {ids}, and our tokenizer "
+                f"({getattr(tokenizer, 'name_or_path', '') or type(tokenizer).__name__}) into "
+                f"{ours}: {client.model!r} is another model, or its tokenizer another version. "
+                "Name the model that is served: model_name= in a command, tokenizer= in Python."
+            )
+    if await client.dialect() is Dialect.LLAMA_CPP:
+        return
+    prompt = types.ModelInput.from_ints([*ids, token])
+    scored = (await client.compute_logprobs_async(prompt))[-1]
+    if scored is None or abs(scored - logprob) > TOLERANCE:
+        raise UnfitServerError(
+            f"{client.base_url} reported {logprob:.4f} as the log-probability of a token that it "
+            f"sampled at temperature {HEAT:g}, and scores the same token with {scored}. Expected "
+            "the model's own, at temperature 1: start vLLM without --logprobs-mode, or with "
+            "raw_logprobs."
+        )
+
+
+async def _sampled(client: ServedSamplingClient) -> tuple[list[int], int, float]:
+    """The known prompt's ids, as the server has them, and a token sampled after it."""
+    params = types.SamplingParams(max_tokens=1, temperature=HEAT, seed=1)
+    answered = await client.request(Asked(client.model, KNOWN_PROMPT, params, texts=True))
+    [sequence] = answered.sequences
+    ids = answered.prompt_ids
+    if ids is None and await client.dialect() is Dialect.LLAMA_CPP:
+        body = {"content": KNOWN_PROMPT, "add_special": False}
+        content = await client.post(client.base_url.removesuffix("/v1") + "/tokenize", body)
+        ids = orjson.loads(content)["tokens"]
+    if ids is None or not sequence.tokens or sequence.logprobs is None:
+        raise UnfitServerError(f"{client.base_url} returned no ids of the prompt's tokens. {FIT}")
+    return ids, sequence.tokens[0], sequence.logprobs[0]

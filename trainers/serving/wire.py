@@ -1,0 +1,393 @@
+"""The body of ``/v1/completions`` with token ids, both ways: the one home of its shape.
+
+    Asked          what a request asks
+    write_request  asked -> bytes              clients
+    read_request   bytes -> asked              our server
+    Answered       what was sampled, and the log-probabilities of the prompt
+    write_answer   answered -> bytes           our server
+    read_answer    bytes -> answered           clients
+
+The shape is vLLM's (``return_token_ids``), with two fields of our own that other servers ignore:
+``detokenize: false`` for an answer without texts, and ``max_tokens: 0`` beside ``prompt_logprobs``
+for one without a reply. llama.cpp's server is asked a little otherwise, and answers with an entry a
+token (``Dialect``). A log-probability is a float32's exact value in decimal, so that none changes
+on its way.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import orjson
+from tinker import types
+
+from evert.trainers.engine.errors import SamplingRequestError
+from evert.trainers.serving.errors import UnfitServerError
+
+PROMPT_LOGPROBS = "prompt_logprobs"
+MAX_TOKENS = 16
+"""Of a reply, where a request does not say; ``null`` is as many as the context has room for."""
+
+_REQUIRED: Any = object()
+
+NOT_SERVED: dict[str, tuple[Any, ...]] = {
+    "stream": (None, False),
+    "echo": (None, False),
+    "suffix": (None, ""),
+    "best_of": (None, 1),
+    "min_p": (None, 0),
+    "presence_penalty": (None, 0),
+    "frequency_penalty": (None, 0),
+    "repetition_penalty": (None, 1),
+    "min_tokens": (None, 0),
+    "logit_bias": (None, {}),
+    "use_beam_search": (None, False),
+    "response_format": (None, {"type": "text"}),
+    "prompt_embeds": (None,),
+}
+"""Fields of vLLM's that change what is sampled or sent and are not served, with what changes
+nothing."""
+
+
+class Dialect(Enum):
+    """Whose server it is: what it says of itself in ``/v1/models`` (``owned_by``)."""
+
+    OURS = "evert"
+    LLAMA_CPP = "llamacpp"
+    VLLM = "vllm"
+    """And every other server that speaks as vLLM does."""
+
+    @classmethod
+    def of(cls, owner: object) -> "Dialect":
+        """The dialect of a server by the owner of its models."""
+        return next((each for each in cls if each.value == owner), cls.VLLM)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a request asks.
+
+    Attributes:
+        model: Name of the weights.
+        prompt: Token ids; a text is the server's to cut into tokens.
+        params: How to sample. ``max_tokens`` 0: nothing, only the prompt's log-probabilities.
+        count: Independent replies.
+        prompt_logprobs: Whether those of the prompt's own tokens are wanted.
+        texts: Whether the answer is to have texts beside its ids.
+    """
+
+    model: str
+    prompt: list[int] | str
+    params: types.SamplingParams
+    count: int = 1
+    prompt_logprobs: bool = False
+    texts: bool = False
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What was sampled.
+
+    Attributes:
+        sequences: One a reply that was wanted.
+        prompt_logprobs: One a token of the prompt, None for the first; None: not asked for.
+        prompt_ids: Of the prompt, as the server has it; None: it does not say.
+        texts: Of the replies; empty where they were not asked for.
+    """
+
+    sequences: list[types.SampledSequence]
+    prompt_logprobs: list[float | None] | None = None
+    prompt_ids: list[int] | None = None
+    texts: list[str] = field(default_factory=list)
+
+
+# -- requests ------------------------------------------------------------------------------------
+
+
+def write_request(asked: Asked, dialect: Dialect = Dialect.OURS) -> bytes:
+    """The body of a request to a server of the dialect."""
+    params = asked.params
+    body: dict[str, Any] = {
+        "model": asked.model,
+        "prompt": asked.prompt,
+        "n": asked.count,
+        "max_tokens": params.max_tokens,
+        "temperature": params.temperature,
+        "seed": params.seed,
+        "top_k": params.top_k if params.top_k > 0 else None,
+        "top_p": params.top_p if params.top_p < 1 else None,
+        **_written_stop(params.stop, dialect),
+        PROMPT_LOGPROBS: 0 if asked.prompt_logprobs else None,
+    }
+    if dialect is Dialect.LLAMA_CPP:
+        # its other samplers cut the distribution, and it takes 0 log-probabilities for none
+        cut = [name for name in ("top_k", "top_p") if body[name] is not None]
+        body |= {"logprobs": 1, "samplers": ["temperature", *cut]}
+    else:
+        body |= {"logprobs": 0, "return_token_ids": True, "add_special_tokens": False}
+        body["skip_special_tokens"] = None if dialect is Dialect.OURS else False
+    if dialect is Dialect.OURS and not asked.texts:
+        body["detokenize"] = False
+    body = {name: value for name, value in body.items() if value is not None}
+    open_end = -1 if dialect is Dialect.LLAMA_CPP else None
+    return orjson.dumps({"max_tokens": open_end, **body})
+
+
+def _written_stop(stop: str | Sequence[str] | Sequence[int] | None, dialect: Dialect) -> Any:
+    """Stops as Tinker reads them: given ones take the place of the model's own."""
+    if stop is None:
+        return {}
+    items = [stop] if isinstance(stop, str) else list(stop)
+    own = {} if dialect is Dialect.LLAMA_CPP else {"ignore_eos": True}  # there it bars the token
+    if all(isinstance(item, int) for item in items):
+        return {"stop_token_ids": items, **own}
+    return {"stop": items, "include_stop_str_in_output": True, **own}
+
+
+def read_request(content: bytes) -> Asked:
+    """What a body asks.
+
+    Raises:
+        SamplingRequestError: It is no JSON object, a field is wrong, or is not served.
+    """
+    try:
+        body = orjson.loads(content)
+    except ValueError as error:
+        raise SamplingRequestError(
+            f"The body is no JSON: {error}. Send an object as vLLM's /v1/completions takes it."
+        ) from None
+    if not isinstance(body, dict):
+        raise SamplingRequestError(
+            f"The body is {_shown(body)}; expected a JSON object, as vLLM's /v1/completions takes."
+        )
+    for name, neutral in NOT_SERVED.items():
+        if body.get(name) not in neutral:
+            raise SamplingRequestError(
+                f"{name}={_shown(body[name])} is not served here. Leave it out."
+            )
+    ids_wanted = body.get("return_token_ids", False)
+    return Asked(
+        _field(body, "model", _is_text, "the model's name", ""),
+        _field(body, "prompt", _is_prompt, "one prompt: token ids, or a text", _REQUIRED),
+        _read_params(body),
+        _field(body, "n", _is_count, "a whole number of replies, 1 or more", 1),
+        body.get(PROMPT_LOGPROBS) is not None,
+        not ids_wanted or body.get("detokenize") is not False,
+    )
+
+
+def _read_params(body: Mapping[str, Any]) -> types.SamplingParams:
+    scoring = body.get(PROMPT_LOGPROBS) is not None
+    least = 0 if scoring else 1
+    return types.SamplingParams(
+        max_tokens=_field(
+            {"max_tokens": MAX_TOKENS, **body},
+            "max_tokens",
+            lambda value: _is_int(value) and least <= value < 2**31,
+            f"a whole number, {least} or more, or null for what the context has room for",
+            None,
+        ),
+        temperature=_field(body, "temperature", _is_heat, "a number, 0 or more", 1.0),
+        seed=_field(body, "seed", _is_seed, "a whole number of at most 63 bits", None),
+        top_k=_field(body, "top_k", _is_int, "a whole number", -1),
+        top_p=_field(body, "top_p", _is_share, "a number between 0 and 1", 1.0),
+        stop=_read_stop(body),
+    )
+
+
+def _read_stop(body: Mapping[str, Any]) -> Any:
+    """Given stops, else None: the model's own end tokens count."""
+    ids = _field(body, "stop_token_ids", _are_ids, "token ids", [])
+    texts = _field(body, "stop", _are_texts, "a text, or texts that are not empty", [])
+    if ids and texts:
+        raise SamplingRequestError("Got both stop and stop_token_ids; expected one of the two.")
+    if ids or texts:
+        return ids or texts
+    return [] if body.get("ignore_eos") else None
+
+
+def _field(
+    body: Mapping[str, Any], name: str, fits: Callable[[Any], bool], expected: str, missing: Any
+) -> Any:
+    value = body.get(name)
+    if value is None and missing is not _REQUIRED:
+        return missing
+    if not fits(value):
+        raise SamplingRequestError(f"{name} is {_shown(value)}; expected {expected}.")
+    return value
+
+
+def _shown(value: object) -> str:
+    return f"{value!r:.80}"
+
+
+def _is_int(value: object) -> bool:
+    return type(value) is int
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 1 <= value < 2**31
+
+
+def _is_seed(value: Any) -> bool:
+    return type(value) is int and abs(value) < 2**63
+
+
+def _is_heat(value: Any) -> bool:
+    return type(value) in (int, float) and value >= 0
+
+
+def _is_share(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= 1
+
+
+def _are_ids(value: object) -> bool:
+    return isinstance(value, list) and all(type(v) is int and 0 <= v < 2**31 for v in value)
+
+
+def _is_prompt(value: object) -> bool:
+    return (isinstance(value, str) or _are_ids(value)) and bool(value)
+
+
+def _are_texts(value: object) -> bool:
+    listed = value if isinstance(value, list) else [value]
+    return all(isinstance(one, str) and one for one in listed)
+
+
+# -- answers -------------------------------------------------------------------------------------
+
+
+def write_answer(asked: Asked, answered: Answered, decode: Callable[[Any], str] | None) -> bytes:
+    """The body of the answer.
+
+    Args:
+        asked: The request.
+        answered: What was sampled, with the prompt's ids.
+        decode: From token ids to text; None for an answer without texts.
+    """
+    choices: list[dict[str, Any]] = [
+        _choice(index, one, decode) for index, one in enumerate(answered.sequences)
+    ]
+    ids, scores = answered.prompt_ids or [], answered.prompt_logprobs
+    if scores is not None:
+        choices = choices or [{"index": 0, "text": "", "token_ids": [], "finish_reason": "length"}]
+        choices[0][PROMPT_LOGPROBS] = [
+            None if score is None else {str(token): {"logprob": score}}
+            for token, score in zip(ids, scores, strict=True)
+        ]
+    sampled = sum(len(choice["token_ids"]) for choice in choices)
+    if decode is not None:
+        for choice in choices:
+            choice["prompt_token_ids"] = ids
+    body = {
+        "object": "text_completion",
+        "model": asked.model,
+        "choices": choices,
+        "usage": {
+            "prompt_tokens": len(ids),
+            "completion_tokens": sampled,
+            "total_tokens": len(ids) + sampled,
+        },
+    }
+    return orjson.dumps(body)
+
+
+def _choice(
+    index: int, sequence: types.SampledSequence, decode: Callable[[Any], str] | None
+) -> dict[str, Any]:
+    tokens = sequence.tokens
+    logprobs: dict[str, Any] = {"token_logprobs": sequence.logprobs}
+    if decode is not None:
+        logprobs["tokens"] = [decode([token]) for token in tokens]
+    return {
+        "index": index,
+        "text": "" if decode is None else decode(tokens),
+        "token_ids": tokens,
+        "logprobs": logprobs,
+        "finish_reason": sequence.stop_reason,
+    }
+
+
+def read_answer(content: bytes, asked: Asked) -> Answered:
+    """What a server answered to what it was asked.
+
+    Raises:
+        UnfitServerError: Token ids or log-probabilities are missing.
+    """
+    try:
+        choices = orjson.loads(content)["choices"]
+        if asked.params.max_tokens != 0:
+            sequences = [_read_choice(choice, asked) for choice in choices]
+        else:
+            sequences = []
+        scores = _read_scores(choices[0], asked) if asked.prompt_logprobs else None
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise UnfitServerError(
+            f"The answer has another shape than vLLM's /v1/completions ({error!r}): "
+            f"{content[:200]!r}. {FIT}"
+        ) from error
+    ids = choices[0].get("prompt_token_ids")
+    return Answered(sequences, scores, ids, [str(choice.get("text", "")) for choice in choices])
+
+
+FIT = (
+    "Expected vLLM 0.10.2 or newer, llama.cpp's server, or `evert serve`: servers that return the "
+    "ids of the sampled tokens with their log-probabilities."
+)
+
+
+def _read_choice(choice: Mapping[str, Any], asked: Asked) -> types.SampledSequence:
+    logprobs = choice.get("logprobs") or {}
+    if "content" in logprobs:  # llama.cpp: one entry a token
+        tokens: Any = [entry.get("id") for entry in logprobs["content"]]
+        found: Any = [entry.get("logprob") for entry in logprobs["content"]]
+    else:
+        tokens, found = choice.get("token_ids"), logprobs.get("token_logprobs")
+    if tokens is None or None in tokens:
+        raise UnfitServerError(f"The server returned no token ids. {FIT}")
+    if found is None or None in found or len(found) != len(tokens):
+        count = 0 if found is None else len(found)
+        raise UnfitServerError(
+            f"The server returned {count} log-probabilities for {len(tokens)} tokens. {FIT}"
+        )
+    reason: types.StopReason = "length" if choice["finish_reason"] == "length" else "stop"
+    tokens, found, reason = _cut(tokens, found, reason, asked.params.stop)
+    return types.SampledSequence(
+        stop_reason=reason,
+        sequence_id=f"sequence-{choice.get('index', 0)}",
+        tokens_np=np.array(tokens, dtype=np.int32),
+        logprobs_np=np.array(found, dtype=np.float32),
+    )
+
+
+def _cut(
+    tokens: list[int], logprobs: list[float], reason: types.StopReason, stop: Any
+) -> tuple[list[int], list[float], types.StopReason]:
+    """The reply up to its first stop token, for servers that know no ``stop_token_ids``."""
+    if stop and not isinstance(stop, str) and isinstance(stop[0], int):
+        ends = {*stop}
+        for index, token in enumerate(tokens[:-1]):
+            if token in ends:
+                return tokens[: index + 1], logprobs[: index + 1], "stop"
+        if tokens and tokens[-1] in ends:
+            return tokens, logprobs, "stop"
+    return tokens, logprobs, reason
+
+
+def _read_scores(choice: Mapping[str, Any], asked: Asked) -> list[float | None]:
+    given = choice.get(PROMPT_LOGPROBS)
+    if given is None or len(given) != len(asked.prompt):
+        raise UnfitServerError(
+            "The server returned no log-probabilities of the prompt. Expected vLLM's "
+            "prompt_logprobs; `evert serve` has it as well."
+        )
+    return [
+        None if entry is None else entry[str(token)]["logprob"]
+        for token, entry in zip(asked.prompt, given, strict=True)
+    ]
