@@ -63,7 +63,7 @@ def test_every_python_snippet_of_a_page_runs(
 def test_a_snippet_that_does_not_run_here_is_a_whole_example_that_runs_elsewhere(
     page: Path,
 ) -> None:
-    examples = [path.read_text() for path in (ROOT / "examples").glob("*.py")]
+    examples = [path.read_text() for path in (ROOT / "examples").rglob("*.py")]
 
     assert all(snippet in examples for snippet in SKIPPED.findall(page.read_text()))
 

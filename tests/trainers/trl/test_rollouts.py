@@ -1,0 +1,331 @@
+"""Rollouts for TRL, with a stand-in for its trainer; ``tests/other_trainers/`` has the real one.
+
+1. The engine, a vLLM server and a vLLM in the process give the same rows of the same weights. No
+   real vLLM was met: the server is ours, in vLLM's shape, and the other one is a stand-in.
+2. What cannot be followed is refused, with what to change.
+3. An error of the sampler's is raised, and every Env is closed.
+"""
+
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import tinker
+import torch
+from aiohttp import web
+
+from evert.bridge.base import base_path, base_tokenizer
+from evert.bridge.env import ChatAgentEnv
+from evert.bridge.errors import InvalidAgentError, InvalidDatasetError, InvalidModelError
+from evert.bridge.faces.connections import send, whole
+from evert.trainers.arguments import UsageError
+from evert.trainers.engine.engine import Engine, EngineSettings
+from evert.trainers.engine.models import load_model
+from evert.trainers.engine.sampling_client import SamplingClient, model_client
+from evert.trainers.serving.service import PolicyService
+from evert.trainers.trl.rollouts import Rollouts
+from evert.trl import Rollouts as PublicRollouts
+
+IDENTITY = "evert.envs.identity:identity_agent"
+TASKS = "evert.envs.identity:TRAIN_TASKS"
+NUMBERS = ["3", "17", "42", "999"]
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return load_model("evert-tiny", torch.device("cpu"), torch.float32)
+
+
+@pytest.fixture
+def trainer(model: Any) -> SimpleNamespace:
+    """What of TRL's trainer is used."""
+    return SimpleNamespace(
+        model=model,
+        processing_class=base_tokenizer(),
+        accelerator=SimpleNamespace(
+            unwrap_model=lambda wrapped: wrapped,
+            device=torch.device("cpu"),
+            process_index=0,
+            distributed_type="DistributedType.NO",
+        ),
+        args=SimpleNamespace(seed=7),
+        state=SimpleNamespace(global_step=0),
+        use_vllm=False,
+        vllm_mode="colocate",
+        max_completion_length=16,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        min_p=None,
+        repetition_penalty=1.0,
+    )
+
+
+@pytest.fixture
+def own(trainer: SimpleNamespace) -> SamplingClient:
+    """The client of the engine that rollouts would make themselves."""
+    engine = Engine(EngineSettings(device="cpu", seed=7))
+    return model_client(engine, "trl", trainer.model, base_tokenizer(), 0, 0, 0)
+
+
+def rollouts(**options: Any) -> Rollouts:
+    return Rollouts(IDENTITY, TASKS, **options)
+
+
+def check_same(given: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Compare what TRL gets, log-probabilities up to rounding."""
+    for ours, theirs in zip(given.pop("logprobs"), expected.pop("logprobs"), strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-5)
+    assert given == expected
+
+
+# -- vLLM ----------------------------------------------------------------------------------------
+
+
+class VLLMServer(PolicyService):
+    """A server in vLLM's shape; it wants no key, as TRL's client sends none."""
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        return await send(request, whole(await self._answer(request)))
+
+
+class StandInLLM:
+    """A ``vllm.LLM`` that samples with the embedded engine."""
+
+    def __init__(self, client: SamplingClient) -> None:
+        self.batches: list[int] = []
+        self.threads: set[str] = set()
+        self.llm_engine = SimpleNamespace(model_config=SimpleNamespace(max_model_len=512))
+        self._sampler = client.sampler
+
+    def generate(
+        self, prompts: list[Any], sampling_params: list[Any], use_tqdm: bool
+    ) -> list[SimpleNamespace]:
+        assert not use_tqdm
+        self.batches.append(len(prompts))
+        asked = [
+            self._sampler.sample(prompt["prompt_token_ids"], 1, params.as_tinker())
+            for prompt, params in zip(prompts, sampling_params, strict=True)
+        ]
+        return [self._output(future) for future in asked]
+
+    def _output(self, future: "Future[list[tinker.SampledSequence]]") -> SimpleNamespace:
+        [reply] = future.result()
+        logprobs = [
+            {token: SimpleNamespace(logprob=logprob)}
+            for token, logprob in zip(reply.tokens, reply.logprobs or [], strict=True)
+        ]
+        output = SimpleNamespace(
+            token_ids=reply.tokens, logprobs=logprobs, finish_reason=reply.stop_reason
+        )
+        return SimpleNamespace(outputs=[output])
+
+
+class SamplingParams(SimpleNamespace):
+    """vLLM's, as far as they are used."""
+
+    def as_tinker(self) -> tinker.SamplingParams:
+        assert self.ignore_eos
+        assert self.logprobs == 0
+        return tinker.SamplingParams(
+            max_tokens=self.max_tokens, temperature=self.temperature, stop=self.stop_token_ids
+        )
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("vllm")
+    vars(module)["SamplingParams"] = SamplingParams
+    monkeypatch.setitem(sys.modules, "vllm", module)
+
+
+@pytest.fixture
+def colocated(trainer: SimpleNamespace, own: SamplingClient, vllm: None) -> StandInLLM:
+    """The vLLM inside the trainer's process."""
+    llm = StandInLLM(own)
+    trainer.use_vllm, trainer.vllm_mode = True, "colocate"
+    trainer.vllm_generation = SimpleNamespace(
+        llm=llm, tensor_parallel_size=1, enable_sleep_mode=False
+    )
+    return llm
+
+
+@pytest.fixture
+def server(trainer: SimpleNamespace, own: SamplingClient) -> Iterator[VLLMServer]:
+    """The vLLM server of a trainer."""
+    with VLLMServer() as running:
+        running.offer(own, "the-model")
+        trainer.use_vllm, trainer.vllm_mode = True, "server"
+        trainer.vllm_generation = SimpleNamespace(
+            server_base_url=running.url.removesuffix("/v1"),
+            vllm_client=SimpleNamespace(model="the-model"),
+        )
+        yield running
+
+
+def test_a_vllm_server_gives_the_rows_that_the_engine_gives(
+    trainer: SimpleNamespace, request: pytest.FixtureRequest
+) -> None:
+    ours = rollouts()(NUMBERS, trainer)
+    server = request.getfixturevalue("server")
+
+    check_same(rollouts()(NUMBERS, trainer), ours)
+    assert server.requests == len(NUMBERS)
+
+
+def test_a_process_that_is_not_the_first_asks_the_server_for_the_trainers_model(
+    trainer: SimpleNamespace, own: SamplingClient, server: VLLMServer
+) -> None:
+    address, port = server.url.removesuffix("/v1").removeprefix("http://").split(":")
+    trainer.vllm_generation = SimpleNamespace(
+        server_base_url=None, server_host=address, server_port=port
+    )
+    server.withdraw(own)
+    server.offer(own, trainer.model.config.name_or_path)
+
+    assert len(rollouts()(NUMBERS, trainer)["completion_ids"]) == len(NUMBERS)
+
+
+def test_a_colocated_vllm_gives_the_rows_that_the_engine_gives(
+    trainer: SimpleNamespace, request: pytest.FixtureRequest
+) -> None:
+    ours = rollouts()(NUMBERS, trainer)
+    llm = request.getfixturevalue("colocated")
+
+    check_same(rollouts()(NUMBERS, trainer), ours)
+    assert llm.batches == [len(NUMBERS)]  # asked for at the same time, generated together
+
+
+def test_vllms_log_probabilities_are_kept_at_every_temperature(
+    trainer: SimpleNamespace, colocated: StandInLLM
+) -> None:
+    """TRL has vLLM report those of the distribution that it draws from."""
+    trainer.temperature = 0.5
+
+    assert all(rollouts()(NUMBERS, trainer)["logprobs"])
+
+
+def test_what_vllm_raises_is_raised_and_every_env_is_closed(
+    trainer: SimpleNamespace, colocated: StandInLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = set()
+    close = ChatAgentEnv.close
+
+    async def counted(env: ChatAgentEnv) -> None:
+        closed.add(env)
+        await close(env)
+
+    def broken(*args: Any, **options: Any) -> Any:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(ChatAgentEnv, "close", counted)
+    monkeypatch.setattr(colocated, "generate", broken)
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        rollouts()(NUMBERS, trainer)
+
+    assert len(closed) == len(NUMBERS)
+
+
+@pytest.mark.parametrize(
+    "setting", [{"tensor_parallel_size": 2}, {"enable_sleep_mode": True}], ids=str
+)
+def test_a_vllm_that_cannot_be_asked_at_any_time_is_refused(
+    setting: dict[str, Any], trainer: SimpleNamespace, colocated: StandInLLM
+) -> None:
+    vars(trainer.vllm_generation).update(setting)
+
+    with pytest.raises(UsageError, match="use vllm_mode='server'"):
+        rollouts()(NUMBERS, trainer)
+
+
+@pytest.mark.parametrize("kind", ["FSDP", "DEEPSPEED"])
+def test_weights_that_no_process_has_whole_are_refused(kind: str, trainer: SimpleNamespace) -> None:
+    trainer.accelerator.distributed_type = f"DistributedType.{kind}"
+
+    with pytest.raises(UsageError, match=f"{kind}.*Set use_vllm=True"):
+        rollouts()(NUMBERS, trainer)
+
+
+# -- what rollouts are made of -------------------------------------------------------------------
+
+
+def test_the_public_name_is_the_same() -> None:
+    assert PublicRollouts is Rollouts
+
+
+def test_processes_draw_different_replies(trainer: SimpleNamespace) -> None:
+    first = rollouts()(NUMBERS, trainer)
+    trainer.accelerator.process_index = 1
+
+    assert rollouts()(NUMBERS, trainer)["completion_ids"] != first["completion_ids"]
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-4B-Instruct-2507", str(base_path())])
+def test_a_renderer_comes_from_the_models_name(
+    name: str, trainer: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer.model.config, "name_or_path", name)
+
+    found = rollouts()(NUMBERS, trainer)
+
+    assert found == rollouts(renderer_name="qwen3_instruct")(NUMBERS, trainer)
+
+
+def test_a_model_that_the_cookbook_does_not_know_needs_a_renderers_name(
+    trainer: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer.model.config, "name_or_path", "nobody/knows")
+
+    with pytest.raises(InvalidModelError, match="renderer_name="):
+        rollouts()(NUMBERS, trainer)
+
+
+def test_a_processor_for_images_has_the_tokenizer(trainer: SimpleNamespace) -> None:
+    trainer.processing_class = SimpleNamespace(tokenizer=base_tokenizer())
+
+    assert rollouts()(NUMBERS, trainer)["episode_reward"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seats": ("a", "b")}, "identity_agent got seats=.*Cookbook's loop"),
+        ({"group_reward": len}, "got group_reward=.*a reward function of your own"),
+    ],
+)
+def test_what_needs_a_whole_group_or_several_policies_is_refused(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidAgentError, match=message):
+        rollouts(**options)
+
+
+def test_no_tasks_and_unknown_options_are_refused_at_once() -> None:
+    with pytest.raises(InvalidDatasetError, match="at least one task"):
+        Rollouts(IDENTITY, [])
+    with pytest.raises(TypeError, match="Did you mean 'on_agent_error'"):
+        rollouts(on_agent_eror=0.0)
+    with pytest.raises(InvalidAgentError):
+        Rollouts("evert.envs.identity:nothing", TASKS)
+
+
+def test_the_reward_function_hands_on_what_episodes_earned() -> None:
+    metrics: list[tuple[str, float]] = []
+    columns: dict[str, list[Any]] = {}
+    earned = rollouts().reward(
+        completions=["", ""],
+        prompts=["0", "1"],
+        episode_reward=[1.0, None],
+        episode_metrics=[{"turns": 2.0}, {"turns": 1.0}],
+        task=[0, {"question": "?"}],
+        log_metric=lambda *each: metrics.append(each),
+        log_extra=columns.__setitem__,
+    )
+
+    assert earned == [1.0, None]
+    assert metrics == [("evert/turns", 2.0), ("evert/turns", 1.0)]
+    assert columns == {"task": ["0", "{'question': '?'}"]}

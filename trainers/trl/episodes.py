@@ -1,0 +1,109 @@
+"""An episode as the one row that TRL takes of it: ids, mask, log-probabilities, reward.
+
+TRL trains on one token sequence a rollout. Of an episode with several lineages the last one with a
+token to learn from is kept, with the reward of the whole; the others are counted. An episode that
+has no token, or failed, keeps its place with a row that trains nothing.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tinker_cookbook.completers import TokenCompleter
+from tinker_cookbook.rl.rollouts import do_single_rollout
+from tinker_cookbook.rl.types import STOP_METRIC_PREFIX, Trajectory
+
+from evert.bridge.env import ChatAgentEnv
+from evert.bridge.sequences import TokenSequence, sequences
+from evert.trainers.runs.failures import Failure, failure_in, failure_of
+
+DROPPED = "dropped_lineages"
+"""Metric: lineages of an episode that TRL does not train on."""
+FAILED = "failed"
+"""Metric: 1 for an episode that is left out because its agent failed, else 0."""
+
+
+@dataclass(frozen=True)
+class Episode:
+    """How one episode went.
+
+    Attributes:
+        sequence: The lineage that is trained on; None: the agent made no model call.
+        reward: All that was earned; None: the agent failed, and the episode is left out.
+        metrics: The agent's and the Env's, summed over the turns, with ``turns``,
+            ``dropped_lineages`` and ``failed``.
+        failure: What went wrong, also where ``on_agent_error`` scored it; None: nothing.
+    """
+
+    sequence: TokenSequence | None
+    reward: float | None
+    metrics: dict[str, float] = field(default_factory=dict)
+    failure: Failure | None = None
+
+    @property
+    def dropped(self) -> int:
+        """Lineages that are not trained on."""
+        return int(self.metrics[DROPPED])
+
+
+async def play(env: ChatAgentEnv, policy: TokenCompleter) -> Episode:
+    """Play an episode; its Env is closed whatever happens.
+
+    Raises:
+        Exception: Something else than the agent failed.
+    """
+    try:
+        trajectory = await do_single_rollout(policy, env)
+    except Exception as error:
+        failure = failure_of(error)
+        if failure is None:
+            raise
+        counts = {"turns": float(env.turns), DROPPED: 0.0, FAILED: 1.0}
+        return Episode(None, None, counts, failure)
+    finally:
+        await env.close()
+    return told(trajectory, env.turns)
+
+
+def told(trajectory: Trajectory, turns: int) -> Episode:
+    """The episode of a trajectory of so many turns."""
+    found = sorted(sequences(trajectory), key=lambda each: any(each.response_mask))
+    metrics = defaultdict[str, float](float)
+    for transition in trajectory.transitions:
+        for name, value in transition.metrics.items():
+            metrics[name] += value
+    metrics |= {"turns": turns, DROPPED: max(0, len(found) - 1), FAILED: 0}
+    reward = sum(transition.reward for transition in trajectory.transitions)
+    failure = failure_in(trajectory)
+    return Episode(found[-1] if found else None, reward, dict(metrics), failure)
+
+
+def with_all_ends(episodes: Sequence[Episode]) -> list[dict[str, float]]:
+    """Each episode's metrics, with a 0 for each way to end that was another's: means are shares."""
+    ends = {
+        name: 0.0
+        for each in episodes
+        for name in each.metrics
+        if name.startswith(STOP_METRIC_PREFIX)
+    }
+    return [ends | each.metrics for each in episodes]
+
+
+def columns(
+    episodes: Sequence[Episode], filler: int, *, with_logprobs: bool
+) -> dict[str, list[list[int]] | list[list[float]] | None]:
+    """The token columns that a ``rollout_func`` returns, a row an episode.
+
+    Args:
+        episodes: In the order of the prompts.
+        filler: Token id of a row that has none of its own; it is masked.
+        with_logprobs: Whether they are those of the distribution that TRL trains.
+    """
+    nothing = TokenSequence([filler], [filler], [0], [0.0])
+    rows = [each.sequence or nothing for each in episodes]
+    return {
+        "prompt_ids": [row.prompt_ids for row in rows],
+        "completion_ids": [row.response_ids for row in rows],
+        "env_mask": [row.response_mask for row in rows],
+        "logprobs": [row.response_logprobs for row in rows] if with_logprobs else None,
+    }

@@ -1,0 +1,125 @@
+"""What answers the agents' calls in a step of TRL's: the trainer's own model, or its vLLM.
+
+    use_vllm=False                 the embedded engine, from a copy of the trainer's present weights
+    use_vllm=True, mode server     the server's ``/v1/completions``, with token ids
+    use_vllm=True, mode colocate   the ``vllm.LLM`` inside the trainer's process (``colocated.py``)
+
+TRL's own generation serves a single turn of a whole batch; agents ask one by one, each with a cap
+and stops of its own. With vLLM, TRL has brought the weights up to date before it asks for rollouts.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tinker_cookbook.completers import TinkerTokenCompleter, TokenCompleter
+
+from evert.trainers.arguments import UsageError
+from evert.trainers.engine.engine import Engine
+from evert.trainers.engine.models import context_length
+from evert.trainers.engine.sampling_client import model_client
+from evert.trainers.serving.client import ServedSamplingClient
+from evert.trainers.trl.colocated import ColocatedPolicy, colocated_thread
+
+SERVER_SECONDS = 3600.0
+"""For one reply: a server may have more to do than its own share of time."""
+NEUTRAL = {
+    "top_p": (1.0,),
+    "top_k": (0, -1, None),
+    "min_p": (0.0, None),
+    "repetition_penalty": (1.0,),
+}
+"""Settings of the trainer's that would bend the distribution, and their values that do not."""
+SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
+"""Kinds of distributed training in which no process holds all weights."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Who answers, for one call of a ``rollout_func``.
+
+    Attributes:
+        policy: Answers.
+        context_length: Most tokens of prompt and reply together.
+        has_logprobs: Whether its log-probabilities are those of the distribution it draws from.
+    """
+
+    policy: TokenCompleter
+    context_length: int
+    has_logprobs: bool
+
+
+@contextmanager
+def sampling(trainer: Any, engine: Engine, number: int) -> Iterator[Sampling]:
+    """The policy of a trainer's present step, for as long as it is asked.
+
+    Args:
+        trainer: TRL's.
+        engine: Samples where vLLM does not.
+        number: Of the call; no two draw alike.
+
+    Raises:
+        UsageError: The trainer is set up as no policy here can follow.
+    """
+    check(trainer)
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    room = context_length(model)
+    how = {"max_tokens": trainer.max_completion_length, "temperature": trainer.temperature}
+    if not trainer.use_vllm:
+        numbers = trainer.state.global_step, number, trainer.accelerator.process_index
+        client: Any = model_client(engine, "trl", model, tokenizer_of(trainer), *numbers)
+        try:
+            # the engine's log-probabilities are of temperature 1
+            yield Sampling(TinkerTokenCompleter(client, **how), room, trainer.temperature == 1)
+        finally:
+            client.sampler.close()
+    elif trainer.vllm_mode == "server":
+        client = ServedSamplingClient(*_server(trainer), timeout=SERVER_SECONDS)
+        yield Sampling(TinkerTokenCompleter(client, **how), room, True)
+    else:
+        llm = trainer.vllm_generation.llm
+        with colocated_thread(trainer.accelerator.device) as thread:
+            policy = ColocatedPolicy(llm, thread, **how)
+            yield Sampling(policy, min(room, llm.llm_engine.model_config.max_model_len), True)
+
+
+def _server(trainer: Any) -> tuple[str, str]:
+    """Address and model of the trainer's vLLM server, which the first process alone has asked."""
+    vllm = trainer.vllm_generation
+    base = vllm.server_base_url or f"http://{vllm.server_host}:{vllm.server_port}"
+    asked = getattr(vllm, "vllm_client", None)
+    return f"{base.rstrip('/')}/v1", asked.model if asked else trainer.model.config.name_or_path
+
+
+def tokenizer_of(trainer: Any) -> Any:
+    """The trainer's tokenizer, also where it has a processor for images around it."""
+    return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+
+
+def check(trainer: Any) -> None:
+    """Check that agents can be answered as the trainer is set up.
+
+    Raises:
+        UsageError: They cannot.
+    """
+    for name, neutral in NEUTRAL.items():
+        if (value := getattr(trainer, name)) not in neutral:
+            raise UsageError(
+                f"GRPOConfig has {name}={value!r}; expected {neutral[0]!r}. Agents are answered "
+                "from the policy's own distribution, at the trainer's temperature: leave it out."
+            )
+    kind = str(trainer.accelerator.distributed_type).rpartition(".")[2]
+    if not trainer.use_vllm and kind in SHARDED:
+        raise UsageError(
+            f"The trainer's weights are spread over processes ({kind}), and each process here "
+            "samples from a copy of them all; expected one process, or DDP. Set use_vllm=True."
+        )
+    if trainer.use_vllm and trainer.vllm_mode == "colocate":
+        vllm = trainer.vllm_generation
+        if vllm.tensor_parallel_size != 1 or vllm.enable_sleep_mode:
+            raise UsageError(
+                f"The trainer's vLLM has tensor_parallel_size={vllm.tensor_parallel_size} and "
+                f"enable_sleep_mode={vllm.enable_sleep_mode}; expected 1 and False: agents ask it "
+                "at times of their own. Change both, or use vllm_mode='server'."
+            )
