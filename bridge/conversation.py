@@ -23,6 +23,7 @@ from tinker_cookbook.renderers.base import Message, TextPart, ToolCall
 from evert.bridge.echoes import is_completed
 from evert.bridge.formats import ReplyFormat
 from evert.bridge.index import START, Index, Speaker
+from evert.bridge.limits import ANY_LENGTH, PromptLimit
 from evert.bridge.long_text import check_tokens
 from evert.bridge.messages import Reply, read_message, refuse
 from evert.bridge.rendering import PromptRenderer
@@ -103,6 +104,7 @@ class Conversation:
         points: What there is to branch from, also of the conversation that it branched off.
         place: In the index, after all that the agent has sent, or the reply.
         length: Number of tokens of the prompt.
+        first: The same of its token sequence's first prompt; None before that.
         last: The latest message of the agent.
         shown: For templates that are rendered whole: what the renderer itself makes of the log.
     """
@@ -123,6 +125,7 @@ class Conversation:
     points: list[Point] = field(default_factory=list)
     place: int = START
     length: int = 0
+    first: int | None = None
     last: Message | None = None
     shown: FlatPrompt = field(default_factory=list)
     last_user: int = -1
@@ -222,7 +225,7 @@ class Conversation:
         self,
         new: Sequence[Message],
         renderer: PromptRenderer,
-        max_length: int | None = None,
+        limit: PromptLimit = ANY_LENGTH,
         most: int | None = None,
     ) -> Drift | None:
         """Add messages after the last action, and make the tokens for them; all or nothing.
@@ -230,7 +233,7 @@ class Conversation:
         Args:
             new: The messages.
             renderer: To render with.
-            max_length: Most tokens of the prompt; None for no limit.
+            limit: On the prompt's length.
             most: Characters of what was said before that may be rendered again; None for any.
 
         Returns:
@@ -250,8 +253,9 @@ class Conversation:
             render = self._render_tail if renderer.renders_tails else self._render_whole
             drift = render(start, renderer, most)
             length = self.log.length + length_of(self.tail) + len(self.suffix)
-            if max_length is not None and length > max_length:
-                raise context_length_exceeded(length, max_length)
+            longest = limit.longest(None if drift is Drift.TEMPLATE else self.first)
+            if longest is not None and length > longest:
+                raise context_length_exceeded(length, longest)
         except BaseException:
             del self.messages[start:]
             self.log, self.tail, self.suffix, self.shown = before

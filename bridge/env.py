@@ -187,11 +187,7 @@ class ChatAgentEnv(Env):
         """The limits a runner keeps, read anew each turn; the agent's ``max_tokens`` included."""
         return LiveLimits(
             self._settings.limits,
-            lambda: (
-                None
-                if self._outstanding is None
-                else self._outstanding.cap(self._settings.context_length)
-            ),
+            lambda: None if self._outstanding is None else self._outstanding.cap(self._settings),
         )
 
     # -- what users read -------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import chz
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.types import StopReason
 
@@ -11,6 +12,19 @@ ROOM = 2
 """Tokens that a prompt has to leave: the Cookbook's runner takes a rest of one for none."""
 
 MIN_CONTEXT = ROOM + 1
+
+
+@chz.chz
+class SequenceLimits(RolloutLimits):
+    """The Cookbook's budgets, and one of each token sequence, which other trainers have room for.
+
+    Attributes:
+        max_response_tokens: Most tokens of a sequence after its first prompt: the replies, and what
+            the agent says between them. A longer prompt is refused as one over
+            ``max_trajectory_tokens`` is.
+    """
+
+    max_response_tokens: int | None = None
 
 
 class LiveLimits:
@@ -43,10 +57,22 @@ class PromptLimit:
     Attributes:
         tokens: Its length; None: any.
         reason: How an episode ends whose agent does not cope with it.
+        response: Most tokens of it after its sequence's first prompt; None: any.
     """
 
     tokens: int | None
     reason: StopReason
+    response: int | None = None
+
+    def longest(self, first: int | None) -> int | None:
+        """The longest prompt of a sequence whose first prompt has ``first`` tokens; None: is it."""
+        if first is None or self.response is None:
+            return self.tokens
+        whole = first + self.response
+        return whole if self.tokens is None else min(whole, self.tokens)
+
+
+ANY_LENGTH = PromptLimit(None, StopReason.CONTEXT_OVERFLOW)
 
 
 def prompt_limit(limits: RolloutLimits, context_length: int | None) -> PromptLimit:
@@ -54,8 +80,17 @@ def prompt_limit(limits: RolloutLimits, context_length: int | None) -> PromptLim
 
     ``stop/context_overflow`` is for the context alone: nobody chose to stop there.
     """
-    budget = limits.max_trajectory_tokens
+    budget, response = limits.max_trajectory_tokens, response_limit(limits)
+    if response is not None:
+        most = min((each for each in (budget, context_length) if each is not None), default=None)
+        tokens = None if most is None else most - ROOM
+        return PromptLimit(tokens, StopReason.MAX_TOKENS, response - ROOM)
     if budget is not None and (context_length is None or budget <= context_length):
         return PromptLimit(budget - ROOM, StopReason.MAX_TOKENS)
     tokens = None if context_length is None else context_length - ROOM
     return PromptLimit(tokens, StopReason.CONTEXT_OVERFLOW)
+
+
+def response_limit(limits: RolloutLimits) -> int | None:
+    """Most tokens of a sequence after its first prompt; None: any."""
+    return limits.max_response_tokens if isinstance(limits, SequenceLimits) else None

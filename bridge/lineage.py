@@ -38,6 +38,7 @@ from evert.bridge.echoes import as_given, is_completed
 from evert.bridge.errors import RendererMismatchError
 from evert.bridge.images import Images
 from evert.bridge.index import START, Index, Speaker, key_as_reply
+from evert.bridge.limits import ANY_LENGTH, PromptLimit
 from evert.bridge.long_text import check_text
 from evert.bridge.messages import read_message, read_tools, refuse
 from evert.bridge.rendering import PromptRenderer
@@ -52,7 +53,7 @@ class ConversationBook:
 
     Args:
         renderer: The renderer of the policy.
-        max_length: Most tokens of a prompt; a longer one is refused. None for no limit.
+        limit: On the length of prompts; a longer one is refused.
         keeps_completed: Whether a reply stays as sampled though its tool calls come back completed.
         images: Those of the episode; None: only such as come as data.
 
@@ -66,14 +67,14 @@ class ConversationBook:
     def __init__(
         self,
         renderer: PromptRenderer,
-        max_length: int | None = None,
+        limit: PromptLimit = ANY_LENGTH,
         *,
         keeps_completed: bool = False,
         images: Images | None = None,
     ) -> None:
         self.renderer = renderer
         self._images = images or Images()
-        self._max_length = max_length
+        self._limit = limit
         self._keeps_completed = keeps_completed
         self.drift: Counter[Drift] = Counter()
         self.handoffs = 0
@@ -281,7 +282,7 @@ class ConversationBook:
             check_text(request.format.schema, most)
             messages.append(renderer.escape(request.format.request()))
         kept = keep(request.messages[way.kept :])
-        drift = conversation.grow(messages, renderer, self._max_length, most)
+        drift = conversation.grow(messages, renderer, self._limit, most)
         conversation.remember(way.kept, kept)
         for message in way.new:
             if calls := message.get("tool_calls"):
@@ -300,6 +301,7 @@ class ConversationBook:
             drift = None  # counted when the reply was first gone on from
         if begins or drift is Drift.TEMPLATE:
             conversation.lineage = self.lineages
+            conversation.first = conversation.length
             self.lineages += 1
         if cause is None or (cause is Drift.COMPLETED_ARGUMENTS and drift is Drift.TEMPLATE):
             cause = drift

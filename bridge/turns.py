@@ -31,7 +31,7 @@ from evert.bridge.episode import Episode, Life
 from evert.bridge.errors import AgentError, AgentTimeoutError, EnvClosedError, EnvStateError
 from evert.bridge.images import Images
 from evert.bridge.inbox import AgentEnd, Inbox, ParkedCall
-from evert.bridge.limits import prompt_limit
+from evert.bridge.limits import prompt_limit, response_limit
 from evert.bridge.lineage import ConversationBook
 from evert.bridge.logprobs import with_logprobs
 from evert.bridge.long_text import check_tokens, rendered
@@ -53,13 +53,15 @@ class Outstanding:
     conversation: Conversation
     drift: Drift | None = None
 
-    def cap(self, context_length: int | None) -> int | None:
-        """Most tokens of the reply: the agent's own cap, or the rest of the context; None: any."""
-        own = self.call.request.max_tokens
-        if context_length is None:
-            return own
-        rest = context_length - self.conversation.length
-        return rest if own is None else min(own, rest)
+    def cap(self, settings: EnvSettings) -> int | None:
+        """Most tokens of the reply: the agent's own cap, or what there is room for; None: any."""
+        caps, length = [self.call.request.max_tokens], self.conversation.length
+        if settings.context_length is not None:
+            caps.append(settings.context_length - length)
+        response, first = response_limit(settings.limits), self.conversation.first
+        if response is not None and first is not None:
+            caps.append(first + response - length)
+        return min((cap for cap in caps if cap is not None), default=None)
 
     def observation(self, renderer: PromptRenderer) -> tuple[Observation, StopCondition]:
         """The prompt to continue, and where to stop."""
@@ -109,11 +111,11 @@ class Turns:
         self.share: Callable[[Any], Any] = lambda value: value
         self.parse_errors = ParseErrors(settings.parse_error_policy)
         self.tool_budget = ToolBudget(settings.limits.max_tool_calls)
-        self._longest = prompt_limit(settings.limits, settings.context_length).tokens
+        self._limit = prompt_limit(settings.limits, settings.context_length)
         self._images = Images(settings.image_hosts)
         self.book = ConversationBook(
             renderer,
-            self._longest,
+            self._limit,
             keeps_completed=settings.keep_completed_arguments,
             images=self._images,
         )
@@ -208,7 +210,8 @@ class Turns:
         conversation.record(turn.tokens, reply, self._renderer, is_seen=False)
         await rendered(self._renderer, partial(self.book.inject, conversation, [correction]))
         self.check_usable()
-        if self._longest is not None and conversation.length > self._longest:
+        longest = self._limit.longest(conversation.first)
+        if longest is not None and conversation.length > longest:
             await self.close()
             return self.account.overflown()
         return Outstanding(outstanding.call, conversation)

@@ -5,8 +5,10 @@
 3. A reply ends where the context does, or where the agent's own cap does.
 4. A tighter budget comes first, and ends as the Cookbook has it.
 5. A context that can hold nothing is refused.
+6. A budget of each token sequence counts from its first prompt.
 """
 
+from contextlib import suppress
 from typing import Any
 
 import openai
@@ -18,8 +20,9 @@ from tinker_cookbook.rl.types import StopReason, Trajectory
 
 from evert import AgentClient, ChatAgentEnv, ChatAgentGroupBuilder, ScriptedPolicy
 from evert.bridge.base import default_renderer
-from evert.bridge.limits import prompt_limit
+from evert.bridge.limits import SequenceLimits, prompt_limit
 from evert.bridge.rendering import prompt_renderer
+from evert.bridge.sequences import sequences
 
 CONTEXT = 120
 
@@ -215,3 +218,65 @@ def test_a_context_that_holds_nothing_is_refused(context: Any) -> None:
 
     with pytest.raises(ValueError, match=r"^context_length is .*expected the number of tokens"):
         ChatAgentEnv(agent, context_length=context)
+
+
+# -- 6. a budget of each token sequence ----------------------------------------------------------
+
+
+async def talk_on(client: AgentClient, opening: str) -> int:
+    """Talks on until it is refused; returns how often it was answered."""
+    messages = [user(opening)]
+    with suppress(openai.BadRequestError):
+        while True:
+            completion = await client.chat.completions.create(messages=messages)
+            messages += [completion.choices[0].message, user("And then?")]
+    return len(messages) // 2
+
+
+@pytest.mark.parametrize("context_length", [None, CONTEXT])
+async def test_each_sequence_has_the_whole_budget_after_its_first_prompt(
+    context_length: int | None,
+) -> None:
+    async def agent(client: AgentClient) -> float:
+        counts = [await talk_on(client, "Hi"), await talk_on(client, "so it goes " * 10)]
+        return float(counts[0] == counts[1] > 1)
+
+    limits = SequenceLimits(max_response_tokens=80)
+    trajectory = await play(agent, limits=limits, context_length=context_length)
+
+    found = sequences(trajectory)
+    if context_length is None:
+        assert trajectory.transitions[-1].reward == 1.0
+    assert len(found) == 2
+    for each in found:
+        rest = 10**6 if context_length is None else context_length - len(each.prompt_ids)
+        assert min(80, rest) - 30 < len(each.response_ids) <= min(80, rest)
+
+
+async def test_a_reply_ends_where_the_budget_of_its_sequence_does() -> None:
+    policy = Talkative()
+
+    async def agent(client: AgentClient) -> float:
+        for text in ("Hi", "so it goes " * 5):
+            await ask(client, text)
+        return 1.0
+
+    env = ChatAgentEnv(agent, limits=SequenceLimits(max_response_tokens=7))
+    await do_single_rollout(policy, env)
+
+    assert policy.asked == [7, 7]
+
+
+async def test_an_agent_that_does_not_cope_with_it_stops_at_a_budget() -> None:
+    async def agent(client: AgentClient) -> float:
+        messages = [user("Hi")]
+        while True:
+            completion = await client.chat.completions.create(messages=messages)
+            messages += [completion.choices[0].message, user("And then?")]
+
+    trajectory = await play(agent, limits=SequenceLimits(max_response_tokens=50))
+
+    assert trajectory.stop_reason == StopReason.MAX_TOKENS
+    assert trajectory.transitions[-1].reward == -0.1
+    [found] = sequences(trajectory)
+    assert 20 < len(found.response_ids) <= 50

@@ -32,12 +32,14 @@ from PIL import Image
 from tinker_cookbook.renderers import Renderer, get_renderer
 from tinker_cookbook.renderers.base import Message, TextPart, ThinkingPart
 from tinker_cookbook.renderers.qwen3 import Qwen3VLRenderer
+from tinker_cookbook.rl.types import StopReason
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from evert.bridge.actions import read_action
 from evert.bridge.base import default_renderer
 from evert.bridge.conversation import Conversation, Drift
 from evert.bridge.dialects.chat_completions import completion
+from evert.bridge.limits import PromptLimit
 from evert.bridge.lineage import ConversationBook
 from evert.bridge.messages import Reply, read_reply
 from evert.bridge.rendering import PromptRenderer, prompt_renderer
@@ -75,7 +77,8 @@ class Talk:
         keeps_completed: bool = False,
     ) -> None:
         self.renderer: PromptRenderer = prompt_renderer(renderer)
-        self.book = ConversationBook(self.renderer, max_length, keeps_completed=keeps_completed)
+        limit = PromptLimit(max_length, StopReason.CONTEXT_OVERFLOW)
+        self.book = ConversationBook(self.renderer, limit, keeps_completed=keeps_completed)
 
     def ask(
         self, messages: Sequence[Any], caller: str = "main", tools: list[Any] | None = None

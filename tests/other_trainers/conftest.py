@@ -13,5 +13,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--environment", choices=["trainers"], help="what is installed here")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Warnings are errors, but for what these packages say of each other as they are imported."""
+    for category in ("DeprecationWarning", "FutureWarning", "UserWarning:verl"):
+        config.addinivalue_line("filterwarnings", f"ignore::{category}")
+
+
 def pytest_ignore_collect(config: pytest.Config) -> bool | None:
     return True if config.getoption("--environment", default=None) is None else None

@@ -1,0 +1,100 @@
+"""A rollout replica of verl's whose server is evert's engine (``rollout.name=evert``)."""
+
+# ruff: noqa: D102 (the methods are verl's)
+
+from collections.abc import Iterable
+from typing import Any
+
+import ray
+import tinker
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.replica import RolloutReplica, TokenOutput
+
+from evert.trainers.engine.engine import Engine, EngineSettings
+from evert.trainers.engine.sampling_client import model_client
+
+SERVER = "evert_server"
+
+
+class Server:
+    """A Ray actor: the weights of a Hugging Face model, and what samples from them."""
+
+    def __init__(self, path: str) -> None:
+        torch.set_num_threads(1)
+        self._path = path
+        self._model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        self._tokenizer = AutoTokenizer.from_pretrained(path)
+        self._engine = Engine(EngineSettings(device="cpu"))
+        self._step = 0
+        self._client = self._new_client()
+
+    def _new_client(self) -> Any:
+        return model_client(self._engine, self._path, self._model, self._tokenizer, self._step)
+
+    async def load(self, state: dict[str, torch.Tensor], step: int | None) -> None:
+        """Sample from these weights from now on."""
+        found = self._model.load_state_dict(state, strict=False)
+        if found.unexpected_keys:
+            raise ValueError(f"The model has no {found.unexpected_keys}.")
+        self._step = step or 0
+        old, self._client = self._client, self._new_client()
+        old.sampler.close()
+
+    async def generate(
+        self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
+    ) -> TokenOutput:
+        """One reply, as verl's servers give it."""
+        stop = sampling_params.get("stop_token_ids")
+        if texts := sampling_params.get("stop"):
+            stop = [*texts, *(self._tokenizer.decode([token]) for token in stop or ())]
+        asked = tinker.SamplingParams(
+            max_tokens=sampling_params["max_tokens"],
+            temperature=sampling_params["temperature"],
+            stop=stop,
+        )
+        prompt = tinker.ModelInput.from_ints(list(prompt_ids))
+        [said] = (await self._client.sample_async(prompt, 1, asked)).sequences
+        return TokenOutput(
+            token_ids=list(said.tokens),
+            log_probs=[float(each) for each in said.logprobs],
+            stop_reason="completed",
+            extra_fields={"global_steps": self._step},
+        )
+
+    async def nothing(self, *_: Any, **__: Any) -> None:
+        """What a server with a GPU would do here has no place on a CPU."""
+
+    wake_up = sleep = abort_all_requests = resume_generation = nothing
+    clear_kv_cache = release_kv_cache = resume_kv_cache = nothing
+
+
+class Replica(RolloutReplica):
+    """The one server of a run."""
+
+    async def launch_servers(self) -> None:
+        actor = ray.remote(Server).options(name=SERVER, num_cpus=0, max_concurrency=1000)
+        self._server_handle = actor.remote(self.model_config.path)
+        self._server_address = SERVER
+        self.servers = [self._server_handle]
+
+
+class Adapter(BaseRollout):
+    """In the trainer's process: hands the server the weights after each step."""
+
+    async def resume(self, tags: list[str]) -> None:
+        pass
+
+    async def release(self) -> None:
+        pass
+
+    async def update_weights(
+        self, weights: Iterable[tuple[str, Any]], global_steps: int | None = None, **_: Any
+    ) -> None:
+        whole = (
+            (name, each.full_tensor() if hasattr(each, "full_tensor") else each)
+            for name, each in weights
+        )
+        state = {name: tensor.detach().float().clone() for name, tensor in whole}
+        await ray.get_actor(SERVER).load.remote(state, global_steps)

@@ -1,0 +1,548 @@
+"""evert's agents under verl: its own worker classes play them, its own ``main_ppo`` trains on them.
+
+1. Ids, masks and log-probabilities of an output are those of the Cookbook's data, id by id.
+2. Each lineage is an output where verl takes lists; else the last is, and the others are counted.
+3. What verl cannot take is refused with the reason; an Env is closed however its episode ends.
+4. ``main_ppo``, unmodified, trains identity and guess-number (``examples/verl_on_cpu``).
+"""
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tinker
+import torch
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig, OmegaConf
+from tinker_cookbook.completers import (
+    TinkerTokenCompleter,
+    TokenCompleter,
+    TokensWithLogprobs,
+)
+from tinker_cookbook.rl.data_processing import trajectory_to_data
+from tinker_cookbook.rl.rollouts import do_single_rollout
+from tinker_cookbook.rl.types import Trajectory
+from transformers import AutoTokenizer
+from verl.experimental.agent_loop import agent_loop as of_verl
+from verl.protocol import DataProto
+from verl.utils.dataset.rl_dataset import RLHFDataset
+from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.replica import TokenOutput
+
+import evert
+from evert import ChatAgentEnv, ScriptedPolicy
+from evert.bridge.base import base_path, default_renderer
+from evert.bridge.group import sort_by_lineage
+from evert.envs.guess_number import guess_number_agent
+from evert.envs.identity import identity_agent
+from evert.trainers.verl.dataset import task_of
+from evert.verl import write_dataset
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "verl_on_cpu"
+TASKS = [17, 512, 900, 3]
+
+
+# -- verl's side ---------------------------------------------------------------------------------
+
+
+def verl_config(folder: Path, *overrides: str, **loop: Any) -> DictConfig:
+    """verl's own configuration, with one agent loop."""
+    loops = [{"name": "evert", "_target_": "evert.verl.EvertAgentLoop", **loop}]
+    (folder / "loops.yaml").write_text(json.dumps(loops))
+    given = [
+        f"actor_rollout_ref.model.path={base_path()}",
+        "actor_rollout_ref.rollout.name=vllm",
+        "data.max_prompt_length=96",
+        "data.max_response_length=448",
+        f"actor_rollout_ref.rollout.agent.agent_loop_config_path={folder / 'loops.yaml'}",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=evert",
+        *overrides,
+    ]
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", overrides=given)
+    OmegaConf.resolve(config)
+    return config
+
+
+class Servers(LLMServerClient):
+    """verl's servers, whose model is a policy; knows what was asked and answered."""
+
+    def __init__(self, config: DictConfig, policy: TokenCompleter, version: int = 7) -> None:
+        super().__init__(config)
+        self.policy = policy
+        self.version = version
+        self.asked: list[dict[str, Any]] = []
+        self.answers: dict[tuple[int, ...], list[TokensWithLogprobs]] = {}
+
+    async def generate(self, request_id: str, **asked: Any) -> TokenOutput:  # type: ignore[override]
+        self.asked.append({"request_id": request_id, **asked})
+        ids, params = asked["prompt_ids"], asked["sampling_params"]
+        said = await self.policy(
+            tinker.ModelInput.from_ints(ids),
+            params.get("stop") or params["stop_token_ids"],
+            max_tokens=params["max_tokens"],
+        )
+        self.answers.setdefault(tuple(ids), []).append(said)
+        return TokenOutput(
+            token_ids=said.tokens,
+            log_probs=said.maybe_logprobs if params["logprobs"] else None,
+            stop_reason="completed",
+            extra_fields={"min_global_steps": self.version, "max_global_steps": self.version},
+        )
+
+
+class Said(TokenCompleter):
+    """Says again what the servers answered."""
+
+    def __init__(self, servers: Servers) -> None:
+        self._left = {prompt: list(said) for prompt, said in servers.answers.items()}
+
+    async def __call__(self, model_input: Any, stop: Any, **_: Any) -> TokensWithLogprobs:
+        return self._left[tuple(model_input.to_ints())].pop(0)
+
+
+class Scripted(TokenCompleter):
+    """Replies that count up, with log-probabilities that are all different."""
+
+    def __init__(self, reply: str = "Fine.") -> None:
+        self._policy = ScriptedPolicy(lambda prompt: reply)
+        self._numbers = itertools.count(1)
+
+    async def __call__(self, *args: Any, **options: Any) -> TokensWithLogprobs:
+        said = await self._policy(*args, **options)
+        logprobs = [-next(self._numbers) / 64 for _ in said.tokens]
+        return TokensWithLogprobs(said.tokens, logprobs, said.stop_reason)
+
+
+def row(task: Any, **more: Any) -> dict[str, Any]:
+    info = {"index": 0, "task_json": json.dumps(task)}
+    return {"raw_prompt": [{"role": "user", "content": "-"}], "extra_info": info, **more}
+
+
+async def batch_of(config: DictConfig, servers: Servers, rows: list[dict[str, Any]]) -> DataProto:
+    """What verl's worker makes of some rows."""
+    names = {name: [each[name] for each in rows] for name in rows[0]}
+    columns = {name: np.empty(len(rows), dtype=object) for name in names}
+    for name, values in names.items():
+        columns[name][:] = values
+    batch = DataProto.from_dict(
+        tensors={"dummy": torch.zeros(len(rows), 1)},
+        non_tensors=columns,
+        meta_info={"validate": False, "global_steps": 8},
+    )
+    return await of_verl.AgentLoopWorker(config, servers).generate_sequences(batch)
+
+
+async def outputs_of(config: DictConfig, servers: Servers, task: Any, **more: Any) -> Any:
+    """What an agent loop returns, made as verl's V1 worker makes it."""
+    config.transfer_queue.enable = True
+    worker = of_verl.AgentLoopWorker(config, servers)
+    found: list[Any] = []
+
+    async def kept(output: Any, validate: bool, **_: Any) -> None:
+        found.append(output)
+
+    worker._agent_loop_postprocess = kept
+    trajectory = {"step": 8, "sample_index": 0, "rollout_n": 0, "validate": False}
+    params = {"temperature": 1.0, "logprobs": True}
+    await worker._run_agent_loop(
+        params, trajectory, agent_name="evert", trace=False, **row(task, global_steps=8, **more)
+    )
+    return found[0]
+
+
+# -- the Cookbook's side -------------------------------------------------------------------------
+
+
+async def cookbook_data(agent: Any, task: Any, said: Said) -> tuple[Trajectory, list[tinker.Datum]]:
+    """The same episode under the Cookbook's runner, as its training data."""
+    env = ChatAgentEnv(agent, task, renderer=default_renderer())
+    trajectory = await do_single_rollout(said, env)
+    sort_by_lineage(trajectory, env.turn_lineages)
+    return trajectory, trajectory_to_data(trajectory, 1.0)
+
+
+def of_datum(datum: tinker.Datum) -> dict[str, list[float]]:
+    fields = ("target_tokens", "mask", "logprobs")
+    values = {name: datum.loss_fn_inputs[name].to_numpy().tolist() for name in fields}
+    return {"tokens": datum.model_input.to_ints(), **values}
+
+
+def of_output(
+    prompt: list[int], response: list[int], mask: list[int], logprobs: list[float]
+) -> dict[str, list[float]]:
+    """An output of verl's as a datum has it: each position with its next token."""
+    before = [0.0] * (len(prompt) - 1)
+    ids = [*prompt, *response]
+    return {
+        "tokens": ids[:-1],
+        "target_tokens": ids[1:],
+        "mask": [*before, *mask],
+        "logprobs": [*before, *logprobs],
+    }
+
+
+def of_row(batch: DataProto, index: int) -> dict[str, list[float]]:
+    """A row of verl's tensors, without what it padded."""
+    tensors = {name: tensor[index] for name, tensor in batch.batch.items()}
+    width = len(tensors["prompts"])
+    seen = tensors["attention_mask"].bool()
+    before, after = seen[:width], seen[width:]
+    return of_output(
+        tensors["prompts"][before].tolist(),
+        tensors["responses"][after].tolist(),
+        tensors["response_mask"][after].tolist(),
+        tensors["rollout_log_probs"][after].tolist(),
+    )
+
+
+@pytest.fixture
+def agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[TokenCompleter]:
+    """The shipped base, sampled by evert's engine."""
+    with evert.embedded_engine(tmp_path, device="cpu", threads=1):
+        client = tinker.ServiceClient().create_sampling_client(base_model="evert-tiny")
+        yield TinkerTokenCompleter(client, max_tokens=16)
+
+
+# -- 1: the Cookbook's data ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("agent", [identity_agent, guess_number_agent])
+async def test_an_output_is_the_cookbooks_datum_id_by_id(
+    agent: Any, engine: TokenCompleter, tmp_path: Path
+) -> None:
+    path = f"{agent.__module__}:{agent.__name__}"
+    config = verl_config(tmp_path, agent=path, renderer_name="qwen3_instruct")
+    servers = Servers(config, engine)
+
+    for task in TASKS:
+        servers.answers.clear()
+        batch = await batch_of(config, servers, [row(task)])
+
+        trajectory, [datum] = await cookbook_data(agent, task, Said(servers))
+        rewards = [turn.reward for turn in trajectory.transitions]
+        assert of_row(batch, 0) == of_datum(datum)
+        assert float(batch.batch["rm_scores"].sum()) == sum(rewards)
+        [found] = batch.non_tensor_batch["turn_scores"]
+        assert found == rewards
+        assert batch.non_tensor_batch["__num_turns__"].tolist() == [2 * len(rewards)]
+        assert batch.non_tensor_batch["min_global_steps"].tolist() == [7]
+
+
+async def test_all_turns_of_an_episode_go_to_the_same_server(agents: None, tmp_path: Path) -> None:
+    config = verl_config(tmp_path, agent="verl_agents:two_talks", renderer_name="qwen3_instruct")
+    servers = Servers(config, Scripted())
+
+    await batch_of(config, servers, [row(0), row(1)])
+
+    asked = [each["request_id"] for each in servers.asked]
+    assert len(asked) == 8
+    assert len(set(asked)) == 2
+
+
+async def test_without_log_probabilities_there_are_none(agents: None, tmp_path: Path) -> None:
+    off = "actor_rollout_ref.rollout.calculate_log_probs=False"
+    loop = {"agent": "verl_agents:two_talks", "renderer_name": "qwen3_instruct"}
+    config = verl_config(tmp_path, off, **loop)
+
+    batch = await batch_of(config, Servers(config, Scripted()), [row(0)])
+
+    assert "rollout_log_probs" not in batch.batch
+
+
+# -- 2: lineages ---------------------------------------------------------------------------------
+
+
+async def test_each_lineage_is_an_output_with_the_whole_reward(
+    agents: None, tmp_path: Path
+) -> None:
+    config = verl_config(tmp_path, agent="verl_agents:two_talks", renderer_name="qwen3_instruct")
+    servers = Servers(config, Scripted())
+
+    found = await outputs_of(config, servers, 1)
+
+    from verl_agents import two_talks
+
+    _, data = await cookbook_data(two_talks, 1, Said(servers))
+    assert [
+        of_output(each.prompt_ids, each.response_ids, each.response_mask, each.response_logprobs)
+        for each in found
+    ] == [of_datum(datum) for datum in data]
+    assert [each.reward_score for each in found] == [1.25, 1.25]
+    assert [each.extra_fields["reward_extra_info"] for each in found] == [
+        {"turns": 4, "lineages": 2, "lineages_left_out": 0}
+    ] * 2
+
+
+@pytest.mark.parametrize("takes_lists", [True, False])
+async def test_the_last_lineage_alone_says_how_many_are_left_out(
+    agents: None, tmp_path: Path, takes_lists: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = {"agent": "verl_agents:two_talks", "renderer_name": "qwen3_instruct"}
+    config = verl_config(tmp_path, **loop, **({"branches": "last"} if takes_lists else {}))
+    servers = Servers(config, Scripted())
+
+    if takes_lists:
+        output = await outputs_of(config, servers, 1)
+        info = output.extra_fields["reward_extra_info"]
+    else:
+        batch = await batch_of(config, servers, [row(1)])
+        info = {name: batch.non_tensor_batch[name][0] for name in ("lineages", "lineages_left_out")}
+
+    assert (info["lineages"], info["lineages_left_out"]) == (2, 1)
+    assert "1 lineages of an episode are not trained on" in caplog.text
+
+
+# -- 3: what is refused, how episodes end --------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [100, 1000])
+async def test_a_first_prompt_over_verls_room_is_refused_before_it_is_sampled(
+    agents: None, length: int, tmp_path: Path
+) -> None:
+    config = verl_config(tmp_path, agent="verl_agents:wordy", renderer_name="qwen3_instruct")
+    servers = Servers(config, Scripted())
+
+    with pytest.raises(evert.EvertError, match=r"\d+ tokens.*data.max_prompt_length=96. Raise"):
+        await batch_of(config, servers, [row(length)])
+
+    assert servers.asked == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"seats": ["a", "b"]}, "one sample of one policy"),
+        ({"branches": "all"}, "only its V1 trainers take several"),
+        ({"branches": "some"}, "branches is 'some'; expected 'all', 'last'"),
+        ({"policy_name": "gpt-4o"}, "Did you mean 'policy_names'"),
+        ({"limits": {"max_turn": 3}}, "Did you mean 'max_turns'"),
+        ({"models": {"judge": "evert-tiny"}}, "verl's workers have no engine for"),
+        ({"agent": "verl_agents:nobody"}, "No agent at 'verl_agents:nobody'"),
+        ({"renderer_name": None}, "The Cookbook names no renderer"),
+        ({"task": "extra_info.question"}, "has no 'extra_info.question'; it has .*task_json"),
+    ],
+)
+async def test_a_setting_that_cannot_be_served_is_refused_with_the_reason(
+    agents: None, settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    given = {"agent": "verl_agents:two_talks", "renderer_name": "qwen3_instruct", **settings}
+    config = verl_config(tmp_path, **given)
+
+    with pytest.raises(Exception, match=message):  # of the class that Hydra makes of it
+        await batch_of(config, Servers(config, Scripted()), [row(0)])
+
+
+async def test_an_agent_that_raises_fails_its_episode(agents: None, tmp_path: Path) -> None:
+    loop = {"agent": "verl_agents:odd_tasks_fail", "renderer_name": "qwen3_instruct"}
+    config = verl_config(tmp_path, **loop)
+
+    with pytest.raises(evert.AgentError, match="raised KeyError after 1 model calls"):
+        await outputs_of(config, Servers(config, Scripted()), 1)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_or_its_episode_is_scored(agents: None, tmp_path: Path) -> None:
+    loop = {"agent": "verl_agents:odd_tasks_fail", "renderer_name": "qwen3_instruct"}
+    config = verl_config(tmp_path, **loop, on_agent_error=-1.0)
+
+    batch = await batch_of(config, Servers(config, Scripted()), [row(0), row(1)])
+
+    assert batch.batch["rm_scores"].sum(-1).tolist() == [1.0, -1.0]
+    assert batch.batch["response_mask"].sum(-1).min() > 0
+    assert batch.non_tensor_batch["stop_reason"].tolist() == ["completed", "agent_error"]
+
+
+async def test_a_reply_that_the_server_broke_off_fails_its_episode(
+    agents: None, tmp_path: Path
+) -> None:
+    config = verl_config(tmp_path, agent="verl_agents:two_talks", renderer_name="qwen3_instruct")
+    servers = Servers(config, Scripted())
+
+    async def generate(request_id: str, **_: Any) -> TokenOutput:
+        return TokenOutput(token_ids=[5], log_probs=[-1.0], stop_reason="aborted")
+
+    servers.generate = generate  # type: ignore[method-assign]
+    with pytest.raises(evert.EvertError, match="broke off a reply after 1 tokens"):
+        await outputs_of(config, servers, 1)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_an_episode_without_a_call_counts_and_teaches_nothing(
+    agents: None, tmp_path: Path
+) -> None:
+    config = verl_config(tmp_path, agent="verl_agents:silent", renderer_name="qwen3_instruct")
+
+    [output] = await outputs_of(config, Servers(config, Scripted()), 1)
+
+    assert output.response_mask == [0]
+    assert output.reward_score == 0.5
+    assert output.extra_fields["min_global_steps"] == 7
+
+
+async def test_a_conversation_that_grows_too_long_ends_within_verls_room(
+    agents: None, tmp_path: Path
+) -> None:
+    config = verl_config(tmp_path, agent="verl_agents:talks_on", renderer_name="qwen3_instruct")
+
+    batch = await batch_of(config, Servers(config, Scripted()), [row(0)])
+
+    assert batch.batch["responses"].shape == (1, 448)
+    assert batch.batch["prompts"].shape == (1, 96)
+    assert 440 < int(batch.batch["attention_mask"][0, 96:].sum()) <= 448
+    assert batch.non_tensor_batch["stop_reason"].tolist() == ["max_tokens"]
+    assert float(batch.batch["rm_scores"].sum()) == pytest.approx(-0.1)
+
+
+@pytest.mark.parametrize(
+    ("task", "path", "more", "reward"),
+    [
+        (0.75, None, {}, 0.75),
+        (None, "row", {"extra_info": {"wanted": 0.5}}, 0.5),
+        (None, "extra_info.wanted", {"extra_info": {"wanted": 0.25}}, 0.25),
+    ],
+)
+async def test_the_task_comes_from_where_the_yaml_says(
+    agents: None, tmp_path: Path, task: Any, path: str | None, more: Any, reward: float
+) -> None:
+    loop = {"agent": "verl_agents:tells_its_task", "renderer_name": "qwen3_instruct", "task": path}
+    config = verl_config(tmp_path, **loop)
+
+    batch = await batch_of(config, Servers(config, Scripted()), [{**row(task), **more}])
+
+    assert float(batch.batch["rm_scores"].sum()) == reward
+
+
+async def test_an_agent_may_take_no_task(agents: None, tmp_path: Path) -> None:
+    loop = {"agent": "verl_agents:without_a_task", "renderer_name": "qwen3_instruct"}
+    config = verl_config(tmp_path, **loop)
+    rows = [{**row(0), "extra_info": {"index": 0}}]
+
+    batch = await batch_of(config, Servers(config, Scripted()), rows)
+
+    assert float(batch.batch["rm_scores"].sum()) == 1.0
+
+
+# -- datasets ------------------------------------------------------------------------------------
+
+
+def test_verl_reads_the_tasks_that_were_written_as_they_were(tmp_path: Path) -> None:
+    tasks: list[Any] = [3, "three", {"a": [1, None]}, {"b": 2.5}, [True]]
+    write_dataset(tmp_path / "tasks.parquet", tasks, agent_name="mine", data_source="test")
+    config = OmegaConf.create({"max_prompt_length": 64, "cache_dir": str(tmp_path / "cache")})
+    tokenizer = AutoTokenizer.from_pretrained(base_path())
+
+    dataset = RLHFDataset(str(tmp_path / "tasks.parquet"), tokenizer, config)
+
+    rows = [dataset[index] for index in range(len(dataset))]
+    assert [task_of(each, None) for each in rows] == tasks
+    assert [each["index"] for each in rows] == list(range(5))
+    assert {(each["agent_name"], each["data_source"]) for each in rows} == {("mine", "test")}
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        ([], "needs at least one task"),
+        ([(1, 2)], r"Task 0, \(1, 2\), comes back from JSON as something else"),
+        ([0, {1, 2}], r"Task 1, \{1, 2\}, does not fit into JSON"),
+        ("no.such:TASKS", "No tasks at 'no.such:TASKS'"),
+    ],
+)
+def test_tasks_that_would_not_come_back_are_refused(
+    tasks: Any, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(evert.InvalidDatasetError, match=message):
+        write_dataset(tmp_path / "tasks.parquet", tasks)
+
+
+# -- 4: main_ppo ---------------------------------------------------------------------------------
+
+LOOPS = {
+    "identity": {"agent": "evert.envs.identity:identity_agent"},
+    "guess_number": {"agent": "evert.envs.guess_number:guess_number_agent"},
+    "two_talks": {"agent": "verl_agents:two_talks"},
+    "odd_tasks_fail": {"agent": "verl_agents:odd_tasks_fail"},
+}
+
+
+def files_for(folder: Path) -> list[str]:
+    """Two tasks for each loop; a row names the loop that plays it."""
+    shared = {
+        "_target_": "evert.verl.EvertAgentLoop",
+        "renderer_name": "qwen3_instruct",
+        "limits": {"max_turn_tokens": 16},
+    }
+    loops = [{"name": name, **shared, **loop} for name, loop in LOOPS.items()]
+    (folder / "loops.yaml").write_text(json.dumps(loops))
+    for name in LOOPS:
+        write_dataset(folder / f"{name}.parquet", [100, 101], agent_name=name, data_source=name)
+    return [str(folder / f"{name}.parquet") for name in LOOPS]
+
+
+def run_main_ppo(folder: Path, *settings: str) -> list[dict[str, Any]]:
+    """What ``train.sh`` logs, by step."""
+    paths = [str(ROOT / "src"), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    given = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHON": sys.executable}
+    process = subprocess.Popen(
+        [EXAMPLE / "train.sh", folder, "identity", *settings],
+        env={**os.environ, **given},
+        stdout=(folder / "log").open("wb"),
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        assert process.wait(800) == 0, (folder / "log").read_text()[-5000:]
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # Ray's processes go with it
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["data"] for line in lines]
+
+
+@pytest.mark.timeout(900)
+def test_main_ppo_trains_on_all_kinds_of_episodes_at_once(tmp_path: Path) -> None:
+    files = ",".join(files_for(tmp_path))
+
+    before, *steps = run_main_ppo(
+        tmp_path,
+        f"data.train_files=[{files}]",
+        f"data.val_files=[{files}]",
+        "data.max_response_length=448",
+        f"actor_rollout_ref.rollout.agent.agent_loop_config_path={tmp_path / 'loops.yaml'}",
+        "actor_rollout_ref.rollout.n=4",
+        "trainer.total_training_steps=2",
+        "trainer.total_epochs=2",
+        "trainer.val_before_train=True",
+        f"trainer.rollout_data_dir={tmp_path / 'rollouts'}",
+    )
+
+    assert {f"val-aux/{name}/lineages/mean@1" for name in LOOPS} <= before.keys()
+    assert before["val-aux/two_talks/lineages/mean@1"] == 2
+    assert before["val-core/two_talks/reward/mean@1"] == 0.75
+    for number, step in enumerate(steps, 1):
+        assert step["actor/grad_norm"] > 0
+        assert step["training/rollout_probs_diff_max"] < 1e-3
+        outputs = (tmp_path / "rollouts" / f"{number}.jsonl").read_text().splitlines()
+        played = [json.loads(line) for line in outputs]
+        assert len(played) == 2 * 4 + 2 * 4 + 2 * (2 * 4) + 4  # two lineages; one task fails
+        talks = [each for each in played if "I am A" in each["input"]]
+        assert sorted(each["score"] for each in talks) == [0.25] * 4 + [1.25] * 4
+    assert len(steps) == 2
+    assert "raised KeyError after 1 model calls" in (tmp_path / "log").read_text()

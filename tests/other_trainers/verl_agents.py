@@ -1,0 +1,58 @@
+"""Agents that the tests of verl name by their import path; verl's own processes import them too."""
+
+import asyncio
+from typing import Any
+
+from evert import AgentClient
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+async def ask(client: AgentClient, messages: list[Any]) -> Any:
+    return (await client.chat.completions.create(messages=messages)).choices[0].message
+
+
+async def two_talks(client: AgentClient, task: int) -> float:
+    """Two conversations whose turns alternate: two lineages."""
+    talks: list[list[Any]] = [[user(f"I am A{task}")], [user(f"I am B{task}")]]
+    for _ in range(2):
+        for messages in talks:
+            messages += [await ask(client, messages), user("Go on")]
+    client.reward(0.25)
+    return float(task % 2)
+
+
+async def odd_tasks_fail(client: AgentClient, task: int) -> float:
+    await ask(client, [user(f"Task {task}")])
+    if task % 2:
+        raise KeyError(task)
+    return 1.0
+
+
+async def silent(client: AgentClient, task: int) -> float:
+    await asyncio.sleep(0)
+    return 0.5
+
+
+async def talks_on(client: AgentClient, task: Any) -> float:
+    """Goes on until it is refused, and knows what to do then."""
+    messages = [user("Hi")]
+    while True:
+        messages += [await ask(client, messages), user("And then?")]
+
+
+async def wordy(client: AgentClient, task: int) -> float:
+    await ask(client, [user("Why? " * task)])
+    return 1.0
+
+
+async def without_a_task(client: AgentClient) -> float:
+    await ask(client, [user("Hi")])
+    return 1.0
+
+
+async def tells_its_task(client: AgentClient, task: Any) -> float:
+    await ask(client, [user("Hi")])
+    return float(task["extra_info"]["wanted"] if isinstance(task, dict) else task)

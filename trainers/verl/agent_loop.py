@@ -1,0 +1,145 @@
+"""``EvertAgentLoop``: an episode of any agent, where verl plays its agent loops.
+
+verl makes one of these for each episode, in its rollout workers, from the YAML file that
+``actor_rollout_ref.rollout.agent.agent_loop_config_path`` names (``settings.py``).
+"""
+
+# pyright: reportMissingImports=false
+
+import logging
+from functools import lru_cache
+from typing import Any
+from uuid import uuid4
+
+from omegaconf import OmegaConf
+from tinker_cookbook.renderers import Renderer, get_renderer
+from tinker_cookbook.rl.rollouts import do_single_rollout
+from verl.experimental.agent_loop.agent_loop import (
+    AgentLoopBase,
+    AgentLoopMetrics,
+    AgentLoopOutput,
+)
+
+from evert.bridge.base import renderer_name_of
+from evert.bridge.env import ChatAgentEnv
+from evert.bridge.options import EnvOptions
+from evert.trainers.verl.dataset import task_of
+from evert.trainers.verl.outputs import LEFT_OUT, outputs
+from evert.trainers.verl.servers import ServerPolicy, too_long
+from evert.trainers.verl.settings import ALL, Room, read_loop_settings
+
+logger = logging.getLogger(__name__)
+
+
+class EvertAgentLoop(AgentLoopBase):
+    """An agent of evert's as an agent loop of verl's.
+
+    An agent that raises fails its episode: verl's V1 trainers write that to the log and train with
+    the others (``on_agent_error: -1.0`` scores such episodes instead).
+
+    Args:
+        *args: verl's own.
+        agent: Import path of the agent, 'package.module:function'.
+        renderer_name: The Cookbook's renderer; None: the one that fits the model's name.
+        branches: What becomes of an episode with several token sequences. "all": each is an output;
+            "last": the last is, and the others are counted (``lineages_left_out``). None: all where
+            the trainer takes them.
+        task: Where a row of the dataset has the task: names with dots between, or "row" for all of
+            it. None: where ``write_dataset`` puts it; without one, the agent takes the client only.
+        name: Of the loop, in the YAML.
+        tools: verl's, which go unused: an agent brings its own.
+        **settings: verl's own, and the episode settings of ``evert train``, as ``policy_names``,
+            ``limits`` and ``on_agent_error``.
+
+    Raises:
+        UsageError: A setting there is not, or one that verl cannot serve (seats).
+        InvalidAgentError: There is no such agent.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        agent: str,
+        renderer_name: str | None = None,
+        branches: str | None = None,
+        task: str | None = None,
+        name: str = "evert",
+        tools: Any = None,
+        **settings: Any,
+    ) -> None:
+        own = {key: settings.pop(key) for key in _OF_VERL & settings.keys()}
+        super().__init__(*args, **own)
+        self._room = Room.of(self.rollout_config)
+        model = str(self.config.actor_rollout_ref.model.path)
+        self._renderer = _renderer(renderer_name, model, self.tokenizer)
+        self._settings = read_loop_settings(
+            OmegaConf.to_container(OmegaConf.create(settings), resolve=True),
+            agent=agent,
+            branches=branches,
+            task=task,
+            room=self._room,
+            # Only its V1 trainers have a TransferQueue, to which outputs go one by one.
+            takes_lists=bool(self.config.transfer_queue.enable),
+        )
+
+    async def run(
+        self, sampling_params: dict[str, Any], **row: Any
+    ) -> AgentLoopOutput | list[AgentLoopOutput]:
+        """Play one episode.
+
+        Args:
+            sampling_params: verl's.
+            **row: Of the dataset.
+
+        Returns:
+            A list where each lineage is an output.
+
+        Raises:
+            EvertError: As ``ChatAgentEnv.step`` and ``ServerPolicy``.
+        """
+        settings = self._settings
+        task = task_of(row, settings.task)
+        policy = self._policy(sampling_params, int(row.get("priority", 0)))
+        options: EnvOptions = {**settings.options, "renderer": self._renderer}
+        env = ChatAgentEnv(settings.agent, task, **options)
+        try:
+            trajectory = await do_single_rollout(policy, env)
+        finally:
+            await env.close()
+        [*_, end] = trajectory.transitions
+        if env.turns == 0 and "context_overflow" in end.logs:
+            raise too_long(str(end.logs["context_overflow"]), self._room)
+        metrics = AgentLoopMetrics(
+            generate_sequences=policy.seconds, num_preempted=policy.preempted
+        )
+        first, last = policy.versions
+        if env.turns == 0:  # of the weights that would have been asked
+            first = last = int(row.get("global_steps", 1)) - 1
+        fields = {"min_global_steps": first, "max_global_steps": last}
+        blank = self.tokenizer.eos_token_id or 0
+        found = outputs(trajectory, settings, self._room, metrics, fields, blank)
+        left_out = found[-1].extra_fields["reward_extra_info"][LEFT_OUT]
+        if left_out:
+            logger.warning("%d lineages of an episode are not trained on: branches.", left_out)
+        return found if settings.branches == ALL else found[-1]
+
+    def _policy(self, sampling: dict[str, Any], priority: int) -> ServerPolicy:
+        fixed = self.rollout_config.full_determinism  # as verl's own loops name their requests
+        request_id = f"det-{priority}" if fixed else uuid4().hex
+        return ServerPolicy(self.server_manager, request_id, sampling, self._room, self.tokenizer)
+
+
+_OF_VERL = {
+    "trainer_config",
+    "server_manager",
+    "tokenizer",
+    "processor",
+    "dataset_cls",
+    "data_config",
+    "hf_model_type",
+}
+
+
+@lru_cache(maxsize=8)
+def _renderer(name: str | None, model: str, tokenizer: Any) -> Renderer:
+    return get_renderer(name or renderer_name_of(model), tokenizer, model_name=model)

@@ -1,0 +1,107 @@
+"""Tasks as the Parquet file that verl reads, and a row's task back from it.
+
+A task stands in its row as JSON (``extra_info.task_json``), so that it comes back as it was:
+Parquet itself would give the same keys to all tasks, and the same type to all values. A dataset of
+another origin works, too: ``task: extra_info.question`` in the loop's YAML says where a row has it.
+"""
+
+# pyright: reportMissingImports=false
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from evert.bridge.agent import NO_TASK
+from evert.bridge.dataset import load_tasks
+from evert.bridge.errors import InvalidDatasetError, repr_of
+
+TASK_PATH = "extra_info.task_json"
+"""Where ``write_dataset`` puts a task."""
+
+WHOLE_ROW = "row"
+"""In the place of a path: the task is a dict of all that the row holds."""
+
+
+def write_dataset(
+    path: str | Path,
+    tasks: str | Sequence[Any],
+    *,
+    agent_name: str = "evert",
+    data_source: str = "evert",
+) -> None:
+    """Write tasks as a dataset of verl's, for ``data.train_files`` or ``data.val_files``.
+
+    Args:
+        path: The file, ``*.parquet``.
+        tasks: A sequence, or its import path 'package.module:name'. What JSON can carry: numbers,
+            texts, lists and dicts of them.
+        agent_name: The agent loop that plays them: its ``name`` in the YAML.
+        data_source: Under which verl reports their validation.
+
+    Raises:
+        InvalidDatasetError: No task, or one that JSON cannot carry.
+    """
+    import datasets
+
+    found = load_tasks(tasks)
+    if len(found) == 0:
+        raise InvalidDatasetError("A dataset needs at least one task, got none.")
+    rows = [
+        {
+            "data_source": data_source,
+            "agent_name": agent_name,
+            "prompt": [{"role": "user", "content": "(the agent writes its prompts itself)"}],
+            "reward_model": {"style": "rule", "ground_truth": ""},
+            "extra_info": {"index": index, "task_json": _as_json(found[index], index)},
+        }
+        for index in range(len(found))
+    ]
+    datasets.Dataset.from_list(rows).to_parquet(str(path))
+
+
+def task_of(row: Mapping[str, Any], path: str | None) -> Any:
+    """A row's task.
+
+    Args:
+        row: As verl hands it to an agent loop.
+        path: Names with dots between; ``"row"``: the whole row; None: ``write_dataset``'s, or
+            ``NO_TASK`` where there is none.
+
+    Raises:
+        InvalidDatasetError: The row has nothing there.
+    """
+    if path == WHOLE_ROW:
+        return dict(row)
+    value: Any = row
+    for name in (path or TASK_PATH).split("."):
+        if not isinstance(value, Mapping) or name not in value:
+            if path is None:
+                return NO_TASK
+            raise InvalidDatasetError(
+                f"A row of the dataset has no {path!r}; it has {_paths(row)}. Say where the task "
+                "is in the agent loop's YAML (task: extra_info.question, or task: row for all of "
+                "it), or leave that out and make the dataset with evert.verl.write_dataset."
+            )
+        value = value[name]
+    return json.loads(value) if path is None else value
+
+
+def _as_json(task: Any, index: int) -> str:
+    try:
+        text = json.dumps(task)
+        if json.loads(text) == task:
+            return text
+        reason = "comes back from JSON as something else"
+    except (TypeError, ValueError) as error:
+        reason = f"does not fit into JSON ({error})"
+    raise InvalidDatasetError(
+        f"Task {index}, {repr_of(task)}, {reason}; expected numbers, texts, lists and dicts with "
+        "texts as keys. Write its number or name, and let the agent look it up."
+    )
+
+
+def _paths(row: Mapping[str, Any]) -> str:
+    inner = row.get("extra_info")
+    names = [*row, *(f"extra_info.{name}" for name in (inner if isinstance(inner, dict) else ()))]
+    return ", ".join(sorted(names))

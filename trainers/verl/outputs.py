@@ -1,0 +1,80 @@
+"""A trajectory as verl's outputs: one a lineage, or the last alone."""
+
+# pyright: reportMissingImports=false
+
+from dataclasses import replace
+from typing import Any
+
+from tinker_cookbook.rl.types import Trajectory
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+
+from evert.bridge.sequences import TokenSequence, sequences
+from evert.trainers.verl.settings import ALL, LoopSettings, Room
+
+LEFT_OUT = "lineages_left_out"
+"""In an output's ``reward_extra_info``: how many lineages verl does not get to see."""
+
+
+def outputs(
+    trajectory: Trajectory,
+    settings: LoopSettings,
+    room: Room,
+    metrics: AgentLoopMetrics,
+    fields: dict[str, Any],
+    blank: int,
+) -> list[AgentLoopOutput]:
+    """The outputs of an episode, all with its whole reward; the one that counts comes last.
+
+    verl takes an episode's advantage from its last output, so that one comes last which has
+    something to learn from. An episode without a model call is an output without any: its reward
+    counts in its group, as it does with the Cookbook.
+
+    Args:
+        trajectory: Of the episode.
+        settings: Of the agent loop.
+        room: What an output may fill.
+        metrics: Times of the episode.
+        fields: What further belongs to every output.
+        blank: A token for an episode that has none.
+    """
+    found = sequences(trajectory) or [TokenSequence([blank], [blank], [0], [0.0])]
+    found.sort(key=lambda sequence: any(sequence.response_mask))
+    kept = found if settings.branches == ALL else found[-1:]
+    reward = sum(turn.reward for turn in trajectory.transitions)
+    has_logprobs = all(turn.ac.maybe_logprobs is not None for turn in trajectory.transitions)
+    info = {
+        "turns": sum(len(sequence.rewards) for sequence in found),
+        "lineages": len(found),
+        LEFT_OUT: len(found) - len(kept),
+    }
+    return [
+        AgentLoopOutput(
+            prompt_ids=sequence.prompt_ids,
+            response_ids=sequence.response_ids,
+            response_mask=sequence.response_mask,
+            response_logprobs=sequence.response_logprobs if has_logprobs else None,
+            reward_score=reward,
+            num_turns=2 * len(sequence.rewards),
+            metrics=metrics,
+            extra_fields={
+                **fields,
+                "reward_extra_info": dict(info),
+                "turn_scores": sequence.rewards,
+                "tool_rewards": [],
+                "stop_reason": trajectory.stop_reason,
+            },
+        )
+        for sequence in (_fitted(sequence, room) for sequence in kept)
+    ]
+
+
+def _fitted(sequence: TokenSequence, room: Room) -> TokenSequence:
+    """A sequence whose prompt has room: what is too long of it opens the response, unsampled."""
+    rest = sequence.prompt_ids[room.prompt :]
+    return replace(
+        sequence,
+        prompt_ids=sequence.prompt_ids[: room.prompt],
+        response_ids=[*rest, *sequence.response_ids],
+        response_mask=[*[0] * len(rest), *sequence.response_mask],
+        response_logprobs=[*[0.0] * len(rest), *sequence.response_logprobs],
+    )

@@ -1,0 +1,139 @@
+"""verl's sampling servers as the Cookbook's token completer."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import tinker
+from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
+
+from evert.bridge.errors import UnsupportedPromptError
+from evert.trainers.arguments import UsageError
+from evert.trainers.verl.errors import ServerReplyError
+from evert.trainers.verl.settings import Room
+
+
+class ServerPolicy(TokenCompleter):
+    """The policy of one episode: all its turns go to the same server, whose cache knows them.
+
+    Args:
+        client: verl's ``LLMServerClient``.
+        request_id: By which its balancer finds that server again.
+        sampling: verl's sampling parameters.
+        room: What a prompt and its reply may fill.
+        tokenizer: The model's.
+
+    Attributes:
+        seconds: Spent waiting for replies.
+        preempted: How often the servers put a reply off; -1: they do not say.
+        versions: Of the weights that sampled the first turn, and the last; None: not known.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        request_id: str,
+        sampling: Mapping[str, Any],
+        room: Room,
+        tokenizer: Any,
+    ) -> None:
+        self._client = client
+        self._request_id = request_id
+        self._sampling = sampling
+        self._room = room
+        self._tokenizer = tokenizer
+        self._turns = 0
+        self.seconds = 0.0
+        self.preempted = -1
+        self.versions: tuple[int | None, int | None] = (None, None)
+
+    async def __call__(
+        self,
+        model_input: tinker.ModelInput,
+        stop: StopCondition,
+        *,
+        max_tokens: int | None = None,
+    ) -> TokensWithLogprobs:
+        """One turn.
+
+        Raises:
+            UsageError: The episode's first prompt is longer than verl has room for.
+            UnsupportedPromptError: The prompt holds images.
+            ServerReplyError: The server broke off, or its log-probabilities are not one a token.
+        """
+        prompt = self._prompt(model_input)
+        room = self._room.context - len(prompt)
+        cap = room if max_tokens is None else min(room, max_tokens)
+        stops = self._stops(stop)
+        started = time.perf_counter()
+        said = await self._client.generate(
+            request_id=self._request_id,
+            prompt_ids=prompt,
+            sampling_params={**self._sampling, **stops, "max_tokens": cap},
+        )
+        self.seconds += time.perf_counter() - started
+        self._turns += 1
+        self._note(said)
+        tokens = list(said.token_ids)
+        cut = len(tokens) >= cap and not self._has_stop(tokens, stops)
+        return TokensWithLogprobs(tokens, _logprobs(said), "length" if cut else "stop")
+
+    def _prompt(self, model_input: tinker.ModelInput) -> list[int]:
+        try:
+            prompt = model_input.to_ints()
+        except ValueError as error:
+            raise UnsupportedPromptError(
+                "A prompt holds more than token ids (an image?); evert's agent loop hands verl "
+                "token ids alone. Leave images out, or train with the Cookbook's loop."
+            ) from error
+        if self._turns == 0 and len(prompt) > self._room.prompt:
+            raise too_long(f"it has {len(prompt)} tokens", self._room)
+        return prompt
+
+    def _stops(self, stop: StopCondition) -> dict[str, Any]:
+        """Where to stop; servers do not see control tokens in the text, so those go as ids."""
+        control = self._tokenizer.get_added_vocab()
+        ids = [each if isinstance(each, int) else control.get(each) for each in stop]
+        texts = [each for each in stop if isinstance(each, str) and each not in control]
+        found: dict[str, Any] = {"stop_token_ids": [each for each in ids if each is not None]}
+        return {**found, "stop": texts} if texts else found
+
+    def _has_stop(self, tokens: list[int], stops: Mapping[str, Any]) -> bool:
+        if tokens and tokens[-1] in stops["stop_token_ids"]:
+            return True
+        texts = stops.get("stop")
+        return bool(texts) and any(text in self._tokenizer.decode(tokens) for text in texts)
+
+    def _note(self, said: Any) -> None:
+        if said.num_preempted is not None:
+            self.preempted = max(self.preempted, 0) + said.num_preempted
+        now = said.extra_fields.get("global_steps")
+        first = said.extra_fields.get("min_global_steps", now)
+        last = said.extra_fields.get("max_global_steps", now)
+        self.versions = (first if self._turns == 1 else self.versions[0], last)
+
+
+def too_long(found: str, room: Room) -> UsageError:
+    """The refusal of an episode's first prompt."""
+    return UsageError(
+        f"An agent's first prompt is too long ({found}); verl has room for "
+        f"data.max_prompt_length={room.prompt}. Raise that, and "
+        "actor_rollout_ref.rollout.prompt_length if you set it, or shorten the prompt."
+    )
+
+
+def _logprobs(said: Any) -> list[float] | None:
+    if said.stop_reason in ("aborted", "abort"):
+        raise ServerReplyError(
+            f"A server of verl's broke off a reply after {len(said.token_ids)} tokens; expected a "
+            "whole one. The episode is left out."
+        )
+    if not said.log_probs and said.token_ids:
+        return None  # rollout.calculate_log_probs is off
+    found = [float(each) for each in said.log_probs or ()]
+    if len(found) != len(said.token_ids):
+        raise ServerReplyError(
+            f"A server of verl's gave {len(found)} log-probabilities for {len(said.token_ids)} "
+            "tokens; expected one each."
+        )
+    return found

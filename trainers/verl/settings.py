@@ -1,0 +1,137 @@
+"""What an agent loop's YAML says, checked.
+
+- name: evert                              # a row's agent_name, or verl's default_agent_loop
+  _target_: evert.verl.EvertAgentLoop
+  agent: my.module:agent
+  renderer_name: qwen3                     # the Cookbook's; left out: the one that fits the model
+  branches: all                            # or last
+  task: extra_info.question                # left out: as write_dataset puts it
+  policy_names: [gpt-4o]                   # and any other episode setting of `evert train`
+  limits: {max_turns: 10, max_turn_tokens: 512}
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import chz
+from tinker_cookbook.rl.rollout_limits import RolloutLimits
+
+from evert.bridge.agent import Agent
+from evert.bridge.group import load_agent
+from evert.bridge.limits import SequenceLimits
+from evert.bridge.options import EnvOptions
+from evert.bridge.weights import TinkerModel
+from evert.trainers.arguments import UsageError, gather, read_settings
+from evert.trainers.runs.episode_settings import EpisodeSettings, env_options
+from evert.trainers.runs.frozen_models import frozen_models
+
+ALL, LAST = "all", "last"
+
+_MAPPINGS = {
+    "limits": "limits: {max_turns: 10}",
+    "parse_error_policy": "parse_error_policy: {max_consecutive: 2}",
+    "models": "models: {judge: 'https://host/v1#model'}",
+}
+
+
+@dataclass(frozen=True)
+class Room:
+    """What verl's tensors have room for, in tokens.
+
+    Attributes:
+        prompt: ``rollout.prompt_length``.
+        response: ``rollout.response_length``.
+        context: A prompt and its reply together; never more than the sum.
+    """
+
+    prompt: int
+    response: int
+    context: int
+
+    @staticmethod
+    def of(rollout: Any) -> "Room":
+        """The room that a rollout's configuration leaves."""
+        both = rollout.prompt_length + rollout.response_length
+        return Room(
+            rollout.prompt_length, rollout.response_length, min(both, rollout.max_model_len or both)
+        )
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """An agent loop's settings.
+
+    Attributes:
+        agent: The agent.
+        branches: "all": each lineage is an output; "last": the one that ends last.
+        task: Where a row has its task; None: as ``write_dataset`` puts it.
+        options: Of the Env, but for the renderer.
+    """
+
+    agent: Agent
+    branches: str
+    task: str | None
+    options: EnvOptions
+
+
+def read_loop_settings(
+    given: Mapping[str, Any],
+    *,
+    agent: str,
+    branches: str | None,
+    task: str | None,
+    room: Room,
+    takes_lists: bool,
+) -> LoopSettings:
+    """The settings of one agent loop.
+
+    Args:
+        given: Episode settings, plain values.
+        agent: Import path of the agent.
+        branches: "all", "last", or None for all where verl takes them.
+        task: Where a row has its task.
+        room: What an episode may fill.
+        takes_lists: Whether an episode may have several outputs.
+
+    Raises:
+        UsageError: A setting there is not, or a value that cannot be served here.
+        InvalidAgentError: There is no such agent.
+    """
+    gathered: dict[str, Any] = {}
+    for name, value in gather(given, _MAPPINGS).items():
+        gathered[name] = tuple(value) if isinstance(value, list) else value
+    models = frozen_models(gathered.pop("models", {}))
+    settings = read_settings(EpisodeSettings, gathered)
+    if settings.seats:
+        raise UsageError(
+            f"seats: {list(settings.seats)} in a verl agent loop: each output of verl's is one "
+            "sample of one policy, with one reward a session, so that seats with rewards and "
+            "baselines of their own have no place there. Train agents with several roles with the "
+            "Cookbook's loop (evert train seats=...), or let one role be the policy and the others "
+            "frozen (models: ...)."
+        )
+    for name, model in models.items():
+        if isinstance(model, TinkerModel):
+            raise UsageError(
+                f"models.{name} names weights, which verl's workers have no engine for. Serve them "
+                f"(evert serve, vLLM), and name the address: models: {{{name}: "
+                "'http://host/v1#model'}."
+            )
+    options = env_options(settings, models)
+    budgets = chz.asdict(options.get("limits") or RolloutLimits())
+    options["limits"] = SequenceLimits(**budgets, max_response_tokens=room.response)
+    options["context_length"] = min(options.get("context_length") or room.context, room.context)
+    return LoopSettings(load_agent(agent), _branches(branches, takes_lists), task, options)
+
+
+def _branches(asked: str | None, takes_lists: bool) -> str:
+    if asked not in (None, ALL, LAST):
+        raise UsageError(f"branches is {asked!r}; expected 'all', 'last', or nothing.")
+    if asked == ALL and not takes_lists:
+        raise UsageError(
+            "branches: all, but this trainer of verl's takes one output an episode; only its V1 "
+            "trainers take several (trainer.use_v1=True, the default of main_ppo). Use branches: "
+            "last, which trains the last lineage and counts the others as lineages_left_out."
+        )
+    return asked or (ALL if takes_lists else LAST)
