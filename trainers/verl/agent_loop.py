@@ -31,7 +31,7 @@ from evert.trainers.verl.settings import ALL, Room, read_loop_settings
 logger = logging.getLogger(__name__)
 
 
-class EvertAgentLoop(AgentLoopBase):
+class EvertAgentLoop(AgentLoopBase):  # type: ignore[misc]
     """An agent of evert's as an agent loop of verl's.
 
     An agent that raises fails its episode: verl's V1 trainers write that to the log and train with

@@ -40,29 +40,30 @@ def outputs(
     found = sequences(trajectory) or [TokenSequence([blank], [blank], [0], [0.0])]
     found.sort(key=lambda sequence: any(sequence.response_mask))
     kept = found if settings.branches == ALL else found[-1:]
-    reward = sum(turn.reward for turn in trajectory.transitions)
-    has_logprobs = all(turn.ac.maybe_logprobs is not None for turn in trajectory.transitions)
     info = {
         "turns": sum(len(sequence.rewards) for sequence in found),
         "lineages": len(found),
         LEFT_OUT: len(found) - len(kept),
     }
+    has_logprobs = all(turn.ac.maybe_logprobs is not None for turn in trajectory.transitions)
+    shared = {
+        "reward_score": sum(turn.reward for turn in trajectory.transitions),
+        "metrics": metrics,
+    }
+    fields = {**fields, "tool_rewards": [], "stop_reason": trajectory.stop_reason}
     return [
         AgentLoopOutput(
             prompt_ids=sequence.prompt_ids,
             response_ids=sequence.response_ids,
             response_mask=sequence.response_mask,
             response_logprobs=sequence.response_logprobs if has_logprobs else None,
-            reward_score=reward,
             num_turns=2 * len(sequence.rewards),
-            metrics=metrics,
             extra_fields={
                 **fields,
                 "reward_extra_info": dict(info),
                 "turn_scores": sequence.rewards,
-                "tool_rewards": [],
-                "stop_reason": trajectory.stop_reason,
             },
+            **shared,
         )
         for sequence in (_fitted(sequence, room) for sequence in kept)
     ]

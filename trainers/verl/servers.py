@@ -101,8 +101,8 @@ class ServerPolicy(TokenCompleter):
     def _has_stop(self, tokens: list[int], stops: Mapping[str, Any]) -> bool:
         if tokens and tokens[-1] in stops["stop_token_ids"]:
             return True
-        texts = stops.get("stop")
-        return bool(texts) and any(text in self._tokenizer.decode(tokens) for text in texts)
+        texts = stops.get("stop", ())
+        return any(text in self._tokenizer.decode(tokens) for text in texts)
 
     def _note(self, said: Any) -> None:
         if said.num_preempted is not None:
