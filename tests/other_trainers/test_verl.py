@@ -392,6 +392,7 @@ async def test_an_episode_without_a_call_counts_and_teaches_nothing(
     [output] = await outputs_of(config, Servers(config, Scripted()), 1)
 
     assert output.response_mask == [0]
+    assert output.response_logprobs == [0.0]
     assert output.reward_score == 0.5
     assert output.extra_fields["min_global_steps"] == 7
 

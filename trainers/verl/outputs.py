@@ -45,28 +45,34 @@ def outputs(
         "lineages": len(found),
         LEFT_OUT: len(found) - len(kept),
     }
-    has_logprobs = all(turn.ac.maybe_logprobs is not None for turn in trajectory.transitions)
-    shared = {
-        "reward_score": sum(turn.reward for turn in trajectory.transitions),
-        "metrics": metrics,
-    }
     fields = {**fields, "tool_rewards": [], "stop_reason": trajectory.stop_reason}
-    return [
-        AgentLoopOutput(
-            prompt_ids=sequence.prompt_ids,
-            response_ids=sequence.response_ids,
-            response_mask=sequence.response_mask,
-            response_logprobs=sequence.response_logprobs if has_logprobs else None,
-            num_turns=2 * len(sequence.rewards),
-            extra_fields={
-                **fields,
-                "reward_extra_info": dict(info),
-                "turn_scores": sequence.rewards,
-            },
-            **shared,
-        )
-        for sequence in (_fitted(sequence, room) for sequence in kept)
-    ]
+    reward = sum(turn.reward for turn in trajectory.transitions)
+    has_logprobs = all(turn.ac.maybe_logprobs is not None for turn in trajectory.transitions)
+    made = [_output(_fitted(sequence, room), reward, info, fields) for sequence in kept]
+    for output in made:
+        output.metrics = metrics
+        if not has_logprobs:
+            output.response_logprobs = None
+    return made
+
+
+def _output(
+    sequence: TokenSequence, reward: float, info: dict[str, int], fields: dict[str, Any]
+) -> AgentLoopOutput:
+    return AgentLoopOutput(
+        prompt_ids=sequence.prompt_ids,
+        response_ids=sequence.response_ids,
+        response_mask=sequence.response_mask,
+        response_logprobs=sequence.response_logprobs,
+        reward_score=reward,
+        num_turns=2 * len(sequence.rewards),
+        metrics=AgentLoopMetrics(),
+        extra_fields={
+            **fields,
+            "reward_extra_info": dict(info),
+            "turn_scores": sequence.rewards,
+        },
+    )
 
 
 def _fitted(sequence: TokenSequence, room: Room) -> TokenSequence:
