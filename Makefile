@@ -5,6 +5,7 @@
 #   make frameworks   the examples of twelve agent frameworks, Twenty Questions in two of them, and a
 #                     gallery of public agents, in environments of their own
 #   make trainers     the same agents under other trainers (verl, TRL), rollouts on Ray
+#   make service BASE_URL=http://...   whether evert trains on that Tinker service; MODEL= what of its models
 #   make tau2    the same for tau2-bench, in a checkout of it: make tau2 TAU2_BENCH=PATH (part of
 #                `make frameworks` where TAU2_BENCH is set)
 #   make cookbooks   what touches the Tinker Cookbook, against the newest one too (constraints.txt has 0.5.8)
@@ -20,7 +21,7 @@ BIN := .venv/bin
 SETTINGS ?=
 COOKBOOK := 0.6.1
 
-.PHONY: train test frameworks trainers tau2 cookbooks lint docs bench kill9 smoke soak machine clean
+.PHONY: train test frameworks trainers service tau2 cookbooks lint docs bench kill9 smoke soak machine clean
 
 train: .venv/installed
 	$(BIN)/python -m evert.trainers.train env=identity $(SETTINGS)
@@ -45,6 +46,15 @@ frameworks: .venv/developing
 trainers: .venv/developing
 	$(BIN)/python frameworks/make_environment.py trainers
 	.frameworks/trainers/bin/python -m pytest -n 2 --dist worksteal tests/other_trainers --environment trainers
+
+# Whatever speaks Tinker's protocol; the SDK warns of what it deprecates, and leaves connections open.
+ifdef BASE_URL
+service: .venv/developing
+	$(BIN)/python -m pytest -W default tests/service --base-url $(BASE_URL) $(if $(MODEL),--model $(MODEL)) $(if $(RENDERER),--renderer $(RENDERER))
+else
+service:
+	$(error Name the service: make service BASE_URL=http://127.0.0.1:8000)
+endif
 
 # It is in no package index, so that its tests need a checkout.
 tau2: .venv/developing

@@ -1,9 +1,12 @@
-"""Tinker servers of one's own, and what the SDK wants of them that older ones do not send.
+"""Tinker servers of one's own, and what the SDK wants of them that older ones do not have.
 
-From 0.38 on the SDK takes the ids of sampled sequences from the answer that promises them. SkyRL's
-server 0.4.0 was made for SDK 0.25 and sends none: all works with it but sampling.
-``complete_client`` adds ids for such a server, and for no other: the hosted service is never
-touched, and an id that a server does send stays as it is.
+SkyRL's server 0.4.0 was made for SDK 0.25. All works with SDK 0.38 but two things:
+
+    sampling        the SDK takes the ids of sequences from the answer that promises them
+    a saved state   the SDK creates a client and loads its weights in one request
+
+``complete_client`` adds ids, and loads in two requests where one is refused, for such a server and
+for no other: the hosted service is never touched, and what a server does itself stays as it is.
 """
 
 from typing import Any
@@ -12,12 +15,15 @@ from urllib.parse import urlsplit
 HOSTED = "thinkingmachines.dev"
 """The hosted service is in this domain."""
 
+LOAD = "_create_training_client_via_load_weights_submit"
+"""The SDK's method that makes a training client of a saved state."""
+
 _completed: set[str] = set()
 """Addresses of the servers whose promises are completed."""
 
 
 def complete_client(base_url: str | None) -> None:
-    """Let the SDK of this process sample from an older server; calling it again changes nothing.
+    """Let the SDK of this process work with an older server; calling it again changes nothing.
 
     A worker in another process calls it before it samples with a client that it was sent
     (``address_of``).
@@ -27,11 +33,14 @@ def complete_client(base_url: str | None) -> None:
     """
     if not base_url or is_hosted(base_url):
         return
-    from tinker import SamplingClient
+    # Not by tinker's own names: those may be the embedded engine's.
     from tinker.lib.base_url import resolve_base_url
+    from tinker.lib.public_interfaces.sampling_client import SamplingClient
+    from tinker.lib.public_interfaces.service_client import ServiceClient
 
     if not _completed:
-        _wrap(SamplingClient)
+        _complete_sampling(SamplingClient)
+        _complete_loading(ServiceClient)
     _completed.add(resolve_base_url(base_url))
 
 
@@ -42,12 +51,12 @@ def is_hosted(base_url: str) -> bool:
 
 
 def address_of(client: Any) -> str | None:
-    """Address of the server that the SDK's sampling client samples from; None for any other."""
+    """Address of the server of one of the SDK's clients; None for any other."""
     address: str | None = getattr(getattr(client, "holder", None), "_base_url", None)
     return address
 
 
-def _wrap(sampling_client: Any) -> None:
+def _complete_sampling(sampling_client: Any) -> None:
     ask = sampling_client._send_asample_request
 
     async def ask_and_complete(self: Any, request_id: int, num_samples: int, *rest: Any) -> Any:
@@ -60,3 +69,30 @@ def _wrap(sampling_client: Any) -> None:
         return promise.model_copy(update={"sample_sequence_ids": ids})
 
     sampling_client._send_asample_request = ask_and_complete
+
+
+def _complete_loading(service_client: Any) -> None:
+    from tinker import UnprocessableEntityError
+    from tinker.lib.public_interfaces.rest_client import RestClient
+
+    load = getattr(service_client, LOAD)
+
+    def load_in_two(self: Any, path: str, optimizer: bool, *rest: Any, **options: Any) -> Any:
+        if address_of(self) not in _completed:
+            return load(self, path, optimizer, *rest, **options)
+
+        async def loaded() -> Any:
+            try:
+                return await load(self, path, optimizer, *rest, **options)
+            except UnprocessableEntityError:  # it wants to be told the client's model
+                about = await RestClient(self.holder).get_weights_info_by_tinker_path(path)
+            base, metadata = options.get("base_model"), options.get("user_metadata")
+            client = await self.create_lora_training_client(
+                base or about.base_model, about.lora_rank, user_metadata=metadata
+            )
+            await client._load_state_impl(path, optimizer, None)  # the public one warns of its age
+            return client
+
+        return self.holder.run_coroutine_threadsafe(loaded())
+
+    setattr(service_client, LOAD, load_in_two)

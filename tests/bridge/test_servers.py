@@ -1,7 +1,8 @@
 """Sampling from Tinker servers of one's own with the real SDK, over HTTP on this machine.
 
 1. A server that promises sequences without ids is sampled once its client is completed: here, by
-   ``TinkerModel(base_url=...)``, and in another process that was sent a client.
+   ``TinkerModel(base_url=...)``, and in another process that was sent a client. A saved state is
+   loaded in two requests where the server knows no other way.
 2. Nothing else changes: ids that a server sends, servers that nobody named, the hosted service.
 """
 
@@ -56,18 +57,23 @@ class StandIn(ThreadingHTTPServer):
 class Answers(BaseHTTPRequestHandler):
     """Without keep-alive, so that the SDK leaves no connection behind."""
 
+    body = b""
+
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+        self.body = self.rfile.read(int(self.headers["Content-Length"]))
         self.do_GET()
 
     def do_GET(self) -> None:
         assert isinstance(self.server, StandIn)
         answer = self.server.answers.get(self.path.removeprefix("/api/v1/"))
+        status = 404 if answer is None else 200
+        if callable(answer):
+            status, answer = answer(self.body)
         if isinstance(answer, bytes):
             kind, data = "x-protobuf", answer
         else:
             kind, data = "json", json.dumps(answer).encode()
-        self.send_response(404 if answer is None else 200)
+        self.send_response(status)
         self.send_header("Content-Type", f"application/{kind}")
         self.end_headers()
         self.wfile.write(data)
@@ -93,7 +99,37 @@ def _nothing_is_completed_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINKER_TELEMETRY", "0")
     monkeypatch.setattr(servers, "_completed", set())
     ask = tinker.SamplingClient._send_asample_request
+    load = getattr(tinker.ServiceClient, servers.LOAD)
     monkeypatch.setattr(tinker.SamplingClient, "_send_asample_request", ask)  # put back at the end
+    monkeypatch.setattr(tinker.ServiceClient, servers.LOAD, load)
+
+
+@pytest.fixture
+def loaded(server: StandIn) -> list[dict[str, Any]]:
+    """The states that the server was asked to load; it loads them for a client that is there."""
+    asked: list[dict[str, Any]] = []
+
+    def load(body: bytes) -> tuple[int, dict[str, Any]]:
+        asked.append(json.loads(body))
+        known = "model_id" in asked[-1]
+        return (
+            (200, {"request_id": "load_weights"})
+            if known
+            else (422, {"detail": "model_id: required"})
+        )
+
+    def retrieve(body: bytes) -> tuple[int, dict[str, Any]]:
+        return 200, {"model_id": "own", "type": json.loads(body)["request_id"]}
+
+    info = {"model_data": {"arch": "a", "model_name": "m", "tokenizer_id": "m"}, "model_id": "own"}
+    server.answers |= {
+        "weights_info": {"base_model": "m", "is_lora": True, "lora_rank": 8},
+        "create_model": {"request_id": "create_model"},
+        "load_weights": load,
+        "retrieve_future": retrieve,
+        "get_info": info,
+    }
+    return asked
 
 
 def client_of(server: StandIn) -> tinker.SamplingClient:
@@ -150,6 +186,21 @@ print(client.sample(prompt=prompt, num_samples=2, sampling_params=params).result
     assert b"promised-1" in done.stdout, done.stderr.decode()
 
 
+@pytest.mark.parametrize("optimizer", [True, False])
+def test_a_state_is_loaded_into_a_client_of_its_own_where_one_request_is_refused(
+    server: StandIn, loaded: list[dict[str, Any]], optimizer: bool
+) -> None:
+    complete_client(server.url)
+    service = tinker.ServiceClient(base_url=server.url)
+    name = "create_training_client_from_state" + "_with_optimizer" * optimizer
+
+    getattr(service, name)("tinker://run/weights/1").result()
+
+    assert [request.get("model_id") for request in loaded] == [None, "own"]
+    assert [request["path"] for request in loaded] == ["tinker://run/weights/1"] * 2
+    assert [request["optimizer"] for request in loaded] == [optimizer] * 2
+
+
 # -- what is not ---------------------------------------------------------------------------------
 
 
@@ -165,6 +216,17 @@ def test_a_server_that_nobody_named_is_not_completed(server: StandIn) -> None:
 
     with pytest.raises(AssertionError, match="sample_sequence_ids"):
         sampled_ids(client_of(server))
+
+
+def test_a_state_of_a_server_that_nobody_named_is_asked_for_once(
+    server: StandIn, loaded: list[dict[str, Any]]
+) -> None:
+    complete_client("http://127.0.0.1:9/of-somebody-else")
+    service = tinker.ServiceClient(base_url=server.url)
+
+    with pytest.raises(tinker.UnprocessableEntityError):
+        service.create_training_client_from_state("tinker://run/weights/1").result()
+    assert len(loaded) == 1
 
 
 @pytest.mark.parametrize("base_url", [None, "", HOSTED, "https://thinkingmachines.dev"])

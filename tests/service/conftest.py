@@ -1,0 +1,83 @@
+"""A Tinker service at any address, against what evert needs of one.
+
+    make service BASE_URL=http://127.0.0.1:8000 [MODEL=...] [RENDERER=...]
+
+Without ``--base-url`` nothing here is collected; one that cannot be reached is a failure. The key
+is that of ``TINKER_API_KEY``; servers of one's own mostly take any.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+import tinker
+
+from evert.bridge.servers import complete_client
+
+KEY = "tml-any"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--base-url", help="address of the service")
+    parser.addoption("--model", help="what to train; default: the first that it names")
+    parser.addoption("--renderer", help="the model's chat format; default: evert's base's")
+
+
+def pytest_ignore_collect(config: pytest.Config) -> bool | None:
+    return None if config.getoption("--base-url", default=None) else True
+
+
+@pytest.fixture(scope="session")
+def base_url(pytestconfig: pytest.Config) -> str:
+    """Address of the service; this process's SDK is completed for it."""
+    os.environ.setdefault("TINKER_API_KEY", KEY)
+    url = str(pytestconfig.getoption("--base-url"))
+    complete_client(url)
+    return url
+
+
+@pytest.fixture(scope="session")
+def service(base_url: str) -> tinker.ServiceClient:
+    """The SDK's client; a service that does not answer fails here."""
+    return tinker.ServiceClient(base_url=base_url)
+
+
+@pytest.fixture(scope="session")
+def model(service: tinker.ServiceClient, pytestconfig: pytest.Config) -> str:
+    """Name of the model that is trained."""
+    given = pytestconfig.getoption("--model")
+    names = [each.model_name for each in service.get_server_capabilities().supported_models]
+    name = given or next(filter(None, names), None)
+    assert name, "the service names no model: give MODEL="
+    return str(name)
+
+
+@pytest.fixture(scope="session")
+def renderer(model: str, pytestconfig: pytest.Config) -> str:
+    """Name of its chat format."""
+    from tinker_cookbook import model_info
+
+    from evert.bridge.base import BASE_RENDERER
+
+    if given := pytestconfig.getoption("--renderer"):
+        return str(given)
+    return (
+        BASE_RENDERER if Path(model).is_dir() else model_info.get_recommended_renderer_name(model)
+    )
+
+
+@pytest.fixture(scope="session")
+def trained(service: tinker.ServiceClient, model: str) -> tinker.TrainingClient:
+    """A client whose weights have moved by one step on one datum."""
+    client = service.create_lora_training_client(base_model=model, rank=8)
+    ids = [5, 6, 7, 8, 9]
+    datum = tinker.Datum(
+        model_input=tinker.ModelInput.from_ints(ids[:-1]),
+        loss_fn_inputs={
+            "target_tokens": tinker.TensorData(data=ids[1:], dtype="int64", shape=[4]),
+            "weights": tinker.TensorData(data=[1.0] * 4, dtype="float32", shape=[4]),
+        },
+    )
+    client.forward_backward([datum], "cross_entropy").result()
+    client.optim_step(tinker.AdamParams(learning_rate=1e-2)).result()
+    return client

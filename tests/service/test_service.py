@@ -1,0 +1,120 @@
+"""What evert needs of a Tinker service: sampling, checkpoints, training, going on.
+
+1. Sampled sequences have a token id and a log-probability each, as many as were asked for, and end
+   where they should; the log-probabilities are those of the weights that sampled them.
+2. Weights that were saved are sampled by name, and training goes on from a state that was saved.
+3. ``evert train`` plays identity for two steps, and the same command goes on to a third.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tinker
+
+PROMPT = tinker.ModelInput.from_ints([5, 6, 7])
+pytestmark = [
+    pytest.mark.timeout(1800),  # a server may compile for minutes
+    pytest.mark.filterwarnings("default"),  # the SDK deprecates much that its servers need
+]
+
+
+def greedy(client: tinker.SamplingClient) -> list[int]:
+    params = tinker.SamplingParams(max_tokens=8, temperature=0.0)
+    response = client.sample(prompt=PROMPT, num_samples=1, sampling_params=params).result()
+    return response.sequences[0].tokens
+
+
+# -- sampling ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sampler(trained: tinker.TrainingClient) -> tinker.SamplingClient:
+    return trained.save_weights_and_get_sampling_client().result()
+
+
+def test_as_many_sequences_come_as_were_asked_for_each_with_its_logprobs(
+    sampler: tinker.SamplingClient,
+) -> None:
+    params = tinker.SamplingParams(max_tokens=6, temperature=1.0)
+    response = sampler.sample(prompt=PROMPT, num_samples=3, sampling_params=params).result()
+
+    assert len(response.sequences) == 3
+    for sequence in response.sequences:
+        assert 1 <= len(sequence.tokens) <= 6
+        assert sequence.logprobs is not None
+        assert len(sequence.logprobs) == len(sequence.tokens)
+        assert all(logprob <= 0 for logprob in sequence.logprobs)
+
+
+def test_the_logprobs_are_those_of_the_weights_that_sampled(
+    sampler: tinker.SamplingClient,
+) -> None:
+    params = tinker.SamplingParams(max_tokens=6, temperature=1.0)
+    response = sampler.sample(prompt=PROMPT, num_samples=1, sampling_params=params).result()
+    [sequence] = response.sequences
+    whole = tinker.ModelInput.from_ints([*PROMPT.to_ints(), *sequence.tokens])
+    again = sampler.compute_logprobs(whole).result()
+
+    assert again[PROMPT.length :] == pytest.approx(sequence.logprobs, abs=0.05)
+
+
+def test_a_reply_ends_at_a_token_that_stops(sampler: tinker.SamplingClient) -> None:
+    first = greedy(sampler)[0]
+    params = tinker.SamplingParams(max_tokens=8, temperature=0.0, stop=[first])
+    [sequence] = (
+        sampler.sample(prompt=PROMPT, num_samples=1, sampling_params=params).result().sequences
+    )
+
+    assert (sequence.tokens, sequence.stop_reason) == ([first], "stop")
+
+
+# -- checkpoints ---------------------------------------------------------------------------------
+
+
+def test_saved_weights_are_sampled_by_their_path(
+    service: tinker.ServiceClient,
+    trained: tinker.TrainingClient,
+    sampler: tinker.SamplingClient,
+) -> None:
+    saved = trained.save_weights_for_sampler("contract").result()
+    again = service.create_sampling_client(model_path=saved.path).result()
+
+    assert greedy(again) == greedy(sampler)
+
+
+def test_training_goes_on_from_a_saved_state(
+    service: tinker.ServiceClient,
+    trained: tinker.TrainingClient,
+    sampler: tinker.SamplingClient,
+) -> None:
+    saved = trained.save_state("contract-state").result()
+    again = service.create_training_client_from_state_with_optimizer(saved.path)
+    client = again.save_weights_and_get_sampling_client().result()
+
+    assert greedy(client) == greedy(sampler)
+
+
+# -- training ------------------------------------------------------------------------------------
+
+
+def test_identity_trains_two_steps_and_goes_on_to_a_third(
+    base_url: str, model: str, renderer: str, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    settings = [
+        "env=identity", "engine=service", f"base_url={base_url}", f"model_name={model}",
+        f"renderer_name={renderer}", "batch_size=4", "group_size=4", "lora_rank=8",
+        "max_tokens=16", "test_tasks=", "samples=0", "eval_every=0", "save_every=1",
+    ]  # fmt: skip
+
+    def steps_of_training(steps: int) -> list[int]:
+        command = [sys.executable, "-m", "evert.trainers.train", *settings, f"log_path={run}"]
+        subprocess.run([*command, f"steps={steps}"], check=True)  # its session ends with it
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").open()]
+        return [row["step"] for row in rows if "env/all/reward/total" in row]
+
+    assert steps_of_training(2) == [0, 1]
+    assert steps_of_training(3) == [0, 1, 2]
