@@ -15,6 +15,7 @@ from evert.trl import Rollouts
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=30)
 parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--learning-rate", type=float, default=1e-3)
 parser.add_argument("--out", default="runs/trl-identity")
 options = parser.parse_args()
 
@@ -26,8 +27,8 @@ config = GRPOConfig(
     seed=options.seed,
     per_device_train_batch_size=64,  # episodes a step
     num_generations=8,  # episodes a task
-    max_completion_length=16,  # tokens of a reply
-    learning_rate=1e-3,
+    max_completion_length=16,  # tokens after the prompt
+    learning_rate=options.learning_rate,
     lr_scheduler_type="constant",
     scale_rewards="none",
     gradient_checkpointing=False,

@@ -83,7 +83,7 @@ def trainer(rollouts: Rollouts, folder: Path, **settings: Any) -> GRPOTrainer:
         "per_device_train_batch_size": 8,
         "num_generations": 4,
         "max_steps": 1,
-        "max_completion_length": 16,
+        "max_completion_length": 256,
         "learning_rate": 1e-3,
         "lr_scheduler_type": "constant",
         "scale_rewards": "none",
@@ -108,6 +108,7 @@ def trained(rollouts: Rollouts, folder: Path, **settings: Any) -> list[dict[str,
 
 def game(name: str, **options: Any) -> Recorded:
     home = f"{GAMES}.{name}"
+    options = {"limits": RolloutLimits(max_turn_tokens=16)} | options
     return Recorded(f"{home}:{name}_agent", f"{home}:TRAIN_TASKS", **options)
 
 
@@ -129,7 +130,7 @@ def test_ten_turns_of_guess_number_are_a_step(tmp_path: Path) -> None:
     (given,) = rollouts.given
     assert step["grad_norm"] > 0
     assert step["evert/turns"] > 5
-    assert max(map(len, given["completion_ids"])) > 16  # a cap on one reply, not on the episode
+    assert 40 < max(map(len, given["completion_ids"])) <= 256
 
 
 # -- ids, masks, log-probabilities ---------------------------------------------------------------
@@ -362,9 +363,19 @@ def test_the_same_seed_gives_the_same_rows(tmp_path: Path) -> None:
     assert first.given[0]["completion_ids"] != first.given[1]["completion_ids"]
 
 
-def test_a_reply_has_at_most_max_completion_length_tokens(tmp_path: Path) -> None:
-    rollouts = game("identity")
-    trained(rollouts, tmp_path, max_completion_length=3)
+def test_a_completion_has_at_most_max_completion_length_tokens(tmp_path: Path) -> None:
+    rollouts = game("guess_number")
+    (step,) = trained(rollouts, tmp_path, max_completion_length=40)
+
+    (given,) = rollouts.given
+    assert max(map(len, given["completion_ids"])) <= 40
+    assert step["evert/turns"] > 1
+    assert step["evert/stop/max_tokens"] > 0.5
+
+
+def test_limits_bound_a_reply(tmp_path: Path) -> None:
+    rollouts = game("identity", limits=RolloutLimits(max_turn_tokens=3))
+    trained(rollouts, tmp_path)
 
     assert {len(ids) for ids in rollouts.given[0]["completion_ids"]} == {3}
 
@@ -380,11 +391,11 @@ def test_limits_bound_the_whole_episode(tmp_path: Path) -> None:
 def test_the_models_context_bounds_every_prompt(tmp_path: Path) -> None:
     rollouts = game("guess_number")
     run = trainer(rollouts, tmp_path)
-    run.model.config.max_position_embeddings = 130
+    run.model.config.max_position_embeddings = 130  # the rules alone have about 100
 
     rows = rollouts(["1", "2"], run)
 
-    assert all(m["stop/context_overflow"] == 1 for m in rows["episode_metrics"])
+    assert all(m["stop/max_tokens"] == 1 for m in rows["episode_metrics"])
     assert all(
         len(prompt) + len(ids) <= 130
         for prompt, ids in zip(rows["prompt_ids"], rows["completion_ids"], strict=True)

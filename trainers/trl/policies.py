@@ -65,7 +65,10 @@ def sampling(trainer: Any, engine: Engine, number: int) -> Iterator[Sampling]:
     check(trainer)
     model = trainer.accelerator.unwrap_model(trainer.model)
     room = context_length(model)
-    how = {"max_tokens": trainer.max_completion_length, "temperature": trainer.temperature}
+    how = {
+        "max_tokens": trainer.max_completion_length or room,
+        "temperature": trainer.temperature,
+    }
     if not trainer.use_vllm:
         numbers = trainer.state.global_step, number, trainer.accelerator.process_index
         client: Any = model_client(engine, "trl", model, tokenizer_of(trainer), *numbers)

@@ -17,7 +17,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
+import chz
 from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
 from evert.bridge.agent import Agent, agent_name, inspect_agent
 from evert.bridge.base import BASES, base_path, renderer_name_of
@@ -25,6 +27,7 @@ from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import AgentError, InvalidAgentError, InvalidDatasetError
 from evert.bridge.group import load_agent
 from evert.bridge.imports import resolve
+from evert.bridge.limits import SequenceLimits
 from evert.bridge.options import EnvOptions, settings_of
 from evert.envs.gym.loop import Loop
 from evert.trainers.engine.engine import Engine, EngineSettings
@@ -44,10 +47,12 @@ METRICS = "evert/"
 class Rollouts:
     """Plays the episodes of TRL's ``GRPOTrainer``; see the module for how it is handed over.
 
-    A reply has at most ``max_completion_length`` tokens, drawn at the trainer's ``temperature``; an
-    episode has as many as its agent makes of it, up to the model's context, or to ``limits`` and
-    ``context_length``. An episode whose agent fails is left out: it has no reward, no part in its
-    group's mean and no token that is trained. ``on_agent_error`` scores it instead.
+    As with TRL's own tools, a completion is all that comes after the first prompt, and has at most
+    ``max_completion_length`` tokens: the agent is refused a longer prompt, as one over the model's
+    context. Replies are drawn at the trainer's ``temperature``; ``limits`` and ``context_length``
+    bound them further (``RolloutLimits(max_turn_tokens=...)`` one reply). An episode whose agent
+    fails is left out: it has no reward, no part in its group's mean and no token that is trained.
+    ``on_agent_error`` scores it instead.
 
     Args:
         agent: The agent, or its import path.
@@ -187,7 +192,9 @@ class Rollouts:
             name = self._renderer_name or renderer_name_of(shipped.get(model, model))
             renderer = get_renderer(name, tokenizer_of(trainer), model_name=model)
         context = self._options.get("context_length") or source.context_length
-        return {**self._options, "renderer": renderer, "context_length": context}
+        given = chz.asdict(self._options.get("limits") or RolloutLimits())
+        limits = SequenceLimits(**given | {"max_response_tokens": trainer.max_completion_length})
+        return {**self._options, "renderer": renderer, "context_length": context, "limits": limits}
 
     def _own_engine(self, trainer: Any) -> Engine:
         if self._engine is None:
