@@ -139,7 +139,9 @@ def main() -> None:
         worst = min(worst, statistics.median(ratios))
         here, there = (statistics.median(column) for column in zip(*found, strict=True))
         spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
-        table.add_row(game, f"{here:,.0f}", f"{there:,.0f}", f"{statistics.median(ratios):.2f}", spread)
+        table.add_row(
+            game, f"{here:,.0f}", f"{there:,.0f}", f"{statistics.median(ratios):.2f}", spread
+        )
     workers.end()
     title = f"{args.episodes} episodes at once, {args.workers} workers; tokens sampled a second"
     Console(width=100).print(title, table, sep="\n")

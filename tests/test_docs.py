@@ -24,7 +24,7 @@ from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 import evert
 from evert.bridge.errors import EvertError
 from evert.envs.games import find_game
-from evert.trainers import report, train
+from evert.trainers import report, serve, train
 from evert.trainers.evaluation.settings import read_evaluate_settings
 from evert.trainers.sweeping.study import read_plan
 
@@ -91,8 +91,9 @@ READERS = {
     "evaluate": lambda arguments: read_evaluate_settings(as_pairs(arguments)),
     "sweep": lambda arguments: read_plan(as_pairs(arguments)),
     "report": report.parse,
+    "serve": serve.parse,
 }
-NEEDED = {"train": ["env"], "evaluate": ["env", "models"], "sweep": ["env", "steps"], "report": []}
+NEEDED = {"train": ["env"], "evaluate": ["env", "models"], "sweep": ["env", "steps"]}
 """What a line may leave out because the folder it goes on with knows; and any value for it."""
 VALUES = {"env": "identity", "models": "evert-tiny", "steps": "1,2"}
 
@@ -104,7 +105,7 @@ def test_every_evert_line_is_one_that_its_command_reads(words: list[str]) -> Non
     if "env" in given and find_game(given["env"]) is None:
         arguments[arguments.index(f"env={given['env']}")] = "env=identity"  # a game of the reader's
     if "agent" not in given:
-        arguments += [f"{key}={VALUES[key]}" for key in NEEDED[command] if key not in given]
+        arguments += [f"{key}={VALUES[key]}" for key in NEEDED.get(command, []) if key not in given]
 
     assert "--help" in arguments or READERS[command](arguments)
 

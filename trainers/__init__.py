@@ -5,6 +5,7 @@ The commands, each a page that reads from top to bottom and a module that runs o
     cli.py        the ``evert`` command
     train.py      ``evert train``: a run
     evaluate.py   ``evert evaluate``: models beside each other
+    serve.py      ``evert serve``: weights over HTTP
     sweep.py      ``evert sweep``: a search over settings
     report.py     ``evert report``: runs as a page
 

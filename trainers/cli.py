@@ -15,6 +15,7 @@ from evert.trainers.command import HELP
 COMMANDS = {
     "train": "train an agent by reinforcement learning, on this machine or on a Tinker service",
     "evaluate": "compare models on a game or an agent: success rates, a table, figures",
+    "serve": "serve weights to other programs: token ids in and out, as vLLM does",
     "sweep": "search the settings of a run: a grid, at random, or TPE",
     "report": "one HTML page of one or several runs: curves, time, tokens, cost, transcripts",
 }
@@ -31,6 +32,7 @@ Commands:
   evert train env=identity --help          every setting, with the recipe's values
   evert train log_path=runs/NAME           go on with a run that was interrupted
   evert evaluate env=twenty_questions models=runs/NAME,oracle
+  evert serve model=runs/NAME              sample from it over HTTP
   evert sweep env=identity learning_rate=1e-4,1e-3 steps=10
   evert report runs/A runs/B               compare runs on one page
 """

@@ -48,6 +48,7 @@ Usage: evert evaluate models=NAME[,NAME...] env=GAME [key=value ...]
   evert evaluate env=twenty_questions models=evert-tiny-20q,runs/NAME,runs/NAME@20,oracle
   evert evaluate agent=my_module:agent test_tasks=my_module:TASKS models=runs/NAME
   evert evaluate env=identity models=openai:gpt-5-mini temperature=0
+  evert evaluate env=identity models=vllm:http://127.0.0.1:8000/v1 model_name=Qwen/Qwen3-8B
   evert evaluate agent=... test_tasks=... models=runs/NAME policy_names=gpt-4o models.user=openai:M
   evert evaluate out=evaluations/NAME      go on with one that was interrupted
 
@@ -158,6 +159,7 @@ def _play(
 ) -> None:
     import openai
 
+    from evert.trainers.evaluation.contestants import OPENAI_KEY
     from evert.trainers.evaluation.episodes import play
 
     def say(line: str) -> None:
@@ -173,8 +175,8 @@ def _play(
         except openai.OpenAIError as error:
             raise EvaluationError(
                 f"{contestant.name}: the endpoint does not answer as it should: "
-                f"{type(error).__name__}: {error}. Check base_url, {settings.api_key_env} and the "
-                "model's name."
+                f"{type(error).__name__}: {error}. Check base_url, "
+                f"{settings.api_key_env or OPENAI_KEY} and the model's name."
             ) from error
     say(f"{len(todo)} episodes in {time.monotonic() - began:.0f} s")
 

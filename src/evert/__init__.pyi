@@ -39,6 +39,8 @@ from evert.envs.games import GameError as GameError
 from evert.envs.gym.arguments import EnvArgumentError as EnvArgumentError
 from evert.envs.gym.registration import register_agent as register_agent
 from evert.trainers.engine.engine import embedded_engine as embedded_engine
+from evert.trainers.serving.policy import ServedPolicy as ServedPolicy
+from evert.trainers.serving.service import PolicyService as PolicyService
 from evert.trainers.train import train as train
 
 __version__: str

@@ -7,25 +7,28 @@ evaluation names, a run as well, with the options and beside the frozen models t
 players without a model are agents themselves.
 
 A contestant's digest is of all that decides what it says: its weights, whatever folder they are in,
-the agent, the renderer, the most tokens of a reply, what an episode is. An endpoint's weights
-cannot be seen, its address and name can.
+the agent, the renderer, the most tokens of a reply, what an episode is. The weights of an endpoint
+or a server cannot be seen, its address and name can.
 """
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import chz
 import tinker
 
-from evert.bridge.base import model_renderer
+from evert.bridge.base import BASES, model_renderer
 from evert.bridge.group import load_agent
 from evert.bridge.models import RemoteModel
 from evert.bridge.options import EnvOptions
+from evert.trainers.command import run_async
 from evert.trainers.evaluation.episodes import Player
 from evert.trainers.evaluation.policies import EndpointPolicy, NoPolicy, SeededPolicy
 from evert.trainers.evaluation.settings import EvaluateSettings
@@ -46,13 +49,19 @@ from evert.trainers.runs.frozen_models import (
 from evert.trainers.runs.named_models import (
     ModelNameError,
     NamedEndpoint,
+    NamedServer,
     NamedWeights,
     find_model,
 )
 from evert.trainers.runs.settings import TrainSettings, renderer_of
+from evert.trainers.serving.client import ServedSamplingClient
+from evert.trainers.serving.fitness import check_server
 
 NO_MATTER = frozenset({"agent_timeout", "close_timeout", "context_length"})
 """Settings of an episode that decide nothing of what is said in it."""
+
+OPENAI_KEY, SERVER_KEY = "OPENAI_API_KEY", "VLLM_API_KEY"
+"""Variables that have the keys of endpoints and of servers, unless the settings name another."""
 
 Say = Callable[[str], None]
 
@@ -121,11 +130,17 @@ class Contestant:
                 self.maker(), lambda env, seed: policy, self.options(), self.settings.seats
             )
 
-    def _engine(self) -> Any:
-        """An engine where the frozen models need one, though it needs none itself."""
+    def _engine(self, url: str = "") -> Any:
+        """An engine where the frozen models need one, though it needs none itself.
+
+        Args:
+            url: Of what it needs instead, which the engine is to let through; "" for nothing.
+        """
         run = self.played
         if not needs_engine(frozen_models(run.models)):
             return nullcontext()
+        host = urlsplit(url).hostname
+        run = chz.replace(run, allow_hosts=(*run.allow_hosts, *([host] if host else [])))
         return running_engine(choose_engine(run), run, Path())
 
 
@@ -159,16 +174,64 @@ class Endpoint(Contestant):
         remote = RemoteModel(
             self.named.model,
             self.base_url,
-            self.settings.api_key_env,
+            self.settings.api_key_env or OPENAI_KEY,
             temperature=self.settings.temperature,
         )
         most = self.settings.max_tokens
         say(f"{remote.model} at {remote.base_url}")
-        with self._engine():
+        with self._engine(self.base_url):
             yield Player(
                 self.maker(),
                 lambda env, seed: EndpointPolicy(env, remote, most),
                 self.options(),
+                self.settings.seats,
+            )
+
+
+@dataclass(frozen=True)
+class Served(Contestant):
+    """A model behind a server of token ids: what it plays by are the very tokens that it sampled.
+
+    Attributes:
+        client: Of the model.
+        run: What it would be trained by: renderer, most tokens of a reply.
+        context_length: Tokens of its context; None: the server does not say.
+    """
+
+    client: ServedSamplingClient
+    run: TrainSettings
+    context_length: int | None
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens of a reply."""
+        return self.settings.max_tokens or self.run.max_tokens
+
+    def maker(self) -> Callable[[int], Any]:
+        """See ``Contestant``."""
+        agent = load_agent(self.agent)
+        return lambda seed: agent
+
+    def plays_by(self) -> list[Any]:
+        """See ``Contestant``."""
+        client = self.client
+        return [client.model, client.base_url, renderer_of(self.run), self.max_tokens]
+
+    @contextmanager
+    def ready(self, say: Say) -> Iterator[Player]:
+        """See ``Contestant``; here the server is checked once (``serving/fitness.py``)."""
+        client, options = self.client, self.options()
+        renderer = model_renderer(self.run.model_name, renderer_of(self.run))
+        options["renderer"] = renderer
+        options["context_length"] = self.run.context_length or self.context_length
+        cap, heat = self.max_tokens, self.settings.temperature
+        with self._engine(client.base_url):
+            run_async(check_server(client, renderer.tokenizer))
+            say(f"{client.model} at {client.base_url}, by token ids")
+            yield Player(
+                self.maker(),
+                lambda env, seed: SeededPolicy(client, cap, heat, seed),
+                options,
                 self.settings.seats,
             )
 
@@ -256,6 +319,8 @@ def find(name: str, settings: EvaluateSettings) -> Contestant:
     if name in settings.players:
         return Contestant(name, settings, settings.players[name])
     model = find_model(name, settings.players)
+    if isinstance(model, NamedServer):
+        return _find_served(name, model, settings)
     if isinstance(model, NamedEndpoint):
         return Endpoint(name, settings, settings.agent_of(settings.run_of(name)), model)
     base = model.base_model or settings.model_name
@@ -270,3 +335,29 @@ def find(name: str, settings: EvaluateSettings) -> Contestant:
         trained = chz.replace(TrainSettings(**model.run), **settings.asked)
         run = settings.played_as(trained)
     return Weights(name, settings, agent, model, run)
+
+
+def _find_served(name: str, named: NamedServer, settings: EvaluateSettings) -> Served:
+    """A model of a server, which is asked what it has.
+
+    Raises:
+        ModelNameError: It has several, and none was named.
+        ServingError: It does not answer, or does not have the model.
+    """
+    key = os.environ.get(settings.api_key_env or SERVER_KEY)
+    there = run_async(ServedSamplingClient(named.base_url, "", key).models())
+    models = {str(model.get("id")): model for model in there}
+    wanted = named.model or (next(iter(models)) if len(models) == 1 else None)
+    if wanted not in models:
+        raise ModelNameError(
+            f"{name}: the server has {', '.join(map(repr, models)) or 'no models'}. Name one of "
+            f"them after a #: vllm:{named.base_url}#{next(iter(models), 'MODEL')}."
+        )
+    facts = models[wanted]
+    # `evert serve` says whose weights they are, and vLLM where it has them from
+    roots = [root for root in (facts.get("root"), wanted) if root in BASES]
+    base = settings.model_name or (roots or [facts.get("root") or wanted])[0]
+    run = settings.run_of(base)
+    client = ServedSamplingClient(named.base_url, wanted, key, base_model=base)
+    context = facts.get("max_model_len") or dict(facts.get("meta") or {}).get("n_ctx")
+    return Served(name, settings, settings.agent_of(run), client, run, context)

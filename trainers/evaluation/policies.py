@@ -10,6 +10,7 @@ from evert.bridge.errors import EvertError
 from evert.bridge.logprobs import remembering
 from evert.bridge.models import RemoteModel
 from evert.bridge.rendering import prompt_renderer
+from evert.trainers.serving.client import ServedSamplingClient
 
 
 class PolicyError(EvertError, RuntimeError):
@@ -20,7 +21,7 @@ class PolicyError(EvertError, RuntimeError):
 class SeededPolicy(TokenCompleter):
     """Samples one episode by seeds of its own, so that the order of play makes no difference."""
 
-    client: tinker.SamplingClient
+    client: tinker.SamplingClient | ServedSamplingClient
     max_tokens: int
     """Of one reply, at most."""
     temperature: float

@@ -31,7 +31,7 @@ class EvaluateSettings(EpisodeSettings):
     models: tuple[str, ...] = chz.field(
         default=(),
         doc="who plays: a base, a folder, runs/NAME, runs/NAME@STEP, tinker://..., openai:MODEL, "
-        "https://HOST/v1#MODEL, or a player of the game",
+        "https://HOST/v1#MODEL, vllm:http://HOST:PORT/v1#MODEL, or a player of the game",
     )
     frozen: Mapping[str, Any] = by_path(
         "what answers the agent's calls to the model KEY, whoever plays: a base, a folder, "
@@ -46,12 +46,16 @@ class EvaluateSettings(EpisodeSettings):
     search: bool = chz.field(default=False, doc="whether the player has a search tool")
     success: float = chz.field(default=1.0, doc="reward from which an episode is a success")
 
-    model_name: str = chz.field(default="", doc="tinker://: the model that the weights belong to")
+    model_name: str = chz.field(
+        default="", doc="tinker://, vllm: the model that the weights belong to"
+    )
     renderer_name: str | None = chz.field(default=None, doc="None: the one that fits the model")
     base_url: str = chz.field(
         default="https://api.openai.com/v1", doc="openai: address of the endpoint"
     )
-    api_key_env: str = chz.field(default="OPENAI_API_KEY", doc="openai: variable with the key")
+    api_key_env: str | None = chz.field(
+        default=None, doc="variable with the key; None: OPENAI_API_KEY, vllm: VLLM_API_KEY"
+    )
     device: str = chz.field(default="auto", doc="embedded: cpu, cuda or auto")
     threads: int | None = size(None, "embedded: CPU threads; None: 1 if tiny")
     parallel: int = size(256, "episodes played at a time")

@@ -23,7 +23,7 @@ from evert.bridge.base import BASES
 from evert.trainers.arguments import UsageError, read_settings
 from evert.trainers.runs.episode_settings import EpisodeSettings, env_options
 from evert.trainers.runs.fields import RecipeError
-from evert.trainers.runs.named_models import NamedEndpoint, NamedWeights, find_model
+from evert.trainers.runs.named_models import NamedEndpoint, NamedServer, NamedWeights, find_model
 
 if TYPE_CHECKING:
     from evert.bridge.models import FrozenModel, RemoteModel
@@ -65,7 +65,8 @@ def frozen_models(
     Raises:
         UsageError: An option without a model, or one that its model does not have.
         ModelNameError: A name that stands for no model.
-        RecipeError: What was given from Python and can be given by Python alone.
+        RecipeError: What was given from Python and can be given by Python alone, or what cannot be
+            asked as frozen models are.
     """
     found: dict[str, FrozenModel] = {}
     for name, options in _by_name(given).items():
@@ -111,6 +112,12 @@ def _read(
     def called(key: str) -> str:
         return f"models.{name}.{key}"
 
+    if isinstance(model, NamedServer):
+        raise RecipeError(
+            f"models.{name}={text} is a server of token ids, which `evert evaluate models=` takes; "
+            "a frozen model is asked by chat completions. The same server has these, too: "
+            f"models.{name}={model.base_url}#{model.model or 'MODEL'}."
+        )
     if isinstance(model, NamedEndpoint):
         address = {"base_url": model.base_url} if model.base_url else {}
         how = read_settings(EndpointOptions, options, {"the name": address}, called)

@@ -5,6 +5,8 @@
     tinker://...             weights on a Tinker service
     openai:gpt-5-mini        a model behind an endpoint that speaks OpenAI's chat completions
     https://host/v1#model    the same, with the endpoint's address
+    vllm:http://host/v1#m    a model behind a server of token ids: vLLM, llama.cpp, `evert serve`;
+                             without #m the only one there is
 
 ``find_model`` looks at names and folders and loads nothing.
 """
@@ -21,7 +23,7 @@ from evert.bridge.errors import EvertError
 from evert.trainers.runs.files import CHECKPOINTS, read_jsonl
 from evert.trainers.runs.folder import STORE, recorded_settings
 
-ENDPOINT, SERVICE = "openai:", "tinker://"
+ENDPOINT, SERVICE, SERVER = "openai:", "tinker://", "vllm:"
 ADDRESS = ("http://", "https://")
 WEIGHTS = ("*.safetensors", "*.bin", "*config.json", "tokenizer*", "*.jinja")
 """Files of a model's folder that decide what it says."""
@@ -42,6 +44,19 @@ class NamedEndpoint:
 
     model: str
     base_url: str | None = None
+
+
+@dataclass(frozen=True)
+class NamedServer:
+    """A model behind a server that takes and returns token ids.
+
+    Attributes:
+        base_url: The server's address.
+        model: Its name there; None where the name does not say.
+    """
+
+    base_url: str
+    model: str | None = None
 
 
 @dataclass(frozen=True)
@@ -88,7 +103,7 @@ class NamedWeights:
         return found or [str(self.model_path or self.base_model)]
 
 
-NamedModel = NamedEndpoint | NamedWeights
+NamedModel = NamedEndpoint | NamedServer | NamedWeights
 
 
 def find_model(name: str, others: Collection[str] = ()) -> NamedModel:
@@ -103,6 +118,15 @@ def find_model(name: str, others: Collection[str] = ()) -> NamedModel:
     """
     if name.startswith(ENDPOINT):
         return NamedEndpoint(name.removeprefix(ENDPOINT))
+    if name.startswith(SERVER):
+        address, _, model = name.removeprefix(SERVER).partition("#")
+        if not address.startswith(ADDRESS):
+            raise ModelNameError(
+                f"{name} has no address; expected that of a server of token ids: "
+                "vllm:http://HOST:PORT/v1, or with the model's name after a #: "
+                "vllm:http://HOST:PORT/v1#MODEL."
+            )
+        return NamedServer(address.rstrip("/"), model or None)
     if name.startswith(ADDRESS):
         address, _, model = name.partition("#")
         if not model:
@@ -133,7 +157,7 @@ def _check_name(name: str, others: Collection[str]) -> None:
         raise ModelNameError(
             f"There is no run and no model at {name!r}.{hint} Expected a run folder (runs/NAME), a "
             "Hugging Face folder, a model's name, tinker://..., openai:MODEL, https://HOST/v1#MODEL"
-            + (f", or {' or '.join(others)}." if others else ".")
+            ", vllm:http://HOST/v1#MODEL" + (f", or {' or '.join(others)}." if others else ".")
         )
 
 

@@ -15,7 +15,8 @@ from evert.trainers.serving.client import ServedSamplingClient
 from evert.trainers.serving.errors import UnfitServerError
 from evert.trainers.serving.wire import FIT, Asked, Dialect
 
-KNOWN_PROMPT = "One naïve café in 東京 serves 12,345 cats.\n"
+KNOWN_PROMPT = "The quick brown fox jumps over 12 lazy dogs"
+"""Of plain words: how servers split a text before they look up its tokens differs at the edges."""
 HEAT = 2.0
 """At which a token is sampled, so that a tempered log-probability gives itself away."""
 

@@ -39,6 +39,7 @@ from evert.bridge.faces.connections import (
     whole,
 )
 from evert.bridge.faces.endpoint import Answer
+from evert.bridge.weights import context_length_here
 from evert.trainers.engine.errors import EngineClosedError, SamplingRequestError
 from evert.trainers.serving.client import ServedSamplingClient
 from evert.trainers.serving.wire import Answered, Asked, Dialect, read_request, write_answer
@@ -188,11 +189,11 @@ class PolicyService:
             return failed(500, type(error).__name__, str(error))
 
     def _models(self) -> Answer:
-        models = [
-            {"id": name, "object": "model", "owned_by": Dialect.OURS.value, "root": client_base}
-            for name, client in self._offered.items()
-            for client_base in [client.get_base_model()]
-        ]
+        models = []
+        for name, client in self._offered.items():
+            base = client.get_base_model()
+            facts = {"root": base, "max_model_len": context_length_here(base)}
+            models.append({"id": name, "object": "model", "owned_by": Dialect.OURS.value, **facts})
         return Answer(200, orjson.dumps({"object": "list", "data": models}))
 
     async def _complete(self, asked: Asked) -> Answer:

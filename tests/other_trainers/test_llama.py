@@ -1,0 +1,87 @@
+"""llama.cpp's server serves the shipped base, and evert samples from it.
+
+1. Tokens are the server's own ids; their log-probabilities are the engine's for the same weights,
+   at temperatures other than 1, too.
+2. ``evert evaluate`` gives the same table as on the engine, within its interval.
+3. A reply ends at the stop that was asked for.
+4. A server with another tokenizer is refused at the first call.
+"""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tinker
+from tests.other_trainers.gguf_base import write_gguf
+from tests.other_trainers.served_checks import TOLERANCE, evaluated, largest_difference, played
+
+from evert.bridge.base import base_path, base_tokenizer
+from evert.trainers.serving.client import ServedSamplingClient
+from evert.trainers.serving.errors import UnfitServerError
+from evert.trainers.serving.policy import ServedPolicy
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The server's, with evert-tiny."""
+    file = tmp_path_factory.mktemp("gguf") / "evert-tiny.gguf"
+    write_gguf(base_path("evert-tiny"), file)
+    command = [sys.executable, str(HERE / "llama_server.py"), str(file)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        yield f"{server.stdout.readline().strip()}/v1"
+        server.stdin.close()
+
+
+@pytest.mark.parametrize(("episodes", "temperature"), [(64, 1.0), (16, 0.5)])
+def test_its_log_probabilities_are_the_engines(
+    base_url: str, tmp_path: Path, episodes: int, temperature: float
+) -> None:
+    trajectories = played(base_url, episodes, temperature)
+    worst, count = largest_difference(trajectories, tmp_path)
+
+    assert len(trajectories) == episodes
+    assert count > 4 * episodes
+    assert worst < TOLERANCE
+
+
+def test_an_evaluation_of_it_is_that_of_the_same_weights_on_the_engine(
+    base_url: str, tmp_path: Path
+) -> None:
+    rows = evaluated(base_url, tmp_path / "out", "seeds=16", "threads=1")
+    served, engine = ({k: float(v or 0) for k, v in row.items()} for row in rows.values())
+
+    assert served["episodes"] == engine["episodes"] > 300
+    assert served["low"] < engine["high"]  # the 95 % intervals overlap
+    assert engine["low"] < served["high"]
+    assert 0.02 < served["success"] < 0.98
+
+
+def test_a_reply_ends_at_the_stop_that_was_asked_for(base_url: str) -> None:
+    prompt = tinker.ModelInput.from_ints([504, 373, 198, 39, 72, 505, 198, 504, 420, 198])
+    client = ServedSamplingClient(base_url, "evert-tiny")
+    [plain], [cut] = [
+        client.sample(prompt, 1, tinker.SamplingParams(max_tokens=8, temperature=0, stop=stop))
+        .result()
+        .sequences
+        for stop in (None, [72])
+    ]
+
+    assert plain.tokens[:2] == cut.tokens == [39, 72]
+    assert cut.stop_reason == plain.stop_reason == "stop"
+
+
+def test_another_tokenizer_than_the_servers_is_refused_at_the_first_call(base_url: str) -> None:
+    other = base_tokenizer("evert-tiny-20q")
+    policy = ServedPolicy(base_url, "evert-tiny", tokenizer=other)
+
+    with pytest.raises(UnfitServerError, match=r"our tokenizer \(evert-tiny-20q\).*tokenizer="):
+        asyncio.run(policy(tinker.ModelInput.from_ints([1]), []))

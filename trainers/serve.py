@@ -1,0 +1,154 @@
+"""Serve weights to anybody: ``evert serve model=runs/NAME``, until Ctrl-C.
+
+The embedded engine samples; who has the key asks it for tokens as one asks vLLM, by
+``/v1/completions`` with token ids, or with texts (``serving/service.py``).
+"""
+
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import chz
+
+from evert.bridge.base import BASES
+from evert.bridge.errors import EvertError
+from evert.trainers.arguments import read_pairs, read_settings, settings_help
+from evert.trainers.command import run_command
+from evert.trainers.runs.fields import size
+from evert.trainers.runs.named_models import ModelNameError, NamedWeights, find_model
+
+PROGRAM = ("python", "-m", "evert.trainers.serve")
+
+USAGE = """\
+Usage: evert serve model=NAME [key=value ...]
+
+  evert serve model=runs/NAME              the last weights of a run
+  evert serve model=runs/NAME@20 port=8000
+  evert serve model=evert-tiny host=0.0.0.0
+
+Settings, with their values:
+"""
+
+
+class ServeError(EvertError, OSError):
+    """The address cannot be listened on."""
+
+
+@chz.chz
+class ServeSettings:
+    """What is served, and where."""
+
+    model: str = chz.field(doc="a base, a Hugging Face folder, runs/NAME or runs/NAME@STEP")
+    name: str = chz.field(default="", doc="what it is called there; empty: the model's own name")
+    host: str = chz.field(
+        default="127.0.0.1", doc="interface; 0.0.0.0 lets other machines in, over plain HTTP"
+    )
+    port: int = size(0, "0: a free one", 0)
+    api_key_env: str = chz.field(
+        default="VLLM_API_KEY", doc="variable with the key to ask for; not set: a random one"
+    )
+    device: str = chz.field(default="auto", doc="cpu, cuda or auto")
+    threads: int | None = size(None, "CPU threads; None: 1 if tiny")
+    seed: int = chz.field(default=0, doc="of what is sampled where a request has none")
+
+
+KEYS = chz.chz_fields(ServeSettings).keys()
+
+
+def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) -> int:
+    """Run the command; see ``run_command``.
+
+    Args:
+        argv: ``key=value`` settings; None for those of this process.
+        program: What to call to run this command again.
+    """
+    return run_command(_run, argv, _usage)
+
+
+def _usage(arguments: Sequence[str]) -> str:
+    return USAGE + settings_help(ServeSettings, read_pairs(arguments, KEYS, "model"))
+
+
+def parse(arguments: Sequence[str]) -> ServeSettings:
+    """The settings that the arguments give.
+
+    Raises:
+        UsageError: One is no setting, or none that it takes.
+    """
+    return read_settings(ServeSettings, read_pairs(arguments, KEYS, "model"))
+
+
+def _run(arguments: Sequence[str]) -> None:
+    with serving(parse(arguments)) as said:
+        print(said, flush=True)
+        try:
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            print("\nStopped.")
+
+
+@contextmanager
+def serving(settings: ServeSettings) -> Iterator[str]:
+    """Serve inside the block; yields what to tell who wants to ask.
+
+    Raises:
+        ModelNameError: There is no such model, or it is not on this machine.
+        ServeError: The address cannot be listened on.
+    """
+    import tinker
+
+    from evert.trainers.engine.engine import embedded_engine
+    from evert.trainers.serving.service import PolicyService
+
+    found = _weights(settings.model)
+    base = found.base_model or ""
+    threads = 1 if settings.threads is None and base in BASES else settings.threads
+    with embedded_engine(
+        found.checkpoints, device=settings.device, seed=settings.seed, threads=threads
+    ):
+        make: Any = tinker.ServiceClient().create_sampling_client
+        client = make(found.model_path, None if found.model_path else base)
+        assert client.sampler  # loaded, or raises what is wrong
+        key = os.environ.get(settings.api_key_env)
+        try:
+            service = PolicyService(settings.host, settings.port, key)
+        except OSError as error:
+            raise ServeError(
+                f"Cannot listen on {settings.host}, port {settings.port}: {error.strerror}. Choose "
+                "another port= or host=, or leave port out for a free one."
+            ) from error
+        with service:
+            served = service.offer(client, settings.name or Path(settings.model).name)
+            yield _said(service.url, served.model, key and settings.api_key_env, service.key)
+
+
+def _weights(name: str) -> NamedWeights:
+    found = find_model(name)
+    if not isinstance(found, NamedWeights) or found.base_model is None:
+        raise ModelNameError(
+            f"model={name} is not on this machine, and whoever has it serves it. Pass a base, a "
+            "Hugging Face folder, runs/NAME or runs/NAME@STEP."
+        )
+    return found
+
+
+def _said(url: str, model: str, variable: str | None, key: str) -> str:
+    """Address, key and an example; a key from the environment is not shown."""
+    shown = f"${variable}" if variable else key
+    return f"""\
+serving {model} at {url}  (Ctrl-C stops it)
+key: {shown}
+
+  curl {url}/completions -H "Authorization: Bearer {shown}" -H "Content-Type: application/json" \\
+    -d '{{"model": "{model}", "prompt": "Hello", "max_tokens": 16, "return_token_ids": true}}'
+
+  VLLM_API_KEY={shown} evert evaluate env=identity models=vllm:{url}#{model}
+"""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
