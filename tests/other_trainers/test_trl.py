@@ -464,11 +464,15 @@ async def test_it_runs_inside_a_running_loop_as_in_a_notebook(tmp_path: Path) ->
     assert step["evert/failed"] == 0
 
 
-def test_the_example_of_the_docs_runs(tmp_path: Path) -> None:
+def test_the_example_of_the_docs_runs_in_two_processes(tmp_path: Path) -> None:
+    """DDP: each process samples its part of every group from its own copy of the weights."""
     script = ROOT / "examples" / "trl_on_cpu" / "identity.py"
-    command = [sys.executable, str(script), "--steps", "2", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    twice = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command = [sys.executable, *twice, str(script), "--steps=2", f"--out={tmp_path}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
 
     assert done.returncode == 0, done.stderr
     state = json.loads((tmp_path / "trainer_state.json").read_text())
-    assert len([entry for entry in state["log_history"] if "reward" in entry]) == 2
+    steps = [entry for entry in state["log_history"] if "reward" in entry]
+    assert [entry["evert/turns"] for entry in steps] == [1, 1]
+    assert all(entry["grad_norm"] > 0 for entry in steps)
