@@ -46,6 +46,8 @@ from evert.bridge.group import sort_by_lineage
 from evert.envs.guess_number import guess_number_agent
 from evert.envs.identity import identity_agent
 from evert.trainers.verl.dataset import task_of
+from evert.trainers.verl.servers import ServerPolicy
+from evert.trainers.verl.settings import Room
 from evert.verl import write_dataset
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -256,6 +258,40 @@ async def test_all_turns_of_an_episode_go_to_the_same_server(agents: None, tmp_p
     assert len(set(asked)) == 2
 
 
+async def test_an_episode_knows_the_oldest_and_the_newest_weights_that_sampled_it(
+    agents: None, tmp_path: Path
+) -> None:
+    config = verl_config(tmp_path, agent="verl_agents:two_talks", renderer_name="qwen3_instruct")
+    servers = Servers(config, Scripted())
+    generate = servers.generate
+
+    async def renewed(**asked: Any) -> TokenOutput:
+        servers.version += 1
+        return await generate(**asked)
+
+    servers.generate = renewed  # type: ignore[method-assign]
+    found = await outputs_of(config, servers, 1)
+
+    fields = [output.extra_fields for output in found]
+    assert [each["min_global_steps"] for each in fields] == [8, 8]
+    assert [each["max_global_steps"] for each in fields] == [11, 11]
+
+
+async def test_stops_in_text_leave_the_end_of_a_turn_a_token(agents: None, tmp_path: Path) -> None:
+    loop = {"agent": "verl_agents:stops_at_lines", "renderer_name": "qwen3_instruct"}
+    config = verl_config(tmp_path, **loop)
+    servers = Servers(config, Scripted("Fine.\nAnd you?"))
+    rows = [{**row(0), "extra_info": {"index": 0}}]
+
+    batch = await batch_of(config, servers, rows)
+
+    [asked] = [each["sampling_params"] for each in servers.asked]
+    [end] = asked["stop_token_ids"]
+    assert AutoTokenizer.from_pretrained(base_path()).decode([end]) == "<|im_end|>"
+    assert asked["stop"] == ["\n"]
+    assert float(batch.batch["rm_scores"].sum()) == 1.0
+
+
 async def test_without_log_probabilities_there_are_none(agents: None, tmp_path: Path) -> None:
     off = "actor_rollout_ref.rollout.calculate_log_probs=False"
     loop = {"agent": "verl_agents:two_talks", "renderer_name": "qwen3_instruct"}
@@ -288,6 +324,26 @@ async def test_each_lineage_is_an_output_with_the_whole_reward(
     assert [each.extra_fields["reward_extra_info"] for each in found] == [
         {"turns": 4, "lineages": 2, "lineages_left_out": 0}
     ] * 2
+
+
+async def test_what_is_too_long_of_a_later_prompt_opens_the_response_unsampled(
+    agents: None, tmp_path: Path
+) -> None:
+    loop = {"agent": "verl_agents:short_and_long", "renderer_name": "qwen3_instruct"}
+    config = verl_config(tmp_path, **loop)
+    servers = Servers(config, Scripted())
+
+    found = await outputs_of(config, servers, 100)
+
+    from verl_agents import short_and_long
+
+    _, data = await cookbook_data(short_and_long, 100, Said(servers))
+    assert [
+        of_output(each.prompt_ids, each.response_ids, each.response_mask, each.response_logprobs)
+        for each in found
+    ] == [of_datum(datum) for datum in data]
+    assert len(found[0].prompt_ids) < len(found[1].prompt_ids) == 96
+    assert found[1].response_mask[0] == 0
 
 
 @pytest.mark.parametrize("takes_lists", [True, False])
@@ -347,6 +403,27 @@ async def test_a_setting_that_cannot_be_served_is_refused_with_the_reason(
 
     with pytest.raises(Exception, match=message):  # of the class that Hydra makes of it
         await batch_of(config, Servers(config, Scripted()), [row(0)])
+
+
+async def test_router_replay_is_refused(agents: None, tmp_path: Path) -> None:
+    on = "actor_rollout_ref.rollout.enable_rollout_routing_replay=True"
+    loop = {"agent": "verl_agents:two_talks", "renderer_name": "qwen3_instruct"}
+    config = verl_config(tmp_path, on, **loop)
+
+    with pytest.raises(Exception, match="does not carry a router's choices"):
+        await batch_of(config, Servers(config, Scripted()), [row(0)])
+
+
+async def test_images_are_refused(tmp_path: Path) -> None:
+    config = verl_config(tmp_path, agent="verl_agents:two_talks")
+    servers = Servers(config, Scripted())
+    policy = ServerPolicy(servers, "1", {}, Room(96, 448, 544), None)
+    image = tinker.types.ImageChunk(data=b"png", format="png", expected_tokens=3)
+
+    with pytest.raises(evert.UnsupportedPromptError, match="hands verl token ids alone"):
+        await policy(tinker.ModelInput(chunks=[image]), [5])
+
+    assert servers.asked == []
 
 
 async def test_an_agent_that_raises_fails_its_episode(agents: None, tmp_path: Path) -> None:
@@ -483,8 +560,9 @@ LOOPS = {
 }
 
 
-def files_for(folder: Path) -> list[str]:
-    """Two tasks for each loop; a row names the loop that plays it."""
+def files_for(folder: Path) -> tuple[Path, str]:
+    """The YAML of all loops, and two tasks for each; a row names the loop that plays it."""
+    folder.mkdir()
     shared = {
         "_target_": "evert.verl.EvertAgentLoop",
         "renderer_name": "qwen3_instruct",
@@ -494,20 +572,21 @@ def files_for(folder: Path) -> list[str]:
     (folder / "loops.yaml").write_text(json.dumps(loops))
     for name in LOOPS:
         write_dataset(folder / f"{name}.parquet", [100, 101], agent_name=name, data_source=name)
-    return [str(folder / f"{name}.parquet") for name in LOOPS]
+    return folder / "loops.yaml", ",".join(str(folder / f"{name}.parquet") for name in LOOPS)
 
 
 def run_main_ppo(folder: Path, *settings: str) -> list[dict[str, Any]]:
     """What ``train.sh`` logs, by step."""
     paths = [str(ROOT / "src"), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     given = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHON": sys.executable}
-    process = subprocess.Popen(
-        [EXAMPLE / "train.sh", folder, "identity", *settings],
-        env={**os.environ, **given},
-        stdout=(folder / "log").open("wb"),
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [EXAMPLE / "train.sh", folder, "identity", *settings],
+            env={**os.environ, **given},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     try:
         assert process.wait(800) == 0, (folder / "log").read_text()[-5000:]
     finally:
@@ -519,15 +598,16 @@ def run_main_ppo(folder: Path, *settings: str) -> list[dict[str, Any]]:
 
 @pytest.mark.timeout(900)
 def test_main_ppo_trains_on_all_kinds_of_episodes_at_once(tmp_path: Path) -> None:
-    files = ",".join(files_for(tmp_path))
+    loops, files = files_for(tmp_path / "mixed")
 
     before, *steps = run_main_ppo(
         tmp_path,
         f"data.train_files=[{files}]",
         f"data.val_files=[{files}]",
         "data.max_response_length=448",
-        f"actor_rollout_ref.rollout.agent.agent_loop_config_path={tmp_path / 'loops.yaml'}",
+        f"actor_rollout_ref.rollout.agent.agent_loop_config_path={loops}",
         "actor_rollout_ref.rollout.n=4",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32",
         "trainer.total_training_steps=2",
         "trainer.total_epochs=2",
         "trainer.val_before_train=True",

@@ -24,6 +24,18 @@ async def two_talks(client: AgentClient, task: int) -> float:
     return float(task % 2)
 
 
+async def short_and_long(client: AgentClient, task: int) -> float:
+    """A second conversation whose prompt is longer than the first one's may be."""
+    await ask(client, [user("Hi")])
+    await ask(client, [user("Why? " * task)])
+    return 1.0
+
+
+async def stops_at_lines(client: AgentClient) -> float:
+    completion = await client.chat.completions.create(messages=[user("Hi")], stop=["\n"])
+    return float(completion.choices[0].finish_reason == "stop")
+
+
 async def odd_tasks_fail(client: AgentClient, task: int) -> float:
     await ask(client, [user(f"Task {task}")])
     if task % 2:

@@ -23,6 +23,7 @@ from verl.experimental.agent_loop.agent_loop import (
 from evert.bridge.base import renderer_name_of
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.options import EnvOptions
+from evert.trainers.arguments import UsageError
 from evert.trainers.verl.dataset import task_of
 from evert.trainers.verl.outputs import LEFT_OUT, outputs
 from evert.trainers.verl.servers import ServerPolicy, too_long
@@ -69,6 +70,12 @@ class EvertAgentLoop(AgentLoopBase):  # type: ignore[misc]
     ) -> None:
         own = {key: settings.pop(key) for key in _OF_VERL & settings.keys()}
         super().__init__(*args, **own)
+        if self.rollout_config.enable_rollout_routing_replay:
+            raise UsageError(
+                "rollout.enable_rollout_routing_replay with evert's agent loop, which does not "
+                "carry a router's choices from the servers to the trainer. Leave it off, or "
+                "correct by rollout_correction."
+            )
         self._room = Room.of(self.rollout_config)
         model = str(self.config.actor_rollout_ref.model.path)
         self._renderer = _renderer(renderer_name, model, self.tokenizer)
