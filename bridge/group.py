@@ -137,6 +137,10 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         require_import_path(self.agent)
         if self.group_reward is not None:
             require_import_path(self.group_reward, "group reward")
+        return self.state()
+
+    def state(self) -> dict[str, Any]:
+        """What goes to another process by a pickler that takes functions of every kind along."""
         return {**self.__dict__, "_envs": [], "_seat_group": None}  # episodes stay where they run
 
     async def make_envs(self) -> Sequence[Env]:

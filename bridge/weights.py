@@ -141,13 +141,33 @@ async def open_weights(model: TinkerModel) -> OpenWeights:
         InvalidModelError: The Cookbook names no renderer for the base.
         EvertError, tinker.TinkerError: The engine does not have them.
     """
-    key = (model.base_url, model.base_model, model.model_path, model.renderer_name)
+    key = _key(model)
     with _lock:
         known = _open.setdefault(tinker.ServiceClient, {})
         opening = known.get(key)
         if opening is None or (opening.done() and opening.exception() is not None):
             opening = known[key] = _in_thread(lambda: _opened(model))
     return await shield(wrap_future(opening))  # others wait for it, too
+
+
+def hand_in(model: TinkerModel, client: tinker.SamplingClient, context_length: int | None) -> None:
+    """Have a model sampled by a client that another process has opened it for.
+
+    Args:
+        model: The model; where it is open here, it stays as it is.
+        client: Samples it.
+        context_length: As ``OpenWeights`` has it.
+    """
+    opened: Future[OpenWeights] = Future()
+    base = model.base_model or client.get_base_model()
+    renderer = prompt_renderer(model_renderer(base, model.renderer_name))
+    opened.set_result(OpenWeights(client, renderer, context_length))
+    with _lock:
+        _open.setdefault(tinker.ServiceClient, {}).setdefault(_key(model), opened)
+
+
+def _key(model: TinkerModel) -> tuple[str | None, ...]:
+    return model.base_url, model.base_model, model.model_path, model.renderer_name
 
 
 def _in_thread(make: Callable[[], OpenWeights]) -> "Future[OpenWeights]":

@@ -38,6 +38,8 @@ from evert.trainers.runs.resuming import clean_up, settings_of_run, take_up
 from evert.trainers.runs.settings import TrainSettings, check_settings, choose_recipe
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from tinker_cookbook.checkpoint_utils import CheckpointRecord
     from tinker_cookbook.rl.train import Config
     from tinker_cookbook.utils.ml_log import Logger
@@ -175,6 +177,7 @@ def run(
     from evert.trainers.runs.progress import logging_to
     from evert.trainers.runs.summary import summarise
     from evert.trainers.runs.tracking import final_scores, tracking
+    from evert.trainers.runs.workers import rollout_workers
 
     began = time.monotonic()
     check_settings(settings)
@@ -185,16 +188,16 @@ def run(
         with (
             logging_to(folder.path),
             running_engine(choice, settings, folder.path / run_folder.STORE) as facts,
+            rollout_workers(settings) as workers,
         ):
-            console.print(say(facts), soft_wrap=True, markup=False)
-            console.print(f"run folder: {folder.path}", soft_wrap=True, markup=False)
-            if settings.models:
-                console.print(frozen_in_words(settings.models), soft_wrap=True, markup=False)
+            frozen = f"\n{frozen_in_words(settings.models)}" if settings.models else ""
+            begun = f"{say(facts)}\nrun folder: {folder.path}{frozen}"
+            console.print(begun, soft_wrap=True, markup=False)
             about["engine"] = facts
             folder.write_json(files.RUN, about)
             with tracking(settings, folder, about, console) as logger:
-                training = _run(settings, folder, console, logger, choice.kind == "embedded")
-                done = _run_async(training)
+                embedded = choice.kind == "embedded"
+                done = _run_async(_run(settings, folder, console, logger, workers, embedded))
                 done.seconds["total"] = time.monotonic() - began
                 result = summarise(settings, facts, folder, done, console)
                 logger.log_metrics(final_scores(result))
@@ -220,6 +223,7 @@ async def _run(
     folder: RunFolder,
     console: Console,
     logger: "Logger",
+    workers: "Executor | None",
     embedded: bool,
 ) -> "Report":
     from evert.trainers.evaluation.held_out import score_weights
@@ -250,7 +254,10 @@ async def _run(
     elif start:
         say(f"resuming after step {start} of {settings.steps}")
     began = time.monotonic()
-    await _train(config, folder, console, logger, tally)
+    if workers is not None:
+        say(f"rollouts: {workers}")
+        tally.count_lost(None)
+    await _train(config, folder, console, logger, tally, workers)
     seconds = time.monotonic() - began
     after = await score(model_path=await _trained(config, folder))
     return Report(before, after, max(start, settings.steps), {"training": seconds})
@@ -313,7 +320,12 @@ async def _trained(config: "Config", folder: RunFolder) -> str:
 
 
 async def _train(
-    config: "Config", folder: RunFolder, console: Console, logger: "Logger", tally: "Tally"
+    config: "Config",
+    folder: RunFolder,
+    console: Console,
+    logger: "Logger",
+    tally: "Tally",
+    workers: "Executor | None",
 ) -> None:
     """The Cookbook's ``main``, with its rollouts counted, its progress shown and tracked."""
     from tinker_cookbook.rl import train as cookbook
@@ -338,7 +350,7 @@ async def _train(
     with display(console, folder.path, total) as show:
         async with follow(folder.path, take):
             try:
-                await tally.watch(quietly(cookbook.main(config)))
+                await tally.watch(quietly(cookbook.main(config, workers)))
             except AssertionError as error:
                 if config.stream_minibatch_config is None or not tally.has_skipped:
                     raise

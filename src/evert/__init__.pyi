@@ -42,5 +42,8 @@ from evert.trainers.engine.engine import embedded_engine as embedded_engine
 from evert.trainers.serving.policy import ServedPolicy as ServedPolicy
 from evert.trainers.serving.service import PolicyService as PolicyService
 from evert.trainers.train import train as train
+from evert.trainers.workers.errors import LostGroupError as LostGroupError
+from evert.trainers.workers.errors import WorkerError as WorkerError
+from evert.trainers.workers.pool import PoolRollouts as PoolRollouts
 
 __version__: str

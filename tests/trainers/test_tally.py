@@ -45,7 +45,7 @@ from evert.trainers.runs.files import BATCHES
 from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.rollouts import Counted, GroupFailedError, LeaveOut
 from evert.trainers.runs.steps import FAILED, SKIPPED
-from evert.trainers.runs.tally import EpisodesFailedError, Tally, read_batches
+from evert.trainers.runs.tally import Account, EpisodesFailedError, Tally, read_batches
 
 POLICY = ScriptedPolicy(lambda prompt: "Yes.")
 
@@ -288,7 +288,7 @@ class Told:
 
     def batch(self, failures: Sequence[Failure], trajectories: Sequence[Trajectory] = ()) -> None:
         """A batch of one group."""
-        self.tally.take(Batch(index=0, groups=1), trajectories, failures)
+        self.tally.take(Batch(index=0, groups=1), Account.of(trajectories, failures))
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -298,9 +298,9 @@ class Told:
 async def test_a_batch_is_written_down_when_its_last_group_is_played(tmp_path: Path) -> None:
     told, good = Told(tmp_path, start=5), await trajectory_of(works)
 
-    told.tally.take(Batch(index=7, groups=2), [good, good], [TABLE])
+    told.tally.take(Batch(index=7, groups=2), Account.of([good, good], [TABLE]))
     assert not (tmp_path / BATCHES).exists()
-    told.tally.take(Batch(index=7, groups=2), [good], [])
+    told.tally.take(Batch(index=7, groups=2), Account.of([good], []))
 
     (record,) = told.records
     assert (record["step"], record["episodes"], record["kinds"]) == (5, 4, {"agent_error": 1})

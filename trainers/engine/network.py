@@ -69,6 +69,12 @@ def network_is_refused(host: str) -> bool:
     return not _host_is_allowed(host)
 
 
+def allowed_hosts() -> frozenset[str] | None:
+    """Hosts that the guard lets through; None: it is not up."""
+    blocks = [allowed.hosts for allowed in list(_active)]
+    return frozenset.intersection(*blocks) if blocks else None
+
+
 def _raise_guard(*, offline_hub: bool) -> None:
     for name in _DOORS:
         _replace(socket.socket, name, _guarded_door(name))

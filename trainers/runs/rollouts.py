@@ -3,7 +3,8 @@
 The Cookbook asks a ``RolloutStrategy`` to play each group, which is where episodes fail:
 
     LeaveOut    goes on without the episodes whose agent failed; what a run does by default
-    Counted     any strategy, with what came of its groups told to a ``Tally``
+    Accounted   any strategy, with the account of the one group that it plays
+    Counted     any strategy, with the accounts of its groups told to a ``Tally``
 
 What is no failure of the agent (the engine's errors, a broken reward of the group) stops the run.
 """
@@ -23,7 +24,7 @@ from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RolloutError, Traject
 from evert.bridge.endings import AGENT_ERROR, AGENT_TIMEOUT
 from evert.bridge.group import Batch
 from evert.trainers.runs.failures import Failure, failure_of
-from evert.trainers.runs.tally import Tally
+from evert.trainers.runs.tally import Account, Tally
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,49 @@ def strategy_of(config: Config) -> RolloutStrategy:
     return config.effective_rollout_strategy()
 
 
+class Accounted(RolloutStrategy):
+    """A strategy that plays one group, and has the account of it then.
+
+    Args:
+        inner: The strategy.
+
+    Attributes:
+        account: Of the group; None: it was not played, or failed in a way that ends the run.
+    """
+
+    def __init__(self, inner: RolloutStrategy) -> None:
+        self.inner = inner
+        self.account: Account | None = None
+
+    @property
+    def catches_group_errors(self) -> bool:
+        """As the strategy has it."""
+        return self.inner.catches_group_errors
+
+    async def execute(
+        self, env_group_builder: EnvGroupBuilder, policy: TokenCompleter
+    ) -> RolloutResult:
+        """Play a group.
+
+        Raises:
+            Exception: As the strategy.
+        """
+        try:
+            result = await self.inner.execute(env_group_builder, policy)
+        except Exception as error:
+            if isinstance(error, AllTrajectoriesFailedError) or self.catches_group_errors:
+                self.account = Account.of([], _failures_of_group(error))
+            raise
+        failures = [_failure_of_rollout(error) for error in result.errors]
+        self.account = Account.of(result.trajectories, failures)
+        return result
+
+
 class Counted(RolloutStrategy):
-    """A strategy whose groups are counted.
+    """A strategy whose groups are counted, wherever they are played.
+
+    Pickled, it is an ``Accounted``: a group that is played elsewhere brings its account along, and
+    ``hear`` is told of it here (``workers/executor.py``).
 
     Args:
         inner: The strategy.
@@ -102,6 +144,9 @@ class Counted(RolloutStrategy):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Counted":
         return self  # a configuration is copied to be written down; there is one tally
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Accounted, (self.inner,)
 
     @property
     def catches_group_errors(self) -> bool:
@@ -117,20 +162,34 @@ class Counted(RolloutStrategy):
             Exception: As the strategy. One that the Cookbook does not take for a group to go on
                 without ends the run, also where nobody awaits the group.
         """
-        batch: Batch | None = getattr(env_group_builder, "batch", None)
+        there = Accounted(self.inner)
         try:
-            result = await self.inner.execute(env_group_builder, policy)
+            result = await there.execute(env_group_builder, policy)
         except Exception as error:
-            dropped = isinstance(error, AllTrajectoriesFailedError) or self.catches_group_errors
-            if not dropped:
-                self._tally.end(error)
-            elif batch is not None:
-                self._tally.take(batch, [], _failures_of_group(error))
+            self.hear(env_group_builder, there.account, error)
             raise
-        if batch is not None:
-            failures = [_failure_of_rollout(error) for error in result.errors]
-            self._tally.take(batch, result.trajectories, failures)
+        self.hear(env_group_builder, there.account, None)
         return result
+
+    def hear(
+        self, group: EnvGroupBuilder, account: Account | None, error: BaseException | None
+    ) -> None:
+        """Learn what came of a group.
+
+        Args:
+            group: The group.
+            account: Of its episodes; None: they did not come to one.
+            error: What was raised; None: nothing.
+        """
+        batch: Batch | None = getattr(group, "batch", None)
+        if account is not None and batch is not None:
+            self._tally.take(batch, account)
+        elif account is None and isinstance(error, Exception):
+            self._tally.end(error)
+
+    def hear_of_loss(self, why: str) -> None:
+        """Learn that a group was lost with its worker, and what became of that."""
+        self._tally.count_lost(why)
 
 
 def _failures_of_group(error: Exception) -> list[Failure]:

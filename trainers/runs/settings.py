@@ -64,6 +64,17 @@ class TrainSettings(EpisodeSettings):
         default=(), doc="embedded: hosts that stay reachable, for example an agent's tools"
     )
 
+    rollouts: Literal["here", "pool", "ray"] = chz.field(
+        default="here",
+        doc="where the steps' episodes are played: in this process, in others beside it, or in "
+        "Ray's",
+    )
+    rollout_workers: int | None = size(None, "pool, ray: processes; None: one a core")
+    groups_per_worker: int = size(16, "pool, ray: most groups that a process plays side by side")
+    ray_address: str | None = chz.field(
+        default=None, doc="ray: of a cluster; None: RAY_ADDRESS, or a Ray of its own here"
+    )
+
     warm_up_steps: int = size(0, "supervised steps before RL; 0: none", 0)
     demonstrations: Any = _named("warm-up: import path of a function from a seed to conversations")
     warm_up_batch: int = size(64, "warm-up: conversations a step")
@@ -157,7 +168,7 @@ BY_PATH = ("agent", "train_tasks", "test_tasks", "demonstrations")
 RESUMABLE = frozenset(
     {"wandb_project", "wandb_name", "tags", "tensorboard"}
     | {"log_path", "steps", "eval_every", "save_every", "samples", "engine", "base_url", "threads"}
-    | {"failed_steps"}
+    | {"failed_steps", "rollouts", "rollout_workers", "groups_per_worker", "ray_address"}
 )
 """Settings that a resumed run may change: they leave what was learned so far as it is."""
 
@@ -299,8 +310,10 @@ def check_settings(settings: TrainSettings) -> None:
     from evert.trainers.runs.frozen_models import check_episodes
     from evert.trainers.runs.tracking import check_tracking
     from evert.trainers.runs.warm_up import load_demonstrations
+    from evert.trainers.runs.workers import check_workers
 
     check_tracking(settings)
+    check_workers(settings)
     check_engine(settings)
     _check_renderer(settings)
     _check_known(settings)

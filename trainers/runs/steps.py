@@ -10,6 +10,8 @@ TRAIN_REWARD = "env/all/reward/total"
 HELD_OUT_REWARD = "test/env/all/reward/total"
 FAILED, SKIPPED = "rollout/failed", "rollout/skipped_batches"
 """Share of a step's episodes that failed; 1 if nothing could be learned from them, else 0."""
+LOST = "rollout/lost_groups"
+"""Groups of a step that were lost with a worker and played again; only where there are workers."""
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:

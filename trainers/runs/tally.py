@@ -25,7 +25,7 @@ from evert.bridge.secrets import redacted
 from evert.trainers.runs.failures import OVERFLOW, Failure, Failures, failure_in, together
 from evert.trainers.runs.files import BATCHES, read_jsonl
 from evert.trainers.runs.folder import RunFolder
-from evert.trainers.runs.steps import FAILED, SKIPPED
+from evert.trainers.runs.steps import FAILED, LOST, SKIPPED
 
 MOST = 0.5
 """Share of failed episodes above which a step says so."""
@@ -54,27 +54,47 @@ class NothingToLearnError(EvertError, RuntimeError):
 
 
 @dataclass
-class _Batch:
-    """A batch whose groups are being played."""
+class Account:
+    """What came of the episodes of a group, or of a batch.
+
+    Attributes:
+        groups: How many groups it is of.
+        episodes: How many were played.
+        failures: Of those that failed.
+        overflows: Of those that outgrew their context, and can be learned from all the same.
+        teaches: Whether one of them can be learned from.
+    """
 
     groups: int = 0
     episodes: int = 0
-    failures: list[tuple[Failure, int]] = field(default_factory=list)
-    overflows: list[tuple[Failure, int]] = field(default_factory=list)
-    """Of episodes that outgrew their context, and can be learned from all the same."""
+    failures: list[Failure] = field(default_factory=list)
+    overflows: list[Failure] = field(default_factory=list)
     teaches: bool = False
 
-    def add(self, trajectories: Sequence[Trajectory], failures: Sequence[Failure]) -> None:
-        """A group was played."""
-        self.groups += 1
-        self.episodes += len(trajectories) + len(failures)
-        self.failures += [(failure, 1) for failure in failures]
+    @classmethod
+    def of(cls, trajectories: Sequence[Trajectory], failures: Sequence[Failure]) -> "Account":
+        """That of a group.
+
+        Args:
+            trajectories: Of the episodes that go on to the training.
+            failures: Of those that do not.
+        """
+        account = cls(1, len(trajectories) + len(failures), [*failures])
         for trajectory in trajectories:
             failure, teaches = failure_in(trajectory), can_be_learned_from(trajectory)
             if failure is not None:
                 fine = failure.kind == OVERFLOW and teaches
-                (self.overflows if fine else self.failures).append((failure, 1))
-            self.teaches |= teaches
+                (account.overflows if fine else account.failures).append(failure)
+            account.teaches |= teaches
+        return account
+
+    def add(self, other: "Account") -> None:
+        """Take another group in."""
+        self.groups += other.groups
+        self.episodes += other.episodes
+        self.failures += other.failures
+        self.overflows += other.overflows
+        self.teaches |= other.teaches
 
 
 class Tally:
@@ -104,7 +124,8 @@ class Tally:
         self._file, self._say = folder.path / BATCHES, say
         self._next = start
         self._patience = min(failed_steps, max(1, steps - start))
-        self._open: dict[int, _Batch] = {}
+        self._open: dict[int, Account] = {}
+        self._lost: int | None = None
         self._in_a_row: list[Failures] = []
         self._explained: set[Any] = set()
         self._rows: dict[int, dict[str, float]] = {}
@@ -116,22 +137,34 @@ class Tally:
         """The metrics of a step: the share of its episodes that failed, all and by kind."""
         return self._rows.get(step, {})
 
-    def take(
-        self, batch: Batch, trajectories: Sequence[Trajectory], failures: Sequence[Failure]
-    ) -> None:
+    def take(self, batch: Batch, played: Account) -> None:
         """Take a group into account that was played; the last of too many that fail ends the run.
 
         Args:
             batch: The batch it is in.
-            trajectories: Of the episodes that go on to the training.
-            failures: Of those that do not.
+            played: What came of its episodes.
         """
         if self.error is not None:
             return
-        found = self._open.setdefault(batch.index, _Batch())
-        found.add(trajectories, failures)
+        found = self._open.setdefault(batch.index, Account())
+        found.add(played)
         if found.groups == batch.groups:
             self._complete(self._open.pop(batch.index))
+
+    def count_lost(self, why: str | None) -> None:
+        """Groups are played elsewhere, and from now on those that are lost there are counted.
+
+        Args:
+            why: What became of the worker that one was lost with, to be played again; None: none
+                was lost so far.
+        """
+        if why is not None and LOST not in self._explained:
+            self._explained.add(LOST)
+            self._say(
+                f"step {self._next + 1}: a worker died ({why}); the groups that were lost with it "
+                f"are played again, and counted in {LOST}"
+            )
+        self._lost = (self._lost or 0) + (why is not None)
 
     def end(self, error: Exception) -> None:
         """End the run with an error; the first one counts."""
@@ -177,14 +210,18 @@ class Tally:
             reason = failed.summary() + " as before" if known else failed.said()
         self._say(f"{what}{' is skipped' * skipped}: {reason}")
 
-    def _complete(self, batch: _Batch) -> None:
+    def _complete(self, batch: Account) -> None:
         """Write a batch down, say what there is to say, and end the run perhaps."""
         step, self._next = self._next, self._next + 1
-        failed = Failures.of(batch.episodes, batch.failures)
-        every = Failures.of(batch.episodes, batch.failures + batch.overflows)
+        failed = Failures.of(batch.episodes, ((each, 1) for each in batch.failures))
+        every = Failures.of(
+            batch.episodes, ((each, 1) for each in batch.failures + batch.overflows)
+        )
         self.has_skipped = not batch.teaches
         row = {FAILED: failed.share, SKIPPED: float(self.has_skipped)}
         row |= {f"{FAILED}/{kind}": n / every.episodes for kind, n in every.kinds.items()}
+        if self._lost is not None:
+            row[LOST], self._lost = float(self._lost), 0
         self._rows[step] = row
         line = json.dumps({"step": step, "metrics": row, **asdict(every)})
         try:

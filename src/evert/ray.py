@@ -1,0 +1,5 @@
+"""evert's groups on Ray: ``pip install 'evert[ray]'``, ``RayRollouts(workers=8)``."""
+
+from evert.trainers.workers.actors import RayRollouts
+
+__all__ = ["RayRollouts"]

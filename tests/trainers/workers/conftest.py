@@ -1,0 +1,117 @@
+"""A pool that most tests share, groups to play in it, and a model that only says yes.
+
+What travels is made inside functions, so that it goes by value: workers need not find the tests.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tinker_cookbook.rl.rollout_strategy import RolloutStrategy
+from tinker_cookbook.rl.rollouts import (
+    do_group_rollout_and_filter_constant_reward,
+    set_rollout_executor,
+)
+from tinker_cookbook.rl.types import TrajectoryGroup
+
+from evert.bridge.group import ChatAgentGroupBuilder
+from evert.trainers.workers.pool import PoolRollouts
+
+
+@pytest.fixture(scope="package")
+def pool() -> Iterator[PoolRollouts]:
+    """Two workers with room for four groups each."""
+    with PoolRollouts(workers=2, groups_per_worker=4) as running:
+        yield running
+
+
+def yes_client() -> Any:
+    """A sampling client in which only the model is scripted; it travels by value."""
+
+    class YesClient:
+        async def sample_async(self, prompt: Any, num_samples: int, sampling_params: Any) -> Any:
+            import numpy as np
+            import tinker
+
+            from evert import ScriptedPolicy
+
+            said = await ScriptedPolicy(["Yes."])(prompt, [], max_tokens=sampling_params.max_tokens)
+            sequence = tinker.SampledSequence(
+                stop_reason="stop",
+                sequence_id="",
+                tokens_np=np.array(said.tokens),
+                logprobs_np=np.array(said.maybe_logprobs),
+            )
+            return tinker.SampleResponse(sequences=[sequence])
+
+        sample = sample_async  # what the Cookbook awaits since 0.6
+
+    return YesClient()
+
+
+async def ask(client: Any) -> str:
+    """One call of the model."""
+    reply = await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
+    return reply.choices[0].message.content or ""
+
+
+def says_task() -> Callable[..., Any]:
+    """An agent that is a closure, and earns its task."""
+
+    async def agent(client: Any, task: float) -> float:
+        await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
+        return float(task)
+
+    return agent
+
+
+def dies_once(flag: Path) -> Callable[..., Any]:
+    """An agent whose process is killed on task 0, if the file ``flag`` is not there yet."""
+
+    def die_once() -> None:
+        import os
+        import signal
+
+        if not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    async def agent(client: Any, task: float) -> float:
+        await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
+        if task == 0:
+            die_once()
+        return float(task)
+
+    return agent
+
+
+async def play(
+    executor: Executor | None,
+    agent: Any,
+    task: object = 1.0,
+    *,
+    client: Any = None,
+    size: int = 2,
+    strategy: RolloutStrategy | None = None,
+    builder: ChatAgentGroupBuilder | None = None,
+    **options: Any,
+) -> TrajectoryGroup | None:
+    """A group, as the Cookbook's loop plays it: by the executor, or here."""
+    made = builder or ChatAgentGroupBuilder(agent, task, size, **options)
+    if executor is not None:
+        set_rollout_executor(executor)
+    try:
+        group: TrajectoryGroup | None = await do_group_rollout_and_filter_constant_reward(
+            client or yes_client(), made, 50, 1.0, False, False, strategy
+        )
+    finally:
+        set_rollout_executor(None)
+    return group
+
+
+def rewards(group: TrajectoryGroup | None) -> list[float]:
+    """What a group earned."""
+    assert group is not None
+    return group.get_total_rewards()

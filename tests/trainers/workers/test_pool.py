@@ -1,0 +1,358 @@
+"""A pool of processes plays the Cookbook's groups as this process would.
+
+1. Groups: agents of every kind, several at a time on a worker, results and errors as they are.
+2. Workers that die: their groups are played again; one that keeps dying is named.
+3. Giving up, shutting down, dying: nothing is left.
+4. The engine: sampled from here, frozen models too; workers keep to this machine as we do.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import tinker
+from tests.trainers.workers.conftest import dies_once, play, rewards, says_task
+
+from evert.bridge.errors import AgentError
+from evert.bridge.group import ChatAgentGroupBuilder
+from evert.bridge.weights import TinkerModel
+from evert.trainers.engine.engine import Engine
+from evert.trainers.workers.errors import LostGroupError, WorkerError
+from evert.trainers.workers.pool import PoolRollouts
+
+SECONDS = 60.0
+"""How long a test waits for what has to come."""
+
+
+async def until(reached: Callable[[], object]) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not reached():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+# -- 1. groups ------------------------------------------------------------------------------------
+
+
+async def test_a_closure_plays_elsewhere_and_earns_what_it_would_here(pool: PoolRollouts) -> None:
+    there = [await play(pool, says_task(), task) for task in (0.0, 3.0)]
+    here = [await play(None, says_task(), task) for task in (0.0, 3.0)]
+
+    assert [rewards(group) for group in there] == [[0.0, 0.0], [3.0, 3.0]]
+    for one, other in zip(there, here, strict=True):
+        assert one is not None
+        assert other is not None
+        assert [t.transitions[0].ac for t in one.trajectories_G] == [
+            t.transitions[0].ac for t in other.trajectories_G
+        ]
+
+
+async def test_a_lambda_and_a_group_reward_that_is_one_travel(pool: PoolRollouts) -> None:
+    def blocking(client: Any) -> float:
+        client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
+        return float(os.getpid())
+
+    builder = ChatAgentGroupBuilder(
+        lambda client: blocking(client), group_size=2, group_reward=lambda group: [0.5, 0.25]
+    )
+    first, second = rewards(await play(pool, None, builder=builder))
+
+    assert first - second == 0.25
+    assert int(first) not in (0, os.getpid())
+
+
+async def test_a_worker_plays_several_groups_at_a_time(tmp_path: Path) -> None:
+    def there() -> int:
+        return len([*tmp_path.iterdir()])
+
+    async def waits_for_the_other(client: Any, task: str) -> float:
+        await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
+        (tmp_path / task).touch()
+        while there() < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        return float(os.getpid())
+
+    with PoolRollouts(1, groups_per_worker=2) as one:
+        found = await asyncio.gather(
+            *(play(one, waits_for_the_other, task, size=1, agent_timeout=SECONDS) for task in "ab")
+        )
+
+    assert rewards(found[0]) == rewards(found[1])
+
+
+async def test_an_agents_error_comes_back_as_it_is_with_its_cause(pool: PoolRollouts) -> None:
+    async def fails(client: Any) -> float:
+        await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
+        raise LookupError("no such table")
+
+    from tinker_cookbook.rl.rollout_strategy import FailFast
+
+    builder = ChatAgentGroupBuilder(fails)
+    with pytest.raises(AgentError, match="raised LookupError after 1 model calls") as caught:
+        await play(pool, None, builder=builder, strategy=FailFast())
+
+    assert type(caught.value).__name__ == "AgentError.LookupError"
+    assert isinstance(caught.value.__cause__, LookupError)
+    [note] = caught.value.__cause__.__notes__
+    assert note.startswith("In a worker:\n")
+    assert ", in fails" in note
+
+
+async def test_what_a_group_logs_is_logged_here(
+    pool: PoolRollouts, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def logs(client: Any) -> float:
+
+        logging.getLogger("mine").warning("task %d", 7)
+        await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
+        return 1.0
+
+    await play(pool, None, builder=ChatAgentGroupBuilder(logs))
+
+    assert [r.getMessage() for r in caplog.records if r.name == "mine"] == ["task 7"]
+
+
+async def test_what_cannot_be_pickled_is_refused_with_the_reason(pool: PoolRollouts) -> None:
+    lock = asyncio.get_running_loop()
+
+    async def agent(client: Any) -> float:
+        return 1.0 if lock else 0.0
+
+    with pytest.raises(WorkerError, match=r"cannot pickle .* open locks, clients, files"):
+        await play(pool, None, builder=ChatAgentGroupBuilder(agent))
+
+
+def test_only_the_cookbooks_groups_are_played(pool: PoolRollouts) -> None:
+    with pytest.raises(WorkerError, match="was given <built-in function print>; it plays"):
+        pool.submit(print, "Hi")
+
+
+@pytest.mark.parametrize("numbers", [(0, 1), (1, 0)])
+def test_there_is_at_least_one_worker_with_room_for_a_group(numbers: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="must be at least 1, got 0"):
+        PoolRollouts(*numbers)
+
+
+# -- 2. workers that die --------------------------------------------------------------------------
+
+
+async def test_groups_that_are_lost_with_a_worker_are_played_again(
+    pool: PoolRollouts, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent, before = dies_once(tmp_path / "died"), pool.lost_groups
+
+    groups = await asyncio.gather(*(play(pool, agent, float(task)) for task in range(6)))
+
+    assert [rewards(group)[0] for group in groups] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert pool.lost_groups > before
+    lost = [r.getMessage() for r in caplog.records if "was lost" in r.getMessage()]
+    assert len(lost) == pool.lost_groups - before
+    assert "its worker died, killed by SIGKILL (out of memory?)." in lost[0]
+
+
+async def test_a_group_that_kills_each_of_its_workers_is_named_and_takes_no_other_along(
+    pool: PoolRollouts,
+) -> None:
+    async def deadly(client: Any, task: float) -> float:
+        import os
+
+        await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
+        if task == 3.0:
+            os._exit(7)
+        return task
+
+    groups = await asyncio.gather(
+        *(play(pool, deadly, float(task)) for task in range(6)), return_exceptions=True
+    )
+
+    error = groups.pop(3)
+    assert isinstance(error, LostGroupError)
+    assert "deadly on the task 3.0 was lost with its worker 3 times" in str(error)
+    assert "it died, exit status 7." in str(error)
+    assert [rewards(group)[0] for group in groups] == [0.0, 1.0, 2.0, 4.0, 5.0]  # type: ignore[arg-type]
+
+
+async def test_workers_that_cannot_start_are_an_error_that_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("evert.trainers.workers.pool.BOOT", "raise SystemExit(3)")
+    with PoolRollouts(2, 1) as broken, pytest.raises(WorkerError) as caught:
+        await play(broken, says_task())
+
+    assert "each died 3 times before it was ready, the last one exit status 3." in str(caught.value)
+
+
+# -- 3. nothing is left ---------------------------------------------------------------------------
+
+
+def children() -> set[int]:
+    return {process.pid for process in psutil.Process().children()}
+
+
+async def test_a_group_that_is_given_up_ends_where_it_is_played(
+    pool: PoolRollouts, tmp_path: Path
+) -> None:
+    began, ended = tmp_path / "began", tmp_path / "ended"
+
+    async def waits(client: Any) -> float:
+        import asyncio
+
+        await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
+        try:
+            began.touch()
+            await asyncio.sleep(3600)
+        finally:
+            ended.touch()
+        return 0.0
+
+    playing = asyncio.create_task(play(pool, None, builder=ChatAgentGroupBuilder(waits)))
+    await until(began.exists)
+    playing.cancel()
+
+    await until(ended.exists)
+    assert rewards(await play(pool, says_task())) == [1.0, 1.0]
+
+
+async def test_shutting_down_waits_for_what_is_played_and_may_be_done_twice() -> None:
+    before = children()
+    executor = PoolRollouts(1, 2)
+    playing = asyncio.create_task(play(executor, says_task()))
+    await asyncio.sleep(0)
+
+    await asyncio.to_thread(executor.shutdown)
+    executor.shutdown(cancel_futures=True)
+
+    assert rewards(await playing) == [1.0, 1.0]
+    assert children() == before
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        await play(executor, says_task())
+
+
+async def test_an_error_gives_up_what_is_being_played(tmp_path: Path) -> None:
+    began = tmp_path / "began"
+
+    async def waits(client: Any) -> float:
+        import asyncio
+
+        began.touch()
+        await asyncio.sleep(3600)
+        return 0.0
+
+    before, executor = children(), PoolRollouts(1, 2)
+    playing = asyncio.create_task(
+        play(executor, None, builder=ChatAgentGroupBuilder(waits, agent_timeout=None))
+    )
+    await until(began.exists)
+    with pytest.raises(LookupError), executor:
+        raise LookupError
+
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    assert children() == before
+
+
+TRAINER = """
+import asyncio, sys, time
+from pathlib import Path
+from evert import PoolRollouts
+from tests.trainers.workers.conftest import play, says_task
+
+executor = PoolRollouts(2, 2)
+asyncio.run(play(executor, says_task()))
+asyncio.run(play(executor, says_task()))
+print("played", flush=True)
+time.sleep(60)
+"""
+
+
+def test_workers_end_when_their_trainer_is_killed() -> None:
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", TRAINER], stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
+    )
+    assert trainer.stdout is not None
+    assert trainer.stdout.readline() == "played\n"
+    workers = psutil.Process(trainer.pid).children()
+    assert workers
+
+    trainer.send_signal(signal.SIGKILL)
+    trainer.wait()
+    trainer.stdout.close()
+
+    _, alive = psutil.wait_procs(workers, timeout=SECONDS)
+    assert not alive
+
+
+# -- 4. the engine --------------------------------------------------------------------------------
+
+
+def base_client() -> Any:
+    made: Any = tinker.ServiceClient().create_sampling_client(base_model="evert-tiny")
+    assert made.sampler  # loaded
+    return made
+
+
+def greeted() -> Callable[..., Any]:
+    async def agent(client: Any, task: str) -> float:
+        reply = await client.chat.completions.create(
+            messages=[{"role": "user", "content": task}], model="judge"
+        )
+        await client.chat.completions.create(messages=[{"role": "user", "content": task}])
+        return float(len(reply.choices[0].message.content))
+
+    return agent
+
+
+async def test_groups_sample_from_the_engine_here_and_draw_what_they_would_here(
+    pool: PoolRollouts, engine: Engine
+) -> None:
+    there, here = [
+        await play(executor, says_task(), client=base_client()) for executor in (pool, None)
+    ]
+
+    assert there is not None
+    assert here is not None
+    tokens = [[t.transitions[0].ac.tokens for t in group.trajectories_G] for group in (there, here)]
+    assert tokens[0] == tokens[1]
+
+
+async def test_frozen_weights_are_sampled_from_the_engine_here(
+    pool: PoolRollouts, engine: Engine
+) -> None:
+    models = {"judge": TinkerModel("evert-tiny", seed=3, max_tokens=20)}
+    options: dict[str, Any] = {"client": base_client(), "models": models, "size": 1}
+    there = await play(pool, greeted(), "Say something long.", **options)
+    here = await play(None, greeted(), "Say something long.", **options)
+
+    assert rewards(there) == rewards(here)
+
+
+async def test_weights_are_offered_while_they_are_the_newest_or_in_use(engine: Engine) -> None:
+    with PoolRollouts(1, 2) as executor:
+        older, newer = base_client(), base_client()
+        await play(executor, says_task(), client=older)
+        service: Any = executor._offers._service
+        assert [*service._offered.values()] == [older]
+        await play(executor, says_task(), client=newer)
+        assert [*service._offered.values()] == [newer]
+    assert not service._thread.is_alive()
+
+
+async def test_workers_keep_to_this_machine_as_the_engine_does(
+    pool: PoolRollouts, engine: Engine
+) -> None:
+    async def calls_out(client: Any) -> float:
+        import socket
+
+        await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
+        socket.create_connection(("192.0.2.1", 80), timeout=1)
+        return 0.0
+
+    with pytest.raises(AgentError, match="raised NetworkRefusedError"):
+        await play(pool, None, builder=ChatAgentGroupBuilder(calls_out), client=base_client())

@@ -1,0 +1,70 @@
+"""The workers that a run's settings ask for: ``rollouts=pool`` and ``rollouts=ray``.
+
+What they are is in ``trainers/workers/``; Ray is imported where it is asked for.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from evert.bridge.errors import MissingPackageError
+from evert.trainers.runs.fields import RecipeError
+
+if TYPE_CHECKING:
+    from evert.trainers.runs.settings import TrainSettings
+    from evert.trainers.workers.executor import WorkerExecutor
+
+
+def check_workers(settings: "TrainSettings") -> None:
+    """Find out before the run whether there can be workers.
+
+    Raises:
+        MissingPackageError: Ray is not installed.
+        RecipeError: Workers are asked for, and nothing is to be played in them.
+    """
+    given = {"rollout_workers": settings.rollout_workers, "ray_address": settings.ray_address}
+    if settings.rollouts == "here":
+        for name in [name for name, value in given.items() if value is not None]:
+            raise RecipeError(
+                f"{name} is given, and rollouts=here plays all episodes in this process. Pass "
+                f"rollouts={'ray' if name == 'ray_address' else 'pool'}, or leave {name} out."
+            )
+    if settings.rollouts == "pool" and settings.ray_address is not None:
+        raise RecipeError("ray_address is given with rollouts=pool. Pass rollouts=ray.")
+    if settings.rollouts == "ray" and find_spec("ray") is None:
+        raise MissingPackageError(
+            "rollouts=ray needs the package ray, which is not installed. Install it with "
+            "pip install 'evert[ray]', or pass rollouts=pool for processes of this machine."
+        )
+
+
+@contextmanager
+def rollout_workers(settings: "TrainSettings") -> "Iterator[WorkerExecutor | None]":
+    """Have the workers that the settings ask for inside the block; None where they ask for none.
+
+    Raises:
+        RecipeError: There is no Ray cluster at the address.
+    """
+    if settings.rollouts == "here":
+        yield None
+        return
+    with _made(settings) as workers:
+        yield workers
+
+
+def _made(settings: "TrainSettings") -> "WorkerExecutor":
+    number, room = settings.rollout_workers, settings.groups_per_worker
+    if settings.rollouts == "pool":
+        from evert.trainers.workers.pool import PoolRollouts
+
+        return PoolRollouts(number, room)
+    from evert.trainers.workers.actors import RayRollouts
+
+    try:
+        return RayRollouts(number, room, address=settings.ray_address)
+    except ConnectionError as error:
+        raise RecipeError(
+            f"ray_address={settings.ray_address}: {error} Start a cluster there (ray start "
+            "--head), or leave ray_address out for a Ray of its own on this machine."
+        ) from error

@@ -1,0 +1,181 @@
+"""The workers of an executor: started side by side, replaced when they die, given groups.
+
+All of it lives on the executor's event loop. A group goes to the worker that has the fewest. One
+that was lost before may be what its workers die of: it is played *alone*, on a worker that has
+nothing else, so that no other group is lost with it, and it is known then whose fault it was.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from evert.trainers.workers.errors import WorkerError
+
+MOST_STARTS = 3
+"""How often in a row a worker may die before it is ready."""
+
+
+class WorkerLost(Exception):
+    """A worker has died; the message says of what. Nobody but the executor meets it."""
+
+
+class Worker(Protocol):
+    """A process that plays groups."""
+
+    async def play(self, parcel: bytes) -> bytes:
+        """What came of a group; cancelled, the group is given up.
+
+        Raises:
+            WorkerLost: The worker died.
+        """
+        ...
+
+    async def gone(self) -> None:
+        """Wait until it has died."""
+        ...
+
+    async def end(self) -> None:
+        """End it, and all that it plays."""
+        ...
+
+
+@dataclass(eq=False)
+class Place:
+    """A place for a worker.
+
+    Attributes:
+        worker: The one that is there; None: it is being started, or cannot be.
+        groups: How many it has.
+        is_alone: Whether a group is played there that nothing else may be beside.
+    """
+
+    worker: Worker | None = None
+    groups: int = 0
+    is_alone: bool = False
+
+
+class Crew:
+    """The workers.
+
+    Args:
+        start: Starts one; raises if it dies before it is ready.
+        workers: How many.
+        groups_per_worker: Most groups that one plays at a time.
+    """
+
+    def __init__(
+        self, start: Callable[[], Awaitable[Worker]], workers: int, groups_per_worker: int
+    ) -> None:
+        self._start = start
+        self._room = groups_per_worker
+        self._places = [Place() for _ in range(workers)]
+        self._waiting = deque[asyncio.Future[Place]]()
+        self._alone = deque[asyncio.Future[Place]]()
+        self._error: WorkerError | None = None
+        self._keeping = [asyncio.create_task(self._keep(place)) for place in self._places]
+
+    async def play(self, parcel: bytes, *, alone: bool = False) -> bytes:
+        """What came of a group.
+
+        Args:
+            parcel: The group.
+            alone: Whether no other group may be on its worker.
+
+        Raises:
+            WorkerLost: Its worker died.
+            WorkerError: No worker can be started.
+        """
+        place = await self._place(self._alone if alone else self._waiting)
+        worker = place.worker
+        try:
+            if worker is None:
+                raise WorkerLost("it died before it was given the group")
+            return await worker.play(parcel)
+        except WorkerLost:
+            if place.worker is worker:
+                place.worker = None  # nothing goes there any more
+            raise
+        finally:
+            place.groups -= 1
+            place.is_alone = False
+            self._deal()
+
+    async def end(self) -> None:
+        """End all workers."""
+        for keeping in self._keeping:
+            keeping.cancel()
+        await asyncio.gather(*self._keeping, return_exceptions=True)
+
+    async def _keep(self, place: Place) -> None:
+        """Have a worker in a place, another one when it dies."""
+        starts, why = 0, ""
+        while starts < MOST_STARTS:
+            try:
+                worker = await self._start()
+            except Exception as error:
+                lost = isinstance(error, WorkerLost)
+                starts, why = starts + 1, str(error) if lost else f"{type(error).__name__}: {error}"
+                continue
+            starts, place.worker = 0, worker
+            self._deal()
+            try:
+                await worker.gone()
+            finally:
+                place.worker = None
+                await worker.end()
+        self._places.remove(place)
+        if not self._places:
+            self._fail(why)
+
+    async def _place(self, queue: "deque[asyncio.Future[Place]]") -> Place:
+        if self._error is not None:
+            raise self._error
+        waiting: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
+        queue.append(waiting)
+        self._deal()
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if waiting.done() and not waiting.cancelled():
+                waiting.result().groups -= 1
+                waiting.result().is_alone = False
+                self._deal()
+            raise
+
+    def _deal(self) -> None:
+        """Give the groups that wait to the workers that have room."""
+        up = [place for place in self._places if place.worker is not None and not place.is_alone]
+        while up and (alone := _next(self._alone)) is not None:
+            kept = min(up, key=lambda place: place.groups)
+            up.remove(kept)  # nothing else goes there: it will be empty
+            if kept.groups:
+                break
+            self._alone.popleft()
+            kept.groups, kept.is_alone = 1, True
+            alone.set_result(kept)
+        while up and (waiting := _next(self._waiting)) is not None:
+            free = min(up, key=lambda place: place.groups)
+            if free.groups >= self._room:
+                break
+            self._waiting.popleft()
+            free.groups += 1
+            waiting.set_result(free)
+
+    def _fail(self, why: str) -> None:
+        self._error = WorkerError(
+            f"No worker can be started: each died {MOST_STARTS} times before it was ready, the "
+            f"last one {why}. What it printed says more. Is evert installed where workers run, "
+            "and is there enough memory?"
+        )
+        for waiting in (*self._alone, *self._waiting):
+            if not waiting.done():
+                waiting.set_exception(self._error)
+
+
+def _next(queue: "deque[asyncio.Future[Place]]") -> "asyncio.Future[Place] | None":
+    """The first that still waits."""
+    while queue and queue[0].done():
+        queue.popleft()
+    return queue[0] if queue else None

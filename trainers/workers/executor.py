@@ -1,0 +1,220 @@
+"""``WorkerExecutor``: plays the Cookbook's groups on workers; what kind of them, subclasses say.
+
+    with PoolRollouts(workers=4, groups_per_worker=8) as rollouts:
+        asyncio.run(rl.train.main(config, rollout_executor=rollouts))
+
+It has a thread with an event loop, on which everything happens: no locks. A group that is lost with
+its worker is played again, and counted. One that is lost ``MOST_LOSSES`` times, the last time alone
+on its worker, is an error that names its task.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from contextlib import suppress
+from typing import Any, ClassVar, Self
+
+from tinker_cookbook.rl.rollouts import _run_rollout_sync
+from tinker_cookbook.rl.types import TrajectoryGroup
+
+from evert.bridge.agent import agent_name
+from evert.bridge.errors import repr_of
+from evert.trainers.workers.crew import Crew, Worker, WorkerLost
+from evert.trainers.workers.errors import LostGroupError, WorkerError
+from evert.trainers.workers.offers import Offers
+from evert.trainers.workers.travel import Outcome, unpack
+
+logger = logging.getLogger(__name__)
+
+MOST_LOSSES = 3
+"""How often a group may be lost with its worker."""
+ALONE_AFTER = 2
+"""Losses after which a group is played alone on its worker."""
+
+Tell = Callable[..., object]
+"""Calls a function with arguments, where whoever submitted the group is."""
+
+
+class WorkerExecutor(Executor):
+    """Plays groups on workers.
+
+    Args:
+        workers: How many.
+        groups_per_worker: Most groups that one plays at a time, on one event loop.
+        host: Interface of this process at which workers sample from its engine.
+
+    Attributes:
+        workers, groups_per_worker: As given.
+        lost_groups: How often a group was lost with its worker so far.
+
+    Raises:
+        ValueError: A number below 1.
+    """
+
+    kind: ClassVar[str] = "workers"
+    """What they are, in words."""
+
+    def __init__(self, workers: int, groups_per_worker: int, host: str = "127.0.0.1") -> None:
+        for name, number in (("workers", workers), ("groups_per_worker", groups_per_worker)):
+            if number < 1:
+                raise ValueError(f"{name} must be at least 1, got {number}.")
+        self.workers = workers
+        self.lost_groups = 0
+        self.groups_per_worker = groups_per_worker
+        self._offers = Offers(host)
+        self._groups = set[asyncio.Task[Any]]()
+        self._is_closed = False
+        self._loop = asyncio.new_event_loop()
+        self._over = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="evert rollouts", daemon=True)
+        self._thread.start()
+
+    async def start_worker(self) -> Worker:
+        """Start a worker.
+
+        Raises:
+            WorkerLost: It died before it was ready.
+        """
+        raise NotImplementedError
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        """Play one of the Cookbook's groups; a future of its trajectories, or of None.
+
+        Where it is called on an event loop, what came of the group is told to the strategy there.
+
+        Raises:
+            RuntimeError: The executor was shut down.
+            WorkerError: It is something else than a group.
+        """
+        if fn is not _run_rollout_sync:
+            raise WorkerError(
+                f"A {type(self).__name__} was given {repr_of(fn)}; it plays the groups of the "
+                "Cookbook's rl.train.main (rollout_executor=) and nothing else. Give other work to "
+                "an executor of its own."
+            )
+        if self._is_closed:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        [task] = args
+        return asyncio.run_coroutine_threadsafe(self._group(task, _teller()), self._loop)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the workers when the groups that were submitted are over. Further calls do no harm.
+
+        Args:
+            wait: Whether to return only then.
+            cancel_futures: Whether to give those groups up, also if they are being played.
+        """
+        self._is_closed = True
+        with suppress(RuntimeError):  # over already
+            self._loop.call_soon_threadsafe(self._finish, cancel_futures)
+        if wait:
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        """The executor."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Shut down; groups are given up where there was an error."""
+        self.shutdown(cancel_futures=kind is not None)
+
+    def __str__(self) -> str:
+        return f"{self.workers} {self.kind} of up to {self.groups_per_worker} groups each"
+
+    # -- its thread ------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._work())
+
+    async def _work(self) -> None:
+        self._crew = Crew(self.start_worker, self.workers, self.groups_per_worker)
+        try:
+            await self._over.wait()
+            while self._groups:
+                await asyncio.wait(self._groups)
+        finally:
+            await self._crew.end()
+            self._offers.close()
+            self._release()
+
+    def _release(self) -> None:
+        """Let go of what the workers were made with."""
+
+    def _finish(self, give_up: bool) -> None:
+        if give_up:
+            for group in self._groups:
+                group.cancel()
+        self._over.set()
+
+    async def _group(self, task: Any, tell: Tell) -> TrajectoryGroup | None:
+        this = asyncio.current_task()
+        if this is not None:
+            self._groups.add(this)
+            this.add_done_callback(self._groups.discard)
+        hear = getattr(task.strategy, "hear", None)
+        outcome, error = Outcome(), None
+        try:
+            async with self._offers.packed(task) as parcel:
+                outcome = await self._outcome(parcel, task, tell)
+            error = outcome.error.unpacked() if outcome.error is not None else None
+        except Exception as raised:
+            error = raised
+        for record in outcome.records:
+            logging.getLogger(record.name).handle(record)
+        if error is not None and not isinstance(error, Exception):
+            error = WorkerError(f"{_name(task)} raised {type(error).__name__} in a worker: {error}")
+        if hear is not None:
+            tell(hear, task.env_group_builder, outcome.account, error)
+        if error is not None:
+            raise error
+        return outcome.result
+
+    async def _outcome(self, parcel: bytes, task: Any, tell: Tell) -> Outcome:
+        """What came of a group, however many workers it took.
+
+        Raises:
+            LostGroupError: Its worker died each time.
+        """
+        lost = WorkerLost()
+        for losses in range(MOST_LOSSES):
+            try:
+                came: Outcome = unpack(await self._crew.play(parcel, alone=losses >= ALONE_AFTER))
+                return came
+            except WorkerLost as error:
+                lost = error
+            self.lost_groups += 1
+            logger.warning("%s was lost: its worker died, %s.", _name(task), lost)
+            if (hear_of_loss := getattr(task.strategy, "hear_of_loss", None)) is not None:
+                tell(hear_of_loss, str(lost))
+        raise LostGroupError(
+            f"{_name(task)} was lost with its worker {MOST_LOSSES} times, the last time with "
+            f"nothing else on that worker: it died, {lost}. Look for what ends the process there: "
+            "memory, os._exit, a crash in a C extension. Played in the trainer's own process, the "
+            "same would end the run."
+        )
+
+
+def _teller() -> Tell:
+    """Calls functions on the event loop that runs here, in turn; where there is none, at once."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return lambda function, *arguments: function(*arguments)
+
+    def tell(*call: Any) -> None:
+        with suppress(RuntimeError):  # nobody is there any more
+            loop.call_soon_threadsafe(*call)
+
+    return tell
+
+
+def _name(task: Any) -> str:
+    """A group, for messages."""
+    builder = task.env_group_builder
+    agent = getattr(builder, "agent", None)
+    if agent is None:
+        return f"The group of {repr_of(builder)}"
+    return f"The group of the agent {agent_name(agent)} on the task {repr_of(builder.task)}"

@@ -1,0 +1,90 @@
+"""Sampling clients of this process that groups in workers sample from.
+
+The embedded engine's clients are offered by a policy service, which is started for the first of
+them, and withdrawn when no group in flight uses them and there is a newer one. Others pickle by
+themselves: those of the Tinker SDK reach their service from anywhere.
+"""
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import tinker
+
+from evert.bridge.weights import TinkerModel, open_weights
+from evert.trainers.engine.network import allowed_hosts
+from evert.trainers.engine.sampling_client import SamplingClient
+from evert.trainers.serving.service import PolicyService
+from evert.trainers.workers.travel import Parcel, pack
+
+
+class Offers:
+    """What is offered, and for how long.
+
+    Args:
+        host: Interface at which workers reach this process.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._service: PolicyService | None = None
+        self._groups = Counter[SamplingClient]()
+        """Groups in flight, by the client of their policy."""
+        self._newest: SamplingClient | None = None
+
+    @asynccontextmanager
+    async def packed(self, task: Any) -> AsyncIterator[bytes]:
+        """A task of the Cookbook as a worker takes it; what it samples is offered inside the block.
+
+        Raises:
+            WorkerError: It cannot be pickled.
+        """
+        client = task.sampling_client
+        if isinstance(client, SamplingClient):
+            self._newest = client
+            self._groups[client] += 1
+        try:
+            weights = [await self._opened(model) for model in _frozen(task)]
+            yield pack(replace(self._parcel(), task=task, weights=(*weights,)), self._stand_in)
+        finally:
+            if isinstance(client, SamplingClient):
+                self._groups[client] -= 1
+                self._withdraw()
+
+    def close(self) -> None:
+        """Withdraw everything."""
+        if self._service is not None:
+            self._service.close()
+
+    def _parcel(self) -> Parcel:
+        hosts = allowed_hosts()
+        return Parcel(None, None if hosts is None else hosts | {self._host})
+
+    def _stand_in(self, found: Any) -> Any:
+        return self._offered(found) if isinstance(found, SamplingClient) else None
+
+    def _offered(self, client: SamplingClient) -> Any:
+        if self._service is None:
+            self._service = PolicyService(self._host)
+        return self._service.offer(client)
+
+    async def _opened(self, model: TinkerModel) -> tuple[TinkerModel, Any, int | None]:
+        opened = await open_weights(model)
+        return model, opened.client, opened.context_length
+
+    def _withdraw(self) -> None:
+        over = [c for c, n in self._groups.items() if not n and c is not self._newest]
+        for client in over:
+            del self._groups[client]
+            if self._service is not None:
+                self._service.withdraw(client)
+
+
+def _frozen(task: Any) -> list[TinkerModel]:
+    """Frozen models of a task that an engine in this process samples."""
+    if not hasattr(tinker.ServiceClient, "engine"):
+        return []
+    models = getattr(task.env_group_builder, "options", {}).get("models") or {}
+    return [model for model in models.values() if isinstance(model, TinkerModel)]

@@ -1,0 +1,88 @@
+"""A group where it is played: in a worker, on its event loop, beside other groups.
+
+One loop and not threads: unpickled renderers share the Cookbook's tokenizer, which cannot encode in
+two threads at once.
+"""
+
+import asyncio
+import logging
+from contextlib import ExitStack
+from contextvars import ContextVar
+
+from tinker_cookbook.rl.rollouts import do_group_rollout_and_filter_constant_reward
+from tinker_cookbook.rl.types import TrajectoryGroup
+
+from evert.bridge.servers import address_of, complete_client
+from evert.bridge.weights import hand_in
+from evert.trainers.engine.network import no_network
+from evert.trainers.workers.errors import WorkerError
+from evert.trainers.workers.travel import Outcome, PackedError, Parcel, pack, unpack
+
+_records: ContextVar[list[logging.LogRecord] | None] = ContextVar("evert_records", default=None)
+"""What the group of this context has logged."""
+_process = ExitStack()
+"""What is done once a process, for as long as it lives."""
+_guarded: set[frozenset[str]] = set()
+
+
+async def play(data: bytes) -> bytes:
+    """Play a group.
+
+    Args:
+        data: Its ``Parcel``, packed.
+
+    Returns:
+        Its ``Outcome``, packed: with what was raised, if something was.
+    """
+    outcome = Outcome()
+    _records.set(outcome.records)
+    try:
+        parcel: Parcel = unpack(data)
+        _prepare(parcel)
+        try:
+            outcome.result = await _played(parcel.task)
+        finally:
+            outcome.account = getattr(parcel.task.strategy, "account", None)
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # KeyboardInterrupt, too, is an agent's own: we get no signals
+        outcome.error = PackedError.of(error)
+    try:
+        return pack(outcome)
+    except WorkerError as error:  # somebody's metrics, for example
+        return pack(Outcome(error=PackedError.of(error), account=outcome.account))
+
+
+async def _played(task: object) -> TrajectoryGroup | None:
+    """What the Cookbook makes of a task of its own."""
+    fields = dict(vars(task))
+    fields["do_remove_constant_reward_groups"] = fields.pop("remove_constant_reward_groups")
+    group: TrajectoryGroup | None = await do_group_rollout_and_filter_constant_reward(**fields)
+    return group
+
+
+def _prepare(parcel: Parcel) -> None:
+    """Have this process know the trainer's server and frozen models, and keep to its hosts."""
+    hosts = parcel.allow_hosts
+    if hosts is not None and hosts not in _guarded:
+        _guarded.add(hosts)
+        _process.enter_context(no_network(hosts))
+    complete_client(address_of(parcel.task.sampling_client))
+    for model, client, context_length in parcel.weights:
+        hand_in(model, client, context_length)
+
+
+class Recorder(logging.Handler):
+    """Keeps what a group logs, to be logged in the trainer's process."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record as text: its arguments and its exception may not pickle."""
+        if (records := _records.get()) is not None:
+            record.msg, record.args = self.format(record), None
+            record.exc_info = record.exc_text = record.stack_info = None
+            records.append(record)
+
+
+def become_worker() -> None:
+    """Prepare a process for groups: what they log goes with them."""
+    logging.getLogger().handlers[:] = [Recorder()]

@@ -1,0 +1,182 @@
+"""What goes to a worker, what comes back from it, and how both are pickled.
+
+    Parcel, Outcome     a group to play; what came of it
+    pack, unpack        as bytes, and back
+    PackedError         an exception with its causes
+
+``cloudpickle`` takes along what has no import path: lambdas, closures, what stands in a script or
+a notebook. What has one goes by its path, so that its module has to be on the worker's machine.
+"""
+
+import copyreg
+import functools
+import io
+import itertools
+import pickle
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from logging import LogRecord
+from typing import Any
+
+import cloudpickle
+from tinker_cookbook.renderers import Renderer
+from tinker_cookbook.rl.types import TrajectoryGroup
+
+from evert.bridge.errors import EvertError, text_of
+from evert.bridge.group import ChatAgentGroupBuilder
+from evert.bridge.weights import TinkerModel
+from evert.trainers.workers.errors import WorkerError
+
+MOST_CAUSES = 8
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A group on its way to a worker.
+
+    Attributes:
+        task: The Cookbook's: builder, sampling client, strategy and how to sample.
+        allow_hosts: Hosts that may be reached where the trainer keeps to its own machine; None: it
+            does not.
+        weights: Frozen models that the trainer has opened: each with a client that samples it, and
+            the length of its context.
+    """
+
+    task: Any
+    allow_hosts: frozenset[str] | None = None
+    weights: tuple[tuple[TinkerModel, Any, int | None], ...] = ()
+
+
+@dataclass
+class Outcome:
+    """What came of a group.
+
+    Attributes:
+        result: What the Cookbook makes of it: its trajectories, or None.
+        error: What was raised instead; None: nothing.
+        account: Of its episodes, by a strategy that has one (``runs/rollouts.py``).
+        records: What was logged.
+    """
+
+    result: TrajectoryGroup | None = None
+    error: "PackedError | None" = None
+    account: Any = None
+    records: list[LogRecord] = field(default_factory=list)
+
+
+def pack(value: Any, stand_in: Callable[[Any], Any] = lambda found: None) -> bytes:
+    """Pickle something with all that has no import path.
+
+    Args:
+        value: The thing.
+        stand_in: From an object inside it to what goes in its place; None: itself.
+
+    Raises:
+        WorkerError: Something in it cannot be pickled.
+    """
+    file = io.BytesIO()
+    try:
+        _Pickler(file, stand_in).dump(value)
+    except EvertError:
+        raise
+    except Exception as error:  # whatever somebody's own class raises
+        raise WorkerError(
+            f"{type(error).__name__}: {text_of(error)}. An agent, its task and its options go to "
+            "another process by cloudpickle: open locks, clients, files and models inside the "
+            "agent, where they are needed, or play the rollouts in this process."
+        ) from error
+    return file.getvalue()
+
+
+def unpack(data: bytes) -> Any:
+    """What was packed.
+
+    Raises:
+        WorkerError: It cannot be read here; most often a module is missing.
+    """
+    try:
+        return pickle.loads(data)
+    except Exception as error:
+        raise WorkerError(
+            f"{type(error).__name__}: {text_of(error)}. What came from the other process cannot be "
+            "read here: modules of agents, tasks and exceptions have to be importable on both "
+            "sides, in the same version."
+        ) from error
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def __init__(self, file: io.BytesIO, stand_in: Callable[[Any], Any]) -> None:
+        super().__init__(file)
+        self._stand_in = stand_in
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, ChatAgentGroupBuilder):  # its own way is for picklers by import path
+            return copyreg.__newobj__, (type(obj),), obj.state()  # type: ignore[attr-defined]
+        if isinstance(obj, Renderer):
+            return _one_renderer, obj.__reduce__()
+        there = self._stand_in(obj)
+        return super().reducer_override(obj) if there is None else (_itself, (there,))
+
+
+def _itself(there: Any) -> Any:
+    return there
+
+
+@functools.cache
+def _one_renderer(make: Callable[..., Renderer], arguments: tuple[Any, ...]) -> Renderer:
+    """The same renderer for every group of a process, with what is prepared for it once."""
+    return make(*arguments)
+
+
+# -- exceptions ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PackedError:
+    """An exception and its causes, the last one first; its traceback as a note of the first cause.
+
+    Attributes:
+        pickled: Each as bytes; one that does not pickle, as text.
+    """
+
+    pickled: tuple[bytes | str, ...]
+
+    @classmethod
+    def of(cls, error: BaseException) -> "PackedError":
+        """That of an exception that was caught."""
+        chain = [error]
+        while len(chain) < MOST_CAUSES and (cause := _cause(chain[-1])) is not None:
+            chain.append(cause)
+        if not isinstance(chain[-1], EvertError):
+            chain[-1].add_note(
+                "In a worker:\n" + "".join(traceback.format_tb(chain[-1].__traceback__))
+            )
+        return cls(tuple(_pickled(each) for each in chain))
+
+    def unpacked(self) -> BaseException:
+        """The exception, of its own type."""
+        chain = [_unpickled(each) for each in self.pickled]
+        for error, cause in itertools.pairwise(chain):
+            error.__cause__ = cause
+        return chain[0]
+
+
+def _cause(error: BaseException) -> BaseException | None:
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _pickled(error: BaseException) -> bytes | str:
+    try:
+        data = cloudpickle.dumps(error)
+        pickle.loads(data)  # many an exception pickles, and cannot be made again
+    except Exception:
+        return f"{type(error).__name__}: {text_of(error)}"
+    return bytes(data)
+
+
+def _unpickled(packed: bytes | str) -> BaseException:
+    if isinstance(packed, str):
+        return WorkerError(packed)
+    error = unpack(packed)
+    return error if isinstance(error, BaseException) else WorkerError(repr(error))
