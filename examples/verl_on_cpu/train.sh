@@ -40,8 +40,8 @@ actor=(
   +actor_rollout_ref.model.override_config.attn_implementation=sdpa
   actor_rollout_ref.model.use_remove_padding=False
   actor_rollout_ref.model.enable_gradient_checkpointing=False
-  actor_rollout_ref.actor.strategy=fsdp2 actor_rollout_ref.actor.fsdp_config.dtype=float32
-  actor_rollout_ref.actor.optim.lr=3e-4
+  actor_rollout_ref.actor.strategy=fsdp2
+  actor_rollout_ref.actor.optim.lr=1e-3
   actor_rollout_ref.actor.ppo_mini_batch_size=8
   actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=64
   actor_rollout_ref.actor.use_torch_compile=False

@@ -619,7 +619,9 @@ def test_main_ppo_trains_on_all_kinds_of_episodes_at_once(tmp_path: Path) -> Non
     assert before["val-core/two_talks/reward/mean@1"] == 0.75
     for number, step in enumerate(steps, 1):
         assert step["actor/grad_norm"] > 0
-        assert step["training/rollout_probs_diff_max"] < 1e-3
+        # the trainer's own probabilities, in bfloat16
+        assert step["training/rollout_actor_probs_pearson_corr"] > 0.999
+        assert step["training/rollout_probs_diff_mean"] < 0.01
         outputs = (tmp_path / "rollouts" / f"{number}.jsonl").read_text().splitlines()
         played = [json.loads(line) for line in outputs]
         assert len(played) == 2 * 4 + 2 * 4 + 2 * (2 * 4) + 4  # two lineages; one task fails
