@@ -6,6 +6,7 @@
 #                     gallery of public agents, in environments of their own
 #   make trainers     the same agents under other trainers (verl, TRL), rollouts on Ray
 #   make service BASE_URL=http://...   whether evert trains on that Tinker service; MODEL= what of its models
+#   make served  vLLM's build for CPUs (3.4 GB) serves the shipped base: as near as the engine
 #   make tau2    the same for tau2-bench, in a checkout of it: make tau2 TAU2_BENCH=PATH (part of
 #                `make frameworks` where TAU2_BENCH is set)
 #   make cookbooks   what touches the Tinker Cookbook, against the newest one too (constraints.txt has 0.5.8)
@@ -21,7 +22,7 @@ BIN := .venv/bin
 SETTINGS ?=
 COOKBOOK := 0.6.1
 
-.PHONY: train test frameworks trainers service tau2 cookbooks lint docs bench kill9 smoke soak machine clean
+.PHONY: train test frameworks trainers served service tau2 cookbooks lint docs bench kill9 smoke soak machine clean
 
 train: .venv/installed
 	$(BIN)/python -m evert.trainers.train env=identity $(SETTINGS)
@@ -55,6 +56,10 @@ else
 service:
 	$(error Name the service: make service BASE_URL=http://127.0.0.1:8000)
 endif
+
+served: .venv/developing
+	$(BIN)/python frameworks/make_environment.py vllm
+	$(BIN)/python -m pytest -s tests/other_trainers/test_vllm.py --environment vllm
 
 # It is in no package index, so that its tests need a checkout.
 tau2: .venv/developing

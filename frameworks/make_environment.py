@@ -26,8 +26,11 @@ CONSTRAINTS = ROOT / "constraints.txt"
 PYTHONS = {"tau2": "3.12"}
 """Environment -> the Python that its frameworks need, where not any will do."""
 
-ALONE = {"aider"}
+ALONE = {"aider", "vllm"}
 """Environments without evert: of programs that run as commands, whose pins conflict with its."""
+
+WITHOUT = {"vllm": ["torchaudio", "torchcodec", "torchvision"]}
+"""What frameworks ask for and do not need; beside a build of torch for CPUs these do not import."""
 
 
 def main() -> None:
@@ -48,6 +51,9 @@ def main() -> None:
     started = time.monotonic()
     run(python_for(name), "-m", "venv", "--clear", str(environment))
     install(environment / "bin" / "python", requirements, with_evert=name not in ALONE)
+    if name in WITHOUT:
+        python = str(environment / "bin" / "python")
+        run(python, "-m", "pip", "uninstall", "--quiet", "--yes", *WITHOUT[name])
     stamp.write_text(fingerprint)
     print(f"made {environment.relative_to(ROOT)} in {time.monotonic() - started:.0f} s")
 

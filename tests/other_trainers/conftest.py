@@ -3,14 +3,19 @@
     .frameworks/trainers/bin/python -m pytest tests/other_trainers --environment trainers
 
 ``frameworks/make_environment.py trainers`` makes the environment. Without ``--environment`` nothing
-here is collected: the packages are not in .venv.
+here is collected: the packages are not in .venv. ``--environment vllm`` is .venv with vLLM beside
+it (``make served``).
 """
+
+from pathlib import Path
 
 import pytest
 
+VLLM = "test_vllm.py"
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--environment", choices=["trainers"], help="what is installed here")
+    parser.addoption("--environment", choices=["trainers", "vllm"], help="what is installed here")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -19,5 +24,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", f"ignore::{category}")
 
 
-def pytest_ignore_collect(config: pytest.Config) -> bool | None:
-    return True if config.getoption("--environment", default=None) is None else None
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    environment = config.getoption("--environment", default=None)
+    if collection_path.is_file() and (collection_path.name == VLLM) != (environment == "vllm"):
+        return True
+    return True if environment is None else None

@@ -260,6 +260,7 @@ class Engine:
             seed=stream_key(self.settings.seed, *number),
             context_length=context_length(model),
             end_tokens=end_tokens(model, tokenizer),
+            vocabulary=model.get_input_embeddings().weight.shape[0],
         )
         self._samplers.add(sampler)
         return sampler

@@ -84,6 +84,7 @@ class Sampler:
         seed: int,
         context_length: int,
         end_tokens: frozenset[int],
+        vocabulary: int = 2**31,
     ) -> None:
         """Take over a frozen model.
 
@@ -93,6 +94,7 @@ class Sampler:
             seed: Seed of all random streams.
             context_length: Most tokens of prompt and reply together.
             end_tokens: Tokens that end a reply when a request names no stop.
+            vocabulary: Tokens that the model knows.
         """
         self.stats = SamplerStats()
         self._model = model
@@ -100,6 +102,7 @@ class Sampler:
         self._seed = seed
         self._context_length = context_length
         self._end_tokens = end_tokens
+        self._vocabulary = vocabulary
         self._asked: Counter[bytes] = Counter()
         self._sequence_numbers = itertools.count()
         self._lock = threading.Condition()
@@ -154,6 +157,7 @@ class Sampler:
                 f"Log-probabilities were asked for {len(tokens)} tokens; expected between 1 and "
                 f"the model's context of {self._context_length}. Shorten the input."
             )
+        self._check_ids(tokens)
         score = _Score(list(tokens))
         with self._lock:
             self._wake()
@@ -179,6 +183,7 @@ class Sampler:
                 "least one token, sample and new token, and a temperature of 0 or more. "
                 f"(The model's context holds {self._context_length} tokens.)"
             )
+        self._check_ids(prompt)
         if max_tokens > room:
             raise SamplingRequestError(
                 f"A prompt of {len(prompt)} tokens and max_tokens={max_tokens} need "
@@ -186,6 +191,14 @@ class Sampler:
                 f"Shorten the prompt, or ask for at most {max(room, 0)} tokens."
             )
         return max_tokens
+
+    def _check_ids(self, tokens: Sequence[int]) -> None:
+        """Refuse what no model looks up: it would fail whoever is in the same batch."""
+        if min(tokens) < 0 or max(tokens) >= self._vocabulary:
+            raise SamplingRequestError(
+                f"The prompt has token ids from {min(tokens)} to {max(tokens)}; the model knows 0 "
+                f"to {self._vocabulary - 1}. Write the prompt with the model's own tokenizer."
+            )
 
     def _stream_keys(self, prompt: Sequence[int], count: int, seed: int | None) -> list[int]:
         content = np.asarray(prompt, dtype=np.int32).tobytes()

@@ -5,6 +5,7 @@ at its end (``asyncio.run`` does), so that rollouts that have a loop each leave 
 """
 
 import asyncio
+import io
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
@@ -17,6 +18,9 @@ from evert.trainers.serving.errors import NotServedError, ServerGoneError, Servi
 
 KEPT_ALIVE = 4.0
 """Seconds that an idle connection is kept: fewer than any server does (uvicorn: 5)."""
+
+LONG_BODY = 2**20
+"""Bytes from which aiohttp wants a body in pieces."""
 
 CONNECT_TIME = 30.0
 """Seconds to connect."""
@@ -52,11 +56,14 @@ async def ask(
         headers["Authorization"] = f"Bearer {key}"
     limit = aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_TIME)
     session = await _session()
+    data: bytes | io.BytesIO | None = body
     method = "GET" if body is None else "POST"
+    if body is not None and len(body) >= LONG_BODY:
+        data = io.BytesIO(body)
     try:
         with left_alone():  # an agent may sample by itself, and names a model of its policy's
             async with session.request(
-                method, url, data=body, headers=headers, timeout=limit
+                method, url, data=data, headers=headers, timeout=limit
             ) as answer:
                 content = await answer.read()
     except TimeoutError as error:

