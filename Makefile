@@ -47,6 +47,8 @@ frameworks: .venv/developing
 trainers: .venv/developing
 	$(BIN)/python frameworks/make_environment.py trainers
 	.frameworks/trainers/bin/python -m pytest -n 2 --dist worksteal tests/other_trainers --environment trainers
+	$(BIN)/python frameworks/make_environment.py verifiers
+	.frameworks/verifiers/bin/python -m pytest tests/more_trainers --environment verifiers
 
 # Whatever speaks Tinker's protocol; the SDK warns of what it deprecates, and leaves connections open.
 ifdef BASE_URL
@@ -97,6 +99,7 @@ bench: .venv/developing
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/learning.py
 	$(BIN)/python benchmarks/intervals.py
+	$(BIN)/python benchmarks/scale.py
 
 # What takes long to show that it holds. SIGTERM and Ctrl-C: SETTINGS='--signal TERM'.
 kill9: .venv/developing
@@ -109,6 +112,7 @@ smoke: .venv/developing
 	$(BIN)/python benchmarks/faces.py --quick
 	$(BIN)/python benchmarks/engine.py --quick
 	$(BIN)/python benchmarks/intervals.py --quick
+	$(BIN)/python benchmarks/scale.py --quick
 
 soak: .venv/developing
 	$(BIN)/python benchmarks/soak.py --plot soak.png $(SETTINGS)

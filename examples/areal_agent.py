@@ -1,0 +1,15 @@
+"""AReaL: any class with ``async run``; AReaL gives it an endpoint and keeps the tokens itself."""
+
+from chat_agent import agent
+from openai import AsyncOpenAI
+
+
+class AgentWorkflow:
+    """An agent of evert's. AReaL makes one: ``workflow="areal_agent.AgentWorkflow"``."""
+
+    async def run(self, data, *, base_url, api_key, http_client=None, **_):
+        """Play the task of one row; the reward of its last reply, or of each by its id."""
+        client = AsyncOpenAI(
+            base_url=base_url, api_key=api_key, http_client=http_client, max_retries=0
+        )
+        return float(await agent(client, data["task"]))

@@ -1,0 +1,29 @@
+"""An agent for any trainer: it takes what OpenAI's SDK has, evert's handle or a genuine client."""
+
+from game import TURNS, Game, next_guess, play
+
+
+async def agent(client, task):
+    """Guess in plain chat turns."""
+    game = Game(task)
+    messages = [{"role": "user", "content": f"{game.rules} Answer with the number alone."}]
+    for _ in range(TURNS):
+        completion = await client.chat.completions.create(model="policy", messages=messages)
+        answer = completion.choices[0].message.content or ""
+        feedback = game.check(int(answer)) if answer.isdecimal() else "That is no number"
+        if game.found:
+            break
+        messages += [
+            {"role": "assistant", "content": answer},
+            {"role": "user", "content": feedback},
+        ]
+    return game.reward
+
+
+def model(prompt):
+    """Answer with the number alone."""
+    return str(next_guess(prompt))
+
+
+if __name__ == "__main__":
+    play(agent, model)

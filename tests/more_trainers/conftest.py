@@ -1,0 +1,76 @@
+"""The examples of ``docs/other-trainers``, with the packages that install beside evert on a CPU.
+
+    .frameworks/verifiers/bin/python -m pytest tests/more_trainers --environment verifiers
+
+``frameworks/make_environment.py verifiers`` makes the environment. Without ``--environment``
+nothing here is collected: the packages are not in .venv.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--environment", choices=["verifiers"], help="what is installed here")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--environment", default=None):
+        sys.path.insert(0, str(EXAMPLES))  # as when one is run
+
+
+def pytest_ignore_collect(config: pytest.Config) -> bool | None:
+    return True if config.getoption("--environment", default=None) is None else None
+
+
+Answer = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@contextmanager
+def served(answer: Answer) -> Iterator[int]:
+    """Serves what ``answer`` makes of each body, wherever it was posted; the port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(json.dumps(answer(body)).encode())
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    """A trainer's endpoint for chat completions; its model bisects."""
+    from game import next_guess
+
+    def reply(body: dict[str, Any]) -> dict[str, Any]:
+        said = next_guess(" ".join(message["content"] for message in body["messages"]))
+        message = {"role": "assistant", "content": str(said)}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        about = {"id": "1", "object": "chat.completion", "created": 1, "model": body["model"]}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        return {**about, "choices": [choice], "usage": usage}
+
+    with served(reply) as port:
+        yield f"http://127.0.0.1:{port}/v1"
