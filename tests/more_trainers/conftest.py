@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+GAMES = Path(__file__).parent.parent.parent / "examples"
+EXAMPLES = [str(GAMES / "other_trainers"), str(GAMES)]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--environment", default=None):
-        sys.path.insert(0, str(EXAMPLES))  # as when one is run
+        sys.path[:0] = EXAMPLES  # as when one is run
 
 
 def pytest_ignore_collect(config: pytest.Config) -> bool | None:

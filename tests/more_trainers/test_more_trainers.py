@@ -42,7 +42,8 @@ def test_verifiers_plays_the_agent_and_keeps_its_turns_and_reward(
         "--client.base-url", endpoint, "--client.api-key-var", "MY_KEY", "-m", "policy", "-n", "3",
         "--no-push", "--no-rich", "-o", str(tmp_path),
     ]  # fmt: skip
-    own = {**os.environ, "PYTHONPATH": f"{EXAMPLES}:{os.environ.get('PYTHONPATH', '')}"}
+    paths = [*EXAMPLES, os.environ.get("PYTHONPATH", "")]
+    own = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     subprocess.run([command, *options], env=own, check=True, cwd=tmp_path)
 
     [path] = tmp_path.rglob("traces.jsonl")
