@@ -78,7 +78,7 @@ async def played(agent: Any, *texts: str, **options: Any) -> Trajectory:
     return trajectory
 
 
-def shifted(sequence: TokenSequence) -> dict[str, list[float]]:
+def shifted(sequence: TokenSequence) -> dict[str, Any]:
     """A sequence as a datum of the Cookbook has it: each position with its next token."""
     before = [0.0] * (len(sequence.prompt_ids) - 1)
     return {
@@ -89,7 +89,7 @@ def shifted(sequence: TokenSequence) -> dict[str, list[float]]:
     }
 
 
-def of_datum(datum: tinker.Datum) -> dict[str, list[float]]:
+def of_datum(datum: tinker.Datum) -> dict[str, Any]:
     fields = ("target_tokens", "mask", "logprobs")
     values = {name: datum.loss_fn_inputs[name].to_numpy().tolist() for name in fields}
     return {"tokens": datum.model_input.to_ints(), **values}

@@ -68,6 +68,26 @@ async def test_a_lambda_and_a_group_reward_that_is_one_travel(pool: PoolRollouts
     assert int(first) not in (0, os.getpid())
 
 
+async def test_an_agent_with_seats_plays_elsewhere(pool: PoolRollouts) -> None:
+    async def two_roles(client: Any) -> float:
+        for role in ("asker", "answerer"):
+            seat = client.seat(role)
+            await seat.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
+            seat.metric("process", os.getpid())
+        return 1.0
+
+    group = await play(pool, None, builder=_seated(two_roles))
+
+    assert group is not None
+    turns = [trajectory.transitions for trajectory in group.trajectories_G]
+    assert [len(each) for each in turns] == [1] * 4  # two episodes of two seats
+    assert {turn.metrics["process"] for (turn,) in turns}.isdisjoint({os.getpid()})
+
+
+def _seated(agent: Any) -> ChatAgentGroupBuilder:
+    return ChatAgentGroupBuilder(agent, group_size=2, seats=("asker", "answerer"))
+
+
 async def test_a_worker_plays_several_groups_at_a_time(tmp_path: Path) -> None:
     def there() -> int:
         return len([*tmp_path.iterdir()])
