@@ -16,7 +16,7 @@ from tinker import types
 from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 
 from evert.trainers.engine.errors import SamplingRequestError
-from evert.trainers.serving.connection import ask
+from evert.trainers.serving.connection import KEPT_ALIVE, KEPT_BY_OURS, ask
 from evert.trainers.serving.errors import NotServedError
 from evert.trainers.serving.wire import Answered, Asked, Dialect, read_answer, write_request
 
@@ -121,9 +121,10 @@ class ServedSamplingClient:
 
     async def request(self, asked: Asked) -> Answered:
         """Make a request; see ``sample_async`` for what is raised."""
-        body = write_request(asked, await self.dialect())
-        url = f"{self.base_url}/completions"
-        return read_answer(await ask(url, self._key, body, self._timeout), asked)
+        dialect = await self.dialect()
+        kept = KEPT_BY_OURS if dialect is Dialect.OURS else KEPT_ALIVE
+        url, body = f"{self.base_url}/completions", write_request(asked, dialect)
+        return read_answer(await ask(url, self._key, body, self._timeout, kept), asked)
 
     async def post(self, url: str, body: Mapping[str, Any]) -> bytes:
         """The answer to a request of another kind; see ``sample_async`` for what is raised."""

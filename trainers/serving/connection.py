@@ -1,4 +1,4 @@
-"""Requests to a server of tokens, on one kept-alive session an event loop.
+"""Requests to a server of tokens, on kept-alive sessions of each event loop.
 
 A session lives as long as its loop: it is held by an asynchronous generator, which the loop closes
 at its end (``asyncio.run`` does), so that rollouts that have a loop each leave none behind.
@@ -16,8 +16,9 @@ from evert.bridge.faces.takeover import left_alone
 from evert.trainers.engine.errors import EngineClosedError, SamplingRequestError
 from evert.trainers.serving.errors import NotServedError, ServerGoneError, ServingError
 
-KEPT_ALIVE = 4.0
-"""Seconds that an idle connection is kept: fewer than any server does (uvicorn: 5)."""
+KEPT_ALIVE, KEPT_BY_OURS = 4.0, 25.0
+"""Seconds that an idle connection is kept: fewer than servers do (uvicorn 5, ours 30). A new one
+costs four requests, and workers rest while the trainer trains."""
 
 LONG_BODY = 2**20
 """Bytes from which aiohttp wants a body in pieces."""
@@ -25,10 +26,9 @@ LONG_BODY = 2**20
 CONNECT_TIME = 30.0
 """Seconds to connect."""
 
-_open: dict[
-    asyncio.AbstractEventLoop, tuple[aiohttp.ClientSession, AsyncGenerator[aiohttp.ClientSession]]
-] = {}
-"""The session of each loop, with what closes it."""
+_Place = tuple[asyncio.AbstractEventLoop, float]
+_open: dict[_Place, tuple[aiohttp.ClientSession, AsyncGenerator[aiohttp.ClientSession]]] = {}
+"""The sessions of each loop, by how long they keep a connection, with what closes them."""
 
 
 async def ask(
@@ -36,6 +36,7 @@ async def ask(
     key: str | None,
     body: bytes | None = None,
     timeout: float | None = None,  # noqa: ASYNC109
+    kept: float = KEPT_ALIVE,
 ) -> bytes:
     """The body of a server's answer.
 
@@ -44,6 +45,7 @@ async def ask(
         key: The server's; None for none.
         body: JSON to post; None to get.
         timeout: Seconds for the whole of it; None for no end.
+        kept: Seconds that the connection is kept for a next request.
 
     Raises:
         SamplingRequestError: The server refuses what is asked.
@@ -55,7 +57,7 @@ async def ask(
     if key:
         headers["Authorization"] = f"Bearer {key}"
     limit = aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_TIME)
-    session = await _session()
+    session = await _session(kept)
     data: bytes | io.BytesIO | None = body
     method = "GET" if body is None else "POST"
     if body is not None and len(body) >= LONG_BODY:
@@ -105,20 +107,20 @@ def _read_error(content: bytes) -> tuple[str, str]:
         return "", content[:500].decode("utf-8", "replace") or "(nothing)"
 
 
-async def _session() -> aiohttp.ClientSession:
+async def _session(kept: float) -> aiohttp.ClientSession:
     """The running loop's session."""
-    loop = asyncio.get_running_loop()
-    if loop not in _open:
-        holder = _held()
-        _open[loop] = await anext(holder), holder
-    return _open[loop][0]
+    place = asyncio.get_running_loop(), kept
+    if place not in _open:
+        holder = _held(place)
+        _open[place] = await anext(holder), holder
+    return _open[place][0]
 
 
-async def _held() -> AsyncGenerator[aiohttp.ClientSession]:
+async def _held(place: _Place) -> AsyncGenerator[aiohttp.ClientSession]:
     """A session that is open until the loop closes its generators."""
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_ALIVE)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=place[1])
     try:
         async with aiohttp.ClientSession(connector=connector) as session:
             yield session
     finally:
-        del _open[asyncio.get_running_loop()]
+        del _open[place]

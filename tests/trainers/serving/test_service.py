@@ -123,7 +123,7 @@ def test_every_loop_has_a_session_and_leaves_none(
     for index in range(3):
         asyncio.run(served.sample_async(prompt(), 1, how(index)))
 
-    assert not [loop for loop in connection._open if loop.is_closed()]
+    assert not [loop for loop, _ in connection._open if loop.is_closed()]
 
 
 # -- what is offered -------------------------------------------------------------------------------
