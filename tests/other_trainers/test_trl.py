@@ -324,6 +324,7 @@ def test_an_episode_without_a_call_has_a_reward_and_trains_nothing(tmp_path: Pat
 def test_ctrl_c_closes_every_env(tmp_path: Path, closed: list[ChatAgentEnv]) -> None:
     async def agent(client: AgentClient, task: int) -> float:
         if task == 2:
+            await asyncio.sleep(0.5)  # until the main thread waits
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         await asyncio.sleep(60)
         return 0.0
