@@ -135,14 +135,8 @@ class Example:
         return f"{self.agent.__module__}:{self.agent.__name__}"
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--environment", choices=sorted(EXAMPLES), help="which frameworks must be here"
-    )
-
-
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("environment", None) is None:
+    if config.getoption("environment") not in EXAMPLES:
         return
     examples = ROOT / "examples"  # on the path as when one is run
     sys.path[:0] = [str(examples), str(examples / "gallery"), str(Path(__file__).parent)]
@@ -155,10 +149,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    environment = config.getoption("environment", None)
+    environment = config.getoption("environment")
     is_of_tau2 = collection_path.name == "test_tau2.py"
     is_elsewhere = collection_path.suffix == ".py" and is_of_tau2 != (environment == "tau2")
-    return True if environment is None or is_elsewhere else None
+    return True if environment not in EXAMPLES or is_elsewhere else None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

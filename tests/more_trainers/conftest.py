@@ -18,20 +18,17 @@ from typing import Any
 import pytest
 
 GAMES = Path(__file__).parent.parent.parent / "examples"
+HERE = "verifiers"
 EXAMPLES = [str(GAMES / "other_trainers"), str(GAMES)]
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--environment", choices=["verifiers"], help="what is installed here")
-
-
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--environment", default=None):
+    if config.getoption("environment") == HERE:
         sys.path[:0] = EXAMPLES  # as when one is run
 
 
 def pytest_ignore_collect(config: pytest.Config) -> bool | None:
-    return True if config.getoption("--environment", default=None) is None else None
+    return None if config.getoption("environment") == HERE else True
 
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]

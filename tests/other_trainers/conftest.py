@@ -14,10 +14,6 @@ import pytest
 VLLM = "test_vllm.py"
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--environment", choices=["trainers", "vllm"], help="what is installed here")
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """Warnings are errors, but for what these packages say of each other as they are imported."""
     for category in ("DeprecationWarning", "FutureWarning", "UserWarning:verl"):
@@ -25,7 +21,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    environment = config.getoption("--environment", default=None)
+    environment = config.getoption("environment")
     if collection_path.is_file() and (collection_path.name == VLLM) != (environment == "vllm"):
         return True
-    return True if environment is None else None
+    return None if environment in ("trainers", "vllm") else True
