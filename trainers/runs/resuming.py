@@ -33,6 +33,7 @@ from evert.trainers.runs.frozen_models import pinned
 from evert.trainers.runs.origin import origin
 from evert.trainers.runs.settings import TrainSettings, read_train_settings, recorded
 from evert.trainers.runs.steps import is_step
+from evert.trainers.runs.workers import WORKERS
 
 AHEAD = 2
 """Steps that a kill may leave in a checkpoint and in no metrics: the Cookbook saves before it logs,
@@ -51,6 +52,8 @@ def settings_of_run(given: Mapping[str, Any]) -> TrainSettings:
     with file_errors(path, "log_path"):
         resumes = given.get("log_path") and RunFolder(path, resumed=True).begun
     before = recorded_settings(path) if resumes else {}
+    if "rollouts" in given:  # other workers, or none: what was said of those before is of no use
+        before = {key: value for key, value in before.items() if key not in WORKERS}
     settings = read_train_settings(given, before)
     if not settings.models:
         return settings

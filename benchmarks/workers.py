@@ -1,0 +1,149 @@
+"""Rollouts in workers: what more processes gain, what they cost, and what is left of killed ones.
+
+    python benchmarks/workers.py [--quick]                     # a pool of processes
+    .frameworks/trainers/bin/python benchmarks/workers.py --ray
+
+Each part is ``rl.train.main``, unchanged, with the embedded engine on one thread:
+
+- heavy: an agent that computes for 50 ms an episode, on one worker and on two;
+- plain: identity, here and on two workers;
+- killed: ten steps, in each of which one worker is killed; every group has to come back.
+
+Times are of a step's rollouts (``time/sampling``), the median of the steps after the first, in
+which workers start. A bar that is missed fails the benchmark.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import nullcontext, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from tinker_cookbook.rl import train as cookbook
+
+import evert
+from evert.trainers.runs.cookbook import cookbook_config
+from evert.trainers.runs.settings import TrainSettings
+
+GROUPS, SIZE = 16, 8
+BURN = 0.05
+"""Seconds of CPU time an episode."""
+BAR = 1.8
+"""How many times faster two workers have to be than one."""
+
+
+def identity(burn: float = 0.0, dying: Path | None = None) -> Callable[..., Any]:
+    """An agent that computes; its worker is killed at a task that ``dying`` has a file of."""
+
+    def work(task: int) -> None:
+        end = time.thread_time() + burn
+        while time.thread_time() < end:
+            sum(number * number for number in range(500))
+        if dying is not None and (dying / str(task)).exists():
+            (dying / str(task)).unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    async def agent(client: Any, task: int) -> float:
+        said = await client.chat.completions.create(
+            messages=[{"role": "user", "content": f"Let's play a game. Say you are {task}."}]
+        )
+        work(task)
+        return float(len(said.choices[0].message.content) % 7)
+
+    return agent
+
+
+def executor_of(kind: str, workers: int) -> Any:
+    """Workers of a kind; none for 0."""
+    if not workers:
+        return nullcontext()
+    if kind == "ray":
+        from evert.ray import RayRollouts
+
+        return RayRollouts(workers, GROUPS)
+    return evert.PoolRollouts(workers, GROUPS)
+
+
+def run(agent: Any, kind: str, workers: int, steps: int) -> tuple[list[dict[str, Any]], int]:
+    """The metrics of a run, step by step, and how many groups were lost."""
+    folder = Path(tempfile.mkdtemp(prefix="evert-workers-"))
+    settings = TrainSettings(
+        agent=agent, train_tasks=range(GROUPS * steps), steps=steps, batch_size=GROUPS,
+        group_size=SIZE, max_tokens=16, eval_every=0, save_every=0,
+        cookbook={"dataset_builder.shuffle": False},
+    )  # fmt: skip
+    config = cookbook_config(settings, folder / "log", embedded=False)
+    with (
+        evert.embedded_engine(folder / "store", device="cpu", threads=1),
+        executor_of(kind, workers) as executor,
+        redirect_stdout(sys.stderr),
+    ):
+        asyncio.run(cookbook.main(config, rollout_executor=executor))
+    rows = [json.loads(line) for line in (folder / "log/metrics.jsonl").read_text().splitlines()]
+    return rows, getattr(executor, "lost_groups", 0)
+
+
+def seconds(rows: list[dict[str, Any]]) -> float:
+    """Of a step's rollouts, the first step's aside."""
+    return float(statistics.median(row["time/sampling"] for row in rows[1:]))
+
+
+def heavy(kind: str, steps: int, pairs: int) -> float:
+    """How many times faster two workers are than one; pairs of runs, in turn."""
+    found = [
+        [seconds(run(identity(BURN), kind, n, steps)[0]) for n in (1, 2)] for _ in range(pairs)
+    ]
+    gains = [one / two for one, two in found]
+    here = seconds(run(identity(BURN), kind, 0, steps)[0])
+    print(f"{BURN * 1e3:.0f} ms of CPU an episode, {GROUPS * SIZE} episodes: here {here:.2f} s")
+    for one, two in found:
+        print(f"  one worker {one:.2f} s, two {two:.2f} s: {one / two:.2f} times")
+    return statistics.median(gains)
+
+
+def plain(kind: str, steps: int) -> None:
+    """Identity here and on two workers."""
+    here, there = [seconds(run(identity(), kind, n, steps)[0]) for n in (0, 2)]
+    print(f"plain identity, {GROUPS * SIZE} episodes: here {here:.2f} s, two workers {there:.2f} s")
+
+
+def killed(kind: str, steps: int) -> int:
+    """Steps that come back whole though a worker is killed in each."""
+    dying = Path(tempfile.mkdtemp(prefix="evert-dying-"))
+    for step in range(steps):
+        (dying / str(step * GROUPS)).touch()
+    rows, lost = run(identity(dying=dying), kind, 2, steps)
+    whole = [row for row in rows if row["env/all/total_episodes"] == GROUPS * SIZE]
+    left = len([*dying.iterdir()])
+    print(f"a worker killed in each of {steps} steps: {len(whole)} complete, {lost} groups lost")
+    return 0 if left else len(whole)
+
+
+def main() -> int:
+    """Run the parts; 1 where a bar is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--ray", action="store_true", help="Ray's actors instead of a pool")
+    parser.add_argument("--quick", action="store_true", help="few steps, and one pair of runs")
+    given = parser.parse_args()
+    logging.disable(logging.INFO)
+    kind = "ray" if given.ray else "pool"
+    steps, deaths = (3, 3) if given.quick else (6, 10)
+    gain = heavy(kind, steps, 1 if given.quick else 3)
+    plain(kind, steps)
+    came_back = killed(kind, deaths)
+    print(f"{kind}: {gain:.2f} times (bar {BAR}); {came_back} of {deaths} steps")
+    return int(gain < BAR or came_back < deaths)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

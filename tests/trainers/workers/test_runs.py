@@ -1,0 +1,191 @@
+"""Whole runs with their rollouts in a pool.
+
+1. ``rl.train.main``, unchanged, does what it does in one process; also when a worker is killed.
+2. ``evert train rollouts=pool`` counts and says what it would without workers, and what was lost.
+3. What settings ask for and there cannot be is refused before the run.
+"""
+
+import asyncio
+import io
+import json
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from tests.trainers.workers.conftest import dies_once
+from tinker_cookbook.rl import train as cookbook
+
+import evert
+from evert.bridge.errors import MissingPackageError
+from evert.trainers.runs.cookbook import cookbook_config
+from evert.trainers.runs.fields import RecipeError
+from evert.trainers.runs.folder import RunFolder
+from evert.trainers.runs.settings import TrainSettings
+from evert.trainers.runs.tally import EpisodesFailedError
+from evert.trainers.runs.workers import check_workers
+from evert.trainers.workers.pool import PoolRollouts
+
+OWN: dict[str, Any] = {
+    "agent": "evert.envs.identity:identity_agent",
+    "train_tasks": [float(number) for number in range(8)],
+    "steps": 2,
+    "batch_size": 4,
+    "group_size": 4,
+    "max_tokens": 16,
+    "eval_every": 0,
+    "save_every": 0,
+}
+
+
+def lengths(dying: Path | None = None) -> Callable[..., Any]:
+    """A closure that earns the length of the reply; its worker is killed once in each step."""
+
+    def die_once(task: float) -> None:
+        import os
+        import signal
+
+        for flag in () if dying is None else dying.glob(f"{task}"):
+            flag.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    async def agent(client: Any, task: float) -> float:
+        said = await client.chat.completions.create(
+            messages=[{"role": "user", "content": f"Say {task}."}]
+        )
+        die_once(task)
+        return float(len(said.choices[0].message.content) % 7)
+
+    return agent
+
+
+# -- 1. the Cookbook's loop -----------------------------------------------------------------------
+
+
+def trained(folder: Path, agent: Any, executor: PoolRollouts | None) -> list[dict[str, Any]]:
+    """What a run's metrics say of its episodes and of what was learned from them."""
+    settings = TrainSettings(**{**OWN, "agent": agent})
+    config = cookbook_config(settings, folder / "log", embedded=False)
+    with evert.embedded_engine(folder / "store", device="cpu", threads=1):
+        asyncio.run(cookbook.main(config, rollout_executor=executor))
+    rows = [json.loads(line) for line in (folder / "log/metrics.jsonl").read_text().splitlines()]
+    told = ("env/", "optim/", "progress/")
+    return [{key: row[key] for key in row if key.startswith(told)} for row in rows]
+
+
+def test_the_cookbooks_loop_does_what_it_does_in_one_process_and_when_workers_are_killed(
+    tmp_path: Path,
+) -> None:
+    dying = tmp_path / "dying"
+    dying.mkdir()
+    here = trained(tmp_path / "here", lengths(), None)
+    with PoolRollouts(2, 2) as workers:
+        there = trained(tmp_path / "there", lengths(), workers)
+    assert workers.lost_groups == 0
+    for task in OWN["train_tasks"]:
+        (dying / str(task)).touch()
+    with PoolRollouts(2, 2) as workers:
+        killed = trained(tmp_path / "killed", lengths(dying), workers)
+
+    assert len(here) == OWN["steps"]
+    assert [pytest.approx(row, rel=1e-3, abs=1e-4) for row in there] == here
+    played = [[row["env/all/total_episodes"] for row in rows] for rows in (here, killed)]
+    assert played[0] == played[1] == [16, 16]  # what is played again is drawn anew
+    assert not [*dying.iterdir()]
+    assert workers.lost_groups >= len(OWN["train_tasks"])
+
+
+# -- 2. evert train -------------------------------------------------------------------------------
+
+
+def run(path: Path, **values: Any) -> tuple[RunFolder, str]:
+    """A run, and what it said."""
+    said = io.StringIO()
+    given = {**OWN, "log_path": str(path), "device": "cpu", "threads": 1, **values}
+    tasks = given.pop("train_tasks")
+    made = evert.train(given.pop("agent"), tasks, console=Console(file=said, width=400), **given)
+    return made, said.getvalue()
+
+
+def batches(folder: RunFolder) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder.path / "batches.jsonl").read_text().splitlines()]
+
+
+def sometimes_fails() -> Callable[..., Any]:
+    async def agent(client: Any, task: float) -> float:
+        said = await client.chat.completions.create(
+            messages=[{"role": "user", "content": f"Say {task}."}]
+        )
+        if task in (1.0, 2.0):
+            raise LookupError("no such table")
+        return float(len(said.choices[0].message.content) % 7)
+
+    return agent
+
+
+def test_a_run_counts_failures_as_without_workers_and_goes_on_without_them(tmp_path: Path) -> None:
+    here, _ = run(tmp_path / "here", agent=sometimes_fails())
+    workers = {"rollouts": "pool", "rollout_workers": 2, "groups_per_worker": 2}
+    there, said = run(tmp_path / "there", agent=sometimes_fails(), steps=1, **workers)
+    assert "rollouts: 2 processes of this machine of up to 2 groups each" in said
+
+    run(tmp_path / "there", agent=sometimes_fails(), rollouts="here")
+
+    found = batches(there)
+    assert found[0]["metrics"].pop("rollout/lost_groups") == 0.0
+    assert found == batches(here)
+    assert found[0]["found"][0][0]["error"] == "LookupError: no such table"
+    assert "in agent" in found[0]["found"][0][0]["traceback"]
+    rewards = [row["env/all/reward/total"] for row in here.steps()]
+    assert [row["env/all/reward/total"] for row in there.steps()] == pytest.approx(rewards)
+
+
+def test_lost_groups_are_in_the_metrics_and_said_once(tmp_path: Path) -> None:
+    agent = dies_once(tmp_path / "died")
+    folder, said = run(tmp_path / "run", agent=agent, rollouts="pool", rollout_workers=2)
+
+    lost = [row["rollout/lost_groups"] for row in folder.steps()]
+    assert len(lost) == 2
+    assert sum(lost) >= 1.0
+    assert "a worker died (killed by SIGKILL (out of memory?)); the groups that were lost" in said
+    assert said.count("a worker died") == 1
+
+
+def test_a_run_that_only_fails_ends_as_it_does_without_workers(tmp_path: Path) -> None:
+    def broken() -> Callable[..., Any]:
+        async def agent(client: Any, task: float) -> float:
+            raise LookupError("no such table")
+
+        return agent
+
+    with pytest.raises(EpisodesFailedError, match="nearly all episodes failed: 32 of 32"):
+        run(tmp_path, agent=broken(), rollouts="pool", rollout_workers=1, failed_steps=2)
+
+
+# -- 3. what cannot be ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rollout_workers": 2}, "rollout_workers is given, and rollouts=here plays all"),
+        ({"ray_address": "auto"}, "Pass rollouts=ray, or leave ray_address out."),
+        ({"rollouts": "pool", "ray_address": "auto"}, "ray_address is given with rollouts=pool."),
+    ],
+)
+def test_settings_that_ask_for_two_things_are_refused(values: Any, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        check_workers(TrainSettings(**{**OWN, **values}))
+
+
+@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
+def test_ray_that_is_not_installed_is_named_before_the_run() -> None:
+    with pytest.raises(MissingPackageError, match=r"pip install 'evert\[ray\]'"):
+        check_workers(TrainSettings(**OWN, rollouts="ray"))
+
+    from evert.ray import RayRollouts
+
+    with pytest.raises(MissingPackageError, match="needs the package ray"):
+        RayRollouts()
