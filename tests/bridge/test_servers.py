@@ -94,6 +94,22 @@ def server() -> Iterator[StandIn]:
 
 
 @pytest.fixture(autouse=True)
+def _clients_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Else their heartbeats go on, and complain of a server that is gone."""
+    holders: list[Any] = []
+    init = tinker.ServiceClient.__init__
+
+    def noted(self: tinker.ServiceClient, *args: Any, **options: Any) -> None:
+        init(self, *args, **options)
+        holders.append(self.holder)
+
+    monkeypatch.setattr(tinker.ServiceClient, "__init__", noted)
+    yield
+    for holder in holders:
+        holder.close()
+
+
+@pytest.fixture(autouse=True)
 def _nothing_is_completed_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINKER_API_KEY", "tml-of-a-test")
     monkeypatch.setenv("TINKER_TELEMETRY", "0")
