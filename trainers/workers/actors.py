@@ -5,7 +5,9 @@ retries nothing: a dead actor's groups come back to the executor, which counts t
 actor takes its place.
 """
 
+import asyncio
 import importlib
+import logging
 import os
 import sys
 from typing import Any
@@ -15,6 +17,14 @@ from evert.trainers.workers.crew import Worker, WorkerLost
 from evert.trainers.workers.executor import WorkerExecutor
 from evert.trainers.workers.pool import cores
 
+logger = logging.getLogger(__name__)
+
+PATIENCE = 60.0
+"""Seconds for which nothing is said of an actor that is not there yet."""
+NO_ROOM = (
+    "A worker waits for room on the Ray cluster (`ray status` says what is free). Ask for fewer "
+    "workers, or for less for each (num_cpus=); those that have started play meanwhile."
+)
 OWN = "local"
 """The address of a Ray of one's own on this machine."""
 
@@ -76,11 +86,15 @@ class RayRollouts(WorkerExecutor):
             WorkerLost: It died before it was ready.
         """
         worker = RayWorker(self._actor.remote(sys.path))
+        loop = asyncio.get_running_loop()
+        waiting = loop.call_later(PATIENCE, logger.warning, "%s", NO_ROOM)
         try:
             await worker.ready()
         except BaseException:
             await worker.end()
             raise
+        finally:
+            waiting.cancel()
         return worker
 
     def _release(self) -> None:
@@ -128,8 +142,6 @@ class Actor:
 
     async def wait(self) -> None:
         """Never ends; whoever awaits it learns when the process does."""
-        import asyncio
-
         await asyncio.Event().wait()
 
     async def play(self, parcel: bytes) -> bytes:
