@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ class Answers(BaseHTTPRequestHandler):
         assert isinstance(self.server, StandIn)
         answer = self.server.answers.get(self.path.removeprefix("/api/v1/"))
         status = 404 if answer is None else 200
-        if callable(answer):
+        if isinstance(answer, FunctionType):
             status, answer = answer(self.body)
         if isinstance(answer, bytes):
             kind, data = "x-protobuf", answer
