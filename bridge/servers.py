@@ -33,7 +33,6 @@ def complete_client(base_url: str | None) -> None:
     """
     if not base_url or is_hosted(base_url):
         return
-    # Not by tinker's own names: those may be the embedded engine's.
     from tinker.lib.base_url import resolve_base_url
     from tinker.lib.public_interfaces.sampling_client import SamplingClient
     from tinker.lib.public_interfaces.service_client import ServiceClient
@@ -75,7 +74,9 @@ def _complete_loading(service_client: Any) -> None:
     from tinker import UnprocessableEntityError
     from tinker.lib.public_interfaces.rest_client import RestClient
 
-    load = getattr(service_client, LOAD)
+    load = getattr(service_client, LOAD, None)
+    if load is None:  # the embedded engine's, which stands in for the SDK's
+        return
 
     def load_in_two(self: Any, path: str, optimizer: bool, *rest: Any, **options: Any) -> Any:
         if address_of(self) not in _completed:

@@ -59,6 +59,9 @@ def run_command(
         _handle(signal.SIGINT, _leave)
         _handle(signal.SIGTERM, _leave)
         print("\n" + "\n".join(_notes(stopped) or ["Interrupted."]))
+        # If it came while C code ran Python, as packages do that are being imported, Python would
+        # end by the signal and not by our status; running any text makes it forget.
+        exec("")
         return INTERRUPTED
     except EvertError as error:
         return _failed(error, _notes(error))

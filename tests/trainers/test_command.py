@@ -243,6 +243,22 @@ def test_a_second_signal_ends_it_at_once_and_quietly(second: signal.Signals) -> 
     assert (shown, errors) == ("", "")
 
 
+def test_ctrl_c_that_comes_while_a_package_runs_text_has_the_same_status(tmp_path: Path) -> None:
+    (tmp_path / "ours.py").write_text("""
+import sys
+from evert.trainers.command import run_command
+
+def body(arguments):
+    exec("raise KeyboardInterrupt")  # as it is raised inside of an import
+
+sys.exit(run_command(body, [], str))
+""")
+    command = [sys.executable, "-m", "ours"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert (ended.returncode, ended.stderr) == (INTERRUPTED, "")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_command_without_a_loop_is_stopped_too(
     number: signal.Signals, capsys: pytest.CaptureFixture[str]
