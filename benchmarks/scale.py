@@ -302,7 +302,7 @@ def main() -> None:
     if given["plot"]:
         plot(results, given["plot"])
     found = [one for each in results.values() for one in each.values()]
-    if not all(math.isfinite(one.turns) and 0 < one.busy <= 1 for one in found):
+    if not all(math.isfinite(one.turns) and 0 < one.busy < 1 + 1e-6 for one in found):
         sys.exit("A core is busy for more than all of its time, or for none: the model is wrong.")
 
 
