@@ -134,7 +134,7 @@ def test_a_name_may_be_called_like_an_option() -> None:
     ("given", "said"),
     [
         ({"u.temperature": "0"}, r"models\.u\.temperature is of no model: expected models\.u="),
-        ({"u": "runs/nope"}, r"no run and no model at 'runs/nope'.*https://HOST/v1#MODEL"),
+        ({"u": "runs/nope"}, r"no run and no model at 'runs/nope'.*vllm:http://HOST/v1#MODEL\.$"),
         ({"u": ""}, r"no run and no model at ''"),
         ({"u": "https://host/v1"}, r"an address without a model; .* https://host/v1#gpt-5-mini"),
         ({"u": "evert-tiny", "u.temperature": "hot"}, r"models\.u\.temperature takes a number"),
