@@ -10,6 +10,7 @@ From the outside in:
     futures.py          the futures they return
     network.py          nothing leaves this machine
     checkpoints.py      ``tinker://`` paths and folders
+    checkpoint_log.py   the Cookbook's list of checkpoints, repaired
     models.py           base models by name; LoRA
     training.py         forward, backward, optimizer step
     losses.py           the losses

@@ -4,6 +4,7 @@ A path names a run, a kind and a name, and maps to a folder under the store's ro
 
     tinker://<run>/weights/<name>           <root>/<run>/weights/<name>/
     tinker://<run>/sampler_weights/<name>   <root>/<run>/sampler_weights/<name>/
+    tinker://<run>/external_weights/<name>  <root>/<run>/external_weights/<name>/
 
 The folder itself will do where a path is read: that is how checkpoints of another store are used.
 Each folder holds weights in Hugging Face format (or a ``peft`` adapter), the optimizer's state
@@ -13,7 +14,7 @@ whole, so one that can be read was finished; one that was damaged later is told 
 What a crash leaves on the way (``.draft-...``, and ``.old-NAME`` of one that was being replaced) is
 put back or deleted when the store is next used.
 
-Order here: paths, the manifest, the store, and the repair of the Cookbook's list of checkpoints.
+Order here: paths, the manifest, the store. ``checkpoint_log.py`` repairs the Cookbook's list.
 """
 
 import json
@@ -33,10 +34,14 @@ from typing import Literal
 
 from safetensors import SafetensorError
 
-from evert.trainers.engine.errors import CheckpointError
+from evert.trainers.engine.errors import (
+    CheckpointError,
+    CheckpointExistsError,
+    NoCheckpointError,
+)
 from evert.trainers.runs.files import settle
 
-Kind = Literal["weights", "sampler_weights"]
+Kind = Literal["weights", "sampler_weights", "external_weights"]
 
 MANIFEST = "evert.json"
 OPTIMIZER = "optimizer.safetensors"
@@ -46,7 +51,8 @@ _MOVING = threading.RLock()
 """Held by whoever moves checkpoints: a thread that reads must not undo what another does."""
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*")
-_PATH = re.compile(r"tinker://([^/]+)/(weights|sampler_weights)/([^/]+)")
+PATH = re.compile(r"tinker://([^/]+)/(weights|sampler_weights|external_weights)/([^/]+)")
+"""Run, kind and name of a checkpoint."""
 
 
 def default_root() -> Path:
@@ -118,7 +124,7 @@ class CheckpointStore:
         try:
             return RunInfo(**json.loads(file.read_text()))
         except (OSError, ValueError, TypeError) as error:
-            raise CheckpointError(
+            raise NoCheckpointError(
                 f"The training run of {path} is not known here: {file} cannot be read ({error}). "
                 f"The store is {self.root}; set EVERT_HOME or pass the root it was written under."
             ) from error
@@ -166,7 +172,7 @@ class CheckpointStore:
         path = f"tinker://{run_id}/{kind}/{name}"
         folder = self.folder(path)
         if not overwrite and self.is_intact(path):
-            raise CheckpointError(
+            raise CheckpointExistsError(
                 f"There is a checkpoint {path} already. Save under another name, or pass "
                 "overwrite=True to replace it."
             )
@@ -214,7 +220,9 @@ class CheckpointStore:
         """
         folder = self.folder(path)
         if not folder.is_dir():
-            raise CheckpointError(f"There is no checkpoint {path} to delete: {folder} is missing.")
+            raise NoCheckpointError(
+                f"There is no checkpoint {path} to delete: {folder} is missing."
+            )
         with _writing(folder):
             shutil.rmtree(folder)
 
@@ -237,50 +245,8 @@ class CheckpointStore:
                 shutil.rmtree(run, ignore_errors=True)
 
 
-def repair_checkpoint_log(
-    log_path: str | Path, store: CheckpointStore, *, all_here: bool = False
-) -> list[str]:
-    """Strike damaged checkpoints off the Cookbook's ``checkpoints.jsonl``.
-
-    The Cookbook resumes from the last line that has a ``state_path``. After this, that is the
-    newest one whose files are whole. Paths that are not in ``store`` (another engine's, or a
-    hosted service's) are left alone; the old list is kept as ``checkpoints.jsonl.damaged``.
-
-    Args:
-        log_path: The run's log folder.
-        store: Where its checkpoints are.
-        all_here: Whether all of them are in the store, so that what it does not know is gone.
-
-    Returns:
-        The ``state_path`` of each line taken out, oldest first; empty if nothing was wrong.
-    """
-    file = Path(log_path) / "checkpoints.jsonl"
-    if not file.is_file():
-        return []
-    lines = [line for line in file.read_text().splitlines() if line.strip()]
-    damaged = [line for line in lines if _is_damaged(line, store, all_here)]
-    if damaged:
-        shutil.copyfile(file, file.with_suffix(".jsonl.damaged"))
-        kept = "".join(f"{line}\n" for line in lines if line not in damaged)
-        draft = file.with_suffix(".jsonl.draft")
-        draft.write_text(kept)
-        draft.replace(file)
-    return [_state_path(line) for line in damaged]
-
-
-def _is_damaged(line: str, store: CheckpointStore, all_here: bool) -> bool:
-    path = _state_path(line)
-    match = _PATH.fullmatch(path)
-    ours = match is not None and (all_here or (store.root / match[1]).is_dir())
-    return ours and not store.is_intact(path)
-
-
-def _state_path(line: str) -> str:
-    return str(json.loads(line).get("state_path") or "")
-
-
 def _split(path: str) -> tuple[str, str, str]:
-    match = _PATH.fullmatch(path)
+    match = PATH.fullmatch(path)
     if match is None or not all(_PART.fullmatch(part) for part in match.groups()):
         raise CheckpointError(
             f"{path!r} is no checkpoint path; expected tinker://<run>/weights/<name> or "
@@ -321,7 +287,7 @@ def _write_manifest(folder: Path, info: CheckpointInfo) -> None:
 def _read_manifest(path: str, folder: Path) -> CheckpointInfo:
     file = folder / MANIFEST
     if not folder.is_dir():
-        raise CheckpointError(
+        raise NoCheckpointError(
             f"There is no checkpoint {path}: {folder} is missing. Check the path, or set "
             "EVERT_HOME (or the engine's root) to where it was saved."
         )

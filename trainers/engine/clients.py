@@ -5,28 +5,31 @@
     RestClient       questions about, and deletion of, checkpoints (``rest_client.py``)
     SamplingClient   frozen weights to sample from; picklable (``sampling_client.py``)
 
-Methods are those the Cookbook calls, in both their plain and ``_async`` forms, with the SDK's
-names, arguments and results; what they do is documented there. Two differences: the ``_async``
-forms do not warn that they are deprecated, and errors are evert's own.
+Methods are the SDK's, in both their plain and ``_async`` forms, with the SDK's names, arguments and
+results; what they do is documented there. What only the hosted service can do is refused
+(``UnsupportedError``). Two differences: the ``_async`` forms do not warn that they are deprecated,
+and errors are evert's own beside the SDK's. Futures of clients act as the clients, as the SDK's do:
+they are the SDK's classes, and warn as those do.
 """
 
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from abc import ABCMeta
+from typing import Any, ClassVar, Self, cast
 
+import tinker
 from tinker import types
 from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
+from tinker.lib.public_interfaces.custom_loss import LossHandle, PerDatumLossFn, trace_loss
 
 from evert.trainers.engine.engine import Engine, LoraChoice
-from evert.trainers.engine.errors import SamplingRequestError
-from evert.trainers.engine.futures import finished, submit
+from evert.trainers.engine.errors import LossInputError, SamplingRequestError, UnsupportedError
+from evert.trainers.engine.futures import async_forms, finished, settled, submit
 from evert.trainers.engine.models import resolve_model
 from evert.trainers.engine.rest_client import RestClient, capabilities
 from evert.trainers.engine.sampling_client import SamplingClient, Source, saved_client
 from evert.trainers.engine.training_client import TrainingClient
 
-if TYPE_CHECKING:
-    pass
 
-
+@async_forms(tinker.ServiceClient)
 class ServiceClient:
     """Makes training, sampling and REST clients of one engine."""
 
@@ -51,48 +54,53 @@ class ServiceClient:
         train_unembed: bool = True,
         user_metadata: dict[str, str] | None = None,
         optimizer: types.OptimizerConfig | None = None,
-    ) -> AwaitableConcurrentFuture[TrainingClient]:
-        """Start training a base model: the whole of it, or an adapter, as the engine is set."""
+    ) -> tinker.BackcompatTrainingClientFuture:
+        """Start training a base model: the whole of it, or an adapter, as the engine is set.
+
+        Raises:
+            UnsupportedError: Another optimizer than AdamW.
+        """
+        _check_optimizer(optimizer)
         choice = LoraChoice(rank, seed, train_mlp, train_attn, train_unembed)
         metadata = {**self._user_metadata, **(user_metadata or {})}
-        return submit(self.engine.loader, self._start, base_model, choice, metadata)
-
-    async def create_lora_training_client_async(
-        self, base_model: str, rank: int = 32, **options: Any
-    ) -> TrainingClient:
-        """See ``create_lora_training_client``."""
-        return await self.create_lora_training_client(base_model, rank, **options).result_async()
+        return self._started(self.engine.start_run, base_model, choice, metadata)
 
     def create_training_client_from_state(
-        self, path: str, user_metadata: dict[str, str] | None = None, **options: Any
-    ) -> AwaitableConcurrentFuture[TrainingClient]:
-        """Start training from a checkpoint's weights, with a fresh optimizer."""
-        return submit(self.engine.loader, self._resume, path, user_metadata, False)
+        self,
+        path: str,
+        base_model: str | None = None,
+        user_metadata: dict[str, str] | None = None,
+        weights_access_token: str | None = None,
+        optimizer: types.OptimizerConfig | None = None,
+    ) -> tinker.BackcompatTrainingClientFuture:
+        """Start training from a checkpoint's weights, with a fresh optimizer.
 
-    async def create_training_client_from_state_async(
-        self, path: str, user_metadata: dict[str, str] | None = None, **options: Any
-    ) -> TrainingClient:
-        """See ``create_training_client_from_state``."""
-        return await self.create_training_client_from_state(
-            path, user_metadata, **options
-        ).result_async()
+        Raises:
+            UnsupportedError: Another optimizer than AdamW, or another base than the checkpoint's.
+        """
+        _check_optimizer(optimizer)
+        return self._resumed(path, base_model, user_metadata, with_optimizer=False)
 
     def create_training_client_from_state_with_optimizer(
-        self, path: str, user_metadata: dict[str, str] | None = None, **options: Any
-    ) -> AwaitableConcurrentFuture[TrainingClient]:
-        """Go on training from a checkpoint as if nothing had happened."""
-        return submit(self.engine.loader, self._resume, path, user_metadata, True)
+        self,
+        path: str,
+        base_model: str | None = None,
+        user_metadata: dict[str, str] | None = None,
+        weights_access_token: str | None = None,
+    ) -> tinker.BackcompatTrainingClientFuture:
+        """Go on training from a checkpoint as if nothing had happened.
 
-    async def create_training_client_from_state_with_optimizer_async(
-        self, path: str, user_metadata: dict[str, str] | None = None, **options: Any
-    ) -> TrainingClient:
-        """See ``create_training_client_from_state_with_optimizer``."""
-        return await self.create_training_client_from_state_with_optimizer(
-            path, user_metadata, **options
-        ).result_async()
+        Raises:
+            UnsupportedError: Another base than the checkpoint's.
+        """
+        return self._resumed(path, base_model, user_metadata, with_optimizer=True)
 
     def create_sampling_client(
-        self, model_path: str | None = None, base_model: str | None = None, **options: Any
+        self,
+        model_path: str | None = None,
+        base_model: str | None = None,
+        retry_config: Any = None,
+        record_stability_info: bool = False,
     ) -> SamplingClient:
         """Sample from a checkpoint or a base model, which is loaded in the background.
 
@@ -116,13 +124,21 @@ class ServiceClient:
         loading = engine.loader.submit(engine.base_sampler, base_model)
         return SamplingClient(engine, base_model, loading, Source(base_model, None))
 
-    async def create_sampling_client_async(
-        self, model_path: str | None = None, base_model: str | None = None, **options: Any
-    ) -> SamplingClient:
+    async def create_sampling_client_async(self, *args: Any, **kwargs: Any) -> SamplingClient:
         """See ``create_sampling_client``; here the weights are loaded when it returns."""
-        client = self.create_sampling_client(model_path, base_model, **options)
+        client = self.create_sampling_client(*args, **kwargs)
         await client.loaded()
         return client
+
+    def create_custom_loss(
+        self, fn: PerDatumLossFn, input_ranks: Any
+    ) -> AwaitableConcurrentFuture[LossHandle]:
+        """Trace a loss for ``TrainingClient.forward_backward_custom``, by the SDK's own tracer.
+
+        Raises:
+            LossInputError: It cannot be traced, so the service would refuse it; from the future.
+        """
+        return settled(self._traced, fn, input_ranks)
 
     def create_rest_client(self) -> RestClient:
         """Ask about checkpoints."""
@@ -135,9 +151,9 @@ class ServiceClient:
         """
         return capabilities(self.engine)
 
-    async def get_server_capabilities_async(self) -> types.GetServerCapabilitiesResponse:
-        """See ``get_server_capabilities``."""
-        return capabilities(self.engine)
+    def get_console_url(self) -> str:
+        """Where the engine's checkpoints are: there is no console."""
+        return self.engine.store.root.absolute().as_uri()
 
     def get_telemetry(self) -> None:
         """None: nothing is reported to anybody."""
@@ -153,13 +169,52 @@ class ServiceClient:
     def __exit__(self, *error: object) -> None:
         """See ``close``."""
 
-    def _start(
-        self, base_model: str, choice: LoraChoice, user_metadata: dict[str, str]
-    ) -> TrainingClient:
-        return TrainingClient(self.engine, self.engine.start_run(base_model, choice, user_metadata))
+    def _resumed(
+        self,
+        path: str,
+        base_model: str | None,
+        user_metadata: dict[str, str] | None,
+        *,
+        with_optimizer: bool,
+    ) -> tinker.BackcompatTrainingClientFuture:
+        def resume() -> Any:
+            _check_base(base_model, self.engine.store.read(path).base_model)
+            return self.engine.resume_run(path, user_metadata, with_optimizer=with_optimizer)
 
-    def _resume(
-        self, path: str, user_metadata: dict[str, str] | None, with_optimizer: bool
-    ) -> TrainingClient:
-        run = self.engine.resume_run(path, user_metadata, with_optimizer=with_optimizer)
-        return TrainingClient(self.engine, run)
+        return self._started(resume)
+
+    def _started(self, make_run: Any, *args: Any) -> tinker.BackcompatTrainingClientFuture:
+        def start() -> Any:
+            return TrainingClient(self.engine, make_run(*args))
+
+        return tinker.BackcompatTrainingClientFuture(submit(self.engine.loader, start))
+
+    def _traced(self, fn: PerDatumLossFn, input_ranks: Any) -> LossHandle:
+        try:
+            return trace_loss(fn, input_ranks, self.engine.session_id)
+        except ValueError as error:
+            raise LossInputError(
+                f"{error}. Mend the function, or pass forward_backward_custom a callable "
+                "(data, logprobs), which may do anything."
+            ) from error
+
+
+def _check_optimizer(optimizer: types.OptimizerConfig | None) -> None:
+    if optimizer is not None and not isinstance(optimizer, types.AdamOptimizerConfig):
+        raise UnsupportedError(
+            f"optimizer is {optimizer!r}; the embedded engine has AdamW alone (what a step of "
+            "Dimuon computes is not public). Leave it out, or pass AdamOptimizerConfig()."
+        )
+
+
+def _check_base(asked: str | None, saved: str) -> None:
+    if asked not in (None, saved):
+        raise UnsupportedError(
+            f"base_model is {asked!r}, and the checkpoint's own is {saved!r}; the embedded engine "
+            "trains a checkpoint on the base that it was saved from. Leave base_model out."
+        )
+
+
+# A script may ask what it holds by the SDK's classes.
+cast(ABCMeta, tinker.TrainingClient).register(TrainingClient)
+cast(ABCMeta, tinker.SamplingClient).register(SamplingClient)

@@ -15,6 +15,7 @@ modules of those names.
 import logging
 import sys
 import time
+import uuid
 import weakref
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -30,7 +31,11 @@ import torch
 from evert.bridge.base import register_base_tokenizers
 from evert.trainers.engine.checkpoints import CheckpointStore, RunInfo
 from evert.trainers.engine.drawing import stream_key
-from evert.trainers.engine.errors import EngineClosedError, ModelNotFoundError
+from evert.trainers.engine.errors import (
+    CheckpointError,
+    EngineClosedError,
+    ModelNotFoundError,
+)
 from evert.trainers.engine.frozen import freeze
 from evert.trainers.engine.models import (
     SMALL_MODEL_PARAMETERS,
@@ -94,6 +99,8 @@ class Engine:
         self.device = _resolve_device(self.settings.device)
         self.store = CheckpointStore(self.settings.root)
         self.loader = ThreadPoolExecutor(1, thread_name_prefix="evert-loader")
+        self.session_id = f"embedded-{uuid.uuid4().hex[:12]}"
+        """What the SDK calls a session: all that one engine serves."""
         self.asked_for: set[str] = set()
         """Base models that somebody trains or samples."""
         self._occasions: Counter[int] = Counter()
@@ -159,6 +166,25 @@ class Engine:
         if with_optimizer:
             run.trainer.load_optimizer(self.store.folder(path))
         return run
+
+    def reload(self, run: TrainingRun, path: str, *, with_optimizer: bool) -> None:
+        """Put a checkpoint's weights into a run; a gradient that has accumulated is forgotten.
+
+        Raises:
+            CheckpointError: It is missing, damaged, or of another base or rank than the run's.
+        """
+        info = self.store.read(path)
+        theirs, ours = (info.base_model, info.lora_rank), (run.base_model, run.lora_rank)
+        if theirs != ours:
+            raise CheckpointError(
+                f"{path} holds weights of {theirs[0]!r} with LoRA rank {theirs[1]}; this client "
+                f"trains {ours[0]!r} with rank {ours[1]} (None: all weights). Make a client of it: "
+                "ServiceClient.create_training_client_from_state."
+            )
+        trainer = Trainer(self._load_saved(path), run.trainer.tokenizer)
+        if with_optimizer:
+            trainer.load_optimizer(self.store.folder(path))
+        run.trainer = trainer
 
     def occasion(self, steps: int) -> int:
         """How often before a sampler of weights after ``steps`` steps was asked for: 0, 1, ...

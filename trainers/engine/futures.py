@@ -1,18 +1,24 @@
 """Futures in the shapes the SDK's callers use: awaited, ``.result()``, or already the thing itself.
 
-``submit`` puts a call on a worker and returns the SDK's own ``AwaitableConcurrentFuture``.
-``Ready`` lets a finished client stand in for the future of a client that the SDK's methods return.
+``submit`` puts a call on a worker and returns the SDK's own ``AwaitableConcurrentFuture``;
+``settled`` makes it at once. ``Ready`` lets a finished client stand in for the future of a client
+that the SDK's methods return. ``async_forms`` and ``refusing`` give a client the methods that are
+told by the SDK's: the ``_async`` forms, and those that only the hosted service can answer.
 """
 
-from collections.abc import Callable, Generator
+import functools
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, InvalidStateError
 from contextlib import suppress
-from typing import Any, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
-from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
+from tinker.lib.public_interfaces.api_future import APIFuture, AwaitableConcurrentFuture
+
+from evert.trainers.engine.errors import UnsupportedError
 
 T = TypeVar("T")
 S = TypeVar("S")
+C = TypeVar("C", bound=type)
 
 
 def submit(
@@ -26,6 +32,16 @@ def finished(value: T) -> AwaitableConcurrentFuture[T]:
     """A future that has its result."""
     future: Future[T] = Future()
     future.set_result(value)
+    return AwaitableConcurrentFuture(future)
+
+
+def settled(call: Callable[..., T], *args: Any) -> AwaitableConcurrentFuture[T]:
+    """Run ``call`` now: a future that has its result, or what it raised."""
+    future: Future[T] = Future()
+    try:
+        future.set_result(call(*args))
+    except Exception as error:
+        future.set_exception(error)
     return AwaitableConcurrentFuture(future)
 
 
@@ -57,7 +73,7 @@ def _copy(inner: "Future[T]", outer: "Future[T]") -> None:
         outer.set_result(inner.result())
 
 
-class Ready:
+class Ready(APIFuture[Any]):
     """A client that is also the finished future of itself.
 
     The SDK returns futures of clients; the Cookbook uses some of them as the client, without
@@ -76,6 +92,57 @@ class Ready:
         """A finished future of the client."""
         return finished(self).future()
 
-    def __await__(self) -> Generator[Any, None, Self]:
-        """The client."""
-        return self.result_async().__await__()
+
+def async_forms(sdk: type, keep: type | tuple[()] = ()) -> Callable[[C], C]:
+    """Give a client the ``_async`` form of each of its methods that the SDK's class has one of.
+
+    Args:
+        sdk: The SDK's class.
+        keep: Futures of this class are returned as they are; others are awaited.
+    """
+
+    def add(ours: C) -> C:
+        for name in dir(sdk):
+            plain = getattr(ours, name.removesuffix("_async"), None)
+            if name.endswith("_async") and plain is not None and not hasattr(ours, name):
+                setattr(ours, name, _async_form(name, plain, keep))
+        return ours
+
+    return add
+
+
+def _async_form(name: str, plain: Callable[..., Any], keep: type | tuple[()]) -> Any:
+    @functools.wraps(plain)
+    async def form(*args: Any, **kwargs: Any) -> Any:
+        answer = plain(*args, **kwargs)
+        wait = isinstance(answer, APIFuture) and not isinstance(answer, keep)
+        return await answer if wait else answer
+
+    form.__name__ = name
+    return form
+
+
+def refusing(sdk: type, reasons: Mapping[str, str]) -> Callable[[C], C]:
+    """Give a client the methods of the SDK's class that raise ``UnsupportedError`` here.
+
+    Args:
+        sdk: The SDK's class.
+        reasons: Name of a method -> why it cannot be served, and what to do instead. Its
+            ``_async`` form, where there is one, is refused for the same reason.
+    """
+
+    def add(ours: C) -> C:
+        for name, reason in reasons.items():
+            setattr(ours, name, _refusal(getattr(sdk, name), f"{sdk.__name__}.{name}", reason))
+        return async_forms(sdk)(ours)
+
+    return add
+
+
+def _refusal(theirs: Any, name: str, reason: str) -> Any:
+    message = f"{name} was called on evert's embedded engine, which cannot serve it: {reason}"
+
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise UnsupportedError(message)
+
+    return functools.wraps(theirs)(refuse)

@@ -1,26 +1,35 @@
 """The training client: a model in training, whose calls run in order on one worker thread."""
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import tinker
 from tinker import types
 from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
+from tinker.lib.public_interfaces.custom_loss import (
+    LossHandle,
+    check_loss_inputs,
+    run_loss_handle,
+)
 
 from evert.trainers.engine.checkpoints import Kind, new_checkpoint_info
 from evert.trainers.engine.engine import Engine, TrainingRun
-from evert.trainers.engine.errors import TrainingError
-from evert.trainers.engine.futures import Ready, submit
+from evert.trainers.engine.errors import LossInputError, TrainingError
+from evert.trainers.engine.futures import Ready, async_forms, submit
 from evert.trainers.engine.sampler import Sampler
 from evert.trainers.engine.sampling_client import SamplingClient, Source, saved_client
-from evert.trainers.engine.training import CustomLoss
+from evert.trainers.engine.training import CustomLoss, Trainer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+T = TypeVar("T")
 
+
+@async_forms(tinker.TrainingClient, keep=AwaitableConcurrentFuture)
 class TrainingClient(Ready):
     """A model in training. Calls return at once and run in the order they were made."""
 
@@ -39,16 +48,7 @@ class TrainingClient(Ready):
         loss_fn_config: Mapping[str, Any] | None = None,
     ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
         """The loss and the targets' log-probabilities, without a gradient."""
-        return self._submit(self._run.trainer.forward, data, loss_fn, loss_fn_config)
-
-    async def forward_async(
-        self,
-        data: list[types.Datum],
-        loss_fn: str,
-        loss_fn_config: Mapping[str, Any] | None = None,
-    ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
-        """See ``forward``."""
-        return self.forward(data, loss_fn, loss_fn_config)
+        return self._submit(lambda trainer: trainer.forward(data, loss_fn, loss_fn_config))
 
     def forward_backward(
         self,
@@ -57,28 +57,33 @@ class TrainingClient(Ready):
         loss_fn_config: Mapping[str, Any] | None = None,
     ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
         """Add the gradient of the summed loss to what has accumulated since the last step."""
-        return self._submit(self._run.trainer.forward_backward, data, loss_fn, loss_fn_config)
-
-    async def forward_backward_async(
-        self,
-        data: list[types.Datum],
-        loss_fn: str,
-        loss_fn_config: Mapping[str, Any] | None = None,
-    ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
-        """See ``forward_backward``."""
-        return self.forward_backward(data, loss_fn, loss_fn_config)
+        return self._submit(lambda trainer: trainer.forward_backward(data, loss_fn, loss_fn_config))
 
     def forward_backward_custom(
-        self, data: list[types.Datum], loss_fn: CustomLoss, *, loss_type_input: str | None = None
+        self,
+        data: list[types.Datum],
+        loss_fn: CustomLoss | LossHandle,
+        *,
+        loss_type_input: str | None = None,
     ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
-        """Like ``forward_backward`` with ``loss_fn(data, logprobs) -> (loss, metrics)``."""
-        return self._submit(self._run.trainer.forward_backward_custom, data, loss_fn)
+        """Like ``forward_backward`` with ``loss_fn(data, logprobs) -> (loss, metrics)``.
 
-    async def forward_backward_custom_async(
-        self, data: list[types.Datum], loss_fn: CustomLoss, *, loss_type_input: str | None = None
-    ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
-        """See ``forward_backward_custom``."""
-        return self.forward_backward_custom(data, loss_fn)
+        Args:
+            data: Each datum with ``target_tokens``, and whatever the loss reads.
+            loss_fn: A callable, or what ``ServiceClient.create_custom_loss`` made.
+            loss_type_input: ``"logprobs"``, or None for the same.
+
+        Raises:
+            LossInputError: Another ``loss_type_input``, a handle of another engine's, or data
+                without what the handle reads.
+        """
+        if loss_type_input not in (None, "logprobs"):
+            raise LossInputError(
+                f"loss_type_input is {loss_type_input!r}; a custom loss gets log-probabilities. "
+                "Leave it out."
+            )
+        loss = self._read_handle(loss_fn, data) if isinstance(loss_fn, LossHandle) else loss_fn
+        return self._submit(lambda trainer: trainer.forward_backward_custom(data, loss))
 
     def optim_step(
         self,
@@ -89,23 +94,16 @@ class TrainingClient(Ready):
         """One AdamW step with the accumulated gradient.
 
         Raises:
-            TrainingError: Parameters of another optimizer.
+            TrainingError: Parameters of another optimizer, or none, or two.
         """
-        params = optim_params if optim_params is not None else adam_params
-        if not isinstance(params, types.AdamParams):
+        given = [params for params in (optim_params, adam_params) if params is not None]
+        if len(given) != 1 or not isinstance(given[0], types.AdamParams):
             raise TrainingError(
-                f"optim_step got {params!r}; the embedded engine has AdamW and expects AdamParams."
+                f"optim_step got {given}; the embedded engine has AdamW and expects AdamParams, "
+                "once. Pass optim_step(AdamParams(learning_rate=...))."
             )
-        return self._submit(self._run.trainer.optim_step, params)
-
-    async def optim_step_async(
-        self,
-        optim_params: types.OptimParams | None = None,
-        *,
-        adam_params: types.AdamParams | None = None,
-    ) -> AwaitableConcurrentFuture[types.OptimStepResponse]:
-        """See ``optim_step``."""
-        return self.optim_step(optim_params, adam_params=adam_params)
+        params = given[0]
+        return self._submit(lambda trainer: trainer.optim_step(params))
 
     def save_state(
         self,
@@ -118,17 +116,31 @@ class TrainingClient(Ready):
 
         One of the same name is replaced with ``overwrite``, and else a ``CheckpointError``.
         """
-        return self._submit(self._save_state, name, ttl_seconds, overwrite, user_metadata)
 
-    async def save_state_async(
-        self,
-        name: str,
-        ttl_seconds: int | None = None,
-        overwrite: bool = False,
-        user_metadata: dict[str, str] | None = None,
-    ) -> AwaitableConcurrentFuture[types.SaveWeightsResponse]:
-        """See ``save_state``."""
-        return self.save_state(name, ttl_seconds, overwrite, user_metadata)
+        def save(trainer: Trainer) -> types.SaveWeightsResponse:
+            def write(folder: Path) -> None:
+                trainer.save_weights(folder)
+                trainer.save_optimizer(folder)
+
+            return types.SaveWeightsResponse(
+                path=self._save(
+                    "weights", name, ttl_seconds, user_metadata, write, overwrite=overwrite
+                )
+            )
+
+        return self._submit(save)
+
+    def load_state(
+        self, path: str, weights_access_token: str | None = None
+    ) -> AwaitableConcurrentFuture[types.LoadWeightsResponse]:
+        """Train on from a checkpoint's weights, with a fresh optimizer, after the calls so far."""
+        return self._load(path, with_optimizer=False)
+
+    def load_state_with_optimizer(
+        self, path: str, weights_access_token: str | None = None
+    ) -> AwaitableConcurrentFuture[types.LoadWeightsResponse]:
+        """Train on from a checkpoint as if nothing had happened since, after the calls so far."""
+        return self._load(path, with_optimizer=True)
 
     def save_weights_for_sampler(
         self,
@@ -137,40 +149,41 @@ class TrainingClient(Ready):
         user_metadata: dict[str, str] | None = None,
     ) -> AwaitableConcurrentFuture[types.SaveWeightsForSamplerResponse]:
         """Save weights, to sample from."""
-        return self._submit(self._save_for_sampler, name, ttl_seconds, user_metadata)
-
-    async def save_weights_for_sampler_async(
-        self,
-        name: str,
-        ttl_seconds: int | None = None,
-        user_metadata: dict[str, str] | None = None,
-    ) -> AwaitableConcurrentFuture[types.SaveWeightsForSamplerResponse]:
-        """See ``save_weights_for_sampler``."""
-        return self.save_weights_for_sampler(name, ttl_seconds, user_metadata)
+        return self._submit(
+            lambda trainer: types.SaveWeightsForSamplerResponse(
+                path=self._save(
+                    "sampler_weights", name, ttl_seconds, user_metadata, trainer.save_weights
+                )
+            )
+        )
 
     def save_weights_and_get_sampling_client(
-        self, name: str | None = None, **options: Any
-    ) -> AwaitableConcurrentFuture[SamplingClient]:
-        """A client for a copy of the present weights, in memory; ``name`` means nothing."""
-        return self._submit(self._snapshot)
+        self,
+        name: str | None = None,
+        retry_config: Any = None,
+        record_stability_info: bool = False,
+        kind: types.SamplingClientKind = "snapshot",
+    ) -> tinker.BackcompatSamplingClientFuture:
+        """A client for a copy of the present weights, in memory; ``name`` means nothing.
 
-    async def save_weights_and_get_sampling_client_async(
-        self, name: str | None = None, **options: Any
-    ) -> SamplingClient:
-        """See ``save_weights_and_get_sampling_client``."""
-        return await self.save_weights_and_get_sampling_client(name).result_async()
-
-    def create_sampling_client(self, model_path: str, **options: Any) -> SamplingClient:
-        """Sample from a checkpoint, which is loaded in the background.
-
-        Raises:
-            CheckpointError: There is no such checkpoint.
+        Both kinds are snapshots here. The service's ``inflight`` clients may move on to later
+        weights while they sample; these never do, which its contract allows.
         """
+        return tinker.BackcompatSamplingClientFuture(self._submit(self._snapshot))
+
+    def create_sampling_client(
+        self,
+        model_path: str,
+        retry_config: Any = None,
+        record_stability_info: bool = False,
+    ) -> SamplingClient:
+        """Sample from a checkpoint; see ``ServiceClient.create_sampling_client``."""
+        self._engine.check_open()
         return saved_client(self._engine, model_path)
 
-    async def create_sampling_client_async(self, model_path: str, **options: Any) -> SamplingClient:
+    async def create_sampling_client_async(self, *args: Any, **kwargs: Any) -> SamplingClient:
         """See ``create_sampling_client``; here the weights are loaded when it returns."""
-        client = self.create_sampling_client(model_path)
+        client = self.create_sampling_client(*args, **kwargs)
         await client.loaded()
         return client
 
@@ -189,10 +202,6 @@ class TrainingClient(Ready):
             model_name=run.base_model,
         )
 
-    async def get_info_async(self) -> types.GetInfoResponse:
-        """See ``get_info``."""
-        return self.get_info()
-
     def get_tokenizer(self) -> "PreTrainedTokenizerBase":
         """The model's tokenizer."""
         return self._run.trainer.tokenizer
@@ -200,30 +209,35 @@ class TrainingClient(Ready):
     def get_telemetry(self) -> None:
         """None: nothing is reported to anybody."""
 
-    def _submit(self, call: Any, *args: Any) -> AwaitableConcurrentFuture[Any]:
+    def get_console_url(self) -> str:
+        """Where this run's checkpoints are: there is no console."""
+        return (self._engine.store.root / self.model_id).absolute().as_uri()
+
+    def _submit(self, call: Callable[[Trainer], T]) -> AwaitableConcurrentFuture[T]:
         self._engine.check_open()
-        return submit(self._worker, call, *args)
+        # Looked up when its turn comes: ``load_state`` before it may have changed the trainer.
+        return submit(self._worker, lambda: call(self._run.trainer))
 
-    def _save_state(
-        self,
-        name: str,
-        ttl_seconds: int | None,
-        overwrite: bool,
-        user_metadata: dict[str, str] | None,
-    ) -> types.SaveWeightsResponse:
-        def write(folder: Path) -> None:
-            self._run.trainer.save_weights(folder)
-            self._run.trainer.save_optimizer(folder)
+    def _load(
+        self, path: str, *, with_optimizer: bool
+    ) -> AwaitableConcurrentFuture[types.LoadWeightsResponse]:
+        def load(trainer: Trainer) -> types.LoadWeightsResponse:
+            self._engine.reload(self._run, path, with_optimizer=with_optimizer)
+            return types.LoadWeightsResponse(path=path, model_id=self.model_id)
 
-        path = self._save("weights", name, ttl_seconds, user_metadata, write, overwrite=overwrite)
-        return types.SaveWeightsResponse(path=path)
+        return self._submit(load)
 
-    def _save_for_sampler(
-        self, name: str, ttl_seconds: int | None, user_metadata: dict[str, str] | None
-    ) -> types.SaveWeightsForSamplerResponse:
-        write = self._run.trainer.save_weights
-        path = self._save("sampler_weights", name, ttl_seconds, user_metadata, write)
-        return types.SaveWeightsForSamplerResponse(path=path)
+    def _read_handle(self, handle: LossHandle, data: list[types.Datum]) -> CustomLoss:
+        if handle.session_id != self._engine.session_id:
+            raise LossInputError(
+                f"The loss {handle.name!r} was made in session {handle.session_id}; this client is "
+                f"of {self._engine.session_id}. Make the loss in the engine's block."
+            )
+        try:
+            check_loss_inputs(handle, data)
+        except ValueError as error:
+            raise LossInputError(f"{error}. Give every datum what the loss reads.") from error
+        return lambda data, logprobs: run_loss_handle(handle, data, logprobs)
 
     def _save(
         self,
@@ -241,15 +255,15 @@ class TrainingClient(Ready):
         )
         return self._engine.store.save(run.run_id, kind, name, info, write, overwrite=overwrite)
 
-    def _snapshot(self) -> SamplingClient:
+    def _snapshot(self, trainer: Trainer) -> Any:
         run = self._run
-        steps = run.trainer.steps
+        steps = trainer.steps
         occasion = self._engine.occasion(steps)
         sampler: Future[Sampler] = Future()
-        sampler.set_result(self._engine.sampler_for(run.trainer, occasion))
-        state = run.trainer.copy_weights()
+        sampler.set_result(self._engine.sampler_for(trainer, occasion))
+        state = trainer.copy_weights()
         info = new_checkpoint_info(run.base_model, run.lora_rank, steps, None, None)
-        store, trainer = self._engine.store, run.trainer
+        store = self._engine.store
 
         def save() -> str:
             name = f"snapshot-{steps}-{occasion}"

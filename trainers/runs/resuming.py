@@ -148,7 +148,8 @@ def _repair(path: Path) -> None:
     Raises:
         RunFolderError: The list is gone, and the checkpoints are not.
     """
-    from evert.trainers.engine.checkpoints import CheckpointStore, repair_checkpoint_log
+    from evert.trainers.engine.checkpoint_log import repair_checkpoint_log
+    from evert.trainers.engine.checkpoints import CheckpointStore
 
     store = CheckpointStore(path / STORE)
     saved = len(_logged(path)) >= AHEAD and any(store.root.glob("*/weights/*/"))

@@ -15,13 +15,13 @@ import pytest
 from tinker_cookbook.checkpoint_utils import get_last_checkpoint
 
 from evert.bridge.errors import EvertError
+from evert.trainers.engine.checkpoint_log import repair_checkpoint_log
 from evert.trainers.engine.checkpoints import (
     MANIFEST,
     CheckpointStore,
     RunInfo,
     default_root,
     new_checkpoint_info,
-    repair_checkpoint_log,
 )
 from evert.trainers.engine.errors import CheckpointError
 
