@@ -13,6 +13,10 @@ From the outside in:
     checkpoint_log.py   the Cookbook's list of checkpoints, repaired
     models.py           base models by name; LoRA
     training.py         forward, backward, optimizer step
+    passes.py           forward passes of the model in training
+    examples.py         its data, read and cut into micro-batches
+    memory.py           how much memory there is, and what fits
+    logits.py           logits and log-probabilities, a stretch at a time
     losses.py           the losses
     sampler.py          many requests, one running batch
     running_batch.py    the rows of one batch, and drawing for them

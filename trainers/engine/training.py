@@ -1,27 +1,28 @@
 """One model being trained: forward, backward, optimizer step, saving and loading.
 
 Everything here runs on the one worker thread of its training client, in order. Datums are sorted
-by length and run in micro-batches under a token budget; every loss is a sum over tokens, so the
-gradient is exactly that of the whole batch. Gradients add up until the next optimizer step.
+by length and run in micro-batches that fit into memory (``memory.py``); every loss is a sum over
+tokens, so the gradient is exactly that of the whole batch. Where memory runs out all the same, the
+batch is run again in smaller ones. Gradients add up until the next optimizer step.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
 import torch
-import torch.nn.functional as F
 from tinker import types
 from torch import Tensor
 
-from evert.trainers.engine.batches import pad
 from evert.trainers.engine.checkpoints import OPTIMIZER
 from evert.trainers.engine.errors import CheckpointError, LossInputError, TrainingError
-from evert.trainers.engine.frozen import length_sorted, token_budget
-from evert.trainers.engine.losses import check_inputs, get_loss, resolve_settings
-from evert.trainers.engine.models import no_progress_bars
+from evert.trainers.engine.examples import Example, micro_batches, read_example
+from evert.trainers.engine.losses import Loss, get_loss, resolve_settings
+from evert.trainers.engine.memory import PassBudget, is_out_of_memory, pass_budget
+from evert.trainers.engine.models import base_of, no_progress_bars
+from evert.trainers.engine.passes import Passes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,38 +30,39 @@ if TYPE_CHECKING:
 CustomLoss = Callable[[list[types.Datum], list[Any]], tuple[Any, dict[str, float]]]
 """(data, log-probabilities of each datum's targets) -> (scalar loss, metrics)"""
 
-_LOGITS_COPIES = 4
-"""Tensors of the size of the logits that a backward pass holds at once."""
-
-
-@dataclass
-class _Example:
-    """A datum as tensors on the model's device."""
-
-    tokens: list[int]
-    """[N]"""
-    targets: Tensor
-    """[N] or [N, K]"""
-    inputs: dict[str, Tensor]
-    """The loss's other inputs, each of the targets' shape, float32."""
+logger = logging.getLogger(__name__)
 
 
 class Trainer:
     """A model, its accumulated gradient and its optimizer."""
 
-    def __init__(self, model: Any, tokenizer: "PreTrainedTokenizerBase") -> None:
-        """Train every parameter of ``model`` that requires a gradient."""
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: "PreTrainedTokenizerBase",
+        *,
+        checkpointing: bool | None = None,
+    ) -> None:
+        """Train every parameter of ``model`` that requires a gradient.
+
+        Args:
+            model: A Hugging Face causal language model, or one in an adapter of ``peft``.
+            tokenizer: Its tokenizer.
+            checkpointing: Whether layers are computed again in the backward pass, which takes less
+                memory and more time; None for where a pass would not fit otherwise.
+        """
         self.model = model
         self.tokenizer = tokenizer
         self.steps = 0
-        self.forward_passes = 0
+        self.passes = Passes(model)
+        self._checkpointing = checkpointing
         self._optimizer: torch.optim.AdamW | None = None
         self._failure: str | None = None
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return next(self.model.parameters()).device  # type: ignore[no-any-return]
+        return self.passes.device
 
     def forward(
         self, data: Sequence[types.Datum], loss_fn: str, config: Mapping[str, Any] | None
@@ -137,7 +139,9 @@ class Trainer:
             folder: An existing folder.
             state: Weights to write in place of the present ones; see ``copy_weights``.
         """
-        options = {} if state is None else {"state_dict": state}
+        options: dict[str, Any] = {} if state is None else {"state_dict": state}
+        if hasattr(self.model, "peft_config"):
+            options["save_embedding_layers"] = False  # an output layer is the base's, and large
         with no_progress_bars():
             self.model.save_pretrained(folder, **options)
         self.tokenizer.save_pretrained(folder)
@@ -262,12 +266,62 @@ class Trainer:
         loss, settings = get_loss(loss_fn), resolve_settings(loss_fn, config)
         if not data:
             raise LossInputError("Got no data; expected at least one datum.")
-        examples = [self._read(datum, loss_fn, f"Datum {i}") for i, datum in enumerate(data)]
-        outputs: list[types.LossFnOutput] = [{} for _ in data]
+        examples = [
+            read_example(datum, loss_fn, f"Datum {i}", self.device) for i, datum in enumerate(data)
+        ]
+        lengths = [len(example.tokens) for example in examples]
+        budget: PassBudget | None = pass_budget(
+            lengths,
+            base_of(self.model).config,
+            self.passes.dtype,
+            self.device,
+            checkpointing=self._checkpointing if backward else True,  # nothing is kept
+        )
+        before = self._gradient() if backward else []
+        while budget is not None:
+            try:
+                return self._sum_over(examples, loss, settings, budget, backward=backward)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                logger.warning("No memory left in a pass with %s; trying less.", budget)
+            budget = budget.smaller(lengths)
+            if backward:
+                self._put_back(before)
+        raise TrainingError(
+            f"There is not enough memory on {self.device} for a pass over {max(lengths)} tokens, "
+            "one datum at a time and with gradient checkpointing. Train an adapter "
+            "(full_parameter=False), in bfloat16 (dtype), on shorter data or a smaller model."
+        )
+
+    def _gradient(self) -> list[tuple[Tensor, Tensor]]:
+        """A copy of what has accumulated: parameters and their gradients."""
+        gradients = [(p, p.grad) for p in self.model.parameters()]
+        return [(p, gradient.clone()) for p, gradient in gradients if gradient is not None]
+
+    def _put_back(self, gradients: Sequence[tuple[Tensor, Tensor]]) -> None:
+        self._zero_gradient()
+        for parameter, gradient in gradients:
+            parameter.grad = gradient.clone()
+
+    def _sum_over(
+        self,
+        examples: Sequence[Example],
+        loss: Loss,
+        settings: Mapping[str, float],
+        budget: PassBudget,
+        *,
+        backward: bool,
+    ) -> types.ForwardBackwardOutput:
+        outputs: list[types.LossFnOutput] = [{} for _ in examples]
         total = 0.0
-        for group in self._groups(examples):
+        for group in micro_batches(examples, budget.tokens):
             chosen = [examples[i] for i in group]
-            logprobs = self._logprobs(chosen)
+            logprobs = self.passes.logprobs(
+                [example.tokens for example in chosen],
+                torch.cat([example.targets for example in chosen]),
+                checkpointing=budget.checkpointing and backward,
+            )
             inputs = {
                 key: torch.cat([example.inputs[key] for example in chosen])
                 for key in chosen[0].inputs
@@ -281,56 +335,6 @@ class Trainer:
             for i, part in zip(group, parts, strict=True):
                 outputs[i] = {"logprobs": types.TensorData.from_torch(part.clone())}
         return types.ForwardBackwardOutput("TensorData", outputs, {"loss:sum": total})
-
-    def _groups(self, examples: Sequence[_Example]) -> Sequence[list[int]]:
-        vocabulary = self.model.get_input_embeddings().weight.shape[0]
-        budget = token_budget(vocabulary * _LOGITS_COPIES, self.device)
-        # Examples with K targets a token cannot share a batch with those of another K.
-        kinds: dict[tuple[Any, ...], list[int]] = {}
-        for i, example in enumerate(examples):
-            kind = (*example.targets.shape[1:], *sorted(example.inputs))
-            kinds.setdefault(kind, []).append(i)
-        return [
-            [rows[j] for j in group]
-            for rows in kinds.values()
-            for group in length_sorted([len(examples[i].tokens) for i in rows], budget)
-        ]
-
-    def _logprobs(self, examples: Sequence[_Example]) -> Tensor:
-        """Log-probabilities of the targets, without the padding: [sum of N] or [sum of N, K]."""
-        self.forward_passes += 1
-        tokens = pad([example.tokens for example in examples], self.device)
-        # Right padding needs no mask: a causal model's earlier tokens never see it.
-        logits = self.model(input_ids=tokens, use_cache=False).logits
-        lengths = torch.tensor([len(example.tokens) for example in examples], device=self.device)
-        real = torch.arange(tokens.shape[1], device=self.device) < lengths[:, None]
-        logits = logits[real].float()
-        targets = torch.cat([example.targets for example in examples])
-        if targets.ndim == 1:
-            return -F.cross_entropy(logits, targets, reduction="none")
-        return torch.log_softmax(logits, dim=-1).gather(1, targets)
-
-    def _read(self, datum: types.Datum, loss_fn: str, where: str) -> _Example:
-        check_inputs(loss_fn, datum.loss_fn_inputs, where)
-        tensors = {key: value.to_torch() for key, value in datum.loss_fn_inputs.items()}
-        targets = tensors.pop("target_tokens").long().to(self.device)
-        try:
-            tokens = datum.model_input.to_ints()
-        except ValueError as error:
-            raise LossInputError(
-                f"{where} has a chunk that is not text; the embedded engine trains text models "
-                "only. Use an engine for images behind base_url."
-            ) from error
-        shapes = {key: tuple(value.shape) for key, value in tensors.items()}
-        wrong = {key: shape for key, shape in shapes.items() if shape != tuple(targets.shape)}
-        if not tokens or targets.ndim not in (1, 2) or len(targets) != len(tokens) or wrong:
-            raise LossInputError(
-                f"{where} has {len(tokens)} input tokens and target_tokens of shape "
-                f"{tuple(targets.shape)}, with {shapes}; expected one target (or one row of K) "
-                "for each input token, and every other tensor of the same shape as the targets."
-            )
-        inputs = {key: value.float().to(self.device) for key, value in tensors.items()}
-        return _Example(tokens, targets, inputs)
 
 
 def _with_weights(datum: types.Datum, weights: Tensor | None) -> types.Datum:

@@ -8,11 +8,14 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tinker import types
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from evert.trainers.engine import batches
 from evert.trainers.engine.errors import LossInputError, TrainingError
@@ -263,3 +266,14 @@ def test_a_chunk_that_is_not_text_is_refused(trainer: Trainer) -> None:
     )
     with pytest.raises(LossInputError, match="not text"):
         trainer.forward([odd], "cross_entropy", None)
+
+
+def test_an_adapters_files_hold_the_adapter_alone(tiny_model: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config: Any = AutoConfig.from_pretrained(tiny_model, tie_word_embeddings=False)
+    make: Any = AutoModelForCausalLM
+    trainer = Trainer(attach_lora(make.from_config(config), 4, seed=0), load_tokenizer(tiny_model))
+    trainer.save_weights(tmp_path)
+    saved = load_file(tmp_path / "adapter_model.safetensors")
+    assert any("lm_head" in name for name in saved)
+    assert all("lora_" in name for name in saved)

@@ -1,0 +1,299 @@
+"""What training holds at once: less than there is room for, with the same gradient.
+
+1. Logits never stand whole where they are large; log-probabilities and gradients are the same.
+2. With gradient checkpointing each layer is computed twice, and the gradient is the same.
+3. A batch is cut by the memory there is: of a machine, of a container, of a GPU.
+4. Where memory runs out all the same, less is tried, and nothing that had accumulated is lost.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import transformers
+from tests.trainers.engine.test_training import ADAM, CPU, datum, gradients, same, weights
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from evert.trainers.engine import logits, memory
+from evert.trainers.engine.errors import TrainingError
+from evert.trainers.engine.logits import float_logits, target_logprobs
+from evert.trainers.engine.memory import PassBudget, free_bytes, is_out_of_memory, pass_budget
+from evert.trainers.engine.models import attach_lora, load_model, load_tokenizer
+from evert.trainers.engine.training import Trainer
+
+VOCABULARY = 262
+"""Of ``tiny_model``."""
+
+DATA = [datum(n, n) for n in (60, 40, 3, 17, 17, 1)]
+
+
+class Device(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Stands for a device: counts its largest logits, and refuses those above a size."""
+
+    def __init__(self, most_elements: float = float("inf")) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.most_elements = most_elements
+        self.largest_logits = 0
+        self.refused = 0
+
+    def __torch_dispatch__(
+        self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        made = function(*args, **(kwargs or {}))
+        for each in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(each, torch.Tensor) and each.ndim and each.shape[-1] == VOCABULARY:
+                self.largest_logits = max(self.largest_logits, each.numel())
+                if each.numel() > self.most_elements:
+                    self.refused += 1
+                    raise torch.OutOfMemoryError("the stand-in for a device is full")
+        return made
+
+
+def gpt2() -> Any:
+    torch.manual_seed(0)
+    config: Any = transformers.GPT2Config
+    made: Any = transformers.GPT2LMHeadModel
+    return made(config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=2)).eval()
+
+
+@pytest.fixture(params=["qwen3", "qwen3 with an adapter", "gpt2"])
+def model(request: pytest.FixtureRequest, tiny_model: str) -> Any:
+    if request.param == "gpt2":
+        return gpt2()
+    loaded = load_model(tiny_model, CPU, torch.float32)
+    return loaded if request.param == "qwen3" else attach_lora(loaded, 4, seed=0)
+
+
+@pytest.fixture
+def trainer(tiny_model: str, model: Any) -> Trainer:
+    return Trainer(model, load_tokenizer(tiny_model))
+
+
+def gradient(trainer: Trainer) -> list[torch.Tensor]:
+    trainer.forward_backward(DATA, "cross_entropy", None)
+    found = gradients(trainer.model)
+    trainer.model.zero_grad()
+    return found
+
+
+# -- 1. logits -----------------------------------------------------------------------------------
+
+
+def test_large_logits_never_stand_whole(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = trainer.forward(DATA, "cross_entropy", None)
+    expected = gradient(trainer)
+    monkeypatch.setattr(logits, "STRETCH_BYTES", 4 * VOCABULARY * 33)
+    with Device() as device:
+        found = gradient(trainer)
+    assert device.largest_logits <= 33 * VOCABULARY
+    assert same(found, expected, 1e-4)
+    pieces = trainer.forward(DATA, "cross_entropy", None)
+    for one, other in zip(pieces.loss_fn_outputs, whole.loss_fn_outputs, strict=True):
+        torch.testing.assert_close(one["logprobs"].to_torch(), other["logprobs"].to_torch())
+
+
+def test_logits_that_are_more_than_the_output_layers_are_left_whole(
+    monkeypatch: pytest.MonkeyPatch, tiny_model: str
+) -> None:
+    config: Any = transformers.Gemma2Config
+    made: Any = transformers.Gemma2ForCausalLM
+    torch.manual_seed(0)
+    capped = made(
+        config(
+            vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+            num_attention_heads=2, num_key_value_heads=1, head_dim=16, final_logit_softcapping=30.0,
+        )
+    ).eval()  # fmt: skip
+    trainer = Trainer(capped, load_tokenizer(tiny_model))
+    expected = gradient(trainer)
+    monkeypatch.setattr(logits, "STRETCH_BYTES", 4)
+    assert same(gradient(trainer), expected, 1e-6)
+
+
+def test_several_targets_a_token_are_found_stretch_by_stretch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hidden, weight = torch.randn(10, 8), torch.randn(50, 8)
+    targets = torch.randint(0, 50, (10, 3))
+    expected = torch.log_softmax(hidden @ weight.T, -1).gather(1, targets)
+    monkeypatch.setattr(logits, "STRETCH_BYTES", 4 * 50 * 3)
+    found = target_logprobs(hidden, lambda part: part @ weight.T, targets, 50)
+    torch.testing.assert_close(found, expected)
+
+
+def test_logits_of_bfloat16_weights_are_not_rounded_to_bfloat16() -> None:
+    hidden, weight = torch.randn(5, 64).bfloat16() * 3, torch.randn(100, 64).bfloat16()
+    exact = hidden.double() @ weight.double().T
+    rounded = float((torch.nn.functional.linear(hidden, weight) - exact).abs().max())
+    found = float_logits(hidden, weight, torch.zeros(100).bfloat16())
+    assert found.dtype == torch.float32
+    assert float((found - exact).abs().max()) < 1e-4 < 0.03 < rounded
+
+
+def test_on_other_devices_logits_come_out_of_the_product_in_float32() -> None:
+    hidden = torch.zeros(2, 3, 8, dtype=torch.bfloat16, device="meta")
+    weight = torch.zeros(50, 8, dtype=torch.bfloat16, device="meta")
+    with torch.no_grad():
+        found = float_logits(hidden, weight)
+    assert (found.shape, found.dtype) == ((2, 3, 50), torch.float32)
+
+
+# -- 2. gradient checkpointing -------------------------------------------------------------------
+
+
+def counted_layers(model: Any) -> list[str]:
+    """Names of the layers as they are computed."""
+    seen: list[str] = []
+    for name, module in model.named_modules():
+        if name.endswith(".mlp"):
+            module.register_forward_pre_hook(lambda *_, name=name: seen.append(name))
+    return seen
+
+
+def test_with_checkpointing_layers_are_computed_twice_and_the_gradient_is_the_same(
+    trainer: Trainer, model: Any
+) -> None:
+    seen = counted_layers(model)
+    counts, found = [], []
+    for trainer._checkpointing in (False, True, False):
+        seen.clear()
+        found.append(gradient(trainer))
+        counts.append(len(seen))
+    assert counts[0] > 0
+    assert counts == [counts[0], 2 * counts[0], counts[0]]
+    assert same(found[1], found[0], 1e-6)
+
+
+# -- 3. budgets ----------------------------------------------------------------------------------
+
+QWEN: Any = transformers.Qwen3Config
+
+
+def budget(free: int, lengths: list[int], checkpointing: bool | None = None) -> PassBudget:
+    """Of a model of the size of Qwen3-0.6B."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "free_bytes", lambda _: free)
+        config = QWEN(
+            hidden_size=1024, intermediate_size=3072, num_hidden_layers=28,
+            num_attention_heads=16, num_key_value_heads=8, head_dim=128,
+        )  # fmt: skip
+        return pass_budget(lengths, config, torch.float32, CPU, checkpointing=checkpointing)
+
+
+def test_layers_are_computed_again_where_the_pass_would_not_fit_otherwise() -> None:
+    lengths = [8000, 100]
+    assert budget(2**40, lengths) == PassBudget(1024, checkpointing=False)
+    assert budget(2**34, lengths) == PassBudget(1024, checkpointing=True)
+    assert 256 < budget(2**33, lengths, checkpointing=False).tokens < 1024
+    assert budget(2**40, lengths, checkpointing=True).checkpointing
+    assert budget(0, lengths) == PassBudget(256, checkpointing=True)
+
+
+def test_a_container_has_what_its_limit_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "memory.max").write_text(f"{10**9}\n")
+    (tmp_path / "memory.stat").write_text("anon 400000000\nfile 500000000\nslab_unreclaimable 1\n")
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    assert free_bytes(CPU) == 10**9 - 4 * 10**8 - 1
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_bytes(CPU) > 10**9 or psutil.virtual_memory().available < 10**9
+
+
+def test_a_gpu_has_what_is_free_and_what_is_reserved_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (5000, 9000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 300)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 100)
+    assert free_bytes(torch.device("cuda")) == 5200
+
+
+# -- 4. no memory left ---------------------------------------------------------------------------
+
+
+def test_a_batch_that_does_not_fit_is_run_in_smaller_ones(trainer: Trainer) -> None:
+    expected = gradient(trainer)
+    trainer.passes.count = 0
+    with Device(most_elements=62 * VOCABULARY) as device:
+        found = gradient(trainer)
+    assert device.refused > 0
+    assert trainer.passes.count > device.refused
+    assert same(found, expected, 1e-4)
+
+
+def test_what_had_accumulated_outlives_a_pass_that_ran_out_of_memory(trainer: Trainer) -> None:
+    trainer.forward_backward([datum(30, 9)], "cross_entropy", None)
+    trainer.forward_backward(DATA, "cross_entropy", None)
+    expected = gradients(trainer.model)
+    trainer.model.zero_grad()
+    trainer.forward_backward([datum(30, 9)], "cross_entropy", None)
+    # Fails in the backward pass, when some layers have their gradient already.
+    with refusing_late(trainer.model):
+        trainer.forward_backward(DATA, "cross_entropy", None)
+    assert same(gradients(trainer.model), expected, 1e-4)
+
+
+class refusing_late:
+    """Runs out of memory once, in the first layer's backward pass."""
+
+    def __init__(self, model: Any) -> None:
+        layer = next(m for name, m in model.named_modules() if name.endswith("0.mlp"))
+        self._handle = layer.register_full_backward_hook(self._refuse)
+        self._calls = 0
+
+    def _refuse(self, *_: Any) -> None:
+        self._calls += 1
+        if self._calls == 1:
+            raise torch.OutOfMemoryError("the stand-in for a device is full")
+
+    def __enter__(self) -> None:
+        """Nothing."""
+
+    def __exit__(self, *_: object) -> None:
+        self._handle.remove()
+        assert self._calls > 1
+
+
+def test_a_forward_pass_that_ran_out_of_memory_leaves_the_gradient(trainer: Trainer) -> None:
+    trainer.forward_backward([datum(30, 9)], "cross_entropy", None)
+    expected = gradients(trainer.model)
+    with Device(most_elements=62 * VOCABULARY) as device:
+        trainer.forward(DATA, "cross_entropy", None)
+    assert device.refused > 0
+    assert same(gradients(trainer.model), expected)
+
+
+def test_what_does_not_fit_at_all_is_refused_with_what_to_do(trainer: Trainer) -> None:
+    before = weights(trainer.model)
+    with (
+        Device(most_elements=10),
+        pytest.raises(TrainingError, match=r"not enough memory on cpu for a pass over 60 tokens"),
+    ):
+        trainer.forward_backward(DATA, "cross_entropy", None)
+    with pytest.raises(TrainingError, match="pass before it failed"):
+        trainer.optim_step(ADAM)
+    assert same(weights(trainer.model), before)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (lambda: torch.OutOfMemoryError("x"), True),
+        (lambda: MemoryError(), True),
+        (lambda: RuntimeError("shapes do not match"), False),
+    ],
+)
+def test_running_out_of_memory_is_told_from_other_errors(
+    error: Callable[[], Exception], expected: bool
+) -> None:
+    assert is_out_of_memory(error()) is expected
+
+
+def test_this_machines_own_refusal_is_known() -> None:
+    with pytest.raises(RuntimeError) as refused:
+        torch.empty(2**60, dtype=torch.uint8)
+    assert is_out_of_memory(refused.value)

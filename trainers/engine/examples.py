@@ -1,0 +1,84 @@
+"""Training data as tensors: datums are read and checked, and cut into micro-batches.
+
+Shapes: N tokens of a datum, K targets a token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tinker import types
+from torch import Tensor
+
+from evert.trainers.engine.errors import LossInputError
+from evert.trainers.engine.frozen import length_sorted
+from evert.trainers.engine.losses import check_inputs
+
+
+@dataclass
+class Example:
+    """A datum as tensors on the model's device."""
+
+    tokens: list[int]
+    """[N]"""
+    targets: Tensor
+    """[N] or [N, K]"""
+    inputs: dict[str, Tensor]
+    """The loss's other inputs, each of the targets' shape, float32."""
+
+
+def read_example(datum: types.Datum, loss_fn: str, where: str, device: torch.device) -> Example:
+    """Read and check a datum.
+
+    Args:
+        datum: As a client sent it.
+        loss_fn: Tinker's name of the loss.
+        where: How to call the datum in messages, for example ``"Datum 3"``.
+        device: Where its tensors go.
+
+    Raises:
+        LossInputError: It does not fit the loss, or is not text.
+    """
+    check_inputs(loss_fn, datum.loss_fn_inputs, where)
+    tensors = {key: value.to_torch() for key, value in datum.loss_fn_inputs.items()}
+    targets = tensors.pop("target_tokens").long().to(device)
+    try:
+        tokens = datum.model_input.to_ints()
+    except ValueError as error:
+        raise LossInputError(
+            f"{where} has a chunk that is not text; the embedded engine trains text models "
+            "only. Use an engine for images behind base_url."
+        ) from error
+    shapes = {key: tuple(value.shape) for key, value in tensors.items()}
+    wrong = {key: shape for key, shape in shapes.items() if shape != tuple(targets.shape)}
+    if not tokens or targets.ndim not in (1, 2) or len(targets) != len(tokens) or wrong:
+        raise LossInputError(
+            f"{where} has {len(tokens)} input tokens and target_tokens of shape "
+            f"{tuple(targets.shape)}, with {shapes}; expected one target (or one row of K) "
+            "for each input token, and every other tensor of the same shape as the targets."
+        )
+    inputs = {key: value.float().to(device) for key, value in tensors.items()}
+    return Example(tokens, targets, inputs)
+
+
+def micro_batches(examples: Sequence[Example], budget: int) -> list[list[int]]:
+    """Cut a batch into micro-batches, each of examples of one kind and of like lengths.
+
+    Args:
+        examples: The batch.
+        budget: Most tokens of a micro-batch, padding included; a longer one is alone.
+
+    Returns:
+        The numbers of the examples in each.
+    """
+    # Examples with K targets a token cannot share a batch with those of another K.
+    kinds: dict[tuple[Any, ...], list[int]] = {}
+    for i, example in enumerate(examples):
+        kind = (*example.targets.shape[1:], *sorted(example.inputs))
+        kinds.setdefault(kind, []).append(i)
+    return [
+        [rows[j] for j in group]
+        for rows in kinds.values()
+        for group in length_sorted([len(examples[i].tokens) for i in rows], budget)
+    ]

@@ -1,0 +1,87 @@
+"""From hidden states to logits and to log-probabilities: in float32, and a stretch at a time.
+
+The logits of 8,000 tokens take 4.9 GB at a vocabulary of 151,936, and a backward pass holds
+several such tensors. So they are computed for as many tokens as ``STRETCH_BYTES`` has room for, and
+computed again in the backward pass (``torch.utils.checkpoint``).
+
+Logits of weights in bfloat16 are computed in float32: rounded to bfloat16, a logit of 20 would be
+off by up to 0.06, and so would the log-probabilities of sampler and trainer.
+
+Shapes: N tokens, H hidden, V vocabulary, K targets a token.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+STRETCH_BYTES = 2**27
+"""Most bytes of logits that stand at once in training; a backward pass holds about three such."""
+
+_BLOCK = 2**14
+"""Rows of the output layer that are turned into float32 at once."""
+
+
+def float_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Logits in float32, whatever the type of the weights.
+
+    Args:
+        hidden: [..., H].
+        weight: [V, H].
+        bias: [V], or None.
+
+    Returns:
+        [..., V].
+    """
+    if weight.dtype == torch.float32:
+        return F.linear(hidden, weight, bias)
+    if weight.device.type != "cpu" and not torch.is_grad_enabled():
+        flat = torch.mm(hidden.flatten(0, -2), weight.T, out_dtype=torch.float32)
+        logits = flat.view(*hidden.shape[:-1], -1)
+    else:
+        exact = hidden.float()
+        blocks = [F.linear(exact, block.float()) for block in torch.split(weight, _BLOCK)]
+        logits = torch.cat(blocks, dim=-1)
+    return logits if bias is None else logits + bias.float()
+
+
+def fits_whole(tokens: int, vocabulary: int) -> bool:
+    """Whether the logits of so many tokens may stand at once."""
+    return tokens * vocabulary * 4 <= STRETCH_BYTES
+
+
+def target_logprobs(
+    hidden: Tensor, head: Callable[[Tensor], Tensor], targets: Tensor, vocabulary: int
+) -> Tensor:
+    """Log-probabilities of the targets, without all logits at once.
+
+    Args:
+        hidden: [N, H].
+        head: From [n, H] to [n, V] logits in float32.
+        targets: [N] or [N, K].
+        vocabulary: V.
+
+    Returns:
+        Of the targets' shape, float32.
+    """
+    rows = max(1, STRETCH_BYTES // (4 * vocabulary))
+    if len(hidden) <= rows:
+        return logprobs_of(head(hidden), targets)
+
+    def stretch(hidden: Tensor, targets: Tensor) -> Tensor:
+        return logprobs_of(head(hidden), targets)
+
+    pieces = [
+        checkpoint(stretch, *piece, use_reentrant=False, preserve_rng_state=False)
+        for piece in zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
+    ]
+    return torch.cat(pieces)
+
+
+def logprobs_of(logits: Tensor, targets: Tensor) -> Tensor:
+    """Log-probabilities of the targets: [N, V] logits and [N] or [N, K] -> [N] or [N, K]."""
+    if targets.ndim == 1:
+        return -F.cross_entropy(logits, targets, reduction="none")
+    return torch.log_softmax(logits, dim=-1).gather(1, targets)
