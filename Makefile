@@ -100,6 +100,8 @@ bench: .venv/developing
 	$(BIN)/python benchmarks/learning.py
 	$(BIN)/python benchmarks/intervals.py
 	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/serving.py
+	$(BIN)/python benchmarks/workers.py
 
 # What takes long to show that it holds. SIGTERM and Ctrl-C: SETTINGS='--signal TERM'.
 kill9: .venv/developing

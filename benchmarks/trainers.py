@@ -244,7 +244,7 @@ def save(out: Path, figure: Path, found: dict[str, list[Curve]], failures: list[
     (out / "trainers.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     lines = [(NAMES[name], mean(several)) for name, several in found.items() if several]
     if lines:
-        title = "One agent, three trainers: identity on two CPU cores"
+        title = "Identity, one agent under three trainers"
         save_figure(draw_panel(title, "mean reward of an episode in training", lines), figure)
 
 

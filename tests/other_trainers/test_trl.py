@@ -205,10 +205,22 @@ async def two_talks(client: AgentClient, task: int) -> float:
     return 0.5
 
 
+async def calls_at_once(client: AgentClient, task: int) -> float:
+    """Two calls of which neither waits for the other."""
+
+    async def say(text: str) -> None:
+        await client.chat.completions.create(messages=[{"role": "user", "content": text}])
+        client.reward(task)
+
+    await asyncio.gather(say("Left"), say(f"Right {task}"))
+    return 0.5
+
+
+@pytest.mark.parametrize("agent", [two_talks, calls_at_once])
 def test_lineages_that_trl_cannot_take_are_counted_and_said_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    agent: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rollouts = Recorded(two_talks, range(10))
+    rollouts = Recorded(agent, range(10))
     with caplog.at_level(logging.WARNING, "evert"):
         log = trained(rollouts, tmp_path, max_steps=2)
 
@@ -216,7 +228,7 @@ def test_lineages_that_trl_cannot_take_are_counted_and_said_once(
     assert rollouts.dropped_lineages == 16
     said = [record.getMessage() for record in caplog.records if "one a rollout" in record.message]
     assert len(said) == 1
-    assert "two_talks" in said[0]
+    assert agent.__name__ in said[0]
     assert "8 of 16" in said[0]
     given = rollouts.given[0]
     assert [2 * task + 0.5 for task in given["task"]] == given["episode_reward"]  # of both

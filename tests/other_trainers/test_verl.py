@@ -305,24 +305,25 @@ async def test_without_log_probabilities_there_are_none(agents: None, tmp_path: 
 # -- 2: lineages ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("name", "turns"), [("two_talks", 4), ("calls_at_once", 2)])
 async def test_each_lineage_is_an_output_with_the_whole_reward(
-    agents: None, tmp_path: Path
+    agents: None, name: str, turns: int, tmp_path: Path
 ) -> None:
-    config = verl_config(tmp_path, agent="verl_agents:two_talks", renderer_name="qwen3_instruct")
+    config = verl_config(tmp_path, agent=f"verl_agents:{name}", renderer_name="qwen3_instruct")
     servers = Servers(config, Scripted())
 
     found = await outputs_of(config, servers, 1)
 
-    from verl_agents import two_talks
+    import verl_agents
 
-    _, data = await cookbook_data(two_talks, 1, Said(servers))
+    _, data = await cookbook_data(getattr(verl_agents, name), 1, Said(servers))
     assert [
         of_output(each.prompt_ids, each.response_ids, each.response_mask, each.response_logprobs)
         for each in found
     ] == [of_datum(datum) for datum in data]
     assert [each.reward_score for each in found] == [1.25, 1.25]
     assert [each.extra_fields["reward_extra_info"] for each in found] == [
-        {"turns": 4, "lineages": 2, "lineages_left_out": 0}
+        {"turns": turns, "lineages": 2, "lineages_left_out": 0}
     ] * 2
 
 

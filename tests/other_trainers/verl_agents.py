@@ -24,6 +24,13 @@ async def two_talks(client: AgentClient, task: int) -> float:
     return float(task % 2)
 
 
+async def calls_at_once(client: AgentClient, task: int) -> float:
+    """Two calls of which neither waits for the other: two lineages."""
+    await asyncio.gather(*[ask(client, [user(f"I am {name}{task}")]) for name in "AB"])
+    client.reward(0.25)
+    return float(task % 2)
+
+
 async def short_and_long(client: AgentClient, task: int) -> float:
     """A second conversation whose prompt is longer than the first one's may be."""
     await ask(client, [user("Hi")])
