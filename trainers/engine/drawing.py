@@ -128,8 +128,9 @@ def make_stops(
     """Read ``SamplingParams.stop``.
 
     Args:
-        stop: None for the model's own end tokens; an empty list for no stop at all; token ids;
-            or texts (special tokens are written as text, for example ``"<|im_end|>"``).
+        stop: None for the model's own end tokens; an empty list for no stop at all; token ids,
+            which are all that then stops; or texts, which join the model's own end tokens
+            (special tokens are written as text, for example ``"<|im_end|>"``).
         end_tokens: The model's own.
 
     Raises:
@@ -146,4 +147,5 @@ def make_stops(
             f"SamplingParams.stop is {stop!r}; expected token ids, or non-empty texts, or None."
         )
     # A token carries at least one byte of text, save for a few at the edges of characters.
-    return Stops(frozenset(), texts, max(len(text.encode()) for text in texts) + 8)
+    window = max(len(text.encode()) for text in texts) + 8
+    return Stops(frozenset(end_tokens), texts, window)

@@ -104,6 +104,17 @@ def test_stops_are_read_as_the_sdk_writes_them() -> None:
     assert make_stops(["a", "b"], {7}).texts == ("a", "b")
 
 
+@pytest.mark.parametrize("stop", ["end", ["a", "b"]])
+def test_stops_in_text_join_the_models_own_end(stop: str | list[str]) -> None:
+    # A base model that ends its reply with <|endoftext|> must not write on until "\n\nUser:".
+    assert make_stops(stop, {7}).tokens == {7}
+    assert make_stops(stop, {7}).hit([3, 7], lambda tokens: "")
+
+
+def test_stops_in_tokens_are_all_that_stops() -> None:
+    assert not make_stops([1], {7}).hit([3, 7], lambda tokens: "")
+
+
 @pytest.mark.parametrize("stop", ["", ["a", ""]])
 def test_an_empty_text_is_no_stop(stop: str | list[str]) -> None:
     with pytest.raises(SamplingRequestError, match="non-empty texts"):
