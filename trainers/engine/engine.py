@@ -43,6 +43,7 @@ from evert.trainers.engine.models import (
     context_length,
     count_parameters,
     end_tokens,
+    import_lazy_modules,
     load_model,
     load_tokenizer,
 )
@@ -90,11 +91,12 @@ class Engine:
     """Models, samplers and checkpoints behind the embedded clients."""
 
     def __init__(self, settings: EngineSettings | None = None) -> None:
-        """Set up; nothing is loaded yet.
+        """Set up; no model is loaded yet.
 
         Raises:
             ModelNotFoundError: The settings name a device this machine does not have.
         """
+        import_lazy_modules()
         self.settings = settings or EngineSettings()
         self.device = _resolve_device(self.settings.device)
         self.store = CheckpointStore(self.settings.root)

@@ -5,6 +5,7 @@ Hugging Face format, or the name of a model on the Hugging Face Hub. Order here:
 LoRA, and what a model can do (context length, stop tokens).
 """
 
+import importlib
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -28,6 +29,22 @@ LORA_ALPHA = 32
 """Tinker's fixed LoRA alpha: the adapter's product is scaled by ``LORA_ALPHA / rank``."""
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+_LAZY = (
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+    "transformers.models.qwen3.modeling_qwen3",  # and with it what all models share
+)
+
+
+def import_lazy_modules() -> None:
+    """Import what transformers imports when it is first used.
+
+    Two threads that use it for the first time at once (a loader here, the caller's
+    ``get_tokenizer`` there) see one another's half-imported modules and fail.
+    """
+    for name in _LAZY:
+        importlib.import_module(name)
 
 
 def resolve_model(base_model: str) -> str:
