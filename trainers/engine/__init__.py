@@ -14,6 +14,7 @@ From the outside in:
     models.py           base models by name; LoRA
     training.py         forward, backward, optimizer step
     passes.py           forward passes of the model in training
+    cores.py            passes side by side, on all cores
     examples.py         its data, read and cut into micro-batches
     memory.py           how much memory there is, and what fits
     logits.py           logits and log-probabilities, a stretch at a time

@@ -14,6 +14,7 @@ import psutil
 import torch
 
 from evert.trainers.engine.batches import chunk_tokens
+from evert.trainers.engine.cores import lanes
 from evert.trainers.engine.logits import STRETCH_BYTES
 
 _SHARE = 2
@@ -33,6 +34,8 @@ class PassBudget:
     """Most tokens of a micro-batch, padding included; a longer row is one of its own."""
     checkpointing: bool
     """Whether layers are computed again in the backward pass."""
+    at_once: int = 1
+    """Most micro-batches that run side by side."""
 
     def smaller(self, lengths: Sequence[int]) -> "PassBudget | None":
         """What to try where this was too much; None where nothing is left to try.
@@ -40,6 +43,8 @@ class PassBudget:
         Args:
             lengths: Tokens of each row.
         """
+        if self.at_once > 1:
+            return replace(self, at_once=1)
         if not self.checkpointing:
             return replace(self, checkpointing=True)
         two_shortest = sum(sorted(lengths)[:2])
@@ -91,6 +96,7 @@ def pass_budget(
     device: torch.device,
     *,
     checkpointing: bool | None,
+    slopes: int = 0,
 ) -> PassBudget:
     """Cut a batch so that a training pass fits into the memory there is.
 
@@ -101,6 +107,7 @@ def pass_budget(
         device: Where the pass runs.
         checkpointing: Whether layers are computed again in the backward pass; None for where the
             pass would not fit otherwise.
+        slopes: Bytes of the gradient of each pass that runs beside others.
     """
     wanted = chunk_tokens(device)
     logits = min(STRETCH_BYTES, 4 * wanted * config.get_text_config().vocab_size)
@@ -109,7 +116,10 @@ def pass_budget(
         largest = max(max(lengths), min(wanted, sum(lengths)))
         checkpointing = largest * activation_bytes(config, dtype, checkpointing=False) > room
     each = activation_bytes(config, dtype, checkpointing=checkpointing)
-    return PassBudget(min(wanted, max(_LEAST_TOKENS, room // each)), checkpointing)
+    tokens = min(wanted, max(_LEAST_TOKENS, room // each))
+    # One more has run, and waits for its turn to be added up.
+    many = (lanes(device) + 1) * (max(tokens, *lengths) * each + logits + slopes) <= room
+    return PassBudget(tokens, checkpointing, lanes(device) if many else 1)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

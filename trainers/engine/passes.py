@@ -5,6 +5,7 @@ and a stretch at a time where not (``logits.py``), which takes a model whose log
 output layer and nothing else; that is tried once, on a few tokens.
 """
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ class Passes:
         self.model = model
         self.count = 0
         """Passes so far."""
+        self._counting = threading.Lock()
         self._decoder: Any = None
         self._checkpointing = False
 
@@ -42,24 +44,38 @@ class Passes:
         """Tokens the model knows."""
         return int(self.model.get_input_embeddings().weight.shape[0])
 
-    def logprobs(
-        self, rows: Sequence[Sequence[int]], targets: Tensor, *, checkpointing: bool
-    ) -> Tensor:
-        """Log-probabilities of the targets.
+    def set_checkpointing(self, wanted: bool) -> None:
+        """Have the backward passes to come compute each layer again, or not."""
+        base: Any = base_of(self.model)
+        if wanted == self._checkpointing or not base.supports_gradient_checkpointing:
+            return
+        self._checkpointing = wanted
+        if wanted:
+            base.gradient_checkpointing_enable(
+                {"use_reentrant": False, "preserve_rng_state": False}
+            )
+        else:
+            base.gradient_checkpointing_disable()
+        for module in base.modules():
+            # Layers heed it in training mode alone; what is inside of them must not drop out.
+            if hasattr(module, "gradient_checkpointing"):
+                module.training = wanted
+
+    def logprobs(self, rows: Sequence[Sequence[int]], targets: Tensor) -> Tensor:
+        """Log-probabilities of the targets. May run in several threads at a time.
 
         Args:
             rows: Token ids.
             targets: [sum of the rows' lengths] or [sum, K], row after row.
-            checkpointing: Whether the backward pass computes each layer again.
 
         Returns:
             Of the targets' shape, float32.
         """
-        self.count += 1
+        with self._counting:
+            self.count += 1
         tokens = pad(rows, self.device)
         lengths = torch.tensor([len(row) for row in rows], device=self.device)
         real = torch.arange(tokens.shape[1], device=self.device) < lengths[:, None]
-        self._set_checkpointing(checkpointing)
         # Right padding needs no mask: a causal model's earlier tokens never see it.
         if self._small(tokens) or self._plain_decoder() is None:
             logits = self.model(input_ids=tokens, use_cache=False).logits
@@ -83,22 +99,6 @@ class Passes:
             decoder = base.get_decoder()
             self._decoder = (decoder if _is_plain(self.model, decoder) else None,)
         return self._decoder[0]
-
-    def _set_checkpointing(self, wanted: bool) -> None:
-        base: Any = base_of(self.model)
-        if wanted == self._checkpointing or not base.supports_gradient_checkpointing:
-            return
-        self._checkpointing = wanted
-        if wanted:
-            base.gradient_checkpointing_enable(
-                {"use_reentrant": False, "preserve_rng_state": False}
-            )
-        else:
-            base.gradient_checkpointing_disable()
-        for module in base.modules():
-            # Layers heed it in training mode alone; what is inside of them must not drop out.
-            if hasattr(module, "gradient_checkpointing"):
-                module.training = wanted
 
 
 def _is_plain(model: Any, decoder: Any) -> bool:

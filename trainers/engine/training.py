@@ -1,8 +1,9 @@
 """One model being trained: forward, backward, optimizer step, saving and loading.
 
-Everything here runs on the one worker thread of its training client, in order. Datums are sorted
-by length and run in micro-batches that fit into memory (``memory.py``); every loss is a sum over
-tokens, so the gradient is exactly that of the whole batch. Where memory runs out all the same, the
+Everything here runs on the one worker thread of its training client, in order, but for passes of
+micro-batches, of which several may run side by side (``cores.py``). Datums are sorted by length and
+cut into micro-batches that fit into memory (``memory.py``); every loss is a sum over tokens, so the
+gradient is exactly that of the whole batch. Where memory runs out all the same, the
 batch is run again in smaller ones. Gradients add up until the next optimizer step.
 """
 
@@ -17,6 +18,7 @@ from tinker import types
 from torch import Tensor
 
 from evert.trainers.engine.checkpoints import OPTIMIZER
+from evert.trainers.engine.cores import side_by_side
 from evert.trainers.engine.errors import CheckpointError, LossInputError, TrainingError
 from evert.trainers.engine.examples import Example, micro_batches, read_example
 from evert.trainers.engine.losses import Loss, get_loss, resolve_settings
@@ -276,6 +278,7 @@ class Trainer:
             self.passes.dtype,
             self.device,
             checkpointing=self._checkpointing if backward else True,  # nothing is kept
+            slopes=sum(p.nbytes for p in self._trained().values()),
         )
         before = self._gradient() if backward else []
         while budget is not None:
@@ -313,28 +316,43 @@ class Trainer:
         *,
         backward: bool,
     ) -> types.ForwardBackwardOutput:
-        outputs: list[types.LossFnOutput] = [{} for _ in examples]
-        total = 0.0
-        for group in micro_batches(examples, budget.tokens):
+        trained = [*self._trained().values()] if backward else []
+        self.passes.set_checkpointing(budget.checkpointing and backward)
+
+        def run(group: list[int]) -> tuple[Tensor, float, Sequence[Tensor | None]]:
             chosen = [examples[i] for i in group]
-            logprobs = self.passes.logprobs(
-                [example.tokens for example in chosen],
-                torch.cat([example.targets for example in chosen]),
-                checkpointing=budget.checkpointing and backward,
-            )
             inputs = {
                 key: torch.cat([example.inputs[key] for example in chosen])
                 for key in chosen[0].inputs
             }
-            value = loss.formula(logprobs, inputs, settings)
-            if backward:
-                value.backward()  # type: ignore[no-untyped-call]
-            total += float(value.detach())
-            lengths = [len(example.tokens) for example in chosen]
-            parts = torch.split(logprobs.detach().cpu(), lengths)
+            targets = torch.cat([example.targets for example in chosen])
+            with torch.set_grad_enabled(backward):  # it may be another thread's
+                logprobs = self.passes.logprobs([example.tokens for example in chosen], targets)
+                value = loss.formula(logprobs, inputs, settings)
+            slopes = torch.autograd.grad(value, trained, allow_unused=True) if backward else ()
+            return logprobs.detach().cpu(), float(value.detach()), slopes
+
+        outputs: list[types.LossFnOutput] = [{} for _ in examples]
+        total = 0.0
+        groups = micro_batches(examples, budget.tokens)
+        done = side_by_side(run, groups, budget.at_once)
+        for group, (logprobs, value, slopes) in zip(groups, done, strict=True):
+            total += value
+            _accumulate(trained, slopes)
+            parts = torch.split(logprobs, [len(examples[i].tokens) for i in group])
             for i, part in zip(group, parts, strict=True):
                 outputs[i] = {"logprobs": types.TensorData.from_torch(part.clone())}
         return types.ForwardBackwardOutput("TensorData", outputs, {"loss:sum": total})
+
+
+def _accumulate(parameters: Sequence[Tensor], slopes: Sequence[Tensor | None]) -> None:
+    for parameter, slope in zip(parameters, slopes, strict=True):
+        if slope is None:
+            continue
+        if parameter.grad is None:
+            parameter.grad = slope
+        else:
+            parameter.grad += slope
 
 
 def _with_weights(datum: types.Datum, weights: Tensor | None) -> types.Datum:

@@ -13,9 +13,9 @@ import sys
 from typing import Any
 
 from evert.bridge.errors import MissingPackageError
+from evert.trainers.engine.cores import cores
 from evert.trainers.workers.crew import Worker, WorkerLost
 from evert.trainers.workers.executor import WorkerExecutor
-from evert.trainers.workers.pool import cores
 
 logger = logging.getLogger(__name__)
 

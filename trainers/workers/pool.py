@@ -14,6 +14,7 @@ from asyncio.subprocess import PIPE, Process
 from contextlib import suppress
 from typing import Any
 
+from evert.trainers.engine.cores import cores
 from evert.trainers.workers.crew import Worker, WorkerLost
 from evert.trainers.workers.executor import WorkerExecutor
 from evert.trainers.workers.process import BOOT, END_SECONDS, HEAD, frame, read_head
@@ -63,11 +64,6 @@ class PoolRollouts(WorkerExecutor):
                 process.kill()
             raise
         return worker
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class PoolWorker:

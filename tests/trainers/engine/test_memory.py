@@ -172,10 +172,13 @@ def test_with_checkpointing_layers_are_computed_twice_and_the_gradient_is_the_sa
 QWEN: Any = transformers.Qwen3Config
 
 
-def budget(free: int, lengths: list[int], checkpointing: bool | None = None) -> PassBudget:
+def budget(
+    free: int, lengths: list[int], checkpointing: bool | None = None, lanes: int = 1
+) -> PassBudget:
     """Of a model of the size of Qwen3-0.6B."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "free_bytes", lambda _: free)
+        patch.setattr(memory, "lanes", lambda _: lanes)
         config = QWEN(
             hidden_size=1024, intermediate_size=3072, num_hidden_layers=28,
             num_attention_heads=16, num_key_value_heads=8, head_dim=128,
@@ -190,6 +193,22 @@ def test_layers_are_computed_again_where_the_pass_would_not_fit_otherwise() -> N
     assert 256 < budget(2**33, lengths, checkpointing=False).tokens < 1024
     assert budget(2**40, lengths, checkpointing=True).checkpointing
     assert budget(0, lengths) == PassBudget(256, checkpointing=True)
+
+
+def test_passes_run_side_by_side_where_there_is_room_for_them_and_their_gradients() -> None:
+    lengths = [500, 100]
+    plenty, little = budget(2**40, lengths, lanes=2), budget(2**34, lengths, lanes=2)
+    assert plenty == PassBudget(1024, checkpointing=False, at_once=2)
+    assert little == PassBudget(1024, checkpointing=False)
+    assert plenty.smaller(lengths) == little
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "free_bytes", lambda _: 2**38)
+        patch.setattr(memory, "lanes", lambda _: 2)
+        found = [
+            pass_budget(lengths, QWEN(), torch.float32, CPU, checkpointing=None, slopes=slopes)
+            for slopes in (2**20, 2**36)
+        ]
+    assert [each.at_once for each in found] == [2, 1]
 
 
 def test_a_container_has_what_its_limit_leaves(

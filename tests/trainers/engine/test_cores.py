@@ -1,0 +1,108 @@
+"""Passes side by side: the same to the bit on any number of cores.
+
+1. Calls run at the same time; their results come in order, and an error is raised when it is due.
+2. A training pass has the same gradient, log-probabilities and loss in one thread and in several.
+"""
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from tests.trainers.engine.test_memory import gpt2
+from tests.trainers.engine.test_training import CPU, datum, gradients
+
+from evert.trainers.engine import batches, cores
+from evert.trainers.engine.cores import lanes, side_by_side
+from evert.trainers.engine.models import attach_lora, load_model, load_tokenizer
+from evert.trainers.engine.passes import Passes
+from evert.trainers.engine.training import Trainer
+
+# -- 1. calls ------------------------------------------------------------------------------------
+
+
+def test_calls_run_at_the_same_time_and_their_results_come_in_order() -> None:
+    together = threading.Barrier(3, timeout=60)
+
+    def call(number: int) -> int:
+        together.wait()  # all three are here
+        return number
+
+    assert [*side_by_side(call, range(9), 3)] == [*range(9)]
+
+
+@pytest.mark.parametrize(("items", "most"), [(5, 1), (1, 5), (0, 5)])
+def test_what_needs_one_thread_stays_in_this_one(items: int, most: int) -> None:
+    found = [*side_by_side(lambda _: threading.current_thread(), range(items), most)]
+
+    assert found == [threading.current_thread()] * items
+
+
+def test_an_error_is_raised_in_its_turn_and_no_call_is_left_running() -> None:
+    ended: list[int] = []
+
+    def call(number: int) -> int:
+        if number == 1:
+            raise LookupError(number)
+        ended.append(number)
+        return number
+
+    found = side_by_side(call, range(4), 2)
+    assert next(found) == 0
+    with pytest.raises(LookupError):
+        next(found)
+    assert not [each for each in threading.enumerate() if each.name.startswith("evert-lane")]
+
+
+def test_there_are_as_many_lanes_as_cores_for_the_threads_of_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cores, "cores", lambda: 8)
+    found = []
+    for threads in (1, 4, 16):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        found.append(lanes(CPU))
+
+    assert found == [8, 2, 1]
+    assert lanes(torch.device("cuda")) == 1
+
+
+# -- 2. training ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3 with an adapter", "gpt2"])
+def test_a_pass_is_the_same_to_the_bit_in_one_thread_and_in_several(
+    kind: str, tiny_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model: Any = gpt2() if kind == "gpt2" else load_model(tiny_model, CPU, torch.float32)
+    if kind == "qwen3 with an adapter":
+        model = attach_lora(model, 4, seed=0)
+    trainer = Trainer(model, load_tokenizer(tiny_model))
+    data = [datum(n, n) for n in (60, 40, 3, 17, 17, 1, 52, 52)]
+    threads: set[str] = set()
+    run = Passes.logprobs
+
+    def watched(self: Passes, *given: Any) -> torch.Tensor:
+        threads.add(threading.current_thread().name.split("_")[0])
+        return run(self, *given)
+
+    monkeypatch.setattr(Passes, "logprobs", watched)
+    monkeypatch.setitem(batches._CHUNK_TOKENS, "cpu", 64)
+
+    def found(number: int) -> tuple[list[torch.Tensor], list[list[float]], dict[str, float], int]:
+        monkeypatch.setattr(cores, "cores", lambda: number * torch.get_num_threads())
+        threads.clear()
+        before = trainer.passes.count
+        for _ in range(2):  # the second adds to the first
+            output = trainer.forward_backward(data, "cross_entropy", None)
+        slopes = gradients(model)
+        model.zero_grad()
+        logprobs = [each["logprobs"].tolist() for each in output.loss_fn_outputs]
+        return slopes, logprobs, output.metrics, trainer.passes.count - before
+
+    alone, alone_threads = found(1), {*threads}
+    several, several_threads = found(3), {*threads}
+
+    assert (alone_threads, several_threads) == ({"MainThread"}, {"evert-lane"})
+    assert all(map(torch.equal, alone[0], several[0]))
+    assert alone[1:] == several[1:]

@@ -1,0 +1,50 @@
+"""The cores of this machine: how many there are, and work that is done on several at a time.
+
+A small model's pass is too short for PyTorch to share it out over threads; several passes at a time
+are not. Results come in the order of the work, so that sums over them are the same to the bit on
+any number of cores.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def lanes(device: torch.device) -> int:
+    """Passes that may run at a time: as many as there are cores for PyTorch's threads of each."""
+    return max(1, cores() // torch.get_num_threads()) if device.type == "cpu" else 1
+
+
+def side_by_side(
+    call: Callable[[Item], Result], items: Sequence[Item], most: int
+) -> Iterator[Result]:
+    """What a call returns of each item, in their order.
+
+    Args:
+        call: May run in several threads at a time.
+        items: What it is called with.
+        most: Calls at a time; 1: all of them in this thread.
+    """
+    if min(most, len(items)) < 2:
+        yield from map(call, items)
+        return
+    with ThreadPoolExecutor(most, thread_name_prefix="evert-lane") as pool:
+        begun: deque[Future[Result]] = deque()
+        for item in items:
+            begun.append(pool.submit(call, item))
+            if len(begun) > most:
+                yield begun.popleft().result()
+        while begun:
+            yield begun.popleft().result()
