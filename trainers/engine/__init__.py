@@ -21,8 +21,12 @@ From the outside in:
     losses.py           the losses
     sampler.py          many requests, one running batch
     running_batch.py    the rows of one batch, and drawing for them
+    scoring.py          what is asked of given tokens
     batches.py          rows decoded together over a cache
-    prefix_cache.py     keys and values kept for the next turn
+    lean_batch.py       those of a model of our own
+    generic_batch.py    those of any other
+    prefill.py          what rows share is computed once
+    prefix_cache.py     keys and values, found by their tokens
     drawing.py          drawing tokens, stops
     frozen.py           weights ready to sample from
     lean.py             a forward pass of our own for Llama-like models

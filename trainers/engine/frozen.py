@@ -4,7 +4,7 @@
     ├── FrozenLean      Llama-like models, through ``LeanModel``
     └── FrozenGeneric   every other Hugging Face causal language model
 
-``freeze`` picks one. Both can open a batch to decode in, and score given tokens.
+``freeze`` picks one. Both open batches, to decode in and to score given tokens in.
 """
 
 import copy
@@ -12,22 +12,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from evert.trainers.engine.batches import (
-    Batch,
-    GenericBatch,
-    LeanBatch,
-    causal_attention,
-    chunk_tokens,
-    pad,
-)
+from evert.trainers.engine.batches import Batch
+from evert.trainers.engine.generic_batch import GenericBatch
 from evert.trainers.engine.lean import LeanModel, can_be_lean
+from evert.trainers.engine.lean_batch import LeanBatch
 from evert.trainers.engine.prefix_cache import PrefixCache
-
-LOGITS_BYTES = 2**29
-"""Most bytes of logits held at once when given tokens are scored."""
 
 _CACHE_BYTES = 2 * 2**30
 _PREFIX_SHARE = 8
@@ -51,17 +41,6 @@ class FrozenModel(Protocol):
         """Open an empty batch."""
         ...
 
-    def score(self, rows: Sequence[Sequence[int]]) -> tuple[list[list[float]], int]:
-        """Log-probability of each token but the first, given those before it.
-
-        Args:
-            rows: Token lists of at least one token each.
-
-        Returns:
-            One list a row, a token shorter than it; and the number of forward passes.
-        """
-        ...
-
 
 class FrozenLean:
     """A frozen Llama-like model."""
@@ -80,17 +59,8 @@ class FrozenLean:
         return self._lean.device
 
     def new_batch(self) -> Batch:
-        """Open an empty batch; batches share what they remember of finished rows."""
+        """Open an empty batch; batches share what they remember."""
         return LeanBatch(self._lean, self._prefixes)
-
-    def score(self, rows: Sequence[Sequence[int]]) -> tuple[list[list[float]], int]:
-        """Score given tokens; see ``FrozenModel``."""
-        return _score(rows, self._lean.head.shape[0], self.device, self._logits)
-
-    def _logits(self, tokens: Tensor) -> Tensor:
-        self._lean.reserve(tokens.shape[1])
-        positions = torch.arange(tokens.shape[1], device=self.device).expand_as(tokens)
-        return self._lean.logits(self._lean.hidden(tokens, positions, causal_attention))
 
 
 class FrozenGeneric:
@@ -108,6 +78,7 @@ class FrozenGeneric:
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         per_token = 2 * config.num_hidden_layers * heads * head * self._model.dtype.itemsize
         self.cache_tokens: int = _cache_bytes(self.device) // per_token
+        self._prefixes = PrefixCache(self.cache_tokens // _PREFIX_SHARE)
 
     @property
     def device(self) -> torch.device:
@@ -116,17 +87,8 @@ class FrozenGeneric:
         return device
 
     def new_batch(self) -> Batch:
-        """Open an empty batch."""
-        return GenericBatch(self._model)
-
-    def score(self, rows: Sequence[Sequence[int]]) -> tuple[list[list[float]], int]:
-        """Score given tokens; see ``FrozenModel``."""
-        return _score(rows, self._model.config.vocab_size, self.device, self._logits)
-
-    def _logits(self, tokens: Tensor) -> Tensor:
-        # Right padding needs no mask: a causal model's earlier tokens never see it.
-        logits: Tensor = self._model(input_ids=tokens, use_cache=False).logits.float()
-        return logits
+        """Open an empty batch; batches share what they remember."""
+        return GenericBatch(self._model, self._prefixes)
 
 
 def freeze(model: Any) -> FrozenModel:
@@ -153,28 +115,6 @@ def length_sorted(lengths: Sequence[int], budget: int) -> Iterable[list[int]]:
         group.append(i)
     if group:
         yield group
-
-
-def token_budget(vocabulary: int, device: torch.device) -> int:
-    """Tokens, padding included, of a pass that computes the logits of each."""
-    return max(1, min(chunk_tokens(device), LOGITS_BYTES // (4 * vocabulary)))
-
-
-def _score(
-    rows: Sequence[Sequence[int]], vocabulary: int, device: torch.device, forward: Any
-) -> tuple[list[list[float]], int]:
-    scores: list[list[float]] = [[] for _ in rows]
-    passes = 0
-    for group in length_sorted([len(row) for row in rows], token_budget(vocabulary, device)):
-        tokens = pad([rows[i] for i in group], device)
-        logits = forward(tokens[:, :-1]) if tokens.shape[1] > 1 else None
-        if logits is None:
-            continue
-        passes += 1
-        found = -F.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none")
-        for i, values in zip(group, found.tolist(), strict=True):
-            scores[i] = values[: len(rows[i]) - 1]
-    return scores, passes
 
 
 def _cache_bytes(device: torch.device) -> int:

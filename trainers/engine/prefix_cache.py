@@ -1,45 +1,139 @@
-"""Keys and values of finished rows, kept for a prompt that begins with the same tokens."""
+"""Keys and values that were computed, found again by the tokens they stand for: a radix tree.
+
+What prompts, replies and conversations begin with alike is held once. A node holds the tokens that
+follow its parent's, any number of them; where two rows part, the node they share is cut in two, so
+whatever begins like a row that was seen finds all of it, to the token. The least recently used
+leaves go first; what goes on from a node is never older than the node, so none is left hanging.
+
+Shapes: T tokens. Everything here is about one set of weights, and goes with it.
+"""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
+import torch
 from torch import Tensor
+
+Kept: TypeAlias = Sequence[Tensor]
+"""Keys and values of T tokens: tensors [..., T, D], of all layers in an order of the owner's."""
+
+
+class _Node:
+    """Tokens that follow the parent's, with what was computed for them."""
+
+    def __init__(self, tokens: np.ndarray, kept: Kept, parent: "_Node | None") -> None:
+        self.tokens = tokens
+        self.kept = kept
+        self.parent = parent
+        self.children: dict[int, _Node] = {}
+        """By the first of their tokens."""
 
 
 class PrefixCache:
-    """Keys and values of finished rows, found again by the tokens they stand for."""
+    """Keys and values of what begins prompts and rows."""
 
     def __init__(self, max_tokens: int) -> None:
-        """Keep at most ``max_tokens`` tokens in all; the least recently used go first."""
-        self._max_tokens = max_tokens
-        self._entries: OrderedDict[bytes, list[tuple[Tensor, Tensor]]] = OrderedDict()
-        self._lengths: dict[int, int] = {}
+        """Keep at most ``max_tokens`` tokens in all."""
+        self.max_tokens = max_tokens
         self.tokens = 0
+        """Tokens that are kept; what rows share counts once."""
+        self._root = _Node(np.zeros(0, np.int64), (), None)
+        self._used: OrderedDict[_Node, None] = OrderedDict()
+        """Every node but the root, the least recently used first; each after all of its own."""
 
-    def put(self, tokens: Sequence[int], layers: list[tuple[Tensor, Tensor]]) -> None:
-        """Remember ``layers``: keys and values [Hkv, len(tokens), D] of each layer."""
-        key = np.asarray(tokens, dtype=np.int32).tobytes()
-        if key in self._entries or len(tokens) > self._max_tokens:
+    def longest(self, tokens: np.ndarray, most: int) -> tuple[int, list[Kept]]:
+        """What is kept of the beginning of a row.
+
+        Args:
+            tokens: [T] ids of the row.
+            most: Tokens to look for at most.
+
+        Returns:
+            How many of them were found, and what is kept of them, piece after piece.
+        """
+        path, length = self._walk(tokens[:most])
+        return length, [_cut(node.kept, 0, same) for node, same in path]
+
+    def put(self, tokens: np.ndarray, read: Callable[[int, int], Kept]) -> None:
+        """Keep a row; only what is new of it is read.
+
+        Args:
+            tokens: [T] ids of the row. More than ``max_tokens`` are not kept.
+            read: Copies what was computed for the tokens from one place to another.
+        """
+        path, length = self._walk(tokens)
+        if length == len(tokens) or len(tokens) > self.max_tokens:
             return
-        self._entries[key] = layers
-        self._count(len(tokens), 1)
-        while self.tokens > self._max_tokens:
-            oldest, _ = self._entries.popitem(last=False)
-            self._count(len(oldest) // 4, -1)
+        node, same = path[-1] if path else (self._root, 0)
+        if same < len(node.tokens):
+            node = self._split(node, same)
+        new, kept = tokens[length:], read(length, len(tokens))
+        if node.children or node is self._root:
+            child = node.children[int(new[0])] = _Node(new, kept, node)
+            self._touch(child)
+        else:  # A conversation goes on: it stays one piece.
+            node.tokens = np.concatenate([node.tokens, new])
+            node.kept = [torch.cat(pair, dim=-2) for pair in zip(node.kept, kept, strict=True)]
+        self.tokens += len(new)
+        while self.tokens > self.max_tokens:
+            self._drop_oldest()
 
-    def longest(self, prompt: Sequence[int]) -> tuple[int, list[tuple[Tensor, Tensor]]]:
-        """The longest remembered beginning of ``prompt``, shorter than it; length 0 if none."""
-        key = np.asarray(prompt, dtype=np.int32).tobytes()
-        for length in sorted((n for n in self._lengths if n < len(prompt)), reverse=True):
-            layers = self._entries.get(key[: 4 * length])
-            if layers is not None:
-                self._entries.move_to_end(key[: 4 * length])
-                return length, layers
-        return 0, []
+    def _walk(self, tokens: np.ndarray) -> tuple[list[tuple[_Node, int]], int]:
+        """The nodes that ``tokens`` begin with and how much of each, and how much in all."""
+        node, length, path = self._root, 0, []
+        while length < len(tokens):
+            child = node.children.get(int(tokens[length]))
+            if child is None:
+                break
+            same = common_length(child.tokens, tokens[length:])
+            path.append((child, same))
+            length += same
+            if same < len(child.tokens):
+                break
+            node = child
+        if path:
+            self._touch(path[-1][0])
+        return path, length
 
-    def _count(self, length: int, change: int) -> None:
-        self.tokens += length * change
-        self._lengths[length] = self._lengths.get(length, 0) + change
-        if not self._lengths[length]:
-            del self._lengths[length]
+    def _touch(self, node: _Node) -> None:
+        """Note the use of a node, and then of those that it goes on from."""
+        while node.parent is not None:
+            self._used[node] = None
+            self._used.move_to_end(node)
+            node = node.parent
+
+    def _split(self, node: _Node, length: int) -> _Node:
+        """Cut a node in two; returns the first."""
+        parent = node.parent or self._root
+        # Copies, not views: a part that is dropped must give its memory back.
+        first = _Node(node.tokens[:length], _copy(node.kept, 0, length), parent)
+        parent.children[int(first.tokens[0])] = first
+        node.kept = _copy(node.kept, length, len(node.tokens))
+        node.tokens, node.parent = node.tokens[length:], first
+        first.children[int(node.tokens[0])] = node
+        self._touch(node)
+        return first
+
+    def _drop_oldest(self) -> None:
+        node, _ = self._used.popitem(last=False)
+        if node.parent is not None:
+            del node.parent.children[int(node.tokens[0])]
+        self.tokens -= len(node.tokens)
+
+
+def common_length(first: np.ndarray, second: np.ndarray) -> int:
+    """How many tokens two rows begin with alike."""
+    length = min(len(first), len(second))
+    differ = first[:length] != second[:length]
+    at = int(differ.argmax()) if length else 0
+    return at if length and differ[at] else length
+
+
+def _cut(kept: Kept, start: int, end: int) -> Kept:
+    return [tensor[..., start:end, :] for tensor in kept]
+
+
+def _copy(kept: Kept, start: int, end: int) -> Kept:
+    return [tensor.clone() for tensor in _cut(kept, start, end)]

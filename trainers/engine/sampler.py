@@ -1,7 +1,7 @@
 """The batching sampler: many requests in, one running batch, one worker thread.
 
 Requests from any thread or event loop meet in a queue. The worker admits what has arrived (equal
-prompts are computed once), draws one token for every row, answers the rows that have ended, and
+beginnings are computed once), draws one token for every row, answers the rows that have ended, and
 steps the rest; new requests join between two steps. Requests for log-probabilities of given tokens
 are computed together, ahead of the decoding. The worker starts with the first request and ends
 when there has been nothing to do for a while, so an idle sampler owns no thread.
@@ -37,6 +37,7 @@ from evert.trainers.engine.drawing import make_stops, stream_key
 from evert.trainers.engine.errors import EngineClosedError, SamplingRequestError
 from evert.trainers.engine.frozen import FrozenModel
 from evert.trainers.engine.running_batch import Request, Row, RunningBatch
+from evert.trainers.engine.scoring import Read, Scoring, log_probabilities, score
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -59,18 +60,18 @@ class SamplerStats:
     forward_passes: int = 0
     """Forward passes of any kind."""
     prompt_tokens: int = 0
-    """Prompt tokens computed; shared prompts and remembered prefixes are not counted twice."""
+    """Given tokens that went through the model, to sample or to score; what rows share, and what
+    is remembered, is not counted twice."""
     sampled_tokens: int = 0
     scored_tokens: int = 0
-    """Given tokens whose log-probability was computed."""
+    """Given tokens of which something was computed from the logits: their log-probability."""
     largest_batch: int = 0
     """Most rows decoded together."""
 
 
-@dataclass
-class _Score:
-    tokens: list[int]
-    future: "Future[list[float | None]]" = field(default_factory=Future)
+@dataclass(eq=False)
+class _Score(Scoring):
+    future: "Future[list[Any]]" = field(default_factory=Future)
 
 
 class Sampler:
@@ -142,11 +143,20 @@ class Sampler:
             self._waiting.extend(Row(request, index) for index in range(num_samples))
         return request.future
 
-    def score(self, tokens: Sequence[int]) -> "Future[list[float | None]]":
+    def score(
+        self, tokens: Sequence[int], last_n: int | None = None, read: Read = log_probabilities
+    ) -> "Future[list[Any]]":
         """Ask for the log-probability of each token given those before it.
 
+        Args:
+            tokens: Token ids, at least one.
+            last_n: How many of the last tokens are wanted; None for all.
+            read: Makes something else of the logits of each. Requests with the same function (the
+                same object) are read together.
+
         Returns:
-            A future of one number a token; None for the first, which nothing precedes.
+            A future of one value a token; None for the first, which nothing precedes, and for what
+            is not wanted.
 
         Raises:
             SamplingRequestError: No tokens, or more than the model can hold.
@@ -158,11 +168,12 @@ class Sampler:
                 f"the model's context of {self._context_length}. Shorten the input."
             )
         self._check_ids(tokens)
-        score = _Score(list(tokens))
+        first = 1 if last_n is None else max(1, len(tokens) - last_n)
+        asked = _Score(np.asarray(tokens, dtype=np.int64), first, read)
         with self._lock:
             self._wake()
-            self._scores.append(score)
-        return score.future
+            self._scores.append(asked)
+        return asked.future
 
     def close(self) -> None:
         """Stop the worker; requests that have no answer yet fail. Further calls do nothing."""
@@ -269,20 +280,22 @@ class Sampler:
     def _answer_scores(self) -> None:
         with self._lock:
             scores, self._scores = self._scores, []
-        scores = [score for score in scores if not score.future.cancelled()]
+        scores = [asked for asked in scores if not asked.future.cancelled()]
         if not scores:
             return
         try:
-            found, passes = self._model.score([score.tokens for score in scores])
+            batch = self._model.new_batch()
+            self.stats.scored_tokens += score(batch, scores)
         except Exception as error:
-            for score in scores:
-                _fail(score.future, error)
+            for asked in scores:
+                _fail(asked.future, error)
             return
-        self.stats.forward_passes += passes
-        self.stats.scored_tokens += sum(map(len, found))
-        for score, values in zip(scores, found, strict=True):
+        self.stats.forward_passes += batch.passes
+        self.stats.prompt_tokens += batch.computed_tokens
+        for asked in scores:
             with suppress(InvalidStateError):
-                score.future.set_result([None, *values])
+                unknown = [None] * (len(asked.tokens) - len(asked.values))
+                asked.future.set_result([*unknown, *asked.values])
 
     def _admit(self) -> None:
         run = next((run for run in self._runs if run.batch.joinable), None)
@@ -338,7 +351,7 @@ class Sampler:
         with self._lock:
             requests = [row.request for row in self._waiting]
             requests += [row.request for run in self._runs for row in run.rows]
-            futures = [score.future for score in self._scores]
+            futures = [asked.future for asked in self._scores]
             self._waiting.clear()
             self._scores, self._runs = [], []
         for request in requests:

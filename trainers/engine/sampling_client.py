@@ -188,10 +188,7 @@ class SamplingClient(Ready):
         return _unpickle, (state,)
 
     def _score(self, tokens: list[int], last_n: int | None) -> "Future[list[float | None]]":
-        scores = chain(self._sampler, lambda sampler: sampler.score(tokens))
-        if last_n is None:
-            return scores
-        return chain(scores, lambda found: finished(_only_last(found, last_n)).future())
+        return chain(self._sampler, lambda sampler: sampler.score(tokens, last_n))
 
 
 _client_numbers = itertools.count()
@@ -285,8 +282,3 @@ def _respond(
             )
         ).future(),
     )
-
-
-def _only_last(scores: list[float | None], count: int) -> list[float | None]:
-    hidden = len(scores) - count
-    return [None] * hidden + scores[hidden:]

@@ -1,7 +1,9 @@
 """The lean forward pass computes what the Hugging Face model computes, family by family."""
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -9,6 +11,7 @@ from peft import LoraConfig, get_peft_model
 
 from evert.trainers.engine.frozen import FrozenGeneric, FrozenLean, freeze, length_sorted
 from evert.trainers.engine.lean import LeanModel, can_be_lean
+from evert.trainers.engine.scoring import Scoring, score
 
 SIZES: dict[str, Any] = {
     "vocab_size": 61,
@@ -49,9 +52,16 @@ def _make(family: str, **options: Any) -> Any:
     return model
 
 
+def _rows(logits: torch.Tensor, tokens: np.ndarray, places: np.ndarray) -> Sequence[Any]:
+    return logits.unbind()
+
+
 def _lean_logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """Of all tokens, through the sampler's own path; something is asked of the token after each."""
+    rows = [Scoring(np.array([*row, 0]), read=_rows) for row in tokens.tolist()]
     with torch.inference_mode():
-        return FrozenLean(model)._logits(tokens)
+        score(FrozenLean(model).new_batch(), rows)
+    return torch.stack([torch.stack(row.values) for row in rows])
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -108,9 +118,10 @@ def test_a_sliding_window_or_another_family_is_left_to_the_generic_copy() -> Non
 def test_given_tokens_are_scored_as_the_model_scores_them(frozen: Any) -> None:
     model = _make("Qwen3", head_dim=16)
     rows = [torch.randint(0, 61, (n,)).tolist() for n in (7, 1, 30, 2)]
+    scored = [Scoring(np.array(row)) for row in rows]
     with torch.inference_mode():
-        found, _ = frozen(model).score(rows)
-    for row, values in zip(rows, found, strict=True):
+        assert score(frozen(model).new_batch(), scored) == 36
+    for row, values in zip(rows, (row.values for row in scored), strict=True):
         with torch.inference_mode():
             logprobs = torch.log_softmax(model(torch.tensor([row])).logits[0], -1)
         expected = [float(logprobs[i - 1, row[i]]) for i in range(1, len(row))]

@@ -318,7 +318,6 @@ def test_a_failing_model_fails_the_requests_and_not_the_sampler(
     sampler = make()
     with monkeypatch.context() as patch:
         patch.setattr(sampler._model, "new_batch", _raise)
-        patch.setattr(sampler._model, "score", _raise)
         waiting: list[Future[Any]] = [
             sampler.sample([1, 2], 1, params()),
             sampler.score([1, 2]),

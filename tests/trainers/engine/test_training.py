@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tinker import types
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from evert.trainers.engine import batches
+from evert.trainers.engine import prefill
 from evert.trainers.engine.errors import LossInputError, TrainingError
 from evert.trainers.engine.models import attach_lora, load_model, load_tokenizer
 from evert.trainers.engine.training import Trainer
@@ -73,7 +73,7 @@ def same(first: list[torch.Tensor], second: list[torch.Tensor], tolerance: float
 def test_a_batchs_loss_and_gradient_are_the_sums_over_its_datums(
     trainer: Trainer, model: Any, monkeypatch: pytest.MonkeyPatch, budget: int
 ) -> None:
-    monkeypatch.setitem(batches._CHUNK_TOKENS, "cpu", budget)
+    monkeypatch.setitem(prefill._CHUNK_TOKENS, "cpu", budget)
     data = [datum(n, n) for n in (5, 40, 3, 17, 17, 1)]
     total = torch.zeros(())
     for one in data:

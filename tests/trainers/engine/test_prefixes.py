@@ -1,0 +1,265 @@
+"""What prompts begin with alike is computed once: counted in tokens, never in seconds.
+
+1. The cache finds, to the token, whatever begins like a row that was put into it, keeps to its
+   size, and forgets what was not used for longest.
+2. Rows that are admitted together, prompts that are asked again, turns and branches of a
+   conversation: what is computed are the distinct tokens.
+3. Scoring: distinct tokens too; of the last n, those alone, where the rest is remembered.
+4. Whatever is shared, the log-probabilities are those of a fresh forward pass.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tinker import types
+
+from evert.trainers.engine.frozen import FrozenGeneric, FrozenLean
+from evert.trainers.engine.models import load_model, load_tokenizer
+from evert.trainers.engine.prefill import shared
+from evert.trainers.engine.prefix_cache import PrefixCache
+from evert.trainers.engine.sampler import Sampler
+
+CPU = torch.device("cpu")
+Make = Callable[..., Sampler]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: str) -> Any:
+    return load_model(tiny_model, CPU, torch.float32)
+
+
+@pytest.fixture(params=[FrozenLean, FrozenGeneric])
+def make(request: pytest.FixtureRequest, model: Any, tiny_model: str) -> Iterator[Make]:
+    made: list[Sampler] = []
+
+    def build(**options: Any) -> Sampler:
+        settings: dict[str, Any] = {"context_length": 2048, "end_tokens": frozenset(), "seed": 0}
+        frozen = request.param(model)
+        made.append(Sampler(frozen, load_tokenizer(tiny_model), **{**settings, **options}))
+        return made[-1]
+
+    yield build
+    for sampler in made:
+        sampler.close()
+
+
+def tokens(length: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 200, length).tolist()  # type: ignore[no-any-return]
+
+
+def family(shared_length: int, tails: Sequence[int]) -> list[list[int]]:
+    """Prompts that begin alike."""
+    start = tokens(shared_length, 0)
+    return [start + tokens(length, 1 + i) for i, length in enumerate(tails)]
+
+
+def ask(
+    sampler: Sampler, prompts: Sequence[list[int]], samples: int = 1, **options: Any
+) -> list[list[types.SampledSequence]]:
+    params = types.SamplingParams(**{"max_tokens": 4, "temperature": 0.0, **options})
+    futures = [sampler.sample(prompt, samples, params) for prompt in prompts]
+    return [future.result(timeout=60) for future in futures]
+
+
+def fresh_logprobs(model: Any, row: Sequence[int]) -> list[float]:
+    with torch.inference_mode():
+        logprobs = torch.log_softmax(model(torch.tensor([list(row)])).logits[0].float(), -1)
+    return [float(logprobs[i - 1, row[i]]) for i in range(1, len(row))]
+
+
+# -- 1. the cache --------------------------------------------------------------------------------
+
+
+def kept(row: Sequence[int]) -> list[torch.Tensor]:
+    """Something to keep that says which tokens it is of."""
+    return [torch.tensor(row, dtype=torch.float32)[None, :, None]]
+
+
+def put(cache: PrefixCache, row: Sequence[int]) -> list[tuple[int, int]]:
+    """Put a row; returns what was read of it."""
+    read: list[tuple[int, int]] = []
+
+    def copy(start: int, end: int) -> list[torch.Tensor]:
+        read.append((start, end))
+        return kept(row[start:end])
+
+    cache.put(np.array(row), copy)
+    return read
+
+
+def found(cache: PrefixCache, row: Sequence[int]) -> list[int]:
+    length, pieces = cache.longest(np.array(row), len(row))
+    values = [int(value) for [piece] in pieces for value in piece.flatten()]
+    assert length == len(values)
+    return values
+
+
+def test_the_longest_beginning_is_found_to_the_token() -> None:
+    cache = PrefixCache(100)
+    assert put(cache, [1, 2, 3, 4, 5]) == [(0, 5)]
+    assert put(cache, [1, 2, 3, 9, 9]) == [(3, 5)]
+    assert put(cache, [1, 2, 3, 9, 9, 7]) == [(5, 6)]
+    assert put(cache, [1, 2]) == []
+    assert found(cache, [1, 2, 3, 4, 8]) == [1, 2, 3, 4]
+    assert found(cache, [1, 2, 3, 9, 9, 7, 7]) == [1, 2, 3, 9, 9, 7]
+    assert found(cache, [1, 2, 8]) == [1, 2]
+    assert found(cache, [2]) == []
+    assert cache.tokens == 8
+
+
+def test_a_thousand_rows_are_found_as_a_plain_search_finds_them() -> None:
+    rng = np.random.default_rng(0)
+    cache, rows = PrefixCache(10**6), [rng.integers(0, 2, rng.integers(1, 14)) for _ in range(500)]
+    for row in rows:
+        put(cache, row.tolist())
+    begins = {tuple(row[:n]) for row in rows for n in range(len(row) + 1)}
+    for row in (rng.integers(0, 2, 14) for _ in range(500)):
+        longest = max(n for n in range(15) if tuple(row[:n]) in begins)
+        assert found(cache, row.tolist()) == row[:longest].tolist()
+    assert cache.tokens == len(begins) - 1
+
+
+def test_what_was_not_used_for_longest_goes_first_and_never_what_others_go_on_from() -> None:
+    cache = PrefixCache(12)
+    put(cache, [1, 2, 3, 4, 5, 6])
+    put(cache, [1, 2, 3, 7, 7])
+    put(cache, [8, 8, 8])
+    assert cache.tokens == 11
+    assert found(cache, [1, 2, 3, 4, 5, 6]) == [1, 2, 3, 4, 5, 6]
+    put(cache, [9, 9, 9])
+    assert found(cache, [1, 2, 3, 7, 7]) == [1, 2, 3]
+    assert found(cache, [1, 2, 3, 4, 5, 6]) == [1, 2, 3, 4, 5, 6]
+    assert found(cache, [8, 8, 8]) == [8, 8, 8]
+    assert cache.tokens == 12
+    put(cache, list(range(20, 40)))
+    assert found(cache, [20]) == []
+
+
+def test_what_is_cut_off_gives_its_memory_back() -> None:
+    cache = PrefixCache(8)
+    put(cache, [1, 2, 3, 4])
+    put(cache, [1, 5])
+    [piece] = cache.longest(np.array([1]), 1)[1][0]
+    assert piece.untyped_storage().nbytes() == 4
+
+
+def test_beginnings_come_level_by_level_and_only_where_a_pass_pays() -> None:
+    start, more = tokens(100, 0), tokens(50, 1)
+    rows = [start + more + [1], start + more + [2], [*start, 3], [*start[:5], 4]]
+    levels = shared([np.array(row) for row in rows], [0] * 4, CPU)
+    assert [[(part.length, sorted(part.rows)) for part in level] for level in levels] == [
+        [(100, [0, 1, 2])],
+        [(150, [0, 1])],
+    ]
+    assert shared([np.array(row) for row in rows], [100, 100, 100, 5], CPU) == levels[1:]
+    assert shared([np.array(rows[0])], [0], CPU) == []
+
+
+# -- 2. sampling ---------------------------------------------------------------------------------
+
+
+def test_many_prompts_behind_one_cost_their_distinct_tokens(make: Make) -> None:
+    sampler, prompts = make(), family(1145, [40] * 64)
+    replies = ask(sampler, prompts, samples=8)
+    assert sampler.stats.prompt_tokens <= 1.1 * (1145 + 64 * 40)
+    before = sampler.stats.prompt_tokens
+    again = ask(sampler, prompts, samples=8)
+    assert sampler.stats.prompt_tokens - before <= 64 * 4
+    assert [s.tokens for r in again for s in r] == [s.tokens for r in replies for s in r]
+    assert len(replies) == 64
+    assert all(len(sequences) == 8 for sequences in replies)
+
+
+def test_what_is_shared_changes_no_token(make: Make, model: Any) -> None:
+    prompts = [*family(120, [40, 3, 17, 40, 1]), *family(60, [5, 9]), tokens(30, 99)]
+    together = [s.tokens for replies in ask(make(), prompts, 2) for s in replies]
+    alone = [s.tokens for prompt in prompts for s in ask(make(), [prompt], 2)[0]]
+    assert together == alone
+
+
+def test_a_ten_turn_episode_prefills_the_tail_of_each_turn(make: Make, model: Any) -> None:
+    sampler, conversation = make(), tokens(120, 0)
+    for turn in range(10):
+        before = sampler.stats.prompt_tokens
+        [[reply]] = ask(sampler, [conversation], seed=turn, temperature=1.0)
+        new = sampler.stats.prompt_tokens - before
+        # The last sampled token, which no pass has seen, and the twenty after it.
+        assert new == (120 if turn == 0 else 21)
+        expected = fresh_logprobs(model, conversation + reply.tokens)[len(conversation) - 1 :]
+        assert reply.logprobs == pytest.approx(expected, abs=1e-4)
+        conversation = conversation + reply.tokens + tokens(20, turn)
+
+
+def test_branches_of_a_conversation_go_on_from_where_they_part(make: Make) -> None:
+    sampler, root = make(), tokens(200, 0)
+    ask(sampler, [root])
+    before = sampler.stats.prompt_tokens
+    ask(sampler, [root[:150] + tokens(10, 5)])
+    assert sampler.stats.prompt_tokens - before == 10
+
+
+def test_a_prompt_that_joins_while_another_runs_takes_what_they_share(make: Make) -> None:
+    sampler = make()
+    first, second = family(300, [5, 5])
+    running = sampler.sample(first, 1, types.SamplingParams(max_tokens=300, stop=[]))
+    while not sampler.stats.prompt_tokens:
+        time.sleep(0.001)
+    ask(sampler, [second])
+    assert not running.done()
+    assert sampler.stats.prompt_tokens == 305 + 5
+    running.cancel()
+
+
+# -- 3. scoring ----------------------------------------------------------------------------------
+
+
+def test_rows_that_begin_alike_are_scored_in_their_distinct_tokens(make: Make, model: Any) -> None:
+    sampler, rows = make(), [*family(200, [30, 12, 1, 30]), tokens(9, 50)]
+    futures = [sampler.score(row) for row in [*rows, rows[0]]]
+    for row, future in zip([*rows, rows[0]], futures, strict=True):
+        first, *rest = future.result(timeout=60)
+        assert first is None
+        assert rest == pytest.approx(fresh_logprobs(model, row), abs=1e-4)
+    distinct = 200 + 73 + 9
+    assert sampler.stats.prompt_tokens <= 1.1 * distinct
+    assert sampler.stats.scored_tokens <= 1.1 * distinct
+
+
+def test_the_last_n_alone_are_scored_where_the_rest_is_remembered(make: Make, model: Any) -> None:
+    sampler, row = make(), tokens(300, 0)
+    for last in (5, 3, 300, 1000, 0):
+        before = (sampler.stats.prompt_tokens, sampler.stats.scored_tokens)
+        values = sampler.score(row, last).result(timeout=60)
+        asked = min(last, 299)
+        assert values[: 300 - asked] == [None] * (300 - asked)
+        expected = fresh_logprobs(model, row)[299 - asked :]
+        assert values[300 - asked :] == pytest.approx(expected, abs=1e-4)
+        assert sampler.stats.scored_tokens - before[1] == asked
+        assert sampler.stats.prompt_tokens - before[0] == (299 if last == 5 else asked)
+
+
+def test_a_prompt_that_was_scored_is_not_computed_again_to_sample_from(make: Make) -> None:
+    sampler, row = make(), tokens(100, 0)
+    sampler.score(row, 5).result(timeout=60)
+    ask(sampler, [row])
+    assert sampler.stats.prompt_tokens == 100
+
+
+def test_anything_may_be_asked_of_the_logits(make: Make, model: Any) -> None:
+    def likeliest(logits: torch.Tensor, row: np.ndarray, places: np.ndarray) -> list[Any]:
+        return list(zip(logits.argmax(-1).tolist(), row.tolist(), places.tolist(), strict=True))
+
+    sampler, rows = make(), family(100, [20, 7])
+    futures = [sampler.score(rows[0], 30, likeliest), sampler.score(rows[1], None, likeliest)]
+    futures += [sampler.score(rows[0])]
+    *found, plain = [future.result(timeout=60) for future in futures]
+    for row, values, known in zip(rows, found, (90, 1), strict=True):
+        with torch.inference_mode():
+            best = model(torch.tensor([row])).logits[0].argmax(-1).tolist()
+        assert values[:known] == [None] * known
+        assert values[known:] == [(best[i - 1], row[i], i) for i in range(known, len(row))]
+    assert plain[1:] == pytest.approx(fresh_logprobs(model, rows[0]), abs=1e-4)
