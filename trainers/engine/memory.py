@@ -14,3 +14,116 @@ import psutil
 import torch
 
 from evert.trainers.engine.cores import lanes
+from evert.trainers.engine.logits import STRETCH_BYTES
+from evert.trainers.engine.prefill import chunk_tokens
+
+_SHARE = 2
+"""One part in so many of the free memory is for a training pass."""
+
+_LEAST_TOKENS = 256
+"""Fewer would only be slow; where these do not fit, running out of memory tells."""
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class PassBudget:
+    """How a batch is cut for training."""
+
+    tokens: int
+    """Most tokens of a micro-batch, padding included; a longer row is one of its own."""
+    checkpointing: bool
+    """Whether layers are computed again in the backward pass."""
+    at_once: int = 1
+    """Most micro-batches that run side by side."""
+
+    def smaller(self, lengths: Sequence[int]) -> "PassBudget | None":
+        """What to try where this was too much; None where nothing is left to try.
+
+        Args:
+            lengths: Tokens of each row.
+        """
+        if self.at_once > 1:
+            return replace(self, at_once=1)
+        if not self.checkpointing:
+            return replace(self, checkpointing=True)
+        two_shortest = sum(sorted(lengths)[:2])
+        if len(lengths) == 1 or self.tokens < two_shortest:
+            return None
+        return replace(self, tokens=min(self.tokens, sum(lengths)) // 2)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that may still be taken on a device."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0] + unused)
+    return min(int(psutil.virtual_memory().available), _container_bytes())
+
+
+def _container_bytes() -> int:
+    """What a container's limit leaves, caches of files not counted; a lot where there is none."""
+    try:
+        limit = int((_CGROUP / "memory.max").read_text())
+        lines = (_CGROUP / "memory.stat").read_text().splitlines()
+        used = dict(line.split() for line in lines)
+        return max(0, limit - int(used["anon"]) - int(used.get("slab_unreclaimable", 0)))
+    except (OSError, ValueError, KeyError):
+        return 2**62
+
+
+def activation_bytes(config: Any, dtype: torch.dtype, *, checkpointing: bool) -> int:
+    """What one token of a training pass keeps for the backward pass, logits not counted.
+
+    An estimate, on the safe side, from the sizes of a transformer's layers.
+    """
+    config = config.get_text_config()
+    hidden, layers = config.hidden_size, config.num_hidden_layers
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or hidden // heads
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    inner = getattr(config, "intermediate_size", None) or 4 * hidden
+    layer = 8 * hidden + 6 * (heads + 2 * key_heads) * size + 5 * inner
+    kept = layers * hidden + layer if checkpointing else layers * layer
+    # Norms and rotations are computed in float32 whatever the weights are.
+    return int(kept * (dtype.itemsize + 4) // 2)
+
+
+def pass_budget(
+    lengths: Sequence[int],
+    config: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    checkpointing: bool | None,
+    slopes: int = 0,
+) -> PassBudget:
+    """Cut a batch so that a training pass fits into the memory there is.
+
+    Args:
+        lengths: Tokens of each row.
+        config: The model's.
+        dtype: Type of the weights.
+        device: Where the pass runs.
+        checkpointing: Whether layers are computed again in the backward pass; None for where the
+            pass would not fit otherwise.
+        slopes: Bytes of the gradient of each pass that runs beside others.
+    """
+    wanted = chunk_tokens(device)
+    logits = min(STRETCH_BYTES, 4 * wanted * config.get_text_config().vocab_size)
+    room = max(0, free_bytes(device) // _SHARE - 4 * logits)
+    if checkpointing is None:
+        largest = max(max(lengths), min(wanted, sum(lengths)))
+        checkpointing = largest * activation_bytes(config, dtype, checkpointing=False) > room
+    each = activation_bytes(config, dtype, checkpointing=checkpointing)
+    tokens = min(wanted, max(_LEAST_TOKENS, room // each))
+    # One more has run, and waits for its turn to be added up.
+    many = (lanes(device) + 1) * (max(tokens, *lengths) * each + logits + slopes) <= room
+    return PassBudget(tokens, checkpointing, lanes(device) if many else 1)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device or this machine had no memory left."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )

@@ -12,7 +12,7 @@ import torch
 from tests.trainers.engine.test_memory import gpt2
 from tests.trainers.engine.test_training import CPU, datum, gradients
 
-from evert.trainers.engine import batches, cores
+from evert.trainers.engine import cores, prefill
 from evert.trainers.engine.cores import lanes, side_by_side
 from evert.trainers.engine.models import attach_lora, load_model, load_tokenizer
 from evert.trainers.engine.passes import Passes
@@ -87,7 +87,7 @@ def test_a_pass_is_the_same_to_the_bit_in_one_thread_and_in_several(
         return run(self, *given)
 
     monkeypatch.setattr(Passes, "logprobs", watched)
-    monkeypatch.setitem(batches._CHUNK_TOKENS, "cpu", 64)
+    monkeypatch.setitem(prefill._CHUNK_TOKENS, "cpu", 64)
 
     def found(number: int) -> tuple[list[torch.Tensor], list[list[float]], dict[str, float], int]:
         monkeypatch.setattr(cores, "cores", lambda: number * torch.get_num_threads())
