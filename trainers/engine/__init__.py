@@ -3,6 +3,7 @@
 From the outside in:
 
     engine.py           ``embedded_engine``: installs it, and everything that is loaded
+    installing.py       its clients in the SDK's place
     clients.py          Tinker's service client
     training_client.py  its training client
     rest_client.py      its REST client
@@ -12,6 +13,7 @@ From the outside in:
     checkpoints.py      ``tinker://`` paths and folders
     checkpoint_log.py   the Cookbook's list of checkpoints, repaired
     models.py           base models by name; LoRA
+    stand_ins.py        models that answer for names of others
     training.py         forward, backward, optimizer step
     passes.py           forward passes of the model in training
     cores.py            passes side by side, on all cores

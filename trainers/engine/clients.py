@@ -61,6 +61,7 @@ class ServiceClient:
             UnsupportedError: Another optimizer than AdamW.
         """
         _check_optimizer(optimizer)
+        base_model = self.engine.stand_ins.of(base_model)
         choice = LoraChoice(rank, seed, train_mlp, train_attn, train_unembed)
         metadata = {**self._user_metadata, **(user_metadata or {})}
         return self._started(self.engine.start_run, base_model, choice, metadata)
@@ -119,6 +120,7 @@ class ServiceClient:
                 "create_sampling_client got neither model_path nor base_model; expected a "
                 "tinker:// path that saving returned, or a model name."
             )
+        base_model = engine.stand_ins.of(base_model)
         resolve_model(base_model)
         engine.asked_for.add(base_model)
         loading = engine.loader.submit(engine.base_sampler, base_model)
@@ -178,7 +180,8 @@ class ServiceClient:
         with_optimizer: bool,
     ) -> tinker.BackcompatTrainingClientFuture:
         def resume() -> Any:
-            _check_base(base_model, self.engine.store.read(path).base_model)
+            named = base_model and self.engine.stand_ins.of(base_model)
+            _check_base(named, self.engine.store.read(path).base_model)
             return self.engine.resume_run(path, user_metadata, with_optimizer=with_optimizer)
 
         return self._started(resume)

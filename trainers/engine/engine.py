@@ -13,12 +13,11 @@ modules of those names.
 """
 
 import logging
-import sys
 import time
 import uuid
 import weakref
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from evert.trainers.engine.errors import (
     ModelNotFoundError,
 )
 from evert.trainers.engine.frozen import freeze
+from evert.trainers.engine.installing import Swap, cpu_threads, swapped
 from evert.trainers.engine.models import (
     SMALL_MODEL_PARAMETERS,
     attach_lora,
@@ -49,6 +49,7 @@ from evert.trainers.engine.models import (
 )
 from evert.trainers.engine.network import no_network
 from evert.trainers.engine.sampler import Sampler
+from evert.trainers.engine.stand_ins import StandIns, lookups, tokenizers
 from evert.trainers.engine.training import Trainer
 
 logger = logging.getLogger(__name__)
@@ -90,7 +91,9 @@ class TrainingRun:
 class Engine:
     """Models, samplers and checkpoints behind the embedded clients."""
 
-    def __init__(self, settings: EngineSettings | None = None) -> None:
+    def __init__(
+        self, settings: EngineSettings | None = None, stand_ins: StandIns | None = None
+    ) -> None:
         """Set up; no model is loaded yet.
 
         Raises:
@@ -98,6 +101,7 @@ class Engine:
         """
         import_lazy_modules()
         self.settings = settings or EngineSettings()
+        self.stand_ins = stand_ins or StandIns()
         self.device = _resolve_device(self.settings.device)
         self.store = CheckpointStore(self.settings.root)
         self.loader = ThreadPoolExecutor(1, thread_name_prefix="evert-loader")
@@ -314,6 +318,7 @@ def embedded_engine(
     dtype: torch.dtype | None = None,
     threads: int | None = None,
     allow_hosts: Collection[str] = (),
+    stand_ins: Mapping[str, str] | None = None,
 ) -> Iterator[Engine]:
     """Serve Tinker's clients from this process, and keep it off the network, inside the block.
 
@@ -330,19 +335,30 @@ def embedded_engine(
         threads: PyTorch's CPU threads inside the block. None leaves them as they are. 1 is often
             fastest for a tiny model on a shared machine, where threads wait for one another.
         allow_hosts: Hosts beyond this machine that stay reachable, for example a tool's server.
+        stand_ins: Models by patterns of the names that they stand for, the first that fits:
+            ``{"Qwen/*": "evert-tiny"}``; see ``stand_ins.py``.
 
     Yields:
         The engine.
 
     Raises:
-        ModelNotFoundError: There is no such device.
+        ModelNotFoundError: There is no such device, or a stand-in is not here.
     """
     settings = EngineSettings(
         Path(root) if root is not None else None, device, seed, full_parameter, dtype
     )
-    engine = Engine(settings)
+    with (
+        no_network(allow_hosts),
+        cpu_threads(threads),
+        _in_use(Engine(settings, StandIns(stand_ins))) as engine,
+    ):
+        yield engine
+
+
+@contextmanager
+def _in_use(engine: Engine) -> Iterator[Engine]:
     register_base_tokenizers()
-    with no_network(allow_hosts), _cpu_threads(threads), _installed(engine):
+    with swapped(_swaps(engine)), tokenizers(engine.stand_ins):
         logger.info(
             "evert's embedded engine is in use on %s; checkpoints go to %s and nothing leaves "
             "this machine.",
@@ -355,38 +371,12 @@ def embedded_engine(
             engine.close()
 
 
-@contextmanager
-def _cpu_threads(threads: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    if threads is not None:
-        torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        if threads is not None:
-            torch.set_num_threads(before)
-
-
-@contextmanager
-def _installed(engine: Engine) -> Iterator[None]:
+def _swaps(engine: Engine) -> list[Swap]:
     from evert.trainers.engine import clients
 
     # Classes, not functions: code loaded inside the block may use the names in annotations.
-    swaps = [
+    ours = [
         (name, getattr(tinker, name), type(name, (getattr(clients, name),), {"engine": engine}))
         for name in ("ServiceClient", "RestClient")
     ]
-    for name, theirs, ours in swaps:
-        _swap_everywhere(name, theirs, ours)
-    try:
-        yield
-    finally:
-        for name, theirs, ours in swaps:
-            _swap_everywhere(name, ours, theirs)
-
-
-def _swap_everywhere(name: str, old: Any, new: Any) -> None:
-    """Replace a class in every module that holds it under its own name."""
-    for module in list(sys.modules.values()):
-        if getattr(module, "__dict__", {}).get(name) is old:
-            setattr(module, name, new)
+    return [*ours, *lookups(engine.stand_ins)]

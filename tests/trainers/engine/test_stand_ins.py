@@ -1,0 +1,105 @@
+"""Stand-ins: a script that names a model of the Hub runs on one that is here, and is told so.
+
+1. The first pattern that fits counts; bases and folders stand for themselves.
+2. Each name is said once, loudly.
+3. The Cookbook's and transformers' look-ups by name find the same model, inside the block alone.
+4. A stand-in that is not here is an error at once, by its name.
+"""
+
+import logging
+from pathlib import Path
+
+import pytest
+import tinker
+from tinker_cookbook import model_info, renderers, tokenizer_utils
+from transformers import AutoTokenizer
+
+from evert.trainers.engine.engine import embedded_engine
+from evert.trainers.engine.errors import ModelNotFoundError
+from evert.trainers.engine.stand_ins import StandIns
+
+NAMED = "Qwen/Qwen3-8B"
+
+
+def test_the_first_pattern_that_fits_counts() -> None:
+    stand_ins = StandIns({"Qwen/*-20q": "evert-tiny-20q", "Qwen/*": "evert-tiny"})
+    assert stand_ins.of("Qwen/a-20q") == "evert-tiny-20q"
+    assert stand_ins.of("Qwen/Qwen3-8B") == "evert-tiny"
+    assert stand_ins.of("meta-llama/Llama-3.2-1B") == "meta-llama/Llama-3.2-1B"
+
+
+def test_a_pattern_without_the_variant_of_a_name_fits() -> None:
+    assert StandIns({"Qwen/Qwen3-8B": "evert-tiny"}).of("Qwen/Qwen3-8B:peft:262144") == "evert-tiny"
+
+
+def test_shipped_bases_and_folders_stand_for_themselves(tiny_model: str) -> None:
+    stand_ins = StandIns({"*": "evert-tiny"})
+    assert stand_ins.of("evert-tiny-20q") == "evert-tiny-20q"
+    assert stand_ins.of(tiny_model) == tiny_model
+
+
+def test_a_name_that_is_replaced_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    stand_ins = StandIns({"Qwen/*": "evert-tiny"})
+    for name in (NAMED, NAMED, "Qwen/Qwen3-32B", "other"):
+        stand_ins.of(name)
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(said) == 2
+    assert said[0].startswith("evert-tiny STANDS IN FOR Qwen/Qwen3-8B (stand_ins)")
+
+
+def test_clients_of_a_named_model_are_the_stand_ins(tmp_path: Path) -> None:
+    with embedded_engine(tmp_path, device="cpu", stand_ins={"Qwen/*": "evert-tiny"}):
+        service = tinker.ServiceClient()
+        sampler = service.create_sampling_client(base_model=NAMED)
+        trainer = service.create_lora_training_client(base_model=NAMED).result()
+        assert sampler.get_base_model() == trainer.get_info().model_name == "evert-tiny"
+        prompt = tinker.ModelInput.from_ints(sampler.get_tokenizer().encode("Hi"))
+        params = tinker.SamplingParams(max_tokens=2)
+        assert sampler.sample(prompt, 1, params).result().sequences[0].tokens
+
+
+def test_look_ups_by_name_find_the_stand_in_inside_the_block_alone(tmp_path: Path) -> None:
+    before = tokenizer_utils.get_tokenizer, model_info.get_model_attributes
+    own = vars(AutoTokenizer)["from_pretrained"]
+    with embedded_engine(tmp_path, device="cpu", stand_ins={"*/*": "evert-tiny"}):
+        tokenizer = tokenizer_utils.get_tokenizer(NAMED)
+        assert (
+            len(tokenizer) == len(AutoTokenizer.from_pretrained("meta-llama/Llama-3.2-1B")) == 512
+        )
+        name = model_info.get_recommended_renderer_name("nobody/knows-it")
+        assert name == "qwen3_instruct"
+        renderer = renderers.get_renderer(name, tokenizer)
+        assert renderer.get_stop_sequences() == [tokenizer.eos_token_id]
+    assert (tokenizer_utils.get_tokenizer, model_info.get_model_attributes) == before
+    assert vars(AutoTokenizer)["from_pretrained"] is own
+
+
+def test_the_table_of_models_keeps_what_it_knows_of_a_name(tmp_path: Path) -> None:
+    with embedded_engine(tmp_path, device="cpu", stand_ins={"Qwen/*": "evert-tiny"}):
+        found = model_info.get_model_attributes("Qwen/Qwen3.5-4B")
+        assert (found.size_str, found.is_vl) == ("4B", False)
+        assert found.recommended_renderers[:2] == ("qwen3_instruct", "qwen3_5")
+        with pytest.raises(KeyError):
+            model_info.get_model_attributes("meta-llama/none")
+
+
+def test_the_table_of_models_knows_the_shipped_bases(tmp_path: Path) -> None:
+    with embedded_engine(tmp_path, device="cpu"):
+        assert model_info.get_recommended_renderer_name("evert-tiny-20q") == "qwen3_instruct"
+    with pytest.raises(ValueError, match="org/model"):
+        model_info.get_model_attributes("evert-tiny-20q")
+
+
+def test_a_folder_may_stand_in_and_keeps_the_names_chat_format(
+    tiny_model: str, tmp_path: Path
+) -> None:
+    with embedded_engine(tmp_path, device="cpu", stand_ins={"Qwen/*": tiny_model}):
+        assert len(tokenizer_utils.get_tokenizer(NAMED)) == 262
+        assert model_info.get_recommended_renderer_name(NAMED) == "qwen3"
+
+
+@pytest.mark.parametrize("missing", ["evert-tinny", "./nowhere", "nobody/has-it"])
+def test_a_stand_in_that_is_not_here_is_named_at_once(missing: str, tmp_path: Path) -> None:
+    engine = embedded_engine(tmp_path, device="cpu", stand_ins={"Qwen/*": missing})
+    with pytest.raises(ModelNotFoundError, match=f"stand_ins has '{missing}' for 'Qwen/\\*'"):
+        engine.__enter__()

@@ -1,0 +1,145 @@
+"""Stand-ins: a model that is here answers where a script names one that is not.
+
+    StandIns    which model stands for a name
+    lookups     the Cookbook's own look-ups by name, which then find the stand-in
+    tokenizers  the same for transformers' ``AutoTokenizer``, inside a block
+
+A name is replaced where a client is made of it: from there on everything, checkpoints too, says
+what it really is.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evert.bridge.base import BASE_RENDERER, BASES
+from evert.trainers.engine.errors import ModelNotFoundError
+from evert.trainers.engine.installing import Swap
+from evert.trainers.engine.models import base_context_length
+
+if TYPE_CHECKING:
+    from tinker_cookbook.model_info import ModelAttributes
+
+logger = logging.getLogger(__name__)
+
+
+class StandIns:
+    """Which model stands for a name: that of the first pattern (``fnmatch``) that fits.
+
+    Shipped bases and folders stand for themselves.
+    """
+
+    def __init__(self, patterns: Mapping[str, str] | None = None) -> None:
+        """Check that the stand-ins are there.
+
+        Args:
+            patterns: Model by pattern: a shipped base, a folder, or a name in the Hub's cache.
+
+        Raises:
+            ModelNotFoundError: One cannot be loaded here.
+        """
+        self._patterns = dict(patterns or {})
+        self._said: set[str] = set()
+        for pattern, model in self._patterns.items():
+            try:
+                base_context_length(model)
+            except ModelNotFoundError as error:
+                raise ModelNotFoundError(
+                    f"stand_ins has {model!r} for {pattern!r}, and it is not here: {error}"
+                ) from error
+
+    def __bool__(self) -> bool:
+        """Whether any name is replaced."""
+        return bool(self._patterns)
+
+    def of(self, name: str) -> str:
+        """The model that stands for ``name``, or ``name``; what is replaced is said once."""
+        model = self._find(name)
+        if model is None:
+            return name
+        if name not in self._said:
+            self._said.add(name)
+            logger.warning(
+                "%s STANDS IN FOR %s (stand_ins): what is sampled, trained and measured here is "
+                "%s, and says nothing of %s.",
+                *(model, name, model, name),
+            )
+        return model
+
+    def _find(self, name: str) -> str | None:
+        if not self._patterns or name in BASES or Path(name).expanduser().is_dir():
+            return None
+        bare = name.partition(":")[0]  # Tinker's variants: "Qwen/Qwen3.6-35B-A3B:peft:262144"
+        for pattern, model in self._patterns.items():
+            if fnmatchcase(name, pattern) or fnmatchcase(bare, pattern):
+                return model
+        return None
+
+
+def lookups(stand_ins: StandIns) -> list[Swap]:
+    """The Cookbook's look-ups by a model's name: what they are called, are, and become.
+
+    Its table of models knows the shipped bases, too, for recipes that take a model's name and ask
+    the table for the chat format.
+    """
+    from tinker_cookbook import model_info, tokenizer_utils
+
+    theirs, known = tokenizer_utils.get_tokenizer, model_info.get_model_attributes
+
+    def get_tokenizer(model_name: str) -> Any:
+        return theirs(stand_ins.of(model_name))
+
+    def get_model_attributes(model_name: str) -> "ModelAttributes":
+        return _attributes(known, model_name, stand_ins.of(model_name))
+
+    return [
+        ("get_tokenizer", theirs, get_tokenizer),
+        ("get_model_attributes", known, get_model_attributes),
+    ]
+
+
+def _attributes(
+    known: Callable[[str], "ModelAttributes"], name: str, model: str
+) -> "ModelAttributes":
+    """What the table has of ``name``, in the chat format of ``model`` and for text alone."""
+    from tinker_cookbook.exceptions import ConfigurationError
+    from tinker_cookbook.model_info import ModelAttributes
+
+    try:
+        found = known(name)
+    except (ConfigurationError, KeyError, ValueError):
+        if model not in BASES:
+            raise
+        found = ModelAttributes("evert", "1", "1M", True, ())
+    if model not in BASES:
+        return found
+    formats = dict.fromkeys([BASE_RENDERER, *found.recommended_renderers])
+    return replace(found, recommended_renderers=tuple(formats), is_vl=False)
+
+
+@contextmanager
+def tokenizers(stand_ins: StandIns) -> Iterator[None]:
+    """Have ``AutoTokenizer.from_pretrained`` load the stand-in's tokenizer inside the block."""
+    if not stand_ins:
+        yield
+        return
+    from transformers import AutoTokenizer
+
+    from evert.trainers.engine.models import resolve_model
+
+    theirs: Any = vars(AutoTokenizer)["from_pretrained"]
+
+    def from_pretrained(cls: Any, name: Any, *args: Any, **options: Any) -> Any:
+        model = stand_ins.of(str(name))
+        source = name if model == str(name) else resolve_model(model)
+        return theirs.__func__(cls, source, *args, **options)
+
+    setattr(AutoTokenizer, "from_pretrained", classmethod(from_pretrained))  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(AutoTokenizer, "from_pretrained", theirs)  # noqa: B010
