@@ -86,10 +86,10 @@ def check_engine(settings: TrainSettings) -> None:
 
 
 def threads_of(settings: TrainSettings) -> int | None:
-    """PyTorch's threads; None for its own choice.
+    """PyTorch's threads of a pass; None for its own choice.
 
-    The tiny base's operations are too small to share: one thread is the fastest, leaves the other
-    cores to the agents, and adds up in one order, which makes runs repeatable.
+    The tiny base's operations are too small to share: one thread a pass is the fastest, and adds up
+    in one order, which makes runs repeatable. Whole passes run side by side (``cores.py``).
     """
     if settings.threads is None and settings.model_name in BASES:
         return 1

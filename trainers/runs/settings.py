@@ -55,7 +55,7 @@ class TrainSettings(EpisodeSettings):
     )
     base_url: str | None = chz.field(default=None, doc="address of a service of your own")
     device: str = chz.field(default="auto", doc="embedded: cpu, cuda, cuda:1, ... or auto")
-    threads: int | None = size(None, "embedded: CPU threads; None: 1 if tiny")
+    threads: int | None = size(None, "embedded: CPU threads of a pass; None: 1 if tiny")
     full_parameter: bool | None = chz.field(
         default=None, doc="embedded: train all weights; None: below 50 M parameters"
     )
