@@ -1,0 +1,192 @@
+"""Tiny local data in the shape of what the Cookbook's recipes download.
+
+``load_dataset`` stands for the one of ``datasets``: same names, columns and splits, a few short
+rows. ``write_files`` makes what recipes read from disk.
+"""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset, DatasetDict, IterableDataset
+
+ROWS = 8
+TESTED = 4
+TULU_TEST_ROWS = 1024
+"""Recipes take so many off the mixture for testing."""
+
+
+def _sums(question: str, answer: str, wrap: str = "{}", **columns: Any) -> list[dict[str, Any]]:
+    return [
+        {question: f"What is {i} + 1?", answer: wrap.format(i + 1), **columns} for i in range(ROWS)
+    ]
+
+
+def _talk(i: int) -> list[dict[str, str]]:
+    return [
+        {"role": "user", "content": f"Repeat: I am {i}."},
+        {"role": "assistant", "content": f"I am {i}."},
+    ]
+
+
+def _preferred(i: int) -> dict[str, Any]:
+    asked = f"\n\nHuman: Who are you? {i}\n\nAssistant:"
+    return {"chosen": f"{asked} I am {i}.", "rejected": f"{asked} No idea."}
+
+
+def _gsm8k() -> DatasetDict:
+    return _splits(_sums("question", "answer", "We add. #### {}"), "train", "test")
+
+
+def _math(*splits: str) -> Callable[[], DatasetDict]:
+    rows = _sums("problem", "solution", "It is \\boxed{{{}}}", level="Level 1", type="t")
+    other = [{**row, "problem": f"And {row['problem']}"} for row in rows]
+    return lambda: DatasetDict(
+        {split: Dataset.from_list(rows if split == "test" else other) for split in splits}
+    )
+
+
+def _helpsteer() -> DatasetDict:
+    rows = [
+        {
+            "context": _talk(i)[:1],
+            "response1": f"I am {i}.",
+            "response2": "No.",
+            "overall_preference": -1,
+        }
+        for i in range(ROWS)
+    ]
+    return _splits(rows, "train", "validation")
+
+
+def _questions() -> DatasetDict:
+    rows = [
+        {
+            "question": f"Which is {i}?",
+            "choices": {"label": ["A", "B"], "text": [str(i), "none"]},
+            "answerKey": "A",
+            "type": "mcq-4-choices",
+            "domain": "Chemistry",
+            "details": {"level": "L3"},
+        }
+        for i in range(ROWS)
+    ]
+    return _splits(rows, "test")
+
+
+def _feedback() -> DatasetDict:
+    scores = {f"orig_score{i}_description": f"as good as {i}" for i in range(1, 6)}
+    rows = [
+        {
+            "orig_instruction": f"Say {i}.",
+            "orig_criteria": "Is it said?",
+            "orig_reference_answer": f"{i}",
+            **scores,
+        }
+        for i in range(ROWS)
+    ]
+    return _splits(rows, "train")
+
+
+def _splits(rows: list[dict[str, Any]], *splits: str) -> DatasetDict:
+    return DatasetDict({split: Dataset.from_list(rows) for split in splits})
+
+
+DATA: dict[str, Callable[[], DatasetDict]] = {
+    "openai/gsm8k": _gsm8k,
+    "HuggingFaceH4/no_robots": lambda: _splits(
+        [{"messages": _talk(i)} for i in range(128)], "train", "test"
+    ),
+    "allenai/tulu-3-sft-mixture": lambda: _splits(
+        [{"messages": _talk(i)} for i in range(TULU_TEST_ROWS + ROWS)], "train"
+    ),
+    "Anthropic/hh-rlhf": lambda: _splits([_preferred(i) for i in range(ROWS)], "train", "test"),
+    "nvidia/HelpSteer3": _helpsteer,
+    "zwhe99/DeepMath-103K": lambda: _splits(_sums("question", "final_answer"), "train"),
+    "HuggingFaceH4/MATH-500": _math("test"),
+    "EleutherAI/hendrycks_math": _math("train", "test"),
+    "POLARIS-Project/Polaris-Dataset-53K": lambda: _splits(_sums("problem", "answer"), "train"),
+    "open-thoughts/OpenThoughts3-1.2M": lambda: _splits(
+        [
+            {"conversations": [{"from": "human", "value": f"{i}?"}, {"from": "gpt", "value": "."}]}
+            for i in range(ROWS)
+        ],
+        "train",
+    ),
+    "Salesforce/wikitext": lambda: _splits(
+        [{"text": f"After {i} the next number is {i + 1} . " * 20} for i in range(ROWS)], "train"
+    ),
+    "hicai-zju/SciKnowEval": _questions,
+    "tangqiaoyu/ToolAlpaca": lambda: _splits(_sums("instruction", "output"), "train"),
+    "prometheus-eval/Feedback-Collection": _feedback,
+}
+
+
+def load_dataset(
+    path: str, name: str | None = None, split: str | None = None, streaming: bool = False
+) -> Dataset | DatasetDict | IterableDataset:
+    """What ``datasets.load_dataset`` returns, of the data above.
+
+    Raises:
+        KeyError: There is no data of this name; add it.
+    """
+    found = DATA[path]()
+    if split is None:
+        return found
+    return found[split].to_iterable_dataset() if streaming else found[split]
+
+
+def get_dataset_config_names(path: str) -> list[str]:
+    """One part of every dataset."""
+    return ["default"]
+
+
+def write_files(folder: Path) -> None:
+    """What recipes read from disk: conversations, sentences, forecasts, questions."""
+    talks = [json.dumps({"messages": _talk(i)}) for i in range(ROWS)]
+    (folder / "talks.jsonl").write_text("\n".join(talks))
+    examples = folder / "tinker_cookbook" / "example_data"
+    examples.mkdir(parents=True)
+    (examples / "multilingual.txt").write_text("Eins.\n")
+    _write_forecasts(folder / "forecasts.csv")
+    _write_arrow(folder / "data")
+
+
+def _write_forecasts(file: Path) -> None:
+    rows = [
+        {
+            "submission_id": f"s{i}",
+            "event_ticker": f"e{i}",
+            "title": f"Event {i}",
+            "snapshot_time": f"2025-{month:02}-01T00:00:00Z",
+            "close_time": f"2025-{month:02}-10T00:00:00Z",
+            "market_outcome": json.dumps({"yes it is": i % 2}),
+            "category": "c",
+            "markets": json.dumps(["yes it is"]),
+            "sources": json.dumps([{"title": "t", "summary": "s", "ranking": 1}]),
+        }
+        for i, month in enumerate([1, 2, 3, 4, 11, 11, 12, 12])  # trained on, and after the split
+    ]
+    with file.open("w", newline="") as target:
+        writer = csv.DictWriter(target, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _write_arrow(folder: Path) -> None:
+    asked = [{"role": "system", "content": "Pick."}, {"role": "user", "content": "A or B?"}]
+    science = [{"messages": asked, "output_text": "<answer>A</answer>"}] * ROWS
+    tool = {"prompt": "Call t.", "golden_response": ["Action: t", "Action Input: {}"]}
+    data = {
+        "science_data/train_data": science,
+        "science_data/eval_data": [{"prompt": asked, "answer": "A"}] * TESTED,
+        "tooluse_data/train_data": [tool] * ROWS,
+        "tooluse_data/eval_data": [
+            {**tool, "golden_answer": [{"Action": "t", "Action_Input": "{}"}]}
+        ]
+        * TESTED,
+    }
+    for path, rows in data.items():
+        Dataset.from_list(rows).save_to_disk(str(folder / path))

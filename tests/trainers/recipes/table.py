@@ -1,0 +1,190 @@
+"""The recipes of the Tinker Cookbook: what is run of each, and what those that cannot run need.
+
+    RECIPES    every command line, as its users type it after ``python -m tinker_cookbook.recipes.``
+
+In settings ``{log}`` is a new folder, ``{data}`` one with what ``local_data.write_files`` writes.
+"""
+
+from dataclasses import dataclass, field, replace
+
+RL = "groups_per_batch=2 group_size=2 max_tokens=4 max_steps=1 log_path={log}"
+ALONE = "groups_per_batch=1 group_size=1 max_tokens=4 max_steps=1 log_path={log}"
+"""One episode at a time: threads of the Cookbook's message environments share a tokenizer, whose
+state its Qwen renderers change."""
+GAME = "batch_size=2 group_size=2 max_tokens=4 max_steps=1 eval_every=0 log_path={log}"
+SFT = "batch_size=4 max_steps=2 log_path={log}"
+LOCAL = "data_path={data}/forecasts.csv max_steps=1 log_path={log}"
+VARIES = ("env=", "dataset=", "methods=", "max_steps_off_policy=", "reverse=")
+"""Settings that make another recipe of a module."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe as it is run here."""
+
+    module: str
+    """Below ``tinker_cookbook.recipes``."""
+    settings: str = ""
+    steps: dict[str, int] = field(default_factory=dict)
+    """Optimizer steps of the last checkpoint, by folder of a run, below its working directory."""
+    writes: tuple[str, ...] = ()
+    """Files that it leaves, below its working directory; none tells of an error."""
+    after: str = ""
+    """A recipe that makes its data, and is run before it."""
+    typed: str = ""
+    """What its user types while it runs."""
+    prints: str = ""
+    """What it prints."""
+    needs: str = ""
+    """What it needs that is not here; empty where it runs."""
+
+    @property
+    def name(self) -> str:
+        """The module and what tells it from others of the same module."""
+        special = [s for s in self.settings.split() if s.startswith(VARIES)]
+        return " ".join([self.module, *special]).replace("{data}/", "")
+
+
+def trains(module: str, settings: str, steps: int = 1) -> Recipe:
+    """A recipe whose run is in ``{log}``."""
+    return Recipe(module, settings, {"log": steps})
+
+
+RUNS = (
+    trains("rl_loop", "batch_size=2 group_size=4 max_tokens=8 max_steps=1 log_path={log}", 0),
+    trains("sl_loop", SFT, 2),
+    trains("rl_basic", "max_tokens=4 max_steps=1 log_path={log}"),
+    trains("sl_basic", "max_steps=1 log_path={log}"),
+    trains("chat_sl.train", f"dataset=no_robots {SFT}", 2),
+    trains("chat_sl.train", f"dataset=tulu3 {SFT}", 2),
+    trains("chat_sl.train", f"dataset={{data}}/talks.jsonl {SFT}", 2),
+    Recipe(
+        "chat_sl.sweep",
+        "recipe=sft base.dataset={data}/talks.jsonl base.batch_size=4 training_budget_examples=8 "
+        "learning_rates=[1e-4] lora_ranks=[4] sweep_dir={log}",
+        {"log/learning_rate=0.0001_lora_rank=4": 2},
+    ),
+    trains("math_rl.train", f"env=arithmetic {RL}"),
+    trains("math_rl.train", f"env=gsm8k {RL}"),
+    trains("math_rl.train", f"env=math {RL}"),
+    trains("math_rl.train", f"env=polaris {RL}"),
+    trains("math_rl.train", f"env=deepmath {RL}"),
+    trains("math_rl.train", f"env=arithmetic max_steps_off_policy=1 {RL}"),
+    trains("multiplayer_rl.guess_number.train", GAME),
+    trains("multiplayer_rl.twenty_questions.train", GAME.replace("batch_size=2", "batch_size=1")),
+    trains(
+        "multiplayer_rl.text_arena.train",
+        "batch_size=2 num_train_datapoints=2 num_test_datapoints=2 max_tokens=4 max_steps=1 "
+        "eval_every=0 log_path={log}",
+    ),
+    trains("preference.dpo.train", f"dataset=hhh {SFT}", 2),
+    trains("preference.dpo.train", f"dataset=helpsteer3 {SFT}", 2),
+    trains("preference.shorter.train", GAME),
+    Recipe(
+        "preference.rlhf.rlhf_pipeline",
+        "batch_size=2 max_steps=1 rl_group_size=2 rl_max_tokens=4 eval_every=0",
+        {f"runs/rlhf-qwen3_5_9b_base/{stage}": 1 for stage in ("sft", "rm", "rl")},
+    ),
+    trains("distillation.on_policy_distillation", f"dataset=deepmath {RL}"),
+    trains("distillation.on_policy_distillation", f"dataset=tulu3 {RL}"),
+    trains(
+        "distillation.on_policy_multi_teacher",
+        "deepmath_groups_per_batch=2 tulu3_groups_per_batch=2 group_size=2 max_tokens=4 "
+        "max_steps=1 log_path={log}",
+    ),
+    trains("distillation.off_policy_reasoning", f"buffer_size=8 max_prompts=8 {SFT}", 2),
+    Recipe(
+        "prompt_distillation.create_data",
+        "output_file={log}/made.jsonl",
+        writes=("log/made.jsonl",),
+    ),
+    trains("prompt_distillation.train", f"file_path={{data}}/talks.jsonl {SFT}", 2),
+    trains("sdft.train", f"dataset=sciknoweval topk=4 eval_every=0 {RL}"),
+    trains("sdft.train", f"dataset=sciknoweval topk=4 reverse=True eval_every=0 {RL}"),
+    trains("sdft.train", f"dataset=toolalpaca topk=4 eval_every=0 {RL}"),
+    Recipe(
+        "sdft.run_continual_learning",
+        "methods=sft,sdft_is,sdft_topk learning_rates=1e-4 stages=1,2 topk=4 batch_size=8 "
+        "max_tokens=8 data_dir={data}/data log_root={log}",
+        {
+            f"log/stage{stage}_{method}_lr1e-04": 1
+            for stage in (1, 2)
+            for method in ("sft", "sdft_is", "sdft_topk")
+        },
+    ),
+    Recipe(
+        "sdft.benchmark",
+        "groups_per_batch=8 max_tokens=8 max_steps=1 sft_batch_size=8 sft_max_steps=1 "
+        "data_dir={data}/data log_root={log}",
+        writes=("log/benchmark_summary_science.json",),
+    ),
+    Recipe("decisions.demo", typed="Why was I charged?\n", prints='"billing": 0.'),
+    trains("decisions.forecasting", f"batch_size=2 {LOCAL}"),
+    trains(
+        "forecasting.train",
+        f"groups_per_batch=1 group_size=2 validation_group_size=1 max_tokens=4 {LOCAL}",
+    ),
+    Recipe(
+        "rubric.generate_data",
+        writes=("tinker_cookbook/example_data/example_rubric_train.jsonl",),
+    ),
+    Recipe(
+        "rubric.train",
+        RL.replace("group_size", "train_group_size") + " eval_every=0",
+        {"log": 1},
+        after="rubric.generate_data",
+    ),
+    trains("rubric.prometheus_experimental", RL.replace("group_size", "train_group_size")),
+    Recipe("rubric.debug_env", prints="Score"),
+    trains(
+        "rl_numerics_check.train",
+        f"task.num_pages_min=1 task.num_pages_max=2 task.page_chars=100 {ALONE}",
+    ),
+    Recipe(
+        "true_thinking_score.run_small_experiment", writes=("runs/tts-experiment/tts_results.json",)
+    ),
+    Recipe(
+        "true_thinking_score.analyze",
+        "n_problems=2 max_tokens=16 log_path={log}",
+        writes=("log/tts_summary.json",),
+    ),
+)
+
+SANDBOX = "sandbox"
+IMAGES = "download: images, and a model that sees"
+SOUND = "download: recordings, and a model that hears"
+
+NEEDS = (
+    Recipe("audio.asr.rl_train", needs=SOUND),
+    Recipe("audio.asr.sl_train", needs=SOUND),
+    Recipe("audio.emotion.evaluate", needs=SOUND),
+    Recipe("audio.emotion.prepare_data", needs=SOUND),
+    Recipe("audio.emotion.rl_train", needs=SOUND),
+    Recipe("audio.emotion.sl_train", needs=SOUND),
+    Recipe("audio.medical_asr.train", needs=SOUND),
+    Recipe("chat_sl.sweep.analyze", needs="runs of Weights & Biases"),
+    Recipe("chat_sl.sweep.launch_all", needs="the service: a process for each model"),
+    Recipe("code_rl.train", needs=SANDBOX),
+    Recipe("distillation.on_policy_distillation_harbor_multi_turn", needs=SANDBOX),
+    Recipe("forecasting.data", needs="download: the data set is what it gets"),
+    Recipe("harbor_rl.scripts.eval_harbor_rl", needs=SANDBOX),
+    Recipe("harbor_rl.scripts.train_terminal_bench", needs=SANDBOX),
+    Recipe("multiplayer_rl.text_arena.play", needs="package textarena"),
+    Recipe("search_tool.offline_eval", needs="a Chroma server and Gemini's embeddings"),
+    Recipe("search_tool.train", needs="a Chroma server and Gemini's embeddings"),
+    Recipe("verifiers_rl.evaluate", needs="package verifiers"),
+    Recipe("verifiers_rl.train", needs="package verifiers"),
+    Recipe("vlm_classifier.eval", needs=IMAGES),
+    Recipe("vlm_classifier.eval_sweep", needs=IMAGES),
+    Recipe("vlm_classifier.sweep", needs=IMAGES),
+    Recipe("vlm_classifier.train", needs=IMAGES),
+)
+
+WAITING = tuple(
+    replace(recipe, needs="the k likeliest tokens of a prompt, or given ones, scored")
+    for recipe in RUNS
+    if recipe.module.startswith(("sdft.", "decisions."))
+)
+RUNS = tuple(recipe for recipe in RUNS if not recipe.module.startswith(("sdft.", "decisions.")))
+
+RECIPES = (*RUNS, *WAITING, *NEEDS)
