@@ -7,9 +7,9 @@ Inside the block ``tinker.ServiceClient`` and ``tinker.RestClient`` are the engi
 were imported to, and nothing reaches the network (``network.py``). Leaving the block puts
 everything back and stops the engine's threads.
 
-What is here, in order: the engine and its settings, loading, and the installer. The clients are in
-``clients.py`` and ``sampling_client.py``; models, training, the sampler and checkpoints in the
-modules of those names.
+What is here, in order: the engine, and the installer. Its settings are in ``loading.py``, the
+clients in ``clients.py`` and ``sampling_client.py``; models, training, the sampler and checkpoints
+in the modules of those names.
 """
 
 import logging
@@ -30,21 +30,16 @@ import torch
 from evert.bridge.base import register_base_tokenizers
 from evert.trainers.engine.checkpoints import CheckpointStore, RunInfo
 from evert.trainers.engine.drawing import stream_key
-from evert.trainers.engine.errors import (
-    CheckpointError,
-    EngineClosedError,
-    ModelNotFoundError,
-)
+from evert.trainers.engine.errors import CheckpointError, EngineClosedError
 from evert.trainers.engine.frozen import freeze
 from evert.trainers.engine.installing import Swap, cpu_threads, swapped
+from evert.trainers.engine.loading import EngineSettings as EngineSettings
+from evert.trainers.engine.loading import Loader
+from evert.trainers.engine.loading import LoraChoice as LoraChoice
 from evert.trainers.engine.models import (
-    SMALL_MODEL_PARAMETERS,
-    attach_lora,
     context_length,
-    count_parameters,
     end_tokens,
     import_lazy_modules,
-    load_model,
     load_tokenizer,
 )
 from evert.trainers.engine.network import no_network
@@ -53,28 +48,6 @@ from evert.trainers.engine.stand_ins import StandIns, lookups, tokenizers
 from evert.trainers.engine.training import Trainer
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class EngineSettings:
-    """How an engine computes; see ``embedded_engine`` for what the fields mean."""
-
-    root: Path | None = None
-    device: str = "auto"
-    seed: int = 0
-    full_parameter: bool | None = None
-    dtype: torch.dtype | None = None
-
-
-@dataclass(frozen=True)
-class LoraChoice:
-    """Which layers an adapter is for, and its size."""
-
-    rank: int
-    seed: int | None = None
-    train_mlp: bool = True
-    train_attn: bool = True
-    train_unembed: bool = True
 
 
 @dataclass
@@ -102,7 +75,8 @@ class Engine:
         import_lazy_modules()
         self.settings = settings or EngineSettings()
         self.stand_ins = stand_ins or StandIns()
-        self.device = _resolve_device(self.settings.device)
+        self.models = Loader(self.settings)
+        self.device = self.models.device
         self.store = CheckpointStore(self.settings.root)
         self.loader = ThreadPoolExecutor(1, thread_name_prefix="evert-loader")
         self.session_id = f"embedded-{uuid.uuid4().hex[:12]}"
@@ -145,11 +119,8 @@ class Engine:
         """
         self.check_open()
         self.asked_for.add(base_model)
-        model = self._load(base_model)
-        rank = None if self.trains_whole(model) else choice.rank
-        return self._new_run(
-            base_model, self._with_adapter(model, rank, choice), rank, user_metadata
-        )
+        model, rank = self.models.to_train(base_model, choice)
+        return self._new_run(base_model, model, rank, user_metadata)
 
     def resume_run(
         self, path: str, user_metadata: dict[str, str] | None, *, with_optimizer: bool
@@ -187,7 +158,7 @@ class Engine:
                 f"trains {ours[0]!r} with rank {ours[1]} (None: all weights). Make a client of it: "
                 "ServiceClient.create_training_client_from_state."
             )
-        trainer = Trainer(self._load_saved(path), run.trainer.tokenizer)
+        trainer = self._trainer(self._load_saved(path), run.trainer.tokenizer)
         if with_optimizer:
             trainer.load_optimizer(self.store.folder(path))
         run.trainer = trainer
@@ -212,7 +183,7 @@ class Engine:
         self.check_open()
         sampler = self._bases.get(base_model)
         if sampler is None:
-            model, tokenizer = self._load(base_model), load_tokenizer(base_model)
+            model, tokenizer = self.models.base(base_model), load_tokenizer(base_model)
             sampler = self.new_sampler(model, tokenizer, base_model.encode())
             self._bases[base_model] = sampler
         return sampler
@@ -241,45 +212,25 @@ class Engine:
         for sampler in list(self._samplers):
             sampler.close()
 
-    def _load(self, base_model: str) -> Any:
-        dtype = self.settings.dtype or torch.float32
-        return load_model(base_model, self.device, dtype)
-
     def _load_saved(self, path: str) -> Any:
-        info, folder = self.store.read(path), str(self.store.folder(path))
+        info, folder = self.store.read(path), self.store.folder(path)
         if info.lora_rank is None:
-            return self._load(folder)
-        from peft import PeftModel
+            return self.models.own(str(folder))
+        return self.models.adapted(info.base_model, folder)
 
-        base = self._load(info.base_model)
-        return PeftModel.from_pretrained(base, folder, is_trainable=True).eval()
-
-    def trains_whole(self, model: Any) -> bool:
-        """Whether all of a model's weights are trained, rather than an adapter."""
-        if self.settings.full_parameter is not None:
-            return self.settings.full_parameter
-        return count_parameters(model) < SMALL_MODEL_PARAMETERS
-
-    def _with_adapter(self, model: Any, rank: int | None, choice: LoraChoice) -> Any:
-        if rank is None:
-            return model
-        return attach_lora(
-            model,
-            rank,
-            seed=self.settings.seed if choice.seed is None else choice.seed,
-            train_mlp=choice.train_mlp,
-            train_attn=choice.train_attn,
-            train_unembed=choice.train_unembed,
-        )
+    def _trainer(self, model: Any, tokenizer: Any) -> Trainer:
+        checkpointing = self.settings.gradient_checkpointing
+        return Trainer(model, tokenizer, checkpointing=checkpointing)
 
     def _new_run(
         self, base_model: str, model: Any, rank: int | None, user_metadata: dict[str, str]
     ) -> TrainingRun:
         run_id = self.store.new_run(RunInfo(base_model, rank, user_metadata, time.time()))
-        return TrainingRun(run_id, base_model, rank, Trainer(model, load_tokenizer(base_model)))
+        trainer = self._trainer(model, load_tokenizer(base_model))
+        return TrainingRun(run_id, base_model, rank, trainer)
 
     def new_sampler(self, model: Any, tokenizer: Any, *number: int | bytes) -> Sampler:
-        """A sampler of a model's present weights, of which it keeps a copy.
+        """A sampler of a model's present weights, of which it keeps a copy, a shared base's not.
 
         Args:
             model: A Hugging Face causal language model, whoever trains it.
@@ -298,16 +249,6 @@ class Engine:
         return sampler
 
 
-def _resolve_device(device: str) -> torch.device:
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ModelNotFoundError(
-            f"Device {device!r} was asked for, but PyTorch sees no CUDA here. Use 'cpu' or 'auto'."
-        )
-    return torch.device(device)
-
-
 @contextmanager
 def embedded_engine(
     root: str | Path | None = None,
@@ -315,7 +256,8 @@ def embedded_engine(
     device: str = "auto",
     seed: int = 0,
     full_parameter: bool | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
+    gradient_checkpointing: bool | None = None,
     threads: int | None = None,
     allow_hosts: Collection[str] = (),
     stand_ins: Mapping[str, str] | None = None,
@@ -331,7 +273,10 @@ def embedded_engine(
         full_parameter: Train every weight (True) or a LoRA adapter (False). None: every weight
             below 50 million parameters, an adapter above. The ``rank`` that the Cookbook asks for
             counts for adapters only.
-        dtype: Type of the weights; None for float32.
+        dtype: Type of the weights, for example ``"bfloat16"``. None: bfloat16 on CUDA where
+            adapters are trained or nothing is, and else float32. Adapters are in float32.
+        gradient_checkpointing: Whether the backward pass computes each layer again, which takes
+            less memory and a third more time. None: where a pass would not fit otherwise.
         threads: PyTorch's CPU threads inside the block. None leaves them as they are. 1 is often
             fastest for a tiny model on a shared machine, where threads wait for one another.
         allow_hosts: Hosts beyond this machine that stay reachable, for example a tool's server.
@@ -342,11 +287,10 @@ def embedded_engine(
         The engine.
 
     Raises:
-        ModelNotFoundError: There is no such device, or a stand-in is not here.
+        ModelNotFoundError: There is no such device or type of weights, or a stand-in is not here.
     """
-    settings = EngineSettings(
-        Path(root) if root is not None else None, device, seed, full_parameter, dtype
-    )
+    folder = None if root is None else Path(root)
+    settings = EngineSettings(folder, device, seed, full_parameter, dtype, gradient_checkpointing)
     with (
         no_network(allow_hosts),
         cpu_threads(threads),

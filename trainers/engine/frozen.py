@@ -18,6 +18,7 @@ from evert.trainers.engine.generic_batch import GenericBatch
 from evert.trainers.engine.lean import LeanModel, can_be_lean
 from evert.trainers.engine.lean_batch import LeanBatch
 from evert.trainers.engine.prefix_cache import PrefixCache
+from evert.trainers.engine.shared import original_of, with_own_modules
 
 _CACHE_BYTES = 2 * 2**30
 _PREFIX_SHARE = 8
@@ -46,9 +47,9 @@ class FrozenLean:
     """A frozen Llama-like model."""
 
     def __init__(self, model: Any) -> None:
-        """Copy the weights of ``model``."""
-        self._lean = LeanModel(model)
-        lean = self._lean
+        """Copy the weights of ``model``, but for those of a shared base."""
+        self._original = original_of(model)  # stays loaded while it is sampled from
+        lean = self._lean = LeanModel(model, copied=self._original is None)
         per_token = 2 * len(lean.layers) * lean.key_heads * lean.head_size * lean.dtype.itemsize
         self.cache_tokens: int = _cache_bytes(lean.device) // per_token
         self._prefixes = PrefixCache(self.cache_tokens // _PREFIX_SHARE)
@@ -67,9 +68,11 @@ class FrozenGeneric:
     """A frozen copy of any Hugging Face causal language model."""
 
     def __init__(self, model: Any) -> None:
-        """Copy ``model``, with its LoRA adapter, if any, merged in."""
-        self._model: Any = copy.deepcopy(model).eval().requires_grad_(False)
-        if hasattr(self._model, "merge_and_unload"):
+        """Copy ``model``, with its LoRA adapter merged in; a shared base stays, and beside it."""
+        shared = original_of(model) is not None
+        copied = with_own_modules(model) if shared else copy.deepcopy(model)
+        self._model: Any = copied.eval().requires_grad_(False)
+        if not shared and hasattr(self._model, "merge_and_unload"):
             self._model = self._model.merge_and_unload()
         config = self._model.config
         head = getattr(config, "head_dim", None) or (

@@ -1,15 +1,19 @@
 """A lean forward pass for Llama-like models: few, fused operations, and a cache of one's own.
 
 For a model of a million parameters, what costs time is the number of operations, not their size.
-``LeanModel`` holds a frozen copy of a Qwen2, Qwen3 or Llama model with
+``LeanModel`` holds a Qwen2, Qwen3 or Llama model with query, key and value projections in one
+matrix, gate and up projections in another. It comes in two kinds. A copy is frozen, with
 
-- query, key and value projections in one matrix, gate and up projections in another;
 - a LoRA adapter, where there is one, merged in;
 - the two halves of each head interleaved, so that the rotary embedding is one complex product
   (scores do not change when queries and keys are permuted alike);
 - the ``1 / sqrt(D)`` of attention folded into the queries.
 
-Its logits equal the original's up to rounding. What attends to what is the caller's business: the
+A view has the weights of the model itself, which ``lay_out`` has put side by side, and adds the
+adapter to what they compute (``adapters.py``): a large base is in memory once, whoever trains
+adapters of it and samples from them. It is differentiable with respect to the adapter.
+
+The logits equal the original's up to rounding. What attends to what is the caller's business: the
 forward pass takes an ``attend`` function, and ``batches.py`` has one for each use.
 
 Shapes: B rows, T tokens a row, H hidden, Hq query heads, Hkv key heads, D head size, V vocabulary.
@@ -22,7 +26,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from evert.trainers.engine.adapters import Delta, base_layer, changed, delta_of
+from evert.trainers.engine.logits import float_logits
 from evert.trainers.engine.models import base_of
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -55,14 +62,26 @@ class LeanLayer:
     down: Tensor
     """[H, I]"""
     down_bias: Tensor | None
+    qkv_delta: Delta | None = None
+    """What an adapter adds to ``qkv``, and so on; None where there is none, or it is merged in."""
+    out_delta: Delta | None = None
+    gate_up_delta: Delta | None = None
+    down_delta: Delta | None = None
 
 
 class LeanModel:
-    """A frozen, fused copy of a Llama-like model; see the module's docstring."""
+    """A Llama-like model, fused; see the module's docstring."""
 
-    def __init__(self, model: Any) -> None:
-        """Copy the weights of ``model``, which ``can_be_lean`` must have accepted."""
+    def __init__(self, model: Any, *, copied: bool = True) -> None:
+        """Copy the weights of ``model``, which ``can_be_lean`` must have accepted.
+
+        Args:
+            model: In an adapter or not.
+            copied: Whether weights are copied; or else they are the model's own, which stay as
+                they are, and the adapter's are what they are now.
+        """
         base: Any = base_of(model)
+        self._copied = copied
         config = base.config
         self.query_heads: int = config.num_attention_heads
         self.key_heads: int = config.num_key_value_heads
@@ -70,12 +89,17 @@ class LeanModel:
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
         self.eps: float = config.rms_norm_eps
-        self.embedding: Tensor = base.model.embed_tokens.weight.detach().clone()
-        self.final_norm: Tensor = base.model.norm.weight.detach().clone()
+        self._scale = self.head_size**-0.5
+        own = _copy if copied else torch.detach
+        self.embedding: Tensor = own(base.model.embed_tokens.weight)
+        self.final_norm: Tensor = own(base.model.norm.weight)
         head = base.lm_head
         tied = getattr(head, "weight", None) is base.model.embed_tokens.weight
-        self.head: Tensor = self.embedding if tied else _weight(head)
-        self.layers = [self._fuse(layer) for layer in base.model.layers]
+        weigh = _weight if copied else _as_one
+        self.head: Tensor = self.embedding if tied else weigh(head)
+        self.head_delta = None if copied else delta_of(head)
+        fuse = self._fuse if copied else self._view
+        self.layers = [fuse(layer) for layer in base.model.layers]
         self._inverse_frequencies: Tensor = base.model.rotary_emb.inv_freq.detach().float().clone()
         self._rotary_scale = float(base.model.rotary_emb.attention_scaling)
         self._rotary = self._rotary_table(512)
@@ -90,13 +114,16 @@ class LeanModel:
         """Type of the weights, and of the key-value cache."""
         return self.embedding.dtype
 
-    def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def hidden(
+        self, tokens: Tensor, positions: Tensor, attend: Attend, *, checkpointing: bool = False
+    ) -> Tensor:
         """Run the layers.
 
         Args:
             tokens: [B, T] token ids.
             positions: [B, T] position of each token in its own row.
             attend: What each layer's queries see.
+            checkpointing: Whether a backward pass computes each layer again.
 
         Returns:
             [B, T, H], normalised: ``logits`` turns any part of it into logits.
@@ -104,37 +131,57 @@ class LeanModel:
         x = F.embedding(tokens, self.embedding)
         rotary = self._rotary[positions].unsqueeze(2)
         for index, layer in enumerate(self.layers):
-            x = x + self._attention(index, layer, x, rotary, attend)
-            x = x + self._feed_forward(layer, x)
+            if checkpointing:
+                x = _again(self._layer, index, layer, x, rotary, attend)
+            else:
+                x = self._layer(index, layer, x, rotary, attend)
         return self._normalise(x, self.final_norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., H] -> [..., V], in float32."""
-        return F.linear(hidden, self.head).float()
+        return changed(float_logits(hidden, self.head), hidden, self.head_delta)
 
     def reserve(self, length: int) -> None:
         """Make sure that positions below ``length`` have a rotary embedding."""
         if length > self._rotary.shape[0]:
             self._rotary = self._rotary_table(max(length, 2 * self._rotary.shape[0]))
 
+    def _layer(
+        self, index: int, layer: LeanLayer, x: Tensor, rotary: Tensor, attend: Attend
+    ) -> Tensor:
+        x = x + self._attention(index, layer, x, rotary, attend)
+        return x + self._feed_forward(layer, x)
+
     def _attention(
         self, index: int, layer: LeanLayer, x: Tensor, rotary: Tensor, attend: Attend
     ) -> Tensor:
         heads = self.query_heads + self.key_heads
-        projected = F.linear(self._normalise(x, layer.attention_norm), layer.qkv, layer.qkv_bias)
+        normed = self._normalise(x, layer.attention_norm)
+        projected = changed(F.linear(normed, layer.qkv, layer.qkv_bias), normed, layer.qkv_delta)
         projected = projected.view(*x.shape[:2], heads + self.key_heads, self.head_size)
         both, values = projected[:, :, :heads], projected[:, :, heads:]
         if layer.qk_norm is not None:
             both = F.rms_norm(both, (self.head_size,), None, self.eps) * layer.qk_norm
-        pairs = torch.view_as_complex(both.float().view(*both.shape[:-1], -1, 2))
-        both = torch.view_as_real(pairs * rotary).flatten(-2).to(x.dtype)
+        pairs = self._pairs(both.float())
+        both = torch.view_as_real(pairs * rotary).flatten(-2)
         queries, keys = both[:, :, : self.query_heads], both[:, :, self.query_heads :]
-        return F.linear(attend(index, queries, keys, values), layer.out, layer.out_bias)
+        if not self._copied:
+            queries = queries * self._scale
+        mixed = attend(index, queries.to(x.dtype), keys.to(x.dtype), values)
+        return changed(F.linear(mixed, layer.out, layer.out_bias), mixed, layer.out_delta)
+
+    def _pairs(self, heads: Tensor) -> Tensor:
+        """[..., D] -> [..., D / 2] complex: what the rotary embedding turns."""
+        if self._copied:
+            return torch.view_as_complex(heads.view(*heads.shape[:-1], -1, 2))
+        return torch.complex(*heads.chunk(2, dim=-1))
 
     def _feed_forward(self, layer: LeanLayer, x: Tensor) -> Tensor:
-        both = F.linear(self._normalise(x, layer.mlp_norm), layer.gate_up, layer.gate_up_bias)
-        gate, up = both.chunk(2, dim=-1)
-        return F.linear(F.silu(gate) * up, layer.down, layer.down_bias)
+        normed = self._normalise(x, layer.mlp_norm)
+        both = F.linear(normed, layer.gate_up, layer.gate_up_bias)
+        gate, up = changed(both, normed, layer.gate_up_delta).chunk(2, dim=-1)
+        inner = F.silu(gate) * up
+        return changed(F.linear(inner, layer.down, layer.down_bias), inner, layer.down_delta)
 
     def _normalise(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, self.eps)
@@ -144,9 +191,35 @@ class LeanModel:
         angles = positions.float()[:, None] * self._inverse_frequencies
         return torch.polar(torch.full_like(angles, self._rotary_scale), angles)
 
+    def _view(self, layer: Any) -> LeanLayer:
+        attention, mlp = layer.self_attn, layer.mlp
+        qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
+        gate_up = (mlp.gate_proj, mlp.up_proj)
+        norms = None
+        if hasattr(attention, "q_norm"):
+            query, key = attention.q_norm.weight.detach(), attention.k_norm.weight.detach()
+            norms = torch.stack([query] * self.query_heads + [key] * self.key_heads)
+        return LeanLayer(
+            attention_norm=layer.input_layernorm.weight.detach(),
+            qkv=_as_one(*qkv),
+            qkv_bias=_biases_as_one(*qkv),
+            qk_norm=norms,
+            out=_as_one(attention.o_proj),
+            out_bias=_biases_as_one(attention.o_proj),
+            mlp_norm=layer.post_attention_layernorm.weight.detach(),
+            gate_up=_as_one(*gate_up),
+            gate_up_bias=_biases_as_one(*gate_up),
+            down=_as_one(mlp.down_proj),
+            down_bias=_biases_as_one(mlp.down_proj),
+            qkv_delta=delta_of(*qkv),
+            out_delta=delta_of(attention.o_proj),
+            gate_up_delta=delta_of(*gate_up),
+            down_delta=delta_of(mlp.down_proj),
+        )
+
     def _fuse(self, layer: Any) -> LeanLayer:
         attention, mlp = layer.self_attn, layer.mlp
-        scale = self.head_size**-0.5
+        scale = self._scale
         normed = hasattr(attention, "q_norm")
         q_scale = 1.0 if normed else scale
         qkv = torch.cat(
@@ -202,18 +275,80 @@ def can_be_lean(model: Any) -> bool:
     )
 
 
+def lay_out(model: Any) -> None:
+    """Put what ``LeanModel`` fuses side by side in memory, in place: parameters become views.
+
+    Args:
+        model: One that ``can_be_lean`` accepts; its weights are frozen from here on.
+    """
+    placed: set[int] = set()
+    for layer in model.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        placed |= _lay_side_by_side(attention.q_proj, attention.k_proj, attention.v_proj)
+        placed |= _lay_side_by_side(mlp.gate_proj, mlp.up_proj)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+        if id(parameter) not in placed:
+            # Loaded weights are a mapped file, which would stay in memory whole for these alone.
+            parameter.data = parameter.data.clone()
+
+
+def _lay_side_by_side(*linears: nn.Linear) -> set[int]:
+    """Do it for one group of layers; returns the ids of their new parameters."""
+    placed: set[int] = set()
+    for kind in ("weight", "bias"):
+        parts = [getattr(linear, kind) for linear in linears]
+        if any(part is None for part in parts):
+            continue
+        joined = torch.cat([part.detach() for part in parts])
+        for linear, part in zip(linears, torch.split(joined, [*map(len, parts)]), strict=True):
+            parameter = nn.Parameter(part, requires_grad=False)
+            setattr(linear, kind, parameter)
+            placed.add(id(parameter))
+    return placed
+
+
+def _as_one(*linears: Any) -> Tensor:
+    """The base weights of layers as one matrix: a view where they lie side by side."""
+    return _one([base_layer(linear).weight.detach() for linear in linears])
+
+
+def _biases_as_one(*linears: Any) -> Tensor | None:
+    biases = [base_layer(linear).bias for linear in linears]
+    if any(bias is None for bias in biases):
+        return None
+    return _one([bias.detach() for bias in biases])
+
+
+def _one(parts: list[Tensor]) -> Tensor:
+    first, place = parts[0], parts[0].data_ptr()
+    for part in parts:
+        if part.data_ptr() != place:
+            return torch.cat(parts)
+        place += part.nbytes
+    return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
+
+
+def _again(call: Any, *args: Any) -> Tensor:
+    made: Tensor = checkpoint(call, *args, use_reentrant=False, preserve_rng_state=False)
+    return made
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
+
+
 def _weight(linear: Any) -> Tensor:
     """A copy of a linear layer's weight with its LoRA adapters, if any, added in."""
-    base: nn.Linear = getattr(linear, "base_layer", linear)
-    weight = base.weight.detach().clone()
+    weight = _copy(base_layer(linear).weight)
     for adapter in getattr(linear, "active_adapters", ()):
         weight += linear.get_delta_weight(adapter).detach().to(weight.dtype)
     return weight
 
 
 def _bias(linear: Any) -> Tensor | None:
-    bias = getattr(linear, "base_layer", linear).bias
-    return None if bias is None else bias.detach().clone()
+    bias = base_layer(linear).bias
+    return None if bias is None else _copy(bias)
 
 
 def _joined(first: Tensor | None, second: Tensor | None) -> Tensor | None:

@@ -55,6 +55,12 @@ class LeanBatch(Batch):
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             self._keys[layer][rows, :, self._positions] = keys[:, 0]
             self._values[layer][rows, :, self._positions] = values[:, 0]
+            if queries.dtype != torch.float32:  # scores would be rounded, and a trainer's are not
+                cached = (
+                    self._keys[layer][:size, :, :length],
+                    self._values[layer][:size, :, :length],
+                )
+                return attention(queries, *cached, mask=seen[:, None, None])
             grouped = queries[:, 0].view(size, keys.shape[2], -1, keys.shape[3])
             scores = grouped @ self._keys[layer][:size, :, :length].transpose(-1, -2) + bias
             mixed = torch.softmax(scores, dim=-1) @ self._values[layer][:size, :, :length]
@@ -104,7 +110,7 @@ class LeanBatch(Batch):
             stretch = slice(row, row + keys.shape[0]), slice(None), slice(keys.shape[1])
             self._keys[layer][stretch] = keys.transpose(1, 2)
             self._values[layer][stretch] = values.transpose(1, 2)
-            return _attention(queries, keys.transpose(1, 2), values.transpose(1, 2), mask=None)
+            return attention(queries, keys.transpose(1, 2), values.transpose(1, 2), mask=None)
 
         return attend
 
@@ -118,7 +124,7 @@ class LeanBatch(Batch):
             self._keys[layer][rows, :, positions] = keys
             self._values[layer][rows, :, positions] = values
             stretch = slice(row, row + keys.shape[0]), slice(None), slice(length)
-            return _attention(
+            return attention(
                 queries, self._keys[layer][stretch], self._values[layer][stretch], mask=seen
             )
 
@@ -175,7 +181,7 @@ class LeanBatch(Batch):
         return torch.zeros(shape, dtype=self._model.dtype, device=self.device)
 
 
-def _attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+def attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     """[B,T,Hq,D] queries over [B,Hkv,L,D] keys; ``mask`` [B,1,T,L], or None for causal."""
     mixed = F.scaled_dot_product_attention(
         queries.transpose(1, 2),

@@ -92,6 +92,20 @@ def load_model(base_model: str, device: torch.device, dtype: torch.dtype) -> "Pr
     return model.to(device).eval()  # type: ignore[no-any-return]
 
 
+def load_outline(base_model: str) -> "PreTrainedModel":
+    """A base model without its weights, on PyTorch's meta device, from its configuration alone.
+
+    Raises:
+        ModelNotFoundError: There is no such model here.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = from_pretrained(AutoConfig, base_model, resolve_model(base_model))
+    make: Any = AutoModelForCausalLM
+    with torch.device("meta"):
+        return make.from_config(config)  # type: ignore[no-any-return]
+
+
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
     """Keep transformers from drawing a bar for each small file it reads or writes."""

@@ -1,8 +1,9 @@
 """A pass of the model in training: from rows of tokens to log-probabilities of their targets.
 
-The model runs as transformers runs it. Its logits are computed in one piece where they are small,
-and a stretch at a time where not (``logits.py``), which takes a model whose logits are those of its
-output layer and nothing else; that is tried once, on a few tokens.
+An adapter of a shared base runs as its sampler runs it (``lean.py``), any other model as
+transformers runs it. Logits are computed in one piece where they are small, and a stretch at a time
+where not (``logits.py``), which takes a model whose logits are those of its output layer and
+nothing else; that is tried once, on a few tokens.
 """
 
 import threading
@@ -13,8 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from evert.trainers.engine.batches import pad
+from evert.trainers.engine.lean import LeanModel, can_be_lean
+from evert.trainers.engine.lean_batch import attention
 from evert.trainers.engine.logits import fits_whole, float_logits, logprobs_of, target_logprobs
 from evert.trainers.engine.models import base_of
+from evert.trainers.engine.shared import original_of
 
 
 class Passes:
@@ -26,6 +30,7 @@ class Passes:
         self.count = 0
         """Passes so far."""
         self._counting = threading.Lock()
+        self._is_lean = original_of(model) is not None and can_be_lean(model)
         self._decoder: Any = None
         self._checkpointing = False
 
@@ -50,6 +55,8 @@ class Passes:
         if wanted == self._checkpointing or not base.supports_gradient_checkpointing:
             return
         self._checkpointing = wanted
+        if self._is_lean:
+            return
         if wanted:
             base.gradient_checkpointing_enable(
                 {"use_reentrant": False, "preserve_rng_state": False}
@@ -76,12 +83,23 @@ class Passes:
         tokens = pad(rows, self.device)
         lengths = torch.tensor([len(row) for row in rows], device=self.device)
         real = torch.arange(tokens.shape[1], device=self.device) < lengths[:, None]
+        if self._is_lean:
+            hidden, head = self._lean_hidden(tokens)
+            return target_logprobs(hidden[real], head, targets, self.vocabulary)
         # Right padding needs no mask: a causal model's earlier tokens never see it.
         if self._small(tokens) or self._plain_decoder() is None:
             logits = self.model(input_ids=tokens, use_cache=False).logits
             return logprobs_of(logits[real].float(), targets)
         hidden = self._plain_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
         return target_logprobs(hidden[real], self._head, targets, self.vocabulary)
+
+    def _lean_hidden(self, tokens: Tensor) -> tuple[Tensor, Any]:
+        lean = LeanModel(self.model, copied=False)
+        lean.reserve(tokens.shape[1])
+        positions = torch.arange(tokens.shape[1], device=self.device).expand_as(tokens)
+        again = self._checkpointing
+        hidden = lean.hidden(tokens, positions, _causal, checkpointing=again)
+        return hidden, lean.logits
 
     def _small(self, tokens: Tensor) -> bool:
         return self.dtype == torch.float32 and fits_whole(tokens.numel(), self.vocabulary)
@@ -99,6 +117,11 @@ class Passes:
             decoder = base.get_decoder()
             self._decoder = (decoder if _is_plain(self.model, decoder) else None,)
         return self._decoder[0]
+
+
+def _causal(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Each token sees itself and what came before it in its row."""
+    return attention(queries, keys.transpose(1, 2), values.transpose(1, 2), mask=None)
 
 
 def _is_plain(model: Any, decoder: Any) -> bool:

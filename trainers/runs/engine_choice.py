@@ -152,16 +152,12 @@ def context_of(settings: TrainSettings) -> int | None:
 def _model_facts(settings: TrainSettings, engine: Any) -> dict[str, Any]:
     """What is trained on what, going by the model's configuration alone."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
 
-    from evert.trainers.engine.models import count_parameters, from_pretrained, resolve_model
+    from evert.trainers.engine.models import count_parameters, load_outline
 
     name = settings.model_name
-    config = from_pretrained(AutoConfig, name, resolve_model(name))
-    with torch.device("meta"):
-        make: Any = AutoModelForCausalLM
-        model = make.from_config(config)
-    whole = engine.trains_whole(model)
+    model = load_outline(name)
+    whole = engine.models.trains_whole(model)
     return {
         "device": str(engine.device),
         "threads": torch.get_num_threads(),

@@ -411,7 +411,7 @@ def test_small_models_are_trained_whole_and_large_ones_with_an_adapter(
 ) -> None:
     service = tinker.ServiceClient()
     assert not service.create_lora_training_client(tiny_model).result().get_info().is_lora
-    monkeypatch.setattr("evert.trainers.engine.engine.SMALL_MODEL_PARAMETERS", 10)
+    monkeypatch.setattr("evert.trainers.engine.loading.SMALL_MODEL_PARAMETERS", 10)
     info = service.create_lora_training_client(tiny_model, rank=2).result().get_info()
     assert (info.is_lora, info.lora_rank) == (True, 2)
 
