@@ -11,6 +11,8 @@ From the outside in:
     futures.py          the futures they return
     network.py          nothing leaves this machine
     checkpoints.py      ``tinker://`` paths and folders
+    catalog.py          what a store holds, listed and copied
+    encryption.py       weights saved for somebody's key
     checkpoint_log.py   the Cookbook's list of checkpoints, repaired
     models.py           base models by name; LoRA
     stand_ins.py        models that answer for names of others

@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast, get_args
 
 from safetensors import SafetensorError
 
@@ -42,6 +42,7 @@ from evert.trainers.engine.errors import (
 from evert.trainers.runs.files import settle
 
 Kind = Literal["weights", "sampler_weights", "external_weights"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 MANIFEST = "evert.json"
 OPTIMIZER = "optimizer.safetensors"
@@ -120,7 +121,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: There is no such run here.
         """
-        file = self.root / _split(path)[0] / "run.json"
+        file = self.root / parse_path(path)[0] / "run.json"
         try:
             return RunInfo(**json.loads(file.read_text()))
         except (OSError, ValueError, TypeError) as error:
@@ -140,7 +141,7 @@ class CheckpointStore:
         """
         if (Path(path) / MANIFEST).is_file():
             return Path(path)
-        return self.root.joinpath(*_split(path))
+        return self.root.joinpath(*parse_path(path))
 
     def save(
         self,
@@ -193,12 +194,35 @@ class CheckpointStore:
         Raises:
             CheckpointError: It is missing or damaged; the message names the file.
         """
-        folder = self.folder(path)
-        _put_back(folder)
-        info = _read_manifest(path, folder)
+        info, folder = self.info(path), self.folder(path)
         for name, (size, checksum) in info.files.items():
             _check_file(path, folder / name, size, checksum)
         return info
+
+    def info(self, path: str) -> CheckpointInfo:
+        """Read a checkpoint's manifest alone.
+
+        Raises:
+            NoCheckpointError: There is none.
+            CheckpointError: The manifest is damaged.
+        """
+        folder = self.folder(path)
+        _put_back(folder)
+        return _read_manifest(path, folder)
+
+    def expire(self, path: str, expires: float | None) -> None:
+        """Write down when a checkpoint expires, in seconds since 1970; None for never.
+
+        Raises:
+            CheckpointError: There is none, or it cannot be written to.
+        """
+        info, folder = self.info(path), self.folder(path)
+        draft = folder / f".{MANIFEST}"
+        with _writing(folder):
+            draft.write_text(json.dumps({**asdict(info), "expires": expires}, indent=1))
+            settle(draft)
+            draft.replace(folder / MANIFEST)
+            settle(folder)
 
     def is_intact(self, path: str) -> bool:
         """Whether ``read`` would succeed."""
@@ -245,15 +269,20 @@ class CheckpointStore:
                 shutil.rmtree(run, ignore_errors=True)
 
 
-def _split(path: str) -> tuple[str, str, str]:
+def parse_path(path: str) -> tuple[str, Kind, str]:
+    """The run, kind and name that a ``tinker://`` path names.
+
+    Raises:
+        CheckpointError: No path of that form.
+    """
     match = PATH.fullmatch(path)
     if match is None or not all(_PART.fullmatch(part) for part in match.groups()):
         raise CheckpointError(
-            f"{path!r} is no checkpoint path; expected tinker://<run>/weights/<name> or "
-            "tinker://<run>/sampler_weights/<name>, with letters, digits and . _ + = - in each "
+            f"{path!r} is no checkpoint path; expected tinker://<run>/weights/<name> (or "
+            "sampler_weights, or external_weights), with letters, digits and . _ + = - in each "
             "part, or the folder of a checkpoint. Pass the path that saving returned."
         )
-    return match[1], match[2], match[3]
+    return match[1], cast(Kind, match[2]), match[3]
 
 
 @contextmanager

@@ -13,7 +13,7 @@ they are the SDK's classes, and warn as those do.
 """
 
 from abc import ABCMeta
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, NoReturn, Self, cast
 
 import tinker
 from tinker import types
@@ -142,6 +142,12 @@ class ServiceClient:
         """
         return settled(self._traced, fn, input_ranks)
 
+    def copy_weights(
+        self, path: str, *, ttl_seconds: int | None = None, weights_access_token: str | None = None
+    ) -> AwaitableConcurrentFuture[str]:
+        """Copy a checkpoint into a run of its own; there are no projects to choose from."""
+        return self.create_rest_client().copy_weights(path, ttl_seconds=ttl_seconds)
+
     def create_rest_client(self) -> RestClient:
         """Ask about checkpoints."""
         return type("RestClient", (RestClient,), {"engine": self.engine})()  # type: ignore[no-any-return]
@@ -156,6 +162,18 @@ class ServiceClient:
     def get_console_url(self) -> str:
         """Where the engine's checkpoints are: there is no console."""
         return self.engine.store.root.absolute().as_uri()
+
+    @property
+    def holder(self) -> NoReturn:
+        """The SDK's connection to the service.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise UnsupportedError(
+            "ServiceClient.holder was asked for on evert's embedded engine, which has no "
+            "connection. Use the client's public methods."
+        )
 
     def get_telemetry(self) -> None:
         """None: nothing is reported to anybody."""

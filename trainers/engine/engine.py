@@ -32,7 +32,7 @@ from evert.trainers.engine.checkpoints import CheckpointStore, RunInfo
 from evert.trainers.engine.drawing import stream_key
 from evert.trainers.engine.errors import CheckpointError, EngineClosedError
 from evert.trainers.engine.frozen import freeze
-from evert.trainers.engine.installing import Swap, cpu_threads, swapped
+from evert.trainers.engine.installing import Swap, cpu_threads, reading_handles, swapped
 from evert.trainers.engine.loading import EngineSettings as EngineSettings
 from evert.trainers.engine.loading import Loader
 from evert.trainers.engine.loading import LoraChoice as LoraChoice
@@ -302,7 +302,7 @@ def embedded_engine(
 @contextmanager
 def _in_use(engine: Engine) -> Iterator[Engine]:
     register_base_tokenizers()
-    with swapped(_swaps(engine)), tokenizers(engine.stand_ins):
+    with swapped(_swaps(engine)), reading_handles(), tokenizers(engine.stand_ins):
         logger.info(
             "evert's embedded engine is in use on %s; checkpoints go to %s and nothing leaves "
             "this machine.",

@@ -6,23 +6,26 @@ from disk, where they are written the moment somebody pickles a client that had 
 """
 
 import asyncio
+import base64
 import itertools
+import json
 import os
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
+import torch
 from tinker import types
 from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 
 from evert.trainers.engine.engine import Engine, EngineSettings
-from evert.trainers.engine.errors import SamplingRequestError
+from evert.trainers.engine.errors import SamplingRequestError, UnsupportedError
 from evert.trainers.engine.futures import Ready, chain, finished
 from evert.trainers.engine.models import load_tokenizer
 from evert.trainers.engine.sampler import Sampler
@@ -125,18 +128,9 @@ class SamplingClient(Ready):
         answer.add_done_callback(lambda _: replies.cancel())  # who gives it up wants no replies
         return AwaitableConcurrentFuture(answer)
 
-    async def sample_async(
-        self,
-        prompt: types.ModelInput,
-        num_samples: int,
-        sampling_params: types.SamplingParams,
-        include_prompt_logprobs: bool = False,
-        **options: Any,
-    ) -> types.SampleResponse:
+    async def sample_async(self, *args: Any, **kwargs: Any) -> types.SampleResponse:
         """See ``sample``."""
-        return await self.sample(
-            prompt, num_samples, sampling_params, include_prompt_logprobs, **options
-        ).result_async()
+        return await self.sample(*args, **kwargs).result_async()
 
     def compute_logprobs(
         self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
@@ -162,6 +156,35 @@ class SamplingClient(Ready):
         """See ``get_base_model``."""
         return self._base_model
 
+    def get_sampler_handle(self) -> str:
+        """A text that ``from_sampler_handle`` makes a client of, in any process of this machine."""
+        state = asdict(self._state())
+        return base64.urlsafe_b64encode(json.dumps(state, default=str).encode()).decode()
+
+    @staticmethod
+    def from_sampler_handle(handle: str, *, api_key: str | None = None) -> "SamplingClient":
+        """The client behind a handle; see ``get_sampler_handle``.
+
+        Raises:
+            SamplingRequestError: It is no handle of the embedded engine's.
+        """
+        return _unpickle(_read_handle(handle))
+
+    @staticmethod
+    def create(*args: Any, **kwargs: Any) -> NoReturn:
+        """The SDK's own constructor, over a connection to the service.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise UnsupportedError(
+            "SamplingClient.create was called on evert's embedded engine, which has no connection. "
+            "Use ServiceClient.create_sampling_client."
+        )
+
+    def on_queue_state_change(self, queue_state: Any, queue_state_reason: str | None) -> None:
+        """Nothing: requests wait for this machine alone."""
+
     def get_telemetry(self) -> None:
         """None: nothing is reported to anybody."""
 
@@ -176,7 +199,10 @@ class SamplingClient(Ready):
 
     def __reduce__(self) -> tuple[Any, tuple[_Pickled]]:
         """Pickle by reference to the weights, which are saved now if they were not yet."""
-        state = _Pickled(
+        return _unpickle, (self._state(),)
+
+    def _state(self) -> _Pickled:
+        return _Pickled(
             os.getpid(),
             self._key,
             next(self._copies),
@@ -185,7 +211,6 @@ class SamplingClient(Ready):
             self._engine.settings,
             self._engine.store.root,
         )
-        return _unpickle, (state,)
 
     def _score(self, tokens: list[int], last_n: int | None) -> "Future[list[float | None]]":
         return chain(self._sampler, lambda sampler: sampler.score(tokens, last_n))
@@ -210,6 +235,21 @@ def _unpickle(state: _Pickled) -> SamplingClient:
         while len(_guests) > _MAX_GUESTS:
             _guests.popitem(last=False)
     return guest
+
+
+def _read_handle(handle: str) -> _Pickled:
+    try:
+        state = json.loads(base64.urlsafe_b64decode(handle))
+        settings = state["settings"]
+        if settings["dtype"] is not None:
+            settings["dtype"] = getattr(torch, settings["dtype"].removeprefix("torch."))
+        state |= {"settings": EngineSettings(**settings), "root": Path(state["root"])}
+        return _Pickled(**state)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise SamplingRequestError(
+            f"{handle[:40]!r}... is no handle of an embedded engine's sampler ({error!r}). Pass "
+            "what get_sampler_handle() returned."
+        ) from error
 
 
 def _settle(state: _Pickled) -> SamplingClient:

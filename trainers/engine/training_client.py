@@ -16,6 +16,7 @@ from tinker.lib.public_interfaces.custom_loss import (
 )
 
 from evert.trainers.engine.checkpoints import Kind, new_checkpoint_info
+from evert.trainers.engine.encryption import encrypt
 from evert.trainers.engine.engine import Engine, TrainingRun
 from evert.trainers.engine.errors import LossInputError, TrainingError
 from evert.trainers.engine.futures import Ready, async_forms, submit
@@ -156,6 +157,28 @@ class TrainingClient(Ready):
                 )
             )
         )
+
+    def save_weights_external(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        age_encryption_recipients: list[str] | None = None,
+    ) -> AwaitableConcurrentFuture[types.SaveWeightsExternalResponse]:
+        """Save weights in Hugging Face (or ``peft``) format, to take elsewhere.
+
+        The REST client's ``get_external_weights_urls`` has the files.
+        """
+
+        def save(trainer: Trainer) -> types.SaveWeightsExternalResponse:
+            def write(folder: Path) -> None:
+                trainer.save_weights(folder)
+                if age_encryption_recipients:
+                    encrypt(folder, age_encryption_recipients)
+
+            path = self._save("external_weights", name, ttl_seconds, None, write)
+            return types.SaveWeightsExternalResponse(path=path)
+
+        return self._submit(save)
 
     def save_weights_and_get_sampling_client(
         self,

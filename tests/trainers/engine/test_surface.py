@@ -9,21 +9,37 @@
 """
 
 import asyncio
+import base64
+import inspect
+import json
+import time
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import tinker
+import torch
 from tests.trainers.engine.test_engine import ADAM, datum, loss_of, params, prompt, train
 from tinker import types
+from tinker_cookbook import weights
 
 from evert.bridge.errors import EvertError
-from evert.trainers.engine import errors
+from evert.trainers.engine import (
+    clients,
+    errors,
+    rest_client,
+    sampling_client,
+    training_client,
+)
 from evert.trainers.engine.engine import Engine, embedded_engine
 from evert.trainers.engine.errors import (
     CheckpointError,
     CheckpointExistsError,
     LossInputError,
+    NoCheckpointError,
+    SamplingRequestError,
     UnsupportedError,
 )
 
@@ -31,6 +47,187 @@ from evert.trainers.engine.errors import (
 @pytest.fixture
 def training(engine: Engine, tiny_model: str) -> Any:
     return tinker.ServiceClient().create_lora_training_client(tiny_model, rank=4).result()
+
+
+# -- the whole surface -----------------------------------------------------------------------------
+
+PAIRS: list[tuple[type, type]] = [
+    (tinker.ServiceClient, clients.ServiceClient),
+    (tinker.TrainingClient, training_client.TrainingClient),
+    (tinker.SamplingClient, sampling_client.SamplingClient),
+    (tinker.RestClient, rest_client.RestClient),
+]
+METHODS = [(theirs, ours, name) for theirs, ours in PAIRS for name in dir(theirs) if name[0] != "_"]
+
+
+def parameters(method: Any) -> list[inspect.Parameter]:
+    """What a caller may pass, ``self`` left out."""
+    found = list(inspect.signature(method).parameters.values())
+    return [p for p in found if p.name != "self" and p.kind is not p.VAR_KEYWORD]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "name"), METHODS, ids=[f"{t.__name__}.{n}" for t, _, n in METHODS]
+)
+def test_every_method_of_the_sdks_is_there_and_takes_its_arguments(
+    theirs: type, ours: type, name: str
+) -> None:
+    method, expected = getattr(ours, name, None), getattr(theirs, name)
+    assert method is not None, f"{theirs.__name__}.{name} is new in the SDK: serve or refuse it"
+    if not callable(expected):
+        return
+    positional = [p for p in parameters(expected) if p.kind is not p.KEYWORD_ONLY]
+    static = isinstance(inspect.getattr_static(theirs, name), staticmethod)
+    bound = [] if static else [None]
+    # By position and by name: scripts do both.
+    inspect.signature(method).bind(*bound, *positional)
+    names = [p.name for p in parameters(expected) if p.kind is not p.VAR_POSITIONAL]
+    inspect.signature(method).bind(*bound, **dict.fromkeys(names))
+    if name.endswith("_async"):
+        assert inspect.iscoroutinefunction(method)
+
+
+async def test_what_is_refused_says_why_and_what_to_do(engine: Engine) -> None:
+    client: Any = tinker.RestClient()
+    for name in rest_client.REFUSED:
+        with pytest.raises(
+            UnsupportedError, match=f"RestClient.{name} was called on.*: .*\\. "
+        ) as e:
+            getattr(client, name)("x")
+        assert isinstance(e.value, tinker.BadRequestError)
+        if hasattr(tinker.RestClient, f"{name}_async"):
+            with pytest.raises(UnsupportedError, match=name):
+                await getattr(client, f"{name}_async")("x")
+    with pytest.raises(UnsupportedError, match="public methods"):
+        _ = tinker.ServiceClient().holder
+
+
+def test_consoles_are_folders(engine: Engine, training: Any) -> None:
+    assert tinker.ServiceClient().get_console_url() == engine.store.root.as_uri()
+    assert training.get_console_url() == (engine.store.root / training.model_id).as_uri()
+
+
+def test_a_handle_leads_to_the_same_sampler(engine: Engine, training: Any) -> None:
+    client = training.save_weights_and_get_sampling_client().result()
+    found: Any = tinker.SamplingClient.from_sampler_handle(client.get_sampler_handle())
+    assert found is client
+    with pytest.raises(SamplingRequestError, match="is no handle"):
+        tinker.SamplingClient.from_sampler_handle("bm9uZQ==")
+    with pytest.raises(UnsupportedError, match="create_sampling_client"):
+        found.create("connection")
+    assert found.on_queue_state_change("paused", None) is None
+
+
+def test_a_handle_of_saved_weights_is_read_where_the_client_is_gone(
+    engine: Engine, training: Any
+) -> None:
+    client: Any = tinker.ServiceClient().create_sampling_client(
+        training.save_weights_for_sampler("x").result().path
+    )
+    handle, expected = (
+        client.get_sampler_handle(),
+        client.compute_logprobs(prompt(5, 6, 7)).result(),
+    )
+    elsewhere = json.loads(base64.urlsafe_b64decode(handle)) | {"process": -1}
+    moved = base64.urlsafe_b64encode(json.dumps(elsewhere).encode()).decode()
+    again = tinker.SamplingClient.from_sampler_handle(moved)
+    assert again.compute_logprobs(prompt(5, 6, 7)).result() == pytest.approx(expected)
+
+
+# -- runs and checkpoints --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rest(engine: Engine) -> Any:
+    return tinker.RestClient()
+
+
+def files_of(rest: Any, path: str) -> list[Path]:
+    urls = rest.get_external_weights_urls(path).result().urls
+    return [Path(url.removeprefix("file://")) for url in urls.values()]
+
+
+def test_runs_and_checkpoints_are_listed(rest: Any, training: Any, tiny_model: str) -> None:
+    other = tinker.ServiceClient().create_lora_training_client(
+        tiny_model, user_metadata={"who": "b"}
+    )
+    state = training.save_state("s", ttl_seconds=7200, user_metadata={"k": "v"}).result().path
+    weights = training.save_weights_for_sampler("w").result().path
+    listed = rest.list_checkpoints(training.model_id).result().checkpoints
+    assert [c.tinker_path for c in listed] == [weights, state]
+    assert [c.checkpoint_type for c in listed] == ["sampler", "training"]
+    assert listed[1].checkpoint_id == "weights/s"
+    assert listed[1].user_metadata == {"k": "v"}
+    assert listed[1].size_bytes == sum(file.stat().st_size for file in files_of(rest, state))
+    assert (listed[1].expires_at - listed[1].time).total_seconds() == pytest.approx(7200)
+    assert listed[0].expires_at is None
+    runs = rest.list_training_runs().result()
+    assert (len(runs.training_runs), runs.cursor.total_count) == (2, 2)
+    mine = rest.get_training_run(training.model_id).result()
+    assert mine.last_checkpoint.tinker_path == state
+    assert mine.last_sampler_checkpoint.tinker_path == weights
+    theirs = rest.get_training_run(other.result().model_id).result()
+    assert (theirs.user_metadata, theirs.last_checkpoint) == ({"who": "b"}, None)
+    second = rest.list_user_checkpoints(limit=1, offset=1).result()
+    assert [c.tinker_path for c in second.checkpoints] == [state]
+    assert (second.cursor.offset, second.cursor.total_count) == (1, 2)
+    info = rest.get_weights_info_by_tinker_path(state).result()
+    assert (info.base_model, info.is_lora) == (tiny_model, False)
+
+
+async def test_a_checkpoint_is_kept_longer_copied_and_deleted(
+    engine: Engine, rest: Any, training: Any
+) -> None:
+    state = training.save_state("s", ttl_seconds=60).result().path
+    await rest.set_checkpoint_ttl_from_tinker_path_async(state, 3600)
+    info = engine.store.read(state)
+    assert info.expires == pytest.approx(time.time() + 3600, abs=60)
+    rest.set_checkpoint_ttl_from_tinker_path(state, None).result()
+    assert engine.store.read(state).expires is None
+    with pytest.raises(CheckpointError, match=r"ttl_seconds .* is 5; expected 3600"):
+        rest.set_checkpoint_ttl_from_tinker_path(state, 5).result()
+    copied = tinker.ServiceClient().copy_weights(state, ttl_seconds=7200).result()
+    again = await rest.copy_weights_async(state, "some-project")
+    assert (
+        len(
+            {
+                types.ParsedCheckpointTinkerPath.from_tinker_path(p).training_run_id
+                for p in (state, copied, again)
+            }
+        )
+        == 3
+    )
+    await rest.delete_checkpoint_async(training.model_id, "weights/s")
+    assert not engine.store.folder(state).exists()
+    service: Any = tinker.ServiceClient()
+    assert service.create_training_client_from_state_with_optimizer(copied).result()
+    for gone in (rest.delete_checkpoint_from_tinker_path, rest.get_external_weights_urls):
+        with pytest.raises(tinker.NotFoundError, match="There is no checkpoint"):
+            gone(state).result()
+    with pytest.raises(NoCheckpointError, match="not known here"):
+        rest.list_checkpoints("nobody").result()
+
+
+def test_the_cookbook_downloads_weights_as_it_does_from_the_service(
+    engine: Engine, training: Any, tmp_path: Path
+) -> None:
+    train(training)
+    state = training.save_state("s").result().path
+    external = training.save_weights_external("x").result().path
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it uses the future of a client as the client
+        for i, path in enumerate((state, external)):
+            folder = weights.download(tinker_path=path, output_dir=str(tmp_path / str(i)))
+            found = safetensors.torch.load_file(Path(folder) / "model.safetensors")
+            there = safetensors.torch.load_file(engine.store.folder(state) / "model.safetensors")
+            assert found.keys() == there.keys()
+            assert all(torch.equal(found[key], there[key]) for key in found)
+
+
+def test_a_key_that_is_none_is_refused_and_nothing_is_left(engine: Engine, training: Any) -> None:
+    with pytest.raises(CheckpointError, match="age_encryption_recipients has a key"):
+        training.save_weights_external("x", age_encryption_recipients=["age1nonsense"]).result()
+    assert not list(engine.store.root.glob("*/external_weights/*"))
 
 
 # -- futures act as clients ------------------------------------------------------------------------

@@ -1,0 +1,37 @@
+"""Files encrypted to age recipients (filippo.io/age), as the service exports them when asked."""
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from evert.trainers.engine.errors import CheckpointError
+
+_SUFFIX = ".age"
+
+
+def encrypt(folder: Path, recipients: Sequence[str]) -> None:
+    """Replace every file of a folder by itself, encrypted, with ``.age`` after its name.
+
+    Args:
+        folder: Where the files are.
+        recipients: Native ``age1...`` keys, or SSH public keys.
+
+    Raises:
+        CheckpointError: One of them is neither.
+    """
+    age: Any = importlib.import_module("pyrage")  # untyped; it comes with the Cookbook
+    try:
+        keys = [_kind(age, one).Recipient.from_str(one) for one in recipients]
+    except age.RecipientError as error:
+        raise CheckpointError(
+            f"age_encryption_recipients has a key that cannot be read ({error}); expected age1... "
+            "keys or SSH public keys. Make one with age-keygen."
+        ) from error
+    for file in [file for file in folder.iterdir() if file.is_file()]:
+        age.encrypt_file(str(file), f"{file}{_SUFFIX}", keys)
+        file.unlink()
+
+
+def _kind(age: Any, recipient: str) -> Any:
+    return age.ssh if recipient.startswith("ssh-") else age.x25519
