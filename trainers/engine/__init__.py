@@ -8,6 +8,8 @@ From the outside in:
     training_client.py  its training client
     rest_client.py      its REST client
     sampling_client.py  its sampling client
+    door.py             what a training request holds is checked before the worker
+    provenance.py       which tokens were sampled, and recorded
     futures.py          the futures they return
     network.py          nothing leaves this machine
     checkpoints.py      ``tinker://`` paths and folders

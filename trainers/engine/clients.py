@@ -114,7 +114,7 @@ class ServiceClient:
         engine = self.engine
         engine.check_open()
         if model_path is not None:
-            return saved_client(engine, model_path)
+            return saved_client(engine, model_path, records=record_stability_info)
         if base_model is None:
             raise SamplingRequestError(
                 "create_sampling_client got neither model_path nor base_model; expected a "
@@ -124,7 +124,8 @@ class ServiceClient:
         resolve_model(base_model)
         engine.asked_for.add(base_model)
         loading = engine.loader.submit(engine.base_sampler, base_model)
-        return SamplingClient(engine, base_model, loading, Source(base_model, None))
+        source = Source(base_model, None)
+        return SamplingClient(engine, base_model, loading, source, records=record_stability_info)
 
     async def create_sampling_client_async(self, *args: Any, **kwargs: Any) -> SamplingClient:
         """See ``create_sampling_client``; here the weights are loaded when it returns."""

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from evert.trainers.engine.errors import LossInputError
 from evert.trainers.engine.frozen import length_sorted
-from evert.trainers.engine.losses import check_inputs
+from evert.trainers.engine.losses import check_inputs, get_loss
+from evert.trainers.engine.provenance import sampled_mask
 
 
 @dataclass
@@ -58,6 +59,8 @@ def read_example(datum: types.Datum, loss_fn: str, where: str, device: torch.dev
             f"{tuple(targets.shape)}, with {shapes}; expected one target (or one row of K) "
             "for each input token, and every other tensor of the same shape as the targets."
         )
+    if get_loss(loss_fn).from_spans:
+        tensors["sampled"] = sampled_mask(datum)
     inputs = {key: value.float().to(device) for key, value in tensors.items()}
     return Example(tokens, targets, inputs)
 

@@ -9,20 +9,32 @@ With ``p`` the learner, ``q`` the sampler, ``A`` the advantage and ``r = p / q``
     ppo                   -sum(min(r A, clip(r, low, high) A))          low 0.8, high 1.2
     cispo                 -sum(stop_gradient(clip(r, low, high)) A log p)   low 0.8, high 1.2
     dro                   -sum(A log p - beta / 2 (log p - log q)^2)    beta 0.05
+    gspo                  as ppo, with a datum's own ratio in the place of each token's: the
+                          geometric mean of r where ``sequence_ratio_mask`` is not 0; a token keeps
+                          the gradient of its own log p (GSPO-token, arXiv:2507.18071)
+    stable_reinforce      -sum(A log p - kl_coeff / 2 (log p - log q)^2) over sampled tokens
+                          kl_coeff 0
+
+What the service computes for stable_reinforce is not public. This is REINFORCE, whose gradient any
+variant of it has on-policy; off-policy they may differ, and the engine says so once.
 
 The thresholds are bounds on the ratio itself and come from ``loss_fn_config`` under
 ``clip_low_threshold`` and ``clip_high_threshold`` (``beta`` for dro), or token by token from loss
 inputs of the same names. Order here: the table, the check of a datum's inputs, the losses.
 """
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from evert.trainers.engine.errors import LossInputError
+
+logger = logging.getLogger(__name__)
 
 Inputs = Mapping[str, Tensor]
 Settings = Mapping[str, float]
@@ -38,6 +50,25 @@ class Loss:
     """Loss inputs a datum must carry besides ``target_tokens``."""
     settings: Mapping[str, float]
     """Keys allowed in ``loss_fn_config``, with their defaults."""
+    by_datum: bool = False
+    """Whether the formula is of one datum, and not of any run of tokens."""
+    from_spans: bool = False
+    """Whether it reads which tokens were sampled (``sampled``, 0 or 1) from provenance."""
+
+    def total(self, logprobs: Tensor, data: Sequence[Inputs], settings: Settings) -> Tensor:
+        """The loss of several datums.
+
+        Args:
+            logprobs: Of the targets of all, one datum after another.
+            data: Each datum's other inputs.
+            settings: As ``resolve_settings`` returned them.
+        """
+        if self.by_datum:
+            parts = torch.split(logprobs, [len(inputs["logprobs"]) for inputs in data])
+            losses = [self.formula(*each, settings) for each in zip(parts, data, strict=True)]
+            return torch.stack(losses).sum()
+        joined = {key: torch.cat([inputs[key] for inputs in data]) for key in data[0]}
+        return self.formula(logprobs, joined, settings)
 
     @property
     def optional(self) -> tuple[str, ...]:
@@ -139,6 +170,33 @@ def dro(logprobs: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
     return -(logprobs * inputs["advantages"] - 0.5 * settings["beta"] * distance).sum()
 
 
+def gspo(logprobs: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
+    """PPO's objective with one ratio for a datum: the geometric mean over its sampled tokens."""
+    counted = inputs["sequence_ratio_mask"] != 0
+    distances = (logprobs.detach() - inputs["logprobs"])[counted]
+    mean = distances.sum() / max(1, len(distances))
+    ratio = torch.exp(mean + logprobs - logprobs.detach())
+    advantages = inputs["advantages"]
+    clipped = _clip(ratio, inputs, settings)
+    return -torch.minimum(ratio * advantages, clipped * advantages).sum()
+
+
+def stable_reinforce(logprobs: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
+    """REINFORCE on sampled tokens, with a quadratic pull towards the sampler if it is asked for."""
+    distance = (logprobs - inputs["logprobs"]) ** 2
+    gain = logprobs * inputs["advantages"] - 0.5 * settings["kl_coeff"] * distance
+    return -(gain * inputs["sampled"]).sum()
+
+
+@cache
+def warn_of_alpha() -> None:
+    """Say, once, where a loss may differ from the service's."""
+    logger.warning(
+        "stable_reinforce is in alpha, and what the service computes is not public: the embedded "
+        "engine computes REINFORCE on the sampled tokens. On-policy their gradients agree."
+    )
+
+
 def _ratio(logprobs: Tensor, inputs: Inputs) -> Tensor:
     return torch.exp(logprobs - inputs["logprobs"])
 
@@ -160,5 +218,7 @@ LOSSES: Mapping[str, Loss] = {
     "ppo": Loss(ppo, _RL, _CLIP),
     "cispo": Loss(cispo, _RL, _CLIP),
     "dro": Loss(dro, _RL, {"beta": 0.05}),
+    "gspo": Loss(gspo, (*_RL, "sequence_ratio_mask"), _CLIP, by_datum=True),
+    "stable_reinforce": Loss(stable_reinforce, _RL, {"kl_coeff": 0.0}, from_spans=True),
 }
 """Tinker's name of each loss -> the loss."""

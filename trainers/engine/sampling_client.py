@@ -28,6 +28,7 @@ from evert.trainers.engine.engine import Engine, EngineSettings
 from evert.trainers.engine.errors import SamplingRequestError, UnsupportedError
 from evert.trainers.engine.futures import Ready, chain, finished
 from evert.trainers.engine.models import load_tokenizer
+from evert.trainers.engine.provenance import recorded
 from evert.trainers.engine.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class _Pickled:
     path: str | None
     settings: EngineSettings
     root: Path
+    records: bool
 
 
 class SamplingClient(Ready):
@@ -80,9 +82,24 @@ class SamplingClient(Ready):
     """
 
     def __init__(
-        self, engine: Engine, base_model: str, sampler: "Future[Sampler]", source: Source
+        self,
+        engine: Engine,
+        base_model: str,
+        sampler: "Future[Sampler]",
+        source: Source,
+        *,
+        records: bool = False,
     ) -> None:
-        """Wrap a sampler that may still be loading."""
+        """Wrap a sampler that may still be loading.
+
+        Args:
+            engine: Whose client it is.
+            base_model: The base model's name.
+            sampler: Of its weights.
+            source: Where other processes find them.
+            records: Whether ``stable_reinforce`` may train on what is sampled.
+        """
+        self._records = records
         self._engine = engine
         self._base_model = base_model
         self._sampler = sampler
@@ -123,8 +140,11 @@ class SamplingClient(Ready):
         replies = chain(
             self._sampler, lambda sampler: sampler.sample(tokens, num_samples, sampling_params)
         )
+        records = self._records
         scores = self._score(tokens, prompt_logprobs_last_n) if include_prompt_logprobs else None
-        answer = chain(replies, lambda found: _respond(found, scores))
+        answer = chain(
+            replies, lambda found: _respond(recorded(found) if records else found, scores)
+        )
         answer.add_done_callback(lambda _: replies.cancel())  # who gives it up wants no replies
         return AwaitableConcurrentFuture(answer)
 
@@ -210,6 +230,7 @@ class SamplingClient(Ready):
             self._source.path(),
             self._engine.settings,
             self._engine.store.root,
+            self._records,
         )
 
     def _score(self, tokens: list[int], last_n: int | None) -> "Future[list[float | None]]":
@@ -260,10 +281,11 @@ def _settle(state: _Pickled) -> SamplingClient:
         sampler.set_result(engine.base_sampler(state.base_model))
     else:
         sampler.set_result(engine.saved_sampler(state.path, state.key, state.copy))
-    return SamplingClient(engine, state.base_model, sampler, Source(state.base_model, state.path))
+    source = Source(state.base_model, state.path)
+    return SamplingClient(engine, state.base_model, sampler, source, records=state.records)
 
 
-def saved_client(engine: Engine, path: str) -> SamplingClient:
+def saved_client(engine: Engine, path: str, *, records: bool = False) -> SamplingClient:
     """A client of a checkpoint, which is loaded in the background.
 
     Raises:
@@ -272,7 +294,8 @@ def saved_client(engine: Engine, path: str) -> SamplingClient:
     info = engine.store.read(path)
     engine.asked_for.add(info.base_model)
     loading = engine.loader.submit(engine.saved_sampler, path, engine.occasion(info.steps))
-    return SamplingClient(engine, info.base_model, loading, Source(info.base_model, path))
+    source = Source(info.base_model, path)
+    return SamplingClient(engine, info.base_model, loading, source, records=records)
 
 
 def model_client(

@@ -321,14 +321,11 @@ class Trainer:
 
         def run(group: list[int]) -> tuple[Tensor, float, Sequence[Tensor | None]]:
             chosen = [examples[i] for i in group]
-            inputs = {
-                key: torch.cat([example.inputs[key] for example in chosen])
-                for key in chosen[0].inputs
-            }
+            inputs = [example.inputs for example in chosen]
             targets = torch.cat([example.targets for example in chosen])
             with torch.set_grad_enabled(backward):  # it may be another thread's
                 logprobs = self.passes.logprobs([example.tokens for example in chosen], targets)
-                value = loss.formula(logprobs, inputs, settings)
+                value = loss.total(logprobs, inputs, settings)
             slopes = torch.autograd.grad(value, trained, allow_unused=True) if backward else ()
             return logprobs.detach().cpu(), float(value.detach()), slopes
 

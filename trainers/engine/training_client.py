@@ -1,5 +1,6 @@
 """The training client: a model in training, whose calls run in order on one worker thread."""
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -16,10 +17,12 @@ from tinker.lib.public_interfaces.custom_loss import (
 )
 
 from evert.trainers.engine.checkpoints import Kind, new_checkpoint_info
+from evert.trainers.engine.door import Limits, check_custom_data, check_data, check_step
 from evert.trainers.engine.encryption import encrypt
 from evert.trainers.engine.engine import Engine, TrainingRun
 from evert.trainers.engine.errors import LossInputError, TrainingError
 from evert.trainers.engine.futures import Ready, async_forms, submit
+from evert.trainers.engine.models import context_length
 from evert.trainers.engine.sampler import Sampler
 from evert.trainers.engine.sampling_client import SamplingClient, Source, saved_client
 from evert.trainers.engine.training import CustomLoss, Trainer
@@ -39,6 +42,9 @@ class TrainingClient(Ready):
         self.model_id = run.run_id
         self._engine = engine
         self._run = run
+        model = run.trainer.model
+        vocabulary = model.get_input_embeddings().weight.shape[0]
+        self._limits = Limits(vocabulary, context_length(model))
         self._worker = engine.new_worker()
         weakref.finalize(self, self._worker.shutdown, wait=False)
 
@@ -48,7 +54,12 @@ class TrainingClient(Ready):
         loss_fn: str,
         loss_fn_config: Mapping[str, Any] | None = None,
     ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
-        """The loss and the targets' log-probabilities, without a gradient."""
+        """The loss and the targets' log-probabilities, without a gradient.
+
+        Raises:
+            LossInputError: The request cannot be served; others are (``door.py``).
+        """
+        check_data(data, loss_fn, loss_fn_config, self._limits)
         return self._submit(lambda trainer: trainer.forward(data, loss_fn, loss_fn_config))
 
     def forward_backward(
@@ -57,7 +68,12 @@ class TrainingClient(Ready):
         loss_fn: str,
         loss_fn_config: Mapping[str, Any] | None = None,
     ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
-        """Add the gradient of the summed loss to what has accumulated since the last step."""
+        """Add the gradient of the summed loss to what has accumulated since the last step.
+
+        Raises:
+            LossInputError: The request cannot be served; others are (``door.py``).
+        """
+        check_data(data, loss_fn, loss_fn_config, self._limits)
         return self._submit(lambda trainer: trainer.forward_backward(data, loss_fn, loss_fn_config))
 
     def forward_backward_custom(
@@ -75,14 +91,15 @@ class TrainingClient(Ready):
             loss_type_input: ``"logprobs"``, or None for the same.
 
         Raises:
-            LossInputError: Another ``loss_type_input``, a handle of another engine's, or data
-                without what the handle reads.
+            LossInputError: Another ``loss_type_input``, a handle of another engine's, data without
+                what the handle reads, or data that no model can take.
         """
         if loss_type_input not in (None, "logprobs"):
             raise LossInputError(
                 f"loss_type_input is {loss_type_input!r}; a custom loss gets log-probabilities. "
                 "Leave it out."
             )
+        check_custom_data(data, self._limits)
         loss = self._read_handle(loss_fn, data) if isinstance(loss_fn, LossHandle) else loss_fn
         return self._submit(lambda trainer: trainer.forward_backward_custom(data, loss))
 
@@ -95,7 +112,7 @@ class TrainingClient(Ready):
         """One AdamW step with the accumulated gradient.
 
         Raises:
-            TrainingError: Parameters of another optimizer, or none, or two.
+            TrainingError: Parameters of another optimizer, none, two, or numbers out of range.
         """
         given = [params for params in (optim_params, adam_params) if params is not None]
         if len(given) != 1 or not isinstance(given[0], types.AdamParams):
@@ -104,6 +121,7 @@ class TrainingClient(Ready):
                 "once. Pass optim_step(AdamParams(learning_rate=...))."
             )
         params = given[0]
+        check_step(params)
         return self._submit(lambda trainer: trainer.optim_step(params))
 
     def save_state(
@@ -192,7 +210,8 @@ class TrainingClient(Ready):
         Both kinds are snapshots here. The service's ``inflight`` clients may move on to later
         weights while they sample; these never do, which its contract allows.
         """
-        return tinker.BackcompatSamplingClientFuture(self._submit(self._snapshot))
+        take = functools.partial(self._snapshot, records=record_stability_info)
+        return tinker.BackcompatSamplingClientFuture(self._submit(take))
 
     def create_sampling_client(
         self,
@@ -202,7 +221,7 @@ class TrainingClient(Ready):
     ) -> SamplingClient:
         """Sample from a checkpoint; see ``ServiceClient.create_sampling_client``."""
         self._engine.check_open()
-        return saved_client(self._engine, model_path)
+        return saved_client(self._engine, model_path, records=record_stability_info)
 
     async def create_sampling_client_async(self, *args: Any, **kwargs: Any) -> SamplingClient:
         """See ``create_sampling_client``; here the weights are loaded when it returns."""
@@ -278,7 +297,7 @@ class TrainingClient(Ready):
         )
         return self._engine.store.save(run.run_id, kind, name, info, write, overwrite=overwrite)
 
-    def _snapshot(self, trainer: Trainer) -> Any:
+    def _snapshot(self, trainer: Trainer, *, records: bool) -> Any:
         run = self._run
         steps = trainer.steps
         occasion = self._engine.occasion(steps)
@@ -298,4 +317,5 @@ class TrainingClient(Ready):
                 lambda folder: trainer.save_weights(folder, state),
             )
 
-        return SamplingClient(self._engine, run.base_model, sampler, Source(run.base_model, save))
+        source = Source(run.base_model, save)
+        return SamplingClient(self._engine, run.base_model, sampler, source, records=records)

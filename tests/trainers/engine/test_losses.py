@@ -20,6 +20,8 @@ LOGPROBS = [-0.5, -1.0, -2.0, -0.1, -3.0]
 SAMPLED = [-0.7, -0.2, -2.0, -1.5, -2.9]
 ADVANTAGES = [1.0, -2.0, 0.0, 0.5, -1.5]
 WEIGHTS = [1.0, 0.0, 0.5, 2.0, 1.0]
+MASK = [0.0, 1.0, 1.0, 0.0, 1.0]
+"""Which tokens a sequence's ratio is of, and which were sampled."""
 
 Token = Callable[[float, float, float, float], float]
 """(log p, log q, A, w) -> the token's loss"""
@@ -29,12 +31,19 @@ def _clip(x: float, low: float = 0.8, high: float = 1.2) -> float:
     return max(low, min(high, x))
 
 
+PAIRS = list(zip(LOGPROBS, SAMPLED, strict=True))
+SAMPLED_PAIRS = [pair for pair, sampled in zip(PAIRS, MASK, strict=True) if sampled]
+SEQUENCE = math.prod(math.exp(p - q) for p, q in SAMPLED_PAIRS) ** (1 / len(SAMPLED_PAIRS))
+"""The geometric mean of the ratios of the tokens that MASK marks."""
+
 VALUES: dict[str, Token] = {
     "cross_entropy": lambda p, q, a, w: -w * p,
     "importance_sampling": lambda p, q, a, w: -math.exp(p - q) * a,
     "ppo": lambda p, q, a, w: -min(math.exp(p - q) * a, _clip(math.exp(p - q)) * a),
     "cispo": lambda p, q, a, w: -_clip(math.exp(p - q)) * a * p,
     "dro": lambda p, q, a, w: -(p * a - 0.5 * 0.05 * (p - q) ** 2),
+    "gspo": lambda p, q, a, w: -min(SEQUENCE * a, _clip(SEQUENCE) * a),
+    "stable_reinforce": lambda p, q, a, w: -p * a if (p, q) in SAMPLED_PAIRS else 0.0,
 }
 
 
@@ -49,13 +58,16 @@ GRADIENTS: dict[str, Token] = {
     "ppo": _ppo_gradient,
     "cispo": lambda p, q, a, w: -_clip(math.exp(p - q)) * a,
     "dro": lambda p, q, a, w: -(a - 0.05 * (p - q)),
+    "gspo": lambda p, q, a, w: -SEQUENCE * a if SEQUENCE * a <= _clip(SEQUENCE) * a else 0.0,
+    "stable_reinforce": lambda p, q, a, w: -a if (p, q) in SAMPLED_PAIRS else 0.0,
 }
 
 
 def _inputs(name: str) -> dict[str, Tensor]:
     if name == "cross_entropy":
         return {"weights": torch.tensor(WEIGHTS)}
-    return {"logprobs": torch.tensor(SAMPLED), "advantages": torch.tensor(ADVANTAGES)}
+    inputs = {"logprobs": torch.tensor(SAMPLED), "advantages": torch.tensor(ADVANTAGES)}
+    return inputs | {"sequence_ratio_mask": torch.tensor(MASK), "sampled": torch.tensor(MASK)}
 
 
 def _compute(name: str, logprobs: Tensor, **settings: float) -> Tensor:
@@ -83,13 +95,46 @@ def test_a_gradient_is_the_derivative_worked_out_by_hand(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_twice_the_tokens_give_twice_the_loss(name: str) -> None:
+def test_twice_the_datums_give_twice_the_loss(name: str) -> None:
     once = _compute(name, torch.tensor(LOGPROBS))
-    doubled = {key: value.repeat(2) for key, value in _inputs(name).items()}
-    twice = get_loss(name).formula(
-        torch.tensor(LOGPROBS).repeat(2), doubled, resolve_settings(name, None)
+    twice = get_loss(name).total(
+        torch.tensor(LOGPROBS).repeat(2), [_inputs(name)] * 2, resolve_settings(name, None)
     )
     assert float(twice) == pytest.approx(2 * float(once))
+
+
+def test_a_sequence_s_ratio_is_of_its_own_tokens_in_whatever_batch() -> None:
+    """Against the documented formula, written anew in float64 and datum by datum."""
+    torch.manual_seed(0)
+    data, logprobs, expected = [], [], torch.zeros((), dtype=torch.float64)
+    for length in (3, 7, 5):
+        ours, theirs, advantages = torch.randn(3, length).double()
+        mask = (torch.arange(length) > 0).double()
+        p = ours.clone().requires_grad_(True)
+        ratio = torch.exp(((p.detach() - theirs) * mask).sum() / mask.sum()) * torch.exp(
+            p - p.detach()
+        )
+        gains = torch.stack([ratio * advantages, ratio.clip(0.5, 1.5) * advantages])
+        expected = expected - gains.min(0).values.sum()
+        logprobs.append(p)
+        inputs = {"logprobs": theirs, "advantages": advantages, "sequence_ratio_mask": mask}
+        data.append({key: value.float() for key, value in inputs.items()})
+    expected.backward()  # type: ignore[no-untyped-call]
+    given = torch.cat([p.detach().float() for p in logprobs]).requires_grad_(True)
+    config = {"clip_low_threshold": 0.5, "clip_high_threshold": 1.5}
+    loss = get_loss("gspo").total(given, data, resolve_settings("gspo", config))
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert given.grad is not None
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
+    gradients = torch.cat([p.grad for p in logprobs if p.grad is not None])
+    assert given.grad.tolist() == pytest.approx(gradients.tolist(), rel=1e-5, abs=1e-7)
+
+
+def test_the_pull_of_stable_reinforce_comes_from_the_config() -> None:
+    logprobs = torch.tensor(LOGPROBS)
+    weak, strong = (_compute("stable_reinforce", logprobs, kl_coeff=k) for k in (0.0, 1.0))
+    squares = sum((p - q) ** 2 for p, q in SAMPLED_PAIRS)
+    assert float(strong - weak) == pytest.approx(0.5 * squares, rel=1e-5)
 
 
 def test_on_policy_the_importance_sampling_gradient_is_the_advantage() -> None:

@@ -1,0 +1,61 @@
+"""Where a datum's tokens come from, for the loss that trains on sampled tokens alone.
+
+``stable_reinforce`` takes data whose positions are traced to recorded samples: a sampling client
+made with ``record_stability_info=True`` marks the ids of its sequences (``recorded``), and a datum
+names them by ``Datum.with_provenance``. What the engine needs of a sample is in the datum already
+(its log-probabilities), so that nothing is kept for it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from tinker import types
+from torch import Tensor
+
+from evert.trainers.engine.errors import LossInputError
+
+_RECORDED = "recorded-"
+
+
+def recorded(sequences: Sequence[types.SampledSequence]) -> list[types.SampledSequence]:
+    """The same sequences, with ids that say that a loss may be traced to them."""
+    return [replace(each, sequence_id=_RECORDED + each.sequence_id) for each in sequences]
+
+
+def sampled_mask(datum: types.Datum) -> Tensor:
+    """[N] float32: 1 where a target was sampled."""
+    spans = datum.loss_fn_input_spans or []
+    parts = [
+        torch.full((span.length,), float(isinstance(span, types.SampledProvenanceSpan)))
+        for span in spans
+    ]
+    return torch.cat([torch.zeros(0), *parts])
+
+
+def check_spans(datum: types.Datum, where: str, loss_fn: str) -> None:
+    """Check that a datum is traced, and trains on sampled tokens alone.
+
+    Raises:
+        LossInputError: It is not, or does not.
+    """
+    spans = datum.loss_fn_input_spans
+    if spans is None:
+        raise LossInputError(
+            f"{where} for {loss_fn!r} has no provenance; expected spans that name the sampled "
+            "sequence behind each token. Add them by datum.with_provenance, or take another loss."
+        )
+    unknown = [s.sequence_id for s in spans if not s.sequence_id.startswith(_RECORDED)]
+    if unknown:
+        raise LossInputError(
+            f"{where} for {loss_fn!r} names the sequence {unknown[0]!r}, of which nothing was "
+            "recorded. Sample by a client made with record_stability_info=True."
+        )
+    advantages, sampled = datum.loss_fn_inputs["advantages"].to_numpy(), sampled_mask(datum).numpy()
+    if len(sampled) != len(advantages) or np.any(advantages[sampled == 0]):
+        raise LossInputError(
+            f"{where} for {loss_fn!r} has spans over {len(sampled)} targets of {len(advantages)}, "
+            "or an advantage on a target that was not sampled; expected spans over all, and "
+            "advantage 0 but on sampled tokens. Correct the spans, or the advantages."
+        )
