@@ -37,7 +37,7 @@ def _preferred(i: int) -> dict[str, Any]:
 
 
 def _gsm8k() -> DatasetDict:
-    return _splits(_sums("question", "answer", "We add. #### {}"), "train", "test")
+    return _splits(_sums("question", "answer", "We add. #### {}")[:4], "train", "test")
 
 
 def _math(*splits: str) -> Callable[[], DatasetDict]:

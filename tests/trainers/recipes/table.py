@@ -2,7 +2,8 @@
 
     RECIPES    every command line, as its users type it after ``python -m tinker_cookbook.recipes.``
 
-In settings ``{log}`` is a new folder, ``{data}`` one with what ``local_data.write_files`` writes.
+In settings ``{log}`` is a new folder, ``{data}`` one with what ``local_data.write_files`` writes,
+and ``{saved}`` the last checkpoint in ``{log}``, of the recipe before.
 """
 
 from dataclasses import dataclass, field, replace
@@ -29,8 +30,8 @@ class Recipe:
     """Optimizer steps of the last checkpoint, by folder of a run, below its working directory."""
     writes: tuple[str, ...] = ()
     """Files that it leaves, below its working directory; none tells of an error."""
-    after: str = ""
-    """A recipe that makes its data, and is run before it."""
+    after: "Recipe | None" = None
+    """A recipe that makes what this one reads, and is run before it."""
     typed: str = ""
     """What its user types while it runs."""
     prints: str = ""
@@ -50,8 +51,18 @@ def trains(module: str, settings: str, steps: int = 1) -> Recipe:
     return Recipe(module, settings, {"log": steps})
 
 
-RUNS = (
-    trains("rl_loop", "batch_size=2 group_size=4 max_tokens=8 max_steps=1 log_path={log}", 0),
+MADE = Recipe(
+    "rubric.generate_data",
+    writes=("tinker_cookbook/example_data/example_rubric_train.jsonl",),
+)
+PLAYED = trains(
+    "multiplayer_rl.text_arena.train",
+    "batch_size=2 num_train_datapoints=2 num_test_datapoints=2 max_tokens=4 max_steps=1 "
+    "eval_every=0 log_path={log}",
+)
+
+RUNS: tuple[Recipe, ...] = (
+    trains("rl_loop", "batch_size=2 group_size=8 max_tokens=20 max_steps=1 log_path={log}"),
     trains("sl_loop", SFT, 2),
     trains("rl_basic", "max_tokens=4 max_steps=1 log_path={log}"),
     trains("sl_basic", "max_steps=1 log_path={log}"),
@@ -72,10 +83,12 @@ RUNS = (
     trains("math_rl.train", f"env=arithmetic max_steps_off_policy=1 {RL}"),
     trains("multiplayer_rl.guess_number.train", GAME),
     trains("multiplayer_rl.twenty_questions.train", GAME.replace("batch_size=2", "batch_size=1")),
-    trains(
-        "multiplayer_rl.text_arena.train",
-        "batch_size=2 num_train_datapoints=2 num_test_datapoints=2 max_tokens=4 max_steps=1 "
-        "eval_every=0 log_path={log}",
+    PLAYED,
+    Recipe(
+        "multiplayer_rl.text_arena.play",
+        "checkpoint_path={saved} mode=eval num_games=1",
+        after=PLAYED,
+        prints="/1, Draws: ",
     ),
     trains("preference.dpo.train", f"dataset=hhh {SFT}", 2),
     trains("preference.dpo.train", f"dataset=helpsteer3 {SFT}", 2),
@@ -124,15 +137,12 @@ RUNS = (
         "forecasting.train",
         f"groups_per_batch=1 group_size=2 validation_group_size=1 max_tokens=4 {LOCAL}",
     ),
-    Recipe(
-        "rubric.generate_data",
-        writes=("tinker_cookbook/example_data/example_rubric_train.jsonl",),
-    ),
+    MADE,
     Recipe(
         "rubric.train",
         RL.replace("group_size", "train_group_size") + " eval_every=0",
         {"log": 1},
-        after="rubric.generate_data",
+        after=MADE,
     ),
     trains("rubric.prometheus_experimental", RL.replace("group_size", "train_group_size")),
     Recipe("rubric.debug_env", prints="Score"),
@@ -169,7 +179,6 @@ NEEDS = (
     Recipe("forecasting.data", needs="download: the data set is what it gets"),
     Recipe("harbor_rl.scripts.eval_harbor_rl", needs=SANDBOX),
     Recipe("harbor_rl.scripts.train_terminal_bench", needs=SANDBOX),
-    Recipe("multiplayer_rl.text_arena.play", needs="package textarena"),
     Recipe("search_tool.offline_eval", needs="a Chroma server and Gemini's embeddings"),
     Recipe("search_tool.train", needs="a Chroma server and Gemini's embeddings"),
     Recipe("verifiers_rl.evaluate", needs="package verifiers"),

@@ -24,6 +24,7 @@ import pytest
 import tinker
 import tinker_cookbook
 from tests.trainers.recipes import local_data
+from tests.trainers.recipes.local_model import make_boxing_model
 from tests.trainers.recipes.table import RECIPES, RUNS, Recipe
 
 from evert.trainers.engine.engine import Engine, embedded_engine
@@ -35,9 +36,10 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "recipes.md"
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """One engine for all, on which every name of the Hub is the shipped base."""
+    """One engine for all, on which every name of the Hub is a model that is here."""
     folder = tmp_path_factory.mktemp("store")
-    with embedded_engine(folder, device="cpu", stand_ins={"*/*": "evert-tiny"}) as running:
+    stand_ins = {"Qwen/Qwen3.5-9B-Base": make_boxing_model(folder), "*/*": "evert-tiny"}
+    with embedded_engine(folder, device="cpu", stand_ins=stand_ins) as running:
         yield running
 
 
@@ -68,16 +70,19 @@ def _logging_as_it_was() -> Iterator[None]:
     root.setLevel(level)
 
 
-def run(module: str, settings: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def run(recipe: Recipe, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``python -m`` of a recipe, in this process."""
-    monkeypatch.setattr(sys, "argv", [module, *settings.split()])
+    log = folder / "log"
+    saved = [row["sampler_path"] for row in lines(log / "checkpoints.jsonl")]
+    places = {"log": log, "data": folder, "saved": "".join(saved[-1:])}
+    monkeypatch.setattr(sys, "argv", [recipe.module, *recipe.settings.format(**places).split()])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # theirs are not ours
-        runpy.run_module(f"{PACKAGE}.{module}", run_name="__main__", alter_sys=True)
+        runpy.run_module(f"{PACKAGE}.{recipe.module}", run_name="__main__", alter_sys=True)
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def check_run(log: Path, steps: int, engine: Engine) -> None:
@@ -103,9 +108,9 @@ def test_a_recipe_runs_as_its_users_call_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(recipe.typed))
-    if recipe.after:
-        run(recipe.after, "", monkeypatch)
-    run(recipe.module, recipe.settings.format(log=folder / "log", data=folder), monkeypatch)
+    if recipe.after is not None:
+        run(recipe.after, folder, monkeypatch)
+    run(recipe, folder, monkeypatch)
     for log, steps in recipe.steps.items():
         check_run(folder / log, steps, engine)
     for file in recipe.writes:
