@@ -9,6 +9,7 @@ From the outside in:
     rest_client.py      its REST client
     sampling_client.py  its sampling client
     door.py             what a training request holds is checked before the worker
+    readings.py         what a request wants to know of its prompt
     provenance.py       which tokens were sampled, and recorded
     futures.py          the futures they return
     network.py          nothing leaves this machine

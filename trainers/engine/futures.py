@@ -7,8 +7,9 @@ told by the SDK's: the ``_async`` forms, and those that only the hosted service 
 """
 
 import functools
-from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, Future, InvalidStateError
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Executor, Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, NoReturn, Self, TypeVar
 
@@ -61,6 +62,35 @@ def chain(first: "Future[S]", then: Callable[[S], "Future[T]"]) -> "Future[T]":
 
     first.add_done_callback(start)
     return outer
+
+
+def together(futures: "Sequence[Future[T]]") -> "Future[list[T]]":
+    """A future of all results, in order; of several errors, it has the first future's."""
+    outer: Future[list[T]] = Future()
+    left, lock = len(futures), threading.Lock()
+
+    def count_down(_: "Future[T]") -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            last = left == 0
+        if last:
+            _settle(outer, lambda: [future.result() for future in futures])
+
+    outer.add_done_callback(lambda _: [future.cancel() for future in futures])
+    for future in futures:
+        future.add_done_callback(count_down)
+    return outer if futures else finished(list[T]()).future()
+
+
+def _settle(outer: "Future[T]", call: Callable[[], T]) -> None:
+    with suppress(InvalidStateError):  # it was cancelled
+        try:
+            result = call()
+        except (Exception, CancelledError) as error:
+            outer.set_exception(error)
+        else:
+            outer.set_result(result)
 
 
 def _copy(inner: "Future[T]", outer: "Future[T]") -> None:

@@ -48,6 +48,9 @@ MAX_ROWS = 256
 _EXPECTED_REPLY = 1024
 """Tokens a reply is expected to need at most when rows are fitted into memory."""
 
+_sequence_numbers = itertools.count()
+"""Of all samplers' sequences: their ids are told apart within a session."""
+
 _LINGER_SECONDS = 1.0
 _GATHER_SECONDS = 0.0005
 _GATHER_ROUNDS = 10
@@ -105,7 +108,6 @@ class Sampler:
         self._end_tokens = end_tokens
         self._vocabulary = vocabulary
         self._asked: Counter[bytes] = Counter()
-        self._sequence_numbers = itertools.count()
         self._lock = threading.Condition()
         self._waiting: deque[Row] = deque()
         self._scores: list[_Score] = []
@@ -339,7 +341,7 @@ class Sampler:
         self.stats.sampled_tokens += len(row.tokens)
         request.done[row.index] = types.SampledSequence(
             stop_reason=reason,
-            sequence_id=f"sequence-{next(self._sequence_numbers)}",
+            sequence_id=f"sequence-{next(_sequence_numbers)}",
             tokens_np=np.array(row.tokens, dtype=np.int32),
             logprobs_np=np.array(row.logprobs, dtype=np.float32),
         )

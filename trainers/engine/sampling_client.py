@@ -19,17 +19,20 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
 import torch
 from tinker import types
 from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
+from tinker.types.topk_logprobs import TopkLogprobs
 
+from evert.trainers.engine.drawing import stream_key
 from evert.trainers.engine.engine import Engine, EngineSettings
 from evert.trainers.engine.errors import SamplingRequestError, UnsupportedError
-from evert.trainers.engine.futures import Ready, chain, finished
+from evert.trainers.engine.futures import Ready, chain, finished, together
 from evert.trainers.engine.models import load_tokenizer
 from evert.trainers.engine.provenance import recorded
+from evert.trainers.engine.readings import Wanted, check_last_n, prompt_parts, topk
 from evert.trainers.engine.sampler import Sampler
+from evert.trainers.engine.scoring import Read, log_probabilities
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -106,6 +109,7 @@ class SamplingClient(Ready):
         self._source = source
         self._key = next(_client_numbers)
         self._copies = itertools.count(1)
+        self._asked = itertools.count()
         _clients[self._key] = self
 
     def sample(
@@ -123,28 +127,27 @@ class SamplingClient(Ready):
         """Sample replies; see ``sampler.py`` for what their log-probabilities are.
 
         Raises:
-            SamplingRequestError: A prompt that is not text, or an option not served here.
+            SamplingRequestError: A prompt that is not text, or options out of range.
         """
-        if (
-            topk_prompt_logprobs
-            or topk_sample_logprobs
-            or prompt_alt_tokens_k
-            or (target_prompt_logprobs is not None)
-        ):
-            raise SamplingRequestError(
-                "sample got topk_prompt_logprobs, topk_sample_logprobs, target_prompt_logprobs or "
-                "prompt_alt_tokens_k, which the embedded engine does not compute. Leave them out, "
-                "or use an engine behind base_url."
-            )
         tokens = _text_tokens(prompt)
+        wanted = Wanted(
+            include_prompt_logprobs,
+            topk_prompt_logprobs,
+            target_prompt_logprobs,
+            prompt_alt_tokens_k,
+            prompt_logprobs_last_n,
+            topk_sample_logprobs,
+        )
+        wanted.check(len(tokens))
         replies = chain(
             self._sampler, lambda sampler: sampler.sample(tokens, num_samples, sampling_params)
         )
-        records = self._records
-        scores = self._score(tokens, prompt_logprobs_last_n) if include_prompt_logprobs else None
-        answer = chain(
-            replies, lambda found: _respond(recorded(found) if records else found, scores)
-        )
+        read = replies
+        if topk_sample_logprobs:
+            read = chain(replies, lambda found: self._with_topk(tokens, found, wanted))
+        stream = self._stream(sampling_params) if prompt_alt_tokens_k else 0
+        parts = prompt_parts(self._score, tokens, wanted, sampling_params.temperature, stream)
+        answer = chain(read, lambda found: self._respond(found, parts))
         answer.add_done_callback(lambda _: replies.cancel())  # who gives it up wants no replies
         return AwaitableConcurrentFuture(answer)
 
@@ -156,7 +159,11 @@ class SamplingClient(Ready):
         self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
     ) -> AwaitableConcurrentFuture[list[float | None]]:
         """Log-probability of each token given those before it; None for the first."""
-        return AwaitableConcurrentFuture(self._score(_text_tokens(prompt), prompt_logprobs_last_n))
+        tokens = _text_tokens(prompt)
+        check_last_n(prompt_logprobs_last_n, len(tokens))
+        return AwaitableConcurrentFuture(
+            self._score(tokens, prompt_logprobs_last_n, log_probabilities)
+        )
 
     async def compute_logprobs_async(
         self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
@@ -233,8 +240,44 @@ class SamplingClient(Ready):
             self._records,
         )
 
-    def _score(self, tokens: list[int], last_n: int | None) -> "Future[list[float | None]]":
-        return chain(self._sampler, lambda sampler: sampler.score(tokens, last_n))
+    def _score(self, tokens: Sequence[int], last_n: int | None, read: Read) -> "Future[list[Any]]":
+        return chain(self._sampler, lambda sampler: sampler.score(tokens, last_n, read))
+
+    def _stream(self, params: types.SamplingParams) -> int:
+        """Key of the random numbers that alternatives to a prompt's tokens are drawn with."""
+        if params.seed is not None:
+            return stream_key(b"alternatives", params.seed)
+        return stream_key(b"alternatives", self._engine.settings.seed, next(self._asked))
+
+    def _with_topk(
+        self, prompt: list[int], sequences: Sequence[types.SampledSequence], wanted: Wanted
+    ) -> "Future[list[types.SampledSequence]]":
+        """The same sequences, with the likeliest tokens in the place of each that was drawn."""
+        found = together(
+            [
+                topk(self._score, prompt + each.tokens, len(each.tokens), wanted.topk_sampled)
+                for each in sequences
+            ]
+        )
+
+        def joined(rows: list[TopkLogprobs]) -> list[types.SampledSequence]:
+            return [
+                replace(each, topk_logprobs_np=_last(row, len(each.tokens)))
+                for each, row in zip(sequences, rows, strict=True)
+            ]
+
+        return chain(found, lambda rows: finished(joined(rows)).future())
+
+    def _respond(
+        self, sequences: Sequence[types.SampledSequence], parts: "dict[str, Future[Any]]"
+    ) -> "Future[types.SampleResponse]":
+        named = recorded(sequences) if self._records else sequences
+        return chain(
+            together([*parts.values()]),
+            lambda found: finished(
+                types.SampleResponse(sequences=named, **dict(zip(parts, found, strict=True)))
+            ).future(),
+        )
 
 
 _client_numbers = itertools.count()
@@ -332,16 +375,5 @@ def _text_tokens(prompt: types.ModelInput) -> list[int]:
         ) from error
 
 
-def _respond(
-    sequences: Sequence[types.SampledSequence], scores: "Future[list[float | None]] | None"
-) -> "Future[types.SampleResponse]":
-    if scores is None:
-        return finished(types.SampleResponse(sequences=sequences)).future()
-    return chain(
-        scores,
-        lambda found: finished(
-            types.SampleResponse(
-                sequences=sequences, prompt_logprobs_np=np.array(found, dtype=np.float32)
-            )
-        ).future(),
-    )
+def _last(rows: TopkLogprobs, count: int) -> TopkLogprobs:
+    return TopkLogprobs(rows.token_ids[-count:], rows.logprobs[-count:])

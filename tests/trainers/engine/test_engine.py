@@ -441,7 +441,7 @@ def test_requests_that_cannot_be_served_say_why(engine: Engine, tiny_model: str)
         service.create_sampling_client()
     client = service.create_sampling_client(base_model=tiny_model)
     with pytest.raises(SamplingRequestError, match="topk_prompt_logprobs"):
-        client.sample(prompt(), 1, params(), topk_prompt_logprobs=3)
+        client.sample(prompt(), 1, params(), topk_prompt_logprobs=-3)
     picture = types.ModelInput(chunks=[types.ImageChunk(data=b"", format="png", expected_tokens=1)])
     with pytest.raises(SamplingRequestError, match="not text"):
         client.sample(picture, 1, params())
