@@ -34,6 +34,7 @@ From the outside in:
     scoring.py          what is asked of given tokens
     batches.py          rows decoded together over a cache
     lean_batch.py       those of a model of our own
+    stem.py             what its rows begin with, held once
     generic_batch.py    those of any other
     prefill.py          what rows share is computed once
     prefix_cache.py     keys and values, found by their tokens

@@ -24,6 +24,7 @@ from torch import Tensor
 from evert.trainers.engine.prefill import (
     LOGITS_BYTES,
     Job,
+    Shared,
     SomeJob,
     chunk_tokens,
     chunks,
@@ -88,12 +89,9 @@ class Batch(ABC):
         """Add ``copies[i]`` rows that begin with ``prompts[i]``, all of which differ."""
         passes, computed, first = self.passes, self.computed_tokens, self.size
         rows = [np.asarray(prompt, dtype=np.int64) for prompt in prompts]
-        starts = self.remembered(rows, [len(row) - 1 for row in rows])
-        for level in shared(rows, starts, self.device):
-            beginnings = [rows[part.rows[0]][: part.length] for part in level]
-            for _ in self.compute([Job(tokens, len(tokens)) for tokens in beginnings]):
-                pass
-        self._reserve(first + sum(copies), max(map(len, rows)) + 1)
+        for level in self.shared(rows, [len(row) - 1 for row in rows]):
+            self._compute_ahead([rows[part.rows[0]][: part.length] for part in level])
+        self._expect(rows, copies)
         jobs = [Job(row, len(row) - 1) for row in rows]
         number = {id(job): i for i, job in enumerate(jobs)}
         order: list[int] = []
@@ -112,9 +110,10 @@ class Batch(ABC):
             self.passes - passes,
         )
 
-    def remembered(self, rows: Sequence[np.ndarray], most: Sequence[int]) -> list[int]:
-        """How many of the first ``most`` tokens of each row need not be computed."""
-        return [self._prefixes.longest(*pair)[0] for pair in zip(rows, most, strict=True)]
+    def shared(self, rows: Sequence[np.ndarray], most: Sequence[int]) -> list[list[Shared]]:
+        """What is to be computed once, level by level, if ``most`` tokens of a row are given."""
+        starts = [self._prefixes.longest(*pair)[0] for pair in zip(rows, most, strict=True)]
+        return shared(rows, starts, self.device, self._prefixes.max_tokens)
 
     def compute(
         self, jobs: Sequence[SomeJob], *, join: bool = False
@@ -144,6 +143,14 @@ class Batch(ABC):
         done = np.asarray(tokens[:-1], dtype=np.int64)
         self._prefixes.put(done, lambda start, end: self._read(row, start, end))
 
+    def _compute_ahead(self, beginnings: Sequence[np.ndarray]) -> None:
+        """Have some tokens remembered, each row [T]."""
+        scratch = self._fresh()
+        for _ in scratch.compute([Job(tokens, len(tokens)) for tokens in beginnings]):
+            pass
+        self.passes += scratch.passes
+        self.computed_tokens += scratch.computed_tokens
+
     def _remember(self, jobs: Sequence[Job], read: Callable[[int, int, int], Kept]) -> None:
         """Put rows that were run into the cache; ``read`` takes a row's place in the chunk."""
         for place, job in enumerate(jobs):
@@ -166,8 +173,12 @@ class Batch(ABC):
         """Append copies of rows."""
 
     @abstractmethod
-    def _reserve(self, rows: int, length: int) -> None:
-        """Make room for so many rows of so many tokens at once, where that is cheaper."""
+    def _fresh(self) -> "Batch":
+        """An empty batch like this one."""
+
+    @abstractmethod
+    def _expect(self, rows: Sequence[np.ndarray], copies: Sequence[int]) -> None:
+        """Get ready for rows that are about to join."""
 
 
 def places_wanted(jobs: Sequence[Job], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -143,7 +144,10 @@ class GenericBatch(Batch):
         gap = self._mask.shape[1] - int(self._mask[row].sum())
         return _read(self._cache, row, gap + start, gap + end)
 
-    def _reserve(self, rows: int, length: int) -> None:
+    def _fresh(self) -> Batch:
+        return GenericBatch(self._model, self._prefixes)
+
+    def _expect(self, rows: Sequence[np.ndarray], copies: Sequence[int]) -> None:
         """Nothing: the cache grows with every token."""
 
     def _repeat(self, rows: Sequence[int]) -> None:

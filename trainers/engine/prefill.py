@@ -81,8 +81,28 @@ def chunks(jobs: Sequence[SomeJob], budget: int) -> Iterator[list[SomeJob]]:
         yield chunk
 
 
+def beginnings(rows: Sequence[np.ndarray]) -> Iterator[Shared]:
+    """Everything that two or more rows begin with, longest for these rows; the shorter ones first.
+
+    Args:
+        rows: [T] ids of each.
+    """
+    # Big-endian, so that bytes sort as tokens do.
+    order = sorted(range(len(rows)), key=lambda row: rows[row].astype(">u4").tobytes())
+    alike = [0, *(common_length(rows[a], rows[b]) for a, b in pairwise(order))]
+    stack = [(0, len(order))]
+    while stack:
+        low, high = stack.pop()
+        if high - low < 2:
+            continue
+        length = min(alike[low + 1 : high])
+        yield Shared(length, order[low:high])
+        cuts = [low, *(at for at in range(low + 1, high) if alike[at] == length), high]
+        stack += pairwise(cuts)
+
+
 def shared(
-    rows: Sequence[np.ndarray], starts: Sequence[int], device: torch.device
+    rows: Sequence[np.ndarray], starts: Sequence[int], device: torch.device, most: int
 ) -> list[list[Shared]]:
     """What is to be computed once, ahead of the rows that begin with it.
 
@@ -90,26 +110,20 @@ def shared(
         rows: [T] ids of each.
         starts: How many tokens of each are remembered.
         device: Says what a forward pass costs: what would save less is left alone.
+        most: Longer ones cannot be remembered.
 
     Returns:
         Beginnings, level by level: those of a level go on from those of the level before it.
     """
     least = chunk_tokens(device) // _PASS_SHARE
-    # Big-endian, so that bytes sort as tokens do.
-    order = sorted(range(len(rows)), key=lambda row: rows[row].astype(">u4").tobytes())
-    alike = [0, *(common_length(rows[a], rows[b]) for a, b in pairwise(order))]
+    known, depth = list(starts), [0] * len(rows)
     levels: list[list[Shared]] = []
-    stack = [(0, len(order), 0, 0)]
-    while stack:  # Some neighbours in order, what is known that they share, and at which level.
-        low, high, known, level = stack.pop()
-        if high - low < 2:
-            continue
-        length = min(alike[low + 1 : high])
-        todo = [max(0, length - max(known, starts[row])) for row in order[low:high]]
-        if sum(todo) - max(todo) >= least:
+    for part in beginnings(rows):
+        todo = [max(0, part.length - known[row]) for row in part.rows]
+        if part.length <= most and sum(todo) - max(todo) >= least:
+            level = depth[part.rows[0]]
             levels += [[] for _ in range(level + 1 - len(levels))]
-            levels[level].append(Shared(length, order[low:high]))
-            known, level = length, level + 1
-        cuts = [low, *(at for at in range(low + 1, high) if alike[at] == length), high]
-        stack += [(a, b, known, level) for a, b in pairwise(cuts)]
+            levels[level].append(part)
+            for row in part.rows:
+                known[row], depth[row] = max(known[row], part.length), level + 1
     return levels

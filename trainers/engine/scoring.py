@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evert.trainers.engine.batches import Batch
-from evert.trainers.engine.prefill import Job, shared
+from evert.trainers.engine.prefill import Job
 
 Read: TypeAlias = Callable[[Tensor, np.ndarray, np.ndarray], Sequence[Any]]
 """(logits [N, V], [N] the tokens they are for, [N] the places of these in their rows) -> N values.
@@ -65,9 +65,8 @@ def score(batch: Batch, rows: Sequence[Scoring]) -> int:
     Returns:
         How many values were computed.
     """
-    starts = batch.remembered([row.tokens for row in rows], [row.next - 1 for row in rows])
     computed = 0
-    for level in shared([row.tokens for row in rows], starts, batch.device):
+    for level in batch.shared([row.tokens for row in rows], [row.next - 1 for row in rows]):
         parts = [
             _part(rows[part.rows[0]].tokens[: part.length], [rows[i] for i in part.rows])
             for part in level

@@ -5,9 +5,13 @@
 2. Rows that are admitted together, prompts that are asked again, turns and branches of a
    conversation: what is computed are the distinct tokens.
 3. Scoring: distinct tokens too; of the last n, those alone, where the rest is remembered.
-4. Whatever is shared, the log-probabilities are those of a fresh forward pass.
+4. Decoding: what many rows begin with is held once, whoever joins and leaves.
+5. Any model: rows join a batch that runs, and logits of prompts are not kept.
+
+Whatever is shared, the log-probabilities are those of a fresh forward pass.
 """
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,13 +19,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from tinker import types
 
+from evert.trainers.engine import batches, lean_batch, stem
 from evert.trainers.engine.frozen import FrozenGeneric, FrozenLean
 from evert.trainers.engine.models import load_model, load_tokenizer
 from evert.trainers.engine.prefill import shared
 from evert.trainers.engine.prefix_cache import PrefixCache
 from evert.trainers.engine.sampler import Sampler
+from evert.trainers.engine.scoring import Scoring, score
 
 CPU = torch.device("cpu")
 Make = Callable[..., Sampler]
@@ -150,13 +157,13 @@ def test_what_is_cut_off_gives_its_memory_back() -> None:
 def test_beginnings_come_level_by_level_and_only_where_a_pass_pays() -> None:
     start, more = tokens(100, 0), tokens(50, 1)
     rows = [start + more + [1], start + more + [2], [*start, 3], [*start[:5], 4]]
-    levels = shared([np.array(row) for row in rows], [0] * 4, CPU)
+    levels = shared([np.array(row) for row in rows], [0] * 4, CPU, 999)
     assert [[(part.length, sorted(part.rows)) for part in level] for level in levels] == [
         [(100, [0, 1, 2])],
         [(150, [0, 1])],
     ]
-    assert shared([np.array(row) for row in rows], [100, 100, 100, 5], CPU) == levels[1:]
-    assert shared([np.array(rows[0])], [0], CPU) == []
+    assert shared([np.array(row) for row in rows], [100, 100, 100, 5], CPU, 999) == levels[1:]
+    assert shared([np.array(rows[0])], [0], CPU, 999) == []
 
 
 # -- 2. sampling ---------------------------------------------------------------------------------
@@ -263,3 +270,179 @@ def test_anything_may_be_asked_of_the_logits(make: Make, model: Any) -> None:
         assert values[:known] == [None] * known
         assert values[known:] == [(best[i - 1], row[i], i) for i in range(known, len(row))]
     assert plain[1:] == pytest.approx(fresh_logprobs(model, rows[0]), abs=1e-4)
+
+
+# -- 4. decoding ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stems(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Lengths of the stems that batches found; even short ones are worth it."""
+    found: list[int] = []
+
+    def find(*args: Any) -> Any:
+        if (tokens := stem.best_stem(*args)) is not None:
+            found.append(len(tokens))
+        return tokens
+
+    monkeypatch.setattr(stem, "_LEAST_SAVED", 100)
+    monkeypatch.setattr(lean_batch, "best_stem", find)
+    return found
+
+
+def check(model: Any, prompt: list[int], sequence: types.SampledSequence) -> None:
+    expected = fresh_logprobs(model, prompt + sequence.tokens)[len(prompt) - 1 :]
+    assert sequence.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("room", [10**6, 90, 0])
+def test_rows_join_and_leave_whatever_stem_the_others_have(
+    model: Any, tiny_model: str, stems: list[int], room: int
+) -> None:
+    frozen = FrozenLean(model)
+    frozen._prefixes = PrefixCache(room)
+    sampler = Sampler(
+        frozen, load_tokenizer(tiny_model), seed=0, context_length=512, end_tokens=frozenset()
+    )
+    behind, others = family(60, [9, 3, 20, 1, 5, 30]), [tokens(25, 90), tokens(4, 91)]
+    asked = [others[0], *behind[:4], behind[0], others[1], *behind[4:], tokens(60, 0)]
+    futures = []
+    for i, prompt in enumerate(asked):
+        params = types.SamplingParams(max_tokens=10 + 7 * (i % 4), stop=[])
+        futures.append(sampler.sample(prompt, 1 + i % 3, params))
+        if i in (4, 7):
+            futures[0].result(timeout=60)
+    for prompt, future in zip(asked, futures, strict=True):
+        for sequence in future.result(timeout=60):
+            check(model, prompt, sequence)
+            follow = prompt + sequence.tokens + [3]
+            [again] = sampler.sample(follow, 1, types.SamplingParams(max_tokens=2)).result(60)
+            check(model, follow, again)
+    sampler.close()
+    assert stems
+
+
+def test_what_many_rows_begin_with_is_held_once(model: Any) -> None:
+    with torch.inference_mode():
+        batch = FrozenLean(model).new_batch()
+        batch.admit([start[:450] for start in family(400, [50] * 4)], [3] * 4)
+        batch.step(torch.zeros(12, dtype=torch.long))
+        assert isinstance(batch, lean_batch.LeanBatch)
+        assert batch._keys[0].shape[2] < 200
+        batch.keep([])
+        batch.admit([tokens(5, 3)], [1])
+        assert batch._stem is None
+
+
+# -- 5. any model --------------------------------------------------------------------------------
+
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "learned positions": (
+        "GPT2LMHeadModel",
+        {"vocab_size": 97, "n_positions": 512, "n_embd": 32, "n_layer": 2, "n_head": 2},
+    ),
+    "positions from the mask": (
+        "OPTForCausalLM",
+        {"vocab_size": 97, "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "max_position_embeddings": 512, "word_embed_proj_dim": 32},
+    ),
+    "slopes instead of positions": (
+        "BloomForCausalLM",
+        {"vocab_size": 97, "hidden_size": 32, "n_layer": 2, "n_head": 4},
+    ),
+    "a sliding window": ("MistralForCausalLM", {**SIZES, "sliding_window": 12}),
+    "windows and capped logits": ("Gemma2ForCausalLM", {**SIZES, "sliding_window": 12}),
+    "experts": ("MixtralForCausalLM", {**SIZES, "num_local_experts": 4}),
+}  # fmt: skip
+
+
+def make_model(name: str) -> Any:
+    kind, options = FAMILIES[name]
+    made: Any = getattr(transformers, kind)
+    torch.manual_seed(1)
+    model = made(made.config_class(**options)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_rows_of_any_model_join_and_leave_and_share(name: str, tiny_model: str) -> None:
+    model = make_model(name)
+    sampler = Sampler(
+        FrozenGeneric(model),
+        load_tokenizer(tiny_model),
+        seed=0,
+        context_length=512,
+        end_tokens=frozenset(),
+    )
+    asked = [[token % 97 for token in row] for row in [*family(40, [9, 3, 30, 1]), tokens(25, 9)]]
+    futures = []
+    for i, prompt in enumerate([*asked, *asked]):
+        params = types.SamplingParams(max_tokens=8 + 9 * (i % 3), stop=[])
+        futures.append(sampler.sample(prompt, 1 + i % 2, params))
+        time.sleep(0.002)
+    for prompt, future in zip([*asked, *asked], futures, strict=True):
+        for sequence in future.result(timeout=60):
+            check(model, prompt, sequence)
+            follow = prompt + sequence.tokens
+            assert sampler.score(follow, 5).result(timeout=60)[-5:] == pytest.approx(
+                fresh_logprobs(model, follow)[-5:], abs=1e-4
+            )
+    sampler.close()
+    assert sampler.stats.prompt_tokens < sum(map(len, asked)) + 400
+
+
+@pytest.mark.parametrize("name", ["learned positions", "a sliding window"])
+def test_staggered_requests_take_as_many_passes_as_on_the_lean_path(
+    name: str, model: Any, tiny_model: str
+) -> None:
+    passes = []
+    for frozen in (FrozenLean(model), FrozenGeneric(make_model(name))):
+        sampler = Sampler(
+            frozen, load_tokenizer(tiny_model), seed=0, context_length=512, end_tokens=frozenset()
+        )
+        futures = []
+        for i in range(40):
+            params = types.SamplingParams(max_tokens=60, stop=[])
+            futures.append(sampler.sample([5, 6, 7, i + 1], 1, params))
+            before = sampler.stats.forward_passes
+            while sampler.stats.forward_passes < before + 3:
+                time.sleep(0.0005)
+        for future in futures:
+            future.result(timeout=60)
+        sampler.close()
+        passes.append(sampler.stats.forward_passes)
+    assert passes[1] <= 1.5 * passes[0]
+
+
+def test_logits_of_prompts_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, seen = make_model("learned positions"), list[int]()
+    forward = type(model).forward
+
+    def watched(self: Any, *args: Any, **options: Any) -> Any:
+        out = forward(self, *args, **options)
+        seen.append(out.logits.shape[1])
+        return out
+
+    monkeypatch.setattr(batches, "LOGITS_BYTES", 97 * 4 * 50)
+    with torch.inference_mode():
+        batch = FrozenGeneric(model).new_batch()
+        model_type: Any = type(model)
+        monkeypatch.setattr(model_type, "forward", functools.wraps(forward)(watched))
+        batch.admit([[token % 97 for token in row] for row in family(0, [200, 100, 30])], [1] * 3)
+        assert set(seen) == {1}
+        rows = [Scoring(np.array([t % 97 for t in row])) for row in family(0, [201, 20, 10])]
+        assert score(FrozenGeneric(model).new_batch(), rows) == 228
+    assert max(seen) <= 50

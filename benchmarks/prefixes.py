@@ -1,0 +1,213 @@
+"""What prompts begin with alike is computed once: tokens computed, time, with sharing and without.
+
+    python benchmarks/prefixes.py [--quick] [--device cpu|cuda] [--threads N]
+
+Each case runs on two samplers of the same weights, one of which remembers nothing and shares
+nothing but equal prompts. "distinct" are the tokens that must be computed once: those of the trie
+of all prompts. Times are medians over rounds, their ratio is taken within one round. Exits with 1
+if more than 1.1 times the distinct tokens are computed, if the two samplers' greedy replies differ,
+or if many prompts behind one are answered less than 8 times faster.
+"""
+
+import argparse
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tinker
+import torch
+from rich.console import Console
+from rich.table import Table
+from tinker import types
+
+from evert.bridge.base import BASE_MODEL
+from evert.trainers.engine import frozen
+from evert.trainers.engine.engine import embedded_engine
+
+PROMPTS = 64
+SAMPLES = 8
+TURNS = 10
+MOST_COMPUTED = 1.1
+LEAST_FASTER = 8.0
+
+Prompt = list[int]
+
+
+@dataclass
+class Run:
+    """What a case did on one sampler."""
+
+    computed: int
+    """Given tokens that went through the model."""
+    seconds: float
+    result: Any
+    """Tokens or log-probabilities, to compare."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Something to ask of a sampler."""
+
+    name: str
+    play: Callable[[Any], Any]
+    distinct: int
+    """Tokens that must be computed once."""
+    faster: float | None = None
+    """The bar."""
+
+
+def measure(client: Any, play: Callable[[Any], Any]) -> Run:
+    """Run a case."""
+    stats = client.sampler.stats
+    before, start = stats.prompt_tokens, time.perf_counter()
+    result = play(client)
+    return Run(stats.prompt_tokens - before, time.perf_counter() - start, result)
+
+
+def sample(client: Any, prompts: Sequence[Prompt], samples: int) -> list[list[int]]:
+    """Greedy replies of four tokens, all asked for at once."""
+    params = types.SamplingParams(max_tokens=4, temperature=0.0, stop=[])
+    futures = [
+        client.sample(types.ModelInput.from_ints(prompt), samples, params) for prompt in prompts
+    ]
+    return [sequence.tokens for future in futures for sequence in future.result().sequences]
+
+
+def score(client: Any, prompts: Sequence[Prompt], last: int | None) -> list[list[float]]:
+    """Log-probabilities of given tokens, rounded; without the first, which has none."""
+    futures = [
+        client.compute_logprobs(types.ModelInput.from_ints(prompt), prompt_logprobs_last_n=last)
+        for prompt in prompts
+    ]
+    found = [future.result() for future in futures]
+    return [[round(value, 2) for value in row if value is not None] for row in found]
+
+
+def converse(client: Any, openings: Sequence[Prompt], tail: Prompt) -> list[list[int]]:
+    """Ten turns of several conversations side by side; returns the conversations."""
+    conversations = [list(opening) for opening in openings]
+    for _ in range(TURNS):
+        for conversation, reply in zip(
+            conversations, sample(client, conversations, 1), strict=True
+        ):
+            conversation += [*reply, *tail]
+    return conversations
+
+
+def distinct(prompts: Sequence[Prompt]) -> int:
+    """Tokens of the trie of some prompts."""
+    return len({tuple(prompt[: i + 1]) for prompt in prompts for i in range(len(prompt))})
+
+
+def make_prompts(tokenizer: Any) -> list[Prompt]:
+    """64 different prompts of 40 tokens behind one of 1,145."""
+    rules = "<|im_start|>system\n" + "rule 17: be brief and exact. " * 60 + "<|im_end|>\n"
+    start, prompts = tokenizer.encode(rules), []
+    for number in range(1000, 1000 + PROMPTS):
+        # The digits that differ come first, so that little but the start is shared.
+        ask, tail = f"{str(number)[::-1]} is me. Repeat: I am {number}.", list[int]()
+        while len(tail) < 40:
+            text = f"<|im_start|>user\n{ask}<|im_end|>\n<|im_start|>assistant\n"
+            tail, ask = tokenizer.encode(text), f"{ask}."
+        prompts.append(start + tail)
+    return prompts
+
+
+def make_cases(tokenizer: Any) -> list[Case]:
+    """What is measured; each goes on where the one before it left the sampler."""
+    prompts = make_prompts(tokenizer)
+    tail = prompts[0][-40:]
+    openings = [prompt[-40:] for prompt in prompts[:16]]
+    # A later turn adds a reply, of which only the last token was not computed yet, and a tail.
+    talk = distinct(openings) + 16 * (TURNS - 1) * (1 + len(tail))
+    return [
+        Case(
+            f"{PROMPTS} prompts behind one, {SAMPLES} samples each",
+            lambda client: sample(client, prompts, SAMPLES),
+            distinct(prompts),
+            LEAST_FASTER,
+        ),
+        # Of each, the last token goes through the model again: its logits are not kept.
+        Case("the same again", lambda client: sample(client, prompts, SAMPLES), PROMPTS),
+        Case(f"16 conversations of {TURNS} turns", lambda c: converse(c, openings, tail), talk),
+        Case("scored whole", lambda client: score(client, prompts, None), distinct(prompts)),
+        Case("scored, the last 5 of each", lambda client: score(client, prompts, 5), 5 * PROMPTS),
+    ]
+
+
+def compare(case: Case, rounds: Sequence[tuple[Run, Run]], table: Table) -> list[str]:
+    """One line of the table; returns what missed its bar."""
+    ours, theirs = rounds[0]
+    ratios = [without.seconds / shared.seconds for shared, without in rounds]
+    faster, computed = statistics.median(ratios), ours.computed / case.distinct
+    spread = f" ({min(ratios):.1f} to {max(ratios):.1f})" if len(ratios) > 1 else ""
+    seconds = [statistics.median(run.seconds for run in runs) for runs in zip(*rounds, strict=True)]
+    table.add_row(
+        case.name, f"{case.distinct:,}", f"{ours.computed:,} ({computed:.2f})",
+        f"{theirs.computed:,}", *(f"{value:.2f}" for value in seconds), f"{faster:.1f}{spread}",
+    )  # fmt: skip
+    missed = []
+    if any(shared.computed > MOST_COMPUTED * case.distinct for shared, _ in rounds):
+        missed.append(f"{case.name}: {computed:.2f} times the distinct tokens were computed")
+    if any(shared.result != without.result for shared, without in rounds):
+        missed.append(f"{case.name}: the results differ")
+    if case.faster is not None and faster < case.faster:
+        missed.append(f"{case.name}: {faster:.1f} times faster, expected {case.faster}")
+    return missed
+
+
+def new_client(training: Any, share: int) -> Any:
+    """A sampler with a memory of its own, of one part in ``share`` of the cache's tokens."""
+    usual, frozen._PREFIX_SHARE = frozen._PREFIX_SHARE, share
+    try:
+        client = training.save_weights_and_get_sampling_client().result()
+        assert client.sampler
+        return client
+    finally:
+        frozen._PREFIX_SHARE = usual
+
+
+def main() -> int:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--quick", action="store_true", help="one round: under a minute")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, or auto (the default)")
+    parser.add_argument("--threads", type=int, default=1, help="PyTorch's CPU threads (default 1)")
+    args = parser.parse_args()
+    console = Console(width=120)
+    table = Table(
+        "", "distinct", "computed", "without", "s", "s without", "x",
+        title="Tokens computed, and seconds, with sharing and without",
+    )  # fmt: skip
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        embedded_engine(folder, device=args.device, threads=args.threads) as engine,
+    ):
+        training = tinker.ServiceClient().create_lora_training_client(BASE_MODEL).result()
+        cases = make_cases(training.get_tokenizer())
+        rounds: list[list[tuple[Run, Run]]] = [[] for _ in cases]
+        for _ in range(1 if args.quick else 5):
+            clients = [new_client(training, frozen._PREFIX_SHARE), new_client(training, 2**62)]
+            for case, found in zip(cases, rounds, strict=True):
+                ours, theirs = (measure(client, case.play) for client in clients)
+                found.append((ours, theirs))
+        console.print(
+            f"{BASE_MODEL}, {engine.device}, {args.threads} of {os.cpu_count()} cores, "
+            f"{platform.machine()}, torch {torch.__version__}; {len(rounds[0])} rounds"
+        )
+    pairs = zip(cases, rounds, strict=True)
+    missed = [line for case, found in pairs for line in compare(case, found, table)]
+    console.print(table)
+    for line in missed:
+        console.print(f"MISSED: {line}")
+    return int(bool(missed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
