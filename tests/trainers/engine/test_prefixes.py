@@ -224,16 +224,18 @@ def test_a_prompt_that_joins_while_another_runs_takes_what_they_share(make: Make
 # -- 3. scoring ----------------------------------------------------------------------------------
 
 
-def test_rows_that_begin_alike_are_scored_in_their_distinct_tokens(make: Make, model: Any) -> None:
-    sampler, rows = make(), [*family(200, [30, 12, 1, 30]), tokens(9, 50)]
-    futures = [sampler.score(row) for row in [*rows, rows[0]]]
-    for row, future in zip([*rows, rows[0]], futures, strict=True):
-        first, *rest = future.result(timeout=60)
-        assert first is None
-        assert rest == pytest.approx(fresh_logprobs(model, row), abs=1e-4)
+@pytest.mark.parametrize("kind", [FrozenLean, FrozenGeneric])
+def test_rows_that_begin_alike_are_scored_in_their_distinct_tokens(kind: Any, model: Any) -> None:
+    rows = [*family(200, [30, 12, 1, 30]), tokens(9, 50)]
+    asked = [Scoring(np.array(row)) for row in [*rows, rows[0]]]
+    with torch.inference_mode():
+        batch = kind(model).new_batch()
+        computed = score(batch, asked)
+    for row, scored in zip([*rows, rows[0]], asked, strict=True):
+        assert scored.values == pytest.approx(fresh_logprobs(model, row), abs=1e-4)
     distinct = 200 + 73 + 9
-    assert sampler.stats.prompt_tokens <= 1.1 * distinct
-    assert sampler.stats.scored_tokens <= 1.1 * distinct
+    assert batch.computed_tokens <= 1.1 * distinct
+    assert computed <= 1.1 * distinct
 
 
 def test_the_last_n_alone_are_scored_where_the_rest_is_remembered(make: Make, model: Any) -> None:
