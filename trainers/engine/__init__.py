@@ -19,6 +19,7 @@ From the outside in:
     checkpoint_log.py   the Cookbook's list of checkpoints, repaired
     models.py           base models by name; LoRA
     stand_ins.py        models that answer for names of others
+    encoding.py         tokenizers that threads share
     loading.py          settings, and loading what they ask for
     shared.py           one base in memory, whoever uses it
     adapters.py         what adapters add to a base beside them

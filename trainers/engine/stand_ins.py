@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evert.bridge.base import BASE_RENDERER, BASES
+from evert.trainers.engine.encoding import one_at_a_time
 from evert.trainers.engine.errors import ModelNotFoundError
 from evert.trainers.engine.installing import Swap
 from evert.trainers.engine.models import base_context_length
 
 if TYPE_CHECKING:
     from tinker_cookbook.model_info import ModelAttributes
+    from tinker_cookbook.renderers import Renderer
 
 logger = logging.getLogger(__name__)
 
@@ -61,14 +63,18 @@ class StandIns:
         model = self._find(name)
         if model is None:
             return name
-        if name not in self._said:
-            self._said.add(name)
-            logger.warning(
-                "%s STANDS IN FOR %s (stand_ins): what is sampled, trained and measured here is "
-                "%s, and says nothing of %s.",
-                *(model, name, model, name),
-            )
+        self.say(model, name)
         return model
+
+    def say(self, present: str, absent: str) -> None:
+        """Warn, once, that one stands for the other."""
+        if absent not in self._said:
+            self._said.add(absent)
+            logger.warning(
+                "%s STANDS IN FOR %s (stand_ins). What is sampled, trained and measured here is "
+                "the first's, and says nothing of the other.",
+                *(present, absent),
+            )
 
     def _find(self, name: str) -> str | None:
         if not self._patterns or name in BASES or Path(name).expanduser().is_dir():
@@ -86,20 +92,37 @@ def lookups(stand_ins: StandIns) -> list[Swap]:
     Its table of models knows the shipped bases, too, for recipes that take a model's name and ask
     the table for the chat format.
     """
-    from tinker_cookbook import model_info, tokenizer_utils
+    from tinker_cookbook import model_info, renderers, tokenizer_utils
 
     theirs, known = tokenizer_utils.get_tokenizer, model_info.get_model_attributes
+    make = renderers.get_renderer
 
     def get_tokenizer(model_name: str) -> Any:
-        return theirs(stand_ins.of(model_name))
+        return one_at_a_time(theirs(stand_ins.of(model_name)))
 
     def get_model_attributes(model_name: str) -> "ModelAttributes":
         return _attributes(known, model_name, stand_ins.of(model_name))
 
+    def get_renderer(name: str, tokenizer: Any, *args: Any, **options: Any) -> "Renderer":
+        renderer = make(name, tokenizer, *args, **options)
+        if not stand_ins or _has_tokens_of(renderer):
+            return renderer
+        stand_ins.say(BASE_RENDERER, f"the chat format {name}, whose special tokens are not here")
+        return make(BASE_RENDERER, tokenizer, *args, **options)
+
     return [
         ("get_tokenizer", theirs, get_tokenizer),
         ("get_model_attributes", known, get_model_attributes),
+        ("get_renderer", make, get_renderer),
     ]
+
+
+def _has_tokens_of(renderer: "Renderer") -> bool:
+    """Whether the tokenizer has what ends a turn in the renderer's format."""
+    try:
+        return bool(renderer.get_stop_sequences())
+    except (AssertionError, ValueError):  # "Expected single token for <|eot_id|>"
+        return False
 
 
 def _attributes(

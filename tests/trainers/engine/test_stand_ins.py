@@ -74,6 +74,27 @@ def test_look_ups_by_name_find_the_stand_in_inside_the_block_alone(tmp_path: Pat
     assert vars(AutoTokenizer)["from_pretrained"] is own
 
 
+def test_a_chat_format_that_the_stand_in_has_no_tokens_for_is_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with embedded_engine(tmp_path, device="cpu", stand_ins={"*/*": "evert-tiny"}):
+        tokenizer = tokenizer_utils.get_tokenizer("meta-llama/Llama-3.1-8B-Instruct")
+        made = [renderers.get_renderer("llama3", tokenizer) for _ in range(2)]
+        assert made[1].get_stop_sequences() == [tokenizer.eos_token_id]
+        colons = renderers.get_renderer("role_colon", tokenizer)
+        assert colons.get_stop_sequences() == ["\n\nUser:"]
+    assert caplog.text.count("qwen3_instruct STANDS IN FOR the chat format llama3") == 1
+
+
+def test_a_chat_format_without_its_tokens_is_an_error_where_nothing_stands_in(
+    tmp_path: Path,
+) -> None:
+    with embedded_engine(tmp_path, device="cpu"):
+        renderer = renderers.get_renderer("llama3", tokenizer_utils.get_tokenizer("evert-tiny"))
+        with pytest.raises(ValueError, match="too many values"):
+            renderer.get_stop_sequences()
+
+
 def test_the_table_of_models_keeps_what_it_knows_of_a_name(tmp_path: Path) -> None:
     with embedded_engine(tmp_path, device="cpu", stand_ins={"Qwen/*": "evert-tiny"}):
         found = model_info.get_model_attributes("Qwen/Qwen3.5-4B")

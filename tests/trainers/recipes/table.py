@@ -9,9 +9,6 @@ and ``{saved}`` the last checkpoint in ``{log}``, of the recipe before.
 from dataclasses import dataclass, field, replace
 
 RL = "groups_per_batch=2 group_size=2 max_tokens=4 max_steps=1 log_path={log}"
-ALONE = "groups_per_batch=1 group_size=1 max_tokens=4 max_steps=1 log_path={log}"
-"""One episode at a time: threads of the Cookbook's message environments share a tokenizer, whose
-state its Qwen renderers change."""
 GAME = "batch_size=2 group_size=2 max_tokens=4 max_steps=1 eval_every=0 log_path={log}"
 SFT = "batch_size=4 max_steps=2 log_path={log}"
 LOCAL = "data_path={data}/forecasts.csv max_steps=1 log_path={log}"
@@ -135,7 +132,7 @@ RUNS: tuple[Recipe, ...] = (
     trains("decisions.forecasting", f"batch_size=2 {LOCAL}"),
     trains(
         "forecasting.train",
-        f"groups_per_batch=1 group_size=2 validation_group_size=1 max_tokens=4 {LOCAL}",
+        f"groups_per_batch=2 group_size=2 validation_group_size=1 max_tokens=4 {LOCAL}",
     ),
     MADE,
     Recipe(
@@ -148,7 +145,7 @@ RUNS: tuple[Recipe, ...] = (
     Recipe("rubric.debug_env", prints="Score"),
     trains(
         "rl_numerics_check.train",
-        f"task.num_pages_min=1 task.num_pages_max=2 task.page_chars=100 {ALONE}",
+        f"task.num_pages_min=1 task.num_pages_max=2 task.page_chars=100 {RL}",
     ),
     Recipe(
         "true_thinking_score.run_small_experiment", writes=("runs/tts-experiment/tts_results.json",)

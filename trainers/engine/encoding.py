@@ -1,0 +1,35 @@
+"""Tokenizers that several threads use at once.
+
+Hugging Face's keep "split special tokens" as state, and the Cookbook's Qwen renderers change it
+for a moment, in threads of their own (``rl/message_env.py``): two at once raise ``Already
+borrowed``, or read a ``<|im_end|>`` in a message as the token.
+"""
+
+from threading import Lock
+from typing import Any
+
+
+class OneAtATime:
+    """How a tokenizer encodes, for one thread at a time."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        """Encode with ``tokenizer``."""
+        self._tokenizer = tokenizer
+        self._lock = Lock()
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """See ``PreTrainedTokenizerBase._encode_plus``."""
+        with self._lock:
+            return type(self._tokenizer)._encode_plus(self._tokenizer, *args, **options)
+
+    def __reduce__(self) -> Any:
+        """A copy has a lock of its own."""
+        return OneAtATime, (self._tokenizer,)
+
+
+def one_at_a_time(tokenizer: Any) -> Any:
+    """The same tokenizer, which threads may share from now on."""
+    state = getattr(tokenizer, "__dict__", {})
+    if hasattr(type(tokenizer), "_encode_plus") and "_encode_plus" not in state:
+        tokenizer._encode_plus = OneAtATime(tokenizer)
+    return tokenizer
