@@ -6,7 +6,7 @@ In settings ``{log}`` is a new folder, ``{data}`` one with what ``local_data.wri
 and ``{saved}`` the last checkpoint in ``{log}``, of the recipe before.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 RL = "groups_per_batch=2 group_size=2 max_tokens=4 max_steps=1 log_path={log}"
 GAME = "batch_size=2 group_size=2 max_tokens=4 max_steps=1 eval_every=0 log_path={log}"
@@ -115,7 +115,7 @@ RUNS: tuple[Recipe, ...] = (
     Recipe(
         "sdft.run_continual_learning",
         "methods=sft,sdft_is,sdft_topk learning_rates=1e-4 stages=1,2 topk=4 batch_size=8 "
-        "max_tokens=8 data_dir={data}/data log_root={log}",
+        "max_tokens=400 data_dir={data}/data log_root={log}",
         {
             f"log/stage{stage}_{method}_lr1e-04": 1
             for stage in (1, 2)
@@ -186,11 +186,4 @@ NEEDS = (
     Recipe("vlm_classifier.train", needs=IMAGES),
 )
 
-WAITING = tuple(
-    replace(recipe, needs="the k likeliest tokens of a prompt, or given ones, scored")
-    for recipe in RUNS
-    if recipe.module.startswith(("sdft.", "decisions."))
-)
-RUNS = tuple(recipe for recipe in RUNS if not recipe.module.startswith(("sdft.", "decisions.")))
-
-RECIPES = (*RUNS, *WAITING, *NEEDS)
+RECIPES = (*RUNS, *NEEDS)
