@@ -18,7 +18,11 @@ COMMANDS = {
     "serve": "serve weights to other programs: token ids in and out, as vLLM does",
     "sweep": "search the settings of a run: a grid, at random, or TPE",
     "report": "one HTML page of one or several runs: curves, time, tokens, cost, transcripts",
+    "engine": "engine plan: what a model takes in memory to train, before it is loaded",
 }
+
+PAGES = {"engine": "plan"}
+"""Words whose module has another name."""
 
 USAGE = f"""\
 Usage: evert COMMAND [key=value ...]
@@ -35,6 +39,7 @@ Commands:
   evert serve model=runs/NAME              sample from it over HTTP
   evert sweep env=identity learning_rate=1e-4,1e-3 steps=10
   evert report runs/A runs/B               compare runs on one page
+  evert engine plan model=Qwen/Qwen3-0.6B  whether there is memory to train it
 """
 
 
@@ -54,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = f" Did you mean {near[0]!r}?" if near else ""
         print(f"error: there is no command {command!r}.{hint}\n\n{USAGE}", end="", file=sys.stderr)
         return 2
-    module = importlib.import_module(f"evert.trainers.{command}")
+    module = importlib.import_module(f"evert.trainers.{PAGES.get(command, command)}")
     return int(module.main(arguments, program=("evert", command)))
 
 

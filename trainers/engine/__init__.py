@@ -28,6 +28,7 @@ From the outside in:
     cores.py            passes side by side, on all cores
     examples.py         its data, read and cut into micro-batches
     memory.py           how much memory there is, and what fits
+    planning.py         what a model takes, before it is loaded
     logits.py           logits and log-probabilities, a stretch at a time
     losses.py           the losses
     sampler.py          many requests, one running batch

@@ -17,10 +17,10 @@ from evert.trainers.engine.batches import Batch
 from evert.trainers.engine.generic_batch import GenericBatch
 from evert.trainers.engine.lean import LeanModel, can_be_lean
 from evert.trainers.engine.lean_batch import LeanBatch
+from evert.trainers.engine.memory import cache_bytes, cache_token_bytes
 from evert.trainers.engine.prefix_cache import PrefixCache
 from evert.trainers.engine.shared import original_of, with_own_modules
 
-_CACHE_BYTES = 2 * 2**30
 _PREFIX_SHARE = 8
 """One part in so many of the cache's memory goes to remembered prefixes."""
 
@@ -51,7 +51,7 @@ class FrozenLean:
         self._original = original_of(model)  # stays loaded while it is sampled from
         lean = self._lean = LeanModel(model, copied=self._original is None)
         per_token = 2 * len(lean.layers) * lean.key_heads * lean.head_size * lean.dtype.itemsize
-        self.cache_tokens: int = _cache_bytes(lean.device) // per_token
+        self.cache_tokens: int = cache_bytes(lean.device) // per_token
         self._prefixes = PrefixCache(self.cache_tokens // _PREFIX_SHARE)
 
     @property
@@ -74,13 +74,8 @@ class FrozenGeneric:
         self._model: Any = copied.eval().requires_grad_(False)
         if not shared and hasattr(self._model, "merge_and_unload"):
             self._model = self._model.merge_and_unload()
-        config = self._model.config
-        head = getattr(config, "head_dim", None) or (
-            config.hidden_size // config.num_attention_heads
-        )
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        per_token = 2 * config.num_hidden_layers * heads * head * self._model.dtype.itemsize
-        self.cache_tokens: int = _cache_bytes(self.device) // per_token
+        per_token = cache_token_bytes(self._model.config, self._model.dtype)
+        self.cache_tokens: int = cache_bytes(self.device) // per_token
         self._prefixes = PrefixCache(self.cache_tokens // _PREFIX_SHARE)
 
     @property
@@ -118,9 +113,3 @@ def length_sorted(lengths: Sequence[int], budget: int) -> Iterable[list[int]]:
         group.append(i)
     if group:
         yield group
-
-
-def _cache_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory // 3
-    return _CACHE_BYTES

@@ -23,6 +23,12 @@ _SHARE = 2
 _LEAST_TOKENS = 256
 """Fewer would only be slow; where these do not fit, running out of memory tells."""
 
+_CACHE_SHARE = 4
+"""One part in so many of the free memory is for the keys and values of a sampler."""
+
+_CACHE_BYTES = 2 * 2**30
+"""More than this no sampler needs on a CPU."""
+
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -89,11 +95,38 @@ def activation_bytes(config: Any, dtype: torch.dtype, *, checkpointing: bool) ->
     return int(kept * (dtype.itemsize + 4) // 2)
 
 
+def logits_bytes(config: Any, device: torch.device) -> int:
+    """What the logits of a training pass take, with what their backward pass keeps."""
+    wanted = 4 * chunk_tokens(device) * int(config.get_text_config().vocab_size)
+    return 4 * min(STRETCH_BYTES, wanted)
+
+
+def cache_token_bytes(config: Any, dtype: torch.dtype) -> int:
+    """What the keys and values of one token take."""
+    config = config.get_text_config()
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    return int(2 * config.num_hidden_layers * key_heads * size * dtype.itemsize)
+
+
+def cache_bytes(device: torch.device, free: int | None = None) -> int:
+    """Most that a sampler's keys and values may take.
+
+    Args:
+        device: Where they are.
+        free: What may be taken there in all; None for what is free now.
+    """
+    share = (free_bytes(device) if free is None else free) // _CACHE_SHARE
+    return share if device.type == "cuda" else min(_CACHE_BYTES, share)
+
+
 def pass_budget(
     lengths: Sequence[int],
     config: Any,
     dtype: torch.dtype,
     device: torch.device,
+    free: int | None = None,
     *,
     checkpointing: bool | None,
     slopes: int = 0,
@@ -105,13 +138,14 @@ def pass_budget(
         config: The model's.
         dtype: Type of the weights.
         device: Where the pass runs.
+        free: What may be taken there; None for what is free now.
         checkpointing: Whether layers are computed again in the backward pass; None for where the
             pass would not fit otherwise.
         slopes: Bytes of the gradient of each pass that runs beside others.
     """
     wanted = chunk_tokens(device)
-    logits = min(STRETCH_BYTES, 4 * wanted * config.get_text_config().vocab_size)
-    room = max(0, free_bytes(device) // _SHARE - 4 * logits)
+    logits = logits_bytes(config, device)
+    room = max(0, (free_bytes(device) if free is None else free) // _SHARE - logits)
     if checkpointing is None:
         largest = max(max(lengths), min(wanted, sum(lengths)))
         checkpointing = largest * activation_bytes(config, dtype, checkpointing=False) > room

@@ -127,6 +127,7 @@ def running_engine(
         device=settings.device,
         seed=settings.seed,
         full_parameter=settings.full_parameter,
+        dtype=settings.dtype,
         threads=threads_of(settings),
         allow_hosts=(*settings.allow_hosts, *hosts),
     ) as engine:

@@ -60,6 +60,9 @@ class TrainSettings(EpisodeSettings):
         default=None, doc="embedded: train all weights; None: below 50 M parameters"
     )
     lora_rank: int = size(32, "rank of the adapter, where one is trained")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = chz.field(
+        default="auto", doc="embedded: of the weights; auto: bfloat16 on CUDA beside an adapter"
+    )
     allow_hosts: tuple[str, ...] = chz.field(
         default=(), doc="embedded: hosts that stay reachable, for example an agent's tools"
     )

@@ -229,3 +229,28 @@ def test_a_type_may_be_named(tmp_path: Path, tiny_model: str) -> None:
         embedded_engine(tmp_path, dtype="int8"),
     ):
         pass
+
+
+def test_in_bfloat16_an_adapters_trainer_and_sampler_nearly_agree(tmp_path: Path) -> None:
+    with embedded_engine(tmp_path, device="cpu", dtype="bfloat16", full_parameter=False):
+        client = tinker.ServiceClient().create_lora_training_client("evert-tiny", rank=4).result()
+        sampler = client.save_weights_and_get_sampling_client().result()
+        prompts = [[(7 * i + j) % 500 for j in range(40)] for i in range(8)]
+        futures = [sampler.sample(prompt(*each), 1, params(max_tokens=30)) for each in prompts]
+        replies = [future.result().sequences[0] for future in futures]
+        data = [
+            scored(tokens, reply.tokens) for tokens, reply in zip(prompts, replies, strict=True)
+        ]
+        outputs = client.forward(data, "cross_entropy").result().loss_fn_outputs
+    apart = [
+        (output["logprobs"].to_torch()[39:] - torch.tensor(reply.logprobs)).abs()
+        for output, reply in zip(outputs, replies, strict=True)
+    ]
+    # 0.02 where logits or attention's scores are rounded to bfloat16.
+    assert 0 < float(torch.cat(apart).mean()) < 0.012
+
+
+def scored(tokens: list[int], reply: list[int]) -> tinker.Datum:
+    whole = torch.tensor([*tokens, *reply])
+    inputs: Any = {"target_tokens": whole[1:], "weights": torch.ones(len(whole) - 1)}
+    return tinker.Datum(model_input=prompt(*whole[:-1].tolist()), loss_fn_inputs=inputs)

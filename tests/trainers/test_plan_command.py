@@ -1,0 +1,138 @@
+"""``evert engine plan``: what a model takes, before it is loaded, is what it takes when it is."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinker
+import torch
+from transformers import AutoConfig
+
+from evert.trainers import cli, plan
+from evert.trainers.engine import memory
+from evert.trainers.engine.engine import embedded_engine
+from evert.trainers.engine.loading import EngineSettings
+from evert.trainers.engine.planning import plan as planned
+from evert.trainers.plan import PlanSettings, in_bytes, make_plan
+
+
+def stored_bytes(parameters: Any) -> int:
+    """Of parameters, each storage once."""
+    storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in parameters}
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_is_planned_is_what_loading_and_training_take(
+    tiny_model: str, tmp_path: Path, whole: bool, dtype: str
+) -> None:
+    given = EngineSettings(device="cpu", full_parameter=whole, dtype=dtype)
+    found = planned(tiny_model, given, rank=4)
+    with embedded_engine(tmp_path, device="cpu", full_parameter=whole, dtype=dtype):
+        client: Any = (
+            tinker.ServiceClient().create_lora_training_client(tiny_model, rank=4).result()
+        )
+        trainer = client._run.trainer
+        trained = [p for p in trainer.model.parameters() if p.requires_grad]
+        frozen = [p for p in trainer.model.parameters() if not p.requires_grad]
+        assert found.base == stored_bytes(trained if whole else frozen)
+        assert found.adapter == (0 if whole else stored_bytes(trained))
+        assert found.optimizer == 3 * stored_bytes(trained)
+        sampler = client.save_weights_and_get_sampling_client().result().sampler
+        assert found.cache_tokens == pytest.approx(sampler._model.cache_tokens, rel=0.05)
+    assert found.parameters == sum(p.numel() for p in (trained if whole else frozen))
+
+
+@pytest.fixture
+def qwen(tmp_path: Path) -> str:
+    """A folder with the configuration of Qwen3-4B, and no weights."""
+    sizes = {
+        "vocab_size": 151_936, "hidden_size": 2560, "intermediate_size": 9728,
+        "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "head_dim": 128, "tie_word_embeddings": True, "max_position_embeddings": 40960,
+    }  # fmt: skip
+    config = AutoConfig.for_model("qwen3", **sizes)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_diff_dict()))
+    return str(tmp_path)
+
+
+def free(monkeypatch: pytest.MonkeyPatch, gigabytes: float) -> None:
+    monkeypatch.setattr("evert.trainers.engine.planning.free_bytes", lambda _: int(gigabytes * 1e9))
+
+
+def test_a_model_is_planned_without_its_weights(
+    qwen: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    free(monkeypatch, 24)
+    assert cli.main(["engine", "plan", f"model={qwen}", "dtype=bfloat16", "device=cpu"]) == 0
+    shown = capsys.readouterr().out
+    assert "4,022,468,096 parameters; trains an adapter of rank 32 on cpu" in shown
+    assert "the base's weights      8.0 GB  bfloat16" in shown
+    assert "layers computed again in the backward pass" in shown
+    assert "a datum may have about 23,270 tokens" in shown
+
+
+def test_what_does_not_fit_ends_with_1_and_what_to_do(
+    qwen: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    free(monkeypatch, 24)
+    assert plan.main(["plan", f"model={qwen}", "full_parameter=True", "device=cpu"]) == 1
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.startswith("It does not fit: ")
+    assert "an adapter (full_parameter=False), dtype=bfloat16" in said
+
+
+def test_less_memory_makes_smaller_passes(qwen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for gigabytes in (12, 400):
+        free(monkeypatch, gigabytes)
+        found.append(make_plan(PlanSettings(model=qwen, device="cpu", dtype="bfloat16")))
+    small, large = found
+    assert (small.checkpointing, large.checkpointing) == (True, False)
+    assert small.longest < large.longest
+    assert small.cache < large.cache == memory._CACHE_BYTES
+    assert small.base == large.base
+
+
+def test_on_cuda_the_base_is_planned_in_bfloat16(
+    qwen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    free(monkeypatch, 80)
+    found = make_plan(PlanSettings(model=qwen, device="cuda"))
+    assert (found.dtype, found.pass_tokens) == (torch.bfloat16, 8192)
+    assert found.cache == (80 * 10**9 - found.held) // 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "evert engine got 'nothing'; it takes plan"),
+        (["plans"], "evert engine got 'plans'"),
+        (["plan", "modle=x"], "Did you mean 'model'?"),
+        (["plan", "lora_rank=0"], "lora_rank must be at least 1"),
+        (["plan", "dtype=int8"], "dtype is 'int8'; expected auto, float32"),
+        (["plan", "model=./none"], "No folder './none' exists"),
+    ],
+)
+def test_what_was_typed_wrong_is_a_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["engine", *arguments]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_help_has_a_line_a_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["engine", "plan", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "evert engine plan model=NAME" in shown
+    assert "  lora_rank=32" in shown
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [(5, "5 B"), (1500, "1.5 kB"), (3.4e6, "3.4 MB"), (8.04e9, "8.0 GB")]
+)
+def test_bytes_are_said_for_people(count: float, said: str) -> None:
+    assert in_bytes(int(count)) == said

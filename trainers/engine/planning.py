@@ -1,0 +1,120 @@
+"""What a model takes in memory, told from its configuration before anything is loaded.
+
+``plan`` counts what the engine will hold: the weights, an adapter, gradient and optimizer, the
+versions of the weights that are sampled from, the cache of keys and values, and a training pass.
+Sizes of tensors are exact, those of passes the estimate that the engine itself goes by.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from evert.trainers.engine.loading import EngineSettings, Loader
+from evert.trainers.engine.memory import (
+    activation_bytes,
+    cache_bytes,
+    cache_token_bytes,
+    free_bytes,
+    logits_bytes,
+    pass_budget,
+)
+from evert.trainers.engine.models import (
+    attach_lora,
+    context_length,
+    count_parameters,
+    load_outline,
+)
+from evert.trainers.engine.prefill import chunk_tokens
+
+_ADAM = 3
+"""Gradient and two moments: numbers that each trained weight has beside itself."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one training client and some samplers of a model hold; sizes in bytes."""
+
+    model: str
+    parameters: int
+    rank: int | None
+    """Of the adapter; None where all weights are trained."""
+    device: torch.device
+    dtype: torch.dtype
+    base: int
+    """The base's weights, as they are loaded."""
+    adapter: int
+    """The adapter's weights; 0 where there is none."""
+    optimizer: int
+    """Gradient and Adam's moments."""
+    samplers: int
+    """All versions of the weights that are sampled from."""
+    cache_tokens: int
+    """Most tokens whose keys and values a sampler keeps."""
+    cache: int
+    """What these take, at most."""
+    pass_tokens: int
+    """Most tokens of a micro-batch."""
+    checkpointing: bool
+    """Whether passes of that many tokens compute their layers again."""
+    training_pass: int
+    longest: int
+    """Most tokens of one datum: what fits with its layers computed again, or the context."""
+    free: int
+    """What is free on the device now."""
+
+    @property
+    def held(self) -> int:
+        """What is held all the time."""
+        return self.base + self.adapter + self.optimizer + self.samplers
+
+    @property
+    def fits(self) -> bool:
+        """Whether that and one training pass are less than what is free."""
+        return self.held + self.training_pass <= self.free
+
+
+def plan(name: str, settings: EngineSettings, *, rank: int = 32, samplers: int = 2) -> Plan:
+    """Count what a model takes.
+
+    Args:
+        name: A shipped base, a folder, or a model in the local Hugging Face cache.
+        settings: Of the engine that is to train it.
+        rank: Of the adapter, where one is trained.
+        samplers: Versions of the weights that are sampled from at the same time.
+
+    Raises:
+        ModelNotFoundError: There is no such model, device or type of weights here.
+    """
+    loader = Loader(settings)
+    device, outline = loader.device, load_outline(name)
+    config, context = outline.config, context_length(outline)
+    whole = loader.trains_whole(outline)
+    dtype = loader.dtype(whole=whole)
+    parameters = count_parameters(outline)
+    base = parameters * dtype.itemsize
+    adapter = 0 if whole else _adapter_bytes(outline, rank)
+    trained = base if whole else adapter
+    optimizer, copies = _ADAM * trained, samplers * trained
+    free = free_bytes(device)
+    room = max(0, free - base - adapter - optimizer - copies)
+    budget = pass_budget(
+        [chunk_tokens(device)], config, dtype, device, room,
+        checkpointing=settings.gradient_checkpointing,
+    )  # fmt: skip
+    each = activation_bytes(config, dtype, checkpointing=budget.checkpointing)
+    again = activation_bytes(config, dtype, checkpointing=True)
+    logits = logits_bytes(config, device)
+    cache = cache_bytes(device, room)
+    return Plan(
+        name, parameters, None if whole else rank, device, dtype, base, adapter, optimizer, copies,
+        cache // cache_token_bytes(config, dtype), cache,
+        budget.tokens, budget.checkpointing, budget.tokens * each + logits,
+        min(context, max(0, room - logits) // again), free,
+    )  # fmt: skip
+
+
+def _adapter_bytes(outline: Any, rank: int) -> int:
+    adapted = attach_lora(outline, rank, seed=0)
+    # In float32, whatever the base is in.
+    return sum(4 * p.numel() for p in adapted.parameters() if p.requires_grad)

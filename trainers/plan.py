@@ -1,0 +1,145 @@
+"""What a model takes in memory, before it is loaded: ``evert engine plan model=NAME``.
+
+From the model's configuration alone. Exits with 1, and says what to do, where it does not fit.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import chz
+
+from evert.bridge.base import BASE_MODEL
+from evert.trainers.arguments import UsageError, read_pairs, read_settings, settings_help
+from evert.trainers.command import run_command
+from evert.trainers.runs.fields import size
+
+if TYPE_CHECKING:
+    from evert.trainers.engine.planning import Plan
+
+PROGRAM = ("python", "-m", "evert.trainers.plan")
+
+WORD = "plan"
+"""What follows ``evert engine``."""
+
+USAGE = """\
+Usage: evert engine plan model=NAME [key=value ...]
+
+  evert engine plan model=evert-tiny
+  evert engine plan model=path/to/Qwen3-4B dtype=bfloat16 lora_rank=16
+  evert engine plan model=path/to/Qwen3-4B full_parameter=True device=cuda
+
+Settings, with their values:
+"""
+
+
+@chz.chz
+class PlanSettings:
+    """What would be loaded, and how."""
+
+    model: str = chz.field(default=BASE_MODEL, doc="a base, a Hugging Face folder, a cached name")
+    device: str = chz.field(default="auto", doc="cpu, cuda or auto")
+    dtype: str = chz.field(
+        default="auto", doc="float32, bfloat16, float16; auto: bfloat16 on CUDA beside an adapter"
+    )
+    full_parameter: bool | None = chz.field(
+        default=None, doc="train all weights; None: below 50 M parameters"
+    )
+    lora_rank: int = size(32, "rank of the adapter, where one is trained")
+    samplers: int = size(2, "versions of the weights that are sampled from at a time", 0)
+    gradient_checkpointing: bool | None = chz.field(
+        default=None, doc="layers are computed again in the backward pass; None: where needed"
+    )
+
+
+KEYS = chz.chz_fields(PlanSettings).keys()
+
+
+def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) -> int:
+    """Run the command; see ``run_command``.
+
+    Args:
+        argv: ``plan`` and ``key=value`` settings; None for those of this process.
+        program: What to call to run this command again.
+    """
+    return run_command(_run, argv, _usage)
+
+
+def _usage(arguments: Sequence[str]) -> str:
+    pairs = [each for each in arguments if each != WORD]
+    return USAGE + settings_help(PlanSettings, read_pairs(pairs, KEYS, "model"))
+
+
+def _run(arguments: Sequence[str]) -> int:
+    if not arguments or arguments[0] != WORD:
+        given = arguments[0] if arguments else "nothing"
+        raise UsageError(f"evert engine got {given!r}; it takes plan: evert engine plan model=NAME")
+    settings = read_settings(PlanSettings, read_pairs(arguments[1:], KEYS, "model"))
+    found = make_plan(settings)
+    print(said(found))
+    return 0 if found.fits else 1
+
+
+def make_plan(settings: PlanSettings) -> "Plan":
+    """Count what the settings' model takes.
+
+    Raises:
+        ModelNotFoundError: There is no such model, device or type of weights here.
+    """
+    from evert.trainers.engine.loading import EngineSettings
+    from evert.trainers.engine.models import no_progress_bars
+    from evert.trainers.engine.network import no_network
+    from evert.trainers.engine.planning import plan
+
+    engine = EngineSettings(
+        device=settings.device,
+        full_parameter=settings.full_parameter,
+        dtype=settings.dtype,
+        gradient_checkpointing=settings.gradient_checkpointing,
+    )
+    with no_network(), no_progress_bars():
+        return plan(settings.model, engine, rank=settings.lora_rank, samplers=settings.samplers)
+
+
+def said(found: "Plan") -> str:
+    """The plan as lines, with advice where it does not fit."""
+    trains = "all weights" if found.rank is None else f"an adapter of rank {found.rank}"
+    again = ", layers computed again in the backward pass" if found.checkpointing else ""
+    rows = [
+        ("the base's weights", in_bytes(found.base), str(found.dtype).removeprefix("torch.")),
+        ("the adapter", in_bytes(found.adapter), "float32") if found.rank else None,
+        ("gradient and Adam", in_bytes(found.optimizer), ""),
+        ("to sample from", in_bytes(found.samplers), "beside the base" if found.rank else "copies"),
+        ("a training pass", in_bytes(found.training_pass), f"{found.pass_tokens:,} tokens{again}"),
+        ("keys and values", in_bytes(found.cache), f"at most: {found.cache_tokens:,} tokens"),
+    ]
+    lines = [
+        f"{found.model}: {found.parameters:,} parameters; trains {trains} on {found.device}",
+        *(f"  {row[0]:<20}{row[1]:>10}  {row[2]}".rstrip() for row in rows if row is not None),
+        f"held all the time: {in_bytes(found.held)}; free now: {in_bytes(found.free)}",
+        f"a datum may have about {found.longest:,} tokens",
+    ]
+    return "\n".join([*lines, *([] if found.fits else [_advice(found)])])
+
+
+def _advice(found: "Plan") -> str:
+    need = in_bytes(found.held + found.training_pass)
+    ways = [
+        "an adapter (full_parameter=False)" if found.rank is None else "",
+        "dtype=bfloat16" if found.dtype.itemsize > 2 else "",
+        "gradient_checkpointing=True" if not found.checkpointing else "",
+        "a smaller model, or a machine with more memory",
+    ]
+    return f"It does not fit: {need} are needed. Try {', '.join(filter(None, ways))}."
+
+
+def in_bytes(count: int) -> str:
+    """A number of bytes for people: ``3.4 MB``."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} B"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
