@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+pytest.register_assert_rewrite("episodes")  # its assertions say what they found
+
 ROOT = Path(__file__).parent.parent.parent
 
 EXAMPLES = {
