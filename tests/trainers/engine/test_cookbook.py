@@ -176,8 +176,8 @@ def test_rl_train_main_resumes_from_its_own_checkpoints(tiny_model: str, tmp_pat
 
 
 def test_rl_train_main_trains_while_it_samples(tiny_model: str, tmp_path: Path) -> None:
-    own = {"loss_fn": "ppo"} if hasattr(rl_train.AsyncConfig, "loss_fn") else {}  # since 0.6
-    overlapping: Any = rl_train.AsyncConfig(max_steps_off_policy=1, groups_per_batch=4, **own)
+    # Since 0.6 its own loss is stable_reinforce, for which samples are recorded.
+    overlapping: Any = rl_train.AsyncConfig(max_steps_off_policy=1, groups_per_batch=4)
     config = rl_config(tiny_model, tmp_path / "log", async_config=overlapping)
     with embedded_engine(tmp_path / "store", device="cpu"):
         asyncio.run(rl_train.main(config))
