@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from tinker import types
-from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
+from tinker.lib.backcompat_concurrent_future import _AwaitableFutureCompatWrapper
+from tinker.lib.public_interfaces.api_future import APIFuture
 from tinker.types.topk_logprobs import TopkLogprobs
 
 from evert.trainers.engine.drawing import stream_key
@@ -123,7 +124,7 @@ class SamplingClient(Ready):
         target_prompt_logprobs: types.TensorData | None = None,
         prompt_alt_tokens_k: int = 0,
         prompt_logprobs_last_n: int | None = None,
-    ) -> AwaitableConcurrentFuture[types.SampleResponse]:
+    ) -> APIFuture[types.SampleResponse]:
         """Sample replies; see ``sampler.py`` for what their log-probabilities are.
 
         Raises:
@@ -149,7 +150,7 @@ class SamplingClient(Ready):
         parts = prompt_parts(self._score, tokens, wanted, sampling_params.temperature, stream)
         answer = chain(read, lambda found: self._respond(found, parts))
         answer.add_done_callback(lambda _: replies.cancel())  # who gives it up wants no replies
-        return AwaitableConcurrentFuture(answer)
+        return _AwaitableFutureCompatWrapper(answer)
 
     async def sample_async(self, *args: Any, **kwargs: Any) -> types.SampleResponse:
         """See ``sample``."""
@@ -157,11 +158,11 @@ class SamplingClient(Ready):
 
     def compute_logprobs(
         self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
-    ) -> AwaitableConcurrentFuture[list[float | None]]:
+    ) -> APIFuture[list[float | None]]:
         """Log-probability of each token given those before it; None for the first."""
         tokens = _text_tokens(prompt)
         check_last_n(prompt_logprobs_last_n, len(tokens))
-        return AwaitableConcurrentFuture(
+        return _AwaitableFutureCompatWrapper(
             self._score(tokens, prompt_logprobs_last_n, log_probabilities)
         )
 

@@ -10,6 +10,7 @@
 
 import asyncio
 import base64
+import concurrent.futures
 import inspect
 import json
 import time
@@ -273,6 +274,19 @@ def test_what_fails_to_load_is_raised_by_whatever_is_asked_first(engine: Engine)
     future = tinker.ServiceClient().create_lora_training_client("/no/such/folder")
     with pytest.warns(FutureWarning), pytest.raises(tinker.NotFoundError, match="No folder"):
         future.get_info()
+
+
+@pytest.mark.filterwarnings("ignore:DEPRECATED:FutureWarning")
+async def test_what_a_sampling_client_answers_is_a_future_of_the_standard_library_too(
+    engine: Engine, tiny_model: str
+) -> None:
+    client: Any = tinker.ServiceClient().create_sampling_client(base_model=tiny_model)
+    asked = [client.sample(prompt(i), 1, params()) for i in range(1, 4)]
+    scored = client.compute_logprobs(prompt(1, 2, 3))
+    assert {*concurrent.futures.as_completed([*asked, scored], 30)} == {*asked, scored}
+    assert (await asyncio.wrap_future(asked[0])).sequences == asked[0].result().sequences
+    assert await scored == scored.future().result()
+    assert scored.done()
 
 
 # -- states ----------------------------------------------------------------------------------------
