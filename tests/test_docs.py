@@ -24,7 +24,7 @@ from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 import evert
 from evert.bridge.errors import EvertError
 from evert.envs.games import find_game
-from evert.trainers import report, serve, train
+from evert.trainers import plan, report, serve, train
 from evert.trainers.evaluation.settings import read_evaluate_settings
 from evert.trainers.sweeping.study import read_plan
 
@@ -92,6 +92,7 @@ READERS = {
     "sweep": lambda arguments: read_plan(as_pairs(arguments)),
     "report": report.parse,
     "serve": serve.parse,
+    "engine": plan.parse,
 }
 NEEDED = {"train": ["env"], "evaluate": ["env", "models"], "sweep": ["env", "steps"]}
 """What a line may leave out because the folder it goes on with knows; and any value for it."""

@@ -70,12 +70,20 @@ def _usage(arguments: Sequence[str]) -> str:
     return USAGE + settings_help(PlanSettings, read_pairs(pairs, KEYS, "model"))
 
 
-def _run(arguments: Sequence[str]) -> int:
+def parse(arguments: Sequence[str]) -> PlanSettings:
+    """The settings that the arguments give, after the word ``plan``.
+
+    Raises:
+        UsageError: That word is missing, or one is no setting, or none that it takes.
+    """
     if not arguments or arguments[0] != WORD:
         given = arguments[0] if arguments else "nothing"
         raise UsageError(f"evert engine got {given!r}; it takes plan: evert engine plan model=NAME")
-    settings = read_settings(PlanSettings, read_pairs(arguments[1:], KEYS, "model"))
-    found = make_plan(settings)
+    return read_settings(PlanSettings, read_pairs(arguments[1:], KEYS, "model"))
+
+
+def _run(arguments: Sequence[str]) -> int:
+    found = make_plan(parse(arguments))
     print(said(found))
     return 0 if found.fits else 1
 
