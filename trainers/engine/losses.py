@@ -72,8 +72,12 @@ class Loss:
 
     @property
     def optional(self) -> tuple[str, ...]:
-        """Loss inputs that override a setting token by token."""
-        return tuple(key for key in self.settings if key.startswith("clip_"))
+        """Loss inputs that override a setting token by token, and ``weights``.
+
+        Tinker's documentation has data for RL with weights beside the advantages; no formula of its
+        reads them there.
+        """
+        return ("weights", *(key for key in self.settings if key.startswith("clip_")))
 
 
 def get_loss(name: str) -> Loss:

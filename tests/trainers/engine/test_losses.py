@@ -206,7 +206,9 @@ def test_a_setting_that_is_no_number_is_refused(value: object) -> None:
 def test_a_missing_or_an_unread_tensor_is_refused_by_name() -> None:
     with pytest.raises(LossInputError, match=r"Datum 3.*missing \['advantages'\].*\['mask'\]"):
         check_inputs("ppo", {"target_tokens": 0, "logprobs": 0, "mask": 0}, "Datum 3")
-    check_inputs("ppo", dict.fromkeys(["target_tokens", "logprobs", "advantages"]), "Datum 3")
+    known = ["target_tokens", "logprobs", "advantages"]
+    check_inputs("ppo", dict.fromkeys(known), "Datum 3")
+    check_inputs("ppo", dict.fromkeys([*known, "weights"]), "Datum 3")  # as Tinker's pages have it
 
 
 def test_errors_survive_pickling() -> None:
