@@ -112,6 +112,8 @@ class Batch(ABC):
 
     def shared(self, rows: Sequence[np.ndarray], most: Sequence[int]) -> list[list[Shared]]:
         """What is to be computed once, level by level, if ``most`` tokens of a row are given."""
+        if len(rows) < 2:
+            return []
         starts = [self._prefixes.longest(*pair)[0] for pair in zip(rows, most, strict=True)]
         return shared(rows, starts, self.device, self._prefixes.max_tokens)
 

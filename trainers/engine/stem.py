@@ -88,6 +88,8 @@ def best_stem(rows: Sequence[np.ndarray], copies: Sequence[int]) -> np.ndarray |
         rows: [T] ids of prompts that join a batch.
         copies: How many rows each of them becomes.
     """
+    if sum(copies) * max(map(len, rows)) < _LEAST_SAVED:
+        return None
     found = [(part.length, part.rows) for part in beginnings(rows)]
     found += [(len(row) - 1, [i]) for i, row in enumerate(rows)]
     saved = [length * (sum(copies[i] for i in members) - 1) for length, members in found]
