@@ -17,6 +17,8 @@ from typing import Any
 
 import chz
 import pytest
+import tinker
+import torch
 from rich.console import Console
 
 from evert.bridge.base import BASE_MODEL
@@ -202,6 +204,16 @@ def test_the_engine_describes_itself_in_one_line(tiny_model: str, tmp_path: Path
         EngineChoice("service", "a key"), settings(base_url="u"), tmp_path
     ) as facts:
         assert say(facts) == f"engine: u (a key); {BASE_MODEL}, LoRA of rank 32"
+
+
+def test_a_run_chooses_the_type_of_its_weights(tiny_model: str, tmp_path: Path) -> None:
+    chosen = settings(model_name=tiny_model, device="cpu", threads=1, dtype="bfloat16")
+    with running_engine(EngineChoice("embedded", "a reason"), chosen, tmp_path):
+        client: Any = tinker.ServiceClient().create_lora_training_client(tiny_model).result()
+        trainer = client._run.trainer
+    assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.bfloat16}
+    with pytest.raises(UsageError, match="dtype takes auto or float32 or bfloat16 or float16"):
+        parse(["env=identity", "dtype=int8"])
 
 
 @pytest.mark.parametrize("base_url", [None, "http://127.0.0.1:9"])
