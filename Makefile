@@ -97,6 +97,8 @@ bench: .venv/developing
 	$(BIN)/python benchmarks/commands.py
 	$(BIN)/python benchmarks/hostile_http.py
 	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/prefixes.py
+	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/learning.py
 	$(BIN)/python benchmarks/intervals.py
 	$(BIN)/python benchmarks/scale.py
