@@ -146,7 +146,8 @@ def test_a_prompt_shared_by_a_group_is_computed_once(make: Make) -> None:
     prompt = prompts(40)[0]
     futures = [sampler.sample(prompt, 1, params()) for _ in range(8)]
     replies = {tuple(one(future).tokens) for future in futures}
-    assert sampler.stats.prompt_tokens == 40
+    # Whoever came a moment later has the logits of the last token computed again.
+    assert sampler.stats.prompt_tokens < 40 + 8
     assert len(replies) == 8
 
 
