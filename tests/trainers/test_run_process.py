@@ -17,10 +17,11 @@ import psutil
 import pytest
 
 from evert.trainers.command import INTERRUPTED
+from evert.trainers.engine.machine import free_memory
 from evert.trainers.runs import process
 from evert.trainers.runs.files import RUN
 from evert.trainers.runs.folder import RunFolder
-from evert.trainers.runs.process import SPARE, ending, free_memory, room_for
+from evert.trainers.runs.process import SPARE, ending, room_for
 
 # -- how many fit --------------------------------------------------------------------------------
 

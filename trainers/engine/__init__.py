@@ -27,6 +27,7 @@ From the outside in:
     passes.py           forward passes of the model in training
     cores.py            passes side by side, on all cores
     examples.py         its data, read and cut into micro-batches
+    machine.py          this machine's cores and free memory
     memory.py           how much memory there is, and what fits
     planning.py         what a model takes, before it is loaded
     logits.py           logits and log-probabilities, a stretch at a time

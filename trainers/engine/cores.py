@@ -1,11 +1,10 @@
-"""The cores of this machine: how many there are, and work that is done on several at a time.
+"""Work that is done on several of this machine's cores at a time.
 
 A small model's pass is too short for PyTorch to share it out over threads; several passes at a time
 are not. Results come in the order of the work, so that sums over them are the same to the bit on
 any number of cores.
 """
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,13 +12,10 @@ from typing import TypeVar
 
 import torch
 
+from evert.trainers.engine.machine import cores
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def lanes(device: torch.device) -> int:

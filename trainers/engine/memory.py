@@ -7,14 +7,13 @@ checkpointing), and the batch is cut into smaller ones. The gradient is the same
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from evert.trainers.engine.cores import lanes
 from evert.trainers.engine.logits import STRETCH_BYTES
+from evert.trainers.engine.machine import free_memory
 from evert.trainers.engine.prefill import chunk_tokens
 
 _SHARE = 2
@@ -28,8 +27,6 @@ _CACHE_SHARE = 4
 
 _CACHE_BYTES = 2 * 2**30
 """More than this no sampler needs on a CPU."""
-
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -64,18 +61,7 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0] + unused)
-    return min(int(psutil.virtual_memory().available), _container_bytes())
-
-
-def _container_bytes() -> int:
-    """What a container's limit leaves, caches of files not counted; a lot where there is none."""
-    try:
-        limit = int((_CGROUP / "memory.max").read_text())
-        lines = (_CGROUP / "memory.stat").read_text().splitlines()
-        used = dict(line.split() for line in lines)
-        return max(0, limit - int(used["anon"]) - int(used.get("slab_unreclaimable", 0)))
-    except (OSError, ValueError, KeyError):
-        return 2**62
+    return free_memory()
 
 
 def activation_bytes(config: Any, dtype: torch.dtype, *, checkpointing: bool) -> int:

@@ -1,10 +1,11 @@
 """What a run's figures come from: versions, machine, revision."""
 
-import os
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+
+from evert.trainers.engine.machine import cores
 
 
 def origin() -> dict[str, Any]:
@@ -25,11 +26,10 @@ def _versions() -> dict[str, str]:
 
 def machine() -> dict[str, Any]:
     """The kind of computer, without its name."""
-    here = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
     return {
         "system": platform.system(),
         "processor": platform.machine(),
-        "cpus": len(here) or os.cpu_count(),
+        "cpus": cores(),
     }
 
 

@@ -27,6 +27,7 @@ from typing import Any
 import psutil
 
 from evert.trainers.command import INTERRUPTED
+from evert.trainers.engine.machine import free_memory
 from evert.trainers.runs.files import RUN
 from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.origin import machine
@@ -148,15 +149,3 @@ def room_for(folder: RunFolder, pid: int | None) -> int:
             taken += process.memory_full_info().uss  # what is shared with the fork server stays
     cores = int(machine()["cpus"] or 1) // int(engine.get("threads", 1))
     return max(1, min(cores, 1 + int(free_memory() / (SPARE * taken))))
-
-
-def free_memory() -> int:
-    """Bytes that can be taken without swapping, or without the container's limit being hit."""
-    free = int(psutil.virtual_memory().available)
-    cgroup = Path("/sys/fs/cgroup")
-    with suppress(OSError, ValueError):  # no container, or no limit ("max")
-        limit = int((cgroup / "memory.max").read_text())
-        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-        used = int((cgroup / "memory.current").read_text()) - int(stat.get("inactive_file", 0))
-        free = min(free, limit - used)
-    return free

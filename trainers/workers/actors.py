@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from evert.bridge.errors import MissingPackageError
-from evert.trainers.engine.cores import cores
+from evert.trainers.engine.machine import cores
 from evert.trainers.workers.crew import Worker, WorkerLost
 from evert.trainers.workers.executor import WorkerExecutor
 

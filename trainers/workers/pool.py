@@ -14,7 +14,7 @@ from asyncio.subprocess import PIPE, Process
 from contextlib import suppress
 from typing import Any
 
-from evert.trainers.engine.cores import cores
+from evert.trainers.engine.machine import cores
 from evert.trainers.workers.crew import Worker, WorkerLost
 from evert.trainers.workers.executor import WorkerExecutor
 from evert.trainers.workers.process import BOOT, END_SECONDS, HEAD, frame, read_head

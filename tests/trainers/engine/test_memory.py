@@ -17,7 +17,7 @@ import transformers
 from tests.trainers.engine.test_training import ADAM, CPU, datum, gradients, same, weights
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from evert.trainers.engine import logits, memory
+from evert.trainers.engine import logits, machine, memory
 from evert.trainers.engine.errors import TrainingError
 from evert.trainers.engine.logits import float_logits, target_logprobs
 from evert.trainers.engine.memory import PassBudget, free_bytes, is_out_of_memory, pass_budget
@@ -216,7 +216,7 @@ def test_a_container_has_what_its_limit_leaves(
 ) -> None:
     (tmp_path / "memory.max").write_text(f"{10**9}\n")
     (tmp_path / "memory.stat").write_text("anon 400000000\nfile 500000000\nslab_unreclaimable 1\n")
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
     assert free_bytes(CPU) == 10**9 - 4 * 10**8 - 1
     (tmp_path / "memory.max").write_text("max\n")
     assert free_bytes(CPU) > 10**9 or psutil.virtual_memory().available < 10**9

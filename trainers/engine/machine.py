@@ -1,0 +1,29 @@
+"""This machine: its cores and its free memory, as far as this process may have them."""
+
+import os
+from pathlib import Path
+
+import psutil
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def free_memory() -> int:
+    """Bytes that can be taken without swapping, or without a container's limit being hit."""
+    return min(int(psutil.virtual_memory().available), _container_bytes())
+
+
+def _container_bytes() -> int:
+    """What a container's limit leaves, caches of files not counted; a lot where there is none."""
+    try:
+        limit = int((_CGROUP / "memory.max").read_text())
+        lines = (_CGROUP / "memory.stat").read_text().splitlines()
+        used = dict(line.split() for line in lines)
+        return max(0, limit - int(used["anon"]) - int(used.get("slab_unreclaimable", 0)))
+    except (OSError, ValueError, KeyError):
+        return 2**62
