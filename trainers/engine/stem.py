@@ -20,6 +20,9 @@ from evert.trainers.engine.prefix_cache import Kept
 _LEAST_SAVED = 2048
 """Tokens that rows must not hold for a stem to be worth its operations."""
 
+_ROWS = {"cpu": 32}
+"""Rows at a time: on a CPU, as many as have scores that its cache holds."""
+
 
 class Stem:
     """Keys and values of tokens that rows begin with."""
@@ -67,6 +70,23 @@ class Stem:
         Returns:
             [B, 1, Hkv G D]
         """
+        rows = _ROWS.get(queries.device.type, len(queries))
+        parts = [
+            self._attend(layer, queries[at], keys[at], values[at], bias[at], off)
+            for at in (slice(i, i + rows) for i in range(0, len(queries), rows))
+            for off in [None if without is None else without[at]]
+        ]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def _attend(
+        self,
+        layer: int,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        bias: Tensor,
+        without: Tensor | None,
+    ) -> Tensor:
         batch, heads, _, size = keys.shape
         grouped = queries.float().view(batch, heads, -1, size)
         own = (grouped @ keys.float().transpose(-1, -2) + bias).transpose(0, 1)
