@@ -417,7 +417,7 @@ OWN += ["models=evert-tiny"]
         (["env=identity", "models="], "Nobody to evaluate"),
         (["models=evert-tiny"], "No tasks to evaluate on"),
         (["env=identity", "agent=a:b", "models=evert-tiny"], "expected one"),
-        (["env=chess", "models=evert-tiny"], "There is no game 'chess'"),
+        (["env=xiangqi", "models=evert-tiny"], "There is no game 'xiangqi'"),
         (["env=identity", "models=evert-tiny", "seeds=0"], "seeds must be at least 1, got 0"),
         (["env=identity", "models=runs/none/here"], "no run and no model at 'runs/none/here'"),
         (["env=identity", "models=evert-tiny", "search=True"], "no twin with a search tool"),
