@@ -73,9 +73,10 @@ else
 endif
 
 # Laid over .venv without its requirements: of those that differ, only its audio recipes need one.
+# Faces and dialects meet it only through the Env, whose tests are among these.
 OVERLAY := $(CURDIR)/.cookbooks/$(COOKBOOK)
 cookbooks: .venv/developing $(OVERLAY)
-	PYTHONPATH=$(OVERLAY) $(BIN)/python -m pytest -n 2 --dist worksteal tests/bridge tests/envs tests/trainers/engine tests/trainers/test_train_command.py tests/trainers/test_train_cookbook.py tests/trainers/test_failing_runs.py tests/trainers/test_tracking.py tests/trainers/test_warm_up.py
+	PYTHONPATH=$(OVERLAY) $(BIN)/python -m pytest -n 2 --dist worksteal tests/bridge --ignore tests/bridge/faces --ignore tests/bridge/dialects tests/envs tests/trainers/engine tests/trainers/test_train_command.py tests/trainers/test_train_cookbook.py tests/trainers/test_failing_runs.py tests/trainers/test_tracking.py tests/trainers/test_warm_up.py
 
 $(OVERLAY): | .venv/developing
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ tinker-cookbook==$(COOKBOOK)
