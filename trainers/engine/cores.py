@@ -23,6 +23,18 @@ def lanes(device: torch.device) -> int:
     return max(1, cores() // torch.get_num_threads()) if device.type == "cpu" else 1
 
 
+def all_at_once(call: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """What a call returns of each item; the first is this thread's, each other has its own.
+
+    For work of some milliseconds that is wanted whole.
+    """
+    if len(items) < 2:
+        return [*map(call, items)]
+    with ThreadPoolExecutor(len(items) - 1, thread_name_prefix="evert-lane") as pool:
+        others = [pool.submit(call, item) for item in items[1:]]
+        return [call(items[0]), *(other.result() for other in others)]
+
+
 def side_by_side(
     call: Callable[[Item], Result], items: Sequence[Item], most: int
 ) -> Iterator[Result]:

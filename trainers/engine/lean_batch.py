@@ -11,6 +11,7 @@ head, D head size, V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -18,10 +19,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evert.trainers.engine.batches import Batch, pad, places_wanted
+from evert.trainers.engine.cores import all_at_once, lanes
 from evert.trainers.engine.lean import Attend, LeanModel
 from evert.trainers.engine.prefill import Job
 from evert.trainers.engine.prefix_cache import Kept, PrefixCache
 from evert.trainers.engine.stem import Stem, best_stem
+
+_LANE_ROWS = 96
+"""Rows that are worth a core of their own."""
 
 _LENGTH_STEP = 64
 """Cache lengths are multiples of this, so that growing is rare."""
@@ -56,32 +61,42 @@ class LeanBatch(Batch):
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append one token to every row; see ``Batch``."""
-        size = self.size
-        self._reserve(size, self._widest + 1)
+        self._reserve(self.size, self._widest + 1)
         self._model.reserve(self._longest + 1)
-        rows = torch.arange(size, device=self.device)
+        count = min(lanes(self.device), max(1, self.size // _LANE_ROWS))
+        cuts = [self.size * part // count for part in range(count + 1)]
+        parts = all_at_once(lambda cut: self._step(tokens, *cut), [*pairwise(cuts)])
+        self._lengths = [length + 1 for length in self._lengths]
+        self._positions, self._columns = self._positions + 1, self._columns + 1
+        self._longest, self._widest = self._longest + 1, self._widest + 1
+        return torch.cat(parts) if count > 1 else parts[0]
+
+    @torch.inference_mode()
+    def _step(self, tokens: Tensor, first: int, end: int) -> Tensor:
+        """The step of some of the rows: logits of the next token, [end - first, V]."""
+        ours, size = slice(first, end), end - first
+        positions, columns = self._positions[ours], self._columns[ours]
+        rows = torch.arange(first, end, device=self.device)
         length = min(_round_up(self._widest + 1, 16), self._keys[0].shape[2])
-        seen = torch.arange(length, device=self.device) <= self._columns[:, None]
+        seen = torch.arange(length, device=self.device) <= columns[:, None]
         bias = torch.zeros(seen.shape, dtype=self._model.dtype, device=self.device)
         bias = bias.masked_fill_(~seen, float("-inf"))[:, None, None]
+        without = None if self._without is None else self._without[ours]
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            self._keys[layer][rows, :, self._columns] = keys[:, 0]
-            self._values[layer][rows, :, self._columns] = values[:, 0]
-            keys = self._keys[layer][:size, :, :length]
-            values = self._values[layer][:size, :, :length]
+            self._keys[layer][rows, :, columns] = keys[:, 0]
+            self._values[layer][rows, :, columns] = values[:, 0]
+            keys = self._keys[layer][ours, :, :length]
+            values = self._values[layer][ours, :, :length]
             if self._stem:
-                return self._stem.attend(layer, queries, keys, values, bias, self._without)
+                return self._stem.attend(layer, queries, keys, values, bias, without)
             if queries.dtype != torch.float32:  # scores would be rounded, and a trainer's are not
                 return attention(queries, keys, values, mask=seen[:, None, None])
             grouped = queries[:, 0].view(size, keys.shape[1], -1, keys.shape[3])
             mixed = torch.softmax(grouped @ keys.transpose(-1, -2) + bias, dim=-1) @ values
             return mixed.flatten(1)[:, None]
 
-        hidden = self._model.hidden(tokens[:, None], self._positions[:, None], attend)
-        self._lengths = [length + 1 for length in self._lengths]
-        self._positions, self._columns = self._positions + 1, self._columns + 1
-        self._longest, self._widest = self._longest + 1, self._widest + 1
+        hidden = self._model.hidden(tokens[ours, None], positions[:, None], attend)
         return self._model.logits(hidden[:, 0])
 
     def keep(self, rows: Sequence[int]) -> list[int]:

@@ -20,6 +20,9 @@ from evert.trainers.engine.prefix_cache import Kept
 _LEAST_SAVED = 2048
 """Tokens that rows must not hold for a stem to be worth its operations."""
 
+_LEAST_LENGTH = 128
+"""Tokens of a stem; attention over fewer is no slower in each row's own stretch."""
+
 _ROWS = {"cpu": 32}
 """Rows at a time: on a CPU, as many as have scores that its cache holds."""
 
@@ -108,11 +111,13 @@ def best_stem(rows: Sequence[np.ndarray], copies: Sequence[int]) -> np.ndarray |
         rows: [T] ids of prompts that join a batch.
         copies: How many rows each of them becomes.
     """
-    if sum(copies) * max(map(len, rows)) < _LEAST_SAVED:
+    longest = max(map(len, rows))
+    if longest <= _LEAST_LENGTH or sum(copies) * longest < _LEAST_SAVED:
         return None
     found = [(part.length, part.rows) for part in beginnings(rows)]
     found += [(len(row) - 1, [i]) for i, row in enumerate(rows)]
     saved = [length * (sum(copies[i] for i in members) - 1) for length, members in found]
     best = int(np.argmax(saved))
     length, members = found[best]
-    return rows[members[0]][:length] if saved[best] >= _LEAST_SAVED else None
+    pays = length >= _LEAST_LENGTH and saved[best] >= _LEAST_SAVED
+    return rows[members[0]][:length] if pays else None

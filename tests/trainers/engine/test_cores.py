@@ -2,6 +2,7 @@
 
 1. Calls run at the same time; their results come in order, and an error is raised when it is due.
 2. A training pass has the same gradient, log-probabilities and loss in one thread and in several.
+3. Many rows are decoded in several threads, each as it is in one.
 """
 
 import threading
@@ -13,7 +14,9 @@ from tests.trainers.engine.test_memory import gpt2
 from tests.trainers.engine.test_training import CPU, datum, gradients
 
 from evert.trainers.engine import cores, prefill
-from evert.trainers.engine.cores import lanes, side_by_side
+from evert.trainers.engine.cores import all_at_once, lanes, side_by_side
+from evert.trainers.engine.frozen import freeze
+from evert.trainers.engine.lean import LeanModel
 from evert.trainers.engine.models import attach_lora, load_model, load_tokenizer
 from evert.trainers.engine.passes import Passes
 from evert.trainers.engine.training import Trainer
@@ -51,6 +54,29 @@ def test_an_error_is_raised_in_its_turn_and_no_call_is_left_running() -> None:
     assert next(found) == 0
     with pytest.raises(LookupError):
         next(found)
+    assert not [each for each in threading.enumerate() if each.name.startswith("evert-lane")]
+
+
+def test_work_that_is_wanted_whole_runs_here_and_in_other_threads() -> None:
+    together = threading.Barrier(3, timeout=60)
+
+    def call(number: int) -> tuple[int, bool]:
+        together.wait()  # all three are here
+        return number, threading.current_thread() is threading.main_thread()
+
+    assert all_at_once(call, [5, 6, 7]) == [(5, True), (6, False), (7, False)]
+    assert all_at_once(str, []) == []
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_an_error_of_work_that_is_wanted_whole_leaves_no_thread(wrong: int) -> None:
+    def call(number: int) -> int:
+        if number == wrong:
+            raise LookupError(number)
+        return number
+
+    with pytest.raises(LookupError):
+        all_at_once(call, range(2))
     assert not [each for each in threading.enumerate() if each.name.startswith("evert-lane")]
 
 
@@ -106,3 +132,38 @@ def test_a_pass_is_the_same_to_the_bit_in_one_thread_and_in_several(
     assert (alone_threads, several_threads) == ({"MainThread"}, {"evert-lane"})
     assert all(map(torch.equal, alone[0], several[0]))
     assert alone[1:] == several[1:]
+
+
+# -- 3. decoding ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shared", [0, 200], ids=["short prompts", "behind a stem"])
+def test_many_rows_are_decoded_in_several_threads_as_in_one(
+    shared: int, tiny_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen = freeze(load_model(tiny_model, CPU, torch.float32))
+    prompts = [[7] * shared + [1 + i, 3, 5][: 2 + i % 2] for i in range(200)]
+    threads: set[str] = set()
+    run = LeanModel.hidden
+
+    def watched(self: LeanModel, *given: Any) -> torch.Tensor:
+        threads.add(threading.current_thread().name.split("_")[0])
+        return run(self, *given)
+
+    def found(number: int) -> tuple[list[list[float]], set[str]]:
+        monkeypatch.setattr(cores, "cores", lambda: number * torch.get_num_threads())
+        threads.clear()
+        with torch.inference_mode():
+            batch = frozen.new_batch()
+            admitted = batch.admit(prompts, [1] * len(prompts))
+            logits = [admitted.logits]
+            for _ in range(3):
+                logits.append(batch.step(logits[-1].argmax(-1)))
+        order = torch.tensor(admitted.owners).argsort()
+        return torch.cat([each[order] for each in logits]).tolist(), {*threads}
+
+    monkeypatch.setattr(LeanModel, "hidden", watched)
+    alone, several = found(1), found(2)
+
+    assert (alone[1], several[1]) == ({"MainThread"}, {"MainThread", "evert-lane"})
+    torch.testing.assert_close(torch.tensor(alone[0]), torch.tensor(several[0]))

@@ -288,6 +288,7 @@ def stems(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return tokens
 
     monkeypatch.setattr(stem, "_LEAST_SAVED", 100)
+    monkeypatch.setattr(stem, "_LEAST_LENGTH", 1)
     monkeypatch.setattr(lean_batch, "best_stem", find)
     return found
 
