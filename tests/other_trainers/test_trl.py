@@ -371,8 +371,12 @@ def test_the_same_seed_gives_the_same_rows(tmp_path: Path) -> None:
     trained(second, tmp_path, max_steps=2, seed=1)
     trained(other, tmp_path, max_steps=2, seed=2)
 
-    assert first.given == second.given
-    assert first.given != other.given
+    for one, again in zip(first.given, second.given, strict=True):
+        # Up to rounding: which requests meet in a pass is a matter of time.
+        found, expected = again.pop("logprobs"), one.pop("logprobs")
+        assert [*itertools.chain(*found)] == pytest.approx([*itertools.chain(*expected)], abs=1e-4)
+        assert again == one
+    assert first.given[0]["completion_ids"] != other.given[0]["completion_ids"]
     assert first.given[0]["completion_ids"] != first.given[1]["completion_ids"]
 
 
