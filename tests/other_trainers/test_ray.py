@@ -8,14 +8,13 @@
 import asyncio
 import json
 import os
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
-from tests.trainers.workers.conftest import play, rewards, says_task
+from tests.trainers.workers.conftest import lengths, play, rewards, says_task
 from tinker_cookbook.rl import train as cookbook
 from tinker_cookbook.rl.rollout_strategy import FailFast
 
@@ -48,25 +47,6 @@ def rollouts(cluster: None) -> Iterator[RayRollouts]:
         yield running
 
 
-def identity(dying: Path | None = None) -> Callable[..., Any]:
-    """An agent that is a closure; its worker is killed once a task that ``dying`` has a file of."""
-
-    def die_once(task: float) -> None:
-        flag = None if dying is None else dying / str(task)
-        if flag is not None and flag.exists():
-            flag.unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    async def agent(client: Any, task: float) -> float:
-        said = await client.chat.completions.create(
-            messages=[{"role": "user", "content": f"Say {task}."}]
-        )
-        die_once(task)
-        return float(len(said.choices[0].message.content) % 7)
-
-    return agent
-
-
 def train(folder: Path, agent: Any, executor: Any) -> list[dict[str, Any]]:
     """Rewards, step by step, of ``rl.train.main`` as it is."""
     settings = TrainSettings(
@@ -94,14 +74,14 @@ def told(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_a_run_is_the_same_with_workers_without_and_with_workers_that_die(tmp_path: Path) -> None:
     dying = tmp_path / "dying"
     dying.mkdir()
-    here = train(tmp_path / "here", identity(), None)
+    here = train(tmp_path / "here", lengths(), None)
     with RayRollouts(2, 4) as executor:
-        there = train(tmp_path / "there", identity(), executor)
+        there = train(tmp_path / "there", lengths(), executor)
         assert executor.lost_groups == 0
     for task in (0.0, 9.0):
         (dying / str(task)).touch()
     with RayRollouts(2, 4) as executor:
-        died = train(tmp_path / "died", identity(dying), executor)
+        died = train(tmp_path / "died", lengths(dying), executor)
         assert executor.lost_groups >= 2
         assert not [*dying.iterdir()]
 
@@ -112,7 +92,6 @@ def test_a_run_is_the_same_with_workers_without_and_with_workers_that_die(tmp_pa
 
 async def test_a_task_that_kills_each_of_its_workers_is_named(rollouts: RayRollouts) -> None:
     async def deadly(client: Any, task: float) -> float:
-        import os
 
         if task == 2.0:
             os._exit(7)

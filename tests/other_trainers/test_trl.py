@@ -35,7 +35,8 @@ from trl import GRPOConfig, GRPOTrainer
 from evert import AgentClient, AgentError, ChatAgentEnv, InvalidDatasetError, Outcome
 from evert.bridge.base import BASE_RENDERER, base_path
 from evert.trainers.arguments import UsageError
-from evert.trainers.engine.engine import Engine, EngineSettings
+from evert.trainers.engine.engine import Engine
+from evert.trainers.engine.loading import EngineSettings
 from evert.trainers.engine.sampling_client import model_client
 from evert.trl import Rollouts
 

@@ -20,9 +20,10 @@ from tinker import types
 from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 from tinker.lib.public_interfaces.custom_loss import LossHandle, PerDatumLossFn, trace_loss
 
-from evert.trainers.engine.engine import Engine, LoraChoice
+from evert.trainers.engine.engine import Engine
 from evert.trainers.engine.errors import LossInputError, SamplingRequestError, UnsupportedError
 from evert.trainers.engine.futures import async_forms, finished, settled, submit
+from evert.trainers.engine.loading import LoraChoice
 from evert.trainers.engine.models import resolve_model
 from evert.trainers.engine.rest_client import RestClient, capabilities
 from evert.trainers.engine.sampling_client import SamplingClient, Source, saved_client

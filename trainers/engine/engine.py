@@ -33,9 +33,7 @@ from evert.trainers.engine.drawing import stream_key
 from evert.trainers.engine.errors import CheckpointError, EngineClosedError
 from evert.trainers.engine.frozen import freeze
 from evert.trainers.engine.installing import Swap, cpu_threads, reading_handles, swapped
-from evert.trainers.engine.loading import EngineSettings as EngineSettings
-from evert.trainers.engine.loading import Loader
-from evert.trainers.engine.loading import LoraChoice as LoraChoice
+from evert.trainers.engine.loading import EngineSettings, Loader, LoraChoice
 from evert.trainers.engine.models import (
     context_length,
     end_tokens,

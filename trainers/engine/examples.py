@@ -3,7 +3,7 @@
 Shapes: N tokens of a datum, K targets a token.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,6 @@ from tinker import types
 from torch import Tensor
 
 from evert.trainers.engine.errors import LossInputError
-from evert.trainers.engine.frozen import length_sorted
 from evert.trainers.engine.losses import check_inputs, get_loss
 from evert.trainers.engine.provenance import sampled_mask
 
@@ -85,3 +84,23 @@ def micro_batches(examples: Sequence[Example], budget: int) -> list[list[int]]:
         for rows in kinds.values()
         for group in length_sorted([len(examples[i].tokens) for i in rows], budget)
     ]
+
+
+def length_sorted(lengths: Sequence[int], budget: int) -> Iterable[list[int]]:
+    """Group row numbers by length, longest first, so that padding stays small.
+
+    Args:
+        lengths: Tokens of each row.
+        budget: Most tokens of a group, padding included; a longer row gets a group of its own.
+
+    Yields:
+        Row numbers of one group.
+    """
+    group: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if group and (len(group) + 1) * lengths[group[0]] > budget:
+            yield group
+            group = []
+        group.append(i)
+    if group:
+        yield group

@@ -8,7 +8,6 @@
 """
 
 import copy
-from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +17,7 @@ from evert.trainers.engine.generic_batch import GenericBatch
 from evert.trainers.engine.lean import LeanModel, can_be_lean
 from evert.trainers.engine.lean_batch import LeanBatch
 from evert.trainers.engine.memory import cache_bytes, cache_token_bytes
+from evert.trainers.engine.models import base_of
 from evert.trainers.engine.prefix_cache import PrefixCache
 from evert.trainers.engine.shared import original_of, with_own_modules
 
@@ -50,7 +50,7 @@ class FrozenLean:
         """Copy the weights of ``model``, but for those of a shared base."""
         self._original = original_of(model)  # stays loaded while it is sampled from
         lean = self._lean = LeanModel(model, copied=self._original is None)
-        per_token = 2 * len(lean.layers) * lean.key_heads * lean.head_size * lean.dtype.itemsize
+        per_token = cache_token_bytes(base_of(model).config, lean.dtype)
         self.cache_tokens: int = cache_bytes(lean.device) // per_token
         self._prefixes = PrefixCache(self.cache_tokens // _PREFIX_SHARE)
 
@@ -93,23 +93,3 @@ def freeze(model: Any) -> FrozenModel:
     """Copy a model's present weights, adapter included, into one to sample from."""
     with torch.no_grad():
         return FrozenLean(model) if can_be_lean(model) else FrozenGeneric(model)
-
-
-def length_sorted(lengths: Sequence[int], budget: int) -> Iterable[list[int]]:
-    """Group row numbers by length, longest first, so that padding stays small.
-
-    Args:
-        lengths: Tokens of each row.
-        budget: Most tokens of a group, padding included; a longer row gets a group of its own.
-
-    Yields:
-        Row numbers of one group.
-    """
-    group: list[int] = []
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if group and (len(group) + 1) * lengths[group[0]] > budget:
-            yield group
-            group = []
-        group.append(i)
-    if group:
-        yield group

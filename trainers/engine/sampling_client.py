@@ -26,9 +26,10 @@ from tinker.lib.public_interfaces.api_future import APIFuture
 from tinker.types.topk_logprobs import TopkLogprobs
 
 from evert.trainers.engine.drawing import stream_key
-from evert.trainers.engine.engine import Engine, EngineSettings
+from evert.trainers.engine.engine import Engine
 from evert.trainers.engine.errors import SamplingRequestError, UnsupportedError
 from evert.trainers.engine.futures import Ready, chain, finished, together
+from evert.trainers.engine.loading import EngineSettings
 from evert.trainers.engine.models import load_tokenizer
 from evert.trainers.engine.provenance import recorded
 from evert.trainers.engine.readings import Wanted, check_last_n, prompt_parts, topk

@@ -73,23 +73,13 @@ class Stem:
         Returns:
             [B, 1, Hkv G D]
         """
-        rows = _ROWS.get(queries.device.type, len(queries))
-        parts = [
-            self._attend(layer, queries[at], keys[at], values[at], bias[at], off)
-            for at in (slice(i, i + rows) for i in range(0, len(queries), rows))
-            for off in [None if without is None else without[at]]
-        ]
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
-
-    def _attend(
-        self,
-        layer: int,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        bias: Tensor,
-        without: Tensor | None,
-    ) -> Tensor:
+        most = _ROWS.get(queries.device.type, len(queries))
+        if len(queries) > most:
+            parts = []
+            for at in (slice(i, i + most) for i in range(0, len(queries), most)):
+                off = None if without is None else without[at]
+                parts.append(self.attend(layer, queries[at], keys[at], values[at], bias[at], off))
+            return torch.cat(parts)
         batch, heads, _, size = keys.shape
         grouped = queries.float().view(batch, heads, -1, size)
         own = (grouped @ keys.float().transpose(-1, -2) + bias).transpose(0, 1)

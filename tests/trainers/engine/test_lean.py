@@ -9,7 +9,8 @@ import torch
 import transformers
 from peft import LoraConfig, get_peft_model
 
-from evert.trainers.engine.frozen import FrozenGeneric, FrozenLean, freeze, length_sorted
+from evert.trainers.engine.examples import length_sorted
+from evert.trainers.engine.frozen import FrozenGeneric, FrozenLean, freeze
 from evert.trainers.engine.lean import LeanModel, can_be_lean
 from evert.trainers.engine.scoring import Scoring, score
 

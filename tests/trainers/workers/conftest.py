@@ -57,6 +57,27 @@ async def ask(client: Any) -> str:
     return reply.choices[0].message.content or ""
 
 
+def lengths(dying: Path | None = None) -> Callable[..., Any]:
+    """A closure that earns the length of the reply; its worker is killed once in each step."""
+
+    def die_once(task: float) -> None:
+        import os
+        import signal
+
+        for flag in () if dying is None else dying.glob(f"{task}"):
+            flag.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    async def agent(client: Any, task: float) -> float:
+        said = await client.chat.completions.create(
+            messages=[{"role": "user", "content": f"Say {task}."}]
+        )
+        die_once(task)
+        return float(len(said.choices[0].message.content) % 7)
+
+    return agent
+
+
 def says_task() -> Callable[..., Any]:
     """An agent that is a closure, and earns its task."""
 

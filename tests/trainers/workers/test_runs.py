@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from tests.trainers.workers.conftest import dies_once
+from tests.trainers.workers.conftest import dies_once, lengths
 from tinker_cookbook.rl import train as cookbook
 
 import evert
@@ -38,27 +38,6 @@ OWN: dict[str, Any] = {
     "eval_every": 0,
     "save_every": 0,
 }
-
-
-def lengths(dying: Path | None = None) -> Callable[..., Any]:
-    """A closure that earns the length of the reply; its worker is killed once in each step."""
-
-    def die_once(task: float) -> None:
-        import os
-        import signal
-
-        for flag in () if dying is None else dying.glob(f"{task}"):
-            flag.unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    async def agent(client: Any, task: float) -> float:
-        said = await client.chat.completions.create(
-            messages=[{"role": "user", "content": f"Say {task}."}]
-        )
-        die_once(task)
-        return float(len(said.choices[0].message.content) % 7)
-
-    return agent
 
 
 # -- 1. the Cookbook's loop -----------------------------------------------------------------------
