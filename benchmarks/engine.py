@@ -30,7 +30,7 @@ from tinker import types
 
 from evert.bridge.base import BASE_MODEL, base_path
 from evert.trainers.engine.engine import embedded_engine
-from evert.trainers.engine.models import context_length, load_model
+from evert.trainers.engine.models.base_models import context_length, load_model
 
 PROMPT = (16, 96)
 REPLY_EQUAL = 32

@@ -27,8 +27,8 @@ from rich.table import Table
 from tinker import types
 
 from evert.bridge.base import BASE_MODEL
-from evert.trainers.engine import frozen
 from evert.trainers.engine.engine import embedded_engine
+from evert.trainers.engine.sampling import frozen
 
 PROMPTS = 64
 SAMPLES = 8

@@ -35,9 +35,9 @@ from trl import GRPOConfig, GRPOTrainer
 from evert import AgentClient, AgentError, ChatAgentEnv, InvalidDatasetError, Outcome
 from evert.bridge.base import BASE_RENDERER, base_path
 from evert.trainers.arguments import UsageError
+from evert.trainers.engine.clients.sampling_client import model_client
 from evert.trainers.engine.engine import Engine
-from evert.trainers.engine.loading import EngineSettings
-from evert.trainers.engine.sampling_client import model_client
+from evert.trainers.engine.models.loading import EngineSettings
 from evert.trl import Rollouts
 
 pytestmark = pytest.mark.filterwarnings("default")  # of TRL and of what it imports

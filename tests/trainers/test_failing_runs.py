@@ -21,8 +21,8 @@ from tinker_cookbook.rl import train as cookbook
 
 from evert import AgentDatasetBuilder, embedded_engine
 from evert.trainers import sweep, train
+from evert.trainers.engine.clients.sampling_client import SamplingClient
 from evert.trainers.engine.errors import SamplingRequestError
-from evert.trainers.engine.sampling_client import SamplingClient
 from evert.trainers.runs.files import RESULT
 from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.progress import logging_to

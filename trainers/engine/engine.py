@@ -7,9 +7,8 @@ Inside the block ``tinker.ServiceClient`` and ``tinker.RestClient`` are the engi
 were imported to, and nothing reaches the network (``network.py``). Leaving the block puts
 everything back and stops the engine's threads.
 
-What is here, in order: the engine, and the installer. Its settings are in ``loading.py``, the
-clients in ``clients.py`` and ``sampling_client.py``; models, training, the sampler and checkpoints
-in the modules of those names.
+What is here, in order: the engine, and the installer. Clients, models, training, sampling and
+checkpoints are in the folders of those names; the engine's settings are in ``models/loading.py``.
 """
 
 import logging
@@ -28,22 +27,22 @@ import tinker
 import torch
 
 from evert.bridge.base import register_base_tokenizers
-from evert.trainers.engine.checkpoints import CheckpointStore, RunInfo
-from evert.trainers.engine.drawing import stream_key
 from evert.trainers.engine.errors import CheckpointError, EngineClosedError
-from evert.trainers.engine.frozen import freeze
 from evert.trainers.engine.installing import Swap, cpu_threads, reading_handles, swapped
-from evert.trainers.engine.loading import EngineSettings, Loader, LoraChoice
-from evert.trainers.engine.models import (
+from evert.trainers.engine.models.base_models import (
     context_length,
     end_tokens,
     import_lazy_modules,
     load_tokenizer,
 )
+from evert.trainers.engine.models.loading import EngineSettings, Loader, LoraChoice
 from evert.trainers.engine.network import no_network
-from evert.trainers.engine.sampler import Sampler
+from evert.trainers.engine.sampling.drawing import stream_key
+from evert.trainers.engine.sampling.frozen import freeze
+from evert.trainers.engine.sampling.sampler import Sampler
 from evert.trainers.engine.stand_ins import StandIns, lookups, tokenizers
-from evert.trainers.engine.training import Trainer
+from evert.trainers.engine.store.checkpoints import CheckpointStore, RunInfo
+from evert.trainers.engine.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -314,11 +313,14 @@ def _in_use(engine: Engine) -> Iterator[Engine]:
 
 
 def _swaps(engine: Engine) -> list[Swap]:
-    from evert.trainers.engine import clients
+    from evert.trainers.engine.clients import rest_client, service_client
 
     # Classes, not functions: code loaded inside the block may use the names in annotations.
-    ours = [
-        (name, getattr(tinker, name), type(name, (getattr(clients, name),), {"engine": engine}))
-        for name in ("ServiceClient", "RestClient")
+    clients = [
+        (name, getattr(tinker, name), type(name, (ours,), {"engine": engine}))
+        for name, ours in (
+            ("ServiceClient", service_client.ServiceClient),
+            ("RestClient", rest_client.RestClient),
+        )
     ]
-    return [*ours, *lookups(engine.stand_ins)]
+    return [*clients, *lookups(engine.stand_ins)]

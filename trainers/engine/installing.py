@@ -42,7 +42,7 @@ def reading_handles() -> Iterator[None]:
 
     The class keeps its name: the futures of sampling clients are the SDK's own, and are of it.
     """
-    from evert.trainers.engine.sampling_client import SamplingClient
+    from evert.trainers.engine.clients.sampling_client import SamplingClient
 
     theirs: Any = tinker.SamplingClient
     before = vars(theirs)["from_sampler_handle"]

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from evert.trainers.engine.loading import EngineSettings, Loader
 from evert.trainers.engine.memory import (
     activation_bytes,
     cache_bytes,
@@ -19,13 +18,14 @@ from evert.trainers.engine.memory import (
     logits_bytes,
     pass_budget,
 )
-from evert.trainers.engine.models import (
+from evert.trainers.engine.models.base_models import (
     attach_lora,
     context_length,
     count_parameters,
     load_outline,
 )
-from evert.trainers.engine.prefill import chunk_tokens
+from evert.trainers.engine.models.loading import EngineSettings, Loader
+from evert.trainers.engine.sampling.prefill import chunk_tokens
 
 _ADAM = 3
 """Gradient and two moments: numbers that each trained weight has beside itself."""

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evert.bridge.base import BASE_RENDERER, BASES
-from evert.trainers.engine.encoding import one_at_a_time
 from evert.trainers.engine.errors import ModelNotFoundError
 from evert.trainers.engine.installing import Swap
-from evert.trainers.engine.models import base_context_length
+from evert.trainers.engine.models.base_models import base_context_length
+from evert.trainers.engine.models.encoding import one_at_a_time
 
 if TYPE_CHECKING:
     from tinker_cookbook.model_info import ModelAttributes
@@ -152,7 +152,7 @@ def tokenizers(stand_ins: StandIns) -> Iterator[None]:
         return
     from transformers import AutoTokenizer
 
-    from evert.trainers.engine.models import resolve_model
+    from evert.trainers.engine.models.base_models import resolve_model
 
     theirs: Any = vars(AutoTokenizer)["from_pretrained"]
 

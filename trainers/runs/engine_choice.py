@@ -73,7 +73,7 @@ def check_engine(settings: TrainSettings) -> None:
         return
     import torch
 
-    from evert.trainers.engine.models import resolve_model
+    from evert.trainers.engine.models.base_models import resolve_model
 
     kind, _, number = settings.device.partition(":")
     there = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
@@ -154,7 +154,7 @@ def _model_facts(settings: TrainSettings, engine: Any) -> dict[str, Any]:
     """What is trained on what, going by the model's configuration alone."""
     import torch
 
-    from evert.trainers.engine.models import count_parameters, load_outline
+    from evert.trainers.engine.models.base_models import count_parameters, load_outline
 
     name = settings.model_name
     model = load_outline(name)

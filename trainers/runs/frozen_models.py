@@ -185,7 +185,7 @@ def check_frozen(models: "Mapping[str, FrozenModel]", *, embedded: bool) -> None
     """
     from evert.bridge.base import renderer_name_of
     from evert.bridge.weights import TinkerModel
-    from evert.trainers.engine.models import resolve_model
+    from evert.trainers.engine.models.base_models import resolve_model
 
     for name, model in models.items():
         if not isinstance(model, TinkerModel):

@@ -33,7 +33,11 @@ from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.origin import machine
 
 PRELOADED = ["tinker_cookbook.rl.train", "transformers.models.qwen3.modeling_qwen3", "peft"]
-PRELOADED += ["matplotlib.figure", "evert.trainers.train", "evert.trainers.engine.clients"]
+PRELOADED += [
+    "matplotlib.figure",
+    "evert.trainers.train",
+    "evert.trainers.engine.clients.service_client",
+]
 """What every run imports sooner or later."""
 ERROR_LINES = 6
 STOP_SECONDS = 60.0

@@ -148,8 +148,8 @@ def _repair(path: Path) -> None:
     Raises:
         RunFolderError: The list is gone, and the checkpoints are not.
     """
-    from evert.trainers.engine.checkpoint_log import repair_checkpoint_log
-    from evert.trainers.engine.checkpoints import CheckpointStore
+    from evert.trainers.engine.store.checkpoint_log import repair_checkpoint_log
+    from evert.trainers.engine.store.checkpoints import CheckpointStore
 
     store = CheckpointStore(path / STORE)
     saved = len(_logged(path)) >= AHEAD and any(store.root.glob("*/weights/*/"))
@@ -171,7 +171,7 @@ def _mend_batches(log: Path, root: Path) -> None:
     The Cookbook writes down the batch that it waits for. By then it has submitted that one and the
     next, and the weights have both.
     """
-    from evert.trainers.engine.checkpoints import CheckpointStore
+    from evert.trainers.engine.store.checkpoints import CheckpointStore
 
     store = CheckpointStore(root)
 
@@ -197,7 +197,7 @@ def _logged(log: Path) -> set[int]:
 
 def tidy(path: Path) -> None:
     """Delete the checkpoints that no list of a run has any use for, and what crashes left."""
-    from evert.trainers.engine.checkpoints import CheckpointStore
+    from evert.trainers.engine.store.checkpoints import CheckpointStore
 
     if (path / STORE).is_dir():
         CheckpointStore(path / STORE).tidy(_of_use(path) | _of_use(path / WARM_UP))

@@ -159,7 +159,7 @@ class ServedSamplingClient:
 
     def get_tokenizer(self) -> "PreTrainedTokenizerBase":
         """The base model's tokenizer, as it is known here."""
-        from evert.trainers.engine.models import load_tokenizer
+        from evert.trainers.engine.models.base_models import load_tokenizer
 
         return load_tokenizer(self._base_model)
 

@@ -16,9 +16,9 @@ from typing import Any
 from tinker_cookbook.completers import TinkerTokenCompleter, TokenCompleter
 
 from evert.trainers.arguments import UsageError
+from evert.trainers.engine.clients.sampling_client import model_client
 from evert.trainers.engine.engine import Engine
-from evert.trainers.engine.models import context_length
-from evert.trainers.engine.sampling_client import model_client
+from evert.trainers.engine.models.base_models import context_length
 from evert.trainers.serving.client import ServedSamplingClient
 from evert.trainers.trl.colocated import ColocatedPolicy, colocated_thread
 

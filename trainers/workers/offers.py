@@ -14,8 +14,8 @@ from typing import Any
 import tinker
 
 from evert.bridge.weights import TinkerModel, open_weights
+from evert.trainers.engine.clients.sampling_client import SamplingClient
 from evert.trainers.engine.network import allowed_hosts
-from evert.trainers.engine.sampling_client import SamplingClient
 from evert.trainers.serving.service import PolicyService
 from evert.trainers.workers.travel import Parcel, pack
 

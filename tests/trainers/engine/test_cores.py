@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 import torch
 from tests.trainers.engine.test_memory import gpt2
-from tests.trainers.engine.test_training import CPU, datum, gradients
+from tests.trainers.engine.training.test_trainer import CPU, datum, gradients
 
-from evert.trainers.engine import cores, prefill
+from evert.trainers.engine import cores
 from evert.trainers.engine.cores import all_at_once, lanes, side_by_side
-from evert.trainers.engine.frozen import freeze
-from evert.trainers.engine.lean import LeanModel
-from evert.trainers.engine.models import attach_lora, load_model, load_tokenizer
-from evert.trainers.engine.passes import Passes
-from evert.trainers.engine.training import Trainer
+from evert.trainers.engine.models.base_models import attach_lora, load_model, load_tokenizer
+from evert.trainers.engine.models.lean import LeanModel
+from evert.trainers.engine.sampling import prefill
+from evert.trainers.engine.sampling.frozen import freeze
+from evert.trainers.engine.training.passes import Passes
+from evert.trainers.engine.training.trainer import Trainer
 
 # -- 1. calls ------------------------------------------------------------------------------------
 

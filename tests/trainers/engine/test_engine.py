@@ -29,7 +29,8 @@ from tinker.lib.public_interfaces import service_client as sdk_module
 from transformers import AutoModelForCausalLM
 
 from evert.bridge.base import BASE_MODEL
-from evert.trainers.engine import clients, rest_client, training_client
+from evert.trainers.engine.clients import rest_client, service_client, training_client
+from evert.trainers.engine.clients.sampling_client import SamplingClient
 from evert.trainers.engine.engine import Engine, embedded_engine
 from evert.trainers.engine.errors import (
     CheckpointError,
@@ -38,7 +39,6 @@ from evert.trainers.engine.errors import (
     SamplingRequestError,
     TrainingError,
 )
-from evert.trainers.engine.sampling_client import SamplingClient
 
 SdkServiceClient = tinker.ServiceClient
 ADAM = types.AdamParams(learning_rate=1e-2)
@@ -53,7 +53,7 @@ FILES = (
     "preference/train_dpo.py",
 )
 ROLES: dict[str, type] = {
-    "service_client": clients.ServiceClient,
+    "service_client": service_client.ServiceClient,
     "training_client": training_client.TrainingClient,
     "sampling_client": SamplingClient,
     "reference_client": SamplingClient,
@@ -146,7 +146,9 @@ def test_the_known_table_of_calls_is_still_what_the_cookbook_makes() -> None:
 def test_constructors_take_what_the_sdks_take(name: str) -> None:
     theirs = inspect.signature(getattr(tinker, name).__init__).parameters
     accepted = [p for p in theirs if p not in ("self", "kwargs", "_holder")]
-    surface = {"ServiceClient": clients.ServiceClient, "RestClient": rest_client.RestClient}[name]
+    surface = {"ServiceClient": service_client.ServiceClient, "RestClient": rest_client.RestClient}[
+        name
+    ]
     inspect.signature(surface).bind(**dict.fromkeys(accepted))
 
 
@@ -156,7 +158,7 @@ def test_inside_the_block_the_sdks_names_are_the_engines(tmp_path: Path) -> None
     sys.modules[mine.__name__] = mine
     try:
         with embedded_engine(tmp_path):
-            assert issubclass(tinker.ServiceClient, clients.ServiceClient)
+            assert issubclass(tinker.ServiceClient, service_client.ServiceClient)
             assert issubclass(tinker.RestClient, rest_client.RestClient)
             assert sdk_module.ServiceClient is tinker.ServiceClient
             assert mine.ServiceClient is tinker.ServiceClient
@@ -399,7 +401,7 @@ def test_small_models_are_trained_whole_and_large_ones_with_an_adapter(
 ) -> None:
     service = tinker.ServiceClient()
     assert not service.create_lora_training_client(tiny_model).result().get_info().is_lora
-    monkeypatch.setattr("evert.trainers.engine.loading.SMALL_MODEL_PARAMETERS", 10)
+    monkeypatch.setattr("evert.trainers.engine.models.loading.SMALL_MODEL_PARAMETERS", 10)
     info = service.create_lora_training_client(tiny_model, rank=2).result().get_info()
     assert (info.is_lora, info.lora_rank) == (True, 2)
 
@@ -427,9 +429,13 @@ def test_a_folder_without_a_model_is_refused(engine: Engine, tmp_path: Path) -> 
 def test_the_shipped_base_is_found_by_its_name(
     engine: Engine, tiny_model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evert.trainers.engine.models.base_path", lambda _: Path(tiny_model))
+    monkeypatch.setattr(
+        "evert.trainers.engine.models.base_models.base_path", lambda _: Path(tiny_model)
+    )
     tokenizer: Any = object()
-    monkeypatch.setattr("evert.trainers.engine.models.base_tokenizer", lambda _: tokenizer)
+    monkeypatch.setattr(
+        "evert.trainers.engine.models.base_models.base_tokenizer", lambda _: tokenizer
+    )
     training = tinker.ServiceClient().create_lora_training_client(BASE_MODEL).result()
     assert training.get_tokenizer() is tokenizer
     assert training.get_info().model_data.model_name == BASE_MODEL

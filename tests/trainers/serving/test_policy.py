@@ -16,7 +16,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from evert import ChatAgentEnv
 from evert.bridge.base import base_tokenizer
 from evert.envs.identity import identity_agent
-from evert.trainers.engine.sampling_client import SamplingClient
+from evert.trainers.engine.clients.sampling_client import SamplingClient
 from evert.trainers.serving.errors import NotServedError, ServerGoneError, UnfitServerError
 from evert.trainers.serving.policy import ServedPolicy
 from evert.trainers.serving.service import PolicyService

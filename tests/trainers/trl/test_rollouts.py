@@ -22,10 +22,10 @@ from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import InvalidAgentError, InvalidDatasetError, InvalidModelError
 from evert.bridge.faces.connections import send, whole
 from evert.trainers.arguments import UsageError
+from evert.trainers.engine.clients.sampling_client import SamplingClient, model_client
 from evert.trainers.engine.engine import Engine
-from evert.trainers.engine.loading import EngineSettings
-from evert.trainers.engine.models import load_model
-from evert.trainers.engine.sampling_client import SamplingClient, model_client
+from evert.trainers.engine.models.base_models import load_model
+from evert.trainers.engine.models.loading import EngineSettings
 from evert.trainers.serving.service import PolicyService
 from evert.trainers.trl.rollouts import Rollouts
 from evert.trl import Rollouts as PublicRollouts

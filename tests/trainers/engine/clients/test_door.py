@@ -1,0 +1,265 @@
+"""What is wrong with a training request is told at the door, and hurts no other request.
+
+1. A message names the datum and the field, what it has and what was expected.
+2. The request is refused before anything is computed: gradients that have accumulated stay, and
+   the calls around it are served as if it had not been made.
+3. ``stable_reinforce`` trains on recorded samples alone.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tinker
+import torch
+from tests.trainers.engine.test_engine import ADAM, loss_of, params, prompt, train
+from tinker import types
+
+from evert.trainers.engine.engine import Engine
+from evert.trainers.engine.errors import LossInputError, TrainingError
+from evert.trainers.engine.training.losses import warn_of_alpha
+
+
+@pytest.fixture
+def training(engine: Engine, tiny_model: str) -> Any:
+    return tinker.ServiceClient().create_lora_training_client(tiny_model, rank=4).result()
+
+
+def sft(tokens: list[int], **inputs: Any) -> types.Datum:
+    given = {"target_tokens": [*tokens[1:], 9], "weights": [1.0] * len(tokens), **inputs}
+    return types.Datum(model_input=types.ModelInput.from_ints(tokens), loss_fn_inputs=given)
+
+
+def rl(tokens: list[int], **inputs: Any) -> types.Datum:
+    zeros = [0.0] * len(tokens)
+    given = {"target_tokens": tokens, "logprobs": zeros, "advantages": zeros, **inputs}
+    return types.Datum(model_input=types.ModelInput.from_ints(tokens), loss_fn_inputs=given)
+
+
+GOOD = sft([1, 2, 3])
+PICTURE = types.ImageChunk(data=b"", format="png", expected_tokens=1)
+REFUSED: dict[str, tuple[list[types.Datum], str, Any, str]] = {
+    "no data": ([], "cross_entropy", None, "no data"),
+    "a token that the model does not know": (
+        [GOOD, sft([1, 262, 3])],
+        "cross_entropy",
+        None,
+        "Datum 1: model_input has token id 262; the model knows 0 to 261",
+    ),
+    "a negative token": ([sft([1, -1])], "cross_entropy", None, "token id -1; the model"),
+    "a target that the model does not know": (
+        [sft([1, 2, 3], target_tokens=[2, 3, -100])],
+        "cross_entropy",
+        None,
+        "Datum 0: target_tokens has token id -100.*has weight",
+    ),
+    "one past the context": (
+        [sft([1] * 513)],
+        "cross_entropy",
+        None,
+        "Datum 0 has 513 input tokens; expected 1 to the model's context of 512",
+    ),
+    "nothing to read": ([sft([])], "cross_entropy", None, "0 input tokens; expected 1 to"),
+    "targets for other tokens": (
+        [sft([1, 2, 3], target_tokens=[1, 2])],
+        "cross_entropy",
+        None,
+        r"Datum 0: target_tokens has shape \(2,\) for 3 input tokens; expected \(3,\)",
+    ),
+    "weights of another shape": (
+        [GOOD, GOOD, sft([1, 2, 3], weights=[1.0])],
+        "cross_entropy",
+        None,
+        r"Datum 2: weights has shape \(1,\); expected \(3,\), the shape of target_tokens",
+    ),
+    "advantages that are not finite": (
+        [rl([1, 2, 3], advantages=[0.0, float("nan"), 1.0])],
+        "ppo",
+        None,
+        r"Datum 0: advantages is nan at position \[1\]; expected finite",
+    ),
+    "log-probabilities that are not finite": (
+        [rl([1, 2], logprobs=[0.0, -float("inf")])],
+        "importance_sampling",
+        None,
+        "logprobs is -inf at position",
+    ),
+    "a field that the loss does not read": (
+        [sft([1, 2], advantages=[0.0, 0.0])],
+        "cross_entropy",
+        None,
+        r"Datum 0 .*not understood \['advantages'\]",
+    ),
+    "a field that is missing": ([GOOD], "gspo", None, r"missing \['advantages', 'logprobs', 'seq"),
+    "a picture": (
+        [types.Datum(types.ModelInput(chunks=[PICTURE]), GOOD.loss_fn_inputs)],
+        "cross_entropy",
+        None,
+        "Datum 0 has a chunk that is not text",
+    ),
+    "a loss that there is not": ([GOOD], "mse", None, "'mse' is not one"),
+    "a custom loss without its handle": ([GOOD], "custom", None, "forward_backward_custom"),
+    "a setting that there is not": ([GOOD], "cross_entropy", {"clip": 1}, "key 'clip'"),
+    "no provenance": ([rl([1, 2])], "stable_reinforce", None, "Datum 0.* has no provenance"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_request_is_refused_with_what_is_wrong_and_nothing_else_happens(
+    training: Any, name: str
+) -> None:
+    data, loss_fn, config, text = REFUSED[name]
+    for call in (training.forward, training.forward_backward):
+        with pytest.raises(LossInputError, match=text):
+            call(data, loss_fn, config)
+
+
+def test_the_calls_around_a_refused_one_are_served(training: Any) -> None:
+    before = training.forward_backward([GOOD], "cross_entropy")
+    for data, loss_fn, config, _ in REFUSED.values():
+        with pytest.raises(tinker.BadRequestError):
+            training.forward_backward(data, loss_fn, config)
+    after = training.forward_backward([GOOD], "cross_entropy")
+    step = training.optim_step(ADAM)
+    assert before.result().metrics == after.result().metrics
+    twin: Any = tinker.ServiceClient().create_lora_training_client(
+        training.get_info().model_name, rank=4
+    )
+    twin = twin.result()
+    twin.forward_backward([GOOD, GOOD], "cross_entropy")
+    expected = twin.optim_step(ADAM).result().metrics
+    assert step.result().metrics == pytest.approx(expected, rel=1e-5)
+    assert loss_of(training) == pytest.approx(loss_of(twin), rel=1e-4)
+
+
+async def test_the_asynchronous_form_refuses_at_the_door_too(training: Any) -> None:
+    with pytest.raises(LossInputError, match="Datum 0"):
+        await training.forward_backward_async([sft([999])], "cross_entropy")
+
+
+def test_custom_losses_have_the_same_door(training: Any) -> None:
+    def loss_fn(data: list[types.Datum], logprobs: list[Any]) -> tuple[Any, dict[str, float]]:
+        return torch.stack([each.sum() for each in logprobs]).sum(), {}
+
+    bare = types.Datum(model_input=prompt())
+    for data, text in (
+        ([], "no data"),
+        ([GOOD, bare], "Datum 1 for a custom loss .*expected target_tokens"),
+        ([sft([1, 300])], "Datum 0: model_input has token id 300"),
+    ):
+        with pytest.raises(LossInputError, match=text):
+            training.forward_backward_custom(data, loss_fn)
+    odd = sft([1, 2], advantages=[5.0])  # whatever the loss makes of it
+    assert training.forward_backward_custom([odd], loss_fn).result().metrics
+    assert training.optim_step(ADAM).result().metrics
+
+
+@pytest.mark.parametrize(
+    ("adam", "text"),
+    [
+        ({"learning_rate": float("nan")}, "learning_rate=nan"),
+        ({"learning_rate": -1.0}, "learning_rate=-1.0; expected a number from 0 on"),
+        ({"beta2": 1.0}, "beta2=1.0; expected a number from 0 to below 1"),
+        ({"weight_decay": float("inf")}, "weight_decay=inf"),
+    ],
+)
+def test_a_step_out_of_range_is_refused_and_the_gradient_waits(
+    training: Any, adam: dict[str, float], text: str
+) -> None:
+    training.forward_backward([GOOD], "cross_entropy")
+    with pytest.raises(TrainingError, match=text) as caught:
+        training.optim_step(types.AdamParams(**adam))
+    assert isinstance(caught.value, tinker.RequestFailedError)
+    assert training.optim_step(ADAM).result().metrics["optim/grad_norm"] > 0
+
+
+# -- stable_reinforce ------------------------------------------------------------------------------
+
+
+def rollout(client: Any, count: int = 3) -> list[types.Datum]:
+    """What the Cookbook's loop makes of samples: sampled tokens with advantages, traced."""
+    asked = prompt(5, 6, 7)
+    response = client.sample(asked, count, params(max_tokens=4)).result()
+    data = []
+    for i, sequence in enumerate(response.sequences):
+        length, padding = len(sequence.tokens), [0.0] * 2
+        inputs: Any = {
+            "target_tokens": [0, 0, *sequence.tokens],
+            "logprobs": [*padding, *sequence.logprobs],
+            "advantages": [*padding, *[i - 1.0] * length],
+        }
+        text = types.EncodedTextChunk(tokens=sequence.tokens[:-1])
+        datum = types.Datum(model_input=asked.append(text), loss_fn_inputs=inputs)
+        name = sequence.sequence_id
+        spans: Callable[..., Any] = types.PromptProvenanceSpan
+        sampled: Callable[..., Any] = types.SampledProvenanceSpan
+        data.append(
+            datum.with_provenance(
+                model_input=[
+                    spans(sequence_id=name, length=3),
+                    sampled(sequence_id=name, length=length - 1),
+                ],
+                loss_fn_inputs=[
+                    spans(sequence_id=name, offset=1, length=2),
+                    sampled(sequence_id=name, length=length),
+                ],
+            )
+        )
+    return data
+
+
+@pytest.fixture
+def _alpha() -> None:
+    warn_of_alpha.cache_clear()
+
+
+@pytest.mark.usefixtures("_alpha")
+def test_on_policy_stable_reinforce_steps_where_importance_sampling_does(
+    training: Any, tiny_model: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = training.save_weights_and_get_sampling_client(record_stability_info=True).result()
+    data = rollout(client)
+    twin: Any = tinker.ServiceClient().create_lora_training_client(tiny_model, rank=4).result()
+    training.forward_backward(data, "stable_reinforce", {"kl_coeff": 0.3}).result()
+    training.forward_backward(data, "stable_reinforce").result()
+    twin.forward_backward(data, "importance_sampling").result()
+    twin.forward_backward(data, "importance_sampling").result()
+    found, expected = (client.optim_step(ADAM).result().metrics for client in (training, twin))
+    assert found == pytest.approx(expected, rel=1e-3)
+    assert [r.message for r in caplog.records if "stable_reinforce is in alpha" in r.message][
+        1:
+    ] == []
+    assert "what the service computes is not public" in caplog.text
+
+
+def test_stable_reinforce_wants_recorded_samples(training: Any) -> None:
+    silent = training.save_weights_and_get_sampling_client().result()
+    with pytest.raises(LossInputError, match="nothing was recorded.*record_stability_info=True"):
+        training.forward_backward(rollout(silent), "stable_reinforce")
+    path = training.save_weights_for_sampler("x").result().path
+    service: Any = tinker.ServiceClient()
+    for client in (
+        training.create_sampling_client(path, record_stability_info=True),
+        service.create_sampling_client(path, record_stability_info=True),
+    ):
+        [datum] = rollout(client, 1)
+        assert training.forward([datum], "stable_reinforce").result().metrics
+    datum.loss_fn_inputs["advantages"].to_numpy()[0] = 1.0
+    with pytest.raises(LossInputError, match="an advantage on a target that was not sampled"):
+        training.forward([datum], "stable_reinforce")
+
+
+@pytest.mark.parametrize("loss_fn", ["gspo", "ppo"])
+def test_a_sequence_s_ratio_is_read_from_its_datum(training: Any, loss_fn: str) -> None:
+    client = training.save_weights_and_get_sampling_client().result()
+    mask: Any = {"sequence_ratio_mask": torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0, 1.0])}
+    data = [
+        types.Datum(d.model_input, {**d.loss_fn_inputs, **(mask if loss_fn == "gspo" else {})})
+        for d in rollout(client)
+    ]
+    first = training.forward_backward(data, loss_fn).result().metrics["loss:sum"]
+    assert first == pytest.approx(0.0, abs=1e-4)  # the ratio is 1, and advantages add up to 0
+    training.optim_step(ADAM)
+    second = training.forward_backward(data, loss_fn).result().metrics["loss:sum"]
+    assert second < first - 1e-3
+    train(training, 1)

@@ -1,0 +1,251 @@
+"""What a request learns of its prompt's tokens equals a fresh forward pass of transformers.
+
+1. Log-probabilities, the k likeliest, named tokens: exact, in the SDK's types and layouts.
+2. Alternatives are drawn from the model's distribution at the request's temperature, and again the
+   same with the same seed.
+3. The prompt goes through the model once for all of them; the last n alone cost those.
+4. What is out of range is refused, and named.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tinker
+import torch
+from tests.trainers.engine.test_engine import params
+from tinker import types
+from tinker.types.topk_logprobs import TopkLogprobs
+
+from evert.trainers.engine.engine import Engine
+from evert.trainers.engine.errors import SamplingRequestError
+from evert.trainers.engine.models.base_models import load_model
+
+TOKENS = [5, 6, 7, 100, 31, 8, 8, 77]
+
+
+@pytest.fixture
+def client(engine: Engine, tiny_model: str) -> Any:
+    return tinker.ServiceClient().create_sampling_client(base_model=tiny_model)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: str) -> Any:
+    return load_model(tiny_model, torch.device("cpu"), torch.float32)
+
+
+def expected(model: Any, tokens: list[int]) -> torch.Tensor:
+    """[T - 1, V]: row i is the distribution that token i + 1 was drawn from."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([tokens])).logits[0, :-1]
+        return torch.log_softmax(logits.double(), -1).float()
+
+
+def ask(client: Any, tokens: list[int] = TOKENS, count: int = 1, **options: Any) -> Any:
+    sampling = params(**options.pop("sampling", {"max_tokens": 1}))
+    prompt = types.ModelInput.from_ints(tokens)
+    return client.sample(prompt, count, sampling, **options).result()
+
+
+@pytest.mark.parametrize("last_n", [None, 1, 3, 7])
+def test_the_likeliest_tokens_of_the_prompt_are_the_models(
+    client: Any, model: Any, last_n: int | None
+) -> None:
+    found = ask(
+        client,
+        include_prompt_logprobs=True,
+        topk_prompt_logprobs=4,
+        prompt_logprobs_last_n=last_n,
+    )
+    best = expected(model, TOKENS).topk(4)
+    first = 1 if last_n is None else len(TOKENS) - last_n
+    assert found.topk_prompt_logprobs_np.token_ids.shape == (8, 4)
+    assert found.topk_prompt_logprobs[:first] == [None] * first
+    assert found.prompt_logprobs[:first] == [None] * first
+    for place in range(first, 8):
+        row = found.topk_prompt_logprobs[place]
+        assert [token for token, _ in row] == best.indices[place - 1].tolist()
+        assert [value for _, value in row] == pytest.approx(
+            best.values[place - 1].tolist(), abs=1e-4
+        )
+        given = float(expected(model, TOKENS)[place - 1, TOKENS[place]])
+        assert found.prompt_logprobs[place] == pytest.approx(given, abs=1e-4)
+
+
+def test_the_likeliest_tokens_of_a_reply_are_the_models(client: Any, model: Any) -> None:
+    found = ask(
+        client, count=2, topk_sample_logprobs=3, sampling={"max_tokens": 5, "temperature": 1.3}
+    )
+    assert len(found.sequences) == 2
+    for sequence in found.sequences:
+        best = expected(model, TOKENS + sequence.tokens)[len(TOKENS) - 1 :].topk(3)
+        rows: TopkLogprobs = sequence.topk_logprobs_np
+        assert rows.token_ids.dtype == np.int32
+        assert rows.token_ids.tolist() == best.indices.tolist()
+        assert rows.logprobs == pytest.approx(best.values.numpy(), abs=1e-4)
+        for (token, value), drawn, logprob in zip(
+            [row[0] for row in sequence.topk_logprobs],
+            sequence.tokens,
+            sequence.logprobs,
+            strict=True,
+        ):
+            if token == drawn:
+                assert value == pytest.approx(logprob, abs=1e-5)
+    assert found.topk_prompt_logprobs is None
+
+
+def test_more_than_the_vocabulary_is_filled_up_as_the_sdk_does(client: Any) -> None:
+    found = ask(client, topk_prompt_logprobs=300)
+    assert found.topk_prompt_logprobs_np.token_ids.shape == (8, 300)
+    assert found.topk_prompt_logprobs[0] is None
+    assert len(found.topk_prompt_logprobs[1]) == 262
+    assert found.prompt_logprobs is None
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_named_tokens_have_the_models_log_probabilities(
+    client: Any, model: Any, sparse: bool
+) -> None:
+    ids = torch.full((7, 5), -1, dtype=torch.int64)
+    ids[2, 0], ids[2, 4], ids[5, 1] = 17, 0, 200
+    if sparse:
+        asked = types.TensorData.from_torch_sparse(ids, pad_value=-1)
+    else:
+        asked = types.TensorData.from_torch(ids)
+    assert (asked.sparse_crow_indices is not None) is sparse
+    found = ask(client, target_prompt_logprobs=asked).target_prompt_logprobs
+    truth = expected(model, TOKENS).gather(1, ids.clamp(min=0)).masked_fill(ids < 0, 0.0)
+    assert (found.dtype, found.shape) == ("float32", [7, 5])
+    assert found.sparse_col_indices == asked.sparse_col_indices
+    torch.testing.assert_close(found.to_torch(), truth, atol=1e-4, rtol=1e-4)
+    nothing = types.TensorData.from_torch(torch.full((7, 2), -1))
+    silent = ask(client, target_prompt_logprobs=nothing).target_prompt_logprobs
+    assert not silent.to_torch().any()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_alternatives_follow_the_models_distribution(
+    client: Any, model: Any, temperature: float
+) -> None:
+    count = 3000
+    found = ask(
+        client,
+        TOKENS[:4],
+        prompt_alt_tokens_k=count,
+        sampling={"max_tokens": 1, "temperature": temperature},
+    ).prompt_alt_tokens
+    ids, logprobs = found.tokens.to_torch(), found.logprobs.to_torch()
+    assert (found.tokens.dtype, tuple(ids.shape)) == ("int64", (3, count))
+    truth = expected(model, TOKENS[:4])
+    torch.testing.assert_close(logprobs, truth.gather(1, ids), atol=1e-4, rtol=1e-4)
+    for row, distribution in zip(ids, torch.softmax(truth / temperature, -1), strict=True):
+        seen = torch.bincount(row, minlength=262) / count
+        # Five standard errors of each frequency.
+        allowed = 5 * (distribution / count).sqrt() + 1e-3
+        assert bool((abs(seen - distribution) <= allowed).all())
+
+
+def test_alternatives_are_greedy_at_temperature_0_and_seeded(client: Any, model: Any) -> None:
+    def drawn(**sampling: Any) -> list[Any]:
+        given = {"max_tokens": 1, **sampling}
+        found = ask(client, prompt_alt_tokens_k=3, sampling=given).prompt_alt_tokens
+        rows: list[Any] = found.tokens.to_torch().tolist()
+        return rows
+
+    best = expected(model, TOKENS).argmax(-1).tolist()
+    assert drawn(temperature=0.0) == [[token] * 3 for token in best]
+    assert drawn(seed=1) == drawn(seed=1) != drawn(seed=2)
+    assert drawn() != drawn()
+
+
+def test_all_of_it_reads_one_pass_over_the_prompt(client: Any) -> None:
+    tokens = list(range(1, 120))
+    stats = client.sampler.stats
+    targets = types.TensorData.from_torch(torch.zeros(118, 1, dtype=torch.int64))
+    ask(
+        client,
+        tokens,
+        include_prompt_logprobs=True,
+        topk_prompt_logprobs=2,
+        prompt_alt_tokens_k=2,
+        target_prompt_logprobs=targets,
+    )
+    assert stats.prompt_tokens <= 2 * len(tokens)  # to score, and to sample after
+    before = stats.prompt_tokens
+    ask(
+        client,
+        tokens,
+        include_prompt_logprobs=True,
+        topk_prompt_logprobs=2,
+        prompt_logprobs_last_n=4,
+    )
+    assert stats.prompt_tokens - before < 60
+
+
+def test_a_named_token_that_the_model_does_not_know_fails_its_request_alone(client: Any) -> None:
+    prompt = types.ModelInput.from_ints(TOKENS)
+    bad = types.TensorData.from_torch(torch.full((7, 1), 262))
+    futures = [
+        client.sample(prompt, 1, params(max_tokens=4), target_prompt_logprobs=each)
+        for each in (targets_of(7, 1), bad, targets_of(7, 1))
+    ]
+    with pytest.raises(SamplingRequestError, match="names token id 262; the model knows 0 to 261"):
+        futures[1].result()
+    for future in (futures[0], futures[2]):
+        assert future.result().target_prompt_logprobs.to_torch().all()
+
+
+def test_a_token_that_the_model_does_not_know_fails_its_request_alone(client: Any) -> None:
+    futures = [
+        client.sample(types.ModelInput.from_ints([5, 6, last]), 1, params(max_tokens=4))
+        for last in (1, 2, 3, 9999, 4, 5, 6, 7)
+    ]
+    with pytest.raises(tinker.BadRequestError, match="token ids from 5 to 9999; the model knows"):
+        futures.pop(3).result()
+    assert all(len(future.result().sequences[0].tokens) == 4 for future in futures)
+
+
+def test_sequences_have_ids_of_their_own(engine: Engine, client: Any, tiny_model: str) -> None:
+    training: Any = tinker.ServiceClient().create_lora_training_client(tiny_model).result()
+    others = [training.save_weights_and_get_sampling_client().result() for _ in range(2)]
+    found = [ask(each, count=2).sequences for each in (client, *others)]
+    assert len({sequence.sequence_id for two in found for sequence in two}) == 6
+
+
+async def test_the_asynchronous_form_takes_all_of_it(client: Any) -> None:
+    prompt = types.ModelInput.from_ints(TOKENS)
+    found = await client.sample_async(prompt, 1, params(max_tokens=2), True, 2, 3)
+    assert len(found.topk_prompt_logprobs[1]) == 2
+    assert len(found.sequences[0].topk_logprobs[0]) == 3
+
+
+def test_a_request_that_is_given_up_is_over(client: Any) -> None:
+    future = client.sample(types.ModelInput.from_ints(TOKENS), 1, params(max_tokens=400), True, 2)
+    assert future.future().cancel()
+    assert ask(client).sequences
+
+
+def targets_of(*shape: int, dtype: Any = torch.int64) -> types.TensorData:
+    return types.TensorData.from_torch(torch.zeros(*shape, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"topk_prompt_logprobs": -1}, "topk_prompt_logprobs is -1; expected 0"),
+        ({"topk_sample_logprobs": -2}, "topk_sample_logprobs is -2"),
+        ({"prompt_alt_tokens_k": -3}, "prompt_alt_tokens_k is -3"),
+        ({"prompt_logprobs_last_n": 2}, "include_prompt_logprobs is not set"),
+        (
+            {"prompt_logprobs_last_n": 8, "include_prompt_logprobs": True},
+            "is 8 for a prompt of 8 tokens; expected 1 to 7",
+        ),
+        ({"target_prompt_logprobs": targets_of(8, 1)}, r"int64 of shape \[8, 1\]; .* \[7, K\]"),
+        ({"target_prompt_logprobs": targets_of(7)}, r"shape \[7\]; expected"),
+        ({"target_prompt_logprobs": targets_of(7, 1, dtype=torch.float32)}, "is float32"),
+    ],
+)
+def test_what_is_out_of_range_is_refused(client: Any, options: Any, text: str) -> None:
+    with pytest.raises(SamplingRequestError, match=text):
+        ask(client, **options)
+    assert ask(client).sequences

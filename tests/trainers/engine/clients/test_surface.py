@@ -1,0 +1,425 @@
+"""The engine's clients have the SDK's whole surface: what is not served says why.
+
+1. Every public method of the SDK's clients is there, takes the SDK's arguments, and is answered or
+   refused with one of the SDK's errors that says what to do. Told by introspection.
+2. Futures of clients act as the clients, and warn as the SDK's do.
+3. A state can be loaded into a client that is there; a name that is taken is kept.
+4. A loss that the SDK traced does what the callable does.
+5. Errors are evert's and the SDK's.
+"""
+
+import asyncio
+import base64
+import concurrent.futures
+import inspect
+import json
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import tinker
+import torch
+from tests.trainers.engine.test_engine import ADAM, datum, loss_of, params, prompt, train
+from tinker import types
+from tinker_cookbook import weights
+
+from evert.bridge.errors import EvertError
+from evert.trainers.engine import errors
+from evert.trainers.engine.clients import (
+    rest_client,
+    sampling_client,
+    service_client,
+    training_client,
+)
+from evert.trainers.engine.engine import Engine, embedded_engine
+from evert.trainers.engine.errors import (
+    CheckpointError,
+    CheckpointExistsError,
+    LossInputError,
+    NoCheckpointError,
+    SamplingRequestError,
+    UnsupportedError,
+)
+
+
+@pytest.fixture
+def training(engine: Engine, tiny_model: str) -> Any:
+    return tinker.ServiceClient().create_lora_training_client(tiny_model, rank=4).result()
+
+
+# -- the whole surface -----------------------------------------------------------------------------
+
+PAIRS: list[tuple[type, type]] = [
+    (tinker.ServiceClient, service_client.ServiceClient),
+    (tinker.TrainingClient, training_client.TrainingClient),
+    (tinker.SamplingClient, sampling_client.SamplingClient),
+    (tinker.RestClient, rest_client.RestClient),
+]
+METHODS = [(theirs, ours, name) for theirs, ours in PAIRS for name in dir(theirs) if name[0] != "_"]
+
+
+def parameters(method: Any) -> list[inspect.Parameter]:
+    """What a caller may pass, ``self`` left out."""
+    found = list(inspect.signature(method).parameters.values())
+    return [p for p in found if p.name != "self" and p.kind is not p.VAR_KEYWORD]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "name"), METHODS, ids=[f"{t.__name__}.{n}" for t, _, n in METHODS]
+)
+def test_every_method_of_the_sdks_is_there_and_takes_its_arguments(
+    theirs: type, ours: type, name: str
+) -> None:
+    method, expected = getattr(ours, name, None), getattr(theirs, name)
+    assert method is not None, f"{theirs.__name__}.{name} is new in the SDK: serve or refuse it"
+    if not callable(expected):
+        return
+    positional = [p for p in parameters(expected) if p.kind is not p.KEYWORD_ONLY]
+    static = isinstance(inspect.getattr_static(theirs, name), staticmethod)
+    bound = [] if static else [None]
+    # By position and by name: scripts do both.
+    inspect.signature(method).bind(*bound, *positional)
+    names = [p.name for p in parameters(expected) if p.kind is not p.VAR_POSITIONAL]
+    inspect.signature(method).bind(*bound, **dict.fromkeys(names))
+    if name.endswith("_async"):
+        assert inspect.iscoroutinefunction(method)
+
+
+async def test_what_is_refused_says_why_and_what_to_do(engine: Engine) -> None:
+    client: Any = tinker.RestClient()
+    for name in rest_client.REFUSED:
+        with pytest.raises(
+            UnsupportedError, match=f"RestClient.{name} was called on.*: .*\\. "
+        ) as e:
+            getattr(client, name)("x")
+        assert isinstance(e.value, tinker.BadRequestError)
+        if hasattr(tinker.RestClient, f"{name}_async"):
+            with pytest.raises(UnsupportedError, match=name):
+                await getattr(client, f"{name}_async")("x")
+    with pytest.raises(UnsupportedError, match="public methods"):
+        _ = tinker.ServiceClient().holder
+
+
+def test_consoles_are_folders(engine: Engine, training: Any) -> None:
+    assert tinker.ServiceClient().get_console_url() == engine.store.root.as_uri()
+    assert training.get_console_url() == (engine.store.root / training.model_id).as_uri()
+
+
+def test_a_handle_leads_to_the_same_sampler(engine: Engine, training: Any) -> None:
+    client = training.save_weights_and_get_sampling_client().result()
+    found: Any = tinker.SamplingClient.from_sampler_handle(client.get_sampler_handle())
+    assert found is client
+    with pytest.raises(SamplingRequestError, match="is no handle"):
+        tinker.SamplingClient.from_sampler_handle("bm9uZQ==")
+    with pytest.raises(UnsupportedError, match="create_sampling_client"):
+        found.create("connection")
+    assert found.on_queue_state_change("paused", None) is None
+
+
+def test_a_handle_of_saved_weights_is_read_where_the_client_is_gone(
+    engine: Engine, training: Any
+) -> None:
+    client: Any = tinker.ServiceClient().create_sampling_client(
+        training.save_weights_for_sampler("x").result().path
+    )
+    handle, expected = (
+        client.get_sampler_handle(),
+        client.compute_logprobs(prompt(5, 6, 7)).result(),
+    )
+    elsewhere = json.loads(base64.urlsafe_b64decode(handle)) | {"process": -1}
+    moved = base64.urlsafe_b64encode(json.dumps(elsewhere).encode()).decode()
+    again = tinker.SamplingClient.from_sampler_handle(moved)
+    assert again.compute_logprobs(prompt(5, 6, 7)).result() == pytest.approx(expected)
+
+
+# -- runs and checkpoints --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rest(engine: Engine) -> Any:
+    return tinker.RestClient()
+
+
+def files_of(rest: Any, path: str) -> list[Path]:
+    urls = rest.get_external_weights_urls(path).result().urls
+    return [Path(url.removeprefix("file://")) for url in urls.values()]
+
+
+def test_runs_and_checkpoints_are_listed(rest: Any, training: Any, tiny_model: str) -> None:
+    other = tinker.ServiceClient().create_lora_training_client(
+        tiny_model, user_metadata={"who": "b"}
+    )
+    state = training.save_state("s", ttl_seconds=7200, user_metadata={"k": "v"}).result().path
+    weights = training.save_weights_for_sampler("w").result().path
+    listed = rest.list_checkpoints(training.model_id).result().checkpoints
+    assert [c.tinker_path for c in listed] == [weights, state]
+    assert [c.checkpoint_type for c in listed] == ["sampler", "training"]
+    assert listed[1].checkpoint_id == "weights/s"
+    assert listed[1].user_metadata == {"k": "v"}
+    assert listed[1].size_bytes == sum(file.stat().st_size for file in files_of(rest, state))
+    assert (listed[1].expires_at - listed[1].time).total_seconds() == pytest.approx(7200)
+    assert listed[0].expires_at is None
+    runs = rest.list_training_runs().result()
+    assert (len(runs.training_runs), runs.cursor.total_count) == (2, 2)
+    mine = rest.get_training_run(training.model_id).result()
+    assert mine.last_checkpoint.tinker_path == state
+    assert mine.last_sampler_checkpoint.tinker_path == weights
+    theirs = rest.get_training_run(other.result().model_id).result()
+    assert (theirs.user_metadata, theirs.last_checkpoint) == ({"who": "b"}, None)
+    second = rest.list_user_checkpoints(limit=1, offset=1).result()
+    assert [c.tinker_path for c in second.checkpoints] == [state]
+    assert (second.cursor.offset, second.cursor.total_count) == (1, 2)
+    info = rest.get_weights_info_by_tinker_path(state).result()
+    assert (info.base_model, info.is_lora) == (tiny_model, False)
+
+
+async def test_a_checkpoint_is_kept_longer_copied_and_deleted(
+    engine: Engine, rest: Any, training: Any
+) -> None:
+    state = training.save_state("s", ttl_seconds=60).result().path
+    await rest.set_checkpoint_ttl_from_tinker_path_async(state, 3600)
+    info = engine.store.read(state)
+    assert info.expires == pytest.approx(time.time() + 3600, abs=60)
+    rest.set_checkpoint_ttl_from_tinker_path(state, None).result()
+    assert engine.store.read(state).expires is None
+    with pytest.raises(CheckpointError, match=r"ttl_seconds .* is 5; expected 3600"):
+        rest.set_checkpoint_ttl_from_tinker_path(state, 5).result()
+    copied = tinker.ServiceClient().copy_weights(state, ttl_seconds=7200).result()
+    again = await rest.copy_weights_async(state, "some-project")
+    assert (
+        len(
+            {
+                types.ParsedCheckpointTinkerPath.from_tinker_path(p).training_run_id
+                for p in (state, copied, again)
+            }
+        )
+        == 3
+    )
+    await rest.delete_checkpoint_async(training.model_id, "weights/s")
+    assert not engine.store.folder(state).exists()
+    service: Any = tinker.ServiceClient()
+    assert service.create_training_client_from_state_with_optimizer(copied).result()
+    for gone in (rest.delete_checkpoint_from_tinker_path, rest.get_external_weights_urls):
+        with pytest.raises(tinker.NotFoundError, match="There is no checkpoint"):
+            gone(state).result()
+    with pytest.raises(NoCheckpointError, match="not known here"):
+        rest.list_checkpoints("nobody").result()
+
+
+def test_the_cookbook_downloads_weights_as_it_does_from_the_service(
+    engine: Engine, training: Any, tmp_path: Path
+) -> None:
+    train(training)
+    state = training.save_state("s").result().path
+    external = training.save_weights_external("x").result().path
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it uses the future of a client as the client
+        for i, path in enumerate((state, external)):
+            folder = weights.download(tinker_path=path, output_dir=str(tmp_path / str(i)))
+            found = safetensors.torch.load_file(Path(folder) / "model.safetensors")
+            there = safetensors.torch.load_file(engine.store.folder(state) / "model.safetensors")
+            assert found.keys() == there.keys()
+            assert all(torch.equal(found[key], there[key]) for key in found)
+
+
+def test_a_key_that_is_none_is_refused_and_nothing_is_left(engine: Engine, training: Any) -> None:
+    with pytest.raises(CheckpointError, match="age_encryption_recipients has a key"):
+        training.save_weights_external("x", age_encryption_recipients=["age1nonsense"]).result()
+    assert not list(engine.store.root.glob("*/external_weights/*"))
+
+
+# -- futures act as clients ------------------------------------------------------------------------
+
+
+def test_the_future_of_a_training_client_is_one(engine: Engine, tiny_model: str) -> None:
+    future = tinker.ServiceClient().create_lora_training_client(tiny_model)
+    assert isinstance(future, tinker.APIFuture)
+    assert isinstance(future, tinker.TrainingClient)
+    client = future.result()
+    assert isinstance(client, tinker.TrainingClient)
+    with pytest.warns(FutureWarning, match=r"call \.result\(\)"):
+        assert future.forward_backward([datum()], "cross_entropy").result().metrics
+    with pytest.warns(FutureWarning):
+        assert future.model_id == client.model_id
+
+
+async def test_the_future_of_a_training_client_can_be_awaited(
+    engine: Engine, tiny_model: str
+) -> None:
+    client = await tinker.ServiceClient().create_lora_training_client(tiny_model)
+    assert (await client.optim_step(ADAM) is not None) is True
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
+def test_a_script_that_never_waits_for_a_client_runs(engine: Engine, tiny_model: str) -> None:
+    service = tinker.ServiceClient()
+    first = service.create_lora_training_client(tiny_model)
+    path = first.save_state("x").result().path
+    for client in (
+        service.create_training_client_from_state(path),
+        service.create_training_client_from_state_with_optimizer(path),
+    ):
+        client.forward_backward([datum()], "cross_entropy")
+        client.optim_step(ADAM)
+        sampler = client.save_weights_and_get_sampling_client()
+        assert isinstance(sampler, tinker.SamplingClient)
+        assert sampler.sample(prompt(), 1, params()).result().sequences[0].tokens
+        assert sampler.get_tokenizer() is not None
+
+
+def test_what_fails_to_load_is_raised_by_whatever_is_asked_first(engine: Engine) -> None:
+    future = tinker.ServiceClient().create_lora_training_client("/no/such/folder")
+    with pytest.warns(FutureWarning), pytest.raises(tinker.NotFoundError, match="No folder"):
+        future.get_info()
+
+
+@pytest.mark.filterwarnings("ignore:DEPRECATED:FutureWarning")
+async def test_what_a_sampling_client_answers_is_a_future_of_the_standard_library_too(
+    engine: Engine, tiny_model: str
+) -> None:
+    client: Any = tinker.ServiceClient().create_sampling_client(base_model=tiny_model)
+    asked = [client.sample(prompt(i), 1, params()) for i in range(1, 4)]
+    scored = client.compute_logprobs(prompt(1, 2, 3))
+    assert {*concurrent.futures.as_completed([*asked, scored], 30)} == {*asked, scored}
+    assert (await asyncio.wrap_future(asked[0])).sequences == asked[0].result().sequences
+    assert await scored == scored.future().result()
+    assert scored.done()
+
+
+# -- states ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("full_parameter", [True, False])
+@pytest.mark.parametrize("form", ["", "_async"])
+def test_a_loaded_state_goes_on_where_it_was_saved(
+    tmp_path: Path, tiny_model: str, full_parameter: bool, form: str
+) -> None:
+    def load(client: Any, method: str) -> types.LoadWeightsResponse:
+        answer = getattr(client, method + form)(path)
+        future = asyncio.run(answer) if form else answer
+        loaded: types.LoadWeightsResponse = future.result()
+        return loaded
+
+    with embedded_engine(tmp_path, device="cpu", full_parameter=full_parameter):
+        service = tinker.ServiceClient()
+        client: Any = service.create_lora_training_client(tiny_model, rank=4).result()
+        train(client)
+        path = client.save_state("here").result().path
+        train(client, 3)
+        expected = loss_of(client)
+        assert load(client, "load_state_with_optimizer").path == path
+        train(client, 3)
+        assert loss_of(client) == pytest.approx(expected, abs=1e-6)
+        load(client, "load_state")
+        train(client, 3)
+        assert loss_of(client) != pytest.approx(expected, abs=1e-6)
+
+
+def test_a_state_is_loaded_when_its_turn_comes(training: Any) -> None:
+    path = training.save_state("start").result().path
+    before = loss_of(training)
+    training.forward_backward([datum()], "cross_entropy")
+    training.optim_step(ADAM)
+    trained = training.forward([datum()], "cross_entropy")
+    training.load_state(path)
+    loaded = training.forward([datum()], "cross_entropy")
+    assert trained.result().metrics["loss:sum"] < before
+    assert loaded.result().metrics["loss:sum"] == pytest.approx(before)
+
+
+def test_a_state_of_another_model_is_refused_and_the_client_goes_on(
+    engine: Engine, training: Any
+) -> None:
+    other = tinker.ServiceClient().create_lora_training_client("evert-tiny").result()
+    path = other.save_state("x").result().path
+    before = loss_of(training)
+    with pytest.raises(CheckpointError, match=r"'evert-tiny' with LoRA rank None.*from_state"):
+        training.load_state(path).result()
+    assert loss_of(training) == pytest.approx(before)
+
+
+def test_a_state_keeps_its_name_where_overwriting_was_not_asked_for(
+    engine: Engine, training: Any
+) -> None:
+    path = training.save_state("a").result().path
+    train(training)
+    with pytest.raises(CheckpointExistsError, match="already.*overwrite=True") as caught:
+        training.save_state("a").result()
+    assert isinstance(caught.value, tinker.ConflictError)
+    assert engine.store.read(path).steps == 0
+    assert training.save_state("a", overwrite=True).result().path == path
+    assert engine.store.read(path).steps == 2
+
+
+# -- custom losses ---------------------------------------------------------------------------------
+
+
+def weighted(logprobs: Any, weights: Any) -> Any:
+    loss = -(logprobs * weights).sum()
+    return loss, {"custom/mine:mean": loss * 2}
+
+
+def without_logprobs(weights: Any) -> Any:
+    return weights.sum(), {}
+
+
+def test_a_traced_loss_does_what_its_formula_says(training: Any) -> None:
+    data = [datum(8, 1), datum(5, 2)]
+    handle = tinker.ServiceClient().create_custom_loss(
+        weighted, input_ranks={"logprobs": 1, "weights": 1}
+    )
+    assert isinstance(handle, tinker.APIFuture)
+    found = training.forward_backward_custom(data, handle.result()).result()
+    step = training.optim_step(types.AdamParams(learning_rate=0.0)).result()
+    expected = training.forward_backward(data, "cross_entropy").result()
+    again = training.optim_step(types.AdamParams(learning_rate=0.0)).result()
+    assert found.metrics["loss:sum"] == pytest.approx(expected.metrics["loss:sum"], rel=1e-5)
+    assert found.metrics["custom/mine:mean"] == pytest.approx(expected.metrics["loss:sum"])
+    assert step.metrics["optim/grad_norm"] == pytest.approx(again.metrics["optim/grad_norm"])
+
+
+def test_a_loss_that_the_service_would_refuse_is_refused(training: Any, tmp_path: Path) -> None:
+    service = tinker.ServiceClient()
+    with pytest.raises(LossInputError, match="must take logprobs as its first"):
+        service.create_custom_loss(without_logprobs, {"weights": 1}).result()
+    handle = service.create_custom_loss(weighted, {"logprobs": 1, "weights": 1}).result()
+    bare = types.Datum(model_input=prompt(), loss_fn_inputs={"target_tokens": [1, 2, 3]})  # type: ignore[dict-item]
+    with pytest.raises(LossInputError, match=r"datum\[0\] has no .*'weights'"):
+        training.forward_backward_custom([bare], handle)
+    with pytest.raises(LossInputError, match="loss_type_input"):
+        training.forward_backward_custom([datum()], handle, loss_type_input="logits")
+    with embedded_engine(tmp_path / "other", device="cpu"):
+        stranger = tinker.ServiceClient().create_custom_loss(
+            weighted, {"logprobs": 1, "weights": 1}
+        )
+    with pytest.raises(LossInputError, match="was made in session"):
+        training.forward_backward_custom([datum()], stranger.result())
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+ERRORS = [e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, EvertError)]
+
+
+@pytest.mark.parametrize("error", [e for e in ERRORS if e.__module__ == errors.__name__])
+def test_an_error_is_evert_s_and_the_sdk_s_and_pickles(error: type[EvertError]) -> None:
+    import pickle
+
+    if error.__name__.startswith("_"):
+        return
+    again = pickle.loads(pickle.dumps(error("what went wrong")))
+    assert isinstance(again, error)
+    assert isinstance(again, tinker.TinkerError)
+    assert str(again) == "what went wrong"
+
+
+def test_another_optimizer_is_refused(engine: Engine) -> None:
+    service, dimuon = tinker.ServiceClient(), types.DimuonOptimizerConfig()
+    with pytest.raises(UnsupportedError, match=r"has AdamW alone.*Leave it out"):
+        service.create_lora_training_client("evert-tiny", optimizer=dimuon)
+    with pytest.raises(UnsupportedError, match="AdamW alone"):
+        service.create_training_client_from_state("tinker://x/weights/x", optimizer=dimuon)

@@ -1,0 +1,57 @@
+"""Tokenizers may be shared by threads: each text is encoded as it was asked to be."""
+
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+from transformers import AutoTokenizer
+
+from evert.bridge.base import base_path
+from evert.trainers.engine.engine import embedded_engine
+from evert.trainers.engine.models.encoding import one_at_a_time
+
+TEXT = "What is it?<|im_end|>" * 40
+
+
+@pytest.fixture
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(base_path())
+
+
+def encode_in_threads(tokenizer: Any) -> set[int]:
+    """Token counts of a text with special tokens, and of the same with them split."""
+
+    def encode(split: bool) -> int:
+        return len(tokenizer.encode(TEXT, add_special_tokens=False, split_special_tokens=split)) * (
+            -1 if split else 1
+        )
+
+    with ThreadPoolExecutor(8) as pool:
+        return set(pool.map(encode, [True, False] * 400))
+
+
+def test_threads_encode_with_and_without_special_tokens_at_once(tokenizer: Any) -> None:
+    assert len(encode_in_threads(one_at_a_time(tokenizer))) == 2
+
+
+def test_the_cookbooks_tokenizers_are_shared_like_that(tmp_path: Path) -> None:
+    with embedded_engine(tmp_path, device="cpu", stand_ins={"Qwen/*": str(base_path())}):
+        assert len(encode_in_threads(get_tokenizer("Qwen/Qwen3-8B"))) == 2
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+def test_copies_encode_alike_and_wait_for_nobody_else(tokenizer: Any, again: Any) -> None:
+    mine = one_at_a_time(one_at_a_time(tokenizer))
+    theirs = again(mine)
+    assert theirs.encode(TEXT) == mine.encode(TEXT)
+    assert theirs._encode_plus._tokenizer is theirs
+    assert theirs._encode_plus._lock is not mine._encode_plus._lock
+
+
+def test_what_is_no_tokenizer_of_transformers_is_left_alone() -> None:
+    other = object()
+    assert one_at_a_time(other) is other

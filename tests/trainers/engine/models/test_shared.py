@@ -1,0 +1,256 @@
+"""One base in memory: what adapters are trained of is loaded once, whoever uses it.
+
+1. Trainers and samplers of a base, and the base itself, take its bytes once.
+2. They do not feel each other: adapters train side by side, a snapshot stays as it was.
+3. Adapters beside the base compute what ``peft`` computes, and have its gradient.
+4. A base that nobody uses is let go.
+5. The type of the weights is the engine's choice or the user's.
+"""
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinker
+import torch
+import transformers
+from tests.trainers.conftest import make_tokenizer
+from tests.trainers.engine.test_engine import datum, loss_of, params, prompt, train
+from tests.trainers.engine.training.test_trainer import datum as long_datum
+from tests.trainers.engine.training.test_trainer import gradients
+
+from evert.trainers.engine.engine import Engine, embedded_engine
+from evert.trainers.engine.errors import ModelNotFoundError
+from evert.trainers.engine.models.base_models import attach_lora
+from evert.trainers.engine.models.lean import LeanModel
+from evert.trainers.engine.models.loading import EngineSettings, Loader
+from evert.trainers.engine.models.shared import SharedBases
+from evert.trainers.engine.sampling.frozen import FrozenGeneric, FrozenLean, freeze
+from evert.trainers.engine.training.trainer import Trainer
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 262, "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
+}  # fmt: skip
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3 tied": ("Qwen3", {**SIZES, "head_dim": 16, "tie_word_embeddings": True}),
+    "qwen3 untied": ("Qwen3", {**SIZES, "head_dim": 16, "tie_word_embeddings": False}),
+    "qwen2 with biases": ("Qwen2", {**SIZES, "tie_word_embeddings": True}),
+    "llama with all biases": ("Llama", {**SIZES, "attention_bias": True, "mlp_bias": True}),
+    "gpt-neox": ("GPTNeoX", SIZES),
+}
+
+
+def make(name: str) -> Any:
+    family, sizes = FAMILIES[name]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**sizes)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    return model
+
+
+def with_random_adapter(model: Any) -> Any:
+    adapted = attach_lora(model, 3, seed=1)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    return adapted
+
+
+@pytest.fixture(params=["qwen3 tied", "gpt-neox"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    make(request.param).save_pretrained(tmp_path / "model")
+    make_tokenizer().save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+@pytest.fixture
+def adapting(tmp_path: Path) -> Iterator[Engine]:
+    """An engine that trains adapters, whatever the size."""
+    with embedded_engine(tmp_path / "store", device="cpu", full_parameter=False) as engine:
+        yield engine
+
+
+def tensor_bytes() -> int:
+    """Of all tensors alive, each storage once."""
+    gc.collect()
+    tensors = [
+        each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)
+    ]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
+# -- 1. once -------------------------------------------------------------------------------------
+
+
+def test_two_trainers_their_samplers_and_the_base_take_its_bytes_once(
+    adapting: Engine, folder: str
+) -> None:
+    before = tensor_bytes()
+    service = tinker.ServiceClient()
+    clients = [service.create_lora_training_client(folder, rank=1).result() for _ in range(2)]
+    samplers: list[Any] = [c.save_weights_and_get_sampling_client().result() for c in clients * 2]
+    samplers.append(service.create_sampling_client(base_model=folder))
+    for sampler in samplers:
+        assert sampler.sample(prompt(), 1, params()).result().sequences[0].tokens
+    base = (Path(folder) / "model.safetensors").stat().st_size
+    taken = tensor_bytes() - before
+    assert 0.98 * base < taken < 1.6 * base
+
+
+# -- 2. apart ------------------------------------------------------------------------------------
+
+
+def test_adapters_of_one_base_train_side_by_side(adapting: Engine, folder: str) -> None:
+    service = tinker.ServiceClient()
+    first, second = (service.create_lora_training_client(folder, rank=4).result() for _ in "ab")
+    untouched = loss_of(second)
+    assert loss_of(first) == pytest.approx(untouched)
+    train(first, 3)
+    alone = loss_of(first)
+    assert alone < untouched - 0.01
+    assert loss_of(second) == pytest.approx(untouched, abs=1e-6)
+    for step in range(3):  # both at once, each in a thread of its own
+        working = [c.forward_backward([datum(seed=step)], "cross_entropy") for c in (first, second)]
+        [future.result() for future in working]
+        second.optim_step(tinker.AdamParams(learning_rate=1e-2)).result()
+    assert loss_of(second) == pytest.approx(alone, abs=1e-5)
+
+
+def test_a_snapshot_of_an_adapter_does_not_change_with_training(
+    adapting: Engine, folder: str
+) -> None:
+    client = tinker.ServiceClient().create_lora_training_client(folder, rank=4).result()
+    train(client, 1)
+    snapshot = client.save_weights_and_get_sampling_client().result()
+    base = tinker.ServiceClient().create_sampling_client(base_model=folder)
+    tokens = prompt(5, 6, 7, 8)
+    before = [c.compute_logprobs(tokens).result() for c in (snapshot, base)]
+    train(client, 2)
+    assert [c.compute_logprobs(tokens).result() for c in (snapshot, base)] == before
+    assert client.save_weights_and_get_sampling_client().result().compute_logprobs(
+        tokens
+    ).result() != pytest.approx(before[0], abs=1e-3)
+
+
+# -- 3. the same numbers -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_adapter_beside_a_shared_base_computes_what_peft_does(name: str) -> None:
+    shared = with_random_adapter(SharedBases().tree(name, lambda: make(name)))
+    alone = with_random_adapter(make(name))
+    frozen: Any = freeze(shared)
+    assert isinstance(frozen, FrozenGeneric if name == "gpt-neox" else FrozenLean)
+    data = [long_datum(n, n) for n in (30, 7, 1)]
+    tokenizer: Any = None
+    ours = Trainer(shared, tokenizer)
+    theirs = Trainer(alone, tokenizer)
+    outputs = [t.forward_backward(data, "cross_entropy", None) for t in (ours, theirs)]
+    assert outputs[0].metrics["loss:sum"] == pytest.approx(outputs[1].metrics["loss:sum"], rel=1e-5)
+    pairs = list(zip(gradients(shared), gradients(alone), strict=True))
+    assert len(pairs) > 4
+    assert all(float((a - b).norm()) < 1e-4 * float(b.norm()) for a, b in pairs)
+
+
+def test_layers_of_an_adapter_may_be_chosen() -> None:
+    model = SharedBases().tree("m", lambda: make("qwen3 tied"))
+    adapted = attach_lora(model, 2, seed=0, train_attn=False)
+    layer = LeanModel(adapted, copied=False).layers[0]
+    assert layer.qkv_delta is None
+    assert layer.gate_up_delta is not None
+    assert [*layer.gate_up_delta.up.shape] == [1024, 4]
+
+
+def test_fused_weights_are_views_of_the_models_own() -> None:
+    model = SharedBases().tree("m", lambda: make("qwen2 with biases"))
+    lean = LeanModel(model, copied=False)
+    attention = model.model.layers[0].self_attn
+    assert lean.layers[0].qkv.data_ptr() == attention.q_proj.weight.data_ptr()
+    assert lean.layers[0].qkv_bias is not None
+    assert lean.layers[0].qkv_bias.data_ptr() == attention.q_proj.bias.data_ptr()
+    assert torch.equal(lean.layers[0].qkv[-64:], attention.v_proj.weight)
+
+
+# -- 4. let go -----------------------------------------------------------------------------------
+
+
+def test_a_base_is_let_go_with_the_last_who_uses_it() -> None:
+    loads: list[str] = []
+
+    def load() -> Any:
+        loads.append("again")
+        return make("qwen3 tied")
+
+    bases = SharedBases()
+    first = bases.tree("m", load)
+    frozen = freeze(first)
+    del first
+    gc.collect()
+    second = bases.tree("m", load)
+    assert len(loads) == 1
+    del frozen, second
+    gc.collect()
+    assert bases.tree("m", load) is not None
+    assert len(loads) == 2
+
+
+# -- 5. types ------------------------------------------------------------------------------------
+
+
+def test_on_cuda_weights_that_are_not_trained_are_in_bfloat16() -> None:
+    loader = Loader(EngineSettings())
+    loader.device = torch.device("cuda")
+    assert loader.dtype(whole=False) == torch.bfloat16
+    assert loader.dtype(whole=True) == torch.float32
+    loader.device = torch.device("cpu")
+    assert loader.dtype(whole=False) == torch.float32
+
+
+def test_a_type_may_be_named(tmp_path: Path, tiny_model: str) -> None:
+    with embedded_engine(tmp_path, device="cpu", dtype="bfloat16", full_parameter=False) as engine:
+        client: Any = tinker.ServiceClient().create_lora_training_client(tiny_model).result()
+        kinds = {p.dtype for p in client._run.trainer.model.parameters()}
+        assert kinds == {torch.bfloat16, torch.float32}
+        train(client)
+        sampler = client.save_weights_and_get_sampling_client().result()
+        assert sampler.sample(prompt(), 1, params()).result().sequences[0].tokens
+        assert engine.models.dtype(whole=True) == torch.bfloat16
+    with (
+        pytest.raises(ModelNotFoundError, match="dtype is 'int8'; expected auto, float32, bf"),
+        embedded_engine(tmp_path, dtype="int8"),
+    ):
+        pass
+
+
+def test_in_bfloat16_an_adapters_trainer_and_sampler_nearly_agree(tmp_path: Path) -> None:
+    with embedded_engine(tmp_path, device="cpu", dtype="bfloat16", full_parameter=False):
+        client = tinker.ServiceClient().create_lora_training_client("evert-tiny", rank=4).result()
+        sampler = client.save_weights_and_get_sampling_client().result()
+        prompts = [[(7 * i + j) % 500 for j in range(40)] for i in range(8)]
+        futures = [sampler.sample(prompt(*each), 1, params(max_tokens=30)) for each in prompts]
+        replies = [future.result().sequences[0] for future in futures]
+        data = [
+            scored(tokens, reply.tokens) for tokens, reply in zip(prompts, replies, strict=True)
+        ]
+        outputs = client.forward(data, "cross_entropy").result().loss_fn_outputs
+    apart = [
+        (output["logprobs"].to_torch()[39:] - torch.tensor(reply.logprobs)).abs()
+        for output, reply in zip(outputs, replies, strict=True)
+    ]
+    # 0.02 where logits or attention's scores are rounded to bfloat16.
+    assert 0 < float(torch.cat(apart).mean()) < 0.012
+
+
+def scored(tokens: list[int], reply: list[int]) -> tinker.Datum:
+    whole = torch.tensor([*tokens, *reply])
+    inputs: Any = {"target_tokens": whole[1:], "weights": torch.ones(len(whole) - 1)}
+    return tinker.Datum(model_input=prompt(*whole[:-1].tolist()), loss_fn_inputs=inputs)

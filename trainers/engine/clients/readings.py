@@ -1,0 +1,237 @@
+"""What a request wants to know of the tokens of its prompt, read from the logits of each.
+
+    prompt_logprobs          how likely each token was
+    topk_prompt_logprobs     the k likeliest tokens in the place of each
+    target_prompt_logprobs   how likely named tokens would have been there
+    prompt_alt_tokens        tokens drawn there in the place of what is given
+
+Each is read while the logits are there (``scoring.py``): the prompt goes through the model once for
+all of them, and what is remembered of it not at all. Log-probabilities are the model's own, at
+temperature 1 and untruncated, as everywhere.
+
+Shapes: N tokens read at once, V vocabulary, T tokens of the prompt, K values a token.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from tinker import types
+from tinker.types.topk_logprobs import MASK_LOGPROB, TopkLogprobs
+from torch import Tensor
+
+from evert.trainers.engine.clients.futures import chain, finished
+from evert.trainers.engine.errors import SamplingRequestError
+from evert.trainers.engine.sampling.drawing import stream_key, uniforms
+from evert.trainers.engine.sampling.scoring import Read, log_probabilities
+
+Score = Callable[[Sequence[int], int | None, Read], "Future[list[Any]]"]
+"""(tokens, how many of the last are wanted, a reader) -> a value a token, or None."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a request asks of its prompt, and of what is sampled after it."""
+
+    logprobs: bool = False
+    topk: int = 0
+    targets: types.TensorData | None = None
+    """[T - 1, K] int64, -1 for none; dense or sparse."""
+    alternatives: int = 0
+    last_n: int | None = None
+    topk_sampled: int = 0
+
+    def check(self, length: int) -> None:
+        """Check that a prompt of so many tokens can be asked for it.
+
+        Raises:
+            SamplingRequestError: A number is out of range, or targets have another shape.
+        """
+        for name, count in (
+            ("topk_prompt_logprobs", self.topk),
+            ("topk_sample_logprobs", self.topk_sampled),
+            ("prompt_alt_tokens_k", self.alternatives),
+        ):
+            if count < 0:
+                raise SamplingRequestError(f"{name} is {count}; expected 0 (none) or more.")
+        check_last_n(self.last_n, length)
+        if self.last_n is not None and not self.logprobs:
+            raise SamplingRequestError(
+                f"prompt_logprobs_last_n is {self.last_n}, and include_prompt_logprobs is not set; "
+                "expected both. Set include_prompt_logprobs."
+            )
+        targets = self.targets
+        if targets is not None and (
+            targets.dtype != "int64"
+            or len(targets.shape or []) != 2
+            or targets.shape[0] != length - 1  # type: ignore[index]
+        ):
+            raise SamplingRequestError(
+                f"target_prompt_logprobs is {targets.dtype} of shape {targets.shape}; expected "
+                f"int64 of shape [{length - 1}, K]: a row for each token of the prompt but the "
+                "first, -1 where nothing is wanted."
+            )
+
+
+def check_last_n(last_n: int | None, length: int) -> None:
+    """Check how many of a prompt's last tokens are asked for.
+
+    Raises:
+        SamplingRequestError: Fewer than one, or more than there are after the first.
+    """
+    if last_n is not None and not 1 <= last_n <= max(1, length - 1):
+        raise SamplingRequestError(
+            f"prompt_logprobs_last_n is {last_n} for a prompt of {length} tokens; expected 1 to "
+            f"{length - 1}: nothing precedes the first. None scores all."
+        )
+
+
+def prompt_parts(
+    score: Score, tokens: Sequence[int], wanted: Wanted, temperature: float, stream: int
+) -> "dict[str, Future[Any]]":
+    """Ask for what is wanted of a prompt.
+
+    Args:
+        score: The sampler's.
+        tokens: The prompt.
+        wanted: Already checked.
+        temperature: At which alternatives are drawn.
+        stream: Key of their random numbers.
+
+    Returns:
+        Fields of a ``SampleResponse``.
+    """
+    parts: dict[str, Future[Any]] = {}
+    if wanted.logprobs:
+        found = score(tokens, wanted.last_n, log_probabilities)
+        parts["prompt_logprobs_np"] = _then(found, lambda v: np.array(v, dtype=np.float32))
+    if wanted.topk:
+        parts["topk_prompt_logprobs_np"] = topk(score, tokens, wanted.last_n, wanted.topk)
+    if wanted.targets is not None:
+        parts["target_prompt_logprobs"] = _Targets(wanted.targets).ask(score, tokens)
+    if wanted.alternatives:
+        read = _Alternatives(wanted.alternatives, temperature, stream)
+        parts["prompt_alt_tokens"] = _then(score(tokens, None, read), read.joined)
+    return parts
+
+
+def topk(score: Score, tokens: Sequence[int], last_n: int | None, k: int) -> "Future[TopkLogprobs]":
+    """The k likeliest tokens in the place of each, the likeliest first; for the last n alone."""
+
+    def joined(rows: list[Any]) -> TopkLogprobs:
+        ids = np.zeros((len(rows), k), np.int32)
+        logprobs = np.full((len(rows), k), MASK_LOGPROB, np.float32)
+        for i, row in enumerate(rows):
+            if row is not None:
+                ids[i, : len(row[0])], logprobs[i, : len(row[0])] = row
+        return TopkLogprobs(ids, logprobs)
+
+    return _then(score(tokens, last_n, _likeliest(k)), joined)
+
+
+@cache
+def _likeliest(k: int) -> Read:
+    """One reader for all requests with the same k: they are read together."""
+
+    def read(logits: Tensor, tokens: np.ndarray, places: np.ndarray) -> Sequence[Any]:
+        best = torch.log_softmax(logits, dim=-1).topk(min(k, logits.shape[1]), dim=-1)
+        ids, logprobs = best.indices.cpu().numpy(), best.values.cpu().numpy()
+        return list(zip(ids, logprobs, strict=True))
+
+    return read
+
+
+class _Targets:
+    """Reads how likely named tokens are, each in the place it was named for."""
+
+    def __init__(self, wanted: types.TensorData) -> None:
+        self._wanted = wanted
+        self._ids = wanted.to_torch(pad_value=-1)
+        self._vocabulary = 0
+        """Tokens the model knows; 0 before it was asked."""
+
+    def __call__(self, logits: Tensor, tokens: np.ndarray, places: np.ndarray) -> Sequence[Any]:
+        self._vocabulary = logits.shape[1]
+        ids = self._ids[torch.from_numpy(places - 1)].to(logits.device)
+        # What the model does not know is refused in the end: others are read here, too.
+        known = ids.clamp(0, self._vocabulary - 1)
+        found = torch.log_softmax(logits, dim=-1).gather(1, known)
+        return list(found.masked_fill(ids < 0, 0.0).cpu().unbind())
+
+    def ask(self, score: Score, tokens: Sequence[int]) -> "Future[types.TensorData]":
+        """Ask for all of them; what comes before the first one named is not computed."""
+        named = (self._ids >= 0).any(dim=1).nonzero()[:, 0].tolist()
+        if not named:
+            return finished(self.joined([])).future()
+        return _then(score(tokens, len(tokens) - 1 - named[0], self), self.joined)
+
+    def joined(self, rows: list[Any]) -> types.TensorData:
+        """The log-probabilities in the layout of what was asked."""
+        if rows and int(self._ids.max()) >= self._vocabulary:
+            raise SamplingRequestError(
+                f"target_prompt_logprobs names token id {int(self._ids.max())}; the model knows 0 "
+                f"to {self._vocabulary - 1}. Use its own tokenizer, and -1 for none."
+            )
+        dense = torch.zeros(self._ids.shape)
+        for i, row in enumerate(rows[1:]):
+            if row is not None:
+                dense[i] = row
+        return _laid_out(dense, self._wanted)
+
+
+def _laid_out(dense: Tensor, like: types.TensorData) -> types.TensorData:
+    """A tensor in the layout of another: the same cells, where that is sparse."""
+    if like.sparse_crow_indices is None or like.sparse_col_indices is None:
+        return types.TensorData.from_torch(dense)
+    counts = np.diff(like.sparse_crow_indices)
+    rows, columns = (
+        np.repeat(np.arange(len(counts)), counts),
+        np.array(like.sparse_col_indices, int),
+    )
+    return types.TensorData(
+        data=dense.numpy()[rows, columns],
+        dtype="float32",
+        shape=like.shape,
+        sparse_crow_indices=like.sparse_crow_indices,
+        sparse_col_indices=like.sparse_col_indices,
+    )
+
+
+class _Alternatives:
+    """Draws k tokens in the place of each, from one random stream for each of the k."""
+
+    def __init__(self, k: int, temperature: float, stream: int) -> None:
+        self._temperature = temperature
+        self._keys = np.array([stream_key(stream, j) for j in range(k)], dtype=np.uint64)
+
+    def __call__(self, logits: Tensor, tokens: np.ndarray, places: np.ndarray) -> Sequence[Any]:
+        logprobs = torch.log_softmax(logits, dim=-1)
+        if self._temperature == 0:
+            drawn = logprobs.argmax(dim=-1, keepdim=True).expand(-1, len(self._keys))
+        else:
+            # float64: a float32 running sum over a large vocabulary loses the rare tokens.
+            shaped = torch.softmax(logprobs.double() / self._temperature, dim=-1).cumsum(dim=-1)
+            steps = np.repeat(places.astype(np.uint64), len(self._keys))
+            numbers = uniforms(np.tile(self._keys, len(places)), steps).reshape(len(places), -1)
+            target = torch.from_numpy(numbers).to(shaped.device) * shaped[:, -1:]
+            drawn = torch.searchsorted(shaped, target, right=True).clamp_(max=logits.shape[1] - 1)
+        found = logprobs.gather(1, drawn)
+        return list(zip(drawn.cpu().unbind(), found.cpu().unbind(), strict=True))
+
+    def joined(self, rows: list[Any]) -> types.PromptAltTokens:
+        """The draws of all tokens but the first, before which there is nothing to draw from."""
+        shape = (len(rows) - 1, len(self._keys))
+        ids, logprobs = torch.zeros(shape, dtype=torch.long), torch.zeros(shape)
+        for i, (row, values) in enumerate(rows[1:]):
+            ids[i], logprobs[i] = row, values
+        return types.PromptAltTokens(
+            types.TensorData.from_torch(ids), types.TensorData.from_torch(logprobs)
+        )
+
+
+def _then(found: "Future[list[Any]]", make: Callable[[list[Any]], Any]) -> "Future[Any]":
+    return chain(found, lambda values: finished(make(values)).future())

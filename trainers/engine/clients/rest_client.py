@@ -1,0 +1,189 @@
+"""The REST client: runs and checkpoints listed, described, located, kept longer, copied, deleted.
+
+All of it comes from the engine's folder (``catalog.py``). What needs accounts, sessions or a bill
+is refused, with what to do instead.
+"""
+
+import time
+from typing import Any, ClassVar
+
+import tinker
+from tinker import types
+from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
+
+from evert.bridge.base import BASES
+from evert.trainers.engine.clients.futures import async_forms, refusing, settled
+from evert.trainers.engine.engine import Engine
+from evert.trainers.engine.errors import CheckpointError
+from evert.trainers.engine.models.base_models import base_context_length
+from evert.trainers.engine.store import catalog
+
+SHORTEST_TTL, LONGEST_TTL = 3600, 10 * 366 * 24 * 3600
+"""Seconds: what the service takes, an hour to ten years."""
+
+_NO_SESSIONS = "it keeps no sessions. list_training_runs() lists the runs of its folder."
+_NO_BILL = "nothing is billed here. list_user_checkpoints() has the size of each checkpoint."
+_NOT_PUBLIC = (
+    "its checkpoints are files on this machine. Hand the folder on, or copy it: "
+    "get_external_weights_urls(path) lists the files."
+)
+
+REFUSED = {
+    "get_audit_log": "it keeps no log of who did what. Ask the hosted service.",
+    "publish_checkpoint_from_tinker_path": _NOT_PUBLIC,
+    "unpublish_checkpoint_from_tinker_path": _NOT_PUBLIC,
+    "get_session": _NO_SESSIONS,
+    "list_sessions": _NO_SESSIONS,
+    "search_sessions": _NO_SESSIONS,
+    "assign_session_project": _NO_SESSIONS,
+    "export_session_trace": "it records no trace. torch.profiler sees what this process computes.",
+    "whoami": "it has no accounts. Leave the call out.",
+    "get_sampler": "samplers have no ids here. SamplingClient.get_base_model() names the model.",
+    "get_billing_usage": _NO_BILL,
+    "get_current_checkpoint_storage_usage": _NO_BILL,
+}
+"""Methods of the SDK's client that the engine cannot serve: why, and what to do."""
+
+
+def capabilities(engine: Engine) -> types.GetServerCapabilitiesResponse:
+    """The models that always work here, and those that were asked for."""
+    models = [
+        types.SupportedModel(
+            model_name=name,
+            max_context_length=base_context_length(name),
+            trainable=True,
+            sampleable=True,
+        )
+        for name in dict.fromkeys([*BASES, *engine.asked_for])
+    ]
+    return types.GetServerCapabilitiesResponse(supported_models=models)
+
+
+@async_forms(tinker.RestClient)
+@refusing(tinker.RestClient, REFUSED)
+class RestClient:
+    """Runs and checkpoints of the engine's folder."""
+
+    engine: ClassVar[Engine]
+
+    def __init__(self, **options: Any) -> None:
+        """Take what the SDK's client takes; nothing of it means anything here."""
+        self._store = self.engine.store
+
+    def get_server_capabilities(
+        self,
+    ) -> AwaitableConcurrentFuture[types.GetServerCapabilitiesResponse]:
+        """The models that always work here, and those that were asked for."""
+        return settled(capabilities, self.engine)
+
+    def get_training_run(
+        self, training_run_id: str, access_scope: str = "owned"
+    ) -> AwaitableConcurrentFuture[types.TrainingRun]:
+        """A run, with the ``user_metadata`` it was started with."""
+        return self.get_training_run_by_tinker_path(f"tinker://{training_run_id}/weights/any")
+
+    def get_training_run_by_tinker_path(
+        self, tinker_path: str, access_scope: str = "owned"
+    ) -> AwaitableConcurrentFuture[types.TrainingRun]:
+        """The run a checkpoint belongs to."""
+        return settled(catalog.training_run, self._store, tinker_path)
+
+    def list_training_runs(
+        self,
+        limit: int = 20,
+        offset: int = 0,
+        access_scope: str = "owned",
+        project_id: str | None = None,
+    ) -> AwaitableConcurrentFuture[types.TrainingRunsResponse]:
+        """The runs of the engine's folder, the latest first; there are no projects."""
+
+        def listed() -> types.TrainingRunsResponse:
+            runs, cursor = catalog.page(catalog.training_runs(self._store), offset, limit)
+            return types.TrainingRunsResponse(training_runs=runs, cursor=cursor)
+
+        return settled(listed)
+
+    def list_checkpoints(
+        self, training_run_id: str
+    ) -> AwaitableConcurrentFuture[types.CheckpointsListResponse]:
+        """The checkpoints of a run, the latest first."""
+
+        def listed() -> types.CheckpointsListResponse:
+            self._store.run_info(f"tinker://{training_run_id}/weights/any")
+            found = catalog.checkpoints(self._store, training_run_id)
+            return types.CheckpointsListResponse(checkpoints=found)
+
+        return settled(listed)
+
+    def list_user_checkpoints(
+        self, limit: int = 100, offset: int = 0
+    ) -> AwaitableConcurrentFuture[types.CheckpointsListResponse]:
+        """The checkpoints of all runs, the latest first."""
+
+        def listed() -> types.CheckpointsListResponse:
+            found, cursor = catalog.page(catalog.checkpoints(self._store), offset, limit)
+            return types.CheckpointsListResponse(checkpoints=found, cursor=cursor)
+
+        return settled(listed)
+
+    def get_weights_info_by_tinker_path(
+        self, tinker_path: str
+    ) -> AwaitableConcurrentFuture[types.WeightsInfoResponse]:
+        """What it takes to load a checkpoint: its base and its adapter's rank."""
+
+        def described() -> types.WeightsInfoResponse:
+            info = self._store.info(tinker_path)
+            rank = info.lora_rank
+            return types.WeightsInfoResponse(
+                base_model=info.base_model, is_lora=rank is not None, lora_rank=rank
+            )
+
+        return settled(described)
+
+    def get_external_weights_urls(
+        self, tinker_path: str
+    ) -> AwaitableConcurrentFuture[types.ExternalWeightsUrlsResponse]:
+        """A ``file://`` address of each file of a checkpoint, of whatever kind."""
+        return settled(catalog.file_urls, self._store, tinker_path)
+
+    def set_checkpoint_ttl_from_tinker_path(
+        self, tinker_path: str, ttl_seconds: int | None
+    ) -> AwaitableConcurrentFuture[None]:
+        """Write down when a checkpoint expires; None for never. Nothing is deleted by itself."""
+        return settled(self._keep, tinker_path, ttl_seconds)
+
+    def copy_weights(
+        self,
+        path: str,
+        destination_project_id: str | None = None,
+        *,
+        ttl_seconds: int | None = None,
+        weights_access_token: str | None = None,
+    ) -> AwaitableConcurrentFuture[str]:
+        """Copy a checkpoint into a run of its own; there are no projects to choose from."""
+        return settled(catalog.copy, self._store, path, ttl_seconds)
+
+    def delete_checkpoint(
+        self, training_run_id: str, checkpoint_id: str
+    ) -> AwaitableConcurrentFuture[None]:
+        """Delete a checkpoint, named as listings name it (``weights/000010``)."""
+        return self.delete_checkpoint_from_tinker_path(
+            f"tinker://{training_run_id}/{checkpoint_id}"
+        )
+
+    def delete_checkpoint_from_tinker_path(
+        self, tinker_path: str
+    ) -> AwaitableConcurrentFuture[None]:
+        """Delete a checkpoint."""
+        return settled(self._store.delete, tinker_path)
+
+    def get_telemetry(self) -> None:
+        """None: nothing is reported to anybody."""
+
+    def _keep(self, path: str, ttl_seconds: int | None) -> None:
+        if ttl_seconds is not None and not SHORTEST_TTL <= ttl_seconds <= LONGEST_TTL:
+            raise CheckpointError(
+                f"ttl_seconds of {path} is {ttl_seconds}; expected {SHORTEST_TTL} (an hour) to "
+                f"{LONGEST_TTL} (ten years), or None for no end."
+            )
+        self._store.expire(path, None if ttl_seconds is None else time.time() + ttl_seconds)

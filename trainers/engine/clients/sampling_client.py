@@ -1,0 +1,381 @@
+"""Sampling clients: frozen weights to sample from, and their way to other processes.
+
+A client holds the future of a sampler, so it can be used at once while the weights load. Pickled,
+it is a reference: in the process it came from it is found again, elsewhere the weights are loaded
+from disk, where they are written the moment somebody pickles a client that had none there.
+"""
+
+import asyncio
+import base64
+import itertools
+import json
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from tinker import types
+from tinker.lib.backcompat_concurrent_future import _AwaitableFutureCompatWrapper
+from tinker.lib.public_interfaces.api_future import APIFuture
+from tinker.types.topk_logprobs import TopkLogprobs
+
+from evert.trainers.engine.clients.futures import Ready, chain, finished, together
+from evert.trainers.engine.clients.readings import Wanted, check_last_n, prompt_parts, topk
+from evert.trainers.engine.engine import Engine
+from evert.trainers.engine.errors import SamplingRequestError, UnsupportedError
+from evert.trainers.engine.models.base_models import load_tokenizer
+from evert.trainers.engine.models.loading import EngineSettings
+from evert.trainers.engine.sampling.drawing import stream_key
+from evert.trainers.engine.sampling.sampler import Sampler
+from evert.trainers.engine.sampling.scoring import Read, log_probabilities
+from evert.trainers.engine.training.provenance import recorded
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Source:
+    """Where a sampling client's weights can be found again by another process."""
+
+    def __init__(self, base_model: str, path: str | Callable[[], str] | None) -> None:
+        """Remember where the weights are.
+
+        Args:
+            base_model: The base model's name.
+            path: A ``tinker://`` path, a function that saves the weights and returns one, or None
+                for the base model's own weights.
+        """
+        self.base_model = base_model
+        self._path = path
+        self._lock = threading.Lock()
+
+    def path(self) -> str | None:
+        """The checkpoint's path, saved now if it was not; None for the base itself."""
+        with self._lock:
+            if callable(self._path):
+                self._path = self._path()
+            return self._path
+
+
+@dataclass(frozen=True)
+class _Pickled:
+    """A sampling client on its way to another process."""
+
+    process: int
+    key: int
+    """Of the client, in the process it was made in."""
+    copy: int
+    """How many copies of it were sent before."""
+    base_model: str
+    path: str | None
+    settings: EngineSettings
+    root: Path
+    records: bool
+
+
+class SamplingClient(Ready):
+    """Frozen weights to sample from.
+
+    A copy that is unpickled in the same process is the same client; in another process it loads
+    the weights from disk, on the same kind of device, and draws numbers of its own.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        base_model: str,
+        sampler: "Future[Sampler]",
+        source: Source,
+        *,
+        records: bool = False,
+    ) -> None:
+        """Wrap a sampler that may still be loading.
+
+        Args:
+            engine: Whose client it is.
+            base_model: The base model's name.
+            sampler: Of its weights.
+            source: Where other processes find them.
+            records: Whether ``stable_reinforce`` may train on what is sampled.
+        """
+        self._records = records
+        self._engine = engine
+        self._base_model = base_model
+        self._sampler = sampler
+        self._source = source
+        self._key = next(_client_numbers)
+        self._copies = itertools.count(1)
+        self._asked = itertools.count()
+        _clients[self._key] = self
+
+    def sample(
+        self,
+        prompt: types.ModelInput,
+        num_samples: int,
+        sampling_params: types.SamplingParams,
+        include_prompt_logprobs: bool = False,
+        topk_prompt_logprobs: int = 0,
+        topk_sample_logprobs: int = 0,
+        target_prompt_logprobs: types.TensorData | None = None,
+        prompt_alt_tokens_k: int = 0,
+        prompt_logprobs_last_n: int | None = None,
+    ) -> APIFuture[types.SampleResponse]:
+        """Sample replies; see ``sampler.py`` for what their log-probabilities are.
+
+        Raises:
+            SamplingRequestError: A prompt that is not text, or options out of range.
+        """
+        tokens = _text_tokens(prompt)
+        wanted = Wanted(
+            include_prompt_logprobs,
+            topk_prompt_logprobs,
+            target_prompt_logprobs,
+            prompt_alt_tokens_k,
+            prompt_logprobs_last_n,
+            topk_sample_logprobs,
+        )
+        wanted.check(len(tokens))
+        replies = chain(
+            self._sampler, lambda sampler: sampler.sample(tokens, num_samples, sampling_params)
+        )
+        read = replies
+        if topk_sample_logprobs:
+            read = chain(replies, lambda found: self._with_topk(tokens, found, wanted))
+        stream = self._stream(sampling_params) if prompt_alt_tokens_k else 0
+        parts = prompt_parts(self._score, tokens, wanted, sampling_params.temperature, stream)
+        answer = chain(read, lambda found: self._respond(found, parts))
+        answer.add_done_callback(lambda _: replies.cancel())  # who gives it up wants no replies
+        return _AwaitableFutureCompatWrapper(answer)
+
+    async def sample_async(self, *args: Any, **kwargs: Any) -> types.SampleResponse:
+        """See ``sample``."""
+        return await self.sample(*args, **kwargs).result_async()
+
+    def compute_logprobs(
+        self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
+    ) -> APIFuture[list[float | None]]:
+        """Log-probability of each token given those before it; None for the first."""
+        tokens = _text_tokens(prompt)
+        check_last_n(prompt_logprobs_last_n, len(tokens))
+        return _AwaitableFutureCompatWrapper(
+            self._score(tokens, prompt_logprobs_last_n, log_probabilities)
+        )
+
+    async def compute_logprobs_async(
+        self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
+    ) -> list[float | None]:
+        """See ``compute_logprobs``."""
+        return await self.compute_logprobs(prompt, prompt_logprobs_last_n).result_async()
+
+    def get_tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The model's tokenizer."""
+        return load_tokenizer(self._base_model)
+
+    def get_base_model(self) -> str:
+        """The base model's name."""
+        return self._base_model
+
+    async def get_base_model_async(self) -> str:
+        """See ``get_base_model``."""
+        return self._base_model
+
+    def get_sampler_handle(self) -> str:
+        """A text that ``from_sampler_handle`` makes a client of, in any process of this machine."""
+        state = asdict(self._state())
+        return base64.urlsafe_b64encode(json.dumps(state, default=str).encode()).decode()
+
+    @staticmethod
+    def from_sampler_handle(handle: str, *, api_key: str | None = None) -> "SamplingClient":
+        """The client behind a handle; see ``get_sampler_handle``.
+
+        Raises:
+            SamplingRequestError: It is no handle of the embedded engine's.
+        """
+        return _unpickle(_read_handle(handle))
+
+    @staticmethod
+    def create(*args: Any, **kwargs: Any) -> NoReturn:
+        """The SDK's own constructor, over a connection to the service.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise UnsupportedError(
+            "SamplingClient.create was called on evert's embedded engine, which has no connection. "
+            "Use ServiceClient.create_sampling_client."
+        )
+
+    def on_queue_state_change(self, queue_state: Any, queue_state_reason: str | None) -> None:
+        """Nothing: requests wait for this machine alone."""
+
+    def get_telemetry(self) -> None:
+        """None: nothing is reported to anybody."""
+
+    @property
+    def sampler(self) -> Sampler:
+        """The sampler behind this client; waits for it to load. Its ``stats`` count its work."""
+        return self._sampler.result()
+
+    async def loaded(self) -> None:
+        """Wait until the weights are loaded; raises what went wrong if they cannot be."""
+        await asyncio.wrap_future(self._sampler)
+
+    def __reduce__(self) -> tuple[Any, tuple[_Pickled]]:
+        """Pickle by reference to the weights, which are saved now if they were not yet."""
+        return _unpickle, (self._state(),)
+
+    def _state(self) -> _Pickled:
+        return _Pickled(
+            os.getpid(),
+            self._key,
+            next(self._copies),
+            self._base_model,
+            self._source.path(),
+            self._engine.settings,
+            self._engine.store.root,
+            self._records,
+        )
+
+    def _score(self, tokens: Sequence[int], last_n: int | None, read: Read) -> "Future[list[Any]]":
+        return chain(self._sampler, lambda sampler: sampler.score(tokens, last_n, read))
+
+    def _stream(self, params: types.SamplingParams) -> int:
+        """Key of the random numbers that alternatives to a prompt's tokens are drawn with."""
+        if params.seed is not None:
+            return stream_key(b"alternatives", params.seed)
+        return stream_key(b"alternatives", self._engine.settings.seed, next(self._asked))
+
+    def _with_topk(
+        self, prompt: list[int], sequences: Sequence[types.SampledSequence], wanted: Wanted
+    ) -> "Future[list[types.SampledSequence]]":
+        """The same sequences, with the likeliest tokens in the place of each that was drawn."""
+        found = together(
+            [
+                topk(self._score, prompt + each.tokens, len(each.tokens), wanted.topk_sampled)
+                for each in sequences
+            ]
+        )
+
+        def joined(rows: list[TopkLogprobs]) -> list[types.SampledSequence]:
+            return [
+                replace(each, topk_logprobs_np=_last(row, len(each.tokens)))
+                for each, row in zip(sequences, rows, strict=True)
+            ]
+
+        return chain(found, lambda rows: finished(joined(rows)).future())
+
+    def _respond(
+        self, sequences: Sequence[types.SampledSequence], parts: "dict[str, Future[Any]]"
+    ) -> "Future[types.SampleResponse]":
+        named = recorded(sequences) if self._records else sequences
+        return chain(
+            together([*parts.values()]),
+            lambda found: finished(
+                types.SampleResponse(sequences=named, **dict(zip(parts, found, strict=True)))
+            ).future(),
+        )
+
+
+_client_numbers = itertools.count()
+_clients: "weakref.WeakValueDictionary[int, SamplingClient]" = weakref.WeakValueDictionary()
+"""Clients made in this process, by key: one that comes home is itself again."""
+_guests: OrderedDict[tuple[int, int], SamplingClient] = OrderedDict()
+"""The last clients that came from other processes, by process and key: a pool's worker unpickles
+the same one for every task and must not load it each time."""
+_MAX_GUESTS = 4
+
+
+def _unpickle(state: _Pickled) -> SamplingClient:
+    home = _clients.get(state.key) if state.process == os.getpid() else None
+    if home is not None:
+        return home
+    guest = _guests.get((state.process, state.key))
+    if guest is None:
+        guest = _guests[state.process, state.key] = _settle(state)
+        while len(_guests) > _MAX_GUESTS:
+            _guests.popitem(last=False)
+    return guest
+
+
+def _read_handle(handle: str) -> _Pickled:
+    try:
+        state = json.loads(base64.urlsafe_b64decode(handle))
+        settings = state["settings"]
+        if settings["dtype"] is not None:
+            settings["dtype"] = getattr(torch, settings["dtype"].removeprefix("torch."))
+        state |= {"settings": EngineSettings(**settings), "root": Path(state["root"])}
+        return _Pickled(**state)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise SamplingRequestError(
+            f"{handle[:40]!r}... is no handle of an embedded engine's sampler ({error!r}). Pass "
+            "what get_sampler_handle() returned."
+        ) from error
+
+
+def _settle(state: _Pickled) -> SamplingClient:
+    """Make a client in a process that is not the one it came from."""
+    engine = Engine(replace(state.settings, root=state.root))
+    sampler: Future[Sampler] = Future()
+    if state.path is None:
+        sampler.set_result(engine.base_sampler(state.base_model))
+    else:
+        sampler.set_result(engine.saved_sampler(state.path, state.key, state.copy))
+    source = Source(state.base_model, state.path)
+    return SamplingClient(engine, state.base_model, sampler, source, records=state.records)
+
+
+def saved_client(engine: Engine, path: str, *, records: bool = False) -> SamplingClient:
+    """A client of a checkpoint, which is loaded in the background.
+
+    Raises:
+        CheckpointError: There is no such checkpoint.
+    """
+    info = engine.store.read(path)
+    engine.asked_for.add(info.base_model)
+    loading = engine.loader.submit(engine.saved_sampler, path, engine.occasion(info.steps))
+    source = Source(info.base_model, path)
+    return SamplingClient(engine, info.base_model, loading, source, records=records)
+
+
+def model_client(
+    engine: Engine, name: str, model: Any, tokenizer: Any, *number: int
+) -> SamplingClient:
+    """A client of a model that somebody else trains, with its present weights; close its sampler.
+
+    Args:
+        engine: Samples from it.
+        name: What the client says its base model is.
+        model: A Hugging Face causal language model.
+        tokenizer: Its tokenizer.
+        *number: Tells apart clients that must not draw the same numbers: the step, say.
+    """
+
+    def nowhere() -> str:
+        raise SamplingRequestError(
+            f"This client samples from the present weights of a model ({name}) that another "
+            "trainer has in this process; expected weights that are on disk. Sample here, or "
+            "offer the client to other processes by a policy service."
+        )
+
+    sampler = finished(engine.new_sampler(model, tokenizer, *number)).future()
+    return SamplingClient(engine, name, sampler, Source(name, nowhere))
+
+
+def _text_tokens(prompt: types.ModelInput) -> list[int]:
+    try:
+        return prompt.to_ints()
+    except ValueError as error:
+        raise SamplingRequestError(
+            "The prompt has a chunk that is not text; the embedded engine samples from text "
+            "models only. Use an engine for images behind base_url."
+        ) from error
+
+
+def _last(rows: TopkLogprobs, count: int) -> TopkLogprobs:
+    return TopkLogprobs(rows.token_ids[-count:], rows.logprobs[-count:])

@@ -1,0 +1,243 @@
+"""The embedded engine's clients, with the surface the Tinker SDK's have.
+
+    ServiceClient    makes the others
+    TrainingClient   a model in training (``training_client.py``)
+    RestClient       questions about, and deletion of, checkpoints (``rest_client.py``)
+    SamplingClient   frozen weights to sample from; picklable (``sampling_client.py``)
+
+Methods are the SDK's, in both their plain and ``_async`` forms, with the SDK's names, arguments and
+results; what they do is documented there. What only the hosted service can do is refused
+(``UnsupportedError``). Two differences: the ``_async`` forms do not warn that they are deprecated,
+and errors are evert's own beside the SDK's. Futures of clients act as the clients, as the SDK's do:
+they are the SDK's classes, and warn as those do.
+"""
+
+from abc import ABCMeta
+from typing import Any, ClassVar, NoReturn, Self, cast
+
+import tinker
+from tinker import types
+from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
+from tinker.lib.public_interfaces.custom_loss import LossHandle, PerDatumLossFn, trace_loss
+
+from evert.trainers.engine.clients.futures import async_forms, finished, settled, submit
+from evert.trainers.engine.clients.rest_client import RestClient, capabilities
+from evert.trainers.engine.clients.sampling_client import SamplingClient, Source, saved_client
+from evert.trainers.engine.clients.training_client import TrainingClient
+from evert.trainers.engine.engine import Engine
+from evert.trainers.engine.errors import LossInputError, SamplingRequestError, UnsupportedError
+from evert.trainers.engine.models.base_models import resolve_model
+from evert.trainers.engine.models.loading import LoraChoice
+
+
+@async_forms(tinker.ServiceClient)
+class ServiceClient:
+    """Makes training, sampling and REST clients of one engine."""
+
+    engine: ClassVar[Engine]
+
+    def __init__(
+        self,
+        user_metadata: dict[str, str] | None = None,
+        project_id: str | None = None,
+        **options: Any,
+    ) -> None:
+        """Take what the SDK's client takes; only ``user_metadata`` means anything here."""
+        self._user_metadata = dict(user_metadata or {})
+
+    def create_lora_training_client(
+        self,
+        base_model: str,
+        rank: int = 32,
+        seed: int | None = None,
+        train_mlp: bool = True,
+        train_attn: bool = True,
+        train_unembed: bool = True,
+        user_metadata: dict[str, str] | None = None,
+        optimizer: types.OptimizerConfig | None = None,
+    ) -> tinker.BackcompatTrainingClientFuture:
+        """Start training a base model: the whole of it, or an adapter, as the engine is set.
+
+        Raises:
+            UnsupportedError: Another optimizer than AdamW.
+        """
+        _check_optimizer(optimizer)
+        base_model = self.engine.stand_ins.of(base_model)
+        choice = LoraChoice(rank, seed, train_mlp, train_attn, train_unembed)
+        metadata = {**self._user_metadata, **(user_metadata or {})}
+        return self._started(self.engine.start_run, base_model, choice, metadata)
+
+    def create_training_client_from_state(
+        self,
+        path: str,
+        base_model: str | None = None,
+        user_metadata: dict[str, str] | None = None,
+        weights_access_token: str | None = None,
+        optimizer: types.OptimizerConfig | None = None,
+    ) -> tinker.BackcompatTrainingClientFuture:
+        """Start training from a checkpoint's weights, with a fresh optimizer.
+
+        Raises:
+            UnsupportedError: Another optimizer than AdamW, or another base than the checkpoint's.
+        """
+        _check_optimizer(optimizer)
+        return self._resumed(path, base_model, user_metadata, with_optimizer=False)
+
+    def create_training_client_from_state_with_optimizer(
+        self,
+        path: str,
+        base_model: str | None = None,
+        user_metadata: dict[str, str] | None = None,
+        weights_access_token: str | None = None,
+    ) -> tinker.BackcompatTrainingClientFuture:
+        """Go on training from a checkpoint as if nothing had happened.
+
+        Raises:
+            UnsupportedError: Another base than the checkpoint's.
+        """
+        return self._resumed(path, base_model, user_metadata, with_optimizer=True)
+
+    def create_sampling_client(
+        self,
+        model_path: str | None = None,
+        base_model: str | None = None,
+        retry_config: Any = None,
+        record_stability_info: bool = False,
+    ) -> SamplingClient:
+        """Sample from a checkpoint or a base model, which is loaded in the background.
+
+        Raises:
+            SamplingRequestError: Neither was named.
+            CheckpointError: There is no such checkpoint; ``model_path`` is a ``tinker://`` path or
+                the folder of a checkpoint.
+            ModelNotFoundError: There is no such base model.
+        """
+        engine = self.engine
+        engine.check_open()
+        if model_path is not None:
+            return saved_client(engine, model_path, records=record_stability_info)
+        if base_model is None:
+            raise SamplingRequestError(
+                "create_sampling_client got neither model_path nor base_model; expected a "
+                "tinker:// path that saving returned, or a model name."
+            )
+        base_model = engine.stand_ins.of(base_model)
+        resolve_model(base_model)
+        engine.asked_for.add(base_model)
+        loading = engine.loader.submit(engine.base_sampler, base_model)
+        source = Source(base_model, None)
+        return SamplingClient(engine, base_model, loading, source, records=record_stability_info)
+
+    async def create_sampling_client_async(self, *args: Any, **kwargs: Any) -> SamplingClient:
+        """See ``create_sampling_client``; here the weights are loaded when it returns."""
+        client = self.create_sampling_client(*args, **kwargs)
+        await client.loaded()
+        return client
+
+    def create_custom_loss(
+        self, fn: PerDatumLossFn, input_ranks: Any
+    ) -> AwaitableConcurrentFuture[LossHandle]:
+        """Trace a loss for ``TrainingClient.forward_backward_custom``, by the SDK's own tracer.
+
+        Raises:
+            LossInputError: It cannot be traced, so the service would refuse it; from the future.
+        """
+        return settled(self._traced, fn, input_ranks)
+
+    def copy_weights(
+        self, path: str, *, ttl_seconds: int | None = None, weights_access_token: str | None = None
+    ) -> AwaitableConcurrentFuture[str]:
+        """Copy a checkpoint into a run of its own; there are no projects to choose from."""
+        return self.create_rest_client().copy_weights(path, ttl_seconds=ttl_seconds)
+
+    def create_rest_client(self) -> RestClient:
+        """Ask about checkpoints."""
+        return type("RestClient", (RestClient,), {"engine": self.engine})()  # type: ignore[no-any-return]
+
+    def get_server_capabilities(self) -> types.GetServerCapabilitiesResponse:
+        """The models that always work here, and those that were asked for.
+
+        Any folder or cached Hub model works, too.
+        """
+        return capabilities(self.engine)
+
+    def get_console_url(self) -> str:
+        """Where the engine's checkpoints are: there is no console."""
+        return self.engine.store.root.absolute().as_uri()
+
+    @property
+    def holder(self) -> NoReturn:
+        """The SDK's connection to the service.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise UnsupportedError(
+            "ServiceClient.holder was asked for on evert's embedded engine, which has no "
+            "connection. Use the client's public methods."
+        )
+
+    def get_telemetry(self) -> None:
+        """None: nothing is reported to anybody."""
+
+    def close(self, status: str, detail: str | None = None) -> AwaitableConcurrentFuture[None]:
+        """Nothing to finish: the engine outlives its service clients."""
+        return finished(None)
+
+    def __enter__(self) -> Self:
+        """The client; leaving its block does nothing."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """See ``close``."""
+
+    def _resumed(
+        self,
+        path: str,
+        base_model: str | None,
+        user_metadata: dict[str, str] | None,
+        *,
+        with_optimizer: bool,
+    ) -> tinker.BackcompatTrainingClientFuture:
+        def resume() -> Any:
+            named = base_model and self.engine.stand_ins.of(base_model)
+            _check_base(named, self.engine.store.read(path).base_model)
+            return self.engine.resume_run(path, user_metadata, with_optimizer=with_optimizer)
+
+        return self._started(resume)
+
+    def _started(self, make_run: Any, *args: Any) -> tinker.BackcompatTrainingClientFuture:
+        def start() -> Any:
+            return TrainingClient(self.engine, make_run(*args))
+
+        return tinker.BackcompatTrainingClientFuture(submit(self.engine.loader, start))
+
+    def _traced(self, fn: PerDatumLossFn, input_ranks: Any) -> LossHandle:
+        try:
+            return trace_loss(fn, input_ranks, self.engine.session_id)
+        except ValueError as error:
+            raise LossInputError(
+                f"{error}. Mend the function, or pass forward_backward_custom a callable "
+                "(data, logprobs), which may do anything."
+            ) from error
+
+
+def _check_optimizer(optimizer: types.OptimizerConfig | None) -> None:
+    if optimizer is not None and not isinstance(optimizer, types.AdamOptimizerConfig):
+        raise UnsupportedError(
+            f"optimizer is {optimizer!r}; the embedded engine has AdamW alone (what a step of "
+            "Dimuon computes is not public). Leave it out, or pass AdamOptimizerConfig()."
+        )
+
+
+def _check_base(asked: str | None, saved: str) -> None:
+    if asked not in (None, saved):
+        raise UnsupportedError(
+            f"base_model is {asked!r}, and the checkpoint's own is {saved!r}; the embedded engine "
+            "trains a checkpoint on the base that it was saved from. Leave base_model out."
+        )
+
+
+# A script may ask what it holds by the SDK's classes.
+cast(ABCMeta, tinker.TrainingClient).register(TrainingClient)
+cast(ABCMeta, tinker.SamplingClient).register(SamplingClient)

@@ -1,0 +1,321 @@
+"""The training client: a model in training, whose calls run in order on one worker thread."""
+
+import functools
+import weakref
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import tinker
+from tinker import types
+from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
+from tinker.lib.public_interfaces.custom_loss import (
+    LossHandle,
+    check_loss_inputs,
+    run_loss_handle,
+)
+
+from evert.trainers.engine.clients.door import Limits, check_custom_data, check_data, check_step
+from evert.trainers.engine.clients.futures import Ready, async_forms, submit
+from evert.trainers.engine.clients.sampling_client import SamplingClient, Source, saved_client
+from evert.trainers.engine.engine import Engine, TrainingRun
+from evert.trainers.engine.errors import LossInputError, TrainingError
+from evert.trainers.engine.models.base_models import context_length
+from evert.trainers.engine.sampling.sampler import Sampler
+from evert.trainers.engine.store.checkpoints import Kind, new_checkpoint_info
+from evert.trainers.engine.store.encryption import encrypt
+from evert.trainers.engine.training.trainer import CustomLoss, Trainer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+T = TypeVar("T")
+
+
+@async_forms(tinker.TrainingClient, keep=AwaitableConcurrentFuture)
+class TrainingClient(Ready):
+    """A model in training. Calls return at once and run in the order they were made."""
+
+    def __init__(self, engine: Engine, run: TrainingRun) -> None:
+        """Train ``run`` on a worker thread of the engine's."""
+        self.model_id = run.run_id
+        self._engine = engine
+        self._run = run
+        model = run.trainer.model
+        vocabulary = model.get_input_embeddings().weight.shape[0]
+        self._limits = Limits(vocabulary, context_length(model))
+        self._worker = engine.new_worker()
+        weakref.finalize(self, self._worker.shutdown, wait=False)
+
+    def forward(
+        self,
+        data: list[types.Datum],
+        loss_fn: str,
+        loss_fn_config: Mapping[str, Any] | None = None,
+    ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
+        """The loss and the targets' log-probabilities, without a gradient.
+
+        Raises:
+            LossInputError: The request cannot be served; others are (``door.py``).
+        """
+        check_data(data, loss_fn, loss_fn_config, self._limits)
+        return self._submit(lambda trainer: trainer.forward(data, loss_fn, loss_fn_config))
+
+    def forward_backward(
+        self,
+        data: list[types.Datum],
+        loss_fn: str,
+        loss_fn_config: Mapping[str, Any] | None = None,
+    ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
+        """Add the gradient of the summed loss to what has accumulated since the last step.
+
+        Raises:
+            LossInputError: The request cannot be served; others are (``door.py``).
+        """
+        check_data(data, loss_fn, loss_fn_config, self._limits)
+        return self._submit(lambda trainer: trainer.forward_backward(data, loss_fn, loss_fn_config))
+
+    def forward_backward_custom(
+        self,
+        data: list[types.Datum],
+        loss_fn: CustomLoss | LossHandle,
+        *,
+        loss_type_input: str | None = None,
+    ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
+        """Like ``forward_backward`` with ``loss_fn(data, logprobs) -> (loss, metrics)``.
+
+        Args:
+            data: Each datum with ``target_tokens``, and whatever the loss reads.
+            loss_fn: A callable, or what ``ServiceClient.create_custom_loss`` made.
+            loss_type_input: ``"logprobs"``, or None for the same.
+
+        Raises:
+            LossInputError: Another ``loss_type_input``, a handle of another engine's, data without
+                what the handle reads, or data that no model can take.
+        """
+        if loss_type_input not in (None, "logprobs"):
+            raise LossInputError(
+                f"loss_type_input is {loss_type_input!r}; a custom loss gets log-probabilities. "
+                "Leave it out."
+            )
+        check_custom_data(data, self._limits)
+        loss = self._read_handle(loss_fn, data) if isinstance(loss_fn, LossHandle) else loss_fn
+        return self._submit(lambda trainer: trainer.forward_backward_custom(data, loss))
+
+    def optim_step(
+        self,
+        optim_params: types.OptimParams | None = None,
+        *,
+        adam_params: types.AdamParams | None = None,
+    ) -> AwaitableConcurrentFuture[types.OptimStepResponse]:
+        """One AdamW step with the accumulated gradient.
+
+        Raises:
+            TrainingError: Parameters of another optimizer, none, two, or numbers out of range.
+        """
+        given = [params for params in (optim_params, adam_params) if params is not None]
+        if len(given) != 1 or not isinstance(given[0], types.AdamParams):
+            raise TrainingError(
+                f"optim_step got {given}; the embedded engine has AdamW and expects AdamParams, "
+                "once. Pass optim_step(AdamParams(learning_rate=...))."
+            )
+        params = given[0]
+        check_step(params)
+        return self._submit(lambda trainer: trainer.optim_step(params))
+
+    def save_state(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        overwrite: bool = False,
+        user_metadata: dict[str, str] | None = None,
+    ) -> AwaitableConcurrentFuture[types.SaveWeightsResponse]:
+        """Save weights and optimizer, to train on from.
+
+        One of the same name is replaced with ``overwrite``, and else a ``CheckpointError``.
+        """
+
+        def save(trainer: Trainer) -> types.SaveWeightsResponse:
+            def write(folder: Path) -> None:
+                trainer.save_weights(folder)
+                trainer.save_optimizer(folder)
+
+            return types.SaveWeightsResponse(
+                path=self._save(
+                    "weights", name, ttl_seconds, user_metadata, write, overwrite=overwrite
+                )
+            )
+
+        return self._submit(save)
+
+    def load_state(
+        self, path: str, weights_access_token: str | None = None
+    ) -> AwaitableConcurrentFuture[types.LoadWeightsResponse]:
+        """Train on from a checkpoint's weights, with a fresh optimizer, after the calls so far."""
+        return self._load(path, with_optimizer=False)
+
+    def load_state_with_optimizer(
+        self, path: str, weights_access_token: str | None = None
+    ) -> AwaitableConcurrentFuture[types.LoadWeightsResponse]:
+        """Train on from a checkpoint as if nothing had happened since, after the calls so far."""
+        return self._load(path, with_optimizer=True)
+
+    def save_weights_for_sampler(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        user_metadata: dict[str, str] | None = None,
+    ) -> AwaitableConcurrentFuture[types.SaveWeightsForSamplerResponse]:
+        """Save weights, to sample from."""
+        return self._submit(
+            lambda trainer: types.SaveWeightsForSamplerResponse(
+                path=self._save(
+                    "sampler_weights", name, ttl_seconds, user_metadata, trainer.save_weights
+                )
+            )
+        )
+
+    def save_weights_external(
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        age_encryption_recipients: list[str] | None = None,
+    ) -> AwaitableConcurrentFuture[types.SaveWeightsExternalResponse]:
+        """Save weights in Hugging Face (or ``peft``) format, to take elsewhere.
+
+        The REST client's ``get_external_weights_urls`` has the files.
+        """
+
+        def save(trainer: Trainer) -> types.SaveWeightsExternalResponse:
+            def write(folder: Path) -> None:
+                trainer.save_weights(folder)
+                if age_encryption_recipients:
+                    encrypt(folder, age_encryption_recipients)
+
+            path = self._save("external_weights", name, ttl_seconds, None, write)
+            return types.SaveWeightsExternalResponse(path=path)
+
+        return self._submit(save)
+
+    def save_weights_and_get_sampling_client(
+        self,
+        name: str | None = None,
+        retry_config: Any = None,
+        record_stability_info: bool = False,
+        kind: types.SamplingClientKind = "snapshot",
+    ) -> tinker.BackcompatSamplingClientFuture:
+        """A client for a copy of the present weights, in memory; ``name`` means nothing.
+
+        Both kinds are snapshots here. The service's ``inflight`` clients may move on to later
+        weights while they sample; these never do, which its contract allows.
+        """
+        take = functools.partial(self._snapshot, records=record_stability_info)
+        return tinker.BackcompatSamplingClientFuture(self._submit(take))
+
+    def create_sampling_client(
+        self,
+        model_path: str,
+        retry_config: Any = None,
+        record_stability_info: bool = False,
+    ) -> SamplingClient:
+        """Sample from a checkpoint; see ``ServiceClient.create_sampling_client``."""
+        self._engine.check_open()
+        return saved_client(self._engine, model_path, records=record_stability_info)
+
+    async def create_sampling_client_async(self, *args: Any, **kwargs: Any) -> SamplingClient:
+        """See ``create_sampling_client``; here the weights are loaded when it returns."""
+        client = self.create_sampling_client(*args, **kwargs)
+        await client.loaded()
+        return client
+
+    def get_info(self) -> types.GetInfoResponse:
+        """The model's name, and its adapter's rank."""
+        run = self._run
+        return types.GetInfoResponse(
+            model_data=types.ModelData(
+                arch=run.trainer.model.config.model_type,
+                model_name=run.base_model,
+                tokenizer_id=run.base_model,
+            ),
+            model_id=run.run_id,
+            is_lora=run.lora_rank is not None,
+            lora_rank=run.lora_rank,
+            model_name=run.base_model,
+        )
+
+    def get_tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The model's tokenizer."""
+        return self._run.trainer.tokenizer
+
+    def get_telemetry(self) -> None:
+        """None: nothing is reported to anybody."""
+
+    def get_console_url(self) -> str:
+        """Where this run's checkpoints are: there is no console."""
+        return (self._engine.store.root / self.model_id).absolute().as_uri()
+
+    def _submit(self, call: Callable[[Trainer], T]) -> AwaitableConcurrentFuture[T]:
+        self._engine.check_open()
+        # Looked up when its turn comes: ``load_state`` before it may have changed the trainer.
+        return submit(self._worker, lambda: call(self._run.trainer))
+
+    def _load(
+        self, path: str, *, with_optimizer: bool
+    ) -> AwaitableConcurrentFuture[types.LoadWeightsResponse]:
+        def load(trainer: Trainer) -> types.LoadWeightsResponse:
+            self._engine.reload(self._run, path, with_optimizer=with_optimizer)
+            return types.LoadWeightsResponse(path=path, model_id=self.model_id)
+
+        return self._submit(load)
+
+    def _read_handle(self, handle: LossHandle, data: list[types.Datum]) -> CustomLoss:
+        if handle.session_id != self._engine.session_id:
+            raise LossInputError(
+                f"The loss {handle.name!r} was made in session {handle.session_id}; this client is "
+                f"of {self._engine.session_id}. Make the loss in the engine's block."
+            )
+        try:
+            check_loss_inputs(handle, data)
+        except ValueError as error:
+            raise LossInputError(f"{error}. Give every datum what the loss reads.") from error
+        return lambda data, logprobs: run_loss_handle(handle, data, logprobs)
+
+    def _save(
+        self,
+        kind: Kind,
+        name: str,
+        ttl_seconds: int | None,
+        user_metadata: dict[str, str] | None,
+        write: Any,
+        *,
+        overwrite: bool = True,
+    ) -> str:
+        run = self._run
+        info = new_checkpoint_info(
+            run.base_model, run.lora_rank, run.trainer.steps, ttl_seconds, user_metadata
+        )
+        return self._engine.store.save(run.run_id, kind, name, info, write, overwrite=overwrite)
+
+    def _snapshot(self, trainer: Trainer, *, records: bool) -> Any:
+        run = self._run
+        steps = trainer.steps
+        occasion = self._engine.occasion(steps)
+        sampler: Future[Sampler] = Future()
+        sampler.set_result(self._engine.sampler_for(trainer, occasion))
+        state = trainer.copy_weights()
+        info = new_checkpoint_info(run.base_model, run.lora_rank, steps, None, None)
+        store = self._engine.store
+
+        def save() -> str:
+            name = f"snapshot-{steps}-{occasion}"
+            return store.save(
+                run.run_id,
+                "sampler_weights",
+                name,
+                info,
+                lambda folder: trainer.save_weights(folder, state),
+            )
+
+        source = Source(run.base_model, save)
+        return SamplingClient(self._engine, run.base_model, sampler, source, records=records)

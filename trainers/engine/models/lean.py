@@ -1,0 +1,355 @@
+"""A lean forward pass for Llama-like models: few, fused operations, and a cache of one's own.
+
+For a model of a million parameters, what costs time is the number of operations, not their size.
+``LeanModel`` holds a Qwen2, Qwen3 or Llama model with query, key and value projections in one
+matrix, gate and up projections in another. It comes in two kinds. A copy is frozen, with
+
+- a LoRA adapter, where there is one, merged in;
+- the two halves of each head interleaved, so that the rotary embedding is one complex product
+  (scores do not change when queries and keys are permuted alike);
+- the ``1 / sqrt(D)`` of attention folded into the queries.
+
+A view has the weights of the model itself, which ``lay_out`` has put side by side, and adds the
+adapter to what they compute (``adapters.py``): a large base is in memory once, whoever trains
+adapters of it and samples from them. It is differentiable with respect to the adapter.
+
+The logits equal the original's up to rounding. What attends to what is the caller's business: the
+forward pass takes an ``attend`` function, and ``lean_batch.py`` has one for each use.
+
+Shapes: B rows, T tokens a row, H hidden, Hq query heads, Hkv key heads, D head size, V vocabulary.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from evert.trainers.engine.models.adapters import Delta, base_layer, changed, delta_of
+from evert.trainers.engine.models.base_models import base_of
+from evert.trainers.engine.models.logits import float_logits
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, queries [B,T,Hq,D], keys [B,T,Hkv,D], values [B,T,Hkv,D]) -> [B,T,Hq*D]"""
+
+_FAMILIES = ("qwen2", "qwen3", "llama")
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True)
+class LeanLayer:
+    """The weights of one layer, fused."""
+
+    attention_norm: Tensor
+    """[H]"""
+    qkv: Tensor
+    """[(Hq + 2 Hkv) D, H]"""
+    qkv_bias: Tensor | None
+    """[(Hq + 2 Hkv) D], or None where the projections have no bias."""
+    qk_norm: Tensor | None
+    """[Hq + Hkv, D], or None where queries and keys are not normalised."""
+    out: Tensor
+    """[H, Hq D]"""
+    out_bias: Tensor | None
+    mlp_norm: Tensor
+    """[H]"""
+    gate_up: Tensor
+    """[2 I, H], with I the size of the feed-forward layer."""
+    gate_up_bias: Tensor | None
+    down: Tensor
+    """[H, I]"""
+    down_bias: Tensor | None
+    qkv_delta: Delta | None = None
+    """What an adapter adds to ``qkv``, and so on; None where there is none, or it is merged in."""
+    out_delta: Delta | None = None
+    gate_up_delta: Delta | None = None
+    down_delta: Delta | None = None
+
+
+class LeanModel:
+    """A Llama-like model, fused; see the module's docstring."""
+
+    def __init__(self, model: Any, *, copied: bool = True) -> None:
+        """Copy the weights of ``model``, which ``can_be_lean`` must have accepted.
+
+        Args:
+            model: In an adapter or not.
+            copied: Whether weights are copied; or else they are the model's own, which stay as
+                they are, and the adapter's are what they are now.
+        """
+        base: Any = base_of(model)
+        self._copied = copied
+        config = base.config
+        self.query_heads: int = config.num_attention_heads
+        self.key_heads: int = config.num_key_value_heads
+        self.head_size: int = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
+        self.eps: float = config.rms_norm_eps
+        self._scale = self.head_size**-0.5
+        own = _copy if copied else torch.detach
+        self.embedding: Tensor = own(base.model.embed_tokens.weight)
+        self.final_norm: Tensor = own(base.model.norm.weight)
+        head = base.lm_head
+        tied = getattr(head, "weight", None) is base.model.embed_tokens.weight
+        weigh = _weight if copied else _as_one
+        self.head: Tensor = self.embedding if tied else weigh(head)
+        self.head_delta = None if copied else delta_of(head)
+        fuse = self._fuse if copied else self._view
+        self.layers = [fuse(layer) for layer in base.model.layers]
+        self._inverse_frequencies: Tensor = base.model.rotary_emb.inv_freq.detach().float().clone()
+        self._rotary_scale = float(base.model.rotary_emb.attention_scaling)
+        self._rotary = self._rotary_table(512)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.embedding.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the weights, and of the key-value cache."""
+        return self.embedding.dtype
+
+    def hidden(
+        self, tokens: Tensor, positions: Tensor, attend: Attend, *, checkpointing: bool = False
+    ) -> Tensor:
+        """Run the layers.
+
+        Args:
+            tokens: [B, T] token ids.
+            positions: [B, T] position of each token in its own row.
+            attend: What each layer's queries see.
+            checkpointing: Whether a backward pass computes each layer again.
+
+        Returns:
+            [B, T, H], normalised: ``logits`` turns any part of it into logits.
+        """
+        x = F.embedding(tokens, self.embedding)
+        rotary = self._rotary[positions].unsqueeze(2)
+        for index, layer in enumerate(self.layers):
+            if checkpointing:
+                x = _again(self._layer, index, layer, x, rotary, attend)
+            else:
+                x = self._layer(index, layer, x, rotary, attend)
+        return self._normalise(x, self.final_norm)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., H] -> [..., V], in float32."""
+        return changed(float_logits(hidden, self.head), hidden, self.head_delta)
+
+    def reserve(self, length: int) -> None:
+        """Make sure that positions below ``length`` have a rotary embedding."""
+        if length > self._rotary.shape[0]:
+            self._rotary = self._rotary_table(max(length, 2 * self._rotary.shape[0]))
+
+    def _layer(
+        self, index: int, layer: LeanLayer, x: Tensor, rotary: Tensor, attend: Attend
+    ) -> Tensor:
+        x = x + self._attention(index, layer, x, rotary, attend)
+        return x + self._feed_forward(layer, x)
+
+    def _attention(
+        self, index: int, layer: LeanLayer, x: Tensor, rotary: Tensor, attend: Attend
+    ) -> Tensor:
+        heads = self.query_heads + self.key_heads
+        normed = self._normalise(x, layer.attention_norm)
+        projected = changed(F.linear(normed, layer.qkv, layer.qkv_bias), normed, layer.qkv_delta)
+        projected = projected.view(*x.shape[:2], heads + self.key_heads, self.head_size)
+        both, values = projected[:, :, :heads], projected[:, :, heads:]
+        if layer.qk_norm is not None:
+            both = F.rms_norm(both, (self.head_size,), None, self.eps) * layer.qk_norm
+        pairs = self._pairs(both.float())
+        both = torch.view_as_real(pairs * rotary).flatten(-2)
+        queries, keys = both[:, :, : self.query_heads], both[:, :, self.query_heads :]
+        if not self._copied:
+            queries = queries * self._scale
+        mixed = attend(index, queries.to(x.dtype), keys.to(x.dtype), values)
+        return changed(F.linear(mixed, layer.out, layer.out_bias), mixed, layer.out_delta)
+
+    def _pairs(self, heads: Tensor) -> Tensor:
+        """[..., D] -> [..., D / 2] complex: what the rotary embedding turns."""
+        if self._copied:
+            return torch.view_as_complex(heads.view(*heads.shape[:-1], -1, 2))
+        return torch.complex(*heads.chunk(2, dim=-1))
+
+    def _feed_forward(self, layer: LeanLayer, x: Tensor) -> Tensor:
+        normed = self._normalise(x, layer.mlp_norm)
+        both = F.linear(normed, layer.gate_up, layer.gate_up_bias)
+        gate, up = changed(both, normed, layer.gate_up_delta).chunk(2, dim=-1)
+        inner = F.silu(gate) * up
+        return changed(F.linear(inner, layer.down, layer.down_bias), inner, layer.down_delta)
+
+    def _normalise(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), weight, self.eps)
+
+    def _rotary_table(self, length: int) -> Tensor:
+        positions = torch.arange(length, device=self._inverse_frequencies.device)
+        angles = positions.float()[:, None] * self._inverse_frequencies
+        return torch.polar(torch.full_like(angles, self._rotary_scale), angles)
+
+    def _view(self, layer: Any) -> LeanLayer:
+        attention, mlp = layer.self_attn, layer.mlp
+        qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
+        gate_up = (mlp.gate_proj, mlp.up_proj)
+        norms = None
+        if hasattr(attention, "q_norm"):
+            query, key = attention.q_norm.weight.detach(), attention.k_norm.weight.detach()
+            norms = torch.stack([query] * self.query_heads + [key] * self.key_heads)
+        return LeanLayer(
+            attention_norm=layer.input_layernorm.weight.detach(),
+            qkv=_as_one(*qkv),
+            qkv_bias=_biases_as_one(*qkv),
+            qk_norm=norms,
+            out=_as_one(attention.o_proj),
+            out_bias=_biases_as_one(attention.o_proj),
+            mlp_norm=layer.post_attention_layernorm.weight.detach(),
+            gate_up=_as_one(*gate_up),
+            gate_up_bias=_biases_as_one(*gate_up),
+            down=_as_one(mlp.down_proj),
+            down_bias=_biases_as_one(mlp.down_proj),
+            qkv_delta=delta_of(*qkv),
+            out_delta=delta_of(attention.o_proj),
+            gate_up_delta=delta_of(*gate_up),
+            down_delta=delta_of(mlp.down_proj),
+        )
+
+    def _fuse(self, layer: Any) -> LeanLayer:
+        attention, mlp = layer.self_attn, layer.mlp
+        scale = self._scale
+        normed = hasattr(attention, "q_norm")
+        q_scale = 1.0 if normed else scale
+        qkv = torch.cat(
+            [
+                self._interleave(_weight(attention.q_proj)) * q_scale,
+                self._interleave(_weight(attention.k_proj)),
+                _weight(attention.v_proj),
+            ]
+        )
+        return LeanLayer(
+            attention_norm=layer.input_layernorm.weight.detach().clone(),
+            qkv=qkv,
+            qkv_bias=self._fused_qkv_bias(attention, q_scale),
+            qk_norm=self._fused_qk_norm(attention, scale) if normed else None,
+            out=_weight(attention.o_proj),
+            out_bias=_bias(attention.o_proj),
+            mlp_norm=layer.post_attention_layernorm.weight.detach().clone(),
+            gate_up=torch.cat([_weight(mlp.gate_proj), _weight(mlp.up_proj)]),
+            gate_up_bias=_joined(_bias(mlp.gate_proj), _bias(mlp.up_proj)),
+            down=_weight(mlp.down_proj),
+            down_bias=_bias(mlp.down_proj),
+        )
+
+    def _fused_qkv_bias(self, attention: Any, q_scale: float) -> Tensor | None:
+        q, k, v = (_bias(getattr(attention, f"{name}_proj")) for name in "qkv")
+        if q is None or k is None or v is None:
+            return None
+        return torch.cat([self._interleave(q) * q_scale, self._interleave(k), v])
+
+    def _fused_qk_norm(self, attention: Any, scale: float) -> Tensor:
+        query = self._interleave(attention.q_norm.weight.detach()) * scale
+        key = self._interleave(attention.k_norm.weight.detach())
+        return torch.stack([query] * self.query_heads + [key] * self.key_heads)
+
+    def _interleave(self, rows: Tensor) -> Tensor:
+        """Reorder the first axis, head by head, from (halves, pairs) to (pairs, halves)."""
+        half = self.head_size // 2
+        split = rows.reshape(-1, 2, half, *rows.shape[1:])
+        return split.transpose(1, 2).reshape(rows.shape)
+
+
+def can_be_lean(model: Any) -> bool:
+    """Whether ``LeanModel`` computes what this model computes."""
+    config = base_of(model).config
+    rope = getattr(config, "rope_parameters", None) or {}
+    layer_types = getattr(config, "layer_types", None) or []
+    return (
+        config.model_type in _FAMILIES
+        and rope.get("rope_type", "default") in _ROPE_TYPES
+        and getattr(config, "hidden_act", "silu") == "silu"
+        and all(kind == "full_attention" for kind in layer_types)
+        and not getattr(config, "use_sliding_window", False)
+    )
+
+
+def lay_out(model: Any) -> None:
+    """Put what ``LeanModel`` fuses side by side in memory, in place: parameters become views.
+
+    Args:
+        model: One that ``can_be_lean`` accepts; its weights are frozen from here on.
+    """
+    placed: set[int] = set()
+    for layer in model.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        placed |= _lay_side_by_side(attention.q_proj, attention.k_proj, attention.v_proj)
+        placed |= _lay_side_by_side(mlp.gate_proj, mlp.up_proj)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+        if id(parameter) not in placed:
+            # Loaded weights are a mapped file, which would stay in memory whole for these alone.
+            parameter.data = parameter.data.clone()
+
+
+def _lay_side_by_side(*linears: nn.Linear) -> set[int]:
+    """Do it for one group of layers; returns the ids of their new parameters."""
+    placed: set[int] = set()
+    for kind in ("weight", "bias"):
+        parts = [getattr(linear, kind) for linear in linears]
+        if any(part is None for part in parts):
+            continue
+        joined = torch.cat([part.detach() for part in parts])
+        for linear, part in zip(linears, torch.split(joined, [*map(len, parts)]), strict=True):
+            parameter = nn.Parameter(part, requires_grad=False)
+            setattr(linear, kind, parameter)
+            placed.add(id(parameter))
+    return placed
+
+
+def _as_one(*linears: Any) -> Tensor:
+    """The base weights of layers as one matrix: a view where they lie side by side."""
+    return _one([base_layer(linear).weight.detach() for linear in linears])
+
+
+def _biases_as_one(*linears: Any) -> Tensor | None:
+    biases = [base_layer(linear).bias for linear in linears]
+    if any(bias is None for bias in biases):
+        return None
+    return _one([bias.detach() for bias in biases])
+
+
+def _one(parts: list[Tensor]) -> Tensor:
+    first, place = parts[0], parts[0].data_ptr()
+    for part in parts:
+        if part.data_ptr() != place:
+            return torch.cat(parts)
+        place += part.nbytes
+    return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
+
+
+def _again(call: Any, *args: Any) -> Tensor:
+    made: Tensor = checkpoint(call, *args, use_reentrant=False, preserve_rng_state=False)
+    return made
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
+
+
+def _weight(linear: Any) -> Tensor:
+    """A copy of a linear layer's weight with its LoRA adapters, if any, added in."""
+    weight = _copy(base_layer(linear).weight)
+    for adapter in getattr(linear, "active_adapters", ()):
+        weight += linear.get_delta_weight(adapter).detach().to(weight.dtype)
+    return weight
+
+
+def _bias(linear: Any) -> Tensor | None:
+    bias = base_layer(linear).bias
+    return None if bias is None else _copy(bias)
+
+
+def _joined(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    return None if first is None or second is None else torch.cat([first, second])

@@ -1,0 +1,141 @@
+"""Loading models for one engine: bases, to train whole or to share, and checkpoints.
+
+In order: the engine's settings, an adapter's, and the loader. A model that is trained whole is
+everybody's own; what adapters are trained of is in memory once (``shared.py``).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evert.trainers.engine.errors import ModelNotFoundError
+from evert.trainers.engine.models.base_models import (
+    SMALL_MODEL_PARAMETERS,
+    attach_lora,
+    count_parameters,
+    load_model,
+    load_outline,
+)
+from evert.trainers.engine.models.shared import SharedBases
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How an engine computes; see ``embedded_engine`` for what the fields mean."""
+
+    root: Path | None = None
+    device: str = "auto"
+    seed: int = 0
+    full_parameter: bool | None = None
+    dtype: torch.dtype | str | None = None
+    gradient_checkpointing: bool | None = None
+
+
+@dataclass(frozen=True)
+class LoraChoice:
+    """Which layers an adapter is for, and its size."""
+
+    rank: int
+    seed: int | None = None
+    train_mlp: bool = True
+    train_attn: bool = True
+    train_unembed: bool = True
+
+
+class Loader:
+    """Loads what one engine trains and samples from."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        """Set up; nothing is loaded yet.
+
+        Raises:
+            ModelNotFoundError: The settings name a device this machine does not have, or no type.
+        """
+        self.settings = settings
+        self._dtype = read_dtype(settings.dtype)
+        self.device = _resolve_device(settings.device)
+        self._shared = SharedBases()
+
+    def trains_whole(self, model: Any) -> bool:
+        """Whether all of a model's weights are trained, rather than an adapter."""
+        if self.settings.full_parameter is not None:
+            return self.settings.full_parameter
+        return count_parameters(model) < SMALL_MODEL_PARAMETERS
+
+    def dtype(self, *, whole: bool) -> torch.dtype:
+        """Type of a base's weights: bfloat16 on CUDA, but for weights that are trained themselves.
+
+        Small steps of an optimizer would be lost in bfloat16's rounding; an adapter is in float32.
+        """
+        if self._dtype is not None:
+            return self._dtype
+        shared_on_gpu = self.device.type == "cuda" and not whole
+        return torch.bfloat16 if shared_on_gpu else torch.float32
+
+    def base(self, name: str) -> Any:
+        """A base model: a copy of its own to train whole, or one that shares its weights."""
+        if self.trains_whole(load_outline(name)):
+            return self.own(name)
+        return self._share(name)
+
+    def own(self, name: str) -> Any:
+        """A model to train whole."""
+        return load_model(name, self.device, self.dtype(whole=True))
+
+    def to_train(self, name: str, choice: LoraChoice) -> tuple[Any, int | None]:
+        """A base model ready to train, and the rank of its adapter; None where all is trained."""
+        model = self.base(name)
+        if self.trains_whole(model):
+            return model, None
+        chosen = attach_lora(
+            model,
+            choice.rank,
+            seed=self.settings.seed if choice.seed is None else choice.seed,
+            train_mlp=choice.train_mlp,
+            train_attn=choice.train_attn,
+            train_unembed=choice.train_unembed,
+        )
+        return chosen, choice.rank
+
+    def adapted(self, name: str, folder: Path) -> Any:
+        """A base model in an adapter that was saved."""
+        from peft import PeftModel
+
+        # Also where the base would be trained whole today: the adapter was saved when it was not.
+        base = self._share(name)
+        return PeftModel.from_pretrained(base, str(folder), is_trainable=True).eval()
+
+    def _share(self, name: str) -> Any:
+        dtype = self.dtype(whole=False)
+        return self._shared.tree(name, lambda: load_model(name, self.device, dtype))
+
+
+def read_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """A type of weights, by itself or by its name; None and "auto" for the engine's choice.
+
+    Raises:
+        ModelNotFoundError: There is no such type here.
+    """
+    if dtype is None or dtype == "auto":
+        return None
+    found = DTYPES.get(str(dtype).removeprefix("torch."))
+    if found is None:
+        raise ModelNotFoundError(
+            f"dtype is {dtype!r}; expected auto, {', '.join(DTYPES)}, or None for what fits the "
+            "device."
+        )
+    return found
+
+
+def _resolve_device(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ModelNotFoundError(
+            f"Device {device!r} was asked for, but PyTorch sees no CUDA here. Use 'cpu' or 'auto'."
+        )
+    return torch.device(device)

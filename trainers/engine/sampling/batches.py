@@ -1,0 +1,201 @@
+"""Running batches: rows that are decoded together, one token at a time, over a key-value cache.
+
+    Batch
+    ├── LeanBatch      a LeanModel (``lean_batch.py``)
+    └── GenericBatch   any Hugging Face causal language model (``generic_batch.py``)
+
+Rows join and leave while the batch runs. What rows begin with alike is computed once, and taken
+from what was computed before (``PrefixCache``): for rows that join together, for a prompt that is
+asked again, for the next turn of a conversation and for every branch of it.
+
+Shapes: B rows, T tokens a row, N tokens that something is wanted of, V vocabulary.
+"""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evert.trainers.engine.sampling.prefill import (
+    LOGITS_BYTES,
+    Job,
+    Shared,
+    SomeJob,
+    chunk_tokens,
+    chunks,
+    shared,
+)
+from evert.trainers.engine.sampling.prefix_cache import Kept, PrefixCache
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """What ``admit`` returns: the new rows, in order, after those that were there."""
+
+    owners: list[int]
+    """For each new row, the index of its prompt."""
+    logits: Tensor
+    """[new rows, V] logits of the first token to sample, float32."""
+    computed_tokens: int
+    """Prompt tokens that went through the model, padding not counted."""
+    passes: int
+    """Forward passes it took."""
+
+
+class Batch(ABC):
+    """Rows that are decoded together."""
+
+    def __init__(self, prefixes: PrefixCache, device: torch.device, vocabulary: int) -> None:
+        """Start empty.
+
+        Args:
+            prefixes: What was computed with the same weights.
+            device: Where they are.
+            vocabulary: How many logits a token has.
+        """
+        self.passes = 0
+        """Forward passes over given tokens so far."""
+        self.computed_tokens = 0
+        """Given tokens that went through the model so far, padding not counted."""
+        self.device = device
+        """Where the weights are."""
+        self._prefixes = prefixes
+        self._most_logits = max(1, LOGITS_BYTES // (4 * vocabulary))
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Number of active rows."""
+
+    @property
+    def joinable(self) -> bool:
+        """Whether rows may be admitted now."""
+        return True
+
+    @abstractmethod
+    def step(self, tokens: Tensor) -> Tensor:
+        """Append one token to every row: [B] ids -> [B, V] logits of the next token."""
+
+    @abstractmethod
+    def keep(self, rows: Sequence[int]) -> list[int]:
+        """Drop all rows but these; returns, for each row that is left, its old number."""
+
+    def admit(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> Admitted:
+        """Add ``copies[i]`` rows that begin with ``prompts[i]``, all of which differ."""
+        passes, computed, first = self.passes, self.computed_tokens, self.size
+        rows = [np.asarray(prompt, dtype=np.int64) for prompt in prompts]
+        for level in self.shared(rows, [len(row) - 1 for row in rows]):
+            self._compute_ahead([rows[part.rows[0]][: part.length] for part in level])
+        self._expect(rows, copies)
+        jobs = [Job(row, len(row) - 1) for row in rows]
+        number = {id(job): i for i, job in enumerate(jobs)}
+        order: list[int] = []
+        logits: list[Tensor] = []
+        for chunk, parts in self.compute(jobs, join=True):
+            order += [number[id(job)] for job in chunk]
+            logits += parts
+        place = {i: at for at, i in enumerate(order)}
+        extra = [place[i] for i in order for _ in range(copies[i] - 1)]
+        self._repeat([first + at for at in extra])
+        picks = [*range(len(order)), *extra]
+        return Admitted(
+            [order[at] for at in picks],
+            torch.cat(logits)[torch.tensor(picks, device=self.device)],
+            self.computed_tokens - computed,
+            self.passes - passes,
+        )
+
+    def shared(self, rows: Sequence[np.ndarray], most: Sequence[int]) -> list[list[Shared]]:
+        """What is to be computed once, level by level, if ``most`` tokens of a row are given."""
+        if len(rows) < 2:
+            return []
+        starts = [self._prefixes.longest(*pair)[0] for pair in zip(rows, most, strict=True)]
+        return shared(rows, starts, self.device, self._prefixes.max_tokens)
+
+    def compute(
+        self, jobs: Sequence[SomeJob], *, join: bool = False
+    ) -> Iterator[tuple[list[SomeJob], Iterator[Tensor]]]:
+        """Run what is not remembered of some rows, and remember it.
+
+        Args:
+            jobs: The rows; one of which everything is remembered and nothing wanted is left out.
+            join: Whether they become rows of this batch, in the order in which they are yielded.
+
+        Yields:
+            Jobs that were run together, and the logits of the tokens that are wanted of them, job
+            by job: one or more [N, V], float32, not to be held all at once.
+        """
+        for job in jobs:
+            job.start, job.kept = self._prefixes.longest(job.tokens, job.first)
+        todo = [job for job in jobs if job.todo]
+        for chunk in chunks(todo, self._budget(todo)):
+            self.passes += 1
+            self.computed_tokens += sum(job.todo for job in chunk)
+            logits = self._run(chunk, join)
+            yield chunk, logits
+            deque(logits, maxlen=0)  # A generator: who wanted nothing has not run it.
+
+    def park(self, row: int, tokens: Sequence[int]) -> None:
+        """Remember a row that ends; its last token was drawn and never computed."""
+        done = np.asarray(tokens[:-1], dtype=np.int64)
+        self._prefixes.put(done, lambda start, end: self._read(row, start, end))
+
+    def _compute_ahead(self, beginnings: Sequence[np.ndarray]) -> None:
+        """Have some tokens remembered, each row [T]."""
+        scratch = self._fresh()
+        for _ in scratch.compute([Job(tokens, len(tokens)) for tokens in beginnings]):
+            pass
+        self.passes += scratch.passes
+        self.computed_tokens += scratch.computed_tokens
+
+    def _remember(self, jobs: Sequence[Job], read: Callable[[int, int, int], Kept]) -> None:
+        """Put rows that were run into the cache; ``read`` takes a row's place in the chunk."""
+        for place, job in enumerate(jobs):
+            self._prefixes.put(job.tokens, partial(read, place))
+
+    def _budget(self, jobs: Sequence[Job]) -> int:
+        """Most tokens of a chunk, padding included."""
+        return chunk_tokens(self.device)
+
+    @abstractmethod
+    def _run(self, jobs: Sequence[Job], join: bool) -> Iterator[Tensor]:
+        """Run and remember a chunk; the logits that are wanted, as ``compute`` has them."""
+
+    @abstractmethod
+    def _read(self, row: int, start: int, end: int) -> Kept:
+        """A copy of the keys and values of some tokens of a row."""
+
+    @abstractmethod
+    def _repeat(self, rows: Sequence[int]) -> None:
+        """Append copies of rows."""
+
+    @abstractmethod
+    def _fresh(self) -> "Batch":
+        """An empty batch like this one."""
+
+    @abstractmethod
+    def _expect(self, rows: Sequence[np.ndarray], copies: Sequence[int]) -> None:
+        """Get ready for rows that are about to join."""
+
+
+def places_wanted(jobs: Sequence[Job], device: torch.device) -> tuple[Tensor, Tensor]:
+    """[N] row in the chunk, and [N] place from its row's first token, of what is wanted."""
+    spans = [np.arange(job.first, len(job.tokens)) for job in jobs]
+    rows = np.repeat(np.arange(len(jobs)), [len(span) for span in spans])
+    columns = np.concatenate(spans)
+    return torch.from_numpy(rows).to(device), torch.from_numpy(columns).to(device)
+
+
+def pad(
+    rows: Sequence[Sequence[int] | np.ndarray], device: torch.device, *, left: bool = False
+) -> Tensor:
+    """Stack token lists of different lengths: [B, T] ids, zeros where a row has no token."""
+    table = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
+    for place, row in zip(table, rows, strict=True):
+        place[len(place) - len(row) if left else 0 :][: len(row)] = row
+    return torch.from_numpy(table).to(device)

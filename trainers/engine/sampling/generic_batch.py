@@ -1,0 +1,181 @@
+"""Continuous batching over any Hugging Face causal language model, through its own forward pass.
+
+All rows end at the same column: shorter ones are padded on the left, and masked there. Whoever
+joins is laid beside the others, and whichever side is shorter is padded; columns that no row uses
+any more are cut off. Rows that are run together are as long as the longest of them needs: in
+the place of padding, another computes again what is remembered of it, so that no row has a gap.
+
+Models that keep something else than keys and values (state-space layers) decode in batches, too;
+but no row joins a batch of theirs that has begun, and nothing of them is remembered.
+
+Shapes: B rows, T tokens a row, L columns, V vocabulary.
+"""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from evert.trainers.engine.sampling.batches import Batch, pad, places_wanted
+from evert.trainers.engine.sampling.prefill import Job
+from evert.trainers.engine.sampling.prefix_cache import Kept, PrefixCache
+
+_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
+
+
+class GenericBatch(Batch):
+    """Rows of any model; see ``Batch``."""
+
+    def __init__(self, model: Any, prefixes: PrefixCache) -> None:
+        """Start empty."""
+        config = model.config.get_text_config(decoder=True)
+        self._attends = set(getattr(config, "layer_types", None) or []) <= _ATTENTION
+        if not self._attends:
+            prefixes = PrefixCache(0)
+        super().__init__(prefixes, model.device, config.vocab_size)
+        self._model = model
+        self._takes = inspect.signature(model.forward).parameters
+        self._cache: Any = None
+        self._mask = torch.zeros(0, 0, dtype=torch.long, device=model.device)
+
+    @property
+    def size(self) -> int:
+        """Number of active rows."""
+        return self._mask.shape[0]
+
+    @property
+    def joinable(self) -> bool:
+        """Where there are only keys and values, always; else before the first row."""
+        return self._attends or self._cache is None
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Append one token to every row; see ``Batch``."""
+        self._mask = F.pad(self._mask, (0, 1), value=1)
+        return self._forward(tokens[:, None], self._mask, self._cache, 1)[:, -1]
+
+    def keep(self, rows: Sequence[int]) -> list[int]:
+        """Drop all rows but these, in their order."""
+        kept = sorted(rows)
+        self._select(kept)
+        if kept and self._attends:
+            self._cut(int(self._mask.sum(-1).max()))
+        return kept
+
+    def _budget(self, jobs: Sequence[Job]) -> int:
+        if not self._attends:
+            return 2**62  # One chunk: a second one could not join.
+        budget = super()._budget(jobs)
+        return budget if self._most_wanted(jobs) == 1 else min(budget, self._most_logits)
+
+    def _run(self, jobs: Sequence[Job], join: bool) -> Iterator[Tensor]:
+        width = max(job.todo for job in jobs)
+        for job in jobs:
+            job.start = max(0, len(job.tokens) - width)
+        cache, before = self._restored(jobs), max(job.start for job in jobs)
+        tokens = pad([job.tokens[job.start :] for job in jobs], self.device, left=True)
+        lengths = torch.tensor([len(job.tokens) for job in jobs], device=self.device)
+        columns = torch.arange(before + width, device=self.device)
+        mask = (columns >= before + width - lengths[:, None]).long()
+        rows, places = places_wanted(jobs, self.device)
+        places = places - lengths[rows] + width
+        most = self._most_wanted(jobs)
+        # Only a row too long for one pass with all of its logits is cut in pieces.
+        whole = most == 1 or not self._attends
+        piece = width if whole else max(1, self._most_logits // len(jobs))
+        for start in range(0, width, piece):
+            end = min(start + piece, width)
+            wanted = max(1, end - max(start, width - most))
+            seen = mask[:, : before + end]
+            logits = self._forward(tokens[:, start:end], seen, cache, wanted)
+            here = (places >= start) & (places < end)
+            yield logits[rows[here], places[here] - end]
+        gaps = (before + width - lengths).tolist()
+        self._remember(jobs, lambda row, a, b: _read(cache, row, gaps[row] + a, gaps[row] + b))
+        if join:
+            self._join(cache, mask)
+
+    def _most_wanted(self, jobs: Sequence[Job]) -> int:
+        """Most logits that are wanted of a row; at least one, which every pass computes."""
+        if "logits_to_keep" not in self._takes:
+            return max((job.todo for job in jobs), default=1)
+        return max([1, *(len(job.tokens) - job.first for job in jobs)])
+
+    def _forward(self, tokens: Tensor, mask: Tensor, cache: Any, wanted: int) -> Tensor:
+        """[B, T, V] in float32, of the last ``wanted`` tokens at least."""
+        options: dict[str, Any] = {"attention_mask": mask, "past_key_values": cache}
+        if "position_ids" in self._takes:
+            positions = (mask.cumsum(-1) - 1).clamp_(min=0)
+            options["position_ids"] = positions[:, -tokens.shape[1] :]
+        if "logits_to_keep" in self._takes:
+            options["logits_to_keep"] = wanted
+        logits: Tensor = self._model(input_ids=tokens, use_cache=True, **options).logits
+        return logits[:, -wanted:].float()
+
+    def _restored(self, jobs: Sequence[Job]) -> Any:
+        """A cache that holds what is remembered of some rows, all ending at the same column."""
+        from transformers import DynamicCache
+
+        # Without the configuration it keeps what a sliding window has left: rows can be padded.
+        cache = DynamicCache() if self._attends else DynamicCache(config=self._model.config)
+        length = max(job.start for job in jobs)
+        if length:
+            tensors = range(len(jobs[0].kept[0]))
+            kept = [torch.stack([_padded(job, i, length) for job in jobs]) for i in tensors]
+            for layer, (keys, values) in enumerate(zip(kept[::2], kept[1::2], strict=True)):
+                cache.update(keys, values, layer)
+        return cache
+
+    def _join(self, cache: Any, mask: Tensor) -> None:
+        if not self.size:
+            self._cache, self._mask = cache, mask
+            return
+        length = max(mask.shape[1], self._mask.shape[1])
+        for mine, theirs in zip(self._cache.layers, cache.layers, strict=True):
+            mine.keys = torch.cat([_left(t, length) for t in (mine.keys, theirs.keys)])
+            mine.values = torch.cat([_left(t, length) for t in (mine.values, theirs.values)])
+        masks = [F.pad(m, (length - m.shape[1], 0)) for m in (self._mask, mask)]
+        self._mask = torch.cat(masks)
+
+    def _read(self, row: int, start: int, end: int) -> Kept:
+        gap = self._mask.shape[1] - int(self._mask[row].sum())
+        return _read(self._cache, row, gap + start, gap + end)
+
+    def _fresh(self) -> Batch:
+        return GenericBatch(self._model, self._prefixes)
+
+    def _expect(self, rows: Sequence[np.ndarray], copies: Sequence[int]) -> None:
+        """Nothing: the cache grows with every token."""
+
+    def _repeat(self, rows: Sequence[int]) -> None:
+        if rows:
+            self._select([*range(self.size), *rows])
+
+    def _select(self, rows: Sequence[int]) -> None:
+        picks = torch.tensor(rows, dtype=torch.long, device=self.device)
+        self._mask = self._mask[picks]
+        self._cache.reorder_cache(picks)
+
+    def _cut(self, length: int) -> None:
+        """Drop the columns before the last ``length`` ones."""
+        self._mask = self._mask[:, -length:]
+        for layer in self._cache.layers:
+            layer.keys, layer.values = layer.keys[:, :, -length:], layer.values[:, :, -length:]
+
+
+def _padded(job: Job, index: int, length: int) -> Tensor:
+    """One of the tensors that are kept of a row, [H, length, D], zeros where it has no token."""
+    whole = torch.cat([piece[index] for piece in job.kept], dim=-2)[:, : job.start]
+    return _left(whole, length)
+
+
+def _left(tensor: Tensor, length: int) -> Tensor:
+    return F.pad(tensor, (0, 0, length - tensor.shape[-2], 0))
+
+
+def _read(cache: Any, row: int, start: int, end: int) -> Kept:
+    tensors = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+    return [tensor[row, :, start:end].clone() for tensor in tensors]

@@ -1,0 +1,276 @@
+"""Continuous batching over a ``LeanModel``.
+
+Each row has a stretch of the cache, from the first of its tokens that is its own: those of the
+stem, which many rows begin with, are held once (``stem.py``). So lengths may differ freely and
+nothing is left-padded. The active rows are always the first ``size`` ones: when rows finish, the
+last ones move into the gaps. What lies behind them is scratch: prompts are computed there, and
+given tokens that are scored.
+
+Shapes: B rows, T tokens a row, L cache length, P tokens of the stem, Hkv key heads, G queries a key
+head, D head size, V vocabulary.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from evert.trainers.engine.cores import all_at_once, lanes
+from evert.trainers.engine.models.lean import Attend, LeanModel
+from evert.trainers.engine.sampling.batches import Batch, pad, places_wanted
+from evert.trainers.engine.sampling.prefill import Job
+from evert.trainers.engine.sampling.prefix_cache import Kept, PrefixCache
+from evert.trainers.engine.sampling.stem import Stem, best_stem
+
+_LANE_ROWS = 96
+"""Rows that are worth a core of their own."""
+
+_LENGTH_STEP = 64
+"""Cache lengths are multiples of this, so that growing is rare."""
+
+
+class LeanBatch(Batch):
+    """Rows of a ``LeanModel``; see ``Batch``."""
+
+    def __init__(self, model: LeanModel, prefixes: PrefixCache) -> None:
+        """Start empty; memory is taken as rows arrive."""
+        super().__init__(prefixes, model.device, model.head.shape[0])
+        self._model = model
+        self._lengths: list[int] = []
+        self._starts: list[int] = []
+        """For each row, how many of its tokens are the stem's."""
+        self._stem: Stem | None = None
+        self._without: Tensor | None = None
+        """[B] which rows are without it; None where none is."""
+        self._positions = torch.zeros(0, dtype=torch.long, device=model.device)
+        self._columns = self._positions
+        """[B] where the next token of each row goes: in the whole row, and in its stretch."""
+        self._longest = self._widest = 0
+        """The most of either."""
+        shape = (0, model.key_heads, 0, model.head_size)
+        self._keys = [self._empty(shape) for _ in model.layers]
+        self._values = [self._empty(shape) for _ in model.layers]
+
+    @property
+    def size(self) -> int:
+        """Number of active rows."""
+        return len(self._lengths)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Append one token to every row; see ``Batch``."""
+        self._reserve(self.size, self._widest + 1)
+        self._model.reserve(self._longest + 1)
+        count = min(lanes(self.device), max(1, self.size // _LANE_ROWS))
+        cuts = [self.size * part // count for part in range(count + 1)]
+        parts = all_at_once(lambda cut: self._step(tokens, *cut), [*pairwise(cuts)])
+        self._lengths = [length + 1 for length in self._lengths]
+        self._positions, self._columns = self._positions + 1, self._columns + 1
+        self._longest, self._widest = self._longest + 1, self._widest + 1
+        return torch.cat(parts) if count > 1 else parts[0]
+
+    @torch.inference_mode()
+    def _step(self, tokens: Tensor, first: int, end: int) -> Tensor:
+        """The step of some of the rows: logits of the next token, [end - first, V]."""
+        ours, size = slice(first, end), end - first
+        positions, columns = self._positions[ours], self._columns[ours]
+        rows = torch.arange(first, end, device=self.device)
+        length = min(_round_up(self._widest + 1, 16), self._keys[0].shape[2])
+        seen = torch.arange(length, device=self.device) <= columns[:, None]
+        bias = torch.zeros(seen.shape, dtype=self._model.dtype, device=self.device)
+        bias = bias.masked_fill_(~seen, float("-inf"))[:, None, None]
+        without = None if self._without is None else self._without[ours]
+
+        def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            self._keys[layer][rows, :, columns] = keys[:, 0]
+            self._values[layer][rows, :, columns] = values[:, 0]
+            keys = self._keys[layer][ours, :, :length]
+            values = self._values[layer][ours, :, :length]
+            if self._stem:
+                return self._stem.attend(layer, queries, keys, values, bias, without)
+            if queries.dtype != torch.float32:  # scores would be rounded, and a trainer's are not
+                return attention(queries, keys, values, mask=seen[:, None, None])
+            grouped = queries[:, 0].view(size, keys.shape[1], -1, keys.shape[3])
+            mixed = torch.softmax(grouped @ keys.transpose(-1, -2) + bias, dim=-1) @ values
+            return mixed.flatten(1)[:, None]
+
+        hidden = self._model.hidden(tokens[ours, None], positions[:, None], attend)
+        return self._model.logits(hidden[:, 0])
+
+    def keep(self, rows: Sequence[int]) -> list[int]:
+        """Drop all rows but these; the last ones kept fill the gaps the others leave."""
+        kept = sorted(rows)
+        count = len(kept)
+        gaps = sorted(set(range(count)) - set(kept))
+        movers = [row for row in kept if row >= count]
+        self._move(movers, gaps)
+        origin = list(range(count))
+        for gap, mover in zip(gaps, movers, strict=True):
+            origin[gap] = mover
+        self._lengths = [self._lengths[row] for row in origin]
+        self._starts = [self._starts[row] for row in origin]
+        self._sync()
+        return origin
+
+    def _fresh(self) -> Batch:
+        return LeanBatch(self._model, self._prefixes)
+
+    def _expect(self, rows: Sequence[np.ndarray], copies: Sequence[int]) -> None:
+        """Find them a stem, where no row has one, and make room for them all at once."""
+        if not any(self._starts):
+            self._stem = self._find_stem(rows, copies)
+        own = max(len(row) - self._stem_of(row) for row in rows)
+        self._reserve(self.size + sum(copies), own + 1)
+
+    def _find_stem(self, rows: Sequence[np.ndarray], copies: Sequence[int]) -> Stem | None:
+        tokens = best_stem(rows, copies)
+        if tokens is None or len(tokens) > self._prefixes.max_tokens:
+            return None
+        self._compute_ahead([tokens])
+        length, pieces = self._prefixes.longest(tokens, len(tokens))
+        return Stem(tokens, pieces) if length == len(tokens) else None
+
+    def _stem_of(self, tokens: np.ndarray) -> int:
+        """How many of a row's tokens are the stem's."""
+        return len(self._stem) if self._stem and self._stem.begins(tokens) else 0
+
+    def _run(self, jobs: Sequence[Job], join: bool) -> Iterator[Tensor]:
+        row, device = self.size, self.device
+        stems = [self._stem_of(job.tokens[: job.start + 1]) if join else 0 for job in jobs]
+        own = max(len(job.tokens) - stem for job, stem in zip(jobs, stems, strict=True))
+        self._reserve(row + len(jobs), own + 1)
+        for place, (job, stem) in enumerate(zip(jobs, stems, strict=True), row):
+            self._restore(place, job.kept, stem)
+        tokens = pad([job.tokens[job.start :] for job in jobs], device)
+        starts = torch.tensor([job.start for job in jobs], device=device)
+        positions = starts[:, None] + torch.arange(tokens.shape[1], device=device)
+        self._model.reserve(int(starts.max()) + tokens.shape[1])
+        offsets = torch.tensor(stems, device=device)
+        # Padding goes where no row has anything yet; it is overwritten before it is ever seen.
+        columns = (positions - offsets[:, None]).clamp_(max=self._keys[0].shape[2] - 1)
+        resumed = any(job.start for job in jobs)
+        attend = self._attend_resumed(row, columns, offsets) if resumed else self._attend_fresh(row)
+        hidden = self._model.hidden(tokens, positions, attend)
+        self._remember(jobs, lambda at, a, b: self._copy(row + at, stems[at], a, b))
+        if join:
+            self._lengths += [len(job.tokens) for job in jobs]
+            self._starts += stems
+        rows, places = places_wanted(jobs, device)
+        for wanted in torch.split(hidden[rows, places - starts[rows]], self._most_logits):
+            yield self._model.logits(wanted)
+
+    def _attend_fresh(self, row: int) -> Attend:
+        def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            stretch = slice(row, row + keys.shape[0]), slice(None), slice(keys.shape[1])
+            self._keys[layer][stretch] = keys.transpose(1, 2)
+            self._values[layer][stretch] = values.transpose(1, 2)
+            return attention(queries, keys.transpose(1, 2), values.transpose(1, 2), mask=None)
+
+        return attend
+
+    def _attend_resumed(self, row: int, columns: Tensor, stems: Tensor) -> Attend:
+        rows = torch.arange(row, row + columns.shape[0], device=columns.device)[:, None]
+        length = int(columns.max()) + 1
+        seen = (torch.arange(length, device=columns.device) <= columns[..., None])[:, None]
+        stem = self._stem if stems.any() else None
+        if stem:
+            on_it = (stems > 0)[:, None, None, None].expand(*seen.shape[:3], len(stem))
+            seen = torch.cat([on_it, seen], dim=-1)
+
+        def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            self._keys[layer][rows, :, columns] = keys
+            self._values[layer][rows, :, columns] = values
+            stretch = slice(row, row + keys.shape[0]), slice(None), slice(length)
+            both = self._keys[layer][stretch], self._values[layer][stretch]
+            return attention(queries, *(stem.before(layer, *both) if stem else both), mask=seen)
+
+        return attend
+
+    def _reserve(self, rows: int, length: int) -> None:
+        have_rows, _, have_length, _ = self._keys[0].shape
+        if rows <= have_rows and length <= have_length:
+            return
+        rows = have_rows if rows <= have_rows else max(rows, 2 * have_rows)
+        if length <= have_length:
+            length = have_length
+        else:
+            length = _round_up(max(length + _LENGTH_STEP, have_length * 3 // 2), _LENGTH_STEP)
+        shape = (rows, self._model.key_heads, length, self._model.head_size)
+        for tensors in (self._keys, self._values):
+            for layer, old in enumerate(tensors):
+                tensors[layer] = self._empty(shape)
+                tensors[layer][:have_rows, :, :have_length] = old
+
+    def _read(self, row: int, start: int, end: int) -> Kept:
+        return self._copy(row, self._starts[row], start, end)
+
+    def _copy(self, row: int, stem: int, start: int, end: int) -> Kept:
+        """A copy of what was computed for some tokens of a row, ``stem`` of them the stem's."""
+        own = slice(max(0, start - stem), max(0, end - stem))
+        copy = torch.stack([tensor[row, :, own] for tensor in (*self._keys, *self._values)])
+        if self._stem and start < stem:
+            copy = torch.cat([self._stem.whole[:, :, start:end], copy], dim=2)
+        return [copy]
+
+    def _restore(self, row: int, pieces: Sequence[Kept], stem: int) -> None:
+        """Put what is remembered of a row into its stretch, but for what is the stem's."""
+        end = -stem
+        for [piece] in pieces:
+            start, end = end, end + piece.shape[2]
+            if end > 0:
+                new = piece[:, :, max(0, -start) :]
+                for tensor, part in zip((*self._keys, *self._values), new, strict=True):
+                    tensor[row, :, max(0, start) : end] = part
+
+    def _repeat(self, rows: Sequence[int]) -> None:
+        first = self.size
+        self._lengths += [self._lengths[row] for row in rows]
+        self._starts += [self._starts[row] for row in rows]
+        self._move(rows, range(first, self.size))
+        self._sync()
+
+    def _move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy the stretches of some rows to those of others."""
+        if not sources:
+            return
+        length = max(self._lengths[row] - self._starts[row] for row in sources)
+        origin = torch.tensor(sources, device=self.device)
+        target = torch.tensor(targets, device=self.device)
+        for tensor in (*self._keys, *self._values):
+            tensor[target, :, :length] = tensor[origin, :, :length]
+
+    def _sync(self) -> None:
+        """Lay out what a step needs of the rows; called when they come or go."""
+        self._positions = torch.tensor(self._lengths, dtype=torch.long, device=self.device)
+        starts = torch.tensor(self._starts, dtype=torch.long, device=self.device)
+        self._columns = self._positions - starts
+        self._longest = max(self._lengths, default=0)
+        own = [length - start for length, start in zip(self._lengths, self._starts, strict=True)]
+        self._widest = max(own, default=0)
+        if not any(self._starts):
+            self._stem = None
+        self._without = None if all(self._starts) else starts == 0
+
+    def _empty(self, shape: tuple[int, ...]) -> Tensor:
+        # Zeros, not garbage: a masked weight of 0 times an accidental NaN would still be NaN.
+        return torch.zeros(shape, dtype=self._model.dtype, device=self.device)
+
+
+def attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """[B,T,Hq,D] queries over [B,Hkv,L,D] keys; ``mask`` [B,1,T,L], or None for causal."""
+    mixed = F.scaled_dot_product_attention(
+        queries.transpose(1, 2),
+        keys,
+        values,
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=1.0,
+        enable_gqa=True,
+    )
+    return mixed.transpose(1, 2).flatten(2)
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

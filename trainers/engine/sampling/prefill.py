@@ -1,0 +1,129 @@
+"""Which tokens go through the model, in which order: what rows share goes first, and once.
+
+``shared`` finds what several rows begin with and nothing remembers yet, the shorter beginnings
+before the longer ones that go on from them. ``chunks`` lays rows of like lengths side by side.
+
+Shapes: T tokens.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from evert.trainers.engine.sampling.prefix_cache import Kept, common_length
+
+LOGITS_BYTES = 2**29
+"""Most bytes of logits held at once."""
+
+_CHUNK_TOKENS = {"cpu": 1024, "cuda": 8192}
+
+_PASS_SHARE = 32
+"""A pass of its own is worth one part in so many of the tokens of a chunk."""
+
+
+@dataclass
+class Job:
+    """A row to be computed."""
+
+    tokens: np.ndarray
+    """[T] int64."""
+    first: int
+    """From which token on logits are wanted; T for none."""
+    start: int = 0
+    """How many of the tokens are remembered."""
+    kept: list[Kept] = field(default_factory=list)
+    """What is remembered of them, piece after piece."""
+
+    @property
+    def todo(self) -> int:
+        """Tokens that must go through the model."""
+        return len(self.tokens) - self.start
+
+
+SomeJob = TypeVar("SomeJob", bound=Job)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What several rows begin with."""
+
+    length: int
+    """In tokens."""
+    rows: list[int]
+    """Their numbers."""
+
+
+def chunk_tokens(device: torch.device) -> int:
+    """Most tokens, padding included, that a forward pass over given tokens should have.
+
+    On a CPU small passes waste less on padding and lose nothing; a GPU wants large ones.
+    """
+    return _CHUNK_TOKENS.get(device.type, 1024)
+
+
+def chunks(jobs: Sequence[SomeJob], budget: int) -> Iterator[list[SomeJob]]:
+    """Group jobs of like lengths: at most ``budget`` tokens, padding included, if there are two.
+
+    Those of which nothing is remembered come first, and are not mixed with the others.
+    """
+    chunk: list[SomeJob] = []
+    for job in sorted(jobs, key=lambda job: (job.start > 0, job.todo)):
+        mixed = bool(chunk) and (chunk[0].start > 0) != (job.start > 0)
+        if chunk and (mixed or (len(chunk) + 1) * job.todo > budget):
+            yield chunk
+            chunk = []
+        chunk.append(job)
+    if chunk:
+        yield chunk
+
+
+def beginnings(rows: Sequence[np.ndarray]) -> Iterator[Shared]:
+    """Everything that two or more rows begin with, longest for these rows; the shorter ones first.
+
+    Args:
+        rows: [T] ids of each.
+    """
+    # Big-endian, so that bytes sort as tokens do.
+    order = sorted(range(len(rows)), key=lambda row: rows[row].astype(">u4").tobytes())
+    alike = [0, *(common_length(rows[a], rows[b]) for a, b in pairwise(order))]
+    stack = [(0, len(order))]
+    while stack:
+        low, high = stack.pop()
+        if high - low < 2:
+            continue
+        length = min(alike[low + 1 : high])
+        yield Shared(length, order[low:high])
+        cuts = [low, *(at for at in range(low + 1, high) if alike[at] == length), high]
+        stack += pairwise(cuts)
+
+
+def shared(
+    rows: Sequence[np.ndarray], starts: Sequence[int], device: torch.device, most: int
+) -> list[list[Shared]]:
+    """What is to be computed once, ahead of the rows that begin with it.
+
+    Args:
+        rows: [T] ids of each.
+        starts: How many tokens of each are remembered.
+        device: Says what a forward pass costs: what would save less is left alone.
+        most: Longer ones cannot be remembered.
+
+    Returns:
+        Beginnings, level by level: those of a level go on from those of the level before it.
+    """
+    least = chunk_tokens(device) // _PASS_SHARE
+    known, depth = list(starts), [0] * len(rows)
+    levels: list[list[Shared]] = []
+    for part in beginnings(rows):
+        todo = [max(0, part.length - known[row]) for row in part.rows]
+        if part.length <= most and sum(todo) - max(todo) >= least:
+            level = depth[part.rows[0]]
+            levels += [[] for _ in range(level + 1 - len(levels))]
+            levels[level].append(part)
+            for row in part.rows:
+                known[row], depth[row] = max(known[row], part.length), level + 1
+    return levels

@@ -1,0 +1,134 @@
+"""The rows of one running batch: what they have drawn, and drawing one more token for each."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from tinker import types
+from torch import Tensor
+
+from evert.trainers.engine.sampling.batches import Batch
+from evert.trainers.engine.sampling.drawing import Stops, Temper, draw, uniforms
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass
+class Request:
+    """A request to sample: the prompt, how to draw, and what is done of it."""
+
+    prompt: list[int]
+    params: types.SamplingParams
+    stops: Stops
+    max_tokens: int
+    keys: list[int]
+    """Random stream of each sample that is wanted."""
+    future: "Future[list[types.SampledSequence]]" = field(default_factory=Future)
+    done: dict[int, types.SampledSequence] = field(default_factory=dict)
+    """Finished samples, by index."""
+
+
+@dataclass
+class Row:
+    """One sample of a request, as far as it was drawn."""
+
+    request: Request
+    index: int
+    """Which of the request's samples this is."""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+class RunningBatch:
+    """The rows of one running batch."""
+
+    def __init__(
+        self, batch: Batch, device: torch.device, tokenizer: "PreTrainedTokenizerBase"
+    ) -> None:
+        self.batch = batch
+        self.rows: list[Row] = []
+        self._device = device
+        self._tokenizer = tokenizer
+        self._logits = torch.zeros(0, 0)
+        self._tokens = torch.zeros(0, dtype=torch.long)
+        self._keys = np.zeros(0, dtype=np.uint64)
+        self._steps = np.zeros(0, dtype=np.uint64)
+        self._temper = Temper(torch.zeros(0), None, None, plain=True)
+
+    def admit(self, rows: Sequence[Row]) -> tuple[int, int]:
+        """Add rows; returns the forward passes it took and the prompt tokens computed."""
+        waiting: dict[tuple[int, ...], list[Row]] = {}
+        for row in rows:
+            waiting.setdefault(tuple(row.request.prompt), []).append(row)
+        groups = list(waiting.values())
+        admitted = self.batch.admit(list(waiting), [len(group) for group in groups])
+        self.rows += [groups[owner].pop(0) for owner in admitted.owners]
+        known = [self._logits] if len(self._logits) else []
+        self._logits = torch.cat([*known, admitted.logits])
+        self._describe_rows()
+        return admitted.passes, admitted.computed_tokens
+
+    def draw(self) -> list[tuple[Row, types.StopReason]]:
+        """Draw a token for each row; returns the rows that ended, which are dropped."""
+        uniform = torch.from_numpy(uniforms(self._keys, self._steps)).to(self._device)
+        self._tokens, logprobs = draw(self._logits, self._temper, uniform)
+        self._steps = self._steps + np.uint64(1)
+        ended: dict[int, types.StopReason | None] = {}
+        drawn = zip(self.rows, self._tokens.tolist(), logprobs.tolist(), strict=True)
+        for i, (row, token, logprob) in enumerate(drawn):
+            row.tokens.append(token)
+            row.logprobs.append(logprob)
+            if row.request.stops.hit(row.tokens, self._decode):
+                ended[i] = "stop"
+            elif len(row.tokens) >= row.request.max_tokens:
+                ended[i] = "length"
+            elif row.request.future.cancelled():
+                ended[i] = None
+        return self._drop(ended) if ended else []
+
+    def step(self) -> int:
+        """Run the drawn tokens through the model; returns the forward passes it took."""
+        self._logits = self.batch.step(self._tokens)
+        return 1
+
+    def _drop(
+        self, ended: dict[int, types.StopReason | None]
+    ) -> list[tuple[Row, types.StopReason]]:
+        answers: list[tuple[Row, types.StopReason]] = [
+            (self.rows[i], reason) for i, reason in ended.items() if reason is not None
+        ]
+        for i in ended:
+            self.batch.park(i, self.rows[i].request.prompt + self.rows[i].tokens)
+        origin = self.batch.keep([i for i in range(len(self.rows)) if i not in ended])
+        self.rows = [self.rows[i] for i in origin]
+        self._tokens = self._tokens[torch.tensor(origin, dtype=torch.long, device=self._device)]
+        self._describe_rows()
+        return answers
+
+    def _describe_rows(self) -> None:
+        """Lay out what the draw needs of each row; called when rows come or go."""
+        self._keys = np.array([row.request.keys[row.index] for row in self.rows], dtype=np.uint64)
+        self._steps = np.array([len(row.tokens) for row in self.rows], dtype=np.uint64)
+        params = [row.request.params for row in self.rows]
+        top_k = any(p.top_k > 0 for p in params)
+        top_p = any(p.top_p < 1 for p in params)
+        self._temper = Temper(
+            self._column([p.temperature for p in params], torch.float32),
+            self._column([p.top_k if p.top_k > 0 else 2**62 for p in params]) if top_k else None,
+            self._column([p.top_p for p in params], torch.float32) if top_p else None,
+            plain=not top_k and not top_p and all(p.temperature == 1 for p in params),
+        )
+
+    def _column(self, values: Sequence[float], dtype: torch.dtype = torch.long) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=self._device)
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return str(
+            self._tokenizer.decode(
+                list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        )

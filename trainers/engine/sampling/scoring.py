@@ -1,0 +1,123 @@
+"""Scoring given tokens: something of the logits of each, without holding all logits.
+
+What rows begin with alike is run once, and read once for all who read it the same way. A row of
+which only the last tokens are wanted starts from what is remembered of it.
+
+Shapes: N tokens, V vocabulary.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from evert.trainers.engine.sampling.batches import Batch
+from evert.trainers.engine.sampling.prefill import Job
+
+Read: TypeAlias = Callable[[Tensor, np.ndarray, np.ndarray], Sequence[Any]]
+"""(logits [N, V], [N] the tokens they are for, [N] the places of these in their rows) -> N values.
+
+The logits are those from which each token was, or would be, drawn. It is called with tokens of any
+of the rows that were given it, a part of them at a time.
+"""
+
+
+def log_probabilities(logits: Tensor, tokens: np.ndarray, places: np.ndarray) -> list[float]:
+    """How likely the model finds each token."""
+    targets = torch.from_numpy(tokens).to(logits.device)
+    found: list[float] = (-F.cross_entropy(logits, targets, reduction="none")).tolist()
+    return found
+
+
+@dataclass(eq=False)
+class Scoring:
+    """A row of tokens, and what is wanted of them."""
+
+    tokens: np.ndarray
+    """[T] int64."""
+    next: int = 1
+    """The first token whose value is still wanted; nothing precedes token 0."""
+    read: Read = log_probabilities
+    values: list[Any] = field(default_factory=list)
+    """Filled by ``score``: one a token that was wanted."""
+
+
+@dataclass
+class _Part(Job):
+    """A row, or what some begin with, on its way through the model."""
+
+    following: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    """[T] the token after each."""
+    askers: list[Scoring] = field(default_factory=list)
+
+
+def score(batch: Batch, rows: Sequence[Scoring]) -> int:
+    """Fill in the values of some rows.
+
+    Args:
+        batch: Of the model; no row is added to it.
+        rows: What is wanted.
+
+    Returns:
+        How many values were computed.
+    """
+    computed = 0
+    for level in batch.shared([row.tokens for row in rows], [row.next - 1 for row in rows]):
+        parts = [
+            _part(rows[part.rows[0]].tokens[: part.length], [rows[i] for i in part.rows])
+            for part in level
+        ]
+        computed += _compute(batch, parts)
+    rest = [_part(row.tokens, [row]) for row in rows if row.next < len(row.tokens)]
+    return computed + _compute(batch, rest)
+
+
+def _part(tokens: np.ndarray, askers: Sequence[Scoring]) -> _Part:
+    waiting = [asker for asker in askers if asker.next < len(tokens)]
+    first = min((asker.next for asker in waiting), default=len(tokens))
+    return _Part(tokens[:-1], first - 1, following=tokens[1:], askers=waiting)
+
+
+def _compute(batch: Batch, parts: Sequence[_Part]) -> int:
+    computed = 0
+    for jobs, logits in batch.compute(parts):
+        places = np.concatenate([np.arange(job.first, len(job.tokens)) for job in jobs]) + 1
+        tokens = np.concatenate([job.following[job.first :] for job in jobs])
+        ends = np.cumsum([len(job.tokens) - job.first for job in jobs]).tolist()
+        asked = [
+            (asker, slice(end - len(job.tokens) - 1 + asker.next, end))
+            for job, end in zip(jobs, ends, strict=True)
+            for asker in job.askers
+        ]
+        wanted: dict[Read, np.ndarray] = {}
+        for asker, span in asked:
+            wanted.setdefault(asker.read, np.zeros(len(tokens), bool))[span] = True
+        found = _read(logits, tokens, places, wanted)
+        for asker, span in asked:
+            before = int(wanted[asker.read][: span.start].sum())
+            values = found[asker.read][before : before + span.stop - span.start]
+            asker.values += values
+            asker.next += len(values)
+        computed += sum(map(len, found.values()))
+    return computed
+
+
+def _read(
+    logits: Iterator[Tensor], tokens: np.ndarray, places: np.ndarray, wanted: dict[Read, np.ndarray]
+) -> dict[Read, list[Any]]:
+    """What each reader makes of the tokens that it wants, a part of the logits at a time."""
+    found: dict[Read, list[Any]] = {read: [] for read in wanted}
+    start = 0
+    for part in logits:
+        end = start + len(part)
+        for read, chosen in wanted.items():
+            picks = chosen[start:end].nonzero()[0]
+            if len(picks):
+                rows = part if len(picks) == len(part) else part[torch.from_numpy(picks)]
+                found[read] += read(rows, tokens[start:end][picks], places[start:end][picks])
+        start = end
+    return found

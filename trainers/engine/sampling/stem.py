@@ -1,0 +1,113 @@
+"""What many rows of a batch begin with, held once for all of them while they are decoded.
+
+The rows themselves hold only what follows. Their attention over the stem is one matrix product for
+all rows together (as in Hydragen and in cascade attention), where each row would else read a copy
+of its own: for many rows behind a long prompt that is most of a step.
+
+Shapes: B rows, Hkv key heads, G queries a key head, D head size, P tokens of the stem, L columns of
+the rows' own.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evert.trainers.engine.sampling.prefill import beginnings
+from evert.trainers.engine.sampling.prefix_cache import Kept
+
+_LEAST_SAVED = 2048
+"""Tokens that rows must not hold for a stem to be worth its operations."""
+
+_LEAST_LENGTH = 128
+"""Tokens of a stem; attention over fewer is no slower in each row's own stretch."""
+
+_ROWS = {"cpu": 32}
+"""Rows at a time: on a CPU, as many as have scores that its cache holds."""
+
+
+class Stem:
+    """Keys and values of tokens that rows begin with."""
+
+    def __init__(self, tokens: np.ndarray, pieces: Sequence[Kept]) -> None:
+        """Take over what the prefix cache keeps of ``tokens``, [P]."""
+        self.tokens = tokens
+        self.whole = torch.cat([piece for [piece] in pieces], dim=2)
+        """[2 layers, Hkv, P, D]: the keys of all layers, then their values."""
+        self._keys, self._values = self.whole.chunk(2)
+
+    def __len__(self) -> int:
+        """How many tokens."""
+        return len(self.tokens)
+
+    def begins(self, row: np.ndarray) -> bool:
+        """Whether a row begins with it and goes on."""
+        return len(row) > len(self) and bool((row[: len(self)] == self.tokens).all())
+
+    def before(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, Hkv, L, D] of rows, with its own before them: [B, Hkv, P + L, D]."""
+        stem = self._keys[layer], self._values[layer]
+        ours, theirs = (tensor.expand(len(keys), *tensor.shape) for tensor in stem)
+        return torch.cat([ours, keys], dim=2), torch.cat([theirs, values], dim=2)
+
+    def attend(
+        self,
+        layer: int,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        bias: Tensor,
+        without: Tensor | None,
+    ) -> Tensor:
+        """Attention of one token a row over the stem and the row's own, in float32.
+
+        Args:
+            layer: Whose keys and values.
+            queries: [B, 1, Hkv G, D]
+            keys: [B, Hkv, L, D], the rows' own.
+            values: The same.
+            bias: [B, 1, 1, L] 0 for what a row has, else minus infinity.
+            without: [B] whether a row is without the stem; None where all are on it.
+
+        Returns:
+            [B, 1, Hkv G D]
+        """
+        most = _ROWS.get(queries.device.type, len(queries))
+        if len(queries) > most:
+            parts = []
+            for at in (slice(i, i + most) for i in range(0, len(queries), most)):
+                off = None if without is None else without[at]
+                parts.append(self.attend(layer, queries[at], keys[at], values[at], bias[at], off))
+            return torch.cat(parts)
+        batch, heads, _, size = keys.shape
+        grouped = queries.float().view(batch, heads, -1, size)
+        own = (grouped @ keys.float().transpose(-1, -2) + bias).transpose(0, 1)
+        flat = grouped.transpose(0, 1).flatten(1, 2)
+        ours = (flat @ self._keys[layer].float().transpose(-1, -2)).view(*own.shape[:-1], -1)
+        if without is not None:
+            ours = ours.masked_fill_(without[None, :, None, None], float("-inf"))
+        weights = torch.softmax(torch.cat([ours, own], dim=-1), dim=-1)
+        ours, own = weights[..., : len(self)], weights[..., len(self) :]
+        mixed = (ours.flatten(1, 2) @ self._values[layer].float()).view(*ours.shape[:-1], size)
+        mixed = mixed.transpose(0, 1) + own.transpose(0, 1) @ values.float()
+        return mixed.flatten(1)[:, None].to(queries.dtype)
+
+
+def best_stem(rows: Sequence[np.ndarray], copies: Sequence[int]) -> np.ndarray | None:
+    """The tokens of which most copies are saved; None where that is not worth it.
+
+    Args:
+        rows: [T] ids of prompts that join a batch.
+        copies: How many rows each of them becomes.
+    """
+    longest = max(map(len, rows))
+    if longest <= _LEAST_LENGTH or sum(copies) * longest < _LEAST_SAVED:
+        return None
+    found = [(part.length, part.rows) for part in beginnings(rows)]
+    found += [(len(row) - 1, [i]) for i, row in enumerate(rows)]
+    saved = [length * (sum(copies[i] for i in members) - 1) for length, members in found]
+    best = int(np.argmax(saved))
+    length, members = found[best]
+    pays = length >= _LEAST_LENGTH and saved[best] >= _LEAST_SAVED
+    return rows[members[0]][:length] if pays else None

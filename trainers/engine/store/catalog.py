@@ -1,0 +1,145 @@
+"""What a store holds, in the SDK's words: runs and checkpoints, listed, located, copied.
+
+Everything is read from the store's folders when it is asked for, manifests alone: a listing does
+not read weights, and what another process has saved is in it.
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+from tinker import types
+
+from evert.trainers.engine.errors import CheckpointError
+from evert.trainers.engine.store.checkpoints import (
+    KINDS,
+    MANIFEST,
+    CheckpointStore,
+    RunInfo,
+    new_checkpoint_info,
+    parse_path,
+)
+
+T = TypeVar("T")
+
+_URL_SECONDS = 24 * 3600
+"""What is said of how long an address holds; a file's holds while the file is there."""
+
+
+def training_run(store: CheckpointStore, path: str) -> types.TrainingRun:
+    """The run a path belongs to, with its last checkpoints.
+
+    Raises:
+        NoCheckpointError: There is no such run.
+    """
+    info, run_id = store.run_info(path), parse_path(path)[0]
+    saved = checkpoints(store, run_id)
+    last = {kind: next((c for c in saved if c.checkpoint_type == kind), None) for kind in _LAST}
+    return types.TrainingRun(
+        training_run_id=run_id,
+        base_model=info.base_model,
+        model_owner="local",
+        is_lora=info.lora_rank is not None,
+        lora_rank=info.lora_rank,
+        last_request_time=saved[0].time if saved else _moment(info.created),
+        last_checkpoint=last["training"],
+        last_sampler_checkpoint=last["sampler"],
+        user_metadata=info.user_metadata,
+    )
+
+
+_LAST: tuple[types.CheckpointType, ...] = ("training", "sampler")
+
+
+def training_runs(store: CheckpointStore) -> list[types.TrainingRun]:
+    """All runs, the latest first."""
+    names = [file.parent.name for file in store.root.glob("*/run.json")]
+    runs = [training_run(store, f"tinker://{name}/weights/any") for name in names]
+    return sorted(runs, key=lambda run: run.last_request_time, reverse=True)
+
+
+def checkpoints(store: CheckpointStore, run_id: str = "*") -> list[types.Checkpoint]:
+    """The checkpoints of one run, or of all, the latest first; damaged ones are left out."""
+    found = []
+    for kind in KINDS:
+        for file in store.root.glob(f"{run_id}/{kind}/[!.]*/{MANIFEST}"):
+            path = f"tinker://{file.parents[2].name}/{kind}/{file.parent.name}"
+            try:
+                found.append(checkpoint(store, path))
+            except CheckpointError:
+                continue
+    return sorted(found, key=lambda one: one.time, reverse=True)
+
+
+def checkpoint(store: CheckpointStore, path: str) -> types.Checkpoint:
+    """One checkpoint, by its manifest.
+
+    Raises:
+        CheckpointError: There is none, or its manifest is damaged.
+    """
+    info = store.info(path)
+    parsed = types.ParsedCheckpointTinkerPath.from_tinker_path(path)
+    return types.Checkpoint(
+        checkpoint_id=parsed.checkpoint_id,
+        checkpoint_type=parsed.checkpoint_type,
+        time=_moment(info.created),
+        tinker_path=path,
+        size_bytes=sum(size for size, _ in info.files.values()),
+        user_metadata=info.user_metadata or None,
+        expires_at=None if info.expires is None else _moment(info.expires),
+    )
+
+
+def file_urls(store: CheckpointStore, path: str) -> types.ExternalWeightsUrlsResponse:
+    """A ``file://`` address of each file of a checkpoint.
+
+    Raises:
+        CheckpointError: There is none, or its manifest is damaged.
+    """
+    folder = store.folder(path).absolute()
+    urls = {name: (folder / name).as_uri() for name in store.info(path).files}
+    expires = _moment(time.time() + _URL_SECONDS)
+    return types.ExternalWeightsUrlsResponse(urls=urls, expires=expires)
+
+
+def copy(store: CheckpointStore, path: str, ttl_seconds: int | None) -> str:
+    """Copy a checkpoint into a run of its own; files are shared where the disk can.
+
+    Returns:
+        The copy's path; its kind and name are the original's.
+
+    Raises:
+        CheckpointError: It is missing or damaged, or the copy cannot be written.
+    """
+    info, folder, (_, kind, name) = store.read(path), store.folder(path), parse_path(path)
+    metadata = store.run_info(path).user_metadata
+
+    def write(draft: Path) -> None:
+        for file in info.files:
+            _link(folder / file, draft / file)
+
+    run_id = store.new_run(RunInfo(info.base_model, info.lora_rank, metadata, time.time()))
+    rank, about = info.lora_rank, info.user_metadata
+    copied = new_checkpoint_info(info.base_model, rank, info.steps, ttl_seconds, about)
+    return store.save(run_id, kind, name, copied, write)
+
+
+def page(items: Sequence[T], offset: int, limit: int) -> tuple[list[T], types.Cursor]:
+    """One page of a listing, and where it is."""
+    cursor = types.Cursor(offset=offset, limit=limit, total_count=len(items))
+    return list(items[offset : offset + limit]), cursor
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)

@@ -1,0 +1,106 @@
+"""Training data as tensors: datums are read and checked, and cut into micro-batches.
+
+Shapes: N tokens of a datum, K targets a token.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tinker import types
+from torch import Tensor
+
+from evert.trainers.engine.errors import LossInputError
+from evert.trainers.engine.training.losses import check_inputs, get_loss
+from evert.trainers.engine.training.provenance import sampled_mask
+
+
+@dataclass
+class Example:
+    """A datum as tensors on the model's device."""
+
+    tokens: list[int]
+    """[N]"""
+    targets: Tensor
+    """[N] or [N, K]"""
+    inputs: dict[str, Tensor]
+    """The loss's other inputs, each of the targets' shape, float32."""
+
+
+def read_example(datum: types.Datum, loss_fn: str, where: str, device: torch.device) -> Example:
+    """Read and check a datum.
+
+    Args:
+        datum: As a client sent it.
+        loss_fn: Tinker's name of the loss.
+        where: How to call the datum in messages, for example ``"Datum 3"``.
+        device: Where its tensors go.
+
+    Raises:
+        LossInputError: It does not fit the loss, or is not text.
+    """
+    check_inputs(loss_fn, datum.loss_fn_inputs, where)
+    tensors = {key: value.to_torch() for key, value in datum.loss_fn_inputs.items()}
+    targets = tensors.pop("target_tokens").long().to(device)
+    try:
+        tokens = datum.model_input.to_ints()
+    except ValueError as error:
+        raise LossInputError(
+            f"{where} has a chunk that is not text; the embedded engine trains text models "
+            "only. Use an engine for images behind base_url."
+        ) from error
+    shapes = {key: tuple(value.shape) for key, value in tensors.items()}
+    wrong = {key: shape for key, shape in shapes.items() if shape != tuple(targets.shape)}
+    if not tokens or targets.ndim not in (1, 2) or len(targets) != len(tokens) or wrong:
+        raise LossInputError(
+            f"{where} has {len(tokens)} input tokens and target_tokens of shape "
+            f"{tuple(targets.shape)}, with {shapes}; expected one target (or one row of K) "
+            "for each input token, and every other tensor of the same shape as the targets."
+        )
+    if get_loss(loss_fn).from_spans:
+        tensors["sampled"] = sampled_mask(datum)
+    inputs = {key: value.float().to(device) for key, value in tensors.items()}
+    return Example(tokens, targets, inputs)
+
+
+def micro_batches(examples: Sequence[Example], budget: int) -> list[list[int]]:
+    """Cut a batch into micro-batches, each of examples of one kind and of like lengths.
+
+    Args:
+        examples: The batch.
+        budget: Most tokens of a micro-batch, padding included; a longer one is alone.
+
+    Returns:
+        The numbers of the examples in each.
+    """
+    # Examples with K targets a token cannot share a batch with those of another K.
+    kinds: dict[tuple[Any, ...], list[int]] = {}
+    for i, example in enumerate(examples):
+        kind = (*example.targets.shape[1:], *sorted(example.inputs))
+        kinds.setdefault(kind, []).append(i)
+    return [
+        [rows[j] for j in group]
+        for rows in kinds.values()
+        for group in length_sorted([len(examples[i].tokens) for i in rows], budget)
+    ]
+
+
+def length_sorted(lengths: Sequence[int], budget: int) -> Iterable[list[int]]:
+    """Group row numbers by length, longest first, so that padding stays small.
+
+    Args:
+        lengths: Tokens of each row.
+        budget: Most tokens of a group, padding included; a longer row gets a group of its own.
+
+    Yields:
+        Row numbers of one group.
+    """
+    group: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if group and (len(group) + 1) * lengths[group[0]] > budget:
+            yield group
+            group = []
+        group.append(i)
+    if group:
+        yield group

@@ -1,0 +1,379 @@
+"""One model being trained: forward, backward, optimizer step, saving and loading.
+
+Everything here runs on the one worker thread of its training client, in order, but for passes of
+micro-batches, of which several may run side by side (``cores.py``). Datums are sorted by length and
+cut into micro-batches that fit into memory (``memory.py``); every loss is a sum over tokens, so the
+gradient is exactly that of the whole batch. Where memory runs out all the same, the
+batch is run again in smaller ones. Gradients add up until the next optimizer step.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import safetensors.torch
+import torch
+from tinker import types
+from torch import Tensor
+
+from evert.trainers.engine.cores import side_by_side
+from evert.trainers.engine.errors import CheckpointError, LossInputError, TrainingError
+from evert.trainers.engine.memory import PassBudget, is_out_of_memory, pass_budget
+from evert.trainers.engine.models.base_models import base_of, no_progress_bars
+from evert.trainers.engine.store.checkpoints import OPTIMIZER
+from evert.trainers.engine.training.examples import Example, micro_batches, read_example
+from evert.trainers.engine.training.losses import Loss, get_loss, resolve_settings
+from evert.trainers.engine.training.passes import Passes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+CustomLoss = Callable[[list[types.Datum], list[Any]], tuple[Any, dict[str, float]]]
+"""(data, log-probabilities of each datum's targets) -> (scalar loss, metrics)"""
+
+logger = logging.getLogger(__name__)
+
+
+class Trainer:
+    """A model, its accumulated gradient and its optimizer."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: "PreTrainedTokenizerBase",
+        *,
+        checkpointing: bool | None = None,
+    ) -> None:
+        """Train every parameter of ``model`` that requires a gradient.
+
+        Args:
+            model: A Hugging Face causal language model, or one in an adapter of ``peft``.
+            tokenizer: Its tokenizer.
+            checkpointing: Whether layers are computed again in the backward pass, which takes less
+                memory and more time; None for where a pass would not fit otherwise.
+        """
+        self.model = model
+        self.tokenizer = tokenizer
+        self.steps = 0
+        self.passes = Passes(model)
+        self._checkpointing = checkpointing
+        self._optimizer: torch.optim.AdamW | None = None
+        self._failure: str | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.passes.device
+
+    def forward(
+        self, data: Sequence[types.Datum], loss_fn: str, config: Mapping[str, Any] | None
+    ) -> types.ForwardBackwardOutput:
+        """Compute the loss and the targets' log-probabilities; no gradient.
+
+        Raises:
+            LossInputError: The data do not fit the loss.
+        """
+        with torch.no_grad():
+            return self._run(data, loss_fn, config, backward=False)
+
+    def forward_backward(
+        self, data: Sequence[types.Datum], loss_fn: str, config: Mapping[str, Any] | None
+    ) -> types.ForwardBackwardOutput:
+        """Like ``forward``, and add the gradient of the summed loss to what has accumulated.
+
+        Raises:
+            LossInputError: The data do not fit the loss. The accumulated gradient is then dropped
+                and the optimizer step that follows is refused.
+        """
+        try:
+            with torch.enable_grad():
+                return self._run(data, loss_fn, config, backward=True)
+        except Exception as error:
+            self._drop_gradient(error)
+            raise
+
+    def forward_backward_custom(
+        self, data: Sequence[types.Datum], loss_fn: CustomLoss
+    ) -> types.ForwardBackwardOutput:
+        """Like ``forward_backward``, with a loss of the caller's own.
+
+        The loss is differentiated with respect to the log-probabilities it was given; a second
+        pass carries that gradient into the model.
+
+        Raises:
+            LossInputError: A datum has no target tokens.
+            TrainingError: The loss does not depend on a datum's log-probabilities.
+        """
+        try:
+            return self._run_custom(list(data), loss_fn)
+        except Exception as error:
+            self._drop_gradient(error)
+            raise
+
+    def optim_step(self, params: types.AdamParams) -> types.OptimStepResponse:
+        """Take one AdamW step with the accumulated gradient, then forget it.
+
+        Returns:
+            Metrics: the gradient's norm before clipping, and the learning rate.
+
+        Raises:
+            TrainingError: A pass before it failed, or the gradient is not finite; the weights are
+                unchanged.
+        """
+        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        self._check_gradient(norm)
+        if params.grad_clip_norm > 0:
+            torch.nn.utils.clip_grads_with_norm_(parameters, params.grad_clip_norm, norm)
+        optimizer = self._prepared_optimizer(params)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        self.steps += 1
+        return types.OptimStepResponse(
+            metrics={"optim/grad_norm": float(norm), "optim/lr": params.learning_rate}
+        )
+
+    def save_weights(self, folder: Path, state: dict[str, Tensor] | None = None) -> None:
+        """Write the model (or its adapter) and the tokenizer, in Hugging Face or ``peft`` format.
+
+        Args:
+            folder: An existing folder.
+            state: Weights to write in place of the present ones; see ``copy_weights``.
+        """
+        options: dict[str, Any] = {} if state is None else {"state_dict": state}
+        if hasattr(self.model, "peft_config"):
+            options["save_embedding_layers"] = False  # an output layer is the base's, and large
+        with no_progress_bars():
+            self.model.save_pretrained(folder, **options)
+        self.tokenizer.save_pretrained(folder)
+
+    def copy_weights(self) -> dict[str, Tensor]:
+        """A copy of what is trained: the whole model's weights, or the adapter's."""
+        from peft import PeftModel
+
+        if isinstance(self.model, PeftModel):
+            return {k: v.clone() for k, v in self.model.state_dict().items() if "lora_" in k}
+        first: dict[int, tuple[str, Tensor]] = {}
+        for name, tensor in self.model.state_dict().items():
+            # Weights that two names share are saved under the first, and tied again on loading.
+            first.setdefault(tensor.data_ptr(), (name, tensor))
+        return {name: tensor.clone() for name, tensor in first.values()}
+
+    def save_optimizer(self, folder: Path) -> None:
+        """Write the optimizer's state, enough to go on as if nothing had happened."""
+        tensors = {}
+        for name, parameter in self._trained().items():
+            state = self._optimizer.state.get(parameter, {}) if self._optimizer else {}
+            tensors.update({f"{name}:{key}": value.contiguous() for key, value in state.items()})
+        safetensors.torch.save_file(tensors, folder / OPTIMIZER, {"steps": str(self.steps)})
+
+    def load_optimizer(self, folder: Path) -> None:
+        """Read what ``save_optimizer`` wrote.
+
+        Raises:
+            CheckpointError: There is none, or it belongs to another model.
+        """
+        file = folder / OPTIMIZER
+        if not file.is_file():
+            raise CheckpointError(
+                f"{folder} has no {OPTIMIZER}: it was saved to sample from, not to train on. "
+                "Load its weights alone, or use a checkpoint that save_state made."
+            )
+        with safetensors.safe_open(file, "pt") as archive:
+            self.steps = int(archive.metadata()["steps"])
+        tensors = safetensors.torch.load_file(file)
+        trained = self._trained()
+        optimizer = self._prepared_optimizer(types.AdamParams())
+        for key, value in tensors.items():
+            name, _, field = key.rpartition(":")
+            if name not in trained:
+                raise CheckpointError(
+                    f"{file} has a state for {name!r}, which this model does not train. "
+                    "Load it with the base model and rank it was saved with."
+                )
+            # AdamW keeps its step counter on the CPU.
+            place = value if field == "step" else value.to(self.device)
+            optimizer.state[trained[name]][field] = place
+
+    def _trained(self) -> dict[str, Tensor]:
+        return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+
+    def _prepared_optimizer(self, params: types.AdamParams) -> torch.optim.AdamW:
+        if self._optimizer is None:
+            self._optimizer = torch.optim.AdamW(self._trained().values(), lr=0.0)
+        for group in self._optimizer.param_groups:
+            group.update(
+                lr=params.learning_rate,
+                betas=(params.beta1, params.beta2),
+                eps=params.eps,
+                weight_decay=params.weight_decay,
+            )
+        return self._optimizer
+
+    def _check_gradient(self, norm: Tensor) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise TrainingError(
+                f"The optimizer step was refused: the pass before it failed ({failure}). "
+                "The weights are unchanged. Correct the data and run both again."
+            )
+        if not bool(torch.isfinite(norm)):
+            self._zero_gradient()
+            raise TrainingError(
+                f"The optimizer step was refused: the gradient's norm is {float(norm)}. The "
+                "weights are unchanged. Look for advantages or log-probabilities that are not "
+                "finite, or lower the learning rate."
+            )
+
+    def _drop_gradient(self, error: Exception) -> None:
+        self._zero_gradient()
+        self._failure = str(error)
+
+    def _zero_gradient(self) -> None:
+        self.model.zero_grad(set_to_none=True)
+
+    def _run_custom(
+        self, data: list[types.Datum], loss_fn: CustomLoss
+    ) -> types.ForwardBackwardOutput:
+        bare = [_with_weights(datum, None) for datum in data]
+        with torch.no_grad():
+            first = self._run(bare, "cross_entropy", None, backward=False)
+        logprobs = [
+            output["logprobs"].to_torch().clone().requires_grad_(True)
+            for output in first.loss_fn_outputs
+        ]
+        with torch.enable_grad():
+            loss, metrics = loss_fn(data, logprobs)
+            loss.backward()
+            # Cross-entropy is -sum(w log p), so w = -dC/dlogp carries C's gradient.
+            carriers = [
+                _with_weights(datum, _gradient_of(values, i))
+                for i, (datum, values) in enumerate(zip(data, logprobs, strict=True))
+            ]
+            second = self._run(carriers, "cross_entropy", None, backward=True)
+        second.metrics["surrogate_loss:sum"] = second.metrics["loss:sum"]
+        second.metrics.update(metrics)
+        second.metrics["loss:sum"] = float(loss.detach().sum())
+        return second
+
+    def _run(
+        self,
+        data: Sequence[types.Datum],
+        loss_fn: str,
+        config: Mapping[str, Any] | None,
+        *,
+        backward: bool,
+    ) -> types.ForwardBackwardOutput:
+        loss, settings = get_loss(loss_fn), resolve_settings(loss_fn, config)
+        if not data:
+            raise LossInputError("Got no data; expected at least one datum.")
+        examples = [
+            read_example(datum, loss_fn, f"Datum {i}", self.device) for i, datum in enumerate(data)
+        ]
+        lengths = [len(example.tokens) for example in examples]
+        budget: PassBudget | None = pass_budget(
+            lengths,
+            base_of(self.model).config,
+            self.passes.dtype,
+            self.device,
+            checkpointing=self._checkpointing if backward else True,  # nothing is kept
+            slopes=sum(p.nbytes for p in self._trained().values()),
+        )
+        before = self._gradient() if backward else []
+        while budget is not None:
+            try:
+                return self._sum_over(examples, loss, settings, budget, backward=backward)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                logger.warning("No memory left in a pass with %s; trying less.", budget)
+            budget = budget.smaller(lengths)
+            if backward:
+                self._put_back(before)
+        raise TrainingError(
+            f"There is not enough memory on {self.device} for a pass over {max(lengths)} tokens, "
+            "one datum at a time and with gradient checkpointing. Train an adapter "
+            "(full_parameter=False), in bfloat16 (dtype), on shorter data or a smaller model."
+        )
+
+    def _gradient(self) -> list[tuple[Tensor, Tensor]]:
+        """A copy of what has accumulated: parameters and their gradients."""
+        gradients = [(p, p.grad) for p in self.model.parameters()]
+        return [(p, gradient.clone()) for p, gradient in gradients if gradient is not None]
+
+    def _put_back(self, gradients: Sequence[tuple[Tensor, Tensor]]) -> None:
+        self._zero_gradient()
+        for parameter, gradient in gradients:
+            parameter.grad = gradient.clone()
+
+    def _sum_over(
+        self,
+        examples: Sequence[Example],
+        loss: Loss,
+        settings: Mapping[str, float],
+        budget: PassBudget,
+        *,
+        backward: bool,
+    ) -> types.ForwardBackwardOutput:
+        trained = [*self._trained().values()] if backward else []
+        self.passes.set_checkpointing(budget.checkpointing and backward)
+
+        def run(group: list[int]) -> tuple[Tensor, float, Sequence[Tensor | None]]:
+            chosen = [examples[i] for i in group]
+            inputs = [example.inputs for example in chosen]
+            targets = torch.cat([example.targets for example in chosen])
+            with torch.set_grad_enabled(backward):  # it may be another thread's
+                logprobs = self.passes.logprobs([example.tokens for example in chosen], targets)
+                value = loss.total(logprobs, inputs, settings)
+            slopes = torch.autograd.grad(value, trained, allow_unused=True) if backward else ()
+            return logprobs.detach().cpu(), float(value.detach()), slopes
+
+        outputs: list[types.LossFnOutput] = [{} for _ in examples]
+        total = 0.0
+        groups = micro_batches(examples, budget.tokens)
+        done = side_by_side(run, groups, budget.at_once)
+        for group, (logprobs, value, slopes) in zip(groups, done, strict=True):
+            total += value
+            _accumulate(trained, slopes)
+            parts = torch.split(logprobs, [len(examples[i].tokens) for i in group])
+            for i, part in zip(group, parts, strict=True):
+                outputs[i] = {"logprobs": types.TensorData.from_torch(part.clone())}
+        return types.ForwardBackwardOutput("TensorData", outputs, {"loss:sum": total})
+
+
+def _accumulate(parameters: Sequence[Tensor], slopes: Sequence[Tensor | None]) -> None:
+    for parameter, slope in zip(parameters, slopes, strict=True):
+        if slope is None:
+            continue
+        if parameter.grad is None:
+            parameter.grad = slope
+        else:
+            parameter.grad += slope
+
+
+def _with_weights(datum: types.Datum, weights: Tensor | None) -> types.Datum:
+    targets = datum.loss_fn_inputs.get("target_tokens")
+    if targets is None:
+        raise LossInputError(
+            f"A datum for a custom loss has loss_fn_inputs {sorted(datum.loss_fn_inputs)}; "
+            "expected target_tokens among them."
+        )
+    if weights is None:
+        weights = torch.zeros(targets.to_torch().shape)
+    return types.Datum(
+        model_input=datum.model_input,
+        loss_fn_inputs={
+            "target_tokens": targets,
+            "weights": types.TensorData.from_torch(weights),
+        },
+    )
+
+
+def _gradient_of(logprobs: Tensor, index: int) -> Tensor:
+    if logprobs.grad is None:
+        raise TrainingError(
+            f"The custom loss does not depend on the log-probabilities of datum {index}; expected "
+            "it to use every datum it is given. Leave that datum out, or add 0 times its sum."
+        )
+    return -logprobs.grad
