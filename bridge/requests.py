@@ -44,6 +44,7 @@ class ChatRequest:
         may_call: Whether the reply may hold tool calls; such as it makes all the same are not
             delivered.
         logprobs: Whether the log-probabilities of the reply's text are wanted.
+        train: Whether the reply is to be learned from.
     """
 
     model: str
@@ -54,6 +55,7 @@ class ChatRequest:
     format: ReplyFormat | None = None
     may_call: bool = True
     logprobs: bool = False
+    train: bool = True
 
 
 @dataclass(frozen=True)
@@ -200,6 +202,18 @@ def read_stop(value: object, name: str = "stop") -> tuple[str, ...]:
     if isinstance(stops, (list, tuple)) and all(isinstance(s, str) and s for s in stops):
         return tuple(stops)
     raise malformed(name, "a non-empty string or a list of them", value)
+
+
+def read_train(fields: Mapping[str, Any]) -> bool:
+    """What the field ``evert`` says of the training: {"train": false}; True when it is absent.
+
+    Raises:
+        openai.BadRequestError: It is no object, or says anything else.
+    """
+    own = read_object(fields.get("evert"), "evert") or {}
+    if not {*own} <= {"train"} or not isinstance(own.get("train", True), bool):
+        raise malformed("evert", '{"train": true} or {"train": false}', own)
+    return bool(own.get("train", True))
 
 
 def json_object(text: str | bytes) -> dict[str, Any] | None:

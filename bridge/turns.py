@@ -15,7 +15,13 @@ from typing import Any, TypeAlias
 import openai
 from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.renderers.base import Message
-from tinker_cookbook.rl.types import Logs, Metrics, Observation, StopReason
+from tinker_cookbook.rl.types import (
+    PARSE_ERROR_MASKED_METRIC_KEY,
+    Logs,
+    Metrics,
+    Observation,
+    StopReason,
+)
 
 from evert.bridge.actions import (
     FormatRetries,
@@ -43,6 +49,10 @@ logger = logging.getLogger(__name__)
 
 MAX_REFUSALS = 8
 """Requests refused one after the other before we hold that the agent cannot cope."""
+
+UNTRAINED: Metrics = {PARSE_ERROR_MASKED_METRIC_KEY: 1.0, "untrained": 1.0}
+"""Metrics of a turn that is not to be learned from: ``trajectory_to_data`` masks it by the first,
+whose name says what the Cookbook does the same for."""
 
 
 @dataclass(slots=True)
@@ -135,6 +145,8 @@ class Turns:
         """Give the agent the reply, or ask for another one; on to the next prompt or the end."""
         self.account.turns += 1
         call = outstanding.call
+        if not call.request.train:
+            turn.metrics |= UNTRAINED
         if turn.truncated and self._settings.on_truncation == "end":
             await self.close()
             return self.account.cut()

@@ -22,6 +22,7 @@ from evert.bridge.requests import (
     read_object,
     read_stop,
     read_tool_list,
+    read_train,
     unexpected,
 )
 
@@ -59,6 +60,7 @@ class AnthropicMessages(Dialect):
             read_stop(body.get("stop_sequences"), "stop_sequences"),
             read_format_field(_format_of(body), forced_tools(kind, named, tools), "output_config"),
             may_call=kind != "none",
+            train=read_train(body),
         )
 
     def write(

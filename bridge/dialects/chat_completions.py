@@ -37,6 +37,7 @@ from evert.bridge.requests import (
     read_object,
     read_stop,
     read_tool_list,
+    read_train,
 )
 
 FIELDS = field_policy("chat_completions")
@@ -75,6 +76,7 @@ def read(fields: Mapping[str, Any], default_model: str, *, strict: bool = False)
         ),
         may_call=choice != "none",
         logprobs=read_flag(fields, "logprobs"),
+        train=read_train(fields),
     )
 
 

@@ -31,6 +31,7 @@ from evert.bridge.requests import (
     read_messages,
     read_model,
     read_stop,
+    read_train,
 )
 
 FIELDS = field_policy("gemini")
@@ -110,6 +111,7 @@ class Gemini(Dialect):
             _read_format(config, must_call),
             may_call=may_call,
             logprobs=read_flag(config, "responseLogprobs"),
+            train=read_train(fields),
         )
 
     def write(

@@ -27,6 +27,7 @@ from evert.bridge.requests import (
     read_model,
     read_object,
     read_tool_list,
+    read_train,
     unexpected,
 )
 
@@ -66,6 +67,7 @@ class Responses(Dialect):
             read_format_field(text.get("format"), _must_call(choice, tools), "text.format"),
             may_call=choice != "none",
             logprobs=LOGPROBS in _included(body.get("include")),
+            train=read_train(body),
         )
 
     def _messages(self, body: Mapping[str, Any]) -> list[Any]:

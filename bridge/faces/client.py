@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Self
 from openai.types.chat import ChatCompletion
 
 from evert.bridge.agent import reward_of
-from evert.bridge.dialects.chat_completions import completion, read
+from evert.bridge.dialects.chat_completions import FIELDS, completion, read
 from evert.bridge.faces.endpoint import Endpoint
 from evert.bridge.faces.sdks import open_genai, open_sdk
 from evert.bridge.faces.transport import Transport
 from evert.bridge.messages import Reply
-from evert.bridge.requests import ChatRequest, bad_request
+from evert.bridge.requests import ChatRequest, bad_request, read_object
 
 if TYPE_CHECKING:
     from anthropic import Anthropic, AsyncAnthropic
@@ -68,6 +68,16 @@ class _Handle:
             InvalidAgentError: The episode has no such seat.
         """
         return type(self)(self._endpoint.seat(name))
+
+    @property
+    def untrained(self) -> Self:
+        """This client, for calls that are not to be learned from: a summary, a check, a judgement.
+
+        The policy samples them as any other, but their tokens have no weight in the training data.
+        All that is made of it (``openai``, ``anthropic``, ``transport``, ``base_url``) does the
+        same. One call alone: ``extra_body={"evert": {"train": False}}``.
+        """
+        return type(self)(self._endpoint.untrained)
 
     # -- real SDKs and endpoints -----------------------------------------------------------------
 
@@ -190,7 +200,7 @@ class AsyncChat(_Chat):
             EnvClosedError: The rollout was given up.
             EpisodeEndedError: The agent function has already returned.
         """
-        request = _read(fields, self._endpoint.model)
+        request = _read(fields, self._endpoint)
         return self._completion(await self._endpoint.episode.call(request), request)
 
 
@@ -204,15 +214,18 @@ class BlockingChat(_Chat):
             openai.BadRequestError, EnvClosedError, EpisodeEndedError: As ``AsyncChat.create``.
             BlockingCallError: Called on the Env's own event loop, which has to answer it.
         """
-        request = _read(fields, self._endpoint.model)
+        request = _read(fields, self._endpoint)
         return self._completion(self._endpoint.episode.call_blocking(request), request)
 
 
-def _read(fields: dict[str, Any], model: str) -> ChatRequest:
+def _read(fields: dict[str, Any], endpoint: Endpoint) -> ChatRequest:
     if fields.get("stream") is True:
         raise bad_request(
             "'stream'=True: this handle answers at once and whole. Take client.openai, the SDK's "
             "own client, to stream.",
             param="stream",
         )
-    return read(fields, model, strict=True)
+    if extra := read_object(fields.get("extra_body"), "extra_body"):
+        FIELDS.check(fields, strict=True)
+        fields = {**fields, **extra}  # as the SDK does
+    return endpoint.asked(read(fields, endpoint.model, strict=not extra))

@@ -13,12 +13,14 @@ agent's SDK raises its own exception. An episode that is over is a 400 as well, 
 passes unharmed through every framework; an agent that goes on calling gets ``AgentAborted``.
 """
 
+import copy
 import itertools
 import json
 import secrets
 import socket
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -128,6 +130,7 @@ class Endpoint:
         renderer: Of the policy, to count tokens.
 
     Attributes:
+        trains: Whether the replies are to be learned from, unless a call says otherwise.
         addresses: Where it is served, by host (``server.py``).
     """
 
@@ -138,6 +141,7 @@ class Endpoint:
         self.inbox = inbox
         self.model = model
         self.renderer = renderer
+        self.trains = True
         self.addresses: dict[str, Any] = {}
         self._seats: dict[str, Endpoint] = {}
         self._numbers = itertools.count()
@@ -163,7 +167,18 @@ class Endpoint:
             seat = Endpoint(self.episode, seats[name], seat_model(name), self.renderer)
             seat._seats = self._seats
             self._seats[name] = seat
-        return self._seats[name]
+        return self._seats[name] if self.trains else self._seats[name].untrained
+
+    @cached_property
+    def untrained(self) -> "Endpoint":
+        """The same API, whose replies are not to be learned from."""
+        other = copy.copy(self)
+        other.trains, other.addresses = False, {}
+        return other
+
+    def asked(self, request: ChatRequest) -> ChatRequest:
+        """A request as it is made here."""
+        return request if self.trains else replace(request, train=False)
 
     def new_id(self) -> str:
         """An id for a reply, unlike any other."""
@@ -175,6 +190,8 @@ class Endpoint:
 
     def serves(self, url: str, content: bytes) -> bool:
         """Whether a request names a model that is answered here; a name that is not is noted."""
+        if "untrained" in vars(self) and self.untrained._is_own(url):
+            return False  # the key says by which of the two it comes, and the server reads it
         model, routes = self._model(url, content), self.episode.routes
         if isinstance(model, str) and not routes.knows(model) and not self._is_own(url):
             routes.strangers[model] = None
@@ -248,7 +265,7 @@ class Endpoint:
             return _not_found(method, path)
         try:
             body = dialect.addressed(path, read_body(content))
-            request = dialect.read(body)
+            request = self.asked(dialect.read(body))
         except openai.BadRequestError as error:
             return _refusal(dialect, error)
         if path.endswith(COUNTS):
