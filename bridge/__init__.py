@@ -37,6 +37,7 @@ Read in this order:
     turns.py         from an action to the next prompt
     env.py           ChatAgentEnv: all of it as an Env
     seats.py         agents with several trained roles
+    seeds.py         seeds of episodes
     group.py         groups of episodes
     dataset.py       batches of groups
     sequences.py     a trajectory as plain token sequences

@@ -18,6 +18,7 @@ from evert.bridge.group import Batch, ChatAgentGroupBuilder, GroupOptions, Group
 from evert.bridge.imports import resolve
 from evert.bridge.models import RemoteModel
 from evert.bridge.options import EnvOptions
+from evert.bridge.seeds import seed_of
 from evert.bridge.weights import TinkerModel, context_length_here
 
 
@@ -31,7 +32,8 @@ class AgentDataset(RLDataset):
         group_size: Episodes a group.
         epochs: How often the tasks are gone through.
         shuffle: Whether each epoch has an order of its own; the same for the same seed.
-        seed: Of the shuffling.
+        seed: Of the shuffling, and of what agents draw (``client.seed``), with the batch, the task
+            and the number of the episode in its group; in tests without the batch.
         held_out: Whether the tasks are for tests. Else its groups are for training, where one that
             nothing can be learned from is dropped (``ChatAgentGroupBuilder.batch``).
         **options: Further ones of ``ChatAgentGroupBuilder``, those of ``ChatAgentEnv`` included.
@@ -85,8 +87,9 @@ class AgentDataset(RLDataset):
         epoch, batch = divmod(index, self._batches_per_epoch)
         order = self._order(epoch)[batch * self.batch_size : (batch + 1) * self.batch_size]
         groups = [self._group(number) for number in order]
-        if not self.held_out:
-            for group in groups:
+        for group, number in zip(groups, order, strict=True):
+            group.seed = seed_of(self.seed, "test" if self.held_out else index, number)
+            if not self.held_out:
                 group.batch = Batch(index, len(groups))
         return groups
 
@@ -151,7 +154,7 @@ class AgentDatasetBuilder(RLDatasetBuilder):
     test_group_size: int = chz.field(default=1, doc="Episodes a task in tests.")
     epochs: int = chz.field(default=1, doc="How often the training tasks are gone through.")
     shuffle: bool = chz.field(default=True, doc="Whether training tasks are shuffled.")
-    seed: int = chz.field(default=0, doc="Seed of the shuffling.")
+    seed: int = chz.field(default=0, doc="Seed of the shuffling, and of what agents draw.")
     model_name: str = chz.field(default=BASE_MODEL, doc="Model whose tokenizer is used.")
     renderer_name: str = chz.field(default=BASE_RENDERER, doc="Cookbook renderer.")
     limits: RolloutLimits | None = chz.field(default=None, doc="Budgets of an episode.")

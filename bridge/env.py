@@ -54,6 +54,7 @@ class ChatAgentEnv(Env):
         agent: ``(client)`` or ``(client, task)``; ``async def`` or a plain function, which then
             runs in a thread of its own. Its return value is the reward (or an ``Outcome``).
         task: Handed to the agent. Left out: the agent takes the client only.
+        seed: Of what the agent draws (``client.seed``, ``client.rng``); None: another each time.
         **options: ``renderer``, ``policy_names``, ``limits``, ``context_length``,
             ``agent_timeout``, ``on_agent_error``, ``on_truncation``, ``parse_error_policy``,
             ``context_overflow_reward``, ``close_timeout``, ``models``, ``format_retries``,
@@ -75,7 +76,14 @@ class ChatAgentEnv(Env):
     ``cleanup`` does).
     """
 
-    def __init__(self, agent: Agent, task: object = NO_TASK, **options: Unpack[EnvOptions]) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        task: object = NO_TASK,
+        *,
+        seed: int | None = None,
+        **options: Unpack[EnvOptions],
+    ) -> None:
         self._form = inspect_agent(agent, task)
         self._options = options
         self._settings = settings = settings_of({**own_options(agent), **options})
@@ -84,6 +92,7 @@ class ChatAgentEnv(Env):
             settings.models or {}, settings.names, self._renderer, settings.image_hosts
         )
         self._task = task
+        self._seed = seed
         self._turns = Turns(self._form.name, settings, self._renderer)
         self._outstanding: Outstanding | None = None
         self.agent = agent
@@ -193,8 +202,8 @@ class ChatAgentEnv(Env):
     # -- what users read -------------------------------------------------------------------------
 
     def renewed(self) -> "ChatAgentEnv":
-        """A new episode of the same agent, task and options."""
-        return ChatAgentEnv(self.agent, self._task, **self._options)
+        """A new episode of the same agent, task, seed and options."""
+        return ChatAgentEnv(self.agent, self._task, seed=self._seed, **self._options)
 
     @property
     def renderer(self) -> Renderer:
@@ -260,7 +269,8 @@ class ChatAgentEnv(Env):
     async def _begin(self) -> tuple[Episode, Inbox]:
         """Start the agent; the episode, and the inbox that this Env reads."""
         loop = asyncio.get_running_loop()
-        episode = Episode(self._form, loop, [self._settings.names], self._frozen)
+        roles = [self._settings.names]
+        episode = Episode(self._form, loop, roles, self._frozen, self._seed)
         self._start(episode)
         return episode, episode.inboxes[0]
 

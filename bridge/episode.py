@@ -36,6 +36,7 @@ from evert.bridge.inbox import AgentEnd, Inbox, ParkedCall
 from evert.bridge.messages import Reply
 from evert.bridge.requests import ChatRequest
 from evert.bridge.routes import FrozenAnswer, Routes
+from evert.bridge.seeds import Draws
 
 REFUSALS_BEFORE_ABORT = 3
 """Calls made after the end before an agent that goes on calling gets ``AgentAborted``."""
@@ -60,8 +61,10 @@ class Episode:
         loop: The Env's event loop.
         roles: The model names of each trained role; one role, or one a seat.
         frozen: What answers the calls to models that are not trained, by name.
+        seed: Of what the agent draws; None: one that nobody knows.
 
     Attributes:
+        draws: What the agent draws from.
         life: Running, ended or closed.
         inboxes: One a role, in the order of ``roles``.
         routes: Who answers which model name.
@@ -75,7 +78,9 @@ class Episode:
         loop: asyncio.AbstractEventLoop,
         roles: Sequence[Sequence[str]],
         frozen: Mapping[str, FrozenAnswer] | None = None,
+        seed: int | None = None,
     ) -> None:
+        self.draws = Draws(seed)
         self.form = form
         self.loop = loop
         self.life = Life.RUNNING

@@ -28,6 +28,7 @@ from evert.bridge.errors import InvalidAgentError, InvalidDatasetError, repr_of
 from evert.bridge.imports import resolve
 from evert.bridge.options import EnvOptions
 from evert.bridge.seats import SeatEnv, SeatGroup, check_seats
+from evert.bridge.seeds import seed_of
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +96,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
             Env a seat, side by side (``seats.py``). Empty: one policy.
         group_reward: Further rewards that compare the trajectories.
         tags: Names under which the Cookbook aggregates metrics.
+        seed: Of what its episodes draw, each its own; None: another each time.
         **options: Of ``ChatAgentEnv``.
 
     Attributes:
@@ -115,6 +117,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         seats: Sequence[str] = (),
         group_reward: GroupReward | None = None,
         tags: Sequence[str] = (),
+        seed: int | None = None,
         **options: Unpack[EnvOptions],
     ) -> None:
         self.agent = load_agent(agent)
@@ -128,9 +131,11 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         self.seats = tuple(seats)
         self.group_reward = group_reward
         self.tags = list(tags)
+        self.seed = seed
         self.options = options
         self.batch: Batch | None = None
         self._envs: list[ChatAgentEnv] = []
+        self._members = 0
         self._seat_group: SeatGroup | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -141,7 +146,8 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
 
     def state(self) -> dict[str, Any]:
         """What goes to another process by a pickler that takes functions of every kind along."""
-        return {**self.__dict__, "_envs": [], "_seat_group": None}  # episodes stay where they run
+        # Episodes stay where they run.
+        return {**self.__dict__, "_envs": [], "_seat_group": None, "_members": 0}
 
     async def make_envs(self) -> Sequence[Env]:
         """New environments; ``cleanup`` closes them all.
@@ -152,16 +158,23 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         envs: list[ChatAgentEnv]
         if not self.seats:
             envs = [
-                ChatAgentEnv(self.agent, self.task, **self.options) for _ in range(self.group_size)
+                ChatAgentEnv(self.agent, self.task, seed=self._next_seed(), **self.options)
+                for _ in range(self.group_size)
             ]
         elif self._seat_group is None:
             group = SeatGroup(self.agent, self.seats, self.task, self.options)
-            envs = [env for _ in range(self.group_size) for env in group.new_episode()]
+            episodes = [group.new_episode(self._next_seed()) for _ in range(self.group_size)]
+            envs = [env for episode in episodes for env in episode]
             self._seat_group = group
         else:
-            envs = [self._seat_group.next_seat()]
+            envs = [self._seat_group.next_seat(self._next_seed())]
         self._envs += envs
         return envs
+
+    def _next_seed(self) -> int | None:
+        """The seed of the group's next episode; one that is played again has another."""
+        self._members += 1
+        return None if self.seed is None else seed_of(self.seed, self._members - 1)
 
     async def compute_group_rewards(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
@@ -215,7 +228,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
 
     async def cleanup(self) -> None:
         """Close every environment made so far; never raises."""
-        envs, self._envs, self._seat_group = self._envs, [], None
+        envs, self._envs, self._seat_group, self._members = self._envs, [], None, 0
         results = await asyncio.gather(*(env.close() for env in envs), return_exceptions=True)
         for result in results:
             if isinstance(result, Exception):

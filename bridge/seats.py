@@ -65,7 +65,12 @@ def check_seats(seats: Sequence[str]) -> None:
 
 
 def seat_envs(
-    agent: Agent, seats: Sequence[str], task: object = NO_TASK, **options: Unpack[EnvOptions]
+    agent: Agent,
+    seats: Sequence[str],
+    task: object = NO_TASK,
+    *,
+    seed: int | None = None,
+    **options: Unpack[EnvOptions],
 ) -> "list[SeatEnv]":
     """The Envs of one episode, one a seat. They must be played at the same time.
 
@@ -73,11 +78,16 @@ def seat_envs(
         InvalidDatasetError: The seats are not two or more different names.
         InvalidAgentError, RendererMismatchError: As ``ChatAgentEnv``.
     """
-    return SeatGroup(agent, seats, task, options).new_episode()
+    return SeatGroup(agent, seats, task, options).new_episode(seed)
 
 
 def episode_envs(
-    agent: Agent, task: object, seats: Sequence[str], **options: Unpack[EnvOptions]
+    agent: Agent,
+    task: object,
+    seats: Sequence[str],
+    *,
+    seed: int | None = None,
+    **options: Unpack[EnvOptions],
 ) -> list[ChatAgentEnv]:
     """The Envs of one episode: one, or one a seat where there are seats.
 
@@ -85,8 +95,8 @@ def episode_envs(
         EvertError: As ``ChatAgentEnv`` and ``seat_envs``.
     """
     if seats:
-        return [*seat_envs(agent, seats, task, **options)]
-    return [ChatAgentEnv(agent, task, **options)]
+        return [*seat_envs(agent, seats, task, seed=seed, **options)]
+    return [ChatAgentEnv(agent, task, seed=seed, **options)]
 
 
 class SeatGroup:
@@ -118,21 +128,21 @@ class SeatGroup:
         self._owed: list[SeatEnv] = []
         self._waits: dict[SeatEnv, bool] = {}  # of each that is not over: waits it for others?
 
-    def new_episode(self) -> "list[SeatEnv]":
+    def new_episode(self, seed: int | None = None) -> "list[SeatEnv]":
         """The Envs of a new episode, one a seat."""
-        envs = self._new_envs()
+        envs = self._new_envs(seed)
         self._waits.update(dict.fromkeys(envs, False))
         return envs
 
-    def next_seat(self) -> "SeatEnv":
+    def next_seat(self, seed: int | None = None) -> "SeatEnv":
         """One Env to play in the place of one that failed: the next seat of a new episode."""
-        self._owed = self._owed or self._new_envs()
+        self._owed = self._owed or self._new_envs(seed)
         env = self._owed.pop(0)
         self._waits[env] = False
         return env
 
-    def _new_envs(self) -> "list[SeatEnv]":
-        table = _Table(self._seats)
+    def _new_envs(self, seed: int | None) -> "list[SeatEnv]":
+        table = _Table(self._seats, seed)
         return [SeatEnv(self, table, seat, *self._made_of) for seat in self._seats]
 
     def waits(self, env: "SeatEnv") -> None:
@@ -163,8 +173,9 @@ class SeatGroup:
 class _Table:
     """What the seats of one episode share: who has arrived, and the episode once all have."""
 
-    def __init__(self, seats: tuple[str, ...]) -> None:
+    def __init__(self, seats: tuple[str, ...], seed: int | None) -> None:
         self.seats = seats
+        self.seed = seed
         self.taken: set[str] = set()
         self.episode: Episode | None = None
         self._settled = asyncio.Event()
@@ -242,7 +253,7 @@ class SeatEnv(ChatAgentEnv):
         if table.may_begin:
             roles = [[seat_model(seat)] for seat in table.seats]
             loop = asyncio.get_running_loop()
-            table.episode = Episode(self._form, loop, roles, self._frozen)
+            table.episode = Episode(self._form, loop, roles, self._frozen, table.seed)
             self._start(table.episode)
             table.settle()
             self._group.begins(table)

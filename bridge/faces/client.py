@@ -7,6 +7,7 @@ frameworks and an address for other processes; both take rewards, logs and metri
 agent.
 """
 
+import random
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
@@ -78,6 +79,27 @@ class _Handle:
         same. One call alone: ``extra_body={"evert": {"train": False}}``.
         """
         return type(self)(self._endpoint.untrained)
+
+    # -- what it draws ---------------------------------------------------------------------------
+
+    @property
+    def seed(self) -> int:
+        """The episode's seed, for generators of the agent's own: at least 0, below 2**32.
+
+        A dataset makes it of its own seed, the step, the task and the number of the episode in its
+        group; an Env that was given none draws one.
+        """
+        return self._endpoint.episode.draws.seed
+
+    @property
+    def rng(self) -> random.Random:
+        """A generator that begins with ``seed``: one an episode, whichever client is asked.
+
+        It is ``random.Random``, since agents draw from lists and put what they draw into messages
+        and tool calls, where NumPy's numbers are no JSON. For arrays there is
+        ``numpy.random.default_rng(client.seed)``. Threads that share it share the order, too.
+        """
+        return self._endpoint.episode.draws.rng
 
     # -- real SDKs and endpoints -----------------------------------------------------------------
 

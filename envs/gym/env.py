@@ -20,6 +20,7 @@ from evert.bridge.env import ChatAgentEnv
 from evert.bridge.group import load_agent
 from evert.bridge.options import EnvOptions
 from evert.bridge.rendering import prompt_renderer
+from evert.bridge.seeds import seed_of
 from evert.envs.gym.arguments import (
     EnvArgumentError,
     is_same_task,
@@ -134,6 +135,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         self._loop: Loop | None = None
         self._episode: Episode | None = None
         self._task: Any = NO_TASK
+        self._played = -1
         self._moment: Moment | None = None
         self._total = 0.0
         self._screen = Screen()
@@ -152,7 +154,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         """Give up the running episode, if any, and start one.
 
         Args:
-            seed: Seed of the generator that draws tasks.
+            seed: Seed of the generator that draws tasks, and of what the agent draws.
             options: ``{"task": task}`` takes this task instead of a drawn one.
 
         Raises:
@@ -161,11 +163,13 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
             AgentError, AgentTimeoutError, RewardError: As ``ChatAgentEnv``.
         """
         super().reset(seed=seed)
+        self._played = 0 if seed is not None else self._played + 1
         self._task = self._choose_task(options or {})
         self._end_episode("its start failed")
         if self._loop is None:
             self._loop = Loop(self)
-        env = ChatAgentEnv(self._agent, self._task, **self._options)
+        own_seed = seed_of(self.np_random_seed, self._played)
+        env = ChatAgentEnv(self._agent, self._task, seed=own_seed, **self._options)
         episode = self._episode = Episode(env, self._renderer)
         self._loop.at_end = episode.close
         self._total = 0.0

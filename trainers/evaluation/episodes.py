@@ -234,7 +234,7 @@ async def play(
 async def _play_one(episode: Episode, task: Any, player: Player, success: float) -> Episode:
     draws = episode.draws
     options = _seeded(player.options, draws)
-    envs = episode_envs(player.agent(draws), task, player.seats, **options)
+    envs = episode_envs(player.agent(draws), task, player.seats, seed=draws, **options)
     rollouts = [
         do_single_rollout(player.policy(env, _seat_seed(draws, number)), env)
         for number, env in enumerate(envs)
