@@ -39,6 +39,7 @@ Read in this order:
     seats.py         agents with several trained roles
     seeds.py         seeds of episodes
     group.py         groups of episodes
+    credit.py        an advantage for every sampled token
     dataset.py       batches of groups
     sequences.py     a trajectory as plain token sequences
     scripted.py      a policy of given texts

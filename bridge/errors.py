@@ -16,6 +16,7 @@
     ├── RendererMismatchError  (ValueError)    a renderer cannot do what a conversation needs
     ├── BlockingCallError      (RuntimeError)  a blocking model call on the loop that answers it
     ├── InvalidDatasetError    (ValueError)    tasks or sizes that make no dataset
+    ├── AdvantagesError        (ValueError)    advantages that do not fit the episodes
     └── EnvCheckError          (RuntimeError)  ``check_env`` found a broken rule
 
 Three ends are three classes: *ended* (the agent is done), *closed* (somebody gave up on it) and
@@ -114,6 +115,10 @@ class MissingPackageError(EvertError, ImportError):
 
 class InvalidDatasetError(EvertError, ValueError):
     """The tasks or sizes given do not make a dataset."""
+
+
+class AdvantagesError(EvertError, ValueError):
+    """Advantages do not have the shape of the episodes they are for, or are no numbers."""
 
 
 class EnvCheckError(EvertError, RuntimeError):

@@ -44,6 +44,7 @@ SUBFOLDERS = (
     "trainers/engine/store",
     "trainers/engine/training",
     "trainers/evaluation",
+    "trainers/loop",
     "trainers/reporting",
     "trainers/reporting/figures",
     "trainers/runs",

@@ -2,9 +2,11 @@
 from evert import agents as agents
 from evert.bridge.agent import Outcome as Outcome
 from evert.bridge.check import check_env as check_env
+from evert.bridge.credit import Group as Group
 from evert.bridge.dataset import AgentDataset as AgentDataset
 from evert.bridge.dataset import AgentDatasetBuilder as AgentDatasetBuilder
 from evert.bridge.env import ChatAgentEnv as ChatAgentEnv
+from evert.bridge.errors import AdvantagesError as AdvantagesError
 from evert.bridge.errors import AgentAborted as AgentAborted
 from evert.bridge.errors import AgentError as AgentError
 from evert.bridge.errors import AgentTimeoutError as AgentTimeoutError
@@ -39,6 +41,8 @@ from evert.envs.games import GameError as GameError
 from evert.envs.gym.arguments import EnvArgumentError as EnvArgumentError
 from evert.envs.gym.registration import register_agent as register_agent
 from evert.trainers.engine.engine import embedded_engine as embedded_engine
+from evert.trainers.loop.batch import Batch as Batch
+from evert.trainers.loop.rollout import rollout as rollout
 from evert.trainers.serving.policy import ServedPolicy as ServedPolicy
 from evert.trainers.serving.service import PolicyService as PolicyService
 from evert.trainers.train import train as train

@@ -240,7 +240,7 @@ async def _play_one(episode: Episode, task: Any, player: Player, success: float)
         for number, env in enumerate(envs)
     ]
     try:
-        trajectories = await _all(rollouts)
+        trajectories = await together(rollouts)
     except EvertError as error:
         failure = failure_of(error)
         if failure is None:
@@ -271,7 +271,7 @@ def _seat_seed(draws: int, number: int) -> int:
     return (draws + 1_000_003 * number) % 2**31
 
 
-async def _all(rollouts: Sequence[Coroutine[Any, Any, Trajectory]]) -> list[Trajectory]:
+async def together(rollouts: Sequence[Coroutine[Any, Any, Trajectory]]) -> list[Trajectory]:
     """The trajectories of an episode's seats, side by side; an agent's failure is at every seat."""
     found = await asyncio.gather(*rollouts, return_exceptions=True)
     errors = [each for each in found if isinstance(each, BaseException)]

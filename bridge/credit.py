@@ -1,0 +1,237 @@
+"""Credit: from what the episodes of a task earned to an advantage for every sampled token.
+
+    Group             the episodes of one task at one seat: what they earned, by episode and by turn
+    token_advantages  "group", numbers by episode, turn or token, or a function -> by token
+    spread            numbers of whatever depth -> one for each token, or an error with both shapes
+
+A turn is a model call, in the order in which the calls were answered. Letters of shapes: P tasks, G
+episodes a task, T turns of the longest episode, N tokens of the longest reply. What is shorter is
+padded with NaN where it is handed out; where it is handed in it may be padded or not.
+"""
+
+import math
+import numbers
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from tinker_cookbook.rl.types import Trajectory, Transition
+
+from evert.bridge.agent import agent_name
+from evert.bridge.errors import AdvantagesError, repr_of
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+ByToken: TypeAlias = list[list[list[float]]]
+"""[G][turns][tokens]: an advantage for every sampled token of a group."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The episodes of one task at one seat, as a function that gives advantages sees them.
+
+    Episodes that failed are not in it. G is the number of those that did not.
+
+    Attributes:
+        task: What the agent was handed.
+        trajectories: G of them, as they are trained on: turns that continue each other stand side
+            by side.
+        turns: [G], the same transitions in the order in which they were played.
+        final_rewards: [G], what comparing the group added to what each earned.
+        seat: The role; "" where the agent has one.
+    """
+
+    task: Any
+    trajectories: Sequence[Trajectory]
+    turns: Sequence[Sequence[Transition]]
+    final_rewards: Sequence[float]
+    seat: str = ""
+
+    @cached_property
+    def rewards(self) -> Floats:
+        """[G]: all that each episode earned."""
+        earned = [[turn.reward for turn in turns] for turns in self.turns]
+        pairs = zip(earned, self.final_rewards, strict=True)
+        return np.asarray([math.fsum([*each, final]) for each, final in pairs])
+
+    @cached_property
+    def turn_rewards(self) -> Floats:
+        """[G, T]: what each turn earned; the last one's holds the ``final_rewards``."""
+        rows = [[turn.reward for turn in turns] for turns in self.turns]
+        for row, final in zip(rows, self.final_rewards, strict=True):
+            row[-1:] = [last + final for last in row[-1:]]
+        return padded(rows)
+
+    def returns(self, gamma: float = 1.0) -> Floats:
+        """[G, T]: what each turn and those after it earned, ``gamma`` times less for each later.
+
+        Args:
+            gamma: From 0, a turn's own reward, to 1, the sum of all from it on.
+
+        Raises:
+            AdvantagesError: It is no number from 0 to 1.
+        """
+        if not isinstance(gamma, numbers.Real) or not 0 <= gamma <= 1:
+            raise AdvantagesError(
+                f"gamma is {repr_of(gamma)}; expected a number from 0 (each turn has its own "
+                "reward alone) to 1 (and all that came after it), or None for the whole episode's."
+            )
+        found = self.turn_rewards.copy()
+        for turn in reversed(range(found.shape[1] - 1)):
+            found[:, turn] += gamma * np.nan_to_num(found[:, turn + 1])
+        return found
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        """[G][turns]: how many tokens were sampled."""
+        return [[len(turn.ac.tokens) for turn in turns] for turns in self.turns]
+
+
+Advantages: TypeAlias = Literal["group"] | Callable[[Group], Any]
+"""How a group's advantages come about: "group", or a function that gives them."""
+
+
+def padded(rows: Sequence[Sequence[float]]) -> Floats:
+    """Rows as one array, as wide as the longest; NaN where a row is over."""
+    whole = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
+    for number, row in enumerate(rows):
+        whole[number, : len(row)] = row
+    return whole
+
+
+def token_advantages(
+    group: Group, advantages: Advantages = "group", gamma: float | None = None
+) -> ByToken:
+    """The advantage of every sampled token of a group.
+
+    Args:
+        group: The group.
+        advantages: "group": what an episode earned, less the group's mean, for all of its tokens;
+            with ``gamma``, for each turn its return less the mean of the same turn in the group. Or
+            a function from the group to numbers by episode [G], by turn [G, T] or by token
+            [G, T, N]: lists or arrays, each row as long as its episode or padded.
+        gamma: Of the returns by turn; None: all turns have the whole episode's.
+
+    Raises:
+        AdvantagesError: It is neither; or the function returned another shape, or NaN.
+    """
+    values: Any
+    if callable(advantages):
+        check_gamma(gamma)
+        what, values = f"What {agent_name(advantages)} returned", advantages(group)
+    elif advantages == "group":
+        earned = group.rewards if gamma is None else group.returns(gamma)
+        what, values = "advantages", earned - np.nanmean(earned, axis=0)
+    else:
+        raise AdvantagesError(
+            f'advantages is {repr_of(advantages)}; expected "group" (rewards less their mean), or '
+            "a function from a group to numbers by episode, turn or token."
+        )
+    found: ByToken = spread(values, group.tokens, what, "G")
+    return found
+
+
+def check_gamma(gamma: float | None) -> None:
+    """Check that none was given where it would mean nothing.
+
+    Raises:
+        AdvantagesError: One was.
+    """
+    if gamma is not None:
+        raise AdvantagesError(
+            f'gamma={gamma!r} goes with advantages="group"; numbers or a function of your own hold '
+            "the credit of each turn already (Group.returns(gamma) has discounted returns)."
+        )
+
+
+# -- shapes --------------------------------------------------------------------------------------
+
+
+def spread(values: Any, tokens: Any, what: str, letters: str) -> Any:
+    """Numbers of whatever depth as one for each token.
+
+    Args:
+        values: Nested lists or an array.
+        tokens: Nested lists of token counts, by turn: [G][turns] or [P][G][turns].
+        what: What to call the values in a message: "advantages".
+        letters: Of the dimensions that must be there: "G", or "PG".
+
+    Returns:
+        Lists like ``tokens``, with a list of floats in the place of each count.
+
+    Raises:
+        AdvantagesError: They have another shape, or are not finite where there is a token.
+    """
+    widths = _widths(tokens)
+    values = _listed(values)
+    try:
+        return _fit(values, tokens, widths, len(letters))
+    except IndexError:
+        depths = range(len(letters), len(letters) + 3)
+        names = f"{letters}TN"
+        fits = [f"[{', '.join(names[:n])}] = {tuple(widths[:n])}" for n in depths]
+        raise AdvantagesError(
+            f"{what}: got the shape {_shape(values)}; expected {fits[0]}, by episode, {fits[1]}, "
+            f"by turn, or {fits[2]}, by token. A row may be as long as its own episode has turns, "
+            "or its turn tokens."
+        ) from None
+    except (TypeError, ValueError) as error:
+        raise AdvantagesError(f"{what}: {error}") from error
+
+
+def _widths(tokens: Any) -> list[int]:
+    """The longest of each dimension."""
+    level, widths = [tokens], []
+    while level and isinstance(level[0], list):
+        widths.append(max(map(len, level)))
+        level = [each for row in level for each in row]
+    return [*widths, max(level, default=0)]
+
+
+def _fit(values: Any, tokens: Any, widths: Sequence[int], least: int) -> Any:
+    """The values in the form of the tokens; an IndexError if they do not have it."""
+    if not isinstance(values, list):
+        if least > 0:
+            raise IndexError
+        return _filled(values, tokens)
+    if not widths:
+        raise IndexError
+    inner = [None] * tokens if isinstance(tokens, int) else tokens
+    if len(values) not in (len(inner), widths[0]):
+        raise IndexError
+    return [
+        _fit(value, each, widths[1:], least - 1) for value, each in zip(values, inner, strict=False)
+    ]
+
+
+def _filled(value: Any, tokens: Any) -> Any:
+    """One number for all that is below."""
+    if isinstance(tokens, list):
+        return [_filled(value, each) for each in tokens]
+    if tokens == 0:
+        return []
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+        raise ValueError(f"one is {repr_of(value)}; expected finite numbers.")
+    return float(value) if tokens is None else [float(value)] * tokens
+
+
+def _listed(values: Any) -> Any:
+    """Arrays, tensors and tuples as lists, wherever they stand."""
+    if hasattr(values, "tolist"):
+        return values.tolist()
+    if isinstance(values, Sequence) and not isinstance(values, str):
+        return [_listed(value) for value in values]
+    return values
+
+
+def _shape(values: Any) -> str:
+    """The shape of nested lists, in words: "(2, 4)", or "(2, 1 to 4)" where rows differ."""
+    level, sizes = [values], list[str]()
+    while level and all(isinstance(each, list) for each in level):
+        lengths = sorted({len(each) for each in level})
+        sizes.append(" to ".join(map(str, dict.fromkeys([lengths[0], lengths[-1]]))))
+        level = [each for row in level for each in row]
+    return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"

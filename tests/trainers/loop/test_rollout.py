@@ -1,0 +1,301 @@
+"""``evert.rollout``: the episodes of some tasks as arrays, and data for ``forward_backward``.
+
+1. Rewards come by episode and by turn, in the order in which turns were played.
+2. Data hold each sampled token once, with its advantage.
+3. Each seat has its own rewards, baseline and policy.
+4. An episode that fails is left out and counted; what is no failure of an agent's is raised.
+5. A sampling client draws by the seed alone; the data are ready for its training client.
+"""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+import tinker
+from tinker_cookbook.completers import TokenCompleter
+from tinker_cookbook.rl.data_processing import assemble_training_data, compute_advantages
+from tinker_cookbook.rl.rollouts import do_group_rollout
+
+import evert
+from evert import (
+    AdvantagesError,
+    AgentError,
+    ChatAgentGroupBuilder,
+    Group,
+    InvalidDatasetError,
+    ScriptedPolicy,
+)
+
+NAN = float("nan")
+SEATS = ("player", "judge")
+
+
+async def say(client: Any, messages: list[dict[str, str]] | str) -> str:
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    completion = await client.chat.completions.create(messages=messages)
+    return str(completion.choices[0].message.content)
+
+
+async def talker(client: Any, turns: int) -> float:
+    """As many turns as the task says, each worth its number, and 10 at the end."""
+    said: list[dict[str, str]] = []
+    for number in range(turns):
+        await go_on(client, said)
+        client.reward(number)
+    return 10.0
+
+
+async def go_on(client: Any, said: list[dict[str, str]]) -> None:
+    said.append({"role": "user", "content": "go on"})
+    said.append({"role": "assistant", "content": await say(client, said)})
+
+
+async def two_speakers(client: Any, turns: int) -> float:
+    """Two conversations that alternate: their turns are trained on side by side."""
+    one: list[dict[str, str]] = [{"role": "system", "content": "one"}]
+    two: list[dict[str, str]] = [{"role": "system", "content": "two"}]
+    for number in range(turns):
+        await go_on(client, one)
+        client.reward(number)
+        await go_on(client, two)
+    return 5.0
+
+
+async def duel(client: Any, task: str) -> dict[str, float]:
+    said = await say(client.seat("player"), task)
+    await say(client.seat("judge"), f"Is it {said}?")
+    return {"player": float(len(said)), "judge": 0.5}
+
+
+def counting() -> ScriptedPolicy:
+    """Says "x", then "xx", and so on, whatever it is asked."""
+    policy = ScriptedPolicy(lambda prompt: "x" * (len(policy.actions) + 1))
+    return policy
+
+
+def advantages_of(datum: tinker.Datum) -> list[float]:
+    """Of the sampled tokens."""
+    inputs = {name: tensor.to_numpy() for name, tensor in datum.loss_fn_inputs.items()}
+    assert inputs.keys() == {"target_tokens", "logprobs", "advantages"}
+    sampled = inputs["logprobs"] != 0
+    assert not inputs["advantages"][~sampled].any()
+    return [float(value) for value in inputs["advantages"][sampled]]
+
+
+# -- 1. arrays -------------------------------------------------------------------------------------
+
+
+async def test_rewards_come_by_episode_and_by_turn() -> None:
+    batch = await evert.rollout(talker, [1, 3], ScriptedPolicy(lambda _: "so"), group_size=2)
+
+    assert batch.rewards.tolist() == [[10, 10], [13, 13]]
+    np.testing.assert_equal(batch.turn_rewards, [[[10, NAN, NAN]] * 2, [[0, 1, 12]] * 2])
+    assert batch.turns.tolist() == [[1, 1], [3, 3]]
+    assert [len(each.transitions) for each in batch.trajectories[1] if each] == [3, 3]
+    assert batch.metrics()["env/all/reward/total"] == 11.5
+    assert batch.seats == {}
+
+
+async def test_turns_are_in_the_order_of_play_and_trajectories_in_that_of_lineages() -> None:
+    batch = await evert.rollout(two_speakers, [2], counting(), group_size=1)
+
+    assert batch.turn_rewards.tolist() == [[[0, 0, 1, 5]]]
+    [[trajectory]] = batch.trajectories
+    assert trajectory is not None
+    lengths = [len(turn.ac.tokens) for turn in trajectory.transitions]
+    assert sorted(lengths) == batch.tokens[0][0] != lengths
+
+
+async def test_group_rewards_are_in_the_last_turn() -> None:
+    batch = await evert.rollout(
+        talker, [2], counting(), group_size=2, group_reward=lambda group: range(len(group))
+    )
+
+    assert batch.turn_rewards.tolist() == [[[0, 11], [0, 12]]]
+
+
+# -- 2. data ---------------------------------------------------------------------------------------
+
+
+async def test_data_are_those_of_the_cookbook_with_its_advantages() -> None:
+    builder = ChatAgentGroupBuilder(two_speakers, 3, group_size=2)
+    group = await do_group_rollout(builder, counting())
+    theirs, _ = assemble_training_data([group], compute_advantages([group]))
+
+    batch = await evert.rollout(two_speakers, [3], counting(), group_size=2)
+    ours = batch.data()
+
+    assert len(ours) == len(theirs) == 4
+    for mine, their in zip(ours, theirs, strict=True):
+        assert mine.model_input.to_ints() == their.model_input.to_ints()
+        for name, tensor in mine.loss_fn_inputs.items():
+            np.testing.assert_allclose(
+                tensor.to_numpy(), their.loss_fn_inputs[name].to_numpy(), atol=1e-6
+            )
+
+
+async def test_each_turn_has_its_own_advantage_where_its_lineage_is() -> None:
+    batch = await evert.rollout(two_speakers, [2], counting(), group_size=1)
+    one, two = batch.data([[[1, 2, 3, 4]]])
+
+    # replies of 1, 2, 3 and 4 letters in the order of play, each with an end of its turn
+    lengths = dict(zip((1, 2, 3, 4), batch.tokens[0][0], strict=True))
+    assert advantages_of(one) == [1.0] * lengths[1] + [3.0] * lengths[3]
+    assert advantages_of(two) == [2.0] * lengths[2] + [4.0] * lengths[4]
+
+
+@pytest.mark.parametrize("ragged", [True, False])
+async def test_advantages_of_ones_own_go_by_episode_turn_or_token(ragged: bool) -> None:
+    batch = await evert.rollout(talker, [1, 2], ScriptedPolicy(lambda _: "so"), group_size=2)
+    tokens = batch.tokens[0][0][0]
+    by_episode = [[1, 2], [3, 4]]
+    by_turn = [[[1], [2]], [[3, 5], [4, 6]]] if ragged else batch.turn_rewards * 0 + 1
+    by_token = [[[list(range(tokens))]] * 2, [[list(range(tokens))] * 2] * 2]
+
+    assert [advantages_of(datum) for datum in batch.data(by_episode)] == [
+        [1] * tokens,
+        [2] * tokens,
+        [3] * 2 * tokens,
+        [4] * 2 * tokens,
+    ]
+    last = advantages_of(batch.data(by_turn)[-1])
+    assert last == ([4.0] * tokens + [6.0] * tokens if ragged else [1.0] * 2 * tokens)
+    assert advantages_of(batch.data(by_token)[-1]) == [*range(tokens), *range(tokens)]
+
+
+async def test_a_function_is_asked_for_each_group() -> None:
+    def centred(group: Group) -> Any:
+        asked.append(group.task)
+        return group.rewards - group.rewards.mean()
+
+    asked: list[int] = []
+    batch = await evert.rollout(talker, [1, 2], counting(), group_size=2)
+
+    assert {value for datum in batch.data(centred) for value in advantages_of(datum)} == {0.0}
+    assert asked == [1, 2]
+
+
+async def test_a_shape_that_does_not_fit_is_named_with_those_that_would() -> None:
+    batch = await evert.rollout(talker, [1, 2], counting(), group_size=3)
+    message = r"advantages: got the shape \(2,\); expected \[P, G\] = \(2, 3\), by episode"
+    with pytest.raises(AdvantagesError, match=message):
+        batch.data([1.0, 2.0])
+
+
+# -- 3. seats --------------------------------------------------------------------------------------
+
+
+async def test_each_seat_has_its_own_rewards_and_baseline() -> None:
+    batch = await evert.rollout(duel, ["Go."], counting(), group_size=3, seats=SEATS)
+    player, judge = batch.seats["player"], batch.seats["judge"]
+
+    assert judge.rewards.tolist() == [[0.5] * 3]
+    assert len(set(player.rewards[0])) == 3
+    np.testing.assert_allclose(batch.rewards, (player.rewards + 0.5) / 2)
+    assert {value for datum in judge.data() for value in advantages_of(datum)} == {0.0}
+    means = [advantages_of(datum)[0] for datum in player.data()]
+    np.testing.assert_allclose(means, player.rewards[0] - player.rewards.mean(), atol=1e-6)
+    assert len(batch.data()) == 6
+
+
+async def test_the_curves_of_two_seats_stand_apart() -> None:
+    batch = await evert.rollout(duel, ["Go."], counting(), group_size=2, seats=SEATS)
+    metrics = batch.metrics()
+
+    assert metrics["env/judge/reward/total"] == 0.5
+    assert metrics["env/player/reward/total"] == batch.seats["player"].rewards.mean()
+
+
+async def test_each_seat_may_have_a_policy_of_its_own() -> None:
+    policies = {seat: ScriptedPolicy(lambda _, seat=seat: seat) for seat in SEATS}  # type: ignore[misc]
+    batch = await evert.rollout(duel, ["Go."], policies, group_size=2)
+
+    assert batch.seats["player"].rewards.tolist() == [[len("player")] * 2]
+    assert all("Is it player?" in prompt for prompt in policies["judge"].prompts)
+
+
+async def test_advantages_may_be_each_seats_own() -> None:
+    batch = await evert.rollout(duel, ["Go."], counting(), group_size=1, seats=SEATS)
+    data = batch.data({"player": [[2.0]], "judge": lambda group: [3.0]})
+
+    assert [set(advantages_of(datum)) for datum in data] == [{2.0}, {3.0}]
+    with pytest.raises(AdvantagesError, match="advantages are of the seats player; the batch has"):
+        batch.data({"player": "group"})
+
+
+async def test_turns_of_several_seats_are_asked_of_each() -> None:
+    batch = await evert.rollout(duel, ["Go."], counting(), group_size=1, seats=SEATS)
+    with pytest.raises(AttributeError, match=r"ask batch.seats\['player'\]"):
+        batch.turn_rewards  # noqa: B018 (the property raises)
+
+
+async def test_policies_of_other_seats_are_refused() -> None:
+    with pytest.raises(InvalidDatasetError, match="policy has the seats a; the agent's are player"):
+        await evert.rollout(duel, ["Go."], {"a": counting()}, seats=SEATS)
+
+
+# -- 4. failures -----------------------------------------------------------------------------------
+
+
+async def picky(client: Any, task: str) -> float:
+    said = await say(client, task)
+    if said == "xx":
+        raise ValueError(said)
+    return 1.0
+
+
+async def test_an_episode_that_fails_is_left_out_and_counted() -> None:
+    batch = await evert.rollout(picky, ["a"], counting(), group_size=3)
+
+    np.testing.assert_equal(batch.rewards, [[1.0, NAN, 1.0]])
+    assert batch.trajectories[0][1] is None
+    assert batch.failures.count == 1
+    assert "ValueError: xx" in batch.failures.found[0][0].error
+    assert len(batch.data([[5.0, NAN, 6.0]])) == len(batch.data()) == 2
+
+
+async def test_where_every_episode_fails_the_first_failure_is_raised() -> None:
+    async def broken(client: Any, task: str) -> float:
+        raise KeyError(task)
+
+    with pytest.raises(AgentError, match=r"Every episode failed: .*KeyError"):
+        await evert.rollout(broken, ["a"], counting(), group_size=2)
+
+
+async def test_what_is_no_failure_of_the_agents_is_raised_as_it_is() -> None:
+    class Unwell(TokenCompleter):
+        async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            raise ConnectionError("no answer")
+
+    with pytest.raises(ConnectionError, match="no answer"):
+        await evert.rollout(talker, [1], Unwell(), group_size=2)
+
+
+async def test_no_task_is_refused() -> None:
+    with pytest.raises(InvalidDatasetError, match="at least one task"):
+        await evert.rollout(talker, [], counting())
+
+
+# -- 5. a model ------------------------------------------------------------------------------------
+
+
+async def test_a_sampling_client_draws_by_the_seed_and_trains_on_the_data(engine: Any) -> None:
+    trainer = await tinker.ServiceClient().create_lora_training_client_async("evert-tiny", rank=4)
+    policy = await trainer.save_weights_and_get_sampling_client_async()
+
+    async def played(seed: int, group_size: int = 2) -> Any:
+        return await evert.rollout(
+            talker, [2, 1], policy, group_size=group_size, max_tokens=4, seed=seed
+        )
+
+    async def sampled(batch: evert.Batch) -> list[list[int]]:
+        return [datum.loss_fn_inputs["target_tokens"].tolist() for datum in batch.data()]
+
+    same, again, other = await asyncio.gather(played(1), played(1), played(2))
+    assert await sampled(same) == await sampled(again) != await sampled(other)
+    assert max(each for task in same.tokens for episode in task for each in episode) == 4
+
+    future = await trainer.forward_backward_async(same.data(gamma=1.0), "importance_sampling")
+    assert len((await future).loss_fn_outputs) == len(same.data())

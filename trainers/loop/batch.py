@@ -1,0 +1,241 @@
+"""``Batch``: the episodes of some tasks as named arrays, and the data to train on.
+
+    batch.rewards                   [P, G]
+    batch.turn_rewards              [P, G, T]
+    batch.seats["judge"].rewards    the same of one seat
+    batch.data("group", gamma=0.9)  ready for ``forward_backward``
+
+Letters of shapes: P tasks, G episodes a task, T turns of the longest episode. An episode that
+failed is NaN: ``np.nanmean(batch.rewards)`` is the mean of the others.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import tinker
+from tinker_cookbook.rl.data_processing import trajectory_to_data
+from tinker_cookbook.rl.metric_util import compute_trajectory_metrics
+from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, Trajectory, TrajectoryGroup
+
+from evert.bridge.credit import (
+    Advantages,
+    ByToken,
+    Floats,
+    Group,
+    check_gamma,
+    padded,
+    spread,
+    token_advantages,
+)
+from evert.bridge.errors import AdvantagesError
+from evert.trainers.runs.failures import Failures
+
+
+@dataclass(frozen=True)
+class Played:
+    """The episodes of one task at one seat, and which of the G they are.
+
+    Attributes:
+        group: Those that did not fail.
+        members: The number of each, from 0 to G - 1.
+    """
+
+    group: Group
+    members: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The episodes of P tasks, G of each; made by ``evert.rollout``.
+
+    Attributes:
+        tasks: [P], as they were given.
+        group_size: G.
+        played: By seat, "" where the agent has one: [P], what was played.
+        failures: Of the episodes whose agent failed: how many, of which kinds, why.
+    """
+
+    tasks: Sequence[Any]
+    group_size: int
+    played: Mapping[str, Sequence[Played]]
+    failures: Failures
+
+    # -- arrays ----------------------------------------------------------------------------------
+
+    @cached_property
+    def seats(self) -> "dict[str, Batch]":
+        """The batch of each seat, which has all that this one has; empty for an agent with one."""
+        names = [seat for seat in self.played if seat]
+        return {
+            seat: Batch(self.tasks, self.group_size, {"": self.played[seat]}, self.failures)
+            for seat in names
+        }
+
+    @cached_property
+    def rewards(self) -> Floats:
+        """[P, G]: what each episode earned; the mean of the seats. NaN: it failed."""
+        by_seat = [_filled(self, each) for each in self.played.values()]
+        return np.asarray(np.mean(by_seat, axis=0))
+
+    @cached_property
+    def turn_rewards(self) -> Floats:
+        """[P, G, T]: what each turn earned, in the order of play; NaN after an episode's end.
+
+        Raises:
+            AttributeError: The agent has seats; each of ``seats`` has its own turns.
+        """
+        rows = [
+            [turn for turn in row if not np.isnan(turn)]
+            for task in self._episodes(lambda group: [*group.turn_rewards])
+            for row in task
+        ]
+        return padded(rows).reshape(len(self.tasks), self.group_size, -1)
+
+    @property
+    def turns(self) -> Floats:
+        """[P, G]: how many turns each episode had; 0 where it failed."""
+        return np.asarray([[len(row) for row in task] for task in self.tokens])
+
+    @cached_property
+    def tokens(self) -> list[list[list[int]]]:
+        """[P][G][turns]: how many tokens were sampled in each turn, in the order of play."""
+        return self._episodes(lambda group: group.tokens)
+
+    @cached_property
+    def trajectories(self) -> list[list[Trajectory | None]]:
+        """[P][G]: the Cookbook's; None for an episode that failed."""
+        found = self._episodes(lambda group: group.trajectories)
+        return [[each or None for each in task] for task in found]
+
+    def _episodes(self, of: Any) -> list[list[Any]]:
+        """[P][G]: what ``of`` a group has for each of its episodes; [] for one that failed."""
+        if self.seats:
+            raise AttributeError(
+                f"This batch has the seats {', '.join(self.seats)}, each with turns of its own: "
+                f"ask batch.seats[{next(iter(self.seats))!r}]."
+            )
+        found = list[list[Any]]()
+        for each in self.played[""]:
+            row: list[Any] = [[] for _ in range(self.group_size)]
+            for member, value in zip(each.members, of(each.group), strict=True):
+                row[member] = value
+            found.append(row)
+        return found
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the batch, under the Cookbook's names: ``env/all/reward/total`` and so on.
+
+        With seats each has its own, ``env/judge/reward/total``, and what the agent counts there.
+        """
+        groups, tags = list[TrajectoryGroup](), list[list[str]]()
+        for seat, played in self.played.items():
+            for each in played:
+                if each.members:
+                    finals, trajectories = each.group.final_rewards, each.group.trajectories
+                    nothing: list[dict[str, float | int]] = [{} for _ in finals]
+                    groups.append(TrajectoryGroup([*trajectories], [*finals], nothing))
+                    tags.append([seat])
+        return compute_trajectory_metrics(groups, tags)
+
+    # -- data ------------------------------------------------------------------------------------
+
+    def data(
+        self,
+        advantages: Advantages | Sequence[Any] | Floats | Mapping[str, Any] = "group",
+        *,
+        gamma: float | None = None,
+    ) -> list[tinker.Datum]:
+        """The data to train on, with the advantage of every sampled token.
+
+            await client.forward_backward_async(batch.data(), "importance_sampling")
+
+        Args:
+            advantages: "group": what an episode earned less the mean of its group, for all of its
+                tokens. Or numbers: by episode [P, G], by turn [P, G, T], by token [P, G, T, N], as
+                lists (ragged or padded) or an array. Or a function from a ``Group`` to the same
+                without P. With seats, one of these for all, or a mapping from each to its own:
+                each seat is compared with itself.
+            gamma: With "group": each turn has its own return, what it and those after it earned,
+                ``gamma`` times less for each that is later, less the mean of the same turn in the
+                group. None: each has the whole episode's.
+
+        Returns:
+            One a linear conversation, else one a lineage, with ``target_tokens``, ``logprobs`` and
+            ``advantages``. Episodes that failed have none.
+
+        Raises:
+            AdvantagesError: The advantages have another shape, or are not finite.
+        """
+        if self.seats:
+            if not isinstance(advantages, Mapping):
+                advantages = dict.fromkeys(self.seats, advantages)
+            if advantages.keys() != self.seats.keys():
+                raise AdvantagesError(
+                    f"advantages are of the seats {', '.join(map(str, advantages)) or 'none'}; the "
+                    f"batch has {', '.join(self.seats)}. Give one of each, or ask one seat: "
+                    f"batch.seats[{next(iter(self.seats))!r}].data(...)."
+                )
+            by_seat = [s.data(advantages[name], gamma=gamma) for name, s in self.seats.items()]
+            return [datum for data in by_seat for datum in data]
+        return [
+            datum
+            for each, by_token in zip(
+                self.played[""], self._by_token(advantages, gamma), strict=True
+            )
+            for datum in _data_of(each.group, by_token)
+        ]
+
+    def _by_token(self, advantages: Any, gamma: float | None) -> list[ByToken]:
+        """[P], of each group's episodes that did not fail."""
+        if isinstance(advantages, str) or callable(advantages):
+            how: Any = advantages
+            return [
+                token_advantages(each.group, how, gamma) if each.members else []
+                for each in self.played[""]
+            ]
+        check_gamma(gamma)
+        spread_out = spread(advantages, self.tokens, "advantages", "PG")
+        return [
+            [episodes[member] for member in each.members]
+            for each, episodes in zip(self.played[""], spread_out, strict=True)
+        ]
+
+
+def _filled(batch: Batch, played: Sequence[Played]) -> Floats:
+    whole = np.full((len(batch.tasks), batch.group_size), np.nan)
+    for row, each in zip(whole, played, strict=True):
+        row[list(each.members)] = each.group.rewards
+    return whole
+
+
+def _data_of(group: Group, by_token: ByToken) -> list[tinker.Datum]:
+    found = list[tinker.Datum]()
+    for trajectory, turns, advantages in zip(
+        group.trajectories, group.turns, by_token, strict=True
+    ):
+        own = {id(turn): values for turn, values in zip(turns, advantages, strict=True)}
+        given = [
+            value
+            for turn in trajectory.transitions
+            if not turn.metrics.get(PARSE_ERROR_MASKED_METRIC_KEY)
+            for value in own[id(turn)]
+        ]
+        start = 0
+        for datum in trajectory_to_data(trajectory, 0.0):
+            sampled = datum.loss_fn_inputs["mask"].to_numpy() > 0
+            end = start + int(sampled.sum())
+            values = np.zeros(len(sampled), np.float32)
+            values[sampled] = given[start:end]
+            found.append(_with(datum, values))
+            start = end
+    return found
+
+
+def _with(datum: tinker.Datum, advantages: Any) -> tinker.Datum:
+    """A datum as ``forward_backward`` takes it: with these advantages, without a mask."""
+    inputs = {**datum.loss_fn_inputs, "advantages": tinker.TensorData.from_numpy(advantages)}
+    del inputs["mask"]
+    return tinker.Datum(model_input=datum.model_input, loss_fn_inputs=inputs)

@@ -1,0 +1,255 @@
+"""``evert.rollout``: the episodes of some tasks, played side by side.
+
+    batch = await evert.rollout(agent, tasks, policy, group_size=8, max_tokens=64, seed=step)
+
+Each task is one group of the Cookbook's (``ChatAgentGroupBuilder``). What a sampling client draws
+depends on ``seed``, the task's place, the episode's and the seat's, and not on the order of play.
+"""
+
+import asyncio
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias, Unpack
+
+import tinker
+from tinker_cookbook.completers import TokenCompleter
+from tinker_cookbook.rl.rollouts import do_single_rollout
+from tinker_cookbook.rl.types import Env, Trajectory
+
+from evert.bridge.agent import Agent
+from evert.bridge.base import model_renderer
+from evert.bridge.credit import Group
+from evert.bridge.errors import AgentError, EvertError, InvalidDatasetError
+from evert.bridge.group import ChatAgentGroupBuilder, GroupReward
+from evert.bridge.options import EnvOptions
+from evert.bridge.weights import context_length_here
+from evert.trainers.evaluation.episodes import together
+from evert.trainers.evaluation.policies import SeededPolicy
+from evert.trainers.loop.batch import Batch, Played
+from evert.trainers.runs.failures import Failure, Failures, failure_in, failure_of
+from evert.trainers.serving.client import ServedSamplingClient
+
+Policy: TypeAlias = tinker.SamplingClient | ServedSamplingClient | TokenCompleter
+"""What answers an agent's calls."""
+
+
+async def rollout(
+    agent: Agent | str,
+    tasks: Sequence[Any],
+    policy: Policy | Mapping[str, Policy],
+    *,
+    group_size: int = 8,
+    seats: Sequence[str] = (),
+    max_tokens: int = 256,
+    temperature: float = 1.0,
+    seed: int = 0,
+    parallel: int = 256,
+    group_reward: GroupReward | None = None,
+    **options: Unpack[EnvOptions],
+) -> Batch:
+    """Play ``group_size`` episodes of each task.
+
+    An episode whose agent fails is left out and counted (``batch.failures``); ``on_agent_error``
+    scores it instead.
+
+    Args:
+        agent: The agent, or its import path.
+        tasks: P of them; each is a group.
+        policy: A sampling client, or a ``TokenCompleter``, which has limits and draws of its own:
+            ``max_tokens``, ``temperature`` and ``seed`` are for clients. For an agent with seats,
+            one for all or a mapping from each to its own.
+        group_size: G, the episodes a task.
+        seats: Names of the agent's trained roles, where it has several and ``policy`` names none.
+        max_tokens: Of one reply, at most.
+        temperature: Of the sampling.
+        seed: Of all that is sampled; another for each step.
+        parallel: Most episodes at a time.
+        group_reward: Further rewards that compare a group's trajectories.
+        **options: Of ``ChatAgentEnv``. ``renderer`` and ``context_length`` are those of the
+            policy's base model unless they are given.
+
+    Raises:
+        AgentError: Every episode failed.
+        InvalidAgentError, InvalidDatasetError: As ``ChatAgentGroupBuilder``; or there is no task.
+    """
+    if len(tasks) == 0:
+        raise InvalidDatasetError("rollout needs at least one task, got none.")
+    seats = tuple(seats) or (tuple(policy) if isinstance(policy, Mapping) else ())
+    draws = _Draws(_by_seat(policy, seats), max_tokens, temperature, seed)
+    options = _with_model(options, draws.policies[0])
+    build = partial(ChatAgentGroupBuilder, agent, group_size=group_size, seats=seats)
+    builders = [build(task=task, group_reward=group_reward, **options) for task in tasks]
+    groups = await _play_all(builders, draws, asyncio.Semaphore(parallel))
+    return _batch(tasks, group_size, seats, groups)
+
+
+@dataclass(frozen=True)
+class _Draws:
+    """Who answers which episode, with draws that no other has."""
+
+    policies: Sequence[Policy]
+    max_tokens: int
+    temperature: float
+    seed: int
+
+    def policy(self, place: int, member: int, seat: int) -> TokenCompleter:
+        """What answers an episode, by its task's place, its number in the group and its seat."""
+        found = self.policies[seat]
+        if isinstance(found, TokenCompleter):
+            return found
+        draws = f"{self.seed}/{place}/{member}/{seat}".encode()
+        number = int.from_bytes(hashlib.blake2b(draws, digest_size=4).digest()) >> 1
+        return SeededPolicy(found, self.max_tokens, self.temperature, number)
+
+
+def _by_seat(policy: Policy | Mapping[str, Policy], seats: Sequence[str]) -> list[Policy]:
+    """The policy of each seat, in their order; one where there are none.
+
+    Raises:
+        InvalidDatasetError: The policies are of other seats.
+    """
+    if not isinstance(policy, Mapping):
+        return [policy] * max(1, len(seats))
+    if policy.keys() != set(seats):
+        raise InvalidDatasetError(
+            f"policy has the seats {', '.join(policy) or 'none'}; the agent's are "
+            f"{', '.join(seats) or 'none'}. Give one of each, or one policy for all."
+        )
+    return [policy[seat] for seat in seats]
+
+
+def _with_model(options: EnvOptions, policy: Policy) -> EnvOptions:
+    """The options, with what fits the model that is sampled where the user gave none."""
+    if not isinstance(policy, tinker.SamplingClient):
+        return options
+    base = policy.get_base_model()
+    if options.get("renderer") is None:
+        options = {**options, "renderer": model_renderer(base)}
+    if options.get("context_length") is None and (context := context_length_here(base)):
+        options = {**options, "context_length": context}
+    return options
+
+
+# -- playing -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Played:
+    """How the episodes of one task went, at all seats."""
+
+    by_seat: Sequence[Played]
+    failures: Sequence[Failure]
+    error: Exception | None
+    """The first that an agent failed with."""
+
+
+async def _play_all(
+    builders: Sequence[ChatAgentGroupBuilder], draws: _Draws, places: asyncio.Semaphore
+) -> list[_Played]:
+    try:
+        async with asyncio.TaskGroup() as running:
+            playing = [
+                running.create_task(_play(builder, partial(draws.policy, place), places))
+                for place, builder in enumerate(builders)
+            ]
+    except BaseExceptionGroup as errors:
+        raise _first(errors) from errors
+    return [each.result() for each in playing]
+
+
+async def _play(
+    builder: ChatAgentGroupBuilder,
+    policy_of: Callable[[int, int], TokenCompleter],
+    places: asyncio.Semaphore,
+) -> _Played:
+    """Play a group; its Envs are closed whatever happens.
+
+    Raises:
+        BaseExceptionGroup: Something else than an agent failed.
+    """
+    width = max(1, len(builder.seats))
+
+    async def one(member: int, envs: Sequence[Env]) -> list[Trajectory] | EvertError:
+        policies = [policy_of(member, seat) for seat in range(width)]
+        async with places:
+            try:
+                return await together(list(map(do_single_rollout, policies, envs)))
+            except EvertError as error:
+                if failure_of(error) is None:
+                    raise
+                return error
+
+    try:
+        envs = await builder.make_envs()
+        episodes = [envs[first : first + width] for first in range(0, len(envs), width)]
+        async with asyncio.TaskGroup() as running:
+            playing = [running.create_task(one(*each)) for each in enumerate(episodes)]
+        ends = [each.result() for each in playing]
+        ended = {member: end for member, end in enumerate(ends) if isinstance(end, list)}
+        errors = [end for end in ends if not isinstance(end, list)]
+        by_seat = await _rewarded(builder, ended, [episodes[member] for member in ended])
+    finally:
+        await builder.cleanup()
+    scored = [failure_in(trajectory) for each in ended.values() for trajectory in each[:1]]
+    failures = [failure_of(error) for error in errors]
+    return _Played(
+        by_seat,
+        [each for each in [*failures, *scored] if each is not None],
+        errors[0] if errors else None,
+    )
+
+
+async def _rewarded(
+    builder: ChatAgentGroupBuilder,
+    ended: Mapping[int, Sequence[Trajectory]],
+    envs: Sequence[Sequence[Env]],
+) -> list[Played]:
+    """The episodes that ended, by seat, with what the group adds to their rewards."""
+    flat = [trajectory for episode in ended.values() for trajectory in episode]
+    turns = [[*trajectory.transitions] for trajectory in flat]  # before they are sorted
+    added = list[float]()
+    if flat:
+        pairs = await builder.compute_group_rewards(flat, [env for each in envs for env in each])
+        added = [further for further, _ in pairs]
+        for number, (_, metrics) in enumerate(pairs if builder.seats else ()):
+            seat = builder.seats[number % len(builder.seats)]
+            earned = math.fsum(turn.reward for turn in turns[number])
+            added[number] = metrics[f"seat/{seat}/reward"] - earned  # before seats were shifted
+    names = builder.seats or ("",)
+    width = len(names)
+    return [
+        Played(
+            Group(builder.task, flat[at::width], turns[at::width], added[at::width], seat),
+            [*ended],
+        )
+        for at, seat in enumerate(names)
+    ]
+
+
+def _batch(
+    tasks: Sequence[Any], group_size: int, seats: Sequence[str], groups: Sequence[_Played]
+) -> Batch:
+    """All groups together.
+
+    Raises:
+        AgentError: Every episode failed.
+    """
+    found = [failure for group in groups for failure in group.failures]
+    failures = Failures.of(len(tasks) * group_size, [(failure, 1) for failure in found])
+    if not any(each.members for group in groups for each in group.by_seat):
+        first = next(group.error for group in groups if group.error is not None)
+        raise AgentError(
+            f"Every episode failed: {failures.summary()}. The first: {first}"
+        ) from first
+    names = seats or ("",)
+    played = {seat: [group.by_seat[at] for group in groups] for at, seat in enumerate(names)}
+    return Batch(tasks, group_size, played, failures)
+
+
+def _first(errors: BaseExceptionGroup[Any]) -> BaseException:
+    """What failed first, out of the groups that it is in."""
+    error = errors.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
