@@ -38,6 +38,9 @@ Read in this order:
     env.py           ChatAgentEnv: all of it as an Env
     seats.py         agents with several trained roles
     seeds.py         seeds of episodes
+    dialogue.py      a trajectory as what was told and said
+    group_reward.py  rewards that compare a group
+    judging.py       a model that ranks a group
     group.py         groups of episodes
     credit.py        an advantage for every sampled token
     dataset.py       batches of groups

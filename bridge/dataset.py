@@ -14,7 +14,8 @@ from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
 from evert.bridge.agent import Agent
 from evert.bridge.base import BASE_MODEL, BASE_RENDERER, model_renderer
 from evert.bridge.errors import InvalidDatasetError
-from evert.bridge.group import Batch, ChatAgentGroupBuilder, GroupOptions, GroupReward
+from evert.bridge.group import Batch, ChatAgentGroupBuilder, GroupOptions
+from evert.bridge.group_reward import GroupReward
 from evert.bridge.imports import resolve
 from evert.bridge.models import RemoteModel
 from evert.bridge.options import EnvOptions
@@ -159,8 +160,10 @@ class AgentDatasetBuilder(RLDatasetBuilder):
     renderer_name: str = chz.field(default=BASE_RENDERER, doc="Cookbook renderer.")
     limits: RolloutLimits | None = chz.field(default=None, doc="Budgets of an episode.")
     seats: Sequence[str] = chz.field(default=(), doc="Names of the agent's trained roles, if many.")
-    group_reward: str | GroupReward | None = chz.field(
-        default=None, doc="Rewards that compare a group, or their import path."
+    group_reward: str | Any | None = chz.field(
+        default=None,
+        munger=lambda _, reward: _kept(reward),
+        doc="Rewards that compare a group, or their import path.",
     )
     tags: Sequence[str] = chz.field(default=(), doc="Names to aggregate metrics under.")
     env_options: EnvOptions = chz.field(
@@ -178,7 +181,7 @@ class AgentDatasetBuilder(RLDatasetBuilder):
             InvalidAgentError, InvalidDatasetError: The agent, the tasks or the group reward are not
                 usable.
         """
-        group_reward = self.group_reward
+        group_reward: GroupReward | None = _given(self.group_reward)
         if isinstance(group_reward, str):
             group_reward = resolve(group_reward, "group reward", InvalidDatasetError)
         renderer = model_renderer(self.model_name, self.renderer_name)

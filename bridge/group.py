@@ -8,7 +8,7 @@ in.
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Unpack
@@ -22,18 +22,16 @@ from tinker_cookbook.rl.types import (
     Trajectory,
 )
 
-from evert.bridge.agent import NO_TASK, Agent, agent_name, inspect_agent, reward_of, unwrapped
+from evert.bridge.agent import NO_TASK, Agent, Outcome, agent_name, inspect_agent, unwrapped
 from evert.bridge.env import ChatAgentEnv
-from evert.bridge.errors import InvalidAgentError, InvalidDatasetError, repr_of
+from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
+from evert.bridge.group_reward import GroupReward, PlayedGroup, further_rewards
 from evert.bridge.imports import resolve
 from evert.bridge.options import EnvOptions
 from evert.bridge.seats import SeatEnv, SeatGroup, check_seats
 from evert.bridge.seeds import seed_of
 
 logger = logging.getLogger(__name__)
-
-GroupReward = Callable[[list[Trajectory]], Sequence[float]]
-"""All trajectories of a group -> one further reward each, added to what they earned."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         group_size: Number of episodes, at least 1.
         seats: Names of the agent's trained roles, where it has several: each episode then gives one
             Env a seat, side by side (``seats.py``). Empty: one policy.
-        group_reward: Further rewards that compare the trajectories.
+        group_reward: Further rewards that compare the episodes (``group_reward.py``).
         tags: Names under which the Cookbook aggregates metrics.
         seed: Of what its episodes draw, each its own; None: another each time.
         **options: Of ``ChatAgentEnv``.
@@ -196,35 +194,29 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
                 f"{agent_name(self.agent)}: it called no model in them, or every reply is masked. "
                 "Their group is left out."
             )
-        rewards = self._further_rewards(trajectory_group)
-        metrics: list[Metrics] = [{} for _ in trajectory_group]
-        for trajectory, env in zip(trajectory_group, env_group, strict=True):
+        played = [*zip(trajectory_group, env_group, strict=True)]
+        for trajectory, env in played:
+            if isinstance(env, ChatAgentEnv) and not _is_reported(trajectory):
+                for last in trajectory.transitions[-1:]:  # the runner ended it
+                    last.metrics.update(env.report())
+        outcomes = await self._outcomes(trajectory_group, env_group)
+        rewards = [outcome.reward or 0.0 for outcome in outcomes]
+        metrics: list[Metrics] = [{**outcome.metrics} for outcome in outcomes]
+        for trajectory, env in played:
             if isinstance(env, ChatAgentEnv):
-                if not _is_reported(trajectory):  # the runner ended it
-                    for last in trajectory.transitions[-1:]:
-                        last.metrics.update(env.report())
                 sort_by_lineage(trajectory, env.turn_lineages)
         if self.seats:
             rewards = _shifted_by_seat(rewards, trajectory_group, env_group, metrics)
         return list(zip(rewards, metrics, strict=True))
 
-    def _further_rewards(self, trajectory_group: list[Trajectory]) -> list[float]:
+    async def _outcomes(
+        self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
+    ) -> list[Outcome]:
+        """What the group reward gives each trajectory; nothing where there is none."""
         if self.group_reward is None:
-            return [0.0] * len(trajectory_group)
-        name = agent_name(self.group_reward)
-        returned = self.group_reward([*trajectory_group])
-        if not isinstance(returned, Iterable):
-            raise InvalidAgentError(
-                f"The group reward {name} returned {repr_of(returned)}; expected one reward for "
-                f"each of {len(trajectory_group)} trajectories, in order."
-            )
-        rewards = list(returned)
-        if len(rewards) != len(trajectory_group):
-            raise InvalidAgentError(
-                f"The group reward {name} returned {len(rewards)} rewards for "
-                f"{len(trajectory_group)} trajectories; expected one each, in order."
-            )
-        return [reward_of(reward, f"A reward of {name}") for reward in rewards]
+            return [Outcome(0.0) for _ in trajectory_group]
+        group = PlayedGroup(trajectory_group, self.task, env_group)
+        return await further_rewards(self.group_reward, group)
 
     async def cleanup(self) -> None:
         """Close every environment made so far; never raises."""

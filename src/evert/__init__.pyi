@@ -30,6 +30,8 @@ from evert.bridge.faces.client import AgentClient as AgentClient
 from evert.bridge.faces.client import BlockingAgentClient as BlockingAgentClient
 from evert.bridge.faces.process import ProcessAgent as ProcessAgent
 from evert.bridge.group import ChatAgentGroupBuilder as ChatAgentGroupBuilder
+from evert.bridge.group_reward import PlayedGroup as PlayedGroup
+from evert.bridge.judging import judge_group as judge_group
 from evert.bridge.logprobs import SampledTokens as SampledTokens
 from evert.bridge.models import RemoteModel as RemoteModel
 from evert.bridge.scripted import ScriptedPolicy as ScriptedPolicy

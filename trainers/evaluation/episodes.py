@@ -23,6 +23,7 @@ from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
+from evert.bridge.dialogue import dialogue
 from evert.bridge.endings import NO_CALL
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import EvertError
@@ -311,7 +312,7 @@ def _told(
             turn
             for env, trajectory in zip(envs, trajectories, strict=True)
             if player.dialogues
-            for turn in _dialogue(trajectory, env.renderer.tokenizer)
+            for turn in dialogue(trajectory, env.renderer.tokenizer)
         ],
     )
 
@@ -338,19 +339,3 @@ def _raise_endpoint_error(error: BaseException) -> None:
         if isinstance(cause, openai.OpenAIError) and not isinstance(cause, openai.BadRequestError):
             raise cause
         cause = cause.__cause__
-
-
-def _dialogue(trajectory: Trajectory, tokenizer: Any) -> list[dict[str, str]]:
-    """What was told and said, turn by turn; what a prompt repeats of the one before is left out."""
-
-    def text(tokens: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
-
-    dialogue, known = [], list[int]()
-    for transition in trajectory.transitions:
-        chunks = transition.ob.chunks
-        prompt = [token for chunk in chunks for token in getattr(chunk, "tokens", ())]
-        new = prompt[len(known) :] if prompt[: len(known)] == known else prompt
-        dialogue.append({"told": text(new), "said": text(transition.ac.tokens)})
-        known = prompt + list(transition.ac.tokens)
-    return dialogue

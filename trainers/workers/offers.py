@@ -86,5 +86,7 @@ def _frozen(task: Any) -> list[TinkerModel]:
     """Frozen models of a task that an engine in this process samples."""
     if not hasattr(tinker.ServiceClient, "engine"):
         return []
-    models = getattr(task.env_group_builder, "options", {}).get("models") or {}
-    return [model for model in models.values() if isinstance(model, TinkerModel)]
+    builder = task.env_group_builder
+    models = getattr(builder, "options", {}).get("models") or {}
+    judge = getattr(getattr(builder, "group_reward", None), "model", None)
+    return [model for model in (*models.values(), judge) if isinstance(model, TinkerModel)]
