@@ -35,6 +35,8 @@ Read in this order:
     explain.py       a rollout for people
     options.py       the options of an Env, and their defaults
     turns.py         from an action to the next prompt
+    traces.py        an episode as OpenTelemetry's spans
+    tracers.py       where spans go
     env.py           ChatAgentEnv: all of it as an Env
     seats.py         agents with several trained roles
     seeds.py         seeds of episodes

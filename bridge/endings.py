@@ -104,6 +104,7 @@ class Account:
         stop_reason: Why the episode is to stop before the next turn; None: it goes on.
         overflow: The latest refusal, while the agent has not coped with it; None: none.
         turns: Number of actions taken so far.
+        scored: Is told the reward of each ending and its reason; None: nobody is.
     """
 
     agent: str
@@ -115,6 +116,7 @@ class Account:
     stop_reason: StopReason | None = None
     overflow: openai.BadRequestError | None = None
     turns: int = 0
+    scored: Callable[[float, str], None] | None = None
 
     def report(self) -> Metrics:
         """Lineages, drift, handoffs and tool calls so far, as metrics."""
@@ -142,6 +144,8 @@ class Account:
 
     def ending(self, reason: str, reward: float = 0.0) -> Ending:
         """An ending for ``reason`` with all notes of the agent and the report."""
+        if self.scored is not None:
+            self.scored(reward, reason)
         ending = Ending(reward)
         ending.reward += self.take_notes(ending.metrics, ending.logs)
         ending.metrics[f"{STOP_METRIC_PREFIX}{reason}"] = 1.0

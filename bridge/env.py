@@ -10,7 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import Unpack
+from typing import Any, Unpack
 
 from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.renderers import Renderer
@@ -58,8 +58,8 @@ class ChatAgentEnv(Env):
         **options: ``renderer``, ``policy_names``, ``limits``, ``context_length``,
             ``agent_timeout``, ``on_agent_error``, ``on_truncation``, ``parse_error_policy``,
             ``context_overflow_reward``, ``close_timeout``, ``models``, ``format_retries``,
-            ``keep_completed_arguments``, ``image_hosts``: see ``evert.bridge.options``. An agent
-            may bring some itself, as its ``env_options``.
+            ``keep_completed_arguments``, ``image_hosts``, ``traces``: see
+            ``evert.bridge.options``. An agent may bring some itself, as its ``env_options``.
 
     Attributes:
         agent: As given.
@@ -269,8 +269,8 @@ class ChatAgentEnv(Env):
     async def _begin(self) -> tuple[Episode, Inbox]:
         """Start the agent; the episode, and the inbox that this Env reads."""
         loop = asyncio.get_running_loop()
-        roles = [self._settings.names]
-        episode = Episode(self._form, loop, roles, self._frozen, self._seed)
+        made_of = self._form, loop, [self._settings.names], self._frozen, self._seed
+        episode = new_episode(self._settings.traces, *made_of)
         self._start(episode)
         return episode, episode.inboxes[0]
 
@@ -295,3 +295,12 @@ class ChatAgentEnv(Env):
                 "ended cannot be continued, by a hook neither); got a step out of turn."
             )
         return outstanding
+
+
+def new_episode(traces: str, *made_of: Any) -> Episode:
+    """An ``Episode`` of these arguments, or one that writes spans, if ``traces`` says where to."""
+    if not traces:
+        return Episode(*made_of)
+    from evert.bridge.traces import TracedEpisode  # OpenTelemetry is imported where it is asked for
+
+    return TracedEpisode(traces, *made_of)

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from enum import StrEnum
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import openai
 
@@ -37,6 +37,9 @@ from evert.bridge.messages import Reply
 from evert.bridge.requests import ChatRequest
 from evert.bridge.routes import FrozenAnswer, Routes
 from evert.bridge.seeds import Draws
+
+if TYPE_CHECKING:
+    from evert.bridge.traces import Trace
 
 REFUSALS_BEFORE_ABORT = 3
 """Calls made after the end before an agent that goes on calling gets ``AgentAborted``."""
@@ -68,9 +71,12 @@ class Episode:
         life: Running, ended or closed.
         inboxes: One a role, in the order of ``roles``.
         routes: Who answers which model name.
+        trace: What writes its spans (``traces.py``); None: nothing does.
         hints: What may explain a failure of the agent, each a sentence or nothing; asked for when
             there is one.
     """
+
+    trace: "Trace | None" = None
 
     def __init__(
         self,
@@ -251,8 +257,12 @@ class Episode:
 
     # -- the agent's calls -----------------------------------------------------------------------
 
-    async def call(self, request: ChatRequest) -> Reply:
+    async def call(self, request: ChatRequest, carrier: Mapping[str, str] | None = None) -> Reply:
         """Park a request from a task, on any event loop, and wait for its reply.
+
+        Args:
+            request: What is asked.
+            carrier: Headers that it came with, which may name a span; read by those who trace.
 
         Raises:
             openai.BadRequestError: The Env refused the request.
@@ -276,8 +286,10 @@ class Episode:
             await asyncio.sleep(0)
             raise
 
-    def call_blocking(self, request: ChatRequest) -> Reply:
-        """Park a request from a thread and block until its reply.
+    def call_blocking(
+        self, request: ChatRequest, carrier: Mapping[str, str] | None = None
+    ) -> Reply:
+        """Park a request from a thread and block until its reply; see ``call``.
 
         Raises:
             BlockingCallError: Called on the Env's own loop, which it would block for ever.

@@ -6,15 +6,18 @@ checked.
 """
 
 import difflib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from importlib.util import find_spec
 from typing import Any, Literal, TypedDict
+from urllib.parse import urlsplit
 
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 
 from evert.bridge.agent import Agent, agent_name, unwrapped
-from evert.bridge.errors import InvalidAgentError
+from evert.bridge.errors import InvalidAgentError, MissingPackageError
 from evert.bridge.images import read_hosts
 from evert.bridge.limits import MIN_CONTEXT
 from evert.bridge.models import FrozenModel
@@ -38,6 +41,7 @@ class EnvOptions(TypedDict, total=False):
     format_retries: int
     keep_completed_arguments: bool
     image_hosts: str | Sequence[str]
+    traces: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,9 @@ class EnvSettings:
         image_hosts: Hosts that the images of messages are fetched from: "example.org" (by https),
             or with scheme and port, "http://10.0.0.3:8000". None is by default: images come as
             ``data:`` URLs, and any other is the agent's 400 (``images.py``).
+        traces: Where OpenTelemetry's spans of the episode go: the URL of a collector that takes
+            OTLP over HTTP ("http://127.0.0.1:4318"), or "otel", as OpenTelemetry is set up in this
+            process or by its variables (``traces.py``). Empty: there are none.
     """
 
     renderer: Renderer | None = None
@@ -89,6 +96,7 @@ class EnvSettings:
     format_retries: int = 2
     keep_completed_arguments: bool = False
     image_hosts: str | Sequence[str] = ()
+    traces: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -119,8 +127,9 @@ def settings_of(options: EnvOptions) -> EnvSettings:
     Raises:
         TypeError: There is no such option.
         ValueError: ``on_truncation`` is neither "deliver" nor "end", or no prompt has room in
-            ``context_length``, or ``image_hosts`` are none.
+            ``context_length``, or ``image_hosts`` are none, or ``traces`` is no URL.
         InvalidModelError: ``policy_names`` are none.
+        MissingPackageError: Traces are asked for, and OpenTelemetry is not installed.
     """
     known = [field.name for field in fields(EnvSettings)]
     for name in options:
@@ -147,4 +156,33 @@ def settings_of(options: EnvOptions) -> EnvSettings:
         )
     read_policy_names(settings.policy_names)
     read_hosts(settings.image_hosts)
+    check_traces(settings.traces)
     return settings
+
+
+def check_traces(traces: object) -> None:
+    """Check where spans are to go, without OpenTelemetry where they go nowhere.
+
+    Raises:
+        ValueError: It is neither empty, nor "otel", nor a URL.
+        MissingPackageError: OpenTelemetry is not installed.
+    """
+    if traces == "":
+        return
+    if traces != "otel" and not str(traces).startswith(("http://", "https://")):
+        raise ValueError(
+            f"traces={traces!r}; expected the URL of a collector that takes OTLP over HTTP, like "
+            "'http://127.0.0.1:4318', or 'otel', for OpenTelemetry as it is set up."
+        )
+    if find_spec("opentelemetry") is None:
+        raise MissingPackageError(
+            f"traces={traces!r} needs OpenTelemetry, which is not installed. Install it: pip "
+            "install opentelemetry-exporter-otlp-proto-http."
+        )
+
+
+def collector_hosts(traces: str) -> tuple[str, ...]:
+    """The hosts that spans go to, as far as ``traces`` or OpenTelemetry's variables say."""
+    names = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+    urls = [os.environ.get(name, "") for name in names] if traces == "otel" else [traces]
+    return tuple(host for url in urls if (host := urlsplit(url).hostname))

@@ -28,7 +28,7 @@ from tinker_cookbook.rl.types import (
 )
 
 from evert.bridge.agent import NO_TASK, Agent
-from evert.bridge.env import ChatAgentEnv
+from evert.bridge.env import ChatAgentEnv, new_episode
 from evert.bridge.episode import Episode
 from evert.bridge.errors import (
     EnvClosedError,
@@ -253,7 +253,8 @@ class SeatEnv(ChatAgentEnv):
         if table.may_begin:
             roles = [[seat_model(seat)] for seat in table.seats]
             loop = asyncio.get_running_loop()
-            table.episode = Episode(self._form, loop, roles, self._frozen, table.seed)
+            made_of = self._form, loop, roles, self._frozen, table.seed
+            table.episode = new_episode(self._settings.traces, *made_of)
             self._start(table.episode)
             table.settle()
             self._group.begins(table)

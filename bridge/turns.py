@@ -137,6 +137,8 @@ class Turns:
         """The first prompt of an episode that has begun, or its end without one."""
         self.episode, self.account.inbox = episode, inbox
         self.account.hints = episode.hints
+        if episode.trace is not None:
+            self.account.scored = partial(episode.trace.rewarded, self._settings.names[0])
         return await self._advance()
 
     # -- the action ------------------------------------------------------------------------------

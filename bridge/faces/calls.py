@@ -10,6 +10,7 @@
 import asyncio
 import hashlib
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -89,7 +90,7 @@ class Calls:
             identity = _identity(request.path, content)
         else:
             identity = await off_loop(_identity, request.path, content)
-        pending = self._find(call, identity, is_retry=_is_retry(request))
+        pending = self._find(call, identity, request.headers)
         pending.clients += 1
         try:
             if call.stream:
@@ -101,11 +102,11 @@ class Calls:
                 loop = asyncio.get_running_loop()
                 loop.call_later(RETRY_PATIENCE, _give_up, pending)
 
-    def _find(self, call: Call, identity: bytes, *, is_retry: bool) -> _Pending:
+    def _find(self, call: Call, identity: bytes, headers: Mapping[str, str]) -> _Pending:
         known = self._pending.get(identity)
-        if is_retry and known is not None and not known.reply.cancelled():
+        if _is_retry(headers) and known is not None and not known.reply.cancelled():
             return known
-        reply = asyncio.create_task(self._endpoint.episode.call(call.request), name="http")
+        reply = asyncio.create_task(self._endpoint.episode.call(call.request, headers), name="http")
         reply.add_done_callback(_retrieve)
         pending = self._pending[identity] = _Pending(reply)
         self._pending.move_to_end(identity)
@@ -132,8 +133,8 @@ def _give_up(pending: _Pending) -> None:
         pending.reply.cancel()
 
 
-def _is_retry(request: web.BaseRequest) -> bool:
-    return request.headers.get("x-stainless-retry-count", "0") not in ("0", "")
+def _is_retry(headers: Mapping[str, str]) -> bool:
+    return headers.get("x-stainless-retry-count", "0") not in ("0", "")
 
 
 async def _answer(call: Call, reply: "asyncio.Task[Reply]") -> Answer:

@@ -223,16 +223,18 @@ class Endpoint:
         message = f"{hint} {host or 'Its host'} cannot be reached from here."
         return _refusal(dialect, bad_request(message, param="model", code="model_not_found"))
 
-    async def answer(self, method: str, path: str, content: bytes) -> Answer:
+    async def answer(
+        self, method: str, path: str, content: bytes, headers: Mapping[str, str] | None = None
+    ) -> Answer:
         """Answer a request of an async agent; waits until the trainer has sampled.
 
         Raises:
             AgentAborted: The agent goes on calling after its episode is over.
         """
         call = await self.read_soon(method, path, content)
-        return (
-            call if isinstance(call, Answer) else await call.wait(self.episode.call(call.request))
-        )
+        if isinstance(call, Answer):
+            return call
+        return await call.wait(self.episode.call(call.request, headers))
 
     async def read_soon(self, method: str, path: str, content: bytes) -> Call | Answer:
         """As ``read``, in a thread where it would hold the event loop."""
@@ -241,7 +243,9 @@ class Endpoint:
             return self.read(method, path, content)
         return await off_loop(self.read, method, path, content)
 
-    def answer_blocking(self, method: str, path: str, content: bytes) -> Answer:
+    def answer_blocking(
+        self, method: str, path: str, content: bytes, headers: Mapping[str, str] | None = None
+    ) -> Answer:
         """The same for a thread.
 
         Raises:
@@ -251,7 +255,7 @@ class Endpoint:
         if isinstance(call, Answer):
             return call
         try:
-            return call.answered(self.episode.call_blocking(call.request))
+            return call.answered(self.episode.call_blocking(call.request, headers))
         except REFUSALS as error:
             return call.refused(error)
 

@@ -167,6 +167,7 @@ class ProcessAgent:
             **addresses(address, client.model, self.host),
             **_of_task(task, scratch / "task"),
             MARK: str(scratch / "reward"),
+            **(trace.variables() if (trace := client._endpoint.episode.trace) else {}),
             **own,
         }
         place.env = {name: text for name, text in env.items() if text is not None}

@@ -37,7 +37,7 @@ import multiprocessing.pool
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -247,7 +247,9 @@ def _sending(original: Callable[..., Any]) -> Callable[..., Any]:
             return await original(session, method, str_or_url, **options)
         address = str(url) if url.absolute else path
         if endpoint.serves(address, content):
-            answer = await endpoint.answer(method.upper(), path, content)
+            headers = options.get("headers")
+            carrier = headers if isinstance(headers, Mapping) else None
+            answer = await endpoint.answer(method.upper(), path, content, carrier)
         else:
             try:
                 return await original(session, method, str_or_url, **options)
@@ -305,9 +307,9 @@ def _starting_in_rollout(original: Callable[..., Any]) -> Callable[..., Any]:
 
         def run() -> None:
             _put_back(thread, own)  # a thread that runs looks like any
-            _run_in(lent, thread.run)
+            _run_in(lent, work)
 
-        lent = claim.lent()
+        lent, work = claim.lent(), _traced(claim, lambda: thread.run())
         thread.run = run  # type: ignore[method-assign]
         try:
             return original(thread)
@@ -347,7 +349,7 @@ def _submitting_in_rollout(original: Callable[..., Any]) -> Callable[..., Any]:
         claim = _claim_here()
         if claim is None:
             return original(pool, fn, *args, **kwargs)
-        return original(pool, _run_in, claim, fn, *args, **kwargs)
+        return original(pool, _run_in, claim, _traced(claim, fn), *args, **kwargs)
 
     return submit
 
@@ -370,7 +372,16 @@ def _mapping_in_rollout(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _claimed(function: Callable[..., Any]) -> Callable[..., Any]:
     claim = _claim_here()
-    return function if claim is None else functools.partial(_run_in, claim, function)
+    if claim is None:
+        return function
+    return functools.partial(_run_in, claim, _traced(claim, function))
+
+
+def _traced(claim: _Claim, function: Callable[..., Any]) -> Callable[..., Any]:
+    """What another thread is to run, within the span that is current here, if there are spans."""
+    endpoint = claim.endpoint()
+    trace = None if endpoint is None else endpoint.episode.trace
+    return function if trace is None else trace.carried(function)
 
 
 def _run_in(claim: _Claim, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

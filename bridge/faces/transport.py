@@ -35,13 +35,17 @@ class Transport:
     async def handle_async_request(self, request: Any) -> Any:
         """Answer a request of an async client."""
         content = await request.aread()
-        answer = await self._endpoint.answer(request.method, request.url.path, content)
+        answer = await self._endpoint.answer(
+            request.method, request.url.path, content, request.headers
+        )
         return response_for(request, answer)
 
     def handle_request(self, request: Any) -> Any:
         """Answer a request of a blocking client."""
         content = request.read()
-        answer = self._endpoint.answer_blocking(request.method, request.url.path, content)
+        answer = self._endpoint.answer_blocking(
+            request.method, request.url.path, content, request.headers
+        )
         return response_for(request, answer)
 
     def stream(self, request: Any) -> Exchange:
