@@ -23,7 +23,8 @@ from evert.bridge.agent import Agent
 from evert.bridge.base import model_renderer
 from evert.bridge.credit import Group
 from evert.bridge.errors import AgentError, EvertError, InvalidDatasetError
-from evert.bridge.group import ChatAgentGroupBuilder, GroupReward
+from evert.bridge.group import ChatAgentGroupBuilder
+from evert.bridge.group_reward import GroupReward
 from evert.bridge.options import EnvOptions
 from evert.bridge.weights import context_length_here
 from evert.trainers.evaluation.episodes import together
