@@ -26,6 +26,7 @@ from evert.bridge.errors import AgentError, EvertError, InvalidDatasetError
 from evert.bridge.group import ChatAgentGroupBuilder
 from evert.bridge.group_reward import GroupReward
 from evert.bridge.options import EnvOptions
+from evert.bridge.seeds import seed_of
 from evert.bridge.weights import context_length_here
 from evert.trainers.evaluation.episodes import together
 from evert.trainers.evaluation.policies import SeededPolicy
@@ -66,7 +67,7 @@ async def rollout(
         seats: Names of the agent's trained roles, where it has several and ``policy`` names none.
         max_tokens: Of one reply, at most.
         temperature: Of the sampling.
-        seed: Of all that is sampled; another for each step.
+        seed: Of all that is sampled, and of what agents draw; another for each step.
         parallel: Most episodes at a time.
         group_reward: Further rewards that compare a group's trajectories.
         **options: Of ``ChatAgentEnv``. ``renderer`` and ``context_length`` are those of the
@@ -82,7 +83,10 @@ async def rollout(
     draws = _Draws(_by_seat(policy, seats), max_tokens, temperature, seed)
     options = _with_model(options, draws.policies[0])
     build = partial(ChatAgentGroupBuilder, agent, group_size=group_size, seats=seats)
-    builders = [build(task=task, group_reward=group_reward, **options) for task in tasks]
+    builders = [
+        build(task=task, group_reward=group_reward, seed=seed_of(seed, place), **options)
+        for place, task in enumerate(tasks)
+    ]
     groups = await _play_all(builders, draws, asyncio.Semaphore(parallel))
     return _batch(tasks, group_size, seats, groups)
 

@@ -299,3 +299,20 @@ async def test_a_sampling_client_draws_by_the_seed_and_trains_on_the_data(engine
 
     future = await trainer.forward_backward_async(same.data(gamma=1.0), "importance_sampling")
     assert len((await future).loss_fn_outputs) == len(same.data())
+
+
+async def test_what_agents_draw_follows_from_the_seed() -> None:
+    async def draws(client: Any, task: str) -> float:
+        await client.chat.completions.create(messages=[{"role": "user", "content": task}])
+        return float(client.seed)
+
+    first, again, other = [
+        await evert.rollout(
+            draws, ["a", "b"], ScriptedPolicy(lambda _: "!"), group_size=2, seed=seed
+        )
+        for seed in (1, 1, 2)
+    ]
+
+    assert first.rewards.tolist() == again.rewards.tolist()
+    drawn = {*first.rewards.ravel().tolist(), *other.rewards.ravel().tolist()}
+    assert len(drawn) == 8
