@@ -83,10 +83,9 @@ async def rollout(
     draws = _Draws(_by_seat(policy, seats), max_tokens, temperature, seed)
     options = _with_model(options, draws.policies[0])
     build = partial(ChatAgentGroupBuilder, agent, group_size=group_size, seats=seats)
-    builders = [
-        build(task=task, group_reward=group_reward, seed=seed_of(seed, place), **options)
-        for place, task in enumerate(tasks)
-    ]
+    build = partial(build, group_reward=group_reward)
+    seeds = [seed_of(seed, place) for place in range(len(tasks))]
+    builders = [build(task=t, seed=s, **options) for t, s in zip(tasks, seeds, strict=True)]
     groups = await _play_all(builders, draws, asyncio.Semaphore(parallel))
     return _batch(tasks, group_size, seats, groups)
 
