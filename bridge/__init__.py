@@ -46,6 +46,7 @@ Read in this order:
     group.py         groups of episodes
     credit.py        an advantage for every sampled token
     dataset.py       batches of groups
+    records/         rollouts on record: replay, branches
     sequences.py     a trajectory as plain token sequences
     scripted.py      a policy of given texts
     check.py         check_env

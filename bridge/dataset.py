@@ -19,6 +19,7 @@ from evert.bridge.group_reward import GroupReward
 from evert.bridge.imports import resolve
 from evert.bridge.models import RemoteModel
 from evert.bridge.options import EnvOptions
+from evert.bridge.records.recorder import Recorder
 from evert.bridge.seeds import seed_of
 from evert.bridge.weights import TinkerModel, context_length_here
 
@@ -166,6 +167,9 @@ class AgentDatasetBuilder(RLDatasetBuilder):
         doc="Rewards that compare a group, or their import path.",
     )
     tags: Sequence[str] = chz.field(default=(), doc="Names to aggregate metrics under.")
+    record: str | None = chz.field(
+        default=None, doc="Folder or file *.jsonl to write every training rollout to. None: none."
+    )
     env_options: EnvOptions = chz.field(
         default_factory=EnvOptions,
         munger=lambda _, options: _with_kept_models(options),
@@ -207,6 +211,7 @@ class AgentDatasetBuilder(RLDatasetBuilder):
             group_size=self.group_size,
             epochs=self.epochs,
             shuffle=self.shuffle,
+            record=Recorder(self.record) if self.record is not None else None,
         )
         if self.test_tasks is None:
             return train, None

@@ -42,6 +42,7 @@ from evert.bridge.logprobs import SampledTokens
 from evert.bridge.long_text import rendered
 from evert.bridge.models import frozen_models
 from evert.bridge.options import EnvOptions, own_options, settings_of
+from evert.bridge.records.transcript import Transcript
 from evert.bridge.rendering import prompt_renderer
 from evert.bridge.requests import ChatRequest
 from evert.bridge.turns import Outstanding, Turn, Turns
@@ -62,7 +63,8 @@ class ChatAgentEnv(Env):
             ``evert.bridge.options``. An agent may bring some itself, as its ``env_options``.
 
     Attributes:
-        agent: As given.
+        agent, task, seed: As given.
+        transcript: What the agent asked, where that is kept (``Recorder.watch``); else None.
         turn_lineages: Token sequence that each action so far belongs to, in their order.
         turn_callers: Task or thread that made the call which each action answered.
 
@@ -91,11 +93,12 @@ class ChatAgentEnv(Env):
         self._frozen = frozen_models(
             settings.models or {}, settings.names, self._renderer, settings.image_hosts
         )
-        self._task = task
-        self._seed = seed
+        self.task = task
+        self.seed = seed
         self._turns = Turns(self._form.name, settings, self._renderer)
         self._outstanding: Outstanding | None = None
         self.agent = agent
+        self.transcript: Transcript | None = None
         self.turn_lineages: list[int] = []
         self.turn_callers: list[str] = []
 
@@ -153,6 +156,8 @@ class ChatAgentEnv(Env):
         turn = Turn(ids, truncated, {CALLER: caller, LINEAGE: lineage}, logprobs)
         self.turn_lineages.append(lineage)
         self.turn_callers.append(caller)
+        if self.transcript is not None:
+            self.transcript.note(outstanding.call.request, outstanding.conversation)
         upcoming = await self._turns.resume(outstanding, turn)
         if isinstance(upcoming, Ending):
             self._turns.book.forget()
@@ -203,7 +208,7 @@ class ChatAgentEnv(Env):
 
     def renewed(self) -> "ChatAgentEnv":
         """A new episode of the same agent, task, seed and options."""
-        return ChatAgentEnv(self.agent, self._task, seed=self._seed, **self._options)
+        return ChatAgentEnv(self.agent, self.task, seed=self.seed, **self._options)
 
     @property
     def renderer(self) -> Renderer:
@@ -269,7 +274,7 @@ class ChatAgentEnv(Env):
     async def _begin(self) -> tuple[Episode, Inbox]:
         """Start the agent; the episode, and the inbox that this Env reads."""
         loop = asyncio.get_running_loop()
-        made_of = self._form, loop, [self._settings.names], self._frozen, self._seed
+        made_of = self._form, loop, [self._settings.names], self._frozen, self.seed
         episode = new_episode(self._settings.traces, *made_of)
         self._start(episode)
         return episode, episode.inboxes[0]
@@ -280,7 +285,7 @@ class ChatAgentEnv(Env):
         model = episode.routes.names[0]
         endpoint = Endpoint(episode, episode.inboxes[0], model, self._renderer)
         client = (AgentClient if form.is_async else BlockingAgentClient)(endpoint)
-        agent = form.bound(self.agent, client, self._task)
+        agent = form.bound(self.agent, client, self.task)
         takeover.install()
         give_threads(episode.loop)
         episode.start(agent, takeover.agent_context(endpoint))

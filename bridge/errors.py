@@ -17,6 +17,8 @@
     ├── BlockingCallError      (RuntimeError)  a blocking model call on the loop that answers it
     ├── InvalidDatasetError    (ValueError)    tasks or sizes that make no dataset
     ├── AdvantagesError        (ValueError)    advantages that do not fit the episodes
+    ├── RecordError            (ValueError)    a line is no rollout that this version can read
+    ├── ReplayError            (RuntimeError)  an agent does not do what its record says it did
     └── EnvCheckError          (RuntimeError)  ``check_env`` found a broken rule
 
 Three ends are three classes: *ended* (the agent is done), *closed* (somebody gave up on it) and
@@ -119,6 +121,14 @@ class InvalidDatasetError(EvertError, ValueError):
 
 class AdvantagesError(EvertError, ValueError):
     """Advantages do not have the shape of the episodes they are for, or are no numbers."""
+
+
+class RecordError(EvertError, ValueError):
+    """What was read is no record of a rollout, or one of another version."""
+
+
+class ReplayError(EvertError, RuntimeError):
+    """An agent that is played again differs from its record."""
 
 
 class EnvCheckError(EvertError, RuntimeError):

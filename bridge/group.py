@@ -28,6 +28,7 @@ from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
 from evert.bridge.group_reward import GroupReward, PlayedGroup, further_rewards
 from evert.bridge.imports import resolve
 from evert.bridge.options import EnvOptions
+from evert.bridge.records.recorder import Recorder
 from evert.bridge.seats import SeatEnv, SeatGroup, check_seats
 from evert.bridge.seeds import seed_of
 
@@ -53,6 +54,7 @@ class GroupOptions(EnvOptions, total=False):
     seats: Sequence[str]
     group_reward: GroupReward | None
     tags: Sequence[str]
+    record: Recorder | None
 
 
 def load_agent(agent: Agent | str) -> Agent:
@@ -95,6 +97,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         group_reward: Further rewards that compare the episodes (``group_reward.py``).
         tags: Names under which the Cookbook aggregates metrics.
         seed: Of what its episodes draw, each its own; None: another each time.
+        record: Writes every trajectory down; None: nobody does.
         **options: Of ``ChatAgentEnv``.
 
     Attributes:
@@ -116,6 +119,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         group_reward: GroupReward | None = None,
         tags: Sequence[str] = (),
         seed: int | None = None,
+        record: Recorder | None = None,
         **options: Unpack[EnvOptions],
     ) -> None:
         self.agent = load_agent(agent)
@@ -130,6 +134,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         self.group_reward = group_reward
         self.tags = list(tags)
         self.seed = seed
+        self.record = record
         self.options = options
         self.batch: Batch | None = None
         self._envs: list[ChatAgentEnv] = []
@@ -167,7 +172,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         else:
             envs = [self._seat_group.next_seat(self._next_seed())]
         self._envs += envs
-        return envs
+        return envs if self.record is None else [*map(self.record.watch, envs)]
 
     def _next_seed(self) -> int | None:
         """The seed of the group's next episode; one that is played again has another."""
@@ -202,12 +207,26 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         outcomes = await self._outcomes(trajectory_group, env_group)
         rewards = [outcome.reward or 0.0 for outcome in outcomes]
         metrics: list[Metrics] = [{**outcome.metrics} for outcome in outcomes]
+        self._record(trajectory_group, env_group, rewards, metrics)
         for trajectory, env in played:
             if isinstance(env, ChatAgentEnv):
                 sort_by_lineage(trajectory, env.turn_lineages)
         if self.seats:
             rewards = _shifted_by_seat(rewards, trajectory_group, env_group, metrics)
         return list(zip(rewards, metrics, strict=True))
+
+    def _record(
+        self,
+        trajectories: Sequence[Trajectory],
+        envs: Sequence[Env],
+        rewards: Sequence[float],
+        metrics: Sequence[Metrics],
+    ) -> None:
+        """Have the group written down, in the order of play and with what was really earned."""
+        if self.record is not None:
+            iteration = self.batch.index if self.batch is not None else 0
+            given: Any = {"rewards": rewards, "metrics": metrics, "tags": self.tags}
+            self.record.add(trajectories, envs, iteration=iteration, **given)
 
     async def _outcomes(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]

@@ -24,7 +24,7 @@ from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 import evert
 from evert.bridge.errors import EvertError
 from evert.envs.games import find_game
-from evert.trainers import plan, report, serve, train
+from evert.trainers import export, plan, report, rescore, serve, train
 from evert.trainers.evaluation.settings import read_evaluate_settings
 from evert.trainers.sweeping.study import read_plan
 
@@ -91,6 +91,8 @@ READERS = {
     "evaluate": lambda arguments: read_evaluate_settings(as_pairs(arguments)),
     "sweep": lambda arguments: read_plan(as_pairs(arguments)),
     "report": report.parse,
+    "rescore": rescore.parse,
+    "export": export.parse,
     "serve": serve.parse,
     "engine": plan.parse,
 }

@@ -36,6 +36,7 @@ FOLDERS = ("bridge", "envs", "trainers")
 SUBFOLDERS = (
     "bridge/dialects",
     "bridge/faces",
+    "bridge/records",
     *sorted(f"envs/{path.parent.name}" for path in (ROOT / "envs").glob("*/__init__.py")),
     "trainers/engine",
     "trainers/engine/clients",

@@ -8,6 +8,8 @@ The commands, each a page that reads from top to bottom and a module that runs o
     serve.py      ``evert serve``: weights over HTTP
     sweep.py      ``evert sweep``: a search over settings
     report.py     ``evert report``: runs as a page
+    rescore.py    ``evert rescore``: other rewards for rollouts on record
+    export.py     ``evert export``: conversations on record, for supervised training
     plan.py       ``evert engine plan``: what a model takes in memory, before it is loaded
 
 What they share:

@@ -18,6 +18,8 @@ COMMANDS = {
     "serve": "serve weights to other programs: token ids in and out, as vLLM does",
     "sweep": "search the settings of a run: a grid, at random, or TPE",
     "report": "one HTML page of one or several runs: curves, time, tokens, cost, transcripts",
+    "rescore": "give the rollouts on record other rewards, and show the old beside the new",
+    "export": "write the conversations on record for supervised training",
     "engine": "engine plan: what a model takes in memory to train, before it is loaded",
 }
 
@@ -39,6 +41,8 @@ Commands:
   evert serve model=runs/NAME              sample from it over HTTP
   evert sweep env=identity learning_rate=1e-4,1e-3 steps=10
   evert report runs/A runs/B               compare runs on one page
+  evert rescore run=runs/NAME reward=my_module:reward
+  evert export run=runs/NAME min_reward=1 out=sft.jsonl
   evert engine plan model=Qwen/Qwen3-0.6B  whether there is memory to train it
 """
 

@@ -5,6 +5,7 @@ model and split, and the folder
 
     evaluation.json                 what was evaluated, with versions
     episodes.jsonl                  every episode, written when it is over
+    rollouts.jsonl                  the same token for token, with record=True
     scores.csv                      by model, split and category
     splits.png  categories.png      the same as bars
 
@@ -56,7 +57,7 @@ Settings, with their values:
 """
 
 KEYS = chz.chz_fields(EvaluateSettings).keys() - {"frozen"}  # which are given as models.NAME=
-MAY_CHANGE = frozenset({"models", "seeds", "parallel", "device", "threads", "out"})
+MAY_CHANGE = frozenset({"models", "seeds", "parallel", "record", "device", "threads", "out"})
 """Settings with which an evaluation may go on: they leave what was played as it is."""
 
 
@@ -159,6 +160,8 @@ def _play(
 ) -> None:
     import openai
 
+    from evert.bridge.records.record import ROLLOUTS
+    from evert.bridge.records.recorder import Recorder
     from evert.trainers.evaluation.contestants import OPENAI_KEY
     from evert.trainers.evaluation.episodes import play
 
@@ -168,9 +171,11 @@ def _play(
     if not todo:
         return
     began, settings = time.monotonic(), contestant.settings
+    record = Recorder(log.folder / f"{ROLLOUTS}.jsonl") if settings.record else None
     with contestant.ready(say) as player, _progress(contestant.name, len(todo), console) as done:
         success, parallel = settings.success, settings.parallel
         try:
+            player = replace(player, record=record)
             run_async(play(todo, player, log.add, done, success=success, parallel=parallel))
         except openai.OpenAIError as error:
             raise EvaluationError(

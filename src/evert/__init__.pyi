@@ -22,7 +22,9 @@ from evert.bridge.errors import InvalidAgentError as InvalidAgentError
 from evert.bridge.errors import InvalidDatasetError as InvalidDatasetError
 from evert.bridge.errors import InvalidModelError as InvalidModelError
 from evert.bridge.errors import MissingPackageError as MissingPackageError
+from evert.bridge.errors import RecordError as RecordError
 from evert.bridge.errors import RendererMismatchError as RendererMismatchError
+from evert.bridge.errors import ReplayError as ReplayError
 from evert.bridge.errors import RewardError as RewardError
 from evert.bridge.errors import UnsupportedPromptError as UnsupportedPromptError
 from evert.bridge.explain import explain as explain
@@ -34,6 +36,13 @@ from evert.bridge.group_reward import PlayedGroup as PlayedGroup
 from evert.bridge.judging import judge_group as judge_group
 from evert.bridge.logprobs import SampledTokens as SampledTokens
 from evert.bridge.models import RemoteModel as RemoteModel
+from evert.bridge.records.branches import BranchDataset as BranchDataset
+from evert.bridge.records.branches import BranchEnv as BranchEnv
+from evert.bridge.records.record import RolloutRecord as RolloutRecord
+from evert.bridge.records.record import read_records as read_records
+from evert.bridge.records.recorder import Recorder as Recorder
+from evert.bridge.records.replay import ReplayPolicy as ReplayPolicy
+from evert.bridge.records.replay import replay as replay
 from evert.bridge.scripted import ScriptedPolicy as ScriptedPolicy
 from evert.bridge.sequences import TokenSequence as TokenSequence
 from evert.bridge.sequences import sequences as sequences

@@ -28,6 +28,7 @@ from evert.bridge.endings import NO_CALL
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import EvertError
 from evert.bridge.options import EnvOptions
+from evert.bridge.records.recorder import Recorder
 from evert.bridge.seats import episode_envs
 from evert.bridge.secrets import redacted
 from evert.bridge.weights import TinkerModel
@@ -121,6 +122,7 @@ class EpisodeLog:
     """The episodes of an evaluation, on disk as soon as they are over.
 
     Attributes:
+        folder: It is in.
         by_key: All on record, in the order in which they were over.
     """
 
@@ -130,6 +132,7 @@ class EpisodeLog:
         Raises:
             EpisodeError: A record is none of this version's.
         """
+        self.folder = folder
         self._path = folder / EPISODES
         drop_broken_lines(self._path)
         episodes = [Episode.read(record) for record in read_jsonl(self._path)]
@@ -178,6 +181,7 @@ class Player:
         endpoints_fail: Whether an endpoint of the agent's own that does not answer is a failure of
             the agent's like any other; else it is raised.
         dialogues: Whether they are written down.
+        record: Writes every rollout down; None: nobody does.
     """
 
     agent: Callable[[int], Any]
@@ -187,6 +191,7 @@ class Player:
     strict: bool = False
     endpoints_fail: bool = False
     dialogues: bool = False
+    record: Recorder | None = None
 
 
 async def play(
@@ -236,6 +241,8 @@ async def _play_one(episode: Episode, task: Any, player: Player, success: float)
     draws = episode.draws
     options = _seeded(player.options, draws)
     envs = episode_envs(player.agent(draws), task, player.seats, seed=draws, **options)
+    if player.record is not None:
+        envs = [*map(player.record.watch, envs)]
     rollouts = [
         do_single_rollout(player.policy(env, _seat_seed(draws, number)), env)
         for number, env in enumerate(envs)
@@ -254,6 +261,9 @@ async def _play_one(episode: Episode, task: Any, player: Player, success: float)
     finally:
         for env in envs:
             await env.close()
+    if player.record is not None:
+        about = {"model": episode.model, "task_number": episode.task, "seed": episode.seed}
+        player.record.add(trajectories, envs, split=episode.split, about=about)
     return _told(episode, trajectories, envs, player, success)
 
 

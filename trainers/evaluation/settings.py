@@ -58,6 +58,9 @@ class EvaluateSettings(EpisodeSettings):
     )
     device: str = chz.field(default="auto", doc="embedded: cpu, cuda or auto")
     threads: int | None = size(None, "embedded: CPU threads; None: 1 if tiny")
+    record: bool = chz.field(
+        default=False, doc="whether every rollout is written to OUT/rollouts.jsonl"
+    )
     parallel: int = size(256, "episodes played at a time")
     out: str | None = chz.field(
         default=None, doc="folder, new or to go on with; None: evaluations/<env>-<date-time>"

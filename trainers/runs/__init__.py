@@ -19,6 +19,7 @@ In reading order:
     tally.py            how the episodes of each batch ended; the end of a run that only fails
     rollouts.py         how a run plays its groups: without the episodes that fail
     workers.py          the workers that play them, where asked for
+    recorded.py         the rollouts of one that recorded them
     progress.py         what is shown meanwhile
     redaction.py        its logs and configuration, without the secrets that are known
     process.py          a run as a process of its own

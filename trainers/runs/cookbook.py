@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import chz
 
+from evert.bridge.records.record import ROLLOUTS
 from evert.trainers.arguments import UsageError, fields_of, help_line, in_words, read_settings
 from evert.trainers.runs.episode_settings import EpisodeSettings, env_options
 from evert.trainers.runs.frozen_models import frozen_models
@@ -75,6 +76,7 @@ def cookbook_config(
     values = {path: getattr(settings, name) for path, name in own.items() if name not in inside}
     values |= _dataset(settings, context_length) | saving(embedded, 1)
     values |= {
+        "dataset_builder.record": str(folder / ROLLOUTS) if settings.record else None,
         "recipe_name": f"evert_{slug(settings.name)}",
         "log_path": str(folder),
         "renderer_name": renderer_of(settings),

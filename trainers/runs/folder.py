@@ -7,6 +7,7 @@
     checkpoints.jsonl      the Cookbook's list of checkpoints, to resume from
     checkpoints/           the checkpoints themselves (embedded engine)
     iteration_*/           rollouts of each step, by the Cookbook
+    rollouts/              the same whole, a file a batch, with record=True
     before.json            held-out scores and samples of the untrained weights
     result.json            the figures of a finished run
     learning_curve.png  samples.md  samples.jsonl  logs.log

@@ -112,6 +112,9 @@ class TrainSettings(EpisodeSettings):
         5, "steps between kept checkpoints; embedded runs also save every step", 0
     )
     samples: int = size(4, "held-out tasks written down before and after", 0)
+    record: bool = chz.field(
+        default=False, doc="whether every training rollout is written to RUN/rollouts"
+    )
     seed: int = chz.field(default=0, doc="same seed, same run (embedded engine on a CPU)")
     log_path: str | None = chz.field(
         default=None, doc="run folder, new or to resume; None: runs/<env>-<model>-<date-time>"
@@ -171,7 +174,7 @@ BY_PATH = ("agent", "train_tasks", "test_tasks", "demonstrations")
 RESUMABLE = frozenset(
     {"wandb_project", "wandb_name", "tags", "tensorboard"}
     | {"log_path", "steps", "eval_every", "save_every", "samples", "engine", "base_url", "threads"}
-    | {"failed_steps", "rollouts", "rollout_workers", "groups_per_worker", "ray_address"}
+    | {"failed_steps", "record", "rollouts", "rollout_workers", "groups_per_worker", "ray_address"}
 )
 """Settings that a resumed run may change: they leave what was learned so far as it is."""
 

@@ -164,6 +164,8 @@ class WorkerExecutor(Executor):
             error = raised
         for record in outcome.records:
             logging.getLogger(record.name).handle(record)
+        for rows in outcome.rows:
+            task.env_group_builder.record.write(rows)
         if error is not None and not isinstance(error, Exception):
             error = WorkerError(f"{_name(task)} raised {type(error).__name__} in a worker: {error}")
         if hear is not None:

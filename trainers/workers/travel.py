@@ -57,12 +57,14 @@ class Outcome:
         error: What was raised instead; None: nothing.
         account: Of its episodes, by a strategy that has one (``runs/rollouts.py``).
         records: What was logged.
+        rows: Of its rollouts, where they are recorded.
     """
 
     result: TrajectoryGroup | None = None
     error: "PackedError | None" = None
     account: Any = None
     records: list[LogRecord] = field(default_factory=list)
+    rows: list[Any] = field(default_factory=list)
 
 
 def pack(value: Any, stand_in: Callable[[Any], Any] = lambda found: None) -> bytes:

@@ -23,6 +23,8 @@ from tests.trainers.workers.conftest import dies_once, play, rewards, says_task
 
 from evert.bridge.errors import AgentError
 from evert.bridge.group import ChatAgentGroupBuilder
+from evert.bridge.records.record import read_records
+from evert.bridge.records.recorder import Recorder
 from evert.bridge.weights import TinkerModel
 from evert.trainers.engine.engine import Engine
 from evert.trainers.workers.errors import LostGroupError, WorkerError
@@ -86,6 +88,20 @@ async def test_an_agent_with_seats_plays_elsewhere(pool: PoolRollouts) -> None:
 
 def _seated(agent: Any) -> ChatAgentGroupBuilder:
     return ChatAgentGroupBuilder(agent, group_size=2, seats=("asker", "answerer"))
+
+
+async def test_what_is_recorded_in_a_worker_is_written_here(
+    pool: PoolRollouts, tmp_path: Path
+) -> None:
+    recorder = Recorder(tmp_path / "rollouts.jsonl")
+    agent = says_task()
+    groups = [await play(pool, agent, task, record=recorder) for task in (1.0, 2.0)]
+    records = [*read_records(recorder.path)]
+
+    assert sorted(record.task for record in records) == [1.0, 1.0, 2.0, 2.0]
+    earned = [reward for group in groups for reward in rewards(group)]
+    assert sorted(record.reward for record in records) == sorted(earned)
+    assert all(record.messages() for record in records)
 
 
 async def test_a_worker_plays_several_groups_at_a_time(tmp_path: Path) -> None:

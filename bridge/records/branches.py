@@ -1,0 +1,169 @@
+"""Branches: rollouts that go on from a turn of a recorded one, sampled anew from there.
+
+    BranchDataset(agent, records, turn=3, batch_size=8, group_size=4)
+
+The agent is played up to that turn with the replies of the record, and the prompt of the turn is
+the Env's first observation. So the replies before it are prompt: a batch of branches trains on what
+was sampled for it, each token once, however many branches share a beginning.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Unpack
+
+from tinker_cookbook.completers import StopCondition
+from tinker_cookbook.rl.types import Env, InitialObservationOverflow, Observation
+
+from evert.bridge.agent import NO_TASK, Agent
+from evert.bridge.dataset import AgentDataset
+from evert.bridge.env import ChatAgentEnv
+from evert.bridge.errors import InvalidDatasetError, ReplayError
+from evert.bridge.group import ChatAgentGroupBuilder, GroupOptions
+from evert.bridge.options import EnvOptions
+from evert.bridge.records.record import RolloutRecord
+from evert.bridge.records.replay import ReplayPolicy
+from evert.bridge.records.transcript import Transcript
+
+ChooseTurn = int | Callable[[RolloutRecord], int]
+"""The turn to go on from, or which one it is of a record; -1 is the last."""
+
+
+class BranchEnv(ChatAgentEnv):
+    """An episode that begins with the first turns of a recorded one.
+
+    Args:
+        record: Of the rollout.
+        turn: The first turn that is sampled: those before it are played from the record.
+        agent: The agent.
+        task: Left out: the record's.
+        **options: Of ``ChatAgentEnv``; budgets count the whole episode.
+
+    Attributes:
+        earned: What the turns before it earned, which is no part of the rewards.
+
+    Raises:
+        InvalidDatasetError: The record has no such turn.
+    """
+
+    def __init__(
+        self,
+        record: RolloutRecord,
+        turn: int,
+        agent: Agent,
+        task: object = NO_TASK,
+        **options: Unpack[EnvOptions],
+    ) -> None:
+        task = record.task if task is NO_TASK else task
+        super().__init__(agent, task, seed=record.row["seed"], **options)
+        if not -record.turns <= turn < record.turns:
+            raise InvalidDatasetError(
+                f"There is no turn {turn} in a record of {record.turns} turns; expected one of "
+                f"0 to {record.turns - 1}, or -1 for the last."
+            )
+        self._record, self._turn = record, turn % record.turns
+        self.earned = 0.0
+
+    def renewed(self) -> "BranchEnv":
+        """Another branch of the same record, from the same turn."""
+        return BranchEnv(self._record, self._turn, self.agent, self.task, **self._options)
+
+    async def initial_observation(
+        self,
+    ) -> tuple[Observation, StopCondition] | InitialObservationOverflow:
+        """Play the agent up to the turn, and return the prompt of that.
+
+        Raises:
+            ReplayError: The agent differs from the record before.
+            AgentError, AgentTimeoutError, RewardError, EnvClosedError: As ``step``.
+        """
+        policy = ReplayPolicy(self._record, self)
+        begun = await super().initial_observation()
+        for turn in range(self._turn):
+            if isinstance(begun, InitialObservationOverflow):
+                break
+            action = await policy(*begun)
+            result = await self.step(action.tokens, extra={"stop_reason": action.stop_reason})
+            self.earned += result.reward
+            if result.episode_done:
+                raise ReplayError(
+                    f"The agent differs from its record at turn {turn + 1}: its episode ended, and "
+                    f"a branch was to go on from turn {self._turn}."
+                )
+            begun = result.next_observation, result.next_stop_condition
+        if isinstance(begun, InitialObservationOverflow):
+            policy.check_over()
+            return begun
+        policy.find(begun[0])
+        self.turn_lineages.clear()
+        self.turn_callers.clear()
+        self.transcript = self.transcript and Transcript()
+        return begun
+
+
+class BranchGroupBuilder(ChatAgentGroupBuilder):
+    """A group of branches of one record.
+
+    Args:
+        record_of: The rollout that they branch off.
+        turn: Where.
+        agent: The agent, or its import path.
+        group_size: Number of branches.
+        **options: Of ``ChatAgentGroupBuilder``.
+    """
+
+    def __init__(
+        self,
+        record_of: RolloutRecord,
+        turn: int,
+        agent: Agent | str,
+        group_size: int = 1,
+        **options: Unpack[GroupOptions],
+    ) -> None:
+        super().__init__(agent, record_of.task, group_size, **options)
+        self.record_of, self.turn = record_of, turn
+
+    async def make_envs(self) -> Sequence[Env]:
+        """New branches; ``cleanup`` closes them all."""
+        envs = [
+            BranchEnv(self.record_of, self.turn, self.agent, self.task, **self.options)
+            for _ in range(self.group_size)
+        ]
+        self._envs += envs
+        return envs if self.record is None else [*map(self.record.watch, envs)]
+
+
+class BranchDataset(AgentDataset):
+    """Groups of branches, one a record.
+
+    Args:
+        agent: The agent, or its import path.
+        records: Rollouts of it, of agents without seats.
+        turn: The first turn that is sampled anew, or a function from a record to it; it is asked
+            whenever a group is made. -1 is the last turn, 0 the whole episode.
+        **options: Of ``AgentDataset``: ``batch_size``, ``group_size``, ``epochs``, and so on.
+
+    Raises:
+        InvalidDatasetError: There is no record, none of such a turn, or one of a seat.
+        RecordError: A record does not hold its task.
+    """
+
+    def __init__(
+        self,
+        agent: Agent | str,
+        records: Sequence[RolloutRecord],
+        *,
+        turn: ChooseTurn,
+        **options: Any,
+    ) -> None:
+        for record in records:
+            if record.row["seat"] is not None:
+                raise InvalidDatasetError(
+                    f"A record is of the seat {record.row['seat']!r}. An episode with seats cannot "
+                    "be branched: its other seats are other rollouts."
+                )
+        self._choose = turn
+        super().__init__(agent, records, **options)
+
+    def _group(self, number: int) -> BranchGroupBuilder:
+        record: RolloutRecord = self.tasks[number]
+        turn = self._choose if isinstance(self._choose, int) else self._choose(record)
+        return BranchGroupBuilder(record, turn, self.agent, self.group_size, **self.options)

@@ -1,0 +1,279 @@
+"""``RolloutRecord``: a rollout that was written down, and ``read_records``: all of a run.
+
+A record gives back what was played: prompts and actions token for token (``trajectory``), and the
+conversation (``messages``), as the agent saw it.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tinker
+from pydantic import TypeAdapter
+from tinker_cookbook.completers import TokensWithLogprobs
+from tinker_cookbook.rl.types import Trajectory, Transition
+
+from evert.bridge.agent import NO_TASK
+from evert.bridge.errors import RecordError
+from evert.bridge.logprobs import remembering
+from evert.bridge.records.rows import SCHEMA, Row
+from evert.bridge.tokens import FlatPrompt, chunks_of
+
+logger = logging.getLogger(__name__)
+
+ROLLOUTS = "rollouts"
+"""Folder, or with ``.jsonl`` file, of the rollouts in the folder of a run or of an evaluation."""
+
+_CHUNK: TypeAdapter[tinker.ModelInputChunk] = TypeAdapter(tinker.ModelInputChunk)
+
+
+class RolloutRecord:
+    """One rollout of an agent.
+
+    Args:
+        row: As it was written.
+
+    Attributes:
+        row: The same; ``docs/records.md`` lists its fields.
+
+    Raises:
+        RecordError: It is none of this version's schema.
+    """
+
+    def __init__(self, row: Mapping[str, Any]) -> None:
+        found = row.get("evert_schema")
+        if found != SCHEMA:
+            raise RecordError(
+                f"A record has evert_schema={found!r}; this version of evert reads {SCHEMA}. Read "
+                "it with the version that wrote it (its field versions), or record anew."
+                if found is not None
+                else f"A line holds no rollout of evert's: it has no evert_schema, but {[*row]}. "
+                "Name a run or an evaluation that was made with record=True. (The Cookbook's own "
+                "summaries of rollouts have neither tokens nor messages.)"
+            )
+        self.row = row
+
+    def __repr__(self) -> str:
+        return f"<RolloutRecord of {self.row['agent']}: {self.turns} turns, reward {self.reward:g}>"
+
+    @property
+    def turns(self) -> int:
+        """Number of actions. An episode without a model call has none."""
+        steps = self.row["steps"]  # the runner makes one up where there was no call
+        is_played = len(steps) > 1 or any(step["ac_len"] or step["ob_len"] for step in steps)
+        return len(steps) if is_played else 0
+
+    @property
+    def reward(self) -> float:
+        """All that was earned, what the group added included."""
+        return float(self.row["total_reward"])
+
+    @property
+    def task(self) -> Any:
+        """The task, as JSON gives it back; ``NO_TASK`` for an agent without one.
+
+        Raises:
+            RecordError: It is none that JSON can hold.
+        """
+        if "task_repr" in self.row:
+            raise RecordError(
+                f"The task of this record is {self.row['task_repr']}, which JSON cannot give back "
+                "as it was. Pass it: task=..."
+            )
+        return self.row.get("task", NO_TASK)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Those of all turns, summed."""
+        total: dict[str, float] = {}
+        for step in self.row["steps"]:
+            for name, value in step["metrics"].items():
+                total[name] = total.get(name, 0.0) + value
+        return total
+
+    @property
+    def text(self) -> str:
+        """The last reply, as it was sampled; "" without one."""
+        return str(self.row["steps"][-1]["text"]) if self.turns else ""
+
+    # -- in tokens -------------------------------------------------------------------------------
+
+    @cached_property
+    def prompts(self) -> list[FlatPrompt]:
+        """The tokens of each turn's prompt; an image stands for itself."""
+        found: list[FlatPrompt] = []
+        for step in self.row["steps"]:
+            after, new = step["prompt"]["after"], map(_element, step["prompt"]["tokens"])
+            before = [] if after is None else found[after] + self.row["steps"][after]["tokens"]
+            found.append([*before, *new])
+        return found
+
+    def action(self, turn: int) -> TokensWithLogprobs:
+        """What was sampled at a turn."""
+        step = self.row["steps"][turn]
+        tokens, logprobs = [*step["tokens"]], step["logprobs"]
+        return remembering(TokensWithLogprobs(tokens, logprobs, step["stop_reason"]))
+
+    def trajectory(self) -> Trajectory:
+        """The rollout, as it was played; what a group added is ``row["final_reward"]``."""
+        transitions = [
+            Transition(
+                ob=tinker.ModelInput(chunks=chunks_of(prompt)),
+                ac=self.action(turn),
+                reward=step["reward"],
+                episode_done=step["episode_done"],
+                metrics=dict(step["metrics"]),
+                logs=dict(step["logs"]),
+            )
+            for turn, (step, prompt) in enumerate(zip(self.row["steps"], self.prompts, strict=True))
+        ]
+        return Trajectory(transitions, tinker.ModelInput.empty(), self.row["stop_reason"])
+
+    # -- in messages -----------------------------------------------------------------------------
+
+    def asked(self, turn: int) -> list[Row]:
+        """The messages of the call that a turn answered.
+
+        Raises:
+            RecordError: They were not kept.
+        """
+        return self._conversation(turn, self._reply)
+
+    def messages(self, turn: int = -1) -> list[Row]:
+        """A conversation as the agent had it, up to a turn's reply; by default the last one's.
+
+        Raises:
+            RecordError: It was not kept.
+        """
+        turn = range(self.turns)[turn]
+        return [*self.asked(turn), self._reply(turn)]
+
+    def sampled_messages(self, turn: int) -> list[Row]:
+        """The same as the model had it: tools as its renderer showed them, replies as sampled.
+
+        Each reply is a text, with its thinking and the markup of its calls.
+        """
+        messages = [*self._conversation(turn, self._said), self._said(turn)]
+        prefix = self._begun(turn).get("prefix", [])
+        has_system = bool(prefix) and messages[0]["role"] in ("system", "developer")
+        return [*prefix, *messages[has_system and isinstance(messages[0]["content"], str) :]]
+
+    def tools(self, turn: int) -> list[Row]:
+        """The tools of the call that a turn answered; none: []."""
+        found: list[Row] = self._begun(turn).get("tools", [])
+        return found
+
+    def last_turns(self) -> list[int]:
+        """The turns that conversations end with: no other goes on from their replies."""
+        calls = [step.get("call") or {} for step in self.row["steps"][: self.turns]]
+        gone_on = {call.get("after") for call in calls}
+        given = [self.row["steps"][turn].get("reply") is not None for turn in range(self.turns)]
+        last = self.turns - 1  # what ended the episode was the end of a conversation, too
+        return [t for t in range(self.turns) if t not in gone_on and (given[t] or t == last)]
+
+    def _conversation(self, turn: int, reply: Callable[[int], Row]) -> list[Row]:
+        """The messages of a turn's call, the replies among them as ``reply`` has them."""
+        parts: list[list[Row]] = []
+        call = self._call(turn)
+        parts.append(call["messages"])
+        while (before := call["after"]) is not None:
+            call = self._call(before)
+            parts += [[reply(before)], call["messages"]]
+        return [message for part in reversed(parts) for message in part]
+
+    def _begun(self, turn: int) -> Row:
+        """The call that the conversation of a turn began with."""
+        while (call := self._call(turn))["after"] is not None:
+            turn = call["after"]
+        return call
+
+    def _call(self, turn: int) -> Row:
+        call: Row | None = self.row["steps"][turn].get("call")
+        if call is None:
+            raise RecordError(
+                f"Turn {turn} of this record has no messages: they were not kept. Have the Env "
+                "watched before it is played: recorder.watch(env)."
+            )
+        return call
+
+    def _reply(self, turn: int) -> Row:
+        return self.row["steps"][turn].get("reply") or self._said(turn)
+
+    def _said(self, turn: int) -> Row:
+        return {"role": "assistant", "content": self.row["steps"][turn]["text"]}
+
+
+def _element(token: Any) -> Any:
+    return token if isinstance(token, int) else _CHUNK.validate_python(token)
+
+
+# -- files ---------------------------------------------------------------------------------------
+
+
+def record_files(path: str | Path) -> list[Path]:
+    """The files of the rollouts that a run, an evaluation, a folder or a file has.
+
+    Raises:
+        RecordError: There are none.
+    """
+    path = Path(path).expanduser()
+    found = [path] if path.is_file() else []
+    for folder in (path / ROLLOUTS, path):
+        found = found or sorted(folder.glob("[0-9]*.jsonl"))
+    single = path / f"{ROLLOUTS}.jsonl"
+    found = found or ([single] if single.is_file() else [])
+    if not found:
+        raise RecordError(
+            f"{path} holds no rollouts. Name the folder of a run or of an evaluation that was made "
+            "with record=True, or a file that a Recorder wrote."
+        )
+    return found
+
+
+def read_records(
+    path: str | Path, read: Callable[[int], object] = lambda size: None
+) -> Iterator[RolloutRecord]:
+    """The rollouts that were written down, one after the other.
+
+    Lines that a kill cut off are left out, and said in the log.
+
+    Args:
+        path: The folder of a run or of an evaluation, or a file.
+        read: Is told the bytes of each line, to show how far it is.
+
+    Yields:
+        One a rollout; the groups of an iteration stand in the order in which they were over.
+
+    Raises:
+        RecordError: There are none, or some of another schema.
+    """
+    for file in record_files(path):
+        broken = 0
+        with file.open("rb") as lines:
+            for line in lines:
+                read(len(line))
+                row = _row(line)
+                if row is None:
+                    broken += bool(line.strip())
+                    continue
+                yield _record(row, file)
+        if broken:
+            logger.warning("%s: %d broken lines are left out, as a kill leaves them.", file, broken)
+
+
+def _row(line: bytes) -> Row | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _record(row: Row, file: Path) -> RolloutRecord:
+    try:
+        return RolloutRecord(row)
+    except RecordError as error:
+        raise RecordError(f"{file}: {error}") from None

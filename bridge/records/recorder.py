@@ -1,0 +1,141 @@
+"""``Recorder``: rollouts into JSON lines, whole groups at a time.
+
+    recorder = Recorder("rollouts.jsonl")
+    builder = ChatAgentGroupBuilder(agent, task, group_size=8, record=recorder)
+
+A line is written in one piece. One that a kill cut off is the last of its file, and is left out
+when the file is read; what is written behind it later begins on a line of its own.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tinker_cookbook.rl.types import Env, Metrics, Trajectory, TrajectoryGroup
+
+from evert.bridge.env import ChatAgentEnv
+from evert.bridge.records.rows import Row, rollout_rows
+from evert.bridge.records.transcript import Transcript
+from evert.bridge.secrets import redacted
+from evert.bridge.seeds import Draws
+
+E = TypeVar("E", bound=Env)
+
+
+class Recorder:
+    """Writes rollouts down.
+
+    Args:
+        path: A file ``*.jsonl``, written on at its end; or a folder, for a file an iteration, each
+            begun anew by whoever does that iteration again.
+
+    Pickled, as a group's that is played by ``PoolRollouts``, it gathers its rows, which come back
+    with the group and are written here. Another executor's processes do not bring them back.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._groups = Counter[Path]()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Gathering, (self.path,)
+
+    def watch(self, env: E) -> E:
+        """Have an Env keep what its agent asks; before it is played. Returns the Env.
+
+        One without a seed gets one, to be written down.
+        """
+        if isinstance(env, ChatAgentEnv):
+            env.transcript = env.transcript or Transcript()
+            env.seed = Draws(env.seed).seed
+        return env
+
+    def add(
+        self,
+        trajectories: Sequence[Trajectory],
+        envs: Sequence[Env],
+        *,
+        rewards: Sequence[float] = (),
+        metrics: Sequence[Metrics] = (),
+        split: str = "train",
+        iteration: int = 0,
+        tags: Sequence[str] = (),
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write a group down.
+
+        Args:
+            trajectories: Of the episodes, as they were played.
+            envs: That were played, one a trajectory, watched; those that are none of evert's are
+                left out.
+            rewards: What the group adds to each; none: nothing.
+            metrics: The same.
+            split: "train" or "test".
+            iteration: Of the training, or 0.
+            tags: Of the group.
+            about: What else is to be known of each.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        given = zip(
+            trajectories, envs, rewards or [0.0] * len(envs), metrics or [{}] * len(envs),
+            strict=True,
+        )  # fmt: skip
+        ours = [(t, env, r, m) for t, env, r, m in given if isinstance(env, ChatAgentEnv)]
+        group = TrajectoryGroup([o[0] for o in ours], [o[2] for o in ours], [o[3] for o in ours])
+        named: dict[str, Any] = {"split": split, "iteration": iteration, "tags": tags}
+        self.write(rollout_rows(group, [env for _, env, _, _ in ours], **named, about=about))
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Write the rows of a group.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        if not rows:
+            return
+        file = self._file(rows[0]["iteration"])
+        if file not in self._groups:
+            self._groups[file] = self._begun(file)
+        number = self._groups[file]
+        lines = (json.dumps({**row, "group_idx": number}) for row in rows)
+        with file.open("a", encoding="utf-8") as out:
+            out.write(redacted("".join(f"{line}\n" for line in lines)))
+        self._groups[file] += 1
+
+    def _file(self, iteration: int) -> Path:
+        return self.path if self.path.suffix else self.path / f"{iteration:06}.jsonl"
+
+    def _begun(self, file: Path) -> int:
+        """Bring a file into order that is written to for the first time; the next group's number.
+
+        Numbers go on behind the lines there are.
+        """
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not file.is_file() or not self.path.suffix:
+            file.write_bytes(b"")
+            return 0
+        with file.open("r+b") as there:
+            lines = [*there]
+            if lines and not lines[-1].endswith(b"\n"):
+                there.write(b"\n")
+        return len(lines)
+
+
+class Gathering(Recorder):
+    """A recorder in another process: what it is given goes back from there.
+
+    Attributes:
+        rows: By group.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.rows: list[Sequence[Row]] = []
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Keep the rows of a group."""
+        self.rows.append(rows)

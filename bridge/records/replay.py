@@ -1,0 +1,210 @@
+"""``ReplayPolicy``: a record in the place of a model, and ``replay``: an agent against its record.
+
+Each call gets the tokens that its prompt got then. Calls that an agent makes side by side may come
+in another order, and are found by their prompts. A prompt that the record has not is where the
+agent itself differs: with the same replies, it asked for something else.
+"""
+
+import json
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any, Unpack
+
+import tinker
+from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
+from tinker_cookbook.rl.rollouts import do_single_rollout
+from tinker_cookbook.rl.types import Trajectory
+
+from evert.bridge.agent import NO_TASK, Agent
+from evert.bridge.env import ChatAgentEnv
+from evert.bridge.errors import ReplayError
+from evert.bridge.options import EnvOptions
+from evert.bridge.records.record import RolloutRecord
+from evert.bridge.records.rows import Row, as_message
+from evert.bridge.tokens import FlatPrompt, flatten
+
+AROUND = 40
+"""Characters that are shown on each side of a difference."""
+
+
+class ReplayPolicy(TokenCompleter):
+    """Says what was said in a recorded rollout; samples nothing, needs no model.
+
+    Args:
+        record: Of the rollout.
+        env: That it plays, to name the message that differs; None: only tokens are compared.
+
+    Attributes:
+        record: As given.
+        left: Turns that were not played yet, in their order.
+    """
+
+    def __init__(self, record: RolloutRecord, env: ChatAgentEnv | None = None) -> None:
+        self.record = record
+        self.left = list(range(record.turns))
+        self._env = env
+
+    async def __call__(
+        self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
+    ) -> TokensWithLogprobs:
+        """What was sampled for this prompt, as it was: log-probabilities and stop reason too.
+
+        Raises:
+            ReplayError: The record has no such call, or none any more.
+        """
+        turn = self.find(model_input)
+        self.left.remove(turn)
+        return self.record.action(turn)
+
+    def find(self, model_input: tinker.ModelInput) -> int:
+        """The turn that has this prompt, of those that were not played.
+
+        Raises:
+            ReplayError: There is none; says where the agent first differs.
+        """
+        prompt, prompts = flatten(model_input.chunks), self.record.prompts
+        for turn in self.left:
+            if prompts[turn] == prompt:
+                return turn
+        raise ReplayError(self._difference(prompt))
+
+    def check_over(self) -> None:
+        """Check that the agent made all of its calls.
+
+        Raises:
+            ReplayError: It ended before.
+        """
+        if self.left:
+            turn = self.left[0]
+            raise ReplayError(
+                f"The agent differs from its record at turn {turn}: it ended, where then it called "
+                f"the model{_quoted(self._asked(turn))}."
+            )
+
+    def _difference(self, prompt: FlatPrompt) -> str:
+        """What is to be said of a prompt that the record has not."""
+        request = self._env.request if self._env is not None else None
+        now = [*map(as_message, request.messages)] if request is not None else []
+        if not self.left:
+            turns = self.record.turns
+            return (
+                f"The agent differs from its record at turn {turns}: it calls the model once more, "
+                f"where then it ended after {turns} calls{_quoted(now)}."
+            )
+        turn = self.left[0]
+        where = f"The agent differs from its record at turn {turn} (of {self.record.turns})"
+        then = self._asked(turn)
+        if request is None:
+            return f"{where}: {_in_tokens(self.record.prompts[turn], prompt)}"
+        tools = self.record.tools(turn) if then else []
+        found = _in_messages(then, now) or _in_field("tools", tools, request.tools)
+        return f"{where}: {found or self._elsewhere(prompt)}"
+
+    def _asked(self, turn: int) -> list[Row]:
+        return self.record.asked(turn) if "call" in self.record.row["steps"][turn] else []
+
+    def _elsewhere(self, prompt: FlatPrompt) -> str:
+        row = self.record.row
+        return (
+            "its messages are those of the record, and their tokens are not. Expected the renderer "
+            f"{row['renderer']} of {row['tokenizer']}; pass that one (renderer=), and the options "
+            f"that the Env had. {_in_tokens(self.record.prompts[self.left[0]], prompt)}"
+        )
+
+
+async def replay(
+    record: RolloutRecord,
+    agent: Agent,
+    task: object = NO_TASK,
+    **options: Unpack[EnvOptions],
+) -> Trajectory:
+    """Play an agent again, with the replies and the seed that it got then and no model.
+
+    Args:
+        record: Of the rollout.
+        agent: As it is now.
+        task: Left out: the record's.
+        **options: Of ``ChatAgentEnv``; ``renderer`` as it was then.
+
+    Returns:
+        What was played: the prompts and actions of the record, and what they earn now.
+
+    Raises:
+        ReplayError: The agent differs: the first turn at which it asks for something else.
+        RecordError: The record does not hold its task.
+        AgentError, AgentTimeoutError, RewardError: As ``ChatAgentEnv.step``.
+    """
+    task = record.task if task is NO_TASK else task
+    env = ChatAgentEnv(agent, task, seed=record.row["seed"], **options)
+    policy = ReplayPolicy(record, env)
+    try:
+        trajectory = await do_single_rollout(policy, env)
+    finally:
+        await env.close()
+    policy.check_over()
+    return trajectory
+
+
+# -- differences, in words -----------------------------------------------------------------------
+
+
+def _in_messages(then: Sequence[Row], now: Sequence[Row]) -> str:
+    """The first message that is another; "" where all say the same."""
+    for index, (old, new) in enumerate(zip_longest(then, now)):
+        if old is None or new is None:
+            extra = new if old is None else old
+            what = "is new" if old is None else "is missing"
+            return f"messages[{index}] {what}: {_short(_words(extra))}. {_ADVICE}"
+        for field in sorted({*old, *new} - _UNSEEN):
+            if _said(old, field) != _said(new, field):
+                place = f"messages[{index}].{field} of the {old.get('role')}"
+                return _in_field(place, old.get(field), new.get(field))
+    return ""
+
+
+_UNSEEN = {"reasoning_content", "reasoning", "name", "refusal", "annotations", "audio"}
+"""Fields that agents leave out, or an SDK adds, of what is the same message."""
+
+_ADVICE = "The replies were the same: look for what else the agent goes by (time, chance, a tool)."
+
+
+def _said(message: Row, field: str) -> Any:
+    """A field without what says nothing: agents strip replies, and leave empty fields out."""
+    value = message.get(field)
+    if field == "tool_calls":
+        return [call.get("function") for call in value or []]
+    return (value or "").strip() if isinstance(value, str | None) else value
+
+
+def _in_field(place: str, then: Any, now: Any) -> str:
+    if then == now or (not then and not now):
+        return ""
+    old, new = _words(then), _words(now)
+    start = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), None)
+    start = min(len(old), len(new)) if start is None else start
+    return f"{place} was {_short(old, start)} and is now {_short(new, start)}. {_ADVICE}"
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, default=repr)
+
+
+def _short(text: str, place: int = 0) -> str:
+    """A text around a place."""
+    start, end = max(0, place - AROUND), place + AROUND
+    return f"{'…' * (start > 0)}{text[start:end]!r}{'…' * (end < len(text))}"
+
+
+def _quoted(messages: Sequence[Row]) -> str:
+    return f", with {_short(_words(messages[-1].get('content')))}" if messages else ""
+
+
+def _in_tokens(then: FlatPrompt, now: FlatPrompt) -> str:
+    same = next((i for i, (a, b) in enumerate(zip(then, now, strict=False)) if a != b), None)
+    same = min(len(then), len(now)) if same is None else same
+    return (
+        f"Its prompt has {len(now)} tokens and then had {len(then)}, of which the first {same} are "
+        "the same. With evert.replay, or ReplayPolicy(record, env), the message is named."
+    )

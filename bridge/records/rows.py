@@ -1,0 +1,216 @@
+"""A rollout as a row of JSON: the Cookbook's summary of it, and all that it leaves out.
+
+``rollout_rows`` begins with what the Cookbook's ``serialize_rollout_summaries`` makes of a group
+(split, iteration, rewards, metrics, logs and lengths by step), so that whatever reads those files
+reads these. What is added has its own number, ``SCHEMA``; ``docs/records.md`` lists it.
+
+Steps stand in the order in which they were played. A prompt, and a call, is written as what is new
+after an earlier step: a long conversation costs what was said in it, once.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib.metadata import version
+from itertools import takewhile
+from typing import Any
+
+from tinker_cookbook.renderers.base import message_to_jsonable
+from tinker_cookbook.rl.rollout_logging import serialize_rollout_summaries
+from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup, Transition
+
+from evert.bridge.agent import NO_TASK, agent_name
+from evert.bridge.env import ChatAgentEnv
+from evert.bridge.errors import repr_of
+from evert.bridge.messages import Reply, as_fields, read_tools
+from evert.bridge.records.transcript import Asked, Transcript
+from evert.bridge.rendering import PromptRenderer, prompt_renderer
+from evert.bridge.tokens import FlatPrompt, flatten
+
+SCHEMA = 1
+"""Of what evert adds; another number is another form."""
+
+OPENING = 3
+"""Tokens in which a prompt may open a thought."""
+
+Row = dict[str, Any]
+
+
+def rollout_rows(
+    group: TrajectoryGroup,
+    envs: Sequence[ChatAgentEnv],
+    *,
+    split: str = "train",
+    iteration: int = 0,
+    tags: Sequence[str] = (),
+    about: Mapping[str, Any] | None = None,
+) -> list[Row]:
+    """The rows of a group, one a trajectory, as JSON has them.
+
+    Args:
+        group: Its transitions are in the order in which they were played.
+        envs: That were played; one whose calls were not kept (``Recorder.watch``) has no messages.
+        split: "train" or "test".
+        iteration: Of the training, or 0.
+        tags: Of the group.
+        about: What else is to be known of each.
+    """
+    rows = serialize_rollout_summaries(
+        split=split, iteration=iteration, trajectory_groups_P=[group], taglist_P=[[*tags]]
+    )
+    for row, trajectory, env in zip(rows, group.trajectories_G, envs, strict=True):
+        row |= _origin(env) | {"stop_reason": trajectory.stop_reason, "about": dict(about or {})}
+        for step, added in zip(row["steps"], _steps(trajectory, env), strict=True):
+            step |= added
+    return rows
+
+
+def _origin(env: ChatAgentEnv) -> Row:
+    """What made the rollout."""
+    renderer = env.renderer
+    return {
+        "evert_schema": SCHEMA,
+        "versions": _versions(),
+        "agent": agent_name(env.agent),
+        "renderer": getattr(renderer, "_renderer_name", None) or type(renderer).__name__,
+        "tokenizer": getattr(renderer.tokenizer, "name_or_path", None),
+        "seat": getattr(env, "seat", None),
+        "seed": getattr(env, "table", env).seed,  # of seats it is their table's
+        **_task(env.task),
+    }
+
+
+@cache
+def _versions() -> dict[str, str]:
+    return {package: version(package) for package in ("evert", "tinker-cookbook")}
+
+
+def _task(task: object) -> Row:
+    """The task itself where JSON gives it back as it was; else its ``repr``, to be recognised."""
+    if task is NO_TASK:
+        return {}
+    try:
+        if json.loads(json.dumps(task)) == task:
+            return {"task": task}
+    except Exception:  # no JSON, or an object that does not like to be compared
+        pass
+    return {"task_repr": repr_of(task)}
+
+
+def _steps(trajectory: Trajectory, env: ChatAgentEnv) -> Iterator[Row]:
+    renderer = prompt_renderer(env.renderer)
+    transcript = env.transcript or Transcript()
+    for index, (turn, prompt) in enumerate(
+        zip(trajectory.transitions, _prompts(trajectory.transitions), strict=True)
+    ):
+        yield {
+            "prompt": prompt,
+            "tokens": [*turn.ac.tokens],
+            "logprobs": turn.ac.maybe_logprobs,
+            "stop_reason": turn.ac.stop_reason,
+            "text": _opened(turn, renderer) + _text(turn.ac.tokens, renderer),
+            **_said(transcript, index, env),
+        }
+
+
+def _prompts(transitions: Sequence[Transition]) -> Iterator[Row]:
+    """Each prompt as the latest step that it goes on from, and the tokens after it."""
+    known: list[FlatPrompt] = []
+    for turn in transitions:
+        flat = flatten(turn.ob.chunks)
+        starts = (n for n in reversed(range(len(known))) if _begins(flat, known[n]))
+        after = next(starts, None)
+        new = flat if after is None else flat[len(known[after]) :]
+        yield {"after": after, "tokens": [*map(_plain, new)]}
+        known.append([*flat, *turn.ac.tokens])
+
+
+def _begins(flat: FlatPrompt, known: FlatPrompt) -> bool:
+    size = len(known)
+    return 0 < size <= len(flat) and flat[size - 1] == known[-1] and flat[:size] == known
+
+
+def _plain(element: Any) -> Any:
+    return element if isinstance(element, int) else element.model_dump(mode="json")
+
+
+def _text(tokens: Sequence[int], renderer: PromptRenderer) -> str:
+    """What was sampled, thinking and markup included, without the end of turn."""
+    ends = renderer.end_tokens
+    tail = len([*takewhile(lambda token: token in ends, reversed(tokens))])
+    return renderer.decode([*tokens[: len(tokens) - tail]])
+
+
+def _opened(turn: Transition, renderer: PromptRenderer) -> str:
+    """The beginning of a thought that the prompt opens for the reply; "" where it opens none."""
+    end = [token for token in flatten(turn.ob.chunks)[-OPENING:] if isinstance(token, int)]
+    _, mark, rest = renderer.decode(end).rpartition("<think>")
+    return mark + rest if not rest.strip() else ""
+
+
+def _said(transcript: Transcript, turn: int, env: ChatAgentEnv) -> Row:
+    """What the agent asked, and what it got; nothing where that was not kept."""
+    if turn >= len(transcript.calls):
+        return {}
+    asked, reply = transcript.calls[turn], transcript.reply(turn)
+    call = {"after": asked.after, "messages": [*map(as_message, asked.messages)]}
+    return {
+        "call": call | _fields(asked) | _tools(asked, env),
+        "reply": None if reply is None else reply_message(reply),
+    }
+
+
+def _fields(asked: Asked) -> Row:
+    """The fields of a call that say something."""
+    request = asked.request
+    fields = {
+        "model": request.model,
+        "max_tokens": request.max_tokens,
+        "stop": [*request.stop],
+    }
+    return {name: value for name, value in fields.items() if value}
+
+
+def _tools(asked: Asked, env: ChatAgentEnv) -> Row:
+    """A conversation's tools, which stay the same, and what its renderer shows the model of them.
+
+    ``prefix`` are the messages in the place of a first one of the system's.
+    """
+    if not asked.request.tools or asked.after is not None:
+        return {}
+    first = as_message(asked.messages[0])
+    system = first["content"] if _is_system(first) else ""
+    tools = read_tools(asked.request.tools)
+    prefix = env.renderer.create_conversation_prefix_with_tools(tools, system)
+    return {
+        "tools": json.loads(json.dumps(asked.request.tools, default=_json)),
+        "prefix": [*map(message_to_jsonable, prefix)],
+    }
+
+
+def _is_system(message: Row) -> bool:
+    return message.get("role") in ("system", "developer") and isinstance(message["content"], str)
+
+
+def as_message(message: object) -> Row:
+    """A message of an agent's as JSON has it."""
+    found: Row = json.loads(json.dumps(dict(as_fields(message, 0)), default=_json))
+    return found
+
+
+def reply_message(reply: Reply) -> Row:
+    """A reply as the message that the agent got."""
+    message: Row = {"role": "assistant", "content": reply.text}
+    if reply.reasoning is not None:
+        message["reasoning_content"] = reply.reasoning
+    if reply.tool_calls:
+        message["tool_calls"] = [call.model_dump(mode="json") for call in reply.tool_calls]
+    return message
+
+
+def _json(value: Any) -> Any:
+    """What stands for something that JSON has not: a field's own plain form, or its ``repr``."""
+    for method in ("model_dump", "tolist", "item"):
+        if callable(dump := getattr(value, method, None)):
+            return dump()
+    return repr_of(value)

@@ -1,0 +1,63 @@
+"""``Transcript``: what an agent asked, call by call, kept by an Env that is recorded.
+
+Of each call it keeps what is new: the messages after the reply that the agent goes on from.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from evert.bridge.conversation import Conversation, Point
+from evert.bridge.messages import Reply
+from evert.bridge.requests import ChatRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A model call that an action answered.
+
+    Attributes:
+        request: The call.
+        after: The turn whose reply it goes on from; None: from none.
+        messages: Those after that reply, as the agent sent them; all of them without one.
+        key: Its conversation, and what the reply is to be among the points of that.
+        points: Those; an Env lets go of its conversations when it ends.
+    """
+
+    request: ChatRequest
+    after: int | None
+    messages: list[Any]
+    key: tuple[Conversation, int]
+    points: list[Point]
+
+
+class Transcript:
+    """The calls of one Env, in the order in which they were answered.
+
+    Attributes:
+        calls: One an action.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[Asked] = []
+        self._answers: dict[tuple[Conversation, int], int] = {}
+
+    def note(self, request: ChatRequest, conversation: Conversation) -> None:
+        """Take note of a call whose action has come, before the agent gets it."""
+        points, after, start = conversation.points, None, 0
+        if points:
+            last = points[-1]
+            after = self._answers.get((last.conversation, last.number))
+            start = 0 if after is None else last.sent + 1
+        key = conversation, len(points)
+        self._answers[key] = len(self.calls)
+        self.calls.append(Asked(request, after, conversation.sent[start:], key, points))
+
+    def reply(self, turn: int) -> Reply | None:
+        """What the agent got in answer to a turn's call; None where it got nothing.
+
+        So it is for an action that was asked for again, and for one that ended the episode.
+        """
+        asked = self.calls[turn]
+        number = asked.key[1]
+        is_given = self._answers[asked.key] == turn and number < len(asked.points)
+        return asked.points[number].reply if is_given else None

@@ -1,0 +1,321 @@
+"""What is written down of a rollout, and what is read of it.
+
+rows         a line has all that was played, in the Cookbook's summary's terms
+messages     conversations come back as the agent had them, and as the model had them
+files        what a kill leaves is survived, other schemas are refused
+groups       builders write their groups, also from workers
+"""
+
+import json
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinker
+from tinker_cookbook.rl.rollout_logging import serialize_rollout_summaries
+from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
+from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup
+
+from evert import (
+    ChatAgentEnv,
+    ChatAgentGroupBuilder,
+    Recorder,
+    RolloutRecord,
+    ScriptedPolicy,
+    read_records,
+)
+from evert.bridge.agent import NO_TASK, Agent
+from evert.bridge.errors import RecordError
+from evert.bridge.tokens import flatten
+
+ADD = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {}}},
+}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+
+async def chat(client: Any, task: Any) -> float:
+    """Three calls that go on from each other, a reward and notes on the way."""
+    messages: list[Any] = [{"role": "system", "content": "Add."}]
+    for number in range(3):
+        messages.append({"role": "user", "content": f"{task['a']} + {number}?"})
+        completion = await client.chat.completions.create(messages=messages)
+        messages.append(completion.choices[0].message)
+        client.log(number=number)
+        client.metric("asked", 1)
+    client.reward(0.5)
+    return 1.0
+
+
+async def calls_a_tool(client: Any) -> float:
+    messages: list[Any] = [{"role": "user", "content": "1 + 1?"}]
+    completion = await client.chat.completions.create(messages=messages, tools=[ADD])
+    [call] = completion.choices[0].message.tool_calls
+    messages += [
+        completion.choices[0].message,
+        {"role": "tool", "tool_call_id": call.id, "content": "2"},
+    ]
+    await client.chat.completions.create(messages=messages, tools=[ADD])
+    return 1.0
+
+
+async def compacts(client: Any) -> float:
+    """Asks, begins anew, and goes on from its first question in another way."""
+    first = [{"role": "user", "content": "one"}]
+    completion = await client.chat.completions.create(messages=first)
+    await client.chat.completions.create(messages=[{"role": "user", "content": "anew"}])
+    said = {"role": "assistant", "content": completion.choices[0].message.content}
+    for word in ("left", "right"):
+        await client.chat.completions.create(
+            messages=[*first, said, {"role": "user", "content": word}]
+        )
+    return 0.0
+
+
+async def recorded(
+    path: Path, agent: Agent, replies: Sequence[str], task: object = NO_TASK, **options: Any
+) -> tuple[RolloutRecord, Trajectory]:
+    """A rollout of an agent, and its record."""
+    recorder = Recorder(path / "rollouts.jsonl")
+    env = recorder.watch(ChatAgentEnv(agent, task, **options))
+    trajectory = await do_single_rollout(ScriptedPolicy(replies), env)
+    recorder.add([trajectory], [env])
+    return [*read_records(path)][-1], trajectory
+
+
+# -- rows ----------------------------------------------------------------------------------------
+
+
+async def test_a_record_gives_back_what_was_played(tmp_path: Path) -> None:
+    record, played = await recorded(tmp_path, chat, ["one", "two", "three"], {"a": 1})
+    again = record.trajectory()
+
+    assert record.turns == 3
+    assert again.stop_reason == played.stop_reason == "completed"
+    for ours, theirs in zip(again.transitions, played.transitions, strict=True):
+        assert flatten(ours.ob.chunks) == flatten(theirs.ob.chunks)
+        assert ours.ac == theirs.ac
+        assert ours.reward == theirs.reward
+        assert ours.episode_done == theirs.episode_done
+        assert ours.metrics == theirs.metrics
+        assert ours.logs == theirs.logs
+
+
+async def test_a_row_begins_with_the_cookbooks_summary(tmp_path: Path) -> None:
+    record, played = await recorded(tmp_path, chat, ["one", "two", "three"], {"a": 1})
+    group = TrajectoryGroup([played], [0.0], [{}])
+    [summary] = serialize_rollout_summaries(
+        split="train", iteration=0, trajectory_groups_P=[group], taglist_P=[[]]
+    )
+
+    assert {name: record.row[name] for name in summary if name != "steps"} == {
+        name: value for name, value in summary.items() if name != "steps"
+    }
+    for ours, theirs in zip(record.row["steps"], summary["steps"], strict=True):
+        assert {name: ours[name] for name in theirs} == theirs
+    assert record.reward == 1.5
+    assert record.metrics["asked"] == 3
+    assert record.row["renderer"] == "qwen3_instruct"
+    assert {*record.row["versions"]} == {"evert", "tinker-cookbook"}
+
+
+async def test_a_long_conversation_is_written_once(tmp_path: Path) -> None:
+    record, played = await recorded(tmp_path, chat, ["one", "two", "three"], {"a": 1})
+    steps = record.row["steps"]
+
+    assert [step["prompt"]["after"] for step in steps] == [None, 0, 1]
+    new = sum(len(step["prompt"]["tokens"]) + len(step["tokens"]) for step in steps)
+    last = played.transitions[-1]
+    assert new == last.ob.length + len(last.ac.tokens)
+    assert [len(step["call"]["messages"]) for step in steps] == [2, 1, 1]
+
+
+async def test_a_task_that_is_no_json_is_asked_for(tmp_path: Path) -> None:
+    record, _ = await recorded(tmp_path, chat, ["a", "b", "c"], {"a": (1, 2)})
+
+    with pytest.raises(RecordError, match=r"The task of this record is \{'a': \(1, 2\)\}.*task="):
+        _ = record.task
+
+
+async def test_an_image_in_a_prompt_comes_back(tmp_path: Path) -> None:
+    image = tinker.types.ImageChunk(data=b"\x89PNG", format="png", expected_tokens=3)
+    recorder = Recorder(tmp_path / "rollouts.jsonl")
+    env = recorder.watch(ChatAgentEnv(chat, {"a": 1}))
+    played = await do_single_rollout(ScriptedPolicy(["a", "b", "c"]), env)
+    text = played.transitions[0].ob
+    played.transitions[0].ob = tinker.ModelInput(chunks=[*text.chunks, image])
+    recorder.add([played], [env])
+    [record] = read_records(tmp_path)
+
+    assert record.prompts[0] == [*text.to_ints(), image]
+
+
+async def test_an_episode_without_a_call_has_no_turns(tmp_path: Path) -> None:
+    async def idle(client: Any) -> float:
+        return 1.0
+
+    record, _ = await recorded(tmp_path, idle, [])
+
+    assert (record.turns, record.text, record.reward) == (0, "", 1.0)
+
+
+# -- messages ------------------------------------------------------------------------------------
+
+
+async def test_a_conversation_comes_back_as_the_agent_had_it(tmp_path: Path) -> None:
+    record, _ = await recorded(tmp_path, chat, ["one", "two", "three"], {"a": 1})
+
+    assert [(m["role"], m["content"]) for m in record.messages()] == [
+        ("system", "Add."),
+        ("user", "1 + 0?"),
+        ("assistant", "one"),
+        ("user", "1 + 1?"),
+        ("assistant", "two"),
+        ("user", "1 + 2?"),
+        ("assistant", "three"),
+    ]
+    assert record.messages(0) == record.messages()[:3]
+    assert record.asked(1) == record.messages()[:4]
+
+
+async def test_tool_calls_come_back_both_ways(tmp_path: Path) -> None:
+    record, _ = await recorded(tmp_path, calls_a_tool, [CALL, "2"])
+    asked, called, result, said = record.messages()
+    prefix, first, sampled, *_ = record.sampled_messages(1)
+
+    assert called["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    assert result["tool_call_id"] == called["tool_calls"][0]["id"]
+    assert said == {"role": "assistant", "content": "2"}
+    assert record.tools(1) == [ADD]
+    assert prefix["role"] == "system"
+    assert '"name": "add"' in prefix["content"]
+    assert first == asked
+    assert sampled == {"role": "assistant", "content": CALL}
+
+
+async def test_each_conversation_of_an_agent_ends_where_no_other_goes_on(tmp_path: Path) -> None:
+    record, _ = await recorded(tmp_path, compacts, ["first", "second", "third", "fourth"])
+
+    assert record.last_turns() == [1, 2, 3]
+    assert [m["content"] for m in record.messages(2)] == ["one", "first", "left", "third"]
+    assert [m["content"] for m in record.messages(3)] == ["one", "first", "right", "fourth"]
+
+
+async def test_a_reply_that_is_asked_for_again_is_no_part_of_the_conversation(
+    tmp_path: Path,
+) -> None:
+    async def as_json(client: Any) -> float:
+        await client.chat.completions.create(
+            messages=[{"role": "user", "content": "JSON?"}],
+            response_format={"type": "json_object"},
+        )
+        return 1.0
+
+    record, _ = await recorded(tmp_path, as_json, ["no", "{}"])
+
+    assert record.turns == 2
+    assert record.row["steps"][0]["reply"] is None
+    assert record.last_turns() == [1]
+    assert [message["content"] for message in record.messages()] == ["JSON?", "{}"]
+
+
+async def test_what_was_not_kept_is_said(tmp_path: Path) -> None:
+    recorder, env = Recorder(tmp_path / "rollouts.jsonl"), ChatAgentEnv(chat, {"a": 1})
+    trajectory = await do_single_rollout(ScriptedPolicy(["a", "b", "c"]), env)
+    recorder.add([trajectory], [env])
+    [record] = read_records(tmp_path)
+
+    assert record.trajectory().transitions[2].ac == trajectory.transitions[2].ac
+    with pytest.raises(RecordError, match=r"Turn 2 .* has no messages.*recorder\.watch\(env\)"):
+        record.messages()
+
+
+# -- files ---------------------------------------------------------------------------------------
+
+
+async def test_a_torn_last_line_is_left_out_and_written_behind(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "rollouts.jsonl"
+    await recorded(tmp_path, chat, ["one", "two", "three"], {"a": 1})
+    whole = file.read_bytes()
+    file.write_bytes(whole + whole[:-200])
+
+    assert len([*read_records(tmp_path)]) == 1
+    assert "1 broken lines are left out" in caplog.text
+    record, _ = await recorded(tmp_path, chat, ["four", "five", "six"], {"a": 2})
+    assert len([*read_records(tmp_path)]) == 2
+    assert record.task == {"a": 2}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"evert_schema": 2}, r"evert_schema=2; this version of evert reads 1\. Read it with"),
+        ({"steps": []}, r"holds no rollout of evert's.*record=True"),
+    ],
+)
+def test_another_schema_is_refused_with_advice(
+    tmp_path: Path, line: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "rollouts.jsonl").write_text(json.dumps(line) + "\n")
+
+    with pytest.raises(RecordError, match=message):
+        next(read_records(tmp_path))
+
+
+def test_a_folder_without_rollouts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="holds no rollouts.*record=True"):
+        next(read_records(tmp_path))
+
+
+async def test_a_secret_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "hunter2-hunter2")
+    await recorded(tmp_path, chat, ["a", "b", "c"], {"a": "hunter2-hunter2"})
+
+    assert "hunter2" not in (tmp_path / "rollouts.jsonl").read_text()
+
+
+# -- groups --------------------------------------------------------------------------------------
+
+
+async def test_a_group_is_written_by_its_builder_in_the_order_of_play(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "rollouts.jsonl")
+    builder = ChatAgentGroupBuilder(compacts, group_size=2, record=recorder, tags=["game"])
+    builder.group_reward = lambda group: [0.25, 0.75]
+    group = await do_group_rollout(builder, ScriptedPolicy(lambda prompt: "word"))
+    records = [*read_records(tmp_path)]
+
+    assert [record.reward for record in records] == group.get_total_rewards() == [0.25, 0.75]
+    assert [record.row["traj_idx"] for record in records] == [0, 1]
+    assert records[0].row["tags"] == ["game"]
+    lineages = [step["logs"]["lineage"] for step in records[0].row["steps"]]
+    sorted_by_lineage = [turn.logs["lineage"] for turn in group.trajectories_G[0].transitions]
+    assert lineages == [0, 1, 0, 2]
+    assert sorted_by_lineage == [1, 0, 0, 2]
+
+
+async def test_groups_are_numbered_on_in_a_file_and_anew_in_a_folder(tmp_path: Path) -> None:
+    for place, numbers in ((tmp_path / "r.jsonl", [0, 1, 2]), (tmp_path / "rollouts", [0])):
+        for groups in (2, 1):  # the second time as a process that does the batch again
+            recorder = Recorder(place)
+            for _ in range(groups):
+                builder = ChatAgentGroupBuilder(chat, {"a": 1}, record=recorder)
+                await do_group_rollout(builder, ScriptedPolicy(lambda prompt: "word"))
+
+        assert [record.row["group_idx"] for record in read_records(place)] == numbers
+
+
+async def test_a_recorder_in_another_process_brings_its_rows_back(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "rollouts.jsonl")
+    there = pickle.loads(pickle.dumps(recorder))
+    builder = ChatAgentGroupBuilder(chat, {"a": 1}, record=there)
+    await do_group_rollout(builder, ScriptedPolicy(lambda prompt: "word"))
+
+    assert not recorder.path.exists()
+    for rows in there.rows:
+        recorder.write(rows)
+    assert [record.task for record in read_records(recorder.path)] == [{"a": 1}]

@@ -1,0 +1,202 @@
+"""``evert rescore``, ``evert export``, and the runs and evaluations that they read.
+
+rescore    other rewards beside the old ones
+export     conversations as the Cookbook's supervised training reads them
+record     the option of runs, of evaluations and of workers
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tinker_cookbook.rl.rollouts import do_group_rollout
+from tinker_cookbook.supervised.data import FromConversationFileBuilder
+from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
+
+from evert import ChatAgentGroupBuilder, Recorder, RolloutRecord, ScriptedPolicy, read_records
+from evert.bridge.base import register_base_tokenizers
+from evert.trainers import cli
+from evert.trainers.runs.cookbook import cookbook_config
+from evert.trainers.runs.settings import read_train_settings
+
+HERE = "tests.trainers.test_records_commands"
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+TASKS = [1, 2, 3]
+
+
+async def agent(client: Any, task: int) -> float:
+    """Offers a tool, asks twice; the task is the reward."""
+    messages: list[Any] = [
+        {"role": "system", "content": "Add."},
+        {"role": "user", "content": f"{task} + 1?"},
+    ]
+    for _ in range(2):
+        completion = await client.chat.completions.create(messages=messages, tools=[ADD])
+        said = completion.choices[0].message
+        messages += [said, {"role": "user", "content": "Sure?"}]
+    return float(task)
+
+
+async def with_few_shot_calls(client: Any, task: int) -> float:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    await client.chat.completions.create(
+        messages=[
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "1", "content": "2"},
+        ]
+    )
+    return 1.0
+
+
+async def record(path: Path, of: Any = agent) -> Path:
+    """A folder with a group of two rollouts of each of three tasks."""
+    recorder = Recorder(path / "rollouts.jsonl")
+    policy = ScriptedPolicy(lambda prompt: "Two." if "Sure?" in prompt else CALL)
+    for task in TASKS:
+        await do_group_rollout(ChatAgentGroupBuilder(of, task, 2, record=recorder), policy)
+    return path
+
+
+# -- rescore -------------------------------------------------------------------------------------
+
+
+async def length(record: RolloutRecord) -> float:
+    """A reward that is awaited, as a judge's is."""
+    return len(record.messages()) + float(record.task == 3)
+
+
+def broken(record: RolloutRecord) -> None:
+    """No reward."""
+
+
+async def test_rescoring_shows_old_against_new(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await record(tmp_path)
+
+    assert cli.main(["rescore", f"run={tmp_path}", f"reward={HERE}:length", "show=2"]) == 0
+    shown = capsys.readouterr().out
+    assert "6 rollouts, 6 with another reward" in shown
+    assert [line.split() for line in shown.splitlines() if "mean" in line] == [
+        ["mean", "2.000", "5.333"]
+    ]
+    assert shown.count(" -> ") == 2
+    assert "1 -> 5  iteration 0, group 0, member 0  1" in shown
+    rows = [json.loads(line) for line in (tmp_path / "rescored.jsonl").read_text().splitlines()]
+    assert [(row["old"], row["new"]) for row in rows] == [(1, 5)] * 2 + [(2, 5)] * 2 + [(3, 6)] * 2
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        ("broken", "The reward of rollout 0/0 is None"),
+        ("TASKS", "is a list; expected a function from a RolloutRecord to a number"),
+        ("nothing", "No reward at"),
+    ],
+)
+async def test_what_is_no_reward_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], reward: str, message: str
+) -> None:
+    await record(tmp_path)
+
+    assert cli.main(["rescore", f"run={tmp_path}", f"reward={HERE}:{reward}"]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_a_run_without_a_whole_rollout_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rollouts.jsonl").write_text('{"evert_sch')
+
+    assert cli.main(["rescore", f"run={tmp_path}", f"reward={HERE}:length"]) == 1
+    assert cli.main(["export", f"run={tmp_path}"]) == 1
+    said = capsys.readouterr().err
+    assert "has no whole rollout" in said
+    assert "no model was called" in said
+
+
+# -- export --------------------------------------------------------------------------------------
+
+
+async def test_what_is_exported_trains_on_the_tokens_that_were_sampled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await record(tmp_path)
+    out = tmp_path / "sft.jsonl"
+
+    assert cli.main(["export", f"run={tmp_path}", "min_reward=2", f"out={out}"]) == 0
+    assert "2 conversations of 4 rollouts (6 on record)" in capsys.readouterr().out
+    register_base_tokenizers()
+    how = ChatDatasetBuilderCommonConfig(
+        model_name_for_tokenizer="evert-tiny",
+        renderer_name="qwen3_instruct",
+        max_length=4096,
+        batch_size=2,
+    )
+    dataset, _ = FromConversationFileBuilder(common_config=how, file_path=str(out))()
+    data = dataset.get_batch(0)
+    trained = [
+        [*datum.model_input.to_ints(), int(datum.loss_fn_inputs["target_tokens"].to_numpy()[-1])]
+        for datum in data
+    ]
+    played = [[*r.prompts[-1], *r.action(1).tokens] for r in read_records(tmp_path)]
+    assert sorted(trained) == sorted([played[2], played[4]])
+
+
+async def test_conversations_that_are_no_texts_are_left_out_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await record(tmp_path, with_few_shot_calls)
+    out = tmp_path / "sft.jsonl"
+
+    assert cli.main(["export", f"run={tmp_path}", f"out={out}"]) == 1
+    assert "No conversation of 6 rollouts can be written" in capsys.readouterr().err
+    await record(tmp_path)
+    assert cli.main(["export", f"run={tmp_path}", f"out={out}", "unique=False"]) == 0
+    assert "left out: 6. The first: A conversation has a message" in capsys.readouterr().out
+    assert cli.main(["export", f"run={tmp_path}", f"out={out}", "min_reward=9"]) == 1
+    assert "None of 12 rollouts earned min_reward=9" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["rescore", "export"])
+def test_the_help_lists_the_settings(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([command, "--help"]) == 0
+    assert "run=" in capsys.readouterr().out
+    assert cli.main([command]) == 1
+    assert "run" in capsys.readouterr().err
+
+
+# -- record --------------------------------------------------------------------------------------
+
+
+async def test_a_runs_training_rollouts_are_written_and_no_others(tmp_path: Path) -> None:
+    given = {"env": "identity", "record": True, "batch_size": 2, "steps": 2}
+    config = cookbook_config(read_train_settings(given, {}), tmp_path, embedded=True)
+    train, test = await config.dataset_builder()
+    assert test is not None
+    for builder in [*train.get_batch(1), *test.get_batch(0)[:1]]:
+        await do_group_rollout(builder, ScriptedPolicy(lambda prompt: "I am 7."))
+
+    assert [file.name for file in (tmp_path / "rollouts").iterdir()] == ["000001.jsonl"]
+    records = [*read_records(tmp_path)]
+    assert [(r.row["iteration"], r.row["group_idx"]) for r in records] == [(1, 0)] * 8 + [
+        (1, 1)
+    ] * 8
+    off = cookbook_config(
+        read_train_settings(given | {"record": False}, {}), tmp_path, embedded=True
+    )
+    assert off.dataset_builder.record is None  # type: ignore[attr-defined]
+
+
+def test_an_evaluation_writes_its_rollouts(tmp_path: Path) -> None:
+    words = [f"agent={HERE}:agent", f"test_tasks={HERE}:TASKS", "models=evert-tiny", "max_tokens=4"]
+    assert cli.main(["evaluate", *words, "seeds=2", "record=True", f"out={tmp_path}"]) == 0
+    about = [record.row["about"] for record in read_records(tmp_path)]
+
+    assert sorted((each["task_number"], each["seed"]) for each in about) == [
+        (task, seed) for task in range(3) for seed in range(2)
+    ]
+    assert {each["model"] for each in about} == {"evert-tiny"}

@@ -1,0 +1,134 @@
+"""``evert export run=RUN min_reward=1 out=sft.jsonl``: conversations to learn from by imitation.
+
+Each line is ``{"messages": [...]}``, roles and texts, as the Cookbook's ``chat_sl`` recipe and
+``FromConversationFileBuilder`` read it. Replies are in the words that were sampled, thinking and
+the markup of tool calls included; an agent's tools are the system message that its renderer makes
+of them.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import chz
+from rich.console import Console
+
+from evert.bridge.errors import RecordError
+from evert.trainers.arguments import read_pairs, read_settings, settings_help
+from evert.trainers.command import run_command
+from evert.trainers.runs.files import write_whole
+
+if TYPE_CHECKING:
+    from evert.bridge.records.record import RolloutRecord
+
+PROGRAM = ("python", "-m", "evert.trainers.export")
+USAGE = """\
+Usage: evert export run=RUN [min_reward=1] [out=sft.jsonl] [key=value ...]
+
+Writes the conversations of the recorded rollouts of a run or an evaluation (record=True) for
+supervised training, a JSON line each, as the Cookbook's chat_sl recipe reads them.
+
+"""
+
+
+@chz.chz
+class ExportSettings:
+    """Which conversations to write, and where to."""
+
+    run: str = chz.field(doc="folder of a run or an evaluation, or a file of a Recorder's")
+    min_reward: float | None = chz.field(
+        default=None, doc="least reward of a rollout, what its group added included; None: any"
+    )
+    out: str = chz.field(default="sft.jsonl", doc="file to write")
+    unique: bool = chz.field(default=True, doc="whether of equal conversations one is written")
+
+
+def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) -> int:
+    """Run the command; see ``run_command``.
+
+    Args:
+        argv: ``key=value`` settings; None for those of this process.
+        program: What to call to run this command again.
+    """
+
+    def body(arguments: list[str]) -> None:
+        export(parse(arguments), Console(highlight=False, markup=False))
+
+    return run_command(body, argv, lambda given: USAGE + settings_help(ExportSettings, {}))
+
+
+def parse(arguments: Sequence[str]) -> ExportSettings:
+    """Read ``key=value`` arguments.
+
+    Raises:
+        EvertError: There is no such setting, or one is missing.
+    """
+    given = read_pairs(arguments, chz.chz_fields(ExportSettings), bare="run")
+    return read_settings(ExportSettings, given)
+
+
+def export(settings: ExportSettings, console: Console) -> None:
+    """Write the conversations, and say how many.
+
+    Raises:
+        RecordError: There is none to write.
+    """
+    from evert.trainers.runs.recorded import progress
+
+    read = kept = 0
+    lines, left_out = list[str](), list[str]()
+    with progress(settings.run, "exporting", console) as records:
+        for record in records:
+            read += 1
+            if settings.min_reward is not None and record.reward < settings.min_reward:
+                continue
+            kept += 1
+            for turn in record.last_turns():
+                try:
+                    lines.append(json.dumps({"messages": conversation(record, turn)}))
+                except RecordError as error:
+                    left_out.append(str(error))
+    lines = [*dict.fromkeys(lines)] if settings.unique else lines
+    if not lines:
+        raise RecordError(_none(settings, read, kept, left_out))
+    out = Path(settings.out).expanduser()
+    write_whole(out, "".join(f"{line}\n" for line in lines).encode())
+    said = f"{out}: {len(lines)} conversations of {kept} rollouts ({read} on record)"
+    console.print(said, soft_wrap=True)
+    if left_out:
+        console.print(f"left out: {len(left_out)}. The first: {left_out[0]}", soft_wrap=True)
+
+
+def _none(settings: ExportSettings, read: int, kept: int, left_out: Sequence[str]) -> str:
+    if left_out:
+        return f"No conversation of {kept} rollouts can be written. {left_out[0]}"
+    if not kept and read:
+        return f"None of {read} rollouts earned min_reward={settings.min_reward:g}. Lower it."
+    return f"There is no conversation in {settings.run}: no model was called."
+
+
+def conversation(record: "RolloutRecord", turn: int) -> list[dict[str, str]]:
+    """The conversation that a turn ended, each message a role and a text.
+
+    Raises:
+        RecordError: A message holds more than text, or messages were not kept.
+    """
+    return [_as_text(message) for message in record.sampled_messages(turn)]
+
+
+def _as_text(message: Mapping[str, Any]) -> dict[str, str]:
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+    if any(part.get("type") != "text" for part in parts) or message.get("tool_calls"):
+        raise RecordError(
+            f"A conversation has a message of the {message['role']} with tool calls of the agent's "
+            f"own, or with more than text: {message!s:.200}. chat_sl reads texts; leave it out."
+        )
+    role = "system" if message["role"] == "developer" else str(message["role"])
+    return {"role": role, "content": "".join(str(part["text"]) for part in parts)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

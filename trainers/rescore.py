@@ -1,0 +1,183 @@
+"""``evert rescore run=RUN reward=module:function``: other rewards for rollouts on record.
+
+The function gets each ``RolloutRecord`` and returns what the rollout is to be worth. Shown are the
+rewards then and now, beside each other; ``rescored.jsonl`` has both of every rollout. Nothing is
+played, and the record stays as it is.
+"""
+
+import asyncio
+import inspect
+import json
+import math
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import correlation, fmean
+from typing import TYPE_CHECKING, Any, cast
+
+import chz
+from rich.console import Console
+from rich.table import Table
+
+from evert.bridge.errors import InvalidAgentError, RecordError
+from evert.trainers.arguments import read_pairs, read_settings, settings_help
+from evert.trainers.command import run_async, run_command
+from evert.trainers.runs.files import write_whole
+from evert.trainers.runs.settings import size
+
+if TYPE_CHECKING:
+    from evert.bridge.records.record import RolloutRecord
+
+PROGRAM = ("python", "-m", "evert.trainers.rescore")
+RESCORED = "rescored.jsonl"
+USAGE = """\
+Usage: evert rescore run=RUN reward=package.module:function [key=value ...]
+
+Gives the recorded rollouts of a run or an evaluation (record=True) other rewards, and shows the old
+beside the new. The function takes a RolloutRecord and returns a number; it may be async.
+
+"""
+
+
+@chz.chz
+class RescoreSettings:
+    """What to score again, and how."""
+
+    run: str = chz.field(doc="folder of a run or an evaluation, or a file of a Recorder's")
+    reward: str = chz.field(doc="import path of a function from a RolloutRecord to a number")
+    out: str = chz.field(default="", doc=f"file to write; '': {RESCORED} in that folder")
+    parallel: int = size(64, "rollouts scored at a time, where the function is async")
+    show: int = size(5, "rollouts listed whose reward changed most", 0)
+
+
+@dataclass(frozen=True)
+class Rescored:
+    """A rollout with both of its rewards, and where its line is.
+
+    Attributes:
+        iteration, group_idx, traj_idx: As in its record.
+        task: The task, in words.
+        old, new: What it earned then, what it is worth now.
+    """
+
+    iteration: int
+    group_idx: int
+    traj_idx: int
+    task: str
+    old: float
+    new: float
+
+
+def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) -> int:
+    """Run the command; see ``run_command``.
+
+    Args:
+        argv: ``key=value`` settings; None for those of this process.
+        program: What to call to run this command again.
+    """
+
+    def body(arguments: list[str]) -> None:
+        settings = parse(arguments)
+        console = Console(highlight=False, markup=False)
+        found = rescore(settings, console)
+        _show(found, settings.show, console)
+        console.print(f"rescored: {_write(found, settings)}", soft_wrap=True)
+
+    return run_command(body, argv, lambda given: USAGE + settings_help(RescoreSettings, {}))
+
+
+def parse(arguments: Sequence[str]) -> RescoreSettings:
+    """Read ``key=value`` arguments.
+
+    Raises:
+        EvertError: There is no such setting, or one is missing.
+    """
+    given = read_pairs(arguments, chz.chz_fields(RescoreSettings), bare="run")
+    return read_settings(RescoreSettings, given)
+
+
+def rescore(settings: RescoreSettings, console: Console) -> list[Rescored]:
+    """Score every rollout on record again.
+
+    Raises:
+        RecordError: There are none.
+        InvalidAgentError: The function is none.
+        RewardError: What it returned is no finite number.
+    """
+    from evert.bridge.imports import resolve
+    from evert.trainers.runs.recorded import progress
+
+    reward = resolve(settings.reward, "reward", InvalidAgentError)
+    if not callable(reward):
+        raise InvalidAgentError(
+            f"reward={settings.reward} is a {type(reward).__name__}; expected a function from a "
+            "RolloutRecord to a number."
+        )
+    with progress(settings.run, "rescoring", console) as records:
+        found = run_async(_rescored(records, reward, settings.parallel))
+    if not found:
+        raise RecordError(f"{settings.run} has no whole rollout: nothing can be rescored.")
+    return found
+
+
+async def _rescored(
+    records: "Iterable[RolloutRecord]", reward: Callable[..., Any], parallel: int
+) -> list[Rescored]:
+    """Score rollouts, some side by side; in their order."""
+    found, waiting = list[Rescored](), list[Awaitable[Rescored]]()
+    for record in records:
+        waiting.append(_scored(record, reward))
+        if len(waiting) == parallel:
+            found += await asyncio.gather(*waiting)
+            waiting = []
+            await asyncio.sleep(0)  # Ctrl-C, where no reward awaits anything
+    return found + list(await asyncio.gather(*waiting))
+
+
+async def _scored(record: "RolloutRecord", reward: Callable[..., Any]) -> Rescored:
+    from evert.bridge.agent import reward_of
+
+    value = reward(record)
+    if inspect.isawaitable(value):
+        value = await value
+    row = record.row
+    name = f"The reward of rollout {row['group_idx']}/{row['traj_idx']}"
+    return Rescored(
+        row["iteration"],
+        row["group_idx"],
+        row["traj_idx"],
+        str(row.get("task", row.get("task_repr", ""))),
+        record.reward,
+        reward_of(value, name),
+    )
+
+
+def _show(found: Sequence[Rescored], most: int, console: Console) -> None:
+    """Old against new: all together, and those that changed most."""
+    old, new = [each.old for each in found], [each.new for each in found]
+    changed = [each for each in found if not math.isclose(each.old, each.new)]
+    console.print(f"{len(found)} rollouts, {len(changed)} with another reward")
+    table = Table("", "old", "new", box=None)
+    for name, measure in (("mean", fmean), ("lowest", min), ("highest", max)):
+        of = cast("Callable[[list[float]], float]", measure)
+        table.add_row(name, f"{of(old):.3f}", f"{of(new):.3f}")
+    console.print(table)
+    if len({*old}) > 1 and len({*new}) > 1:
+        console.print(f"correlation of old and new: {correlation(old, new):.2f}")
+    changed.sort(key=lambda each: -abs(each.new - each.old))
+    for each in changed[:most]:
+        where = f"iteration {each.iteration}, group {each.group_idx}, member {each.traj_idx}"
+        console.print(f"  {each.old:g} -> {each.new:g}  {where}  {each.task:.60}")
+
+
+def _write(found: Sequence[Rescored], settings: RescoreSettings) -> Path:
+    run = Path(settings.run).expanduser()
+    path = Path(settings.out).expanduser() if settings.out else None
+    path = path or (run if run.is_dir() else run.parent) / RESCORED
+    write_whole(path, "".join(f"{json.dumps(asdict(each))}\n" for each in found).encode())
+    return path
+
+
+if __name__ == "__main__":
+    sys.exit(main())

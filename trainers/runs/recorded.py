@@ -1,0 +1,30 @@
+"""The rollouts on record of a run, read with a bar that shows how far."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
+
+from evert.bridge.records.record import RolloutRecord, read_records, record_files
+
+
+@contextmanager
+def progress(path: str, doing: str, console: Console) -> Iterator[Iterator[RolloutRecord]]:
+    """Read the rollouts inside the block, on a terminal with a bar.
+
+    Args:
+        path: The folder of a run or of an evaluation, or a file.
+        doing: What is done with them, for the bar.
+        console: Where to show it.
+
+    Raises:
+        RecordError: There are none, or some of another schema.
+    """
+    size = sum(file.stat().st_size for file in record_files(Path(path)))
+    columns = "{task.description}", BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+    bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+    task = bar.add_task(doing, total=size)
+    with bar:
+        yield read_records(path, lambda read: bar.advance(task, read))
