@@ -36,6 +36,7 @@ from evert.trainers.engine.models.base_models import (
     load_tokenizer,
 )
 from evert.trainers.engine.models.loading import EngineSettings, Loader, LoraChoice
+from evert.trainers.engine.models.pictures import PictureReader
 from evert.trainers.engine.network import no_network
 from evert.trainers.engine.sampling.drawing import stream_key
 from evert.trainers.engine.sampling.frozen import freeze
@@ -76,6 +77,8 @@ class Engine:
         self.device = self.models.device
         self.store = CheckpointStore(self.settings.root)
         self.loader = ThreadPoolExecutor(1, thread_name_prefix="evert-loader")
+        self.eyes = ThreadPoolExecutor(1, thread_name_prefix="evert-eyes")
+        """Reads the images of prompts, one after the other: their order is kept."""
         self.session_id = f"embedded-{uuid.uuid4().hex[:12]}"
         """What the SDK calls a session: all that one engine serves."""
         self.asked_for: set[str] = set()
@@ -84,6 +87,7 @@ class Engine:
         self._samplers: weakref.WeakSet[Sampler] = weakref.WeakSet()
         self._workers: weakref.WeakSet[ThreadPoolExecutor] = weakref.WeakSet()
         self._bases: weakref.WeakValueDictionary[str, Sampler] = weakref.WeakValueDictionary()
+        self._readers: dict[str, PictureReader] = {}
         self._closed = False
 
     def check_open(self) -> None:
@@ -104,6 +108,10 @@ class Engine:
         worker = ThreadPoolExecutor(1, thread_name_prefix="evert-trainer")
         self._workers.add(worker)
         return worker
+
+    def reader(self, base_model: str) -> PictureReader:
+        """What reads the prompts and data of a base model."""
+        return self._readers.setdefault(base_model, PictureReader(base_model))
 
     def start_run(
         self, base_model: str, choice: LoraChoice, user_metadata: dict[str, str]
@@ -155,7 +163,7 @@ class Engine:
                 f"trains {ours[0]!r} with rank {ours[1]} (None: all weights). Make a client of it: "
                 "ServiceClient.create_training_client_from_state."
             )
-        trainer = self._trainer(self._load_saved(path), run.trainer.tokenizer)
+        trainer = self._trainer(run.base_model, self._load_saved(path), run.trainer.tokenizer)
         if with_optimizer:
             trainer.load_optimizer(self.store.folder(path))
         run.trainer = trainer
@@ -204,6 +212,7 @@ class Engine:
         """Stop all threads; clients that are left refuse further calls."""
         self._closed = True
         self.loader.shutdown(wait=True, cancel_futures=True)
+        self.eyes.shutdown(wait=True, cancel_futures=True)
         for worker in list(self._workers):
             worker.shutdown(wait=True, cancel_futures=True)
         for sampler in list(self._samplers):
@@ -215,15 +224,15 @@ class Engine:
             return self.models.own(str(folder))
         return self.models.adapted(info.base_model, folder)
 
-    def _trainer(self, model: Any, tokenizer: Any) -> Trainer:
-        checkpointing = self.settings.gradient_checkpointing
-        return Trainer(model, tokenizer, checkpointing=checkpointing)
+    def _trainer(self, base_model: str, model: Any, tokenizer: Any) -> Trainer:
+        checkpointing, reader = self.settings.gradient_checkpointing, self.reader(base_model)
+        return Trainer(model, tokenizer, checkpointing=checkpointing, reader=reader)
 
     def _new_run(
         self, base_model: str, model: Any, rank: int | None, user_metadata: dict[str, str]
     ) -> TrainingRun:
         run_id = self.store.new_run(RunInfo(base_model, rank, user_metadata, time.time()))
-        trainer = self._trainer(model, load_tokenizer(base_model))
+        trainer = self._trainer(base_model, model, load_tokenizer(base_model))
         return TrainingRun(run_id, base_model, rank, trainer)
 
     def new_sampler(self, model: Any, tokenizer: Any, *number: int | bytes) -> Sampler:

@@ -100,14 +100,9 @@ class ConversationDatasetBuilder(SupervisedDatasetBuilder):
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
         """The dataset to learn from, and none to test on: RL's held-out tasks are the test."""
-        from tinker_cookbook.renderers import get_renderer
-        from tinker_cookbook.tokenizer_utils import get_tokenizer
+        from evert.bridge.base import model_renderer
 
-        from evert.bridge.base import register_base_tokenizers
-
-        register_base_tokenizers()
-        tokenizer = get_tokenizer(self.model_name)
-        renderer = get_renderer(self.renderer_name, tokenizer, model_name=self.model_name)
+        renderer = model_renderer(self.model_name, self.renderer_name)
         return ConversationDataset(self, load_demonstrations(self.demonstrations), renderer), None
 
 

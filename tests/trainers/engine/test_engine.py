@@ -450,7 +450,7 @@ def test_requests_that_cannot_be_served_say_why(engine: Engine, tiny_model: str)
         client.sample(prompt(), 1, params(), topk_prompt_logprobs=-3)
     picture = types.ModelInput(chunks=[types.ImageChunk(data=b"", format="png", expected_tokens=1)])
     with pytest.raises(SamplingRequestError, match="not text"):
-        client.sample(picture, 1, params())
+        client.sample(picture, 1, params()).result()
     training = service.create_lora_training_client(tiny_model).result()
     with pytest.raises(TrainingError, match="AdamW"):
         training.optim_step(types.DimuonParams(learning_rate=1.0))

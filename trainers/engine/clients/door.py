@@ -14,6 +14,7 @@ import numpy as np
 from tinker import types
 
 from evert.trainers.engine.errors import LossInputError, TrainingError
+from evert.trainers.engine.models.pictures import PictureReader
 from evert.trainers.engine.training.losses import (
     check_inputs,
     get_loss,
@@ -31,6 +32,8 @@ class Limits:
     """Tokens it knows."""
     context: int
     """Most tokens of a datum."""
+    reader: PictureReader
+    """Reads its images."""
 
 
 def check_data(
@@ -101,18 +104,17 @@ def _check_some(data: Sequence[types.Datum]) -> None:
 
 def _check_datum(datum: types.Datum, where: str, limits: Limits) -> None:
     try:
-        tokens = np.asarray(datum.model_input.to_ints())
+        row = limits.reader.read(datum.model_input)
     except ValueError as error:
-        raise LossInputError(
-            f"{where} has a chunk that is not text; the embedded engine trains text models "
-            "only. Use an engine for images behind base_url."
-        ) from error
+        raise LossInputError(f"{where} {error}") from error
+    tokens = np.asarray(row.ids)
     if not 1 <= len(tokens) <= limits.context:
         raise LossInputError(
             f"{where} has {len(tokens)} input tokens; expected 1 to the model's context of "
             f"{limits.context}. Shorten it."
         )
-    _check_ids(tokens, f"{where}: model_input", limits)
+    text = tokens[tokens >= 0] if row.pictures else tokens
+    _check_ids(text, f"{where}: model_input", limits)
     arrays = {key: value.to_numpy() for key, value in datum.loss_fn_inputs.items()}
     targets = arrays.pop("target_tokens")
     if targets.ndim not in (1, 2) or len(targets) != len(tokens):

@@ -14,7 +14,7 @@ Shapes: N tokens read at once, V vocabulary, T tokens of the prompt, K values a 
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -24,7 +24,7 @@ from tinker import types
 from tinker.types.topk_logprobs import MASK_LOGPROB, TopkLogprobs
 from torch import Tensor
 
-from evert.trainers.engine.clients.futures import chain, finished
+from evert.trainers.engine.clients.futures import chain, finished, together
 from evert.trainers.engine.errors import SamplingRequestError
 from evert.trainers.engine.sampling.drawing import stream_key, uniforms
 from evert.trainers.engine.sampling.scoring import Read, log_probabilities
@@ -131,6 +131,25 @@ def topk(score: Score, tokens: Sequence[int], last_n: int | None, k: int) -> "Fu
         return TopkLogprobs(ids, logprobs)
 
     return _then(score(tokens, last_n, _likeliest(k)), joined)
+
+
+def with_topk(
+    score: Score, prompt: list[int], sequences: Sequence[types.SampledSequence], k: int
+) -> "Future[list[types.SampledSequence]]":
+    """The same sequences, with the likeliest tokens in the place of each that was drawn."""
+    found = together([topk(score, prompt + each.tokens, len(each.tokens), k) for each in sequences])
+
+    def joined(rows: list[TopkLogprobs]) -> list[types.SampledSequence]:
+        return [
+            replace(each, topk_logprobs_np=_last(row, len(each.tokens)))
+            for each, row in zip(sequences, rows, strict=True)
+        ]
+
+    return chain(found, lambda rows: finished(joined(rows)).future())
+
+
+def _last(rows: TopkLogprobs, count: int) -> TopkLogprobs:
+    return TopkLogprobs(rows.token_ids[-count:], rows.logprobs[-count:])
 
 
 @cache

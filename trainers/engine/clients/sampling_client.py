@@ -17,20 +17,26 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 from tinker import types
 from tinker.lib.backcompat_concurrent_future import _AwaitableFutureCompatWrapper
 from tinker.lib.public_interfaces.api_future import APIFuture
-from tinker.types.topk_logprobs import TopkLogprobs
 
 from evert.trainers.engine.clients.futures import Ready, chain, finished, together
-from evert.trainers.engine.clients.readings import Wanted, check_last_n, prompt_parts, topk
+from evert.trainers.engine.clients.readings import (
+    Score,
+    Wanted,
+    check_last_n,
+    prompt_parts,
+    with_topk,
+)
 from evert.trainers.engine.engine import Engine
 from evert.trainers.engine.errors import SamplingRequestError, UnsupportedError
 from evert.trainers.engine.models.base_models import load_tokenizer
 from evert.trainers.engine.models.loading import EngineSettings
+from evert.trainers.engine.models.pictures import PictureReader, Row, is_text
 from evert.trainers.engine.sampling.drawing import stream_key
 from evert.trainers.engine.sampling.sampler import Sampler
 from evert.trainers.engine.sampling.scoring import Read, log_probabilities
@@ -38,6 +44,9 @@ from evert.trainers.engine.training.provenance import recorded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+T = TypeVar("T")
 
 
 class Source:
@@ -129,9 +138,9 @@ class SamplingClient(Ready):
         """Sample replies; see ``sampler.py`` for what their log-probabilities are.
 
         Raises:
-            SamplingRequestError: A prompt that is not text, or options out of range.
+            SamplingRequestError: A prompt that the model does not take, or options out of range;
+                the future has what is found out once its images are read.
         """
-        tokens = _text_tokens(prompt)
         wanted = Wanted(
             include_prompt_logprobs,
             topk_prompt_logprobs,
@@ -140,18 +149,9 @@ class SamplingClient(Ready):
             prompt_logprobs_last_n,
             topk_sample_logprobs,
         )
-        wanted.check(len(tokens))
-        replies = chain(
-            self._sampler, lambda sampler: sampler.sample(tokens, num_samples, sampling_params)
+        return self._read(
+            prompt, lambda row: self._sample(row, num_samples, sampling_params, wanted)
         )
-        read = replies
-        if topk_sample_logprobs:
-            read = chain(replies, lambda found: self._with_topk(tokens, found, wanted))
-        stream = self._stream(sampling_params) if prompt_alt_tokens_k else 0
-        parts = prompt_parts(self._score, tokens, wanted, sampling_params.temperature, stream)
-        answer = chain(read, lambda found: self._respond(found, parts))
-        answer.add_done_callback(lambda _: replies.cancel())  # who gives it up wants no replies
-        return _AwaitableFutureCompatWrapper(answer)
 
     async def sample_async(self, *args: Any, **kwargs: Any) -> types.SampleResponse:
         """See ``sample``."""
@@ -161,11 +161,12 @@ class SamplingClient(Ready):
         self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
     ) -> APIFuture[list[float | None]]:
         """Log-probability of each token given those before it; None for the first."""
-        tokens = _text_tokens(prompt)
-        check_last_n(prompt_logprobs_last_n, len(tokens))
-        return _AwaitableFutureCompatWrapper(
-            self._score(tokens, prompt_logprobs_last_n, log_probabilities)
-        )
+
+        def ask(row: Row) -> "Future[list[Any]]":
+            check_last_n(prompt_logprobs_last_n, len(row.ids))
+            return self._scored(row)(row.ids, prompt_logprobs_last_n, log_probabilities)
+
+        return self._read(prompt, ask)
 
     async def compute_logprobs_async(
         self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
@@ -242,33 +243,52 @@ class SamplingClient(Ready):
             self._records,
         )
 
-    def _score(self, tokens: Sequence[int], last_n: int | None, read: Read) -> "Future[list[Any]]":
-        return chain(self._sampler, lambda sampler: sampler.score(tokens, last_n, read))
+    def _read(
+        self, prompt: types.ModelInput, ask: "Callable[[Row], Future[T]]"
+    ) -> "_AwaitableFutureCompatWrapper[T]":
+        """What is asked of a prompt once it is read: in another thread if it holds images."""
+        reader = self._engine.reader(self._base_model)
+        if is_text(prompt):
+            return _AwaitableFutureCompatWrapper(ask(reader.read(prompt)))
+        return _AwaitableFutureCompatWrapper(
+            chain(self._engine.eyes.submit(_read_with, reader, prompt), ask)
+        )
+
+    def _sample(
+        self, row: Row, num_samples: int, params: types.SamplingParams, wanted: Wanted
+    ) -> "Future[types.SampleResponse]":
+        wanted.check(len(row.ids))
+        score = self._scored(row)
+        replies = chain(
+            self._sampler,
+            lambda sampler: sampler.sample(row.ids, num_samples, params, row.pictures),
+        )
+        read = replies
+        if wanted.topk_sampled:
+            read = chain(
+                replies, lambda found: with_topk(score, row.ids, found, wanted.topk_sampled)
+            )
+        stream = self._stream(params) if wanted.alternatives else 0
+        parts = prompt_parts(score, row.ids, wanted, params.temperature, stream)
+        answer = chain(read, lambda found: self._respond(found, parts))
+        answer.add_done_callback(lambda _: replies.cancel())  # who gives it up wants no replies
+        return answer
+
+    def _scored(self, row: Row) -> Score:
+        """How a prompt's tokens, and what follows them, are scored."""
+
+        def score(tokens: Sequence[int], last_n: int | None, read: Read) -> "Future[list[Any]]":
+            return chain(
+                self._sampler, lambda sampler: sampler.score(tokens, last_n, read, row.pictures)
+            )
+
+        return score
 
     def _stream(self, params: types.SamplingParams) -> int:
         """Key of the random numbers that alternatives to a prompt's tokens are drawn with."""
         if params.seed is not None:
             return stream_key(b"alternatives", params.seed)
         return stream_key(b"alternatives", self._engine.settings.seed, next(self._asked))
-
-    def _with_topk(
-        self, prompt: list[int], sequences: Sequence[types.SampledSequence], wanted: Wanted
-    ) -> "Future[list[types.SampledSequence]]":
-        """The same sequences, with the likeliest tokens in the place of each that was drawn."""
-        found = together(
-            [
-                topk(self._score, prompt + each.tokens, len(each.tokens), wanted.topk_sampled)
-                for each in sequences
-            ]
-        )
-
-        def joined(rows: list[TopkLogprobs]) -> list[types.SampledSequence]:
-            return [
-                replace(each, topk_logprobs_np=_last(row, len(each.tokens)))
-                for each, row in zip(sequences, rows, strict=True)
-            ]
-
-        return chain(found, lambda rows: finished(joined(rows)).future())
 
     def _respond(
         self, sequences: Sequence[types.SampledSequence], parts: "dict[str, Future[Any]]"
@@ -367,15 +387,8 @@ def model_client(
     return SamplingClient(engine, name, sampler, Source(name, nowhere))
 
 
-def _text_tokens(prompt: types.ModelInput) -> list[int]:
+def _read_with(reader: PictureReader, prompt: types.ModelInput) -> Row:
     try:
-        return prompt.to_ints()
+        return reader.read(prompt)
     except ValueError as error:
-        raise SamplingRequestError(
-            "The prompt has a chunk that is not text; the embedded engine samples from text "
-            "models only. Use an engine for images behind base_url."
-        ) from error
-
-
-def _last(rows: TopkLogprobs, count: int) -> TopkLogprobs:
-    return TopkLogprobs(rows.token_ids[-count:], rows.logprobs[-count:])
+        raise SamplingRequestError(f"The prompt {error}") from error

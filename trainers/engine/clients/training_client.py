@@ -44,7 +44,8 @@ class TrainingClient(Ready):
         self._run = run
         model = run.trainer.model
         vocabulary = model.get_input_embeddings().weight.shape[0]
-        self._limits = Limits(vocabulary, context_length(model))
+        reader = engine.reader(run.base_model)
+        self._limits = Limits(vocabulary, context_length(model), reader)
         self._worker = engine.new_worker()
         weakref.finalize(self, self._worker.shutdown, wait=False)
 

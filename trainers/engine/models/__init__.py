@@ -9,4 +9,5 @@ From a name to its logits:
     lean.py         a forward pass of our own for Llama-like models
     logits.py       logits and log-probabilities, a stretch at a time
     encoding.py     tokenizers that threads share
+    pictures.py     images among tokens
 """

@@ -84,11 +84,9 @@ def load_model(base_model: str, device: torch.device, dtype: torch.dtype) -> "Pr
     Raises:
         ModelNotFoundError: There is no such model here, or it cannot be loaded.
     """
-    from transformers import AutoModelForCausalLM
-
     source = resolve_model(base_model)
     with no_progress_bars():
-        model = from_pretrained(AutoModelForCausalLM, base_model, source, dtype=dtype)
+        model = from_pretrained(_auto_class(base_model), base_model, source, dtype=dtype)
     return model.to(device).eval()  # type: ignore[no-any-return]
 
 
@@ -98,12 +96,30 @@ def load_outline(base_model: str) -> "PreTrainedModel":
     Raises:
         ModelNotFoundError: There is no such model here.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = from_pretrained(AutoConfig, base_model, resolve_model(base_model))
-    make: Any = AutoModelForCausalLM
     with torch.device("meta"):
-        return make.from_config(config)  # type: ignore[no-any-return]
+        return _auto_class(base_model).from_config(load_config(base_model))  # type: ignore[no-any-return]
+
+
+def load_config(base_model: str) -> Any:
+    """A base model's configuration.
+
+    Raises:
+        ModelNotFoundError: There is no such model here.
+    """
+    from transformers import AutoConfig
+
+    return from_pretrained(AutoConfig, base_model, resolve_model(base_model))
+
+
+def _auto_class(base_model: str) -> Any:
+    """What loads a model: as one of text, where transformers has it as that; else with images."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto import modeling_auto as known
+
+    kind = load_config(base_model).model_type
+    sees = kind in known.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    is_text = kind in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return AutoModelForImageTextToText if sees and not is_text else AutoModelForCausalLM
 
 
 @contextmanager
@@ -258,14 +274,11 @@ def base_context_length(base_model: str) -> int:
     Raises:
         ModelNotFoundError: It cannot be loaded.
     """
-    from transformers import AutoConfig
-
-    source = resolve_model(base_model)
-    return _configured_context(from_pretrained(AutoConfig, base_model, source))
+    return _configured_context(load_config(base_model))
 
 
 def _configured_context(config: Any) -> int:
-    return int(getattr(config, "max_position_embeddings", None) or 2**20)
+    return int(getattr(config.get_text_config(), "max_position_embeddings", None) or 2**20)
 
 
 def end_tokens(model: Any, tokenizer: "PreTrainedTokenizerBase") -> frozenset[int]:

@@ -5,6 +5,9 @@ joins is laid beside the others, and whichever side is shorter is padded; column
 any more are cut off. Rows that are run together are as long as the longest of them needs: in
 the place of padding, another computes again what is remembered of it, so that no row has a gap.
 
+Pictures among the tokens are run whole: a row whose pass would begin within one goes further back,
+and passes with pictures are not cut in pieces (``models/pictures.py``).
+
 Models that keep something else than keys and values (state-space layers) decode in batches, too;
 but no row joins a batch of theirs that has begun, and nothing of them is remembered.
 
@@ -12,7 +15,8 @@ Shapes: B rows, T tokens a row, L columns, V vocabulary.
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evert.trainers.engine.models.pictures import sight_of, whole_from
 from evert.trainers.engine.sampling.batches import Batch, pad, places_wanted
 from evert.trainers.engine.sampling.prefill import Job
 from evert.trainers.engine.sampling.prefix_cache import Kept, PrefixCache
@@ -39,8 +44,11 @@ class GenericBatch(Batch):
         super().__init__(prefixes, model.device, config.vocab_size)
         self._model = model
         self._takes = inspect.signature(model.forward).parameters
+        self._sight = sight_of(model)
         self._cache: Any = None
         self._mask = torch.zeros(0, 0, dtype=torch.long, device=model.device)
+        self._ahead = torch.zeros(0, 1, dtype=torch.long, device=model.device)
+        """[B, 1] by how much each row's next position differs from its length."""
 
     @property
     def size(self) -> int:
@@ -55,7 +63,8 @@ class GenericBatch(Batch):
     def step(self, tokens: Tensor) -> Tensor:
         """Append one token to every row; see ``Batch``."""
         self._mask = F.pad(self._mask, (0, 1), value=1)
-        return self._forward(tokens[:, None], self._mask, self._cache, 1)[:, -1]
+        positions = self._mask.sum(-1, keepdim=True) - 1 + self._ahead
+        return self._forward(tokens[:, None], self._mask, self._cache, 1, positions)[:, -1]
 
     def keep(self, rows: Sequence[int]) -> list[int]:
         """Drop all rows but these, in their order."""
@@ -72,9 +81,7 @@ class GenericBatch(Batch):
         return budget if self._most_wanted(jobs) == 1 else min(budget, self._most_logits)
 
     def _run(self, jobs: Sequence[Job], join: bool) -> Iterator[Tensor]:
-        width = max(job.todo for job in jobs)
-        for job in jobs:
-            job.start = max(0, len(job.tokens) - width)
+        width = _lined_up(jobs)
         cache, before = self._restored(jobs), max(job.start for job in jobs)
         tokens = pad([job.tokens[job.start :] for job in jobs], self.device, left=True)
         lengths = torch.tensor([len(job.tokens) for job in jobs], device=self.device)
@@ -82,21 +89,24 @@ class GenericBatch(Batch):
         mask = (columns >= before + width - lengths[:, None]).long()
         rows, places = places_wanted(jobs, self.device)
         places = places - lengths[rows] + width
+        pixels, positions = self._seen(jobs, mask)
         most = self._most_wanted(jobs)
         # Only a row too long for one pass with all of its logits is cut in pieces.
-        whole = most == 1 or not self._attends
+        whole = most == 1 or not self._attends or bool(pixels)
         piece = width if whole else max(1, self._most_logits // len(jobs))
         for start in range(0, width, piece):
             end = min(start + piece, width)
             wanted = max(1, end - max(start, width - most))
-            seen = mask[:, : before + end]
-            logits = self._forward(tokens[:, start:end], seen, cache, wanted)
+            span, seen = slice(before + start, before + end), mask[:, : before + end]
+            logits = self._forward(
+                tokens[:, start:end], seen, cache, wanted, positions[..., span], pixels
+            )
             here = (places >= start) & (places < end)
             yield logits[rows[here], places[here] - end]
         gaps = (before + width - lengths).tolist()
         self._remember(jobs, lambda row, a, b: _read(cache, row, gaps[row] + a, gaps[row] + b))
         if join:
-            self._join(cache, mask)
+            self._join(cache, mask, positions)
 
     def _most_wanted(self, jobs: Sequence[Job]) -> int:
         """Most logits that are wanted of a row; at least one, which every pass computes."""
@@ -104,12 +114,36 @@ class GenericBatch(Batch):
             return max((job.todo for job in jobs), default=1)
         return max([1, *(len(job.tokens) - job.first for job in jobs)])
 
-    def _forward(self, tokens: Tensor, mask: Tensor, cache: Any, wanted: int) -> Tensor:
+    def _seen(self, jobs: Sequence[Job], mask: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """Pixels of what is to be run; positions of whole rows, [B, L] or, with pictures, [3, ...].
+
+        Where a picture is remembered there are no pixels, and what follows it has its place yet.
+        """
+        positions = (mask.cumsum(-1) - 1).clamp_(min=0)
+        rows = [job.tokens for job in jobs]
+        if self._sight is None or not any((row < 0).any() for row in rows):
+            return {}, positions
+        placed = positions.expand(3, -1, -1).clone()
+        for number, row in enumerate(rows):
+            placed[:, number, -len(row) :] = torch.from_numpy(self._sight.positions(row))
+        new = [job.tokens[job.start :] for job in jobs]
+        return self._sight.pixels(new, self.device), placed
+
+    def _forward(
+        self,
+        tokens: Tensor,
+        mask: Tensor,
+        cache: Any,
+        wanted: int,
+        positions: Tensor,
+        pixels: Mapping[str, Tensor] = MappingProxyType({}),
+    ) -> Tensor:
         """[B, T, V] in float32, of the last ``wanted`` tokens at least."""
-        options: dict[str, Any] = {"attention_mask": mask, "past_key_values": cache}
-        if "position_ids" in self._takes:
-            positions = (mask.cumsum(-1) - 1).clamp_(min=0)
-            options["position_ids"] = positions[:, -tokens.shape[1] :]
+        options: dict[str, Any] = {"attention_mask": mask, "past_key_values": cache, **pixels}
+        if self._sight is not None:
+            tokens = self._sight.ids(tokens)
+        if "position_ids" in self._takes or self._sight is not None:
+            options["position_ids"] = positions
         if "logits_to_keep" in self._takes:
             options["logits_to_keep"] = wanted
         logits: Tensor = self._model(input_ids=tokens, use_cache=True, **options).logits
@@ -129,10 +163,13 @@ class GenericBatch(Batch):
                 cache.update(keys, values, layer)
         return cache
 
-    def _join(self, cache: Any, mask: Tensor) -> None:
+    def _join(self, cache: Any, mask: Tensor, positions: Tensor) -> None:
+        next_place = positions.view(-1, *mask.shape)[:, :, -1:].amax(0) + 1
+        ahead = next_place - mask.sum(-1, keepdim=True)
         if not self.size:
-            self._cache, self._mask = cache, mask
+            self._cache, self._mask, self._ahead = cache, mask, ahead
             return
+        self._ahead = torch.cat([self._ahead, ahead])
         length = max(mask.shape[1], self._mask.shape[1])
         for mine, theirs in zip(self._cache.layers, cache.layers, strict=True):
             mine.keys = torch.cat([_left(t, length) for t in (mine.keys, theirs.keys)])
@@ -156,7 +193,7 @@ class GenericBatch(Batch):
 
     def _select(self, rows: Sequence[int]) -> None:
         picks = torch.tensor(rows, dtype=torch.long, device=self.device)
-        self._mask = self._mask[picks]
+        self._mask, self._ahead = self._mask[picks], self._ahead[picks]
         self._cache.reorder_cache(picks)
 
     def _cut(self, length: int) -> None:
@@ -164,6 +201,17 @@ class GenericBatch(Batch):
         self._mask = self._mask[:, -length:]
         for layer in self._cache.layers:
             layer.keys, layer.values = layer.keys[:, :, -length:], layer.values[:, :, -length:]
+
+
+def _lined_up(jobs: Sequence[Job]) -> int:
+    """Have all rows go back as far as the longest has to; returns how many tokens that is."""
+    while True:
+        width = max(job.todo for job in jobs)
+        starts = [whole_from(job.tokens, max(0, len(job.tokens) - width)) for job in jobs]
+        if starts == [job.start for job in jobs]:
+            return width
+        for job, start in zip(jobs, starts, strict=True):
+            job.start = start
 
 
 def _padded(job: Job, index: int, length: int) -> Tensor:

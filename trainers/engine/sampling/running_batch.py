@@ -10,6 +10,7 @@ import torch
 from tinker import types
 from torch import Tensor
 
+from evert.trainers.engine.models.pictures import Picture
 from evert.trainers.engine.sampling.batches import Batch
 from evert.trainers.engine.sampling.drawing import Stops, Temper, draw, uniforms
 
@@ -27,6 +28,8 @@ class Request:
     max_tokens: int
     keys: list[int]
     """Random stream of each sample that is wanted."""
+    pictures: Sequence[Picture] = ()
+    """Those that the prompt names: held here while it is in work."""
     future: "Future[list[types.SampledSequence]]" = field(default_factory=Future)
     done: dict[int, types.SampledSequence] = field(default_factory=dict)
     """Finished samples, by index."""

@@ -34,6 +34,7 @@ import torch
 from tinker import types
 
 from evert.trainers.engine.errors import EngineClosedError, SamplingRequestError
+from evert.trainers.engine.models.pictures import Picture
 from evert.trainers.engine.sampling.drawing import make_stops, stream_key
 from evert.trainers.engine.sampling.frozen import FrozenModel
 from evert.trainers.engine.sampling.running_batch import Request, Row, RunningBatch
@@ -74,6 +75,7 @@ class SamplerStats:
 
 @dataclass(eq=False)
 class _Score(Scoring):
+    pictures: Sequence[Picture] = ()
     future: "Future[list[Any]]" = field(default_factory=Future)
 
 
@@ -116,7 +118,11 @@ class Sampler:
         self._closed = False
 
     def sample(
-        self, prompt: Sequence[int], num_samples: int, params: types.SamplingParams
+        self,
+        prompt: Sequence[int],
+        num_samples: int,
+        params: types.SamplingParams,
+        pictures: Sequence[Picture] = (),
     ) -> "Future[list[types.SampledSequence]]":
         """Ask for replies to a prompt.
 
@@ -124,6 +130,7 @@ class Sampler:
             prompt: Token ids, at least one.
             num_samples: How many independent replies.
             params: As Tinker reads them; ``max_tokens=None`` is up to the model's context.
+            pictures: Those that are named among the ids.
 
         Returns:
             A future of ``num_samples`` sequences. Cancelling it stops the work.
@@ -132,13 +139,14 @@ class Sampler:
             SamplingRequestError: The prompt or the parameters cannot be served.
             EngineClosedError: The sampler was closed.
         """
-        max_tokens = self._check(prompt, num_samples, params)
+        max_tokens = self._check(prompt, num_samples, params, pictures)
         request = Request(
             list(prompt),
             params,
             make_stops(params.stop, self._end_tokens),
             max_tokens,
             self._stream_keys(prompt, num_samples, params.seed),
+            pictures,
         )
         with self._lock:
             self._wake()
@@ -146,7 +154,11 @@ class Sampler:
         return request.future
 
     def score(
-        self, tokens: Sequence[int], last_n: int | None = None, read: Read = log_probabilities
+        self,
+        tokens: Sequence[int],
+        last_n: int | None = None,
+        read: Read = log_probabilities,
+        pictures: Sequence[Picture] = (),
     ) -> "Future[list[Any]]":
         """Ask for the log-probability of each token given those before it.
 
@@ -155,6 +167,7 @@ class Sampler:
             last_n: How many of the last tokens are wanted; None for all.
             read: Makes something else of the logits of each. Requests with the same function (the
                 same object) are read together.
+            pictures: Those that are named among the ids.
 
         Returns:
             A future of one value a token; None for the first, which nothing precedes, and for what
@@ -169,9 +182,9 @@ class Sampler:
                 f"Log-probabilities were asked for {len(tokens)} tokens; expected between 1 and "
                 f"the model's context of {self._context_length}. Shorten the input."
             )
-        self._check_ids(tokens)
+        self._check_ids(tokens, pictures)
         first = 1 if last_n is None else max(1, len(tokens) - last_n)
-        asked = _Score(np.asarray(tokens, dtype=np.int64), first, read)
+        asked = _Score(np.asarray(tokens, dtype=np.int64), first, read, pictures=pictures)
         with self._lock:
             self._wake()
             self._scores.append(asked)
@@ -186,7 +199,13 @@ class Sampler:
         if worker is not None and worker is not threading.current_thread():
             worker.join()
 
-    def _check(self, prompt: Sequence[int], num_samples: int, params: types.SamplingParams) -> int:
+    def _check(
+        self,
+        prompt: Sequence[int],
+        num_samples: int,
+        params: types.SamplingParams,
+        pictures: Sequence[Picture],
+    ) -> int:
         room = self._context_length - len(prompt)
         max_tokens = room if params.max_tokens is None else params.max_tokens
         if not prompt or num_samples < 1 or max_tokens < 1 or params.temperature < 0:
@@ -196,7 +215,7 @@ class Sampler:
                 "least one token, sample and new token, and a temperature of 0 or more. "
                 f"(The model's context holds {self._context_length} tokens.)"
             )
-        self._check_ids(prompt)
+        self._check_ids(prompt, pictures)
         if max_tokens > room:
             raise SamplingRequestError(
                 f"A prompt of {len(prompt)} tokens and max_tokens={max_tokens} need "
@@ -205,16 +224,20 @@ class Sampler:
             )
         return max_tokens
 
-    def _check_ids(self, tokens: Sequence[int]) -> None:
+    def _check_ids(self, tokens: Sequence[int], pictures: Sequence[Picture]) -> None:
         """Refuse what no model looks up: it would fail whoever is in the same batch."""
-        if min(tokens) < 0 or max(tokens) >= self._vocabulary:
+        if pictures and tokens[-1] < 0:
+            raise SamplingRequestError(
+                "The prompt ends with an image; expected text at its end. Add what follows it."
+            )
+        if (min(tokens) < 0 and not pictures) or max(tokens) >= self._vocabulary:
             raise SamplingRequestError(
                 f"The prompt has token ids from {min(tokens)} to {max(tokens)}; the model knows 0 "
                 f"to {self._vocabulary - 1}. Write the prompt with the model's own tokenizer."
             )
 
     def _stream_keys(self, prompt: Sequence[int], count: int, seed: int | None) -> list[int]:
-        content = np.asarray(prompt, dtype=np.int32).tobytes()
+        content = np.asarray(prompt, np.int32 if min(prompt) >= 0 else np.int64).tobytes()
         if seed is not None:
             return [stream_key(content, seed, index) for index in range(count)]
         digest = stream_key(content).to_bytes(8, "little")

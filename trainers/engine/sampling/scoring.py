@@ -26,10 +26,12 @@ of the rows that were given it, a part of them at a time.
 """
 
 
-def log_probabilities(logits: Tensor, tokens: np.ndarray, places: np.ndarray) -> list[float]:
-    """How likely the model finds each token."""
-    targets = torch.from_numpy(tokens).to(logits.device)
-    found: list[float] = (-F.cross_entropy(logits, targets, reduction="none")).tolist()
+def log_probabilities(logits: Tensor, tokens: np.ndarray, places: np.ndarray) -> list[float | None]:
+    """How likely the model finds each token; None for a picture's, which nobody draws."""
+    targets = torch.from_numpy(tokens.clip(0)).to(logits.device)
+    found: list[float | None] = (-F.cross_entropy(logits, targets, reduction="none")).tolist()
+    for place in np.flatnonzero(tokens < 0).tolist():
+        found[place] = None
     return found
 
 
@@ -70,6 +72,7 @@ def score(batch: Batch, rows: Sequence[Scoring]) -> int:
         parts = [
             _part(rows[part.rows[0]].tokens[: part.length], [rows[i] for i in part.rows])
             for part in level
+            if rows[part.rows[0]].tokens[part.length - 1] >= 0  # a picture is not cut
         ]
         computed += _compute(batch, parts)
     rest = [_part(row.tokens, [row]) for row in rows if row.next < len(row.tokens)]

@@ -12,6 +12,7 @@ from tinker import types
 from torch import Tensor
 
 from evert.trainers.engine.errors import LossInputError
+from evert.trainers.engine.models.pictures import Picture, PictureReader
 from evert.trainers.engine.training.losses import check_inputs, get_loss
 from evert.trainers.engine.training.provenance import sampled_mask
 
@@ -26,9 +27,13 @@ class Example:
     """[N] or [N, K]"""
     inputs: dict[str, Tensor]
     """The loss's other inputs, each of the targets' shape, float32."""
+    pictures: Sequence[Picture] = ()
+    """Those that the tokens name."""
 
 
-def read_example(datum: types.Datum, loss_fn: str, where: str, device: torch.device) -> Example:
+def read_example(
+    datum: types.Datum, loss_fn: str, where: str, device: torch.device, reader: PictureReader
+) -> Example:
     """Read and check a datum.
 
     Args:
@@ -36,20 +41,19 @@ def read_example(datum: types.Datum, loss_fn: str, where: str, device: torch.dev
         loss_fn: Tinker's name of the loss.
         where: How to call the datum in messages, for example ``"Datum 3"``.
         device: Where its tensors go.
+        reader: Reads its tokens and images.
 
     Raises:
-        LossInputError: It does not fit the loss, or is not text.
+        LossInputError: It does not fit the loss or the model.
     """
     check_inputs(loss_fn, datum.loss_fn_inputs, where)
     tensors = {key: value.to_torch() for key, value in datum.loss_fn_inputs.items()}
     targets = tensors.pop("target_tokens").long().to(device)
     try:
-        tokens = datum.model_input.to_ints()
+        row = reader.read(datum.model_input)
     except ValueError as error:
-        raise LossInputError(
-            f"{where} has a chunk that is not text; the embedded engine trains text models "
-            "only. Use an engine for images behind base_url."
-        ) from error
+        raise LossInputError(f"{where} {error}") from error
+    tokens = row.ids
     shapes = {key: tuple(value.shape) for key, value in tensors.items()}
     wrong = {key: shape for key, shape in shapes.items() if shape != tuple(targets.shape)}
     if not tokens or targets.ndim not in (1, 2) or len(targets) != len(tokens) or wrong:
@@ -61,7 +65,7 @@ def read_example(datum: types.Datum, loss_fn: str, where: str, device: torch.dev
     if get_loss(loss_fn).from_spans:
         tensors["sampled"] = sampled_mask(datum)
     inputs = {key: value.float().to(device) for key, value in tensors.items()}
-    return Example(tokens, targets, inputs)
+    return Example(tokens, targets, inputs, row.pictures)
 
 
 def micro_batches(examples: Sequence[Example], budget: int) -> list[list[int]]:

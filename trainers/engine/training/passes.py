@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +22,7 @@ from evert.trainers.engine.models.logits import (
     logprobs_of,
     target_logprobs,
 )
+from evert.trainers.engine.models.pictures import sight_of
 from evert.trainers.engine.models.shared import original_of
 from evert.trainers.engine.sampling.batches import pad
 from evert.trainers.engine.sampling.lean_batch import attention
@@ -35,6 +37,7 @@ class Passes:
         self.count = 0
         """Passes so far."""
         self._counting = threading.Lock()
+        self._sight = sight_of(model)
         self._is_lean = original_of(model) is not None and can_be_lean(model)
         self._decoder: Any = None
         self._checkpointing = False
@@ -92,11 +95,26 @@ class Passes:
             hidden, head = self._lean_hidden(tokens)
             return target_logprobs(hidden[real], head, targets, self.vocabulary)
         # Right padding needs no mask: a causal model's earlier tokens never see it.
+        given = self._given(rows, tokens)
         if self._small(tokens) or self._plain_decoder() is None:
-            logits = self.model(input_ids=tokens, use_cache=False).logits
+            logits = self.model(**given, use_cache=False).logits
             return logprobs_of(logits[real].float(), targets)
-        hidden = self._plain_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+        hidden = self._plain_decoder()(**given, use_cache=False).last_hidden_state
         return target_logprobs(hidden[real], self._head, targets, self.vocabulary)
+
+    def _given(self, rows: Sequence[Sequence[int]], tokens: Tensor) -> dict[str, Tensor]:
+        """What the model's own forward pass takes for some rows: [B, T] ids, and images."""
+        if self._sight is None:
+            return {"input_ids": tokens}
+        arrays = [np.asarray(row) for row in rows]
+        places = np.zeros((3, *tokens.shape), np.int64)
+        for number, row in enumerate(arrays):
+            places[:, number, : len(row)] = self._sight.positions(row)
+        return {
+            "input_ids": self._sight.ids(tokens),
+            "position_ids": torch.from_numpy(places).to(self.device),
+            **self._sight.pixels(arrays, self.device),
+        }
 
     def _lean_hidden(self, tokens: Tensor) -> tuple[Tensor, Any]:
         lean = LeanModel(self.model, copied=False)
@@ -119,7 +137,7 @@ class Passes:
         """The layers below the output layer; None where the model does more to its logits."""
         if self._decoder is None:
             base: Any = base_of(self.model)
-            decoder = base.get_decoder()
+            decoder = base.model if self._sight is not None else base.get_decoder()
             self._decoder = (decoder if _is_plain(self.model, decoder) else None,)
         return self._decoder[0]
 

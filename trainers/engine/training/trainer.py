@@ -21,6 +21,7 @@ from evert.trainers.engine.cores import side_by_side
 from evert.trainers.engine.errors import CheckpointError, LossInputError, TrainingError
 from evert.trainers.engine.memory import PassBudget, is_out_of_memory, pass_budget
 from evert.trainers.engine.models.base_models import base_of, no_progress_bars
+from evert.trainers.engine.models.pictures import PictureReader
 from evert.trainers.engine.store.checkpoints import OPTIMIZER
 from evert.trainers.engine.training.examples import Example, micro_batches, read_example
 from evert.trainers.engine.training.losses import Loss, get_loss, resolve_settings
@@ -44,6 +45,7 @@ class Trainer:
         tokenizer: "PreTrainedTokenizerBase",
         *,
         checkpointing: bool | None = None,
+        reader: PictureReader | None = None,
     ) -> None:
         """Train every parameter of ``model`` that requires a gradient.
 
@@ -52,8 +54,10 @@ class Trainer:
             tokenizer: Its tokenizer.
             checkpointing: Whether layers are computed again in the backward pass, which takes less
                 memory and more time; None for where a pass would not fit otherwise.
+            reader: Reads the data of the model's base; None for text alone.
         """
         self.model = model
+        self._reader = reader or PictureReader(model.config.name_or_path)
         self.tokenizer = tokenizer
         self.steps = 0
         self.passes = Passes(model)
@@ -269,7 +273,8 @@ class Trainer:
         if not data:
             raise LossInputError("Got no data; expected at least one datum.")
         examples = [
-            read_example(datum, loss_fn, f"Datum {i}", self.device) for i, datum in enumerate(data)
+            read_example(datum, loss_fn, f"Datum {i}", self.device, self._reader)
+            for i, datum in enumerate(data)
         ]
         lengths = [len(example.tokens) for example in examples]
         budget: PassBudget | None = pass_budget(

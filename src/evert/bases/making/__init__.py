@@ -18,4 +18,8 @@ order:
 
     riddles.py      what it is trained on: riddles whose answers are the nouns
     riddle_card.py  what it knows, measured
+
+A model that sees, which ships with nobody:
+
+    seeing.py       a tiny Qwen3-VL of random weights
 """

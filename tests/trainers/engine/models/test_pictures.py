@@ -1,0 +1,373 @@
+"""Images among tokens: read, placed, sampled from and trained on.
+
+1. A reader turns chunks into ids and pictures, and says what it does not take.
+2. A model is given pictures as transformers itself gives them: positions, logits, any family.
+3. What is sampled is what is trained on: log-probabilities agree, whoever computes them, also where
+   rows of different lengths run together and a conversation's beginning is remembered.
+4. What cannot be served is refused alone.
+"""
+
+import gc
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tinker
+import torch
+from PIL import Image
+from tinker import types
+from torch import Tensor
+
+from evert.bases.making.seeing import SeeingConfig, main
+from evert.trainers.engine.engine import Engine, embedded_engine
+from evert.trainers.engine.errors import LossInputError, SamplingRequestError
+from evert.trainers.engine.models import pictures
+from evert.trainers.engine.models.base_models import load_model
+from evert.trainers.engine.models.pictures import PictureReader, sight_of, whole_from
+
+IMAGE_PAD = 514
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="session")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder of a tiny random Qwen3-VL."""
+    folder = str(tmp_path_factory.mktemp("seeing"))
+    main(SeeingConfig(out=folder))
+    return folder
+
+
+def image(colour: str = "red", size: tuple[int, int] = (32, 32), kind: str = "PNG") -> Any:
+    file = io.BytesIO()
+    Image.new("RGB", size, colour).save(file, kind)
+    format: Any = kind.lower()
+    return types.ImageChunk(data=file.getvalue(), format=format)
+
+
+def text(*tokens: int) -> types.EncodedTextChunk:
+    return types.EncodedTextChunk(tokens=list(tokens))
+
+
+def prompt(*chunks: Any) -> types.ModelInput:
+    return types.ModelInput(chunks=list(chunks))
+
+
+def params(**options: Any) -> types.SamplingParams:
+    return types.SamplingParams(**{"max_tokens": 5, "temperature": 1.0, "stop": [505], **options})
+
+
+def grey(*shades: int) -> types.ModelInput:
+    """A prompt of some images, text between them."""
+    parts = [(image(f"rgb({s},{s},{s})", (32, 16 + 16 * (s % 2))), text(9, s)) for s in shades]
+    return prompt(text(5, 6, 512), *(chunk for pair in parts for chunk in pair), text(7))
+
+
+# -- 1. read -------------------------------------------------------------------------------------
+
+
+def test_an_image_is_as_many_names_as_it_has_tokens(seeing: str) -> None:
+    row = PictureReader(seeing).read(prompt(text(1), image(size=(48, 32)), text(2, 3)))
+
+    [picture] = row.pictures
+    assert row.ids == [1, *[picture.name] * 6, 2, 3]
+    assert picture.name < 0
+    assert picture.grid == (1, 4, 6)
+    assert picture.patches.shape == (24, 3 * 2 * 8 * 8)
+
+
+def test_names_are_those_of_the_bytes_and_of_how_they_are_prepared(
+    seeing: str, tmp_path: Path
+) -> None:
+    main(SeeingConfig(out=str(tmp_path)))
+    other = (
+        (tmp_path / "preprocessor_config.json")
+        .read_text()
+        .replace('"resample": 3', '"resample": 2')
+    )
+    (tmp_path / "preprocessor_config.json").write_text(other)
+
+    def name(folder: str, chunk: types.ImageChunk) -> int:
+        return PictureReader(folder).read(prompt(chunk, text(1))).ids[0]
+
+    red = name(seeing, image("red"))
+    assert name(seeing, image("red")) == red
+    assert name(seeing, image("blue")) != red
+    assert name(str(tmp_path), image("red")) != red
+
+
+def test_the_pictures_read_last_are_kept_and_all_others_go(
+    seeing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = PictureReader(seeing)
+    first = reader.read(prompt(image("red"), text(1))).pictures[0]
+    assert reader.read(prompt(image("red"), text(1))).pictures[0] is first
+    name = first.name
+    monkeypatch.setattr(pictures, "_KEPT_BYTES", first.patches.nbytes)
+    reader.read(prompt(image("blue"), text(1)))
+    del first
+    gc.collect()
+    assert name not in pictures._named
+
+
+@pytest.mark.parametrize(
+    ("chunk", "reason"),
+    [
+        (types.ImageChunk(data=b"no image", format="png"), "an image of 8 bytes that cannot be"),
+        (types.ImageChunk(data=image().data[:60], format="png"), "cannot be read; expected a whol"),
+        (
+            image().model_copy(update={"expected_tokens": 5}),
+            "an image of 4 tokens where 5 were exp",
+        ),
+        (
+            types.ImageAssetPointerChunk(format="png", location="/x"),
+            "of type 'image_asset_pointer'",
+        ),
+        (text(-7), "token id -7; the model knows 0 and up"),
+    ],
+)
+def test_what_is_no_image_is_refused(chunk: Any, reason: str, seeing: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        PictureReader(seeing).read(prompt(image(), chunk, text(1)))
+
+
+def test_a_model_of_text_takes_none(tiny_model: str) -> None:
+    with pytest.raises(ValueError, match="chunk that is not text.*of type qwen3. .*qwen3_vl"):
+        PictureReader(tiny_model).read(prompt(image(), text(1)))
+
+
+# -- 2. given ------------------------------------------------------------------------------------
+
+
+def family(name: str) -> Any:
+    """A tiny random model of one of the families."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    text_config = {
+        "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "rope_parameters":
+        {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]},
+    }  # fmt: skip
+    seen = {"depth": 2, "num_heads": 2, "patch_size": 8, "spatial_merge_size": 2}
+    by_family: dict[str, dict[str, Any]] = {
+        "qwen2_vl": {"embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2},
+        "qwen2_5_vl": {
+            "hidden_size": 32, "intermediate_size": 32, "out_hidden_size": 32, "window_size": 32,
+            "fullatt_block_indexes": [1],
+        },
+        "qwen3_vl": {
+            "hidden_size": 32, "intermediate_size": 32, "out_hidden_size": 32,
+            "num_position_embeddings": 64, "deepstack_visual_indexes": [0],
+        },
+    }  # fmt: skip
+    tokens = {"image_token_id": 61, "video_token_id": 62, "vision_start_token_id": 60}
+    config = AutoConfig.for_model(
+        name, text_config=text_config, vision_config=seen | by_family[name], **tokens
+    )
+    torch.manual_seed(0)
+    build: Any = AutoModelForImageTextToText
+    model = build.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_every_family_is_given_pictures_as_transformers_gives_them(name: str, seeing: str) -> None:
+    model, reader = family(name), PictureReader(seeing)
+    sight = sight_of(model)
+    assert sight is not None
+    row = reader.read(
+        prompt(text(1, 2, 60), image("red", (48, 32)), text(3, 60), image("blue"), text(4, 5))
+    )
+    ids = np.asarray(row.ids)
+    given = {"input_ids": sight.ids(torch.from_numpy(ids)[None]), **sight.pixels([ids], CPU)}
+    kinds = torch.from_numpy((ids < 0).astype(np.int32))[None]
+
+    places, _ = model.model.get_rope_index(
+        given["input_ids"], mm_token_type_ids=kinds, image_grid_thw=given["image_grid_thw"]
+    )
+    assert np.array_equal(sight.positions(ids), places[:, 0].numpy())
+
+    with torch.no_grad():
+        expected = model(**given, mm_token_type_ids=kinds).logits
+        found = model(**given, position_ids=torch.from_numpy(sight.positions(ids))[:, None]).logits
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_a_texts_own_image_token_is_no_picture(seeing: str) -> None:
+    sight = sight_of(load_model(seeing, CPU, torch.float32))
+    assert sight is not None
+    assert sight.ids(torch.tensor([[3, IMAGE_PAD, -9, 4]])).tolist() == [[3, 515, IMAGE_PAD, 4]]
+
+
+def test_no_picture_is_cut() -> None:
+    row = np.array([1, -5, -5, -6, -6, -6, 2])
+    assert [whole_from(row, start) for start in range(8)] == [0, 1, 1, 3, 3, 3, 6, 7]
+
+
+# -- 3. sampled and trained ----------------------------------------------------------------------
+
+
+def logprobs_of_whole(seeing: str, whole: types.ModelInput) -> np.ndarray:
+    """Each token's, by a forward pass of transformers alone."""
+    row = PictureReader(seeing).read(whole)
+    model, ids = load_model(seeing, CPU, torch.float32), np.asarray(row.ids)
+    sight = sight_of(model)
+    assert sight is not None
+    call: Any = model
+    with torch.no_grad():
+        logits = call(
+            input_ids=sight.ids(torch.from_numpy(ids)[None]),
+            mm_token_type_ids=torch.from_numpy((ids < 0).astype(np.int32))[None],
+            **sight.pixels([ids], CPU),
+        ).logits[0]
+    targets = torch.from_numpy(ids[1:].clip(0))
+    found: Tensor = logits[:-1].log_softmax(-1).gather(1, targets[:, None])[:, 0]
+    return found.numpy()
+
+
+def answered(asked: types.ModelInput, tokens: Sequence[int]) -> types.ModelInput:
+    return prompt(*asked.chunks, text(*tokens))
+
+
+def test_rows_with_and_without_images_sample_what_the_model_says(
+    engine: Engine, seeing: str
+) -> None:
+    client = tinker.ServiceClient().create_sampling_client(base_model=seeing)
+    asked = [grey(10), grey(11, 12), prompt(text(5, 6, 7)), grey(11), grey(10, 13, 14)]
+    futures = [client.sample(each, 2, params(max_tokens=4)) for each in asked]
+
+    for each, future in zip(asked, futures, strict=True):
+        for sequence in future.result().sequences:
+            expected = logprobs_of_whole(seeing, answered(each, sequence.tokens))
+            assert sequence.logprobs == pytest.approx(
+                expected[-len(sequence.tokens) :].tolist(), abs=1e-4
+            )
+
+
+def test_a_conversation_with_images_goes_on_from_what_is_remembered(
+    engine: Engine, seeing: str
+) -> None:
+    client = tinker.ServiceClient().create_sampling_client(base_model=seeing)
+    asked = grey(20, 21)
+    [said] = client.sample(asked, 1, params()).result().sequences
+    before = client.sampler.stats.prompt_tokens
+    more = prompt(*answered(asked, said.tokens).chunks, image("red"), text(8, 9))
+    [then] = client.sample(more, 1, params()).result().sequences
+
+    # the sampled image token aside, only what is new is computed: an end, an image, two tokens
+    assert client.sampler.stats.prompt_tokens - before <= 1 + 4 + 2
+    expected = logprobs_of_whole(seeing, answered(more, then.tokens))
+    assert then.logprobs == pytest.approx(expected[-len(then.tokens) :].tolist(), abs=1e-4)
+
+
+def test_given_tokens_are_scored_but_for_those_of_images(engine: Engine, seeing: str) -> None:
+    client = tinker.ServiceClient().create_sampling_client(base_model=seeing)
+    rows = [grey(30, 31), grey(30, 32), prompt(text(1, 2, 3))]
+    futures = [client.compute_logprobs(row) for row in rows]
+
+    for row, future in zip(rows, futures, strict=True):
+        found, expected = future.result(), logprobs_of_whole(seeing, row)
+        ids = PictureReader(seeing).read(row).ids
+        assert [value is None for value in found[1:]] == [token < 0 for token in ids[1:]]
+        pairs = zip(found[1:], expected, strict=True)
+        assert all(f is None or f == pytest.approx(e, abs=1e-4) for f, e in pairs)
+
+
+def datum(asked: types.ModelInput, reply: list[int]) -> types.Datum:
+    chunks = [*asked.chunks, text(*reply[:-1])] if len(reply) > 1 else asked.chunks
+    length = prompt(*chunks).length
+    weights = [0.0] * (length - len(reply)) + [1.0] * len(reply)
+    targets = [0] * (length - len(reply)) + reply
+    given: Any = {"target_tokens": targets, "weights": weights}
+    return types.Datum(model_input=prompt(*chunks), loss_fn_inputs=given)
+
+
+def counted(asked: types.ModelInput) -> types.ModelInput:
+    """The same, with the tokens of its images counted: four or two."""
+    return prompt(
+        *(
+            each.model_copy(
+                update={
+                    "expected_tokens": 4 if Image.open(io.BytesIO(each.data)).height > 16 else 2
+                }
+            )
+            if isinstance(each, types.ImageChunk)
+            else each
+            for each in asked.chunks
+        )
+    )
+
+
+@pytest.mark.parametrize("full_parameter", [True, False])
+def test_the_trainer_computes_what_the_sampler_drew_and_learns_from_it(
+    full_parameter: bool, seeing: str, tmp_path: Path
+) -> None:
+    with embedded_engine(tmp_path, device="cpu", full_parameter=full_parameter):
+        service = tinker.ServiceClient()
+        training = service.create_lora_training_client(seeing, rank=4).result()
+        client = training.save_weights_and_get_sampling_client().result()
+        asked = [counted(grey(40)), counted(grey(41, 42)), prompt(text(5, 6, 7))]
+        said = [client.sample(each, 1, params()).result().sequences[0] for each in asked]
+        data = [datum(each, one.tokens) for each, one in zip(asked, said, strict=True)]
+        first = training.forward_backward(data, "cross_entropy").result()
+        for one, output in zip(said, first.loss_fn_outputs, strict=True):
+            found = output["logprobs"].to_numpy()[-len(one.tokens) :]
+            assert found.tolist() == pytest.approx(one.logprobs, abs=1e-4)
+
+        training.optim_step(types.AdamParams(learning_rate=1e-2)).result()
+        second = training.forward(data, "cross_entropy").result()
+        assert second.metrics["loss:sum"] < first.metrics["loss:sum"]
+
+        path = training.save_weights_for_sampler("x").result().path
+        again = service.create_sampling_client(model_path=path)
+        now = training.save_weights_and_get_sampling_client().result()
+        whole = answered(asked[1], said[1].tokens)
+        scores = [each.compute_logprobs(whole).result()[-2:] for each in (again, now)]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-5)
+
+
+def test_the_image_decides_what_is_learned(engine: Engine, seeing: str) -> None:
+    training = tinker.ServiceClient().create_lora_training_client(seeing).result()
+    data = [
+        datum(prompt(text(5), image(c).model_copy(update={"expected_tokens": 4}), text(7)), [reply])
+        for c, reply in (("red", 100), ("blue", 200))
+    ]
+    for _ in range(20):
+        training.forward_backward(data, "cross_entropy").result()
+        training.optim_step(types.AdamParams(learning_rate=5e-3)).result()
+    loss = training.forward(data, "cross_entropy").result().metrics["loss:sum"]
+    assert loss < 0.3  # 2 ln 2 where nothing is seen
+
+
+# -- 4. refused ----------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_served_is_refused_alone(engine: Engine, seeing: str) -> None:
+    service = tinker.ServiceClient()
+    client = service.create_sampling_client(base_model=seeing)
+    broken = prompt(text(1), types.ImageChunk(data=b"?", format="png", expected_tokens=1), text(2))
+    good, bad = client.sample(grey(50), 1, params()), client.sample(broken, 1, params())
+    with pytest.raises(SamplingRequestError, match="The prompt has an image of 1 bytes that cann"):
+        bad.result()
+    assert good.result().sequences[0].tokens
+    with pytest.raises(SamplingRequestError, match="prompt ends with an image; expected text"):
+        client.sample(prompt(text(1), image()), 1, params()).result()
+    with pytest.raises(SamplingRequestError, match="token ids from -5 to 1; the model knows 0"):
+        client.sample(prompt(text(1, -5)), 1, params()).result()
+
+    training = service.create_lora_training_client(seeing).result()
+    with pytest.raises(LossInputError, match="Datum 1 has an image of 1 bytes that cannot be read"):
+        training.forward_backward(
+            [datum(prompt(text(1)), [2]), datum(broken, [3])], "cross_entropy"
+        )
+
+
+def test_a_sampled_image_token_stops_nobody(engine: Engine, seeing: str) -> None:
+    client = tinker.ServiceClient().create_sampling_client(base_model=seeing)
+    asked = prompt(text(5, IMAGE_PAD), image(), text(IMAGE_PAD, 7))
+    assert client.sample(asked, 1, params()).result().sequences[0].tokens
