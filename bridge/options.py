@@ -174,7 +174,7 @@ def check_traces(traces: object) -> None:
             f"traces={traces!r}; expected the URL of a collector that takes OTLP over HTTP, like "
             "'http://127.0.0.1:4318', or 'otel', for OpenTelemetry as it is set up."
         )
-    if find_spec("opentelemetry") is None:
+    if find_spec("opentelemetry") is None or find_spec("opentelemetry.sdk") is None:
         raise MissingPackageError(
             f"traces={traces!r} needs OpenTelemetry, which is not installed. Install it: pip "
             "install opentelemetry-exporter-otlp-proto-http."

@@ -13,21 +13,40 @@ import atexit
 import multiprocessing.util
 import os
 import threading
+from functools import cache
 from importlib.metadata import version
+from typing import TYPE_CHECKING, NamedTuple
 
 from opentelemetry import trace
 
 from evert.bridge.errors import MissingPackageError
 
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+
 OTEL = "otel"
 """What ``traces`` is where this process, or OpenTelemetry's own variables, say where spans go."""
 
-_providers: dict[str, trace.TracerProvider] = {}
+
+class Tracing(NamedTuple):
+    """What makes spans.
+
+    Attributes:
+        tracer: Begins them.
+        own: The provider's one processor, where both are evert's; None: they are the process's.
+    """
+
+    tracer: trace.Tracer
+    own: "SpanProcessor | None" = None
+
+
+_own: dict[str, Tracing] = {}
+"""By where the spans go."""
 _lock = threading.Lock()
 
 
-def tracer_for(traces: str) -> trace.Tracer:
-    """The tracer of evert's spans; the same provider for all episodes of a process.
+def tracing_to(traces: str) -> Tracing:
+    """What makes spans that go somewhere; the same for all episodes of a process.
 
     Args:
         traces: ``OTEL``, or the URL of a collector, without ``/v1/traces``.
@@ -36,18 +55,32 @@ def tracer_for(traces: str) -> trace.Tracer:
         MissingPackageError: OpenTelemetry's SDK or its exporter is not installed.
     """
     with _lock:
+        if traces in _own:
+            return _own[traces]
         present = trace.get_tracer_provider()
         is_set_up = not isinstance(present, trace.ProxyTracerProvider)
         if traces == OTEL and is_set_up:
-            return present.get_tracer("evert", version("evert"))
-        if traces not in _providers:
-            _providers[traces] = _provider(traces)
-            if not is_set_up:
-                trace.set_tracer_provider(_providers[traces])
-        return _providers[traces].get_tracer("evert", version("evert"))
+            return Tracing(present.get_tracer("evert", _version()))
+        provider, processor = _new_provider(traces)
+        if not is_set_up:
+            trace.set_tracer_provider(provider)
+        _own[traces] = Tracing(provider.get_tracer("evert", _version()), processor)
+        return _own[traces]
 
 
-def _provider(traces: str) -> trace.TracerProvider:
+def flush() -> None:
+    """Send what is not sent yet; blocks until it is."""
+    for tracing in _own.values():
+        if tracing.own is not None:
+            tracing.own.force_flush()
+
+
+@cache
+def _version() -> str:
+    return version("evert")  # looked up among files
+
+
+def _new_provider(traces: str) -> "tuple[TracerProvider, SpanProcessor]":
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
@@ -63,8 +96,9 @@ def _provider(traces: str) -> trace.TracerProvider:
         resource=Resource.create({"service.name": name}), shutdown_on_exit=False
     )
     endpoint = None if traces == OTEL else f"{traces.rstrip('/')}/v1/traces"
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+    processor = BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint))
+    provider.add_span_processor(processor)
     atexit.register(provider.shutdown)
     # a worker of a pool ends without atexit
     multiprocessing.util.Finalize(None, provider.shutdown, exitpriority=0)
-    return provider
+    return provider, processor

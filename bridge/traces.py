@@ -14,15 +14,17 @@ Tools run in the agent, out of sight: their spans are made of what comes back.
 """
 
 import contextvars
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from opentelemetry import context as otel
 from opentelemetry import propagate, trace
-from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from evert.bridge.agent import AgentForm
@@ -32,7 +34,7 @@ from evert.bridge.inbox import AgentEnd
 from evert.bridge.messages import Reply
 from evert.bridge.requests import ChatRequest
 from evert.bridge.secrets import redacted
-from evert.bridge.tracers import tracer_for
+from evert.bridge.tracers import Tracing, tracing_to
 
 CHAT: dict[str, AttributeValue] = {
     "gen_ai.operation.name": "chat",
@@ -42,6 +44,7 @@ TOOL: dict[str, AttributeValue] = {
     "gen_ai.operation.name": "execute_tool",
     "gen_ai.tool.type": "function",
 }
+_OK = Status(StatusCode.UNSET)
 
 
 class TracedEpisode(Episode):
@@ -49,7 +52,7 @@ class TracedEpisode(Episode):
 
     def __init__(self, traces: str, form: AgentForm, *made_of: Any) -> None:
         super().__init__(form, *made_of)
-        self.trace = self._trace = Trace(tracer_for(traces), form.name, self.routes.names[0])
+        self.trace = self._trace = Trace(tracing_to(traces), form.name, self.routes.names[0])
 
     def start(self, agent: Callable[[], Any], context: contextvars.Context | None = None) -> None:
         """Start the agent within the episode's span."""
@@ -92,11 +95,19 @@ class TracedEpisode(Episode):
         return reply
 
 
+class _Place(NamedTuple):
+    """Where a span belongs: within ``parent``, which is ``context``'s, with some links."""
+
+    context: otel.Context
+    parent: SpanContext
+    links: Sequence[Link] = ()
+
+
 class Trace:
     """The trace of one episode.
 
     Args:
-        tracer: Makes the spans.
+        tracing: Makes the spans.
         agent: The agent's name.
         model: Of its policy.
 
@@ -104,10 +115,10 @@ class Trace:
         context: The one whose current span is the episode's.
     """
 
-    def __init__(self, tracer: trace.Tracer, agent: str, model: str) -> None:
+    def __init__(self, tracing: Tracing, agent: str, model: str) -> None:
         outside = trace.get_current_span().get_span_context()
-        self.tracer = tracer
-        self.span: Span = tracer.start_span(
+        self._tracer = tracing.tracer
+        self._span: Any = self._tracer.start_span(
             f"invoke_agent {agent}",
             context=otel.Context(),  # a trace of its own, wherever the trainer is
             attributes={
@@ -118,29 +129,33 @@ class Trace:
             },
             links=[Link(outside)] if outside.is_valid else (),
         )
-        self.id = self.span.get_span_context().trace_id
-        self.context = trace.set_span_in_context(self.span, otel.Context())
+        self.context = trace.set_span_in_context(self._span, otel.Context())
+        self._place = _Place(self.context, self._span.get_span_context())
+        self._is_kept = self._span.is_recording()
+        self._own = tracing.own
         self._calls = 0
-        self._tools: dict[str, tuple[str, int, otel.Context]] = {}
+        self._tools: dict[str, tuple[str, int, _Place]] = {}
         self._ending = threading.Lock()
         self._is_over = False
 
     # -- where spans belong ----------------------------------------------------------------------
 
-    def parent(self, carrier: Mapping[str, str] | None) -> tuple[otel.Context, list[Link]]:
-        """What a span lies within, by its request's headers or by where it is made.
+    def place(self, carrier: Mapping[str, str] | None = None) -> _Place:
+        """Where a span belongs, by its request's headers or by where it is made.
 
         A span of another trace is linked to: an episode is one trace.
         """
-        links: list[Link] = []
         current = otel.get_current()
+        if current is self.context and carrier is None:  # no span but the episode's: most calls
+            return self._place
+        links: list[Link] = []
         for context in (current,) if carrier is None else (propagate.extract(carrier), current):
             found = trace.get_current_span(context).get_span_context()
-            if found.trace_id == self.id:
-                return context, links
+            if found.trace_id == self._place.parent.trace_id:
+                return _Place(context, found, links)
             if found.is_valid:
                 links.append(Link(found))
-        return self.context, links
+        return self._place._replace(links=links)
 
     def carried(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function for another thread, within the span that is current here."""
@@ -149,16 +164,60 @@ class Trace:
     def variables(self) -> dict[str, str]:
         """Environment variables by which a command's spans lie within the current one."""
         carrier: dict[str, str] = {}
-        propagate.inject(carrier, self.parent(None)[0])
+        propagate.inject(carrier, self.place().context)
         return {name.upper(): value for name, value in carrier.items()}
+
+    def add(
+        self,
+        name: str,
+        place: _Place,
+        attributes: dict[str, AttributeValue],
+        start: int,
+        end: int,
+        *,
+        kind: SpanKind = SpanKind.INTERNAL,
+        error: BaseException | None = None,
+    ) -> None:
+        """A span that is over; times in nanoseconds. Nothing lies within it."""
+        if not self._is_kept:
+            return
+        status = _OK
+        if error is not None:
+            attributes["error.type"] = type(error).__name__
+            status = Status(StatusCode.ERROR, redacted(text_of(error)))
+        if self._own is None:
+            span = self._tracer.start_span(
+                name, place.context, kind, attributes, place.links, start
+            )
+            span.set_status(status)
+            span.end(end)
+            return
+        # To begin a span and end it takes three times as long as to say what it was.
+        parent = place.parent
+        own = SpanContext(parent.trace_id, random.getrandbits(64) or 1, False, parent.trace_flags)
+        self._own.on_end(
+            ReadableSpan(
+                name,
+                own,
+                parent,
+                self._span.resource,
+                attributes,
+                links=place.links,
+                kind=kind,
+                status=status,
+                start_time=start,
+                end_time=end,
+                instrumentation_scope=self._span.instrumentation_scope,
+            )
+        )
 
     # -- tools -----------------------------------------------------------------------------------
 
-    def tools_called(self, reply: Reply, at: int, context: otel.Context) -> None:
+    def tools_called(self, reply: Reply, at: int, place: _Place) -> None:
         """A reply calls tools: whoever asked works on them from now on."""
         self._calls += 1
         for call in reply.tool_calls:
-            self._tools[call.id or ""] = (call.function.name, at, context)
+            self._tools[call.id or ""] = (call.function.name, at, place)
 
     def tools_done(self, request: ChatRequest, at: int) -> None:
         """A request may bring the results of tools, after the reply that called them."""
@@ -168,13 +227,10 @@ class Trace:
 
     def _tool(self, call_id: str, at: int) -> None:
         called = self._tools.pop(call_id, None)
-        if called is None:
-            return
-        name, start, context = called
-        attributes = {**TOOL, "gen_ai.tool.name": name, "gen_ai.tool.call.id": call_id}
-        self.tracer.start_span(
-            f"execute_tool {name}", context, start_time=start, attributes=attributes
-        ).end(at)
+        if called is not None:
+            name, start, place = called
+            attributes = {**TOOL, "gen_ai.tool.name": name, "gen_ai.tool.call.id": call_id}
+            self.add(f"execute_tool {name}", place, attributes, start, at)
 
     # -- rewards, and the end --------------------------------------------------------------------
 
@@ -187,7 +243,8 @@ class Trace:
         }
         if why:
             attributes["gen_ai.evaluation.score.label"] = str(why)
-        self.tracer.start_span("reward", self.parent(None)[0], attributes=attributes).end()
+        at = time.time_ns()
+        self.add("reward", self.place(), attributes, at, at)
 
     def end(self, how: str, error: BaseException | None = None) -> None:
         """The episode is over; told again to no effect."""
@@ -198,56 +255,50 @@ class Trace:
         at = time.time_ns()
         for call_id in [*self._tools]:
             self._tool(call_id, at)
-        self.span.set_attributes({"evert.end": how, "evert.calls": self._calls})
+        self._span.set_attributes({"evert.end": how, "evert.calls": self._calls})
         if error is not None and how == "ended":
-            _fail(self.span, error)
-        self.span.end(at)
+            self._span.set_attribute("error.type", type(error).__name__)
+            self._span.set_status(Status(StatusCode.ERROR, redacted(text_of(error))))
+        self._span.end(at)
 
 
 class _Call:
-    """A model call that has begun. Its span is made when it is over: nothing lies within it."""
+    """A model call that has begun."""
 
-    __slots__ = ("_context", "_links", "_request", "_start", "_trace")
+    __slots__ = ("_place", "_request", "_start", "_trace")
 
     def __init__(
         self, trace: Trace, request: ChatRequest, carrier: Mapping[str, str] | None
     ) -> None:
         self._trace, self._request = trace, request
         self._start = time.time_ns()
-        self._context, self._links = trace.parent(carrier)
+        self._place = trace.place(carrier)
         trace.tools_done(request, self._start)
 
     def answered(self, reply: Reply) -> None:
         """The reply is there."""
         at = time.time_ns()
-        request = self._request
         attributes = {
             **CHAT,
-            "gen_ai.request.model": request.model,
+            "gen_ai.request.model": self._request.model,
             "gen_ai.usage.input_tokens": reply.prompt_tokens,
             "gen_ai.usage.output_tokens": reply.completion_tokens,
             "gen_ai.response.finish_reasons": (reply.finish_reason,),
         }
-        if not request.train:
+        if not self._request.train:
             attributes["evert.train"] = False
-        self._span(attributes).end(at)
-        self._trace.tools_called(reply, at, self._context)
+        self._add(attributes, at)
+        self._trace.tools_called(reply, at, self._place)
 
     def failed(self, error: BaseException) -> None:
         """It was refused, or whoever asked waits no more."""
-        span = self._span({**CHAT, "gen_ai.request.model": self._request.model})
-        _fail(span, error)
-        span.end()
+        self._add({**CHAT, "gen_ai.request.model": self._request.model}, time.time_ns(), error)
 
-    def _span(self, attributes: Mapping[str, AttributeValue]) -> Span:
-        return self._trace.tracer.start_span(
-            f"chat {self._request.model}",
-            self._context,
-            SpanKind.CLIENT,
-            attributes,
-            self._links,
-            self._start,
-        )
+    def _add(
+        self, attributes: dict[str, AttributeValue], at: int, error: BaseException | None = None
+    ) -> None:
+        name, kind = f"chat {self._request.model}", SpanKind.CLIENT
+        self._trace.add(name, self._place, attributes, self._start, at, kind=kind, error=error)
 
 
 def _results(messages: Sequence[Any]) -> Iterator[str]:
@@ -273,8 +324,3 @@ def _within(context: otel.Context, function: Callable[..., Any], *args: Any, **k
         return function(*args, **kwargs)
     finally:
         otel.detach(token)
-
-
-def _fail(span: Span, error: BaseException) -> None:
-    span.set_attribute("error.type", type(error).__name__)
-    span.set_status(Status(StatusCode.ERROR, redacted(text_of(error))))

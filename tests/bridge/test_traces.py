@@ -55,16 +55,16 @@ async def collector(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Collector]
     """A collector, in a process that has set up no OpenTelemetry."""
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
     monkeypatch.setattr(trace, "_TRACER_PROVIDER_SET_ONCE", Once())
-    monkeypatch.setattr(tracers, "_providers", {})
+    monkeypatch.setattr(tracers, "_own", {})
     async with collecting() as found:
         yield found
-        for provider in tracers._providers.values():
-            await asyncio.to_thread(provider.shutdown)  # type: ignore[attr-defined]
+        for tracing in tracers._own.values():
+            assert tracing.own is not None
+            await asyncio.to_thread(tracing.own.shutdown)
 
 
 async def flushed(collector: Collector) -> list[Seen]:
-    for provider in tracers._providers.values():
-        assert await asyncio.to_thread(provider.force_flush)  # type: ignore[attr-defined]
+    await asyncio.to_thread(tracers.flush)
     return collector.spans()
 
 
@@ -132,7 +132,7 @@ async def test_each_of_many_episodes_is_a_trace_linked_to_the_trainers_span(
         await ask(client)
         return 1.0
 
-    tracers.tracer_for(collector.url)
+    tracers.tracing_to(collector.url)
     with mine("training step"):
         for_all = [played(collector, agent) for _ in range(4)]
         await asyncio.gather(*for_all)
