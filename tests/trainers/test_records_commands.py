@@ -14,6 +14,7 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.supervised.data import FromConversationFileBuilder
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 
+import evert
 from evert import ChatAgentGroupBuilder, Recorder, RolloutRecord, ScriptedPolicy, read_records
 from evert.bridge.base import register_base_tokenizers
 from evert.trainers import cli
@@ -189,6 +190,14 @@ async def test_a_runs_training_rollouts_are_written_and_no_others(tmp_path: Path
         read_train_settings(given | {"record": False}, {}), tmp_path, embedded=True
     )
     assert off.dataset_builder.record is None  # type: ignore[attr-defined]
+
+
+async def test_a_rollout_of_ones_own_loop_is_written(tmp_path: Path) -> None:
+    policy, recorder = ScriptedPolicy(lambda prompt: "Two."), Recorder(tmp_path / "step-3.jsonl")
+    batch = await evert.rollout(agent, TASKS, policy, group_size=2, record=recorder)
+    records = sorted(read_records(recorder.path), key=lambda record: str(record.task))
+
+    assert [record.reward for record in records] == batch.rewards.flatten().tolist()
 
 
 def test_an_evaluation_writes_its_rollouts(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from evert.bridge.errors import AgentError, EvertError, InvalidDatasetError
 from evert.bridge.group import ChatAgentGroupBuilder
 from evert.bridge.group_reward import GroupReward
 from evert.bridge.options import EnvOptions
+from evert.bridge.records.recorder import Recorder
 from evert.bridge.seeds import seed_of
 from evert.bridge.weights import context_length_here
 from evert.trainers.evaluation.episodes import together
@@ -50,6 +51,7 @@ async def rollout(
     seed: int = 0,
     parallel: int = 256,
     group_reward: GroupReward | None = None,
+    record: Recorder | None = None,
     **options: Unpack[EnvOptions],
 ) -> Batch:
     """Play ``group_size`` episodes of each task.
@@ -60,9 +62,8 @@ async def rollout(
     Args:
         agent: The agent, or its import path.
         tasks: P of them; each is a group.
-        policy: A sampling client, or a ``TokenCompleter``, which has limits and draws of its own:
-            ``max_tokens``, ``temperature`` and ``seed`` are for clients. For an agent with seats,
-            one for all or a mapping from each to its own.
+        policy: A sampling client, or a ``TokenCompleter``, which has limits and draws of its own.
+            For an agent with seats, one for all or a mapping from each to its own.
         group_size: G, the episodes a task.
         seats: Names of the agent's trained roles, where it has several and ``policy`` names none.
         max_tokens: Of one reply, at most.
@@ -70,6 +71,7 @@ async def rollout(
         seed: Of all that is sampled, and of what agents draw; another for each step.
         parallel: Most episodes at a time.
         group_reward: Further rewards that compare a group's trajectories.
+        record: Writes every trajectory down; None: nobody does.
         **options: Of ``ChatAgentEnv``. ``renderer`` and ``context_length`` are those of the
             policy's base model unless they are given.
 
@@ -83,9 +85,8 @@ async def rollout(
     draws = _Draws(_by_seat(policy, seats), max_tokens, temperature, seed)
     options = _with_model(options, draws.policies[0])
     build = partial(ChatAgentGroupBuilder, agent, group_size=group_size, seats=seats)
-    build = partial(build, group_reward=group_reward)
-    seeds = [seed_of(seed, place) for place in range(len(tasks))]
-    builders = [build(task=t, seed=s, **options) for t, s in zip(tasks, seeds, strict=True)]
+    build = partial(build, group_reward=group_reward, record=record)
+    builders = [build(task=t, seed=seed_of(seed, n), **options) for n, t in enumerate(tasks)]
     groups = await _play_all(builders, draws, asyncio.Semaphore(parallel))
     return _batch(tasks, group_size, seats, groups)
 
