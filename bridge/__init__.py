@@ -34,6 +34,9 @@ Read in this order:
     diagnosis.py     who called, tool calls that were lost
     explain.py       a rollout for people
     options.py       the options of an Env, and their defaults
+    outstanding.py   an observation that waits for its action
+    ahead.py         what samples calls before a runner asks
+    overlap.py       calls that are made while others wait
     turns.py         from an action to the next prompt
     traces.py        an episode as OpenTelemetry's spans
     tracers.py       where spans go
@@ -44,6 +47,7 @@ Read in this order:
     group_reward.py  rewards that compare a group
     judging.py       a model that ranks a group
     group.py         groups of episodes
+    parallel.py      groups whose agents' calls are sampled at the same time
     credit.py        an advantage for every sampled token
     dataset.py       batches of groups
     records/         rollouts on record: replay, branches

@@ -6,6 +6,7 @@ a number of times. Without a policy the agent gets the text as it is and decides
 """
 
 import operator
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -116,13 +117,28 @@ class ParseErrors:
     """Applies a ``ParseErrorPolicy`` over an episode; None: every reply is delivered."""
 
     policy: ParseErrorPolicy | None
-    _in_a_row: int = field(default=0, init=False)
+    _in_a_row: Counter[object] = field(default_factory=Counter, init=False)
 
-    def judge(self, reply: Reply, problem: Problem | None, metrics: Metrics, logs: Logs) -> Verdict:
-        """Decide about a reply; notes go to the transition's ``metrics`` and ``logs``."""
+    def judge(
+        self,
+        reply: Reply,
+        problem: Problem | None,
+        metrics: Metrics,
+        logs: Logs,
+        row: object = None,
+    ) -> Verdict:
+        """Decide about a reply; notes go to the transition's ``metrics`` and ``logs``.
+
+        Args:
+            reply: The reply.
+            problem: What is wrong with it; None: nothing.
+            metrics: Of its transition.
+            logs: Of its transition.
+            row: What it is one of: failures in a row are counted for each.
+        """
         if problem is None:
-            if reply.finish_reason != "length":
-                self._in_a_row = 0
+            if reply.finish_reason != "length" and self._in_a_row:
+                del self._in_a_row[row]
             return Verdict.DELIVER
         kind, detail = problem
         metrics["parse_error"] = 1.0
@@ -130,13 +146,14 @@ class ParseErrors:
         if self.policy is None:
             return Verdict.DELIVER
         if kind is ParseFailureKind.CONTENT and reply.tool_calls:
-            self._in_a_row = 0  # there are good calls beside the broken ones
+            del self._in_a_row[row]  # there are good calls beside the broken ones
             return Verdict.DELIVER
         logs["parse_failure_kind"] = str(kind)
         if self.policy.mask_error_turns:
             metrics[PARSE_ERROR_MASKED_METRIC_KEY] = 1.0
-        self._in_a_row += 1
-        again = kind is ParseFailureKind.CONTENT and self._in_a_row <= self.policy.max_consecutive
+        self._in_a_row[row] += 1
+        again = self._in_a_row[row] <= self.policy.max_consecutive
+        again = again and kind is ParseFailureKind.CONTENT
         return Verdict.ASK_AGAIN if again else Verdict.END
 
     def reward(self, verdict: Verdict) -> float:
@@ -159,25 +176,33 @@ class FormatRetries:
     """Asks again for replies that are not in the format the agent asked for, a bounded time."""
 
     limit: int
-    _in_a_row: int = field(default=0, init=False)
+    _in_a_row: Counter[object] = field(default_factory=Counter, init=False)
 
     async def judge(
-        self, reply: Reply, wanted: ReplyFormat, metrics: Metrics, logs: Logs
+        self,
+        reply: Reply,
+        wanted: ReplyFormat,
+        metrics: Metrics,
+        logs: Logs,
+        row: object = None,
     ) -> tuple[Reply, Message | None]:
-        """The reply as the agent is to get it, and the message that asks again (None: deliver)."""
+        """The reply as the agent is to get it, and the message that asks again (None: deliver).
+
+        Replies in a row are counted for each ``row``.
+        """
         if reply.finish_reason == "length":
             return reply, None
         reply = wanted.cleaned(reply)
         problem = await wanted.complaint(reply)
         if problem is None:
-            self._in_a_row = 0
+            del self._in_a_row[row]
             return reply, None
         metrics["format_error"] = 1.0
         logs["format_error"] = redacted(problem)
-        self._in_a_row += 1
-        if self._in_a_row <= self.limit:
+        self._in_a_row[row] += 1
+        if self._in_a_row[row] <= self.limit:
             return reply, wanted.correction(problem)
-        self._in_a_row = 0
+        del self._in_a_row[row]
         return reply, None
 
 

@@ -33,7 +33,7 @@ from tinker_cookbook.rl.types import (
 from evert.bridge.agent import outcome_of
 from evert.bridge.diagnosis import ToolCounts
 from evert.bridge.errors import AgentError, AgentTimeoutError, text_of
-from evert.bridge.inbox import Inbox
+from evert.bridge.inbox import Inbox, Note
 from evert.bridge.limits import prompt_limit
 from evert.bridge.lineage import ConversationBook
 from evert.bridge.options import EnvSettings
@@ -105,6 +105,8 @@ class Account:
         overflow: The latest refusal, while the agent has not coped with it; None: none.
         turns: Number of actions taken so far.
         scored: Is told the reward of each ending and its reason; None: nobody is.
+        sampled: Number of tokens in them.
+        late: What the agent noted when the transition it belongs to had been handed out.
     """
 
     agent: str
@@ -117,6 +119,8 @@ class Account:
     overflow: openai.BadRequestError | None = None
     turns: int = 0
     scored: Callable[[float, str], None] | None = None
+    sampled: int = 0
+    late: list[Note] = field(default_factory=list)
 
     def report(self) -> Metrics:
         """Lineages, drift, handoffs and tool calls so far, as metrics."""
@@ -129,18 +133,24 @@ class Account:
         return metrics
 
     def take_notes(self, metrics: Metrics, logs: Logs) -> float:
-        """Move what the agent noted since its last call into a transition; returns the reward."""
+        """Move what the agent noted of the present turn into its transition; returns the reward."""
         notes = self.inbox.notes if self.inbox is not None else []
         reward = 0.0
         for _ in range(len(notes)):  # a thread may add some meanwhile: those are the next one's
-            kind, key, value = notes.pop(0)
-            if kind == "reward":
-                reward += value
-            elif kind == "metric":
-                metrics[redacted(key)] = value
+            note = notes.pop(0)
+            if note.turn is None or note.turn == self.turns - 1:
+                reward += put_note(note, metrics, logs)
             else:
-                logs |= redacted_logs({key: value})
+                self.late.append(note)
         return reward
+
+    def take_late_notes(self) -> list[Note]:
+        """What belongs to transitions that were handed out before it was noted; once."""
+        waiting = self.inbox.notes if self.inbox is not None else []
+        late = [*self.late, *(note for note in waiting if note.turn is not None)]
+        self.late.clear()
+        waiting[:] = [note for note in waiting if note.turn is None]
+        return late
 
     def ending(self, reason: str, reward: float = 0.0) -> Ending:
         """An ending for ``reason`` with all notes of the agent and the report."""
@@ -220,6 +230,17 @@ class Account:
         """A failure's text, and what the episode knows that may explain it."""
         hints = [hint() for hint in self.hints]
         return redacted(" ".join([text, *(hint for hint in hints if hint and hint not in text)]))
+
+
+def put_note(note: Note, metrics: Metrics, logs: Logs) -> float:
+    """Put a note into a transition's ``metrics`` or ``logs``; returns the reward that it is."""
+    if note.kind == "reward":
+        return float(note.value)
+    if note.kind == "metric":
+        metrics[redacted(note.key)] = note.value
+    else:
+        logs |= redacted_logs({note.key: note.value})
+    return 0.0
 
 
 def comes_from(error: BaseException | None, origin: BaseException) -> bool:

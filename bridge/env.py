@@ -42,10 +42,11 @@ from evert.bridge.logprobs import SampledTokens
 from evert.bridge.long_text import rendered
 from evert.bridge.models import frozen_models
 from evert.bridge.options import EnvOptions, own_options, settings_of
+from evert.bridge.outstanding import Outstanding
 from evert.bridge.records.transcript import Transcript
 from evert.bridge.rendering import prompt_renderer
 from evert.bridge.requests import ChatRequest
-from evert.bridge.turns import Outstanding, Turn, Turns
+from evert.bridge.turns import Turn, Turns
 
 
 class ChatAgentEnv(Env):
@@ -96,7 +97,6 @@ class ChatAgentEnv(Env):
         self.task = task
         self.seed = seed
         self._turns = Turns(self._form.name, settings, self._renderer)
-        self._outstanding: Outstanding | None = None
         self.agent = agent
         self.transcript: Transcript | None = None
         self.turn_lineages: list[int] = []
@@ -124,9 +124,8 @@ class ChatAgentEnv(Env):
         self._turns.check_usable()
         upcoming = await self._turns.begin(*await self._begin())
         if isinstance(upcoming, Outstanding):
-            self._outstanding = upcoming
-            return upcoming.observation(self._renderer)
-        self._turns.book.forget()
+            return self._turns.hand_out(upcoming)
+        self._turns.forget()
         if self._turns.account.overflow is None:
             upcoming.metrics[NO_CALL] = 1.0
             upcoming.logs[NO_CALL] = self._turns.account.explained("No model call came here.")
@@ -149,7 +148,7 @@ class ChatAgentEnv(Env):
             EnvClosedError: The Env was closed before or meanwhile.
         """
         ids = token_ids(action)
-        outstanding = self._take_outstanding()
+        outstanding = self._turns.take_back()
         truncated = (extra or {}).get("stop_reason") == "length"
         caller, lineage = outstanding.call.caller, outstanding.conversation.lineage
         logprobs = action.logprobs if isinstance(action, SampledTokens) else None
@@ -160,14 +159,13 @@ class ChatAgentEnv(Env):
             self.transcript.note(outstanding.call.request, outstanding.conversation)
         upcoming = await self._turns.resume(outstanding, turn)
         if isinstance(upcoming, Ending):
-            self._turns.book.forget()
+            self._turns.forget()
             upcoming.reward += turn.reward
             return upcoming.as_step(turn.metrics, turn.logs, self._renderer.stop)
         if upcoming.drift is not None:
             turn.logs[DRIFT] = str(upcoming.drift)
         turn.reward += self._turns.account.take_notes(turn.metrics, turn.logs)
-        self._outstanding = upcoming
-        observation, stop = upcoming.observation(self._renderer)
+        observation, stop = self._turns.hand_out(upcoming)
         return StepResult(turn.reward, False, observation, stop, turn.metrics, turn.logs)
 
     async def inject_messages(
@@ -180,13 +178,14 @@ class ChatAgentEnv(Env):
             RendererMismatchError, ValueError: The renderer cannot show the messages; the
                 observation stands as it was.
         """
-        outstanding = self._take_outstanding()
+        outstanding = self._turns.take_back()
         try:
             inject = partial(self._turns.book.inject, outstanding.conversation, messages)
             await rendered(self._renderer, inject)
+            outstanding.prompt = None  # what was sampled ahead is of another prompt
         finally:
-            self._outstanding = outstanding
-        return outstanding.observation(self._renderer)
+            observation = self._turns.hand_out(outstanding)
+        return observation
 
     def set_parse_error_policy(self, policy: ParseErrorPolicy) -> None:
         """Take a runner's policy for replies that do not parse."""
@@ -201,7 +200,7 @@ class ChatAgentEnv(Env):
         """The limits a runner keeps, read anew each turn; the agent's ``max_tokens`` included."""
         return LiveLimits(
             self._settings.limits,
-            lambda: None if self._outstanding is None else self._outstanding.cap(self._settings),
+            lambda: None if (lent := self._turns.outstanding) is None else lent.cap(self._settings),
         )
 
     # -- what users read -------------------------------------------------------------------------
@@ -228,12 +227,23 @@ class ChatAgentEnv(Env):
     @property
     def request(self) -> ChatRequest | None:
         """The agent's call that waits for a reply; None when there is none."""
-        return self._outstanding.call.request if self._outstanding is not None else None
+        return None if self._turns.outstanding is None else self._turns.outstanding.call.request
+
+    def request_of(self, observation: Observation) -> ChatRequest | None:
+        """The agent's call whose prompt is sampled, by the runner or ahead of it; None: none.
+
+        For policies that answer by messages. ``observation`` is what the policy was handed.
+        """
+        inbox = self._turns.account.inbox
+        for outstanding in [*inbox.ahead.values()] if inbox is not None else []:
+            if outstanding.prompt is not None and outstanding.prompt[0] is observation:
+                return outstanding.call.request
+        return self.request
 
     @property
     def conversation(self) -> Conversation | None:
         """The conversation of the outstanding observation; None when there is none."""
-        return self._outstanding.conversation if self._outstanding is not None else None
+        return None if self._turns.outstanding is None else self._turns.outstanding.conversation
 
     @property
     def drift(self) -> Counter[Drift]:
@@ -253,7 +263,6 @@ class ChatAgentEnv(Env):
         From another event loop it works as long as the Env's own is running; once that is gone, a
         thread that still waits is released.
         """
-        self._outstanding = None
         await self._turns.close()
 
     def __del__(self) -> None:
@@ -289,17 +298,6 @@ class ChatAgentEnv(Env):
         takeover.install()
         give_threads(episode.loop)
         episode.start(agent, takeover.agent_context(endpoint))
-
-    def _take_outstanding(self) -> Outstanding:
-        self._turns.check_usable()
-        outstanding, self._outstanding = self._outstanding, None
-        if outstanding is None:
-            raise EnvStateError(
-                "No observation is outstanding. Call initial_observation() first, then step() once "
-                "for each observation, and no more after episode_done (an episode whose agent has "
-                "ended cannot be continued, by a hook neither); got a step out of turn."
-            )
-        return outstanding
 
 
 def new_episode(traces: str, *made_of: Any) -> Episode:

@@ -273,12 +273,13 @@ class Episode:
         loop = asyncio.get_running_loop()
         task = asyncio.current_task()
         caller = task.get_name() if task is not None else ""
+        speaker = task or threading.current_thread()
         future = loop.create_future()
         if loop is self.loop:
-            self._arrive(ParkedCall(request, caller, future, None))
+            self._arrive(ParkedCall(request, caller, speaker, future, None))
         else:
             caller = f"{threading.current_thread().name} {caller}"
-            self._arrive_from_outside(ParkedCall(request, caller, future, loop))
+            self._arrive_from_outside(ParkedCall(request, caller, speaker, future, loop))
         try:
             return await future  # type: ignore[no-any-return]
         except (EnvClosedError, EpisodeEndedError):
@@ -302,9 +303,8 @@ class Episode:
                 "call in a thread (asyncio.to_thread)."
             )
         future: concurrent.futures.Future[Reply] = concurrent.futures.Future()
-        self._arrive_from_outside(
-            ParkedCall(request, threading.current_thread().name, future, None)
-        )
+        thread = threading.current_thread()
+        self._arrive_from_outside(ParkedCall(request, thread.name, thread, future, None))
         return future.result()
 
     def _arrive_from_outside(self, call: ParkedCall) -> None:

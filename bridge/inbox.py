@@ -1,8 +1,10 @@
 """An inbox: one trained role's side of an episode, between the agent and the Env that plays it.
 
-The agent's calls arrive here in order (``put``); the Env takes one after the other (``take``).
-What the agent notes between calls waits here too, for the transition it belongs to. An Env of a
-plain agent reads the one inbox there is; an Env of a seat reads its own.
+The agent's calls arrive here in order (``put``); the Env takes one after the other (``take``). One
+that is sampled ahead of the runner is laid down again (``ahead``), to be taken anew when its reply
+is there (``is_sampled``). What the agent notes between calls waits here too, for the
+transition it belongs to. An Env of a plain agent reads the one inbox there is; an Env of a seat
+reads its own.
 
 Whoever waits always learns what became of its peer. A parked call is *answered* or *refused*; a
 waiting Env gets the next call, the agent's *end*, or the error with which the inbox was *closed*.
@@ -10,14 +12,19 @@ waiting Env gets the next call, the agent's *end*, or the error with which the i
 
 import asyncio
 import concurrent.futures
+import threading
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary
 
 from evert.bridge.errors import AgentTimeoutError
 from evert.bridge.messages import Reply
 from evert.bridge.requests import ChatRequest
+
+if TYPE_CHECKING:
+    from evert.bridge.outstanding import Outstanding
 
 
 @dataclass(slots=True, eq=False)
@@ -27,10 +34,12 @@ class ParkedCall:
     Attributes:
         request: What the agent asked.
         caller: Name of the task or thread that asked.
+        speaker: The task or thread itself.
     """
 
     request: ChatRequest
     caller: str
+    speaker: object
     _future: "asyncio.Future[Reply] | concurrent.futures.Future[Reply]"
     _loop: asyncio.AbstractEventLoop | None
     """Of the caller, where that is another than the episode's."""
@@ -76,6 +85,31 @@ class AgentEnd:
     error: BaseException | None = None
 
 
+def speaker() -> object:
+    """Who runs this: the task, or the thread where there is none."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # a thread without an event loop
+        task = None
+    return task or threading.current_thread()
+
+
+class Note(NamedTuple):
+    """What an agent recorded between calls.
+
+    Attributes:
+        kind: What it is.
+        key: Its name; "" of a reward.
+        value: A number, or what is to be logged.
+        turn: Number of the action that it belongs to; None: of the next one to be handed in.
+    """
+
+    kind: Literal["reward", "metric", "log"]
+    key: str
+    value: Any
+    turn: int | None = None
+
+
 class Inbox:
     """One trained role's calls and notes.
 
@@ -83,17 +117,19 @@ class Inbox:
         agent: The agent's name, for messages.
         loop: The Env's event loop.
         asking: What the agent has other models answer at present. Its clock stands still while it
-            waits for one, or for another role's trainer.
+            waits for one, for a reply that is being sampled, or for another role's trainer.
 
     Attributes:
         peers: The other roles' inboxes.
-        notes: What the agent recorded between calls: ("reward" | "metric" | "log", key, value).
+        ahead: The calls that are sampled ahead of the runner, or were and wait to be taken.
+        on_call: What is to be done when a call comes while nobody waits for one; None: nothing.
+        notes: What the agent recorded and no transition has yet.
         rewarded: Whether the agent ever gave a reward by the client.
     """
 
     __slots__ = (
-        "_agent", "_asking", "_deadline", "_final", "_loop", "_parked", "_queue", "_timer",
-        "_waiter", "notes", "peers", "rewarded",
+        "_agent", "_asking", "_deadline", "_final", "_loop", "_most", "_parked", "_queue",
+        "_sampled", "_timer", "_turns", "_waiter", "ahead", "notes", "on_call", "peers", "rewarded",
     )  # fmt: skip
 
     def __init__(
@@ -103,65 +139,86 @@ class Inbox:
         self._loop = loop
         self._asking = asking
         self._queue: deque[ParkedCall] = deque()
+        self._sampled: deque[ParkedCall] = deque()
         self._parked: ParkedCall | None = None
-        self._waiter: asyncio.Future[ParkedCall | AgentEnd] | None = None
+        self._waiter: asyncio.Future[ParkedCall | None] | None = None
+        self._most: int | None = None
         self._final: AgentEnd | BaseException | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._deadline = 0.0
+        self._turns: tuple[WeakKeyDictionary[object, int], int] | None = None
         self.peers: tuple[Inbox, ...] = ()
-        self.notes: list[tuple[str, str, Any]] = []
+        self.ahead: dict[ParkedCall, Outstanding] = {}
+        self.on_call: Callable[[], None] | None = None
+        self.notes: list[Note] = []
         self.rewarded = False
 
     @property
     def is_asked(self) -> bool:
         """Whether a call was taken and still waits for its reply: the trainer's turn."""
-        return self._parked is not None and self._parked.is_waiting
+        is_lent = self._parked is not None and self._parked.is_waiting
+        return is_lent or any(call.is_waiting for call in self.ahead)
 
     @property
     def latest(self) -> ParkedCall | None:
         """The call that was taken last; None before the first."""
         return self._parked
 
+    @property
+    def has_calls(self) -> bool:
+        """Whether a call was put here that nobody has taken."""
+        return any(call.is_waiting for call in self._queue)
+
     # -- the agent's side ------------------------------------------------------------------------
 
     def put(self, call: ParkedCall) -> None:
         """Let a call wait for the Env; on the Env's loop."""
-        if self._waiter is not None and not self._waiter.done():
+        if self._waiter is not None and not self._waiter.done() and self._has_room:
             self._parked = call  # known here, in case whoever waits is cancelled at this moment
             self._waiter.set_result(call)
-        else:
-            self._queue.append(call)
+            return
+        self._queue.append(call)
+        if self.on_call is not None:
+            self.on_call()
 
     def end(self, end: AgentEnd, refusal: BaseException) -> None:
-        """The agent is done: calls that still queue are refused, and the Env is told."""
+        """The agent is done: calls that wait to be taken are refused, and the Env is told."""
         self._final = end
-        self._stop_timer()
-        self._refuse_queue(refusal)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(end)
+        self._refuse_waiting(refusal)
+        self.wake()
+
+    def note(self, kind: Literal["reward", "metric", "log"], key: str, value: Any) -> None:
+        """Record something: of the latest reply to whoever says so, if several get replies at once.
+
+        Safe from any thread.
+        """
+        turn = None
+        if self._turns is not None:
+            by_speaker, latest = self._turns
+            turn = by_speaker.get(speaker(), latest)
+        self.notes.append(Note(kind, key, value, turn))
 
     # -- giving up -------------------------------------------------------------------------------
 
     def abandon(self, refusal: BaseException) -> None:
-        """Refuse the parked call and the queue. Safe from any thread."""
+        """Refuse all calls that wait. Safe from any thread."""
         self._final = self._final or refusal
         if self._parked is not None:
             self._parked.refuse(refusal)
-        self._refuse_queue(refusal)
+        self._refuse_waiting(refusal)
 
     def wake(self) -> None:
-        """Tell the Env that the inbox was given up."""
+        """Tell the Env that there are no more calls."""
         self._stop_timer()
+        self._rouse()
+
+    def _rouse(self) -> None:
         if self._waiter is not None and not self._waiter.done():
-            self._tell(self._waiter)
+            self._waiter.set_result(None)
 
-    def _tell(self, waiter: "asyncio.Future[ParkedCall | AgentEnd]") -> None:
-        if isinstance(self._final, AgentEnd):
-            waiter.set_result(self._final)
-        elif self._final is not None:
-            waiter.set_exception(self._final)
-
-    def _refuse_queue(self, refusal: BaseException) -> None:
+    def _refuse_waiting(self, refusal: BaseException) -> None:
+        for call in [*self.ahead]:
+            call.refuse(refusal)
         while self._queue:
             try:
                 self._queue.popleft().refuse(refusal)
@@ -170,31 +227,77 @@ class Inbox:
 
     # -- the Env's side --------------------------------------------------------------------------
 
-    async def take(self, patience: float | None) -> ParkedCall | AgentEnd:
-        """The next call that somebody waits on, or the agent's end.
+    async def take(
+        self, patience: float | None, most: int | None = None
+    ) -> "ParkedCall | Outstanding | AgentEnd":
+        """The next call that somebody waits on, what was sampled ahead, or the agent's end.
+
+        Args:
+            patience: Seconds to wait; None: for ever.
+            most: Calls that may be sampled ahead at a time: no other is taken while they are.
 
         Raises:
-            AgentTimeoutError: Neither came within ``patience`` seconds (None: wait for ever).
+            AgentTimeoutError: Nothing came in time.
             EnvClosedError: The episode was given up before, or meanwhile.
         """
+        self._most = most
+        while (event := self._next()) is None:
+            self._waiter = waiter = self._loop.create_future()
+            if patience is not None:
+                self._deadline = self._loop.time() + patience
+                if self._timer is None:
+                    self._timer = self._loop.call_at(self._deadline, self._on_timer, patience)
+            try:
+                call = await waiter
+            finally:
+                self._waiter = None
+            if call is not None:
+                return call  # type: ignore[no-any-return]
+        return event
+
+    @property
+    def _has_room(self) -> bool:
+        return self._most is None or len(self.ahead) < self._most or not self.ahead
+
+    def _next(self) -> "ParkedCall | Outstanding | AgentEnd | None":
+        if self._queue and self._has_room:
+            call = self.next_call()
+            if call is not None:
+                self._parked = call
+                return call
+        while self._sampled:
+            call = self._sampled.popleft()
+            outstanding = self.ahead.pop(call)
+            if call.is_waiting:  # else the agent gave it up, and it never was an observation
+                self._parked = call
+                return outstanding
+        if isinstance(self._final, BaseException):
+            raise self._final
+        return self._final
+
+    def next_call(self) -> ParkedCall | None:
+        """The first call that waits to be taken, to whoever asks; None: there is none."""
         while self._queue:
             call = self._queue.popleft()
             if call.is_waiting:
-                self._parked = call
                 return call
-        waiter = self._loop.create_future()
-        self._tell(waiter)
-        if waiter.done():
-            return waiter.result()  # type: ignore[no-any-return]
-        self._waiter = waiter
-        if patience is not None:
-            self._deadline = self._loop.time() + patience
-            if self._timer is None:
-                self._timer = self._loop.call_at(self._deadline, self._on_timer, patience)
-        try:
-            return await waiter  # type: ignore[no-any-return]
-        finally:
-            self._waiter = None
+        return None
+
+    def put_back(self, call: ParkedCall) -> None:
+        """Let a call be the first to be taken again."""
+        self._queue.appendleft(call)
+
+    def is_sampled(self, call: ParkedCall) -> None:
+        """The reply of a call is there that was laid down."""
+        if call in self.ahead:
+            self._sampled.append(call)
+            self._rouse()
+
+    def reached(self, call: ParkedCall, turn: int) -> None:
+        """The action number ``turn`` answers a call, one of several that were made at once."""
+        by_speaker = WeakKeyDictionary[object, int]() if self._turns is None else self._turns[0]
+        by_speaker[call.speaker] = turn
+        self._turns = by_speaker, turn
 
     def _on_timer(self, patience: float) -> None:
         """Time out whoever waits, or look again at the deadline of the present wait.
@@ -204,7 +307,7 @@ class Inbox:
         self._timer = None
         if self._waiter is None or self._waiter.done():
             return  # the next wait arms it again
-        if self._asking or any(peer.is_asked for peer in self.peers):
+        if self._asking or self.ahead or any(peer.is_asked for peer in self.peers):
             self._deadline = self._loop.time() + patience
         if self._loop.time() < self._deadline:
             self._timer = self._loop.call_at(self._deadline, self._on_timer, patience)

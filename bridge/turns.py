@@ -3,6 +3,7 @@
 ``resume`` reads an action, gives the agent the reply (or asks the policy again), and returns what
 comes next: an ``Outstanding`` call with its prompt, or an ``Ending``. Every prompt passes the same
 gate (``_spent``), those of retries too, so that budgets hold for all of them.
+The runner samples each, but for those that are sampled ahead of it (``overlap.py``).
 """
 
 import asyncio
@@ -31,18 +32,19 @@ from evert.bridge.actions import (
     Verdict,
     read_action,
 )
-from evert.bridge.conversation import Conversation, Drift
 from evert.bridge.endings import PEER_STOPPED, Account, Ending
 from evert.bridge.episode import Episode, Life
 from evert.bridge.errors import AgentError, AgentTimeoutError, EnvClosedError, EnvStateError
 from evert.bridge.images import Images
 from evert.bridge.inbox import AgentEnd, Inbox, ParkedCall
-from evert.bridge.limits import prompt_limit, response_limit
+from evert.bridge.limits import prompt_limit
 from evert.bridge.lineage import ConversationBook
 from evert.bridge.logprobs import with_logprobs
 from evert.bridge.long_text import check_tokens, rendered
 from evert.bridge.messages import Reply
 from evert.bridge.options import EnvSettings
+from evert.bridge.outstanding import Outstanding
+from evert.bridge.overlap import Overlap
 from evert.bridge.rendering import PromptRenderer
 
 logger = logging.getLogger(__name__)
@@ -53,29 +55,6 @@ MAX_REFUSALS = 8
 UNTRAINED: Metrics = {PARSE_ERROR_MASKED_METRIC_KEY: 1.0, "untrained": 1.0}
 """Metrics of a turn that is not to be learned from: ``trajectory_to_data`` masks it by the first,
 whose name says what the Cookbook does the same for."""
-
-
-@dataclass(slots=True)
-class Outstanding:
-    """The observation the trainer holds: the parked call, its conversation, the drift it met."""
-
-    call: ParkedCall
-    conversation: Conversation
-    drift: Drift | None = None
-
-    def cap(self, settings: EnvSettings) -> int | None:
-        """Most tokens of the reply: the agent's own cap, or what there is room for; None: any."""
-        caps, length = [self.call.request.max_tokens], self.conversation.length
-        if settings.context_length is not None:
-            caps.append(settings.context_length - length)
-        response, first = response_limit(settings.limits), self.conversation.first
-        if response is not None and first is not None:
-            caps.append(first + response - length)
-        return min((cap for cap in caps if cap is not None), default=None)
-
-    def observation(self, renderer: PromptRenderer) -> tuple[Observation, StopCondition]:
-        """The prompt to continue, and where to stop."""
-        return self.conversation.prompt(), renderer.stop_with(self.call.request.stop)
 
 
 @dataclass(slots=True)
@@ -109,6 +88,8 @@ class Turns:
         tool_budget: How many tool calls may still be made.
         episode: The episode; None before it begins.
         is_closed: Whether the Env was given up.
+        outstanding: The observation that the runner holds; None: it holds none.
+        overlap: Its calls that are made at the same time.
     """
 
     def __init__(self, agent: str, settings: EnvSettings, renderer: PromptRenderer) -> None:
@@ -132,6 +113,8 @@ class Turns:
         self.account = Account(agent, self.book, settings)
         self.episode: Episode | None = None
         self.is_closed = False
+        self.outstanding: Outstanding | None = None
+        self.overlap = Overlap(settings, renderer, self.account)
 
     async def begin(self, episode: Episode, inbox: Inbox) -> Upcoming:
         """The first prompt of an episode that has begun, or its end without one."""
@@ -141,12 +124,42 @@ class Turns:
             self.account.scored = partial(episode.trace.rewarded, self._settings.names[0])
         return await self._advance()
 
+    # -- the observation -------------------------------------------------------------------------
+
+    def hand_out(self, outstanding: Outstanding) -> tuple[Observation, StopCondition]:
+        """An observation goes to the runner."""
+        self.outstanding = outstanding
+        if self.overlap.ahead is not None and self.account.inbox is not None:
+            self.account.inbox.on_call = partial(self.overlap.look, outstanding)
+        return outstanding.observation(self._renderer)
+
+    def take_back(self) -> Outstanding:
+        """The observation that the runner held.
+
+        Raises:
+            EnvStateError: It held none.
+            EnvClosedError: The Env was given up.
+        """
+        self.check_usable()
+        outstanding, self.outstanding = self.outstanding, None
+        if outstanding is None:
+            raise EnvStateError(
+                "No observation is outstanding. Call initial_observation() first, then step() once "
+                "for each observation, and no more after episode_done (an episode whose agent has "
+                "ended cannot be continued, by a hook neither); got a step out of turn."
+            )
+        if self.account.inbox is not None:
+            self.account.inbox.on_call = None
+        return outstanding
+
     # -- the action ------------------------------------------------------------------------------
 
     async def resume(self, outstanding: Outstanding, turn: Turn) -> Upcoming:
         """Give the agent the reply, or ask for another one; on to the next prompt or the end."""
         self.account.turns += 1
+        self.account.sampled += len(turn.tokens)
         call = outstanding.call
+        row = call if self.overlap.is_met else None
         if not call.request.train:
             turn.metrics |= UNTRAINED
         if turn.truncated and self._settings.on_truncation == "end":
@@ -155,7 +168,7 @@ class Turns:
         reply, problem = await rendered(self._renderer, partial(self._read, outstanding, turn))
         self.check_usable()
         self.account.tools.count(call.request, reply)
-        verdict = self.parse_errors.judge(reply, problem, turn.metrics, turn.logs)
+        verdict = self.parse_errors.judge(reply, problem, turn.metrics, turn.logs, row)
         turn.reward += self.parse_errors.reward(verdict)
         if verdict is Verdict.END:
             return await self._stop(StopReason.PARSE_ERROR)
@@ -164,7 +177,8 @@ class Turns:
             return await self._ask_again(outstanding, turn, reply, correction)
         if call.request.format is not None:
             wanted = call.request.format
-            reply, complaint = await self._formats.judge(reply, wanted, turn.metrics, turn.logs)
+            judging = self._formats.judge(reply, wanted, turn.metrics, turn.logs, row)
+            reply, complaint = await judging
             if complaint is not None and call.is_waiting:
                 return await self._ask_again(outstanding, turn, reply, complaint)
         reply, cut = self.tool_budget.allow(reply)
@@ -173,10 +187,14 @@ class Turns:
         if call.is_waiting:
             outstanding.conversation.record(turn.tokens, reply, self._renderer)
             self._deliver(call, reply, turn)
+            if self.overlap.is_met:
+                await self.overlap.react()
         return await self._advance()
 
     def _deliver(self, call: ParkedCall, reply: Reply, turn: Turn) -> None:
         """Resume the agent, with the log-probabilities if it asked for them."""
+        if self.overlap.is_met and self.account.inbox is not None:
+            self.account.inbox.reached(call, self.account.turns - 1)
         try:
             if call.request.logprobs:
                 reply = with_logprobs(reply, turn.tokens, turn.logprobs, self._renderer)
@@ -228,7 +246,8 @@ class Turns:
         if longest is not None and conversation.length > longest:
             await self.close()
             return self.account.overflown()
-        return Outstanding(outstanding.call, conversation)
+        again = Outstanding(outstanding.call, conversation)
+        return await self._advance() if self.overlap.takes(again) else again
 
     # -- from one call to the next ---------------------------------------------------------------
 
@@ -239,7 +258,7 @@ class Turns:
             raise EnvStateError("This episode has not begun; call initial_observation() first.")
         while True:
             try:
-                event = await inbox.take(self._settings.agent_timeout)
+                event = await inbox.take(self._settings.agent_timeout, self.overlap.most)
             except AgentTimeoutError as error:
                 await self.close()
                 return self.account.of_timeout(error)
@@ -254,7 +273,12 @@ class Turns:
                 await episode.release()
                 share = None if event.error is not None else self.share(event.value)
                 return self.account.of_agent(event.error, share)
+            if isinstance(event, Outstanding):
+                reason = self._spent()
+                return event if reason is None else await self._stop(reason)
             upcoming = await self._offer(event)
+            if isinstance(upcoming, Outstanding) and self.overlap.takes(upcoming):
+                continue
             if upcoming is not None:
                 return upcoming
 
@@ -330,7 +354,7 @@ class Turns:
 
     async def close(self) -> None:
         """Give the episode up; see ``ChatAgentEnv.close``."""
-        self.is_closed = True
+        self.is_closed, self.outstanding = True, None
         episode, patience = self.episode, self._settings.close_timeout
         if episode is None:
             return
@@ -352,4 +376,10 @@ class Turns:
 
     async def _close(self, episode: Episode) -> bool:
         self._images.close()
+        self.overlap.stop()
         return await episode.close(self._settings.close_timeout)
+
+    def forget(self) -> None:
+        """There is no next prompt: let go of conversations, and of what is sampled ahead."""
+        self.book.forget()
+        self.overlap.stop()

@@ -47,14 +47,14 @@ class _Handle:
         """
         value = reward_of(reward, "The reward given to client.reward")
         self._endpoint.inbox.rewarded = True
-        self._endpoint.inbox.notes.append(("reward", "", value))
+        self._endpoint.inbox.note("reward", "", value)
         if (trace := self._endpoint.episode.trace) is not None:
             trace.rewarded(self.model, value)
 
     def log(self, **values: str | int | float) -> None:
         """Note values for people: they go to the transition's logs."""
         for key, value in values.items():
-            self._endpoint.inbox.notes.append(("log", key, value))
+            self._endpoint.inbox.note("log", key, value)
 
     def metric(self, key: str, value: float) -> None:
         """Note a number for curves: it goes to the transition's metrics.
@@ -62,7 +62,7 @@ class _Handle:
         Raises:
             RewardError: It is no finite number.
         """
-        self._endpoint.inbox.notes.append(("metric", key, reward_of(value, f"The metric {key!r}")))
+        self._endpoint.inbox.note("metric", key, reward_of(value, f"The metric {key!r}"))
 
     def seat(self, name: str) -> Self:
         """The client of one of the agent's trained roles; its rewards and notes are the role's.

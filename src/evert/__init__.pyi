@@ -36,6 +36,7 @@ from evert.bridge.group_reward import PlayedGroup as PlayedGroup
 from evert.bridge.judging import judge_group as judge_group
 from evert.bridge.logprobs import SampledTokens as SampledTokens
 from evert.bridge.models import RemoteModel as RemoteModel
+from evert.bridge.parallel import ParallelRollouts as ParallelRollouts
 from evert.bridge.records.branches import BranchDataset as BranchDataset
 from evert.bridge.records.branches import BranchEnv as BranchEnv
 from evert.bridge.records.record import RolloutRecord as RolloutRecord

@@ -20,7 +20,6 @@ from typing import Any, TypeAlias
 
 import openai
 from tinker_cookbook.completers import TokenCompleter
-from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
 from evert.bridge.dialogue import dialogue
@@ -28,6 +27,7 @@ from evert.bridge.endings import NO_CALL
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import EvertError
 from evert.bridge.options import EnvOptions
+from evert.bridge.parallel import do_parallel_rollout
 from evert.bridge.records.recorder import Recorder
 from evert.bridge.seats import episode_envs
 from evert.bridge.secrets import redacted
@@ -244,7 +244,7 @@ async def _play_one(episode: Episode, task: Any, player: Player, success: float)
     if player.record is not None:
         envs = [*map(player.record.watch, envs)]
     rollouts = [
-        do_single_rollout(player.policy(env, _seat_seed(draws, number)), env)
+        do_parallel_rollout(player.policy(env, _seat_seed(draws, number)), env)
         for number, env in enumerate(envs)
     ]
     try:

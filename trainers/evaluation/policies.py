@@ -1,6 +1,9 @@
 """What answers an agent's model calls in an evaluation: weights, an endpoint, or nobody."""
 
-from dataclasses import dataclass, replace
+import hashlib
+import pickle
+from collections import Counter
+from dataclasses import dataclass, field, replace
 
 import tinker
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
@@ -10,6 +13,7 @@ from evert.bridge.errors import EvertError
 from evert.bridge.logprobs import remembering
 from evert.bridge.models import RemoteModel
 from evert.bridge.rendering import prompt_renderer
+from evert.bridge.tokens import flatten
 from evert.trainers.serving.client import ServedSamplingClient
 
 
@@ -27,7 +31,9 @@ class SeededPolicy(TokenCompleter):
     temperature: float
     """0 for greedy."""
     seed: int
-    """Of the next reply; each has the one after that of the reply before."""
+    """Of the episode: the seed of a reply follows from it, from the prompt, and from how often that
+    was answered before."""
+    _answered: Counter[int] = field(default_factory=Counter, init=False, repr=False)
 
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
@@ -37,9 +43,8 @@ class SeededPolicy(TokenCompleter):
             stop=stop,
             max_tokens=min(self.max_tokens, max_tokens or self.max_tokens),
             temperature=self.temperature,
-            seed=self.seed,
+            seed=self._seed_of(model_input),
         )
-        self.seed += 1
         result = await self.client.sample_async(
             prompt=model_input, num_samples=1, sampling_params=params
         )
@@ -47,6 +52,13 @@ class SeededPolicy(TokenCompleter):
         return remembering(
             TokensWithLogprobs(sequence.tokens, sequence.logprobs, sequence.stop_reason)
         )
+
+    def _seed_of(self, prompt: tinker.ModelInput) -> int:
+        """Calls that are made at the same time come in any order: their prompts tell them apart."""
+        content = pickle.dumps(flatten(prompt.chunks))
+        key = int.from_bytes(hashlib.blake2b(content, digest_size=4).digest())
+        self._answered[key] += 1
+        return (self.seed + key + self._answered[key]) % 2**31
 
 
 @dataclass
@@ -72,8 +84,8 @@ class EndpointPolicy(TokenCompleter):
         Raises:
             openai.OpenAIError: Of the endpoint, as the SDK raises it.
         """
-        request = self.env.request
-        assert request is not None  # the runner asks while a call waits
+        request = self.env.request_of(model_input)
+        assert request is not None  # whoever asks does so while a call waits
         caps = [cap for cap in (request.max_tokens, self.max_tokens) if cap is not None]
         reply = await self.remote(replace(request, max_tokens=min(caps, default=None)))
         renderer = prompt_renderer(self.env.renderer)

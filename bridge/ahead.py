@@ -1,0 +1,109 @@
+"""``Ahead``: what lets a runner, which samples one observation after the other, play calls at once.
+
+It stands between a runner and its policy. The Env has it begin with the prompts of calls that are
+made while others wait for their replies (``begin``), and hands out the observations whose samples
+are there; the runner asks for one as ever, and gets it without a wait. So every reply still goes
+through the runner, with its limits, its hooks and its count of tokens. An observation that was not
+begun with is the policy's, as without ``Ahead``: that of an agent whose calls never meet.
+"""
+
+import asyncio
+import contextvars
+from functools import partial
+
+import tinker
+from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
+from tinker_cookbook.rl.types import Observation
+
+from evert.bridge.logprobs import remembering
+
+
+class Ahead(TokenCompleter):
+    """A policy that may be asked before the runner asks.
+
+    Args:
+        policy: What samples.
+        max_calls: Most calls of one episode that are sampled at a time.
+    """
+
+    def __init__(self, policy: TokenCompleter, max_calls: int) -> None:
+        self.max_calls = max_calls
+        self._policy = policy
+        self._context = contextvars.copy_context()  # of whoever plays: an agent's takes calls over
+        self._begun: dict[int, tuple[Observation, asyncio.Task[TokensWithLogprobs]]] = {}
+
+    def begin(
+        self,
+        observation: Observation,
+        stop: StopCondition,
+        max_tokens: int | None,
+        seconds: float | None,
+    ) -> "asyncio.Task[TokensWithLogprobs]":
+        """Sample an observation that a runner will ask for: this object, not one like it.
+
+        Args:
+            observation: The prompt.
+            stop: Where to stop.
+            max_tokens: At least what the runner will take; None: any number.
+            seconds: Time after which there is a ``TimeoutError``; None: no limit.
+        """
+        task = asyncio.get_running_loop().create_task(
+            self._sample(observation, stop, max_tokens, seconds),
+            name="evert sample",
+            context=self._context.copy(),
+        )
+        self._begun[id(observation)] = observation, task
+        task.add_done_callback(partial(self._is_over, observation))
+        return task
+
+    def _is_over(self, observation: Observation, task: "asyncio.Task[TokensWithLogprobs]") -> None:
+        if task.cancelled():
+            self._begun.pop(id(observation), None)
+        else:
+            task.exception()  # the runner gets it; it may not ask
+
+    async def _sample(
+        self,
+        observation: Observation,
+        stop: StopCondition,
+        max_tokens: int | None,
+        seconds: float | None,
+    ) -> TokensWithLogprobs:
+        async with asyncio.timeout(seconds):
+            return await self._ask(observation, stop, max_tokens)
+
+    async def _ask(
+        self, observation: Observation, stop: StopCondition, max_tokens: int | None
+    ) -> TokensWithLogprobs:
+        if max_tokens is None:  # there are policies that know no cap
+            return await self._policy(observation, stop)
+        return await self._policy(observation, stop, max_tokens=max_tokens)
+
+    async def __call__(
+        self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
+    ) -> TokensWithLogprobs:
+        """The sample that was begun with, cut at ``max_tokens``; else one of the policy's."""
+        begun = self._begun.pop(id(model_input), None)
+        if begun is None:
+            return await self._ask(model_input, stop, max_tokens)
+        return shortened(await begun[1], max_tokens)
+
+    def cancel(self) -> None:
+        """Stop what no runner will ask for."""
+        for _, task in self._begun.values():
+            task.cancel()
+        self._begun.clear()
+
+
+def shortened(sampled: TokensWithLogprobs, max_tokens: int | None) -> TokensWithLogprobs:
+    """A sample as it would have been with a cap: its beginning."""
+    if max_tokens is None or len(sampled.tokens) <= max_tokens:
+        return sampled
+    logprobs = sampled.maybe_logprobs
+    return remembering(
+        TokensWithLogprobs(
+            tokens=sampled.tokens[:max_tokens],
+            maybe_logprobs=None if logprobs is None else logprobs[:max_tokens],
+            stop_reason="length",
+        )
+    )

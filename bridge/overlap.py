@@ -1,0 +1,106 @@
+"""``Overlap``: the calls of one Env that are made while others wait for their replies.
+
+A call that is alone is the runner's to sample, as without all this: nothing is different for an
+agent whose calls never meet. The first two that meet show an agent whose calls do. From then on
+each is sampled ahead of the runner (``ahead.py``) as soon as it comes, and becomes an observation
+when its reply is there, so that no call waits for another's reply. One that the agent gives up
+before that is no observation at all.
+
+What the agent notes is then of the latest reply to the task or thread that notes it.
+"""
+
+import asyncio
+
+from evert.bridge.ahead import Ahead
+from evert.bridge.endings import Account
+from evert.bridge.inbox import ParkedCall
+from evert.bridge.long_text import LONG_TEXT
+from evert.bridge.options import EnvSettings
+from evert.bridge.outstanding import Outstanding
+from evert.bridge.rendering import PromptRenderer
+
+REACTION = 4
+"""Turns of the event loop in which an agent may react to a reply before it gets the next one: what
+it then notes in another task than the one that called is of that reply."""
+
+
+class Overlap:
+    """Which calls are sampled ahead of the runner.
+
+    Args:
+        settings: Of the Env.
+        renderer: Of the policy.
+        account: What the episode has come to; its inbox has the calls.
+
+    Attributes:
+        ahead: What samples them; None: the runner samples all calls, one after the other.
+        is_met: Whether two calls were made at once.
+    """
+
+    def __init__(self, settings: EnvSettings, renderer: PromptRenderer, account: Account) -> None:
+        self._settings = settings
+        self._renderer = renderer
+        self._account = account
+        self.ahead: Ahead | None = None
+        self.is_met = False
+
+    @property
+    def most(self) -> int | None:
+        """Calls that may be sampled at a time, by the limits too; None: nothing samples ahead."""
+        if self.ahead is None:
+            return None
+        limits, account, most = self._settings.limits, self._account, self.ahead.max_calls
+        if limits.max_turns is not None:
+            most = min(most, limits.max_turns - account.turns)
+        if limits.max_sampled_tokens is not None:  # as runners have it, a rest of one is none
+            most = min(most, limits.max_sampled_tokens - account.sampled - 1)
+        return most
+
+    def takes(self, outstanding: Outstanding) -> bool:
+        """Have a call sampled ahead of the runner; False: it is the runner's, being alone."""
+        ahead, inbox, call = self.ahead, self._account.inbox, outstanding.call
+        if ahead is None or inbox is None or not (self.is_met or inbox.has_calls):
+            return False
+        if self.most is not None and self.most < 1:
+            return False  # the runner will end the episode with it
+        self.is_met = True
+        outstanding.prompt = prompt, stop = outstanding.observation(self._renderer)
+        budget = outstanding.budget(self._settings, self._account.sampled)
+        timeout = self._settings.limits.sampling_turn_timeout_seconds
+        outstanding.sampling = ahead.begin(prompt, stop, budget, timeout)
+        inbox.ahead[call] = outstanding
+        outstanding.sampling.add_done_callback(lambda _: inbox.is_sampled(call))
+        return True
+
+    def look(self, lent: Outstanding) -> None:
+        """Have calls sampled that come while the runner samples another one.
+
+        What cannot be offered at once (a long text, a refusal) waits until the runner is back.
+        """
+        inbox, most = self._account.inbox, self.most
+        if inbox is None or most is None or not lent.call.is_waiting:
+            return
+        while len(inbox.ahead) < most - 1 and (call := inbox.next_call()) is not None:
+            try:
+                outstanding = self._observed(call)
+            except Exception:
+                inbox.put_back(call)
+                return
+            self.is_met = True
+            self.takes(outstanding)
+
+    def _observed(self, call: ParkedCall) -> Outstanding:
+        book = self._account.book
+        conversation = book.observe(call.request, call.caller, self._renderer, LONG_TEXT)
+        return Outstanding(call, conversation, book.latest_drift)
+
+    async def react(self) -> None:
+        """Let the agent react to a reply."""
+        for _ in range(REACTION):
+            await asyncio.sleep(0)
+
+    def stop(self) -> None:
+        """Sample no more: the episode is over."""
+        for outstanding in self._account.inbox.ahead.values() if self._account.inbox else ():
+            if outstanding.sampling is not None:
+                outstanding.sampling.cancel()

@@ -1,0 +1,145 @@
+"""``ParallelRollouts``: calls that an agent makes at the same time are sampled at the same time.
+
+A rollout strategy of the Cookbook's around another one, so that ``rl.train.main`` runs unchanged:
+
+    rollout_error_tolerance=ParallelRollouts(inner=FailFast(), max_calls=64)
+
+``do_parallel_rollout`` is the Cookbook's ``do_single_rollout`` with the same, for one Env.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tinker_cookbook.completers import TokenCompleter
+from tinker_cookbook.rl.rollout_strategy import FailFast, RolloutResult, RolloutStrategy
+from tinker_cookbook.rl.rollouts import do_single_rollout
+from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
+
+from evert.bridge.ahead import Ahead
+from evert.bridge.endings import put_note
+from evert.bridge.env import ChatAgentEnv
+
+MAX_CALLS = 64
+"""Calls of one episode that are sampled at a time, where nothing else is said."""
+
+
+@dataclass(frozen=True)
+class ParallelRollouts(RolloutStrategy):
+    """Plays groups by another strategy; what an agent asks at the same time is sampled so.
+
+    Everything else is the other strategy's: which failures it tolerates, what it plays again. An
+    agent whose calls never meet is played as without this, token for token. What an agent notes
+    (rewards, metrics, logs) is at the call that the same task or thread had its latest reply to.
+    Envs of others than evert's are played as they are.
+
+    Args:
+        inner: The other strategy.
+        max_calls: Most calls of one episode that are sampled at a time, at least 1; 1: one after
+            the other.
+
+    Raises:
+        TypeError: ``inner`` is no strategy.
+        ValueError: ``max_calls`` is no such number.
+    """
+
+    inner: RolloutStrategy = field(default_factory=FailFast)
+    max_calls: int = MAX_CALLS
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.inner, RolloutStrategy):
+            raise TypeError(
+                f"inner is {self.inner!r}; expected one of the Cookbook's rollout strategies, such "
+                "as FailFast() or RetryOnFailure()."
+            )
+        if type(self.max_calls) is not int or self.max_calls < 1:
+            raise ValueError(f"max_calls is {self.max_calls!r}; expected a number of at least 1.")
+
+    @property
+    def catches_group_errors(self) -> bool:
+        """As the other strategy has it."""
+        return self.inner.catches_group_errors
+
+    async def execute(
+        self, env_group_builder: EnvGroupBuilder, policy: TokenCompleter
+    ) -> RolloutResult:
+        """Play a group.
+
+        Raises:
+            Exception: As the other strategy.
+        """
+        ahead = Ahead(policy, self.max_calls)
+        result = await self.inner.execute(_Group(env_group_builder, ahead), ahead)
+        ahead.cancel()  # what a runner ended that did not wait for it
+        for trajectory, env in zip(result.trajectories, result.envs, strict=True):
+            _put_late_notes(trajectory, env)
+        return result
+
+
+async def do_parallel_rollout(
+    policy: TokenCompleter, env: Env, max_calls: int = MAX_CALLS
+) -> Trajectory:
+    """The Cookbook's ``do_single_rollout``; calls made at the same time are sampled so.
+
+    Args:
+        policy: What samples.
+        env: An unused Env; one of others than evert's is played as it is.
+        max_calls: Most calls that are sampled at a time.
+
+    Returns:
+        The trajectory, its transitions in the order of play, which is that of their replies.
+
+    Raises:
+        Exception: As ``do_single_rollout``.
+    """
+    ahead = Ahead(policy, max_calls)
+    _play_by(env, ahead)
+    try:
+        trajectory = await do_single_rollout(ahead, env)
+    finally:
+        ahead.cancel()
+    _put_late_notes(trajectory, env)
+    return trajectory
+
+
+def _play_by(env: Env, ahead: Ahead) -> None:
+    if isinstance(env, ChatAgentEnv):
+        env._turns.overlap.ahead = ahead
+
+
+def _put_late_notes(trajectory: Trajectory, env: Env) -> None:
+    """Put what the agent noted of transitions that had been handed out where it belongs."""
+    if not isinstance(env, ChatAgentEnv):
+        return
+    for note in env._turns.account.take_late_notes():
+        if note.turn is not None and note.turn < len(trajectory.transitions):
+            transition = trajectory.transitions[note.turn]
+            transition.reward += put_note(note, transition.metrics, transition.logs)
+
+
+class _Group(EnvGroupBuilder):
+    """A group whose Envs have their calls sampled ahead; all else is the builder's own."""
+
+    def __init__(self, builder: EnvGroupBuilder, ahead: Ahead) -> None:
+        self._builder = builder
+        self._ahead = ahead
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._builder, name)
+
+    async def make_envs(self) -> Sequence[Env]:
+        envs = await self._builder.make_envs()
+        for env in envs:
+            _play_by(env, self._ahead)
+        return envs
+
+    async def compute_group_rewards(
+        self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
+    ) -> list[tuple[float, Metrics]]:
+        return await self._builder.compute_group_rewards(trajectory_group, env_group)
+
+    async def cleanup(self) -> None:
+        await self._builder.cleanup()
+
+    def logging_tags(self) -> list[str]:
+        return self._builder.logging_tags()
