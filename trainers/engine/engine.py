@@ -41,6 +41,7 @@ from evert.trainers.engine.network import no_network
 from evert.trainers.engine.sampling.drawing import stream_key
 from evert.trainers.engine.sampling.frozen import freeze
 from evert.trainers.engine.sampling.sampler import Sampler
+from evert.trainers.engine.sampling.scheduler import Scheduler
 from evert.trainers.engine.stand_ins import StandIns, lookups, tokenizers
 from evert.trainers.engine.store.checkpoints import CheckpointStore, RunInfo
 from evert.trainers.engine.training.trainer import Trainer
@@ -85,6 +86,8 @@ class Engine:
         """Base models that somebody trains or samples."""
         self._occasions: Counter[int] = Counter()
         self._samplers: weakref.WeakSet[Sampler] = weakref.WeakSet()
+        self._schedulers: weakref.WeakValueDictionary[int, Scheduler]
+        self._schedulers = weakref.WeakValueDictionary()
         self._workers: weakref.WeakSet[ThreadPoolExecutor] = weakref.WeakSet()
         self._bases: weakref.WeakValueDictionary[str, Sampler] = weakref.WeakValueDictionary()
         self._readers: dict[str, PictureReader] = {}
@@ -217,6 +220,8 @@ class Engine:
             worker.shutdown(wait=True, cancel_futures=True)
         for sampler in list(self._samplers):
             sampler.close()
+        for scheduler in list(self._schedulers.values()):
+            scheduler.close()
 
     def _load_saved(self, path: str) -> Any:
         info, folder = self.store.read(path), self.store.folder(path)
@@ -243,16 +248,26 @@ class Engine:
             tokenizer: Its tokenizer.
             *number: Tells apart samplers that must not draw the same numbers.
         """
+        frozen = freeze(model)
         sampler = Sampler(
-            freeze(model),
+            frozen,
             tokenizer,
             seed=stream_key(self.settings.seed, *number),
             context_length=context_length(model),
             end_tokens=end_tokens(model, tokenizer),
             vocabulary=model.get_input_embeddings().weight.shape[0],
+            scheduler=self._scheduler(frozen.base),
         )
         self._samplers.add(sampler)
         return sampler
+
+    def _scheduler(self, base: Any) -> Scheduler:
+        """Who serves the samplers of a shared base; a new one where a model has its own."""
+        scheduler = self._schedulers.get(id(base)) if base is not None else None
+        if scheduler is None:
+            scheduler = Scheduler()
+            self._schedulers[id(scheduler if base is None else base)] = scheduler
+        return scheduler
 
 
 @contextmanager

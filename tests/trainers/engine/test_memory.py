@@ -25,6 +25,8 @@ from evert.trainers.engine.models.base_models import attach_lora, load_model, lo
 from evert.trainers.engine.models.logits import float_logits, target_logprobs
 from evert.trainers.engine.training.trainer import Trainer
 
+aten = torch.ops.aten
+
 VOCABULARY = 262
 """Of ``tiny_model``."""
 
@@ -145,24 +147,34 @@ def test_on_other_devices_logits_come_out_of_the_product_in_float32() -> None:
 # -- 2. gradient checkpointing -------------------------------------------------------------------
 
 
-def counted_layers(model: Any) -> list[str]:
-    """Names of the layers as they are computed."""
-    seen: list[str] = []
-    for name, module in model.named_modules():
-        if name.endswith(".mlp"):
-            module.register_forward_pre_hook(lambda *_, name=name: seen.append(name))
-    return seen
+class Layers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the layers that are computed, by their activation: SiLU here, tanh in GPT-2's."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.computed = self.differentiated = 0
+        self.refuse_at = 0
+        """Runs out of memory in so many-th layer's backward pass, counted from 1."""
+
+    def __torch_dispatch__(
+        self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.computed += function in {aten.silu.default, aten.tanh.default}
+        if function in {aten.silu_backward.default, aten.tanh_backward.default}:
+            self.differentiated += 1
+            if self.differentiated == self.refuse_at:
+                raise torch.OutOfMemoryError("the stand-in for a device is full")
+        return function(*args, **(kwargs or {}))
 
 
 def test_with_checkpointing_layers_are_computed_twice_and_the_gradient_is_the_same(
-    trainer: Trainer, model: Any
+    trainer: Trainer,
 ) -> None:
-    seen = counted_layers(model)
     counts, found = [], []
     for trainer._checkpointing in (False, True, False):
-        seen.clear()
-        found.append(gradient(trainer))
-        counts.append(len(seen))
+        with Layers() as layers:
+            found.append(gradient(trainer))
+        counts.append(layers.computed)
     assert counts[0] > 0
     assert counts == [counts[0], 2 * counts[0], counts[0]]
     assert same(found[1], found[0], 1e-6)
@@ -252,30 +264,11 @@ def test_what_had_accumulated_outlives_a_pass_that_ran_out_of_memory(trainer: Tr
     trainer.model.zero_grad()
     trainer.forward_backward([datum(30, 9)], "cross_entropy", None)
     # Fails in the backward pass, when some layers have their gradient already.
-    with refusing_late(trainer.model):
+    with Layers() as layers:
+        layers.refuse_at = 2
         trainer.forward_backward(DATA, "cross_entropy", None)
+    assert layers.differentiated > 2
     assert same(gradients(trainer.model), expected, 1e-4)
-
-
-class refusing_late:
-    """Runs out of memory once, in the first layer's backward pass."""
-
-    def __init__(self, model: Any) -> None:
-        layer = next(m for name, m in model.named_modules() if name.endswith("0.mlp"))
-        self._handle = layer.register_full_backward_hook(self._refuse)
-        self._calls = 0
-
-    def _refuse(self, *_: Any) -> None:
-        self._calls += 1
-        if self._calls == 1:
-            raise torch.OutOfMemoryError("the stand-in for a device is full")
-
-    def __enter__(self) -> None:
-        """Nothing."""
-
-    def __exit__(self, *_: object) -> None:
-        self._handle.remove()
-        assert self._calls > 1
 
 
 def test_a_forward_pass_that_ran_out_of_memory_leaves_the_gradient(trainer: Trainer) -> None:

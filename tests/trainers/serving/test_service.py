@@ -207,9 +207,9 @@ async def test_a_caller_who_leaves_gives_up_its_work(
 ) -> None:
     served = service.offer(client)
     task = asyncio.create_task(served.sample_async(prompt(), 1, LONG))
-    await until(lambda: bool(client.sampler._runs))
+    await until(lambda: bool(client.sampler.scheduler.decoding))
     task.cancel()
-    await until(lambda: not client.sampler._runs)
+    await until(lambda: not client.sampler.scheduler.decoding)
 
     assert client.sampler.stats.sampled_tokens == 0  # of rows that were finished
 

@@ -6,6 +6,7 @@ computed as one have their adapters computed as one, too: the ``down`` lie one b
 float32 also where the base is in bfloat16.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,8 @@ class Delta:
     """[R, in]"""
     up: Tensor
     """[out, R], scaled."""
+    used: Tensor | None = None
+    """[B, R] 1 where a row of a batch has it, else 0; None where all have all."""
 
 
 def delta_of(*linears: Any) -> Delta | None:
@@ -59,8 +62,27 @@ def changed(result: Tensor, x: Tensor, delta: Delta | None) -> Tensor:
     """
     if delta is None:
         return result
-    added = F.linear(F.linear(x.to(delta.down.dtype), delta.down), delta.up)
-    return (result + added).to(result.dtype)
+    inner = F.linear(x.to(delta.down.dtype), delta.down)
+    if delta.used is not None:
+        inner = inner * (delta.used if inner.ndim == 2 else delta.used[:, None])
+    return (result + F.linear(inner, delta.up)).to(result.dtype)
+
+
+def dealt(deltas: Sequence[Delta | None], which: Tensor) -> Delta | None:
+    """What several adapters add to a layer, each to its own rows of a batch.
+
+    Args:
+        deltas: Of each adapter; None for none.
+        which: [B] the number of each row's adapter.
+    """
+    found = [(number, delta) for number, delta in enumerate(deltas) if delta is not None]
+    if not found:
+        return None
+    owners = [number for number, delta in found for _ in delta.down]
+    used = torch.tensor(owners, device=which.device) == which[:, None]
+    downs, ups = zip(*((delta.down, delta.up) for _, delta in found), strict=True)
+    down = torch.cat(downs)
+    return Delta(down, torch.cat(ups, dim=1), used.to(down.dtype))
 
 
 def base_layer(linear: Any) -> Any:

@@ -19,8 +19,9 @@ forward pass takes an ``attend`` function, and ``lean_batch.py`` has one for eac
 Shapes: B rows, T tokens a row, H hidden, Hq query heads, Hkv key heads, D head size, V vocabulary.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from evert.trainers.engine.models.adapters import Delta, base_layer, changed, delta_of
+from evert.trainers.engine.models.adapters import Delta, base_layer, changed, dealt, delta_of
 from evert.trainers.engine.models.base_models import base_of
 from evert.trainers.engine.models.logits import float_logits
 
@@ -90,7 +91,7 @@ class LeanModel:
         )
         self.eps: float = config.rms_norm_eps
         self._scale = self.head_size**-0.5
-        own = _copy if copied else torch.detach
+        own = _copy if copied else _itself
         self.embedding: Tensor = own(base.model.embed_tokens.weight)
         self.final_norm: Tensor = own(base.model.norm.weight)
         head = base.lm_head
@@ -197,16 +198,16 @@ class LeanModel:
         gate_up = (mlp.gate_proj, mlp.up_proj)
         norms = None
         if hasattr(attention, "q_norm"):
-            query, key = attention.q_norm.weight.detach(), attention.k_norm.weight.detach()
+            query, key = attention.q_norm.weight, attention.k_norm.weight
             norms = torch.stack([query] * self.query_heads + [key] * self.key_heads)
         return LeanLayer(
-            attention_norm=layer.input_layernorm.weight.detach(),
+            attention_norm=layer.input_layernorm.weight,
             qkv=_as_one(*qkv),
             qkv_bias=_biases_as_one(*qkv),
             qk_norm=norms,
             out=_as_one(attention.o_proj),
             out_bias=_biases_as_one(attention.o_proj),
-            mlp_norm=layer.post_attention_layernorm.weight.detach(),
+            mlp_norm=layer.post_attention_layernorm.weight,
             gate_up=_as_one(*gate_up),
             gate_up_bias=_biases_as_one(*gate_up),
             down=_as_one(mlp.down_proj),
@@ -261,6 +262,28 @@ class LeanModel:
         return split.transpose(1, 2).reshape(rows.shape)
 
 
+def mixed(models: Sequence[LeanModel], which: Tensor) -> LeanModel:
+    """Views of one base in several adapters, as one that computes rows of all of them together.
+
+    Args:
+        models: The views.
+        which: [B] for each row of a batch, the number of its view.
+    """
+    together = copy.copy(models[0])
+    together.head_delta = dealt([model.head_delta for model in models], which)
+    together.layers = [
+        replace(
+            layers[0],
+            qkv_delta=dealt([layer.qkv_delta for layer in layers], which),
+            out_delta=dealt([layer.out_delta for layer in layers], which),
+            gate_up_delta=dealt([layer.gate_up_delta for layer in layers], which),
+            down_delta=dealt([layer.down_delta for layer in layers], which),
+        )
+        for layers in zip(*(model.layers for model in models), strict=True)
+    ]
+    return together
+
+
 def can_be_lean(model: Any) -> bool:
     """Whether ``LeanModel`` computes what this model computes."""
     config = base_of(model).config
@@ -310,20 +333,22 @@ def _lay_side_by_side(*linears: nn.Linear) -> set[int]:
 
 def _as_one(*linears: Any) -> Tensor:
     """The base weights of layers as one matrix: a view where they lie side by side."""
-    return _one([base_layer(linear).weight.detach() for linear in linears])
+    return _one([base_layer(linear).weight for linear in linears])
 
 
 def _biases_as_one(*linears: Any) -> Tensor | None:
     biases = [base_layer(linear).bias for linear in linears]
     if any(bias is None for bias in biases):
         return None
-    return _one([bias.detach() for bias in biases])
+    return _one([bias for bias in biases])
 
 
 def _one(parts: list[Tensor]) -> Tensor:
     first, place = parts[0], parts[0].data_ptr()
+    memory = first.untyped_storage().data_ptr()
     for part in parts:
-        if part.data_ptr() != place:
+        laid_out = part.untyped_storage().data_ptr() == memory and part.data_ptr() == place
+        if not laid_out or part.requires_grad:
             return torch.cat(parts)
         place += part.nbytes
     return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
@@ -332,6 +357,10 @@ def _one(parts: list[Tensor]) -> Tensor:
 def _again(call: Any, *args: Any) -> Tensor:
     made: Tensor = checkpoint(call, *args, use_reentrant=False, preserve_rng_state=False)
     return made
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from evert.trainers.engine.sampling.prefill import (
     SomeJob,
     chunk_tokens,
     chunks,
+    forget_little,
     shared,
 )
 from evert.trainers.engine.sampling.prefix_cache import Kept, PrefixCache
@@ -47,24 +49,35 @@ class Admitted:
     """Forward passes it took."""
 
 
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """What rows are computed with."""
+
+    model: Any
+    """What computes them."""
+    prefixes: PrefixCache
+    """What was computed with it so far."""
+
+
 class Batch(ABC):
     """Rows that are decoded together."""
 
-    def __init__(self, prefixes: PrefixCache, device: torch.device, vocabulary: int) -> None:
+    def __init__(self, weights: Weights, device: torch.device, vocabulary: int) -> None:
         """Start empty.
 
         Args:
-            prefixes: What was computed with the same weights.
+            weights: Prompts are computed with these, until ``turn_to``.
             device: Where they are.
             vocabulary: How many logits a token has.
         """
+        self.weights = weights
+        """What prompts are computed with now."""
         self.passes = 0
         """Forward passes over given tokens so far."""
         self.computed_tokens = 0
         """Given tokens that went through the model so far, padding not counted."""
         self.device = device
         """Where the weights are."""
-        self._prefixes = prefixes
         self._most_logits = max(1, LOGITS_BYTES // (4 * vocabulary))
 
     @property
@@ -76,6 +89,10 @@ class Batch(ABC):
     def joinable(self) -> bool:
         """Whether rows may be admitted now."""
         return True
+
+    def turn_to(self, weights: Weights) -> None:
+        """Compute the prompts to come with these: the same, or of another adapter of the base."""
+        self.weights = weights
 
     @abstractmethod
     def step(self, tokens: Tensor) -> Tensor:
@@ -114,8 +131,9 @@ class Batch(ABC):
         """What is to be computed once, level by level, if ``most`` tokens of a row are given."""
         if len(rows) < 2:
             return []
-        starts = [self._prefixes.longest(*pair)[0] for pair in zip(rows, most, strict=True)]
-        return shared(rows, starts, self.device, self._prefixes.max_tokens)
+        prefixes = self.weights.prefixes
+        starts = [prefixes.longest(*pair)[0] for pair in zip(rows, most, strict=True)]
+        return shared(rows, starts, self.device, prefixes.max_tokens)
 
     def compute(
         self, jobs: Sequence[SomeJob], *, join: bool = False
@@ -131,7 +149,8 @@ class Batch(ABC):
             by job: one or more [N, V], float32, not to be held all at once.
         """
         for job in jobs:
-            job.start, job.kept = self._prefixes.longest(job.tokens, job.first)
+            job.start, job.kept = self.weights.prefixes.longest(job.tokens, job.first)
+        forget_little(jobs, self.device)
         todo = [job for job in jobs if job.todo]
         for chunk in chunks(todo, self._budget(todo)):
             self.passes += 1
@@ -143,7 +162,7 @@ class Batch(ABC):
     def park(self, row: int, tokens: Sequence[int]) -> None:
         """Remember a row that ends; its last token was drawn and never computed."""
         done = np.asarray(tokens[:-1], dtype=np.int64)
-        self._prefixes.put(done, lambda start, end: self._read(row, start, end))
+        self._prefixes_of(row).put(done, lambda start, end: self._read(row, start, end))
 
     def _compute_ahead(self, beginnings: Sequence[np.ndarray]) -> None:
         """Have some tokens remembered, each row [T]."""
@@ -156,7 +175,11 @@ class Batch(ABC):
     def _remember(self, jobs: Sequence[Job], read: Callable[[int, int, int], Kept]) -> None:
         """Put rows that were run into the cache; ``read`` takes a row's place in the chunk."""
         for place, job in enumerate(jobs):
-            self._prefixes.put(job.tokens, partial(read, place))
+            self.weights.prefixes.put(job.tokens, partial(read, place))
+
+    def _prefixes_of(self, row: int) -> PrefixCache:
+        """What was computed with a row's weights."""
+        return self.weights.prefixes
 
     def _budget(self, jobs: Sequence[Job]) -> int:
         """Most tokens of a chunk, padding included."""

@@ -16,8 +16,8 @@ from evert.trainers.engine.memory import cache_bytes, cache_token_bytes
 from evert.trainers.engine.models.base_models import base_of
 from evert.trainers.engine.models.lean import LeanModel, can_be_lean
 from evert.trainers.engine.models.shared import original_of, with_own_modules
-from evert.trainers.engine.sampling.batches import Batch
-from evert.trainers.engine.sampling.generic_batch import GenericBatch
+from evert.trainers.engine.sampling.batches import Batch, Weights
+from evert.trainers.engine.sampling.generic_batch import GenericBatch, attends
 from evert.trainers.engine.sampling.lean_batch import LeanBatch
 from evert.trainers.engine.sampling.prefix_cache import PrefixCache
 
@@ -31,6 +31,16 @@ class FrozenModel(Protocol):
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
+        ...
+
+    @property
+    def weights(self) -> Weights:
+        """What rows of it are computed with, in a batch of its own or of another's of its base."""
+        ...
+
+    @property
+    def base(self) -> Any:
+        """The shared base; models with the same one have rows in one batch. None for its own."""
         ...
 
     @property
@@ -48,20 +58,16 @@ class FrozenLean:
 
     def __init__(self, model: Any) -> None:
         """Copy the weights of ``model``, but for those of a shared base."""
-        self._original = original_of(model)  # stays loaded while it is sampled from
-        lean = self._lean = LeanModel(model, copied=self._original is None)
+        self.base: Any = original_of(model)  # stays loaded while it is sampled from
+        lean = LeanModel(model, copied=self.base is None)
+        self.device = lean.device
         per_token = cache_token_bytes(base_of(model).config, lean.dtype)
         self.cache_tokens: int = cache_bytes(lean.device) // per_token
-        self._prefixes = PrefixCache(self.cache_tokens // _PREFIX_SHARE)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self._lean.device
+        self.weights = Weights(lean, PrefixCache(self.cache_tokens // _PREFIX_SHARE))
 
     def new_batch(self) -> Batch:
         """Open an empty batch; batches share what they remember."""
-        return LeanBatch(self._lean, self._prefixes)
+        return LeanBatch(self.weights)
 
 
 class FrozenGeneric:
@@ -71,22 +77,19 @@ class FrozenGeneric:
         """Copy ``model``, with its LoRA adapter merged in; a shared base stays, and beside it."""
         shared = original_of(model) is not None
         copied = with_own_modules(model) if shared else copy.deepcopy(model)
-        self._model: Any = copied.eval().requires_grad_(False)
-        if not shared and hasattr(self._model, "merge_and_unload"):
-            self._model = self._model.merge_and_unload()
-        per_token = cache_token_bytes(self._model.config, self._model.dtype)
+        frozen: Any = copied.eval().requires_grad_(False)
+        if not shared and hasattr(frozen, "merge_and_unload"):
+            frozen = frozen.merge_and_unload()
+        self.device: torch.device = frozen.device
+        self.base: Any = None  # its adapter is inside of it
+        per_token = cache_token_bytes(frozen.config, frozen.dtype)
         self.cache_tokens: int = cache_bytes(self.device) // per_token
-        self._prefixes = PrefixCache(self.cache_tokens // _PREFIX_SHARE)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        device: torch.device = self._model.device
-        return device
+        remembered = self.cache_tokens // _PREFIX_SHARE if attends(frozen) else 0
+        self.weights = Weights(frozen, PrefixCache(remembered))
 
     def new_batch(self) -> Batch:
         """Open an empty batch; batches share what they remember."""
-        return GenericBatch(self._model, self._prefixes)
+        return GenericBatch(self.weights)
 
 
 def freeze(model: Any) -> FrozenModel:

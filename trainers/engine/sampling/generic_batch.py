@@ -25,9 +25,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evert.trainers.engine.models.pictures import sight_of, whole_from
-from evert.trainers.engine.sampling.batches import Batch, pad, places_wanted
+from evert.trainers.engine.sampling.batches import Batch, Weights, pad, places_wanted
 from evert.trainers.engine.sampling.prefill import Job
-from evert.trainers.engine.sampling.prefix_cache import Kept, PrefixCache
+from evert.trainers.engine.sampling.prefix_cache import Kept
 
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 
@@ -35,13 +35,12 @@ _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 class GenericBatch(Batch):
     """Rows of any model; see ``Batch``."""
 
-    def __init__(self, model: Any, prefixes: PrefixCache) -> None:
+    def __init__(self, weights: Weights) -> None:
         """Start empty."""
-        config = model.config.get_text_config(decoder=True)
-        self._attends = set(getattr(config, "layer_types", None) or []) <= _ATTENTION
-        if not self._attends:
-            prefixes = PrefixCache(0)
-        super().__init__(prefixes, model.device, config.vocab_size)
+        model = weights.model
+        self._attends = attends(model)
+        vocabulary = model.config.get_text_config(decoder=True).vocab_size
+        super().__init__(weights, model.device, vocabulary)
         self._model = model
         self._takes = inspect.signature(model.forward).parameters
         self._sight = sight_of(model)
@@ -182,7 +181,7 @@ class GenericBatch(Batch):
         return _read(self._cache, row, gap + start, gap + end)
 
     def _fresh(self) -> Batch:
-        return GenericBatch(self._model, self._prefixes)
+        return GenericBatch(self.weights)
 
     def _expect(self, rows: Sequence[np.ndarray], copies: Sequence[int]) -> None:
         """Nothing: the cache grows with every token."""
@@ -212,6 +211,12 @@ def _lined_up(jobs: Sequence[Job]) -> int:
             return width
         for job, start in zip(jobs, starts, strict=True):
             job.start = start
+
+
+def attends(model: Any) -> bool:
+    """Whether a model keeps keys and values and nothing else: only those can be remembered."""
+    config = model.config.get_text_config(decoder=True)
+    return set(getattr(config, "layer_types", None) or []) <= _ATTENTION
 
 
 def _padded(job: Job, index: int, length: int) -> Tensor:

@@ -19,30 +19,33 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evert.trainers.engine.cores import all_at_once, lanes
-from evert.trainers.engine.models.lean import Attend, LeanModel
-from evert.trainers.engine.sampling.batches import Batch, pad, places_wanted
+from evert.trainers.engine.models.lean import Attend, LeanModel, mixed
+from evert.trainers.engine.sampling.batches import Batch, Weights, pad, places_wanted
 from evert.trainers.engine.sampling.prefill import Job
 from evert.trainers.engine.sampling.prefix_cache import Kept, PrefixCache
+from evert.trainers.engine.sampling.row_cache import RowCache
 from evert.trainers.engine.sampling.stem import Stem, best_stem
 
 _LANE_ROWS = 96
 """Rows that are worth a core of their own."""
 
-_LENGTH_STEP = 64
-"""Cache lengths are multiples of this, so that growing is rare."""
-
 
 class LeanBatch(Batch):
     """Rows of a ``LeanModel``; see ``Batch``."""
 
-    def __init__(self, model: LeanModel, prefixes: PrefixCache) -> None:
+    def __init__(self, weights: Weights) -> None:
         """Start empty; memory is taken as rows arrive."""
-        super().__init__(prefixes, model.device, model.head.shape[0])
-        self._model = model
+        model: LeanModel = weights.model
+        self._decoder = model
+        """Steps all rows, whatever their adapters."""
+        super().__init__(weights, model.device, model.head.shape[0])
+        self._weights: list[Weights] = []
+        """For each row, what it is computed with."""
         self._lengths: list[int] = []
         self._starts: list[int] = []
         """For each row, how many of its tokens are the stem's."""
         self._stem: Stem | None = None
+        self._stem_weights = weights
         self._without: Tensor | None = None
         """[B] which rows are without it; None where none is."""
         self._positions = torch.zeros(0, dtype=torch.long, device=model.device)
@@ -50,9 +53,7 @@ class LeanBatch(Batch):
         """[B] where the next token of each row goes: in the whole row, and in its stretch."""
         self._longest = self._widest = 0
         """The most of either."""
-        shape = (0, model.key_heads, 0, model.head_size)
-        self._keys = [self._empty(shape) for _ in model.layers]
-        self._values = [self._empty(shape) for _ in model.layers]
+        self._cache = RowCache(model)
 
     @property
     def size(self) -> int:
@@ -61,43 +62,50 @@ class LeanBatch(Batch):
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append one token to every row; see ``Batch``."""
-        self._reserve(self.size, self._widest + 1)
-        self._model.reserve(self._longest + 1)
-        count = min(lanes(self.device), max(1, self.size // _LANE_ROWS))
-        cuts = [self.size * part // count for part in range(count + 1)]
-        parts = all_at_once(lambda cut: self._step(tokens, *cut), [*pairwise(cuts)])
+        self._cache.reserve(self.size, self._widest + 1)
+        self._decoder.reserve(self._longest + 1)
+        logits = self._share_out(tokens)
         self._lengths = [length + 1 for length in self._lengths]
         self._positions, self._columns = self._positions + 1, self._columns + 1
         self._longest, self._widest = self._longest + 1, self._widest + 1
-        return torch.cat(parts) if count > 1 else parts[0]
+        return logits
 
-    @torch.inference_mode()
+    def _share_out(self, tokens: Tensor) -> Tensor:
+        """The step of all rows, on several cores where it is worth them."""
+        # Rows of several adapters are not cut: who has which is told for all of them.
+        if self.size < 2 * _LANE_ROWS or self._decoder is not self._weights[0].model:
+            return self._step(tokens, 0, self.size)
+        count = min(lanes(self.device), self.size // _LANE_ROWS)
+        cuts = [self.size * part // count for part in range(count + 1)]
+        step = torch.inference_mode()(lambda cut: self._step(tokens, *cut))
+        return torch.cat(all_at_once(step, [*pairwise(cuts)]))
+
     def _step(self, tokens: Tensor, first: int, end: int) -> Tensor:
         """The step of some of the rows: logits of the next token, [end - first, V]."""
         ours, size = slice(first, end), end - first
         positions, columns = self._positions[ours], self._columns[ours]
         rows = torch.arange(first, end, device=self.device)
-        length = min(_round_up(self._widest + 1, 16), self._keys[0].shape[2])
+        length = min(_round_up(self._widest + 1, 16), self._cache.length)
         seen = torch.arange(length, device=self.device) <= columns[:, None]
-        bias = torch.zeros(seen.shape, dtype=self._model.dtype, device=self.device)
+        bias = torch.zeros(seen.shape, dtype=self._decoder.dtype, device=self.device)
         bias = bias.masked_fill_(~seen, float("-inf"))[:, None, None]
         without = None if self._without is None else self._without[ours]
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            self._keys[layer][rows, :, columns] = keys[:, 0]
-            self._values[layer][rows, :, columns] = values[:, 0]
-            keys = self._keys[layer][ours, :, :length]
-            values = self._values[layer][ours, :, :length]
+            self._cache.keys[layer][rows, :, columns] = keys[:, 0]
+            self._cache.values[layer][rows, :, columns] = values[:, 0]
+            keys = self._cache.keys[layer][ours, :, :length]
+            values = self._cache.values[layer][ours, :, :length]
             if self._stem:
                 return self._stem.attend(layer, queries, keys, values, bias, without)
             if queries.dtype != torch.float32:  # scores would be rounded, and a trainer's are not
                 return attention(queries, keys, values, mask=seen[:, None, None])
             grouped = queries[:, 0].view(size, keys.shape[1], -1, keys.shape[3])
-            mixed = torch.softmax(grouped @ keys.transpose(-1, -2) + bias, dim=-1) @ values
-            return mixed.flatten(1)[:, None]
+            heads = torch.softmax(grouped @ keys.transpose(-1, -2) + bias, dim=-1) @ values
+            return heads.flatten(1)[:, None]
 
-        hidden = self._model.hidden(tokens[ours, None], positions[:, None], attend)
-        return self._model.logits(hidden[:, 0])
+        hidden = self._decoder.hidden(tokens[ours, None], positions[:, None], attend)
+        return self._decoder.logits(hidden[:, 0])
 
     def keep(self, rows: Sequence[int]) -> list[int]:
         """Drop all rows but these; the last ones kept fill the gaps the others leave."""
@@ -111,61 +119,66 @@ class LeanBatch(Batch):
             origin[gap] = mover
         self._lengths = [self._lengths[row] for row in origin]
         self._starts = [self._starts[row] for row in origin]
+        self._weights = [self._weights[row] for row in origin]
         self._sync()
         return origin
 
     def _fresh(self) -> Batch:
-        return LeanBatch(self._model, self._prefixes)
+        return LeanBatch(self.weights)
 
     def _expect(self, rows: Sequence[np.ndarray], copies: Sequence[int]) -> None:
         """Find them a stem, where no row has one, and make room for them all at once."""
         if not any(self._starts):
-            self._stem = self._find_stem(rows, copies)
+            self._stem, self._stem_weights = self._find_stem(rows, copies), self.weights
         own = max(len(row) - self._stem_of(row) for row in rows)
-        self._reserve(self.size + sum(copies), own + 1)
+        self._cache.reserve(self.size + sum(copies), own + 1)
 
     def _find_stem(self, rows: Sequence[np.ndarray], copies: Sequence[int]) -> Stem | None:
         tokens = best_stem(rows, copies)
-        if tokens is None or len(tokens) > self._prefixes.max_tokens:
+        prefixes = self.weights.prefixes
+        if tokens is None or len(tokens) > prefixes.max_tokens:
             return None
         self._compute_ahead([tokens])
-        length, pieces = self._prefixes.longest(tokens, len(tokens))
+        length, pieces = prefixes.longest(tokens, len(tokens))
         return Stem(tokens, pieces) if length == len(tokens) else None
 
     def _stem_of(self, tokens: np.ndarray) -> int:
         """How many of a row's tokens are the stem's."""
-        return len(self._stem) if self._stem and self._stem.begins(tokens) else 0
+        if not self._stem or self._stem_weights is not self.weights:
+            return 0
+        return len(self._stem) if self._stem.begins(tokens) else 0
 
     def _run(self, jobs: Sequence[Job], join: bool) -> Iterator[Tensor]:
         row, device = self.size, self.device
         stems = [self._stem_of(job.tokens[: job.start + 1]) if join else 0 for job in jobs]
         own = max(len(job.tokens) - stem for job, stem in zip(jobs, stems, strict=True))
-        self._reserve(row + len(jobs), own + 1)
+        self._cache.reserve(row + len(jobs), own + 1)
         for place, (job, stem) in enumerate(zip(jobs, stems, strict=True), row):
             self._restore(place, job.kept, stem)
         tokens = pad([job.tokens[job.start :] for job in jobs], device)
         starts = torch.tensor([job.start for job in jobs], device=device)
         positions = starts[:, None] + torch.arange(tokens.shape[1], device=device)
-        self._model.reserve(int(starts.max()) + tokens.shape[1])
+        self.weights.model.reserve(int(starts.max()) + tokens.shape[1])
         offsets = torch.tensor(stems, device=device)
         # Padding goes where no row has anything yet; it is overwritten before it is ever seen.
-        columns = (positions - offsets[:, None]).clamp_(max=self._keys[0].shape[2] - 1)
+        columns = (positions - offsets[:, None]).clamp_(max=self._cache.length - 1)
         resumed = any(job.start for job in jobs)
         attend = self._attend_resumed(row, columns, offsets) if resumed else self._attend_fresh(row)
-        hidden = self._model.hidden(tokens, positions, attend)
+        hidden = self.weights.model.hidden(tokens, positions, attend)
         self._remember(jobs, lambda at, a, b: self._copy(row + at, stems[at], a, b))
         if join:
             self._lengths += [len(job.tokens) for job in jobs]
             self._starts += stems
+            self._weights += [self.weights] * len(jobs)
         rows, places = places_wanted(jobs, device)
         for wanted in torch.split(hidden[rows, places - starts[rows]], self._most_logits):
-            yield self._model.logits(wanted)
+            yield self.weights.model.logits(wanted)
 
     def _attend_fresh(self, row: int) -> Attend:
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             stretch = slice(row, row + keys.shape[0]), slice(None), slice(keys.shape[1])
-            self._keys[layer][stretch] = keys.transpose(1, 2)
-            self._values[layer][stretch] = values.transpose(1, 2)
+            self._cache.keys[layer][stretch] = keys.transpose(1, 2)
+            self._cache.values[layer][stretch] = values.transpose(1, 2)
             return attention(queries, keys.transpose(1, 2), values.transpose(1, 2), mask=None)
 
         return attend
@@ -180,36 +193,23 @@ class LeanBatch(Batch):
             seen = torch.cat([on_it, seen], dim=-1)
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            self._keys[layer][rows, :, columns] = keys
-            self._values[layer][rows, :, columns] = values
+            self._cache.keys[layer][rows, :, columns] = keys
+            self._cache.values[layer][rows, :, columns] = values
             stretch = slice(row, row + keys.shape[0]), slice(None), slice(length)
-            both = self._keys[layer][stretch], self._values[layer][stretch]
+            both = self._cache.keys[layer][stretch], self._cache.values[layer][stretch]
             return attention(queries, *(stem.before(layer, *both) if stem else both), mask=seen)
 
         return attend
 
-    def _reserve(self, rows: int, length: int) -> None:
-        have_rows, _, have_length, _ = self._keys[0].shape
-        if rows <= have_rows and length <= have_length:
-            return
-        rows = have_rows if rows <= have_rows else max(rows, 2 * have_rows)
-        if length <= have_length:
-            length = have_length
-        else:
-            length = _round_up(max(length + _LENGTH_STEP, have_length * 3 // 2), _LENGTH_STEP)
-        shape = (rows, self._model.key_heads, length, self._model.head_size)
-        for tensors in (self._keys, self._values):
-            for layer, old in enumerate(tensors):
-                tensors[layer] = self._empty(shape)
-                tensors[layer][:have_rows, :, :have_length] = old
+    def _prefixes_of(self, row: int) -> PrefixCache:
+        return self._weights[row].prefixes
 
     def _read(self, row: int, start: int, end: int) -> Kept:
         return self._copy(row, self._starts[row], start, end)
 
     def _copy(self, row: int, stem: int, start: int, end: int) -> Kept:
         """A copy of what was computed for some tokens of a row, ``stem`` of them the stem's."""
-        own = slice(max(0, start - stem), max(0, end - stem))
-        copy = torch.stack([tensor[row, :, own] for tensor in (*self._keys, *self._values)])
+        copy = self._cache.read(row, max(0, start - stem), max(0, end - stem))
         if self._stem and start < stem:
             copy = torch.cat([self._stem.whole[:, :, start:end], copy], dim=2)
         return [copy]
@@ -220,26 +220,20 @@ class LeanBatch(Batch):
         for [piece] in pieces:
             start, end = end, end + piece.shape[2]
             if end > 0:
-                new = piece[:, :, max(0, -start) :]
-                for tensor, part in zip((*self._keys, *self._values), new, strict=True):
-                    tensor[row, :, max(0, start) : end] = part
+                self._cache.write(row, max(0, start), piece[:, :, max(0, -start) :])
 
     def _repeat(self, rows: Sequence[int]) -> None:
         first = self.size
         self._lengths += [self._lengths[row] for row in rows]
         self._starts += [self._starts[row] for row in rows]
+        self._weights += [self._weights[row] for row in rows]
         self._move(rows, range(first, self.size))
         self._sync()
 
     def _move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy the stretches of some rows to those of others."""
-        if not sources:
-            return
-        length = max(self._lengths[row] - self._starts[row] for row in sources)
-        origin = torch.tensor(sources, device=self.device)
-        target = torch.tensor(targets, device=self.device)
-        for tensor in (*self._keys, *self._values):
-            tensor[target, :, :length] = tensor[origin, :, :length]
+        lengths = (self._lengths[row] - self._starts[row] for row in sources)
+        self._cache.move(sources, targets, max(lengths, default=0))
 
     def _sync(self) -> None:
         """Lay out what a step needs of the rows; called when they come or go."""
@@ -252,10 +246,17 @@ class LeanBatch(Batch):
         if not any(self._starts):
             self._stem = None
         self._without = None if all(self._starts) else starts == 0
+        self._decoder = _together(self._weights or [self.weights])
 
-    def _empty(self, shape: tuple[int, ...]) -> Tensor:
-        # Zeros, not garbage: a masked weight of 0 times an accidental NaN would still be NaN.
-        return torch.zeros(shape, dtype=self._model.dtype, device=self.device)
+
+def _together(weights: Sequence[Weights]) -> LeanModel:
+    """What computes a step of rows with these weights."""
+    different = [*dict.fromkeys(weights)]
+    if len(different) == 1:
+        return different[0].model  # type: ignore[no-any-return]
+    numbers = {each: number for number, each in enumerate(different)}
+    which = torch.tensor([numbers[each] for each in weights])
+    return mixed([each.model for each in different], which.to(different[0].model.device))
 
 
 def attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:

@@ -65,6 +65,15 @@ def chunk_tokens(device: torch.device) -> int:
     return _CHUNK_TOKENS.get(device.type, 1024)
 
 
+def forget_little(jobs: Sequence[Job], device: torch.device) -> None:
+    """Compute again the little that is remembered where that spares a pass of its own."""
+    least = chunk_tokens(device) // _PASS_SHARE
+    fresh = any(not job.start for job in jobs)
+    if fresh and sum(job.start for job in jobs) < least:
+        for job in jobs:
+            job.start, job.kept = 0, []
+
+
 def chunks(jobs: Sequence[SomeJob], budget: int) -> Iterator[list[SomeJob]]:
     """Group jobs of like lengths: at most ``budget`` tokens, padding included, if there are two.
 

@@ -11,8 +11,8 @@ from tinker import types
 from torch import Tensor
 
 from evert.trainers.engine.models.pictures import Picture
-from evert.trainers.engine.sampling.batches import Batch
 from evert.trainers.engine.sampling.drawing import Stops, Temper, draw, uniforms
+from evert.trainers.engine.sampling.frozen import FrozenModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 class Request:
     """A request to sample: the prompt, how to draw, and what is done of it."""
 
+    model: FrozenModel
+    tokenizer: "PreTrainedTokenizerBase"
+    """Decodes replies where there are stops in text."""
     prompt: list[int]
     params: types.SamplingParams
     stops: Stops
@@ -33,6 +36,14 @@ class Request:
     future: "Future[list[types.SampledSequence]]" = field(default_factory=Future)
     done: dict[int, types.SampledSequence] = field(default_factory=dict)
     """Finished samples, by index."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of some tokens of a reply."""
+        return str(
+            self.tokenizer.decode(
+                list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        )
 
 
 @dataclass
@@ -49,13 +60,11 @@ class Row:
 class RunningBatch:
     """The rows of one running batch."""
 
-    def __init__(
-        self, batch: Batch, device: torch.device, tokenizer: "PreTrainedTokenizerBase"
-    ) -> None:
-        self.batch = batch
+    def __init__(self, model: FrozenModel) -> None:
+        """Start without rows; those to come are of this model, or of others of its base."""
+        self.batch = model.new_batch()
         self.rows: list[Row] = []
-        self._device = device
-        self._tokenizer = tokenizer
+        self._device = model.device
         self._logits = torch.zeros(0, 0)
         self._tokens = torch.zeros(0, dtype=torch.long)
         self._keys = np.zeros(0, dtype=np.uint64)
@@ -64,16 +73,21 @@ class RunningBatch:
 
     def admit(self, rows: Sequence[Row]) -> tuple[int, int]:
         """Add rows; returns the forward passes it took and the prompt tokens computed."""
-        waiting: dict[tuple[int, ...], list[Row]] = {}
-        for row in rows:
-            waiting.setdefault(tuple(row.request.prompt), []).append(row)
-        groups = list(waiting.values())
-        admitted = self.batch.admit(list(waiting), [len(group) for group in groups])
-        self.rows += [groups[owner].pop(0) for owner in admitted.owners]
-        known = [self._logits] if len(self._logits) else []
-        self._logits = torch.cat([*known, admitted.logits])
+        passes = computed = 0
+        for model in {id(row.request.model): row.request.model for row in rows}.values():
+            self.batch.turn_to(model.weights)
+            waiting: dict[tuple[int, ...], list[Row]] = {}
+            for row in rows:
+                if row.request.model is model:
+                    waiting.setdefault(tuple(row.request.prompt), []).append(row)
+            groups = list(waiting.values())
+            admitted = self.batch.admit(list(waiting), [len(group) for group in groups])
+            self.rows += [groups[owner].pop(0) for owner in admitted.owners]
+            known = [self._logits] if len(self._logits) else []
+            self._logits = torch.cat([*known, admitted.logits])
+            passes, computed = passes + admitted.passes, computed + admitted.computed_tokens
         self._describe_rows()
-        return admitted.passes, admitted.computed_tokens
+        return passes, computed
 
     def draw(self) -> list[tuple[Row, types.StopReason]]:
         """Draw a token for each row; returns the rows that ended, which are dropped."""
@@ -85,7 +99,7 @@ class RunningBatch:
         for i, (row, token, logprob) in enumerate(drawn):
             row.tokens.append(token)
             row.logprobs.append(logprob)
-            if row.request.stops.hit(row.tokens, self._decode):
+            if row.request.stops.hit(row.tokens, row.request.decode):
                 ended[i] = "stop"
             elif len(row.tokens) >= row.request.max_tokens:
                 ended[i] = "length"
@@ -128,10 +142,3 @@ class RunningBatch:
 
     def _column(self, values: Sequence[float], dtype: torch.dtype = torch.long) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=self._device)
-
-    def _decode(self, tokens: Sequence[int]) -> str:
-        return str(
-            self._tokenizer.decode(
-                list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
-            )
-        )

@@ -7,12 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from tinker import types
 from torch import Tensor
 
 from evert.trainers.engine.errors import LossInputError
 from evert.trainers.engine.models.pictures import Picture, PictureReader
+from evert.trainers.engine.training.families import cut
 from evert.trainers.engine.training.losses import check_inputs, get_loss
 from evert.trainers.engine.training.provenance import sampled_mask
 
@@ -21,8 +23,8 @@ from evert.trainers.engine.training.provenance import sampled_mask
 class Example:
     """A datum as tensors on the model's device."""
 
-    tokens: list[int]
-    """[N]"""
+    tokens: np.ndarray
+    """[N] int64"""
     targets: Tensor
     """[N] or [N, K]"""
     inputs: dict[str, Tensor]
@@ -65,15 +67,16 @@ def read_example(
     if get_loss(loss_fn).from_spans:
         tensors["sampled"] = sampled_mask(datum)
     inputs = {key: value.float().to(device) for key, value in tensors.items()}
-    return Example(tokens, targets, inputs, row.pictures)
+    return Example(np.asarray(tokens, dtype=np.int64), targets, inputs, row.pictures)
 
 
-def micro_batches(examples: Sequence[Example], budget: int) -> list[list[int]]:
-    """Cut a batch into micro-batches, each of examples of one kind and of like lengths.
+def micro_batches(examples: Sequence[Example], budget: int, *, folds: bool) -> list[list[int]]:
+    """Cut a batch into micro-batches, each of examples of one kind.
 
     Args:
         examples: The batch.
         budget: Most tokens of a micro-batch, padding included; a longer one is alone.
+        folds: Whether those that begin alike belong together, and not those of like lengths.
 
     Returns:
         The numbers of the examples in each.
@@ -83,26 +86,27 @@ def micro_batches(examples: Sequence[Example], budget: int) -> list[list[int]]:
     for i, example in enumerate(examples):
         kind = (*example.targets.shape[1:], *sorted(example.inputs))
         kinds.setdefault(kind, []).append(i)
+    divide = cut if folds else length_sorted
     return [
         [rows[j] for j in group]
         for rows in kinds.values()
-        for group in length_sorted([len(examples[i].tokens) for i in rows], budget)
+        for group in divide([examples[i].tokens for i in rows], budget)
     ]
 
 
-def length_sorted(lengths: Sequence[int], budget: int) -> Iterable[list[int]]:
-    """Group row numbers by length, longest first, so that padding stays small.
+def length_sorted(rows: Sequence[np.ndarray], budget: int) -> Iterable[list[int]]:
+    """Group rows by length, longest first, so that padding stays small.
 
     Args:
-        lengths: Tokens of each row.
+        rows: [T] ids of each.
         budget: Most tokens of a group, padding included; a longer row gets a group of its own.
 
     Yields:
         Row numbers of one group.
     """
     group: list[int] = []
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if group and (len(group) + 1) * lengths[group[0]] > budget:
+    for i in sorted(range(len(rows)), key=lambda i: -len(rows[i])):
+        if group and (len(group) + 1) * len(rows[group[0]]) > budget:
             yield group
             group = []
         group.append(i)

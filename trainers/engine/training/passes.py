@@ -1,9 +1,10 @@
 """A pass of the model in training: from rows of tokens to log-probabilities of their targets.
 
-An adapter of a shared base runs as its sampler runs it (``lean.py``), any other model as
-transformers runs it. Logits are computed in one piece where they are small, and a stretch at a time
-where not (``logits.py``), which takes a model whose logits are those of its output layer and
-nothing else; that is tried once, on a few tokens.
+A Llama-like model runs as its sampler runs it (``lean.py``), and what rows begin with alike runs
+once (``families.py``); any other model runs as transformers runs it. Logits are computed in one
+piece where they are small, and a stretch at a time where not (``logits.py``). Of any other model
+that takes logits that are those of its output layer and nothing else; that is tried once, on a few
+tokens.
 """
 
 import threading
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from evert.trainers.engine.models.base_models import base_of
-from evert.trainers.engine.models.lean import LeanModel, can_be_lean
+from evert.trainers.engine.models.lean import Attend, LeanModel, can_be_lean
 from evert.trainers.engine.models.logits import (
     fits_whole,
     float_logits,
@@ -23,9 +24,9 @@ from evert.trainers.engine.models.logits import (
     target_logprobs,
 )
 from evert.trainers.engine.models.pictures import sight_of
-from evert.trainers.engine.models.shared import original_of
 from evert.trainers.engine.sampling.batches import pad
 from evert.trainers.engine.sampling.lean_batch import attention
+from evert.trainers.engine.training.families import Folded, fold
 
 
 class Passes:
@@ -38,7 +39,8 @@ class Passes:
         """Passes so far."""
         self._counting = threading.Lock()
         self._sight = sight_of(model)
-        self._is_lean = original_of(model) is not None and can_be_lean(model)
+        self.folds = can_be_lean(model)
+        """Whether what rows begin with alike is computed once."""
         self._decoder: Any = None
         self._checkpointing = False
 
@@ -63,7 +65,7 @@ class Passes:
         if wanted == self._checkpointing or not base.supports_gradient_checkpointing:
             return
         self._checkpointing = wanted
-        if self._is_lean:
+        if self.folds:
             return
         if wanted:
             base.gradient_checkpointing_enable(
@@ -76,11 +78,11 @@ class Passes:
             if hasattr(module, "gradient_checkpointing"):
                 module.training = wanted
 
-    def logprobs(self, rows: Sequence[Sequence[int]], targets: Tensor) -> Tensor:
+    def logprobs(self, rows: Sequence[np.ndarray], targets: Tensor) -> Tensor:
         """Log-probabilities of the targets. May run in several threads at a time.
 
         Args:
-            rows: Token ids.
+            rows: [T] token ids of each.
             targets: [sum of the rows' lengths] or [sum, K], row after row.
 
         Returns:
@@ -88,12 +90,10 @@ class Passes:
         """
         with self._counting:
             self.count += 1
+        if self.folds:
+            return self._folded_logprobs(rows, targets)
         tokens = pad(rows, self.device)
-        lengths = torch.tensor([len(row) for row in rows], device=self.device)
-        real = torch.arange(tokens.shape[1], device=self.device) < lengths[:, None]
-        if self._is_lean:
-            hidden, head = self._lean_hidden(tokens)
-            return target_logprobs(hidden[real], head, targets, self.vocabulary)
+        real = _real(rows, self.device)
         # Right padding needs no mask: a causal model's earlier tokens never see it.
         given = self._given(rows, tokens)
         if self._small(tokens) or self._plain_decoder() is None:
@@ -102,27 +102,49 @@ class Passes:
         hidden = self._plain_decoder()(**given, use_cache=False).last_hidden_state
         return target_logprobs(hidden[real], self._head, targets, self.vocabulary)
 
-    def _given(self, rows: Sequence[Sequence[int]], tokens: Tensor) -> dict[str, Tensor]:
+    def _given(self, rows: Sequence[np.ndarray], tokens: Tensor) -> dict[str, Tensor]:
         """What the model's own forward pass takes for some rows: [B, T] ids, and images."""
         if self._sight is None:
             return {"input_ids": tokens}
-        arrays = [np.asarray(row) for row in rows]
         places = np.zeros((3, *tokens.shape), np.int64)
-        for number, row in enumerate(arrays):
+        for number, row in enumerate(rows):
             places[:, number, : len(row)] = self._sight.positions(row)
         return {
             "input_ids": self._sight.ids(tokens),
             "position_ids": torch.from_numpy(places).to(self.device),
-            **self._sight.pixels(arrays, self.device),
+            **self._sight.pixels(rows, self.device),
         }
 
-    def _lean_hidden(self, tokens: Tensor) -> tuple[Tensor, Any]:
+    def _folded_logprobs(self, rows: Sequence[np.ndarray], targets: Tensor) -> Tensor:
+        folded = fold(rows)
         lean = LeanModel(self.model, copied=False)
-        lean.reserve(tokens.shape[1])
+        hidden = self._folded_hidden(lean, folded)
+        places = torch.from_numpy(folded.places).to(self.device)
+        if targets.ndim > 1 or len(hidden) == len(places):
+            return target_logprobs(hidden[places], lean.logits, targets, self.vocabulary)
+        # What is asked of a shared token by many rows is one thing, but where their tails begin.
+        asked, inverse = torch.unique(places * self.vocabulary + targets, return_inverse=True)
+        places, targets = asked // self.vocabulary, asked % self.vocabulary
+        return target_logprobs(hidden[places], lean.logits, targets, self.vocabulary)[inverse]
+
+    def _folded_hidden(self, lean: LeanModel, folded: Folded) -> Tensor:
+        """[N, H] of the stems' tokens, then of the tails'."""
+        tokens = pad(folded.stems, self.device)
         positions = torch.arange(tokens.shape[1], device=self.device).expand_as(tokens)
+        lean.reserve(max(map(len, folded.stems)) + max(map(len, folded.tails), default=0))
         again = self._checkpointing
-        hidden = lean.hidden(tokens, positions, _causal, checkpointing=again)
-        return hidden, lean.logits
+        kept: dict[int, tuple[Tensor, Tensor]] = {}
+        hidden = lean.hidden(tokens, positions, _keeping(kept), checkpointing=again)
+        flat = hidden[_real(folded.stems, self.device)]
+        if not folded.tails:
+            return flat
+        tokens = pad(folded.tails, self.device)
+        owners = torch.tensor(folded.owners, device=self.device)
+        starts = torch.tensor([len(stem) for stem in folded.stems], device=self.device)[owners]
+        positions = starts[:, None] + torch.arange(tokens.shape[1], device=self.device)
+        attend = _after(kept, owners, starts)
+        hidden = lean.hidden(tokens, positions, attend, checkpointing=again)
+        return torch.cat([flat, hidden[_real(folded.tails, self.device)]])
 
     def _small(self, tokens: Tensor) -> bool:
         return self.dtype == torch.float32 and fits_whole(tokens.numel(), self.vocabulary)
@@ -142,9 +164,46 @@ class Passes:
         return self._decoder[0]
 
 
-def _causal(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Each token sees itself and what came before it in its row."""
-    return attention(queries, keys.transpose(1, 2), values.transpose(1, 2), mask=None)
+def _real(rows: Sequence[np.ndarray], device: torch.device) -> Tensor:
+    """[B, T] which tokens of padded rows are theirs."""
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    return torch.arange(int(lengths.max()), device=device) < lengths[:, None]
+
+
+def _keeping(kept: dict[int, tuple[Tensor, Tensor]]) -> Attend:
+    """Each token sees itself and what came before it in its row; keys and values are kept."""
+
+    def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        both = keys.transpose(1, 2), values.transpose(1, 2)
+        kept.setdefault(layer, both)
+        return attention(queries, *both, mask=None)
+
+    return attend
+
+
+def _after(kept: dict[int, tuple[Tensor, Tensor]], owners: Tensor, starts: Tensor) -> Attend:
+    """Each token sees its row's stem, and what came before it in its tail.
+
+    Args:
+        kept: [stems, Hkv, S, D] keys and values of each layer.
+        owners: [B] each row's stem.
+        starts: [B] the length of that.
+    """
+    length = kept[0][0].shape[2]
+    on_stem = torch.arange(length, device=owners.device) < starts[:, None]
+
+    def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        rows, count = queries.shape[:2]
+        causal = torch.ones(count, count, dtype=torch.bool, device=queries.device).tril()
+        seen = torch.cat(
+            [on_stem[:, None].expand(-1, count, -1), causal.expand(rows, -1, -1)], dim=-1
+        )
+        before = kept[layer]
+        keys = torch.cat([before[0][owners], keys.transpose(1, 2)], dim=2)
+        values = torch.cat([before[1][owners], values.transpose(1, 2)], dim=2)
+        return attention(queries, keys, values, mask=seen[:, None])
+
+    return attend
 
 
 def _is_plain(model: Any, decoder: Any) -> bool:

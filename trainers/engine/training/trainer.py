@@ -336,7 +336,7 @@ class Trainer:
 
         outputs: list[types.LossFnOutput] = [{} for _ in examples]
         total = 0.0
-        groups = micro_batches(examples, budget.tokens)
+        groups = micro_batches(examples, budget.tokens, folds=self.passes.folds)
         done = side_by_side(run, groups, budget.at_once)
         for group, (logprobs, value, slopes) in zip(groups, done, strict=True):
             total += value

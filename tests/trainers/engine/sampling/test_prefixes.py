@@ -14,6 +14,7 @@ Whatever is shared, the log-probabilities are those of a fresh forward pass.
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -303,7 +304,7 @@ def test_rows_join_and_leave_whatever_stem_the_others_have(
     model: Any, tiny_model: str, stems: list[int], room: int
 ) -> None:
     frozen = FrozenLean(model)
-    frozen._prefixes = PrefixCache(room)
+    frozen.weights = replace(frozen.weights, prefixes=PrefixCache(room))
     sampler = Sampler(
         frozen, load_tokenizer(tiny_model), seed=0, context_length=512, end_tokens=frozenset()
     )
@@ -331,7 +332,7 @@ def test_what_many_rows_begin_with_is_held_once(model: Any) -> None:
         batch.admit([start[:450] for start in family(400, [50] * 4)], [3] * 4)
         batch.step(torch.zeros(12, dtype=torch.long))
         assert isinstance(batch, lean_batch.LeanBatch)
-        assert batch._keys[0].shape[2] < 200
+        assert batch._cache.length < 200
         batch.keep([])
         batch.admit([tokens(5, 3)], [1])
         assert batch._stem is None

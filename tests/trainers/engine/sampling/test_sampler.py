@@ -21,7 +21,8 @@ from tinker import types
 from evert.trainers.engine.errors import EngineClosedError, SamplingRequestError
 from evert.trainers.engine.models.base_models import load_model, load_tokenizer
 from evert.trainers.engine.sampling.frozen import FrozenGeneric, FrozenLean
-from evert.trainers.engine.sampling.sampler import MAX_ROWS, Sampler
+from evert.trainers.engine.sampling.sampler import Sampler
+from evert.trainers.engine.sampling.scheduler import MAX_ROWS
 
 Make = Callable[..., Sampler]
 
@@ -334,11 +335,11 @@ def _raise(*args: Any) -> Any:
 
 
 def test_an_idle_sampler_has_no_thread(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evert.trainers.engine.sampling.sampler._LINGER_SECONDS", 0.01)
+    monkeypatch.setattr("evert.trainers.engine.sampling.scheduler._LINGER_SECONDS", 0.01)
     sampler = make()
     one(sampler.sample(prompts(5)[0], 1, params()))
-    worker = sampler._worker
+    worker = sampler.scheduler._worker
     if worker is not None:
         worker.join(timeout=10)
-    assert sampler._worker is None
+    assert sampler.scheduler._worker is None
     assert one(sampler.sample(prompts(5)[0], 1, params())).tokens

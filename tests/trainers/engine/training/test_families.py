@@ -1,0 +1,230 @@
+"""What rows of a batch begin with alike is computed once in training, too.
+
+1. Every row is in one family, and stems and tails spell all rows out.
+2. The division saves what there is to save: groups are families, a template alone is none.
+3. Parts keep to their budget, lose no row, and leave two cores the same to do.
+4. Log-probabilities and gradients are those of the rows one by one, in every kind of family.
+5. A group's pass computes its distinct tokens.
+"""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.trainers.engine.training.test_trainer import CPU, gradients, reference_logprobs, same
+from tinker import types
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from evert.trainers.engine.models.base_models import attach_lora, load_model, load_tokenizer
+from evert.trainers.engine.training.families import cut, families, fold
+from evert.trainers.engine.training.trainer import Trainer
+
+Rows = list[np.ndarray]
+
+rows_of_few_tokens = st.lists(
+    st.lists(st.integers(0, 2), min_size=1, max_size=30).map(np.array), min_size=1, max_size=12
+)
+
+
+def some(count: int, seed: int) -> list[int]:
+    return [random.Random(f"{seed}-{i}").randrange(200) for i in range(count)]
+
+
+def group(prompt: int, replies: list[int], seed: int) -> Rows:
+    """Rows of one prompt, with replies of so many tokens."""
+    first = some(prompt, seed)
+    return [
+        np.array(first + some(length, 1000 * seed + n)) for n, length in enumerate(replies, start=1)
+    ]
+
+
+def distinct_tokens(rows: Rows) -> int:
+    """Nodes of the tree that rows make."""
+    return len({row[: n + 1].tobytes() for row in rows for n in range(len(row))})
+
+
+# -- 1. all of it --------------------------------------------------------------------------------
+
+
+@given(rows_of_few_tokens)
+def test_stems_and_tails_spell_all_rows_out(rows: Rows) -> None:
+    folded = fold(rows)
+    tokens = np.concatenate([*folded.stems, *folded.tails])[folded.places]
+    assert tokens.tolist() == np.concatenate(rows).tolist()
+    assert len(folded.owners) == len(folded.tails)
+
+
+@given(rows_of_few_tokens)
+def test_every_row_is_in_one_family_that_begins_alike(rows: Rows) -> None:
+    found = families(rows)
+    assert sorted(row for family in found for row in family.rows) == [*range(len(rows))]
+    for family in found:
+        members = [rows[row] for row in family.rows]
+        assert len({row[: family.stem].tobytes() for row in members}) == 1
+        assert max(map(len, members)) == family.stem + family.tail
+
+
+# -- 2. what is saved ----------------------------------------------------------------------------
+
+
+def test_the_members_of_a_group_are_a_family_whatever_template_all_groups_share() -> None:
+    template = some(12, 99)
+    rows = [
+        np.array([*template, *row])
+        for number in range(4)
+        for row in group(30, [5, 9, 7, 6], number)
+    ]
+    mixed = random.Random(0).sample(range(16), 16)
+    found = families([rows[i] for i in mixed])
+    assert sorted(sorted(mixed[i] // 4 for i in family.rows) for family in found) == [
+        [number] * 4 for number in range(4)
+    ]
+    assert [(family.stem, family.tail, family.tails) for family in found] == [(42, 9, 4)] * 4
+
+
+def test_a_few_tokens_alike_are_no_family() -> None:
+    rows = group(3, [20, 30, 25], 0)
+    assert [len(family.rows) for family in families(rows)] == [1, 1, 1]
+
+
+def test_equal_rows_are_computed_once() -> None:
+    row, other = group(20, [8, 9], 0)
+    folded = fold([row, other, row, row])
+    assert len(folded.stems) == 1
+    assert sorted(map(len, folded.tails)) == [8, 9]
+    assert [len(stem) for stem in fold([row, row]).stems] == [28]
+
+
+# -- 3. parts ------------------------------------------------------------------------------------
+
+
+@given(rows_of_few_tokens, st.integers(1, 200))
+def test_parts_keep_to_their_budget_and_lose_no_row(rows: Rows, budget: int) -> None:
+    parts = cut(rows, budget)
+    assert sorted(row for part in parts for row in part) == [*range(len(rows))]
+    for part in parts:
+        folded = fold([rows[row] for row in part])
+        tokens = sum(map(len, [*folded.stems, *folded.tails]))
+        assert len(part) == 1 or tokens <= budget
+
+
+def test_a_family_that_is_too_large_is_divided() -> None:
+    rows = group(100, [50] * 8, 0)
+    parts = cut(rows, 330)
+    assert [len(part) for part in parts] == [2, 2, 2, 2]
+    assert [len(part) for part in cut(rows, 120)] == [1] * 8
+
+
+def test_there_is_an_even_number_of_parts_of_like_sizes() -> None:
+    rows = [row for number in range(32) for row in group(22, [8] * 8, number)]
+    parts = cut(rows, 1024)
+    assert [len(part) for part in parts] == [64, 64, 64, 64]
+    assert len(cut(rows[:32], 1024)) == 1
+
+
+# -- 4. the same numbers -------------------------------------------------------------------------
+
+PROMPT = some(30, 7)
+KINDS: dict[str, list[list[int]]] = {
+    "a group": [PROMPT + some(n, n) for n in (4, 9, 6)],
+    "equal rows": [PROMPT + some(5, 1)] * 3,
+    "a row that others go on from": [PROMPT, PROMPT + some(5, 1), PROMPT + some(7, 2)],
+    "two groups and a stranger": [
+        *(PROMPT + some(n, n) for n in (4, 9, 6)),
+        *(PROMPT[:25] + some(20, 50) + some(n, n) for n in (3, 8)),
+        some(60, 60),
+    ],
+}
+
+
+def data_of(rows: list[list[int]]) -> list[types.Datum]:
+    """Each row's last tokens are to be predicted, with weights of its own."""
+    return [
+        types.Datum(
+            model_input=types.ModelInput.from_ints(row),
+            loss_fn_inputs={
+                "target_tokens": torch.tensor([*row[1:], 3 + number]),  # type: ignore[dict-item]
+                "weights": torch.rand(len(row), generator=torch.Generator().manual_seed(number)),  # type: ignore[dict-item]
+            },
+        )
+        for number, row in enumerate(rows)
+    ]
+
+
+@pytest.fixture(params=["all weights", "an adapter"])
+def trainer(request: pytest.FixtureRequest, tiny_model: str) -> Trainer:
+    model: Any = load_model(tiny_model, CPU, torch.float32)
+    if request.param == "an adapter":
+        model = attach_lora(model, 4, seed=0)
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.1)
+    return Trainer(model, load_tokenizer(tiny_model))
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("rows", KINDS.values(), ids=[*KINDS])
+def test_logprobs_and_gradients_are_those_of_the_rows_one_by_one(
+    trainer: Trainer, rows: list[list[int]], checkpointing: bool
+) -> None:
+    data = data_of(rows)
+    alone = [reference_logprobs(trainer.model, one) for one in data]
+    weights = [one.loss_fn_inputs["weights"].to_torch() for one in data]
+    total = -sum((p * w).sum() for p, w in zip(alone, weights, strict=True))
+    total.backward()  # type: ignore[union-attr]
+    expected = gradients(trainer.model)
+    trainer.model.zero_grad()
+    trainer._checkpointing = checkpointing
+    output = trainer.forward_backward(data, "cross_entropy", None)
+    for found, logprobs in zip(output.loss_fn_outputs, alone, strict=True):
+        torch.testing.assert_close(
+            found["logprobs"].to_torch(), logprobs.detach(), atol=2e-5, rtol=1e-5
+        )
+    assert same(gradients(trainer.model), expected, 2e-4)
+
+
+def test_several_targets_a_token_are_told_apart_row_by_row(trainer: Trainer) -> None:
+    rows = [PROMPT + some(4, 1), PROMPT + some(6, 2)]
+    targets = [torch.randint(0, 200, (len(row), 3)) for row in rows]
+    data = [
+        types.Datum(
+            model_input=types.ModelInput.from_ints(row),
+            loss_fn_inputs={"target_tokens": wanted, "weights": torch.ones(wanted.shape)},  # type: ignore[dict-item]
+        )
+        for row, wanted in zip(rows, targets, strict=True)
+    ]
+    output = trainer.forward(data, "cross_entropy", None)
+    for row, wanted, found in zip(rows, targets, output.loss_fn_outputs, strict=True):
+        logits = trainer.model(torch.tensor([row])).logits[0]
+        expected = torch.log_softmax(logits, -1).gather(1, wanted).detach()
+        torch.testing.assert_close(found["logprobs"].to_torch(), expected, atol=2e-5, rtol=1e-5)
+
+
+# -- 5. what it costs ----------------------------------------------------------------------------
+
+
+class Embedded(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the tokens that go through a model, padding included."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.tokens = 0
+
+    def __torch_dispatch__(
+        self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function is torch.ops.aten.embedding.default:
+            self.tokens += args[1].numel()
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_groups_pass_computes_its_distinct_tokens(trainer: Trainer) -> None:
+    rows = [row for number in range(2) for row in group(40, [8, 7, 8, 8, 6, 8, 7, 8], number)]
+    with Embedded() as embedded:
+        trainer.forward_backward(data_of([row.tolist() for row in rows]), "cross_entropy", None)
+    assert distinct_tokens(rows) <= embedded.tokens <= 1.1 * distinct_tokens(rows)
+    assert embedded.tokens < sum(map(len, rows)) / 3

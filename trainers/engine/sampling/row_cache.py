@@ -1,0 +1,72 @@
+"""Keys and values of the rows of a batch, each row in a stretch of its own.
+
+Shapes: B rows, L tokens a row, Hkv key heads, D head size.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from evert.trainers.engine.models.lean import LeanModel
+
+_LENGTH_STEP = 64
+"""Lengths are multiples of this, so that growing is rare."""
+
+
+class RowCache:
+    """Stretches of keys and values."""
+
+    def __init__(self, model: LeanModel) -> None:
+        """Start empty; memory is taken as rows arrive."""
+        self._shape = model.key_heads, model.head_size
+        self._like = model.embedding
+        self.keys = [self._empty(0, 0) for _ in model.layers]
+        """[B, Hkv, L, D] of each layer."""
+        self.values = [self._empty(0, 0) for _ in model.layers]
+        """The same."""
+
+    @property
+    def length(self) -> int:
+        """Tokens that a stretch has room for."""
+        return self.keys[0].shape[2]
+
+    def reserve(self, rows: int, length: int) -> None:
+        """Make room for so many rows of so many tokens."""
+        have_rows, have_length = self.keys[0].shape[0], self.length
+        if rows <= have_rows and length <= have_length:
+            return
+        rows = have_rows if rows <= have_rows else max(rows, 2 * have_rows)
+        if length <= have_length:
+            length = have_length
+        else:
+            length = max(length + _LENGTH_STEP, have_length * 3 // 2)
+            length = -(-length // _LENGTH_STEP) * _LENGTH_STEP
+        for tensors in (self.keys, self.values):
+            for layer, old in enumerate(tensors):
+                tensors[layer] = self._empty(rows, length)
+                tensors[layer][:have_rows, :, :have_length] = old
+
+    def move(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        """Copy the first tokens of some stretches to others."""
+        if not sources:
+            return
+        origin = torch.tensor(sources, device=self._like.device)
+        target = torch.tensor(targets, device=self._like.device)
+        for tensor in (*self.keys, *self.values):
+            tensor[target, :, :length] = tensor[origin, :, :length]
+
+    def read(self, row: int, start: int, end: int) -> Tensor:
+        """A copy of some tokens of a row: [2 layers, Hkv, end - start, D], keys, then values."""
+        own = slice(start, end)
+        return torch.stack([tensor[row, :, own] for tensor in (*self.keys, *self.values)])
+
+    def write(self, row: int, start: int, piece: Tensor) -> None:
+        """Put what ``read`` has given into a row."""
+        for tensor, part in zip((*self.keys, *self.values), piece, strict=True):
+            tensor[row, :, start : start + piece.shape[2]] = part
+
+    def _empty(self, rows: int, length: int) -> Tensor:
+        # Zeros, not garbage: a masked weight of 0 times an accidental NaN would still be NaN.
+        heads, size = self._shape
+        return self._like.new_zeros(rows, heads, length, size)
