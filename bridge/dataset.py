@@ -1,10 +1,13 @@
 """``AgentDataset``: tasks of any sequence, dealt in batches of groups for the Cookbook."""
 
-import functools
 import inspect
 import math
 import random
+from collections import Counter
 from collections.abc import Sequence
+from functools import partial
+from numbers import Integral
+from pathlib import Path
 from typing import Any, Unpack
 
 import chz
@@ -13,13 +16,15 @@ from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
 
 from evert.bridge.agent import Agent
 from evert.bridge.base import BASE_MODEL, BASE_RENDERER, model_renderer
-from evert.bridge.errors import InvalidDatasetError
+from evert.bridge.curriculum import Sampler, make_sampler
+from evert.bridge.errors import InvalidDatasetError, repr_of
 from evert.bridge.group import Batch, ChatAgentGroupBuilder, GroupOptions
 from evert.bridge.group_reward import GroupReward
 from evert.bridge.imports import resolve
 from evert.bridge.models import RemoteModel
 from evert.bridge.options import EnvOptions
 from evert.bridge.records.recorder import Recorder
+from evert.bridge.sampler_log import SamplerLog
 from evert.bridge.seeds import seed_of
 from evert.bridge.weights import TinkerModel, context_length_here
 
@@ -36,6 +41,10 @@ class AgentDataset(RLDataset):
         shuffle: Whether each epoch has an order of its own; the same for the same seed.
         seed: Of the shuffling, and of what agents draw (``client.seed``), with the batch, the task
             and the number of the episode in its group; in tests without the batch.
+        sampler: Chooses the tasks of each batch, and is told what came of them; there are as many
+            batches as without one. None: every task comes once an epoch.
+        sampler_log: File that what the sampler is told is written to; where there is one, a sampler
+            is told all of it that came before the first batch that is asked for. None: none.
         held_out: Whether the tasks are for tests. Else its groups are for training, where one that
             nothing can be learned from is dropped (``ChatAgentGroupBuilder.batch``).
         **options: Further ones of ``ChatAgentGroupBuilder``, those of ``ChatAgentEnv`` included.
@@ -55,6 +64,8 @@ class AgentDataset(RLDataset):
         epochs: int = 1,
         shuffle: bool = True,
         seed: int = 0,
+        sampler: Sampler | None = None,
+        sampler_log: str | Path | None = None,
         held_out: bool = False,
         **options: Unpack[GroupOptions],
     ) -> None:
@@ -70,7 +81,9 @@ class AgentDataset(RLDataset):
         self.epochs = epochs
         self.shuffle = shuffle
         self.seed = seed
+        self.sampler = sampler
         self.held_out = held_out
+        self._log = None if sampler is None else SamplerLog(sampler, sampler_log)
         self.options = options
         self._batches_per_epoch = math.ceil(len(tasks) / batch_size)
         self._group(0)  # raises now, not in the middle of a run
@@ -83,17 +96,41 @@ class AgentDataset(RLDataset):
 
         Raises:
             IndexError: There is no such batch.
+            InvalidDatasetError: The sampler chose tasks that there are not.
         """
         if not 0 <= index < len(self):
             raise IndexError(f"Batch {index} of a dataset of {len(self)} batches.")
-        epoch, batch = divmod(index, self._batches_per_epoch)
-        order = self._order(epoch)[batch * self.batch_size : (batch + 1) * self.batch_size]
+        order = self._in_turn(index) if self._log is None else self._sampled(index, self._log)
         groups = [self._group(number) for number in order]
+        times = Counter[int]()
         for group, number in zip(groups, order, strict=True):
-            group.seed = seed_of(self.seed, "test" if self.held_out else index, number)
+            again = [times[number]] if times[number] else []
+            group.seed = seed_of(self.seed, "test" if self.held_out else index, number, *again)
+            times[number] += 1
             if not self.held_out:
                 group.batch = Batch(index, len(groups))
+            if self._log is not None:
+                group.on_rewards = partial(self._log.update, index, number)
         return groups
+
+    def _in_turn(self, index: int) -> Sequence[int]:
+        epoch, batch = divmod(index, self._batches_per_epoch)
+        return self._order(epoch)[batch * self.batch_size : (batch + 1) * self.batch_size]
+
+    def _sampled(self, index: int, log: SamplerLog) -> Sequence[int]:
+        """What the sampler chooses.
+
+        Raises:
+            InvalidDatasetError: No tasks, or some that there are not.
+        """
+        log.begin(index)
+        chosen, there = [*log.sampler.next(index)], range(len(self.tasks))
+        if not chosen or not all(isinstance(n, Integral) and n in there for n in chosen):
+            raise InvalidDatasetError(
+                f"The sampler {type(log.sampler).__name__} chose {repr_of(chosen)} for batch "
+                f"{index}; expected one or more numbers of tasks, each from 0 to {there[-1]}."
+            )
+        return [int(number) for number in chosen]
 
     def _group(self, number: int) -> ChatAgentGroupBuilder:
         return ChatAgentGroupBuilder(
@@ -157,6 +194,15 @@ class AgentDatasetBuilder(RLDatasetBuilder):
     epochs: int = chz.field(default=1, doc="How often the training tasks are gone through.")
     shuffle: bool = chz.field(default=True, doc="Whether training tasks are shuffled.")
     seed: int = chz.field(default=0, doc="Seed of the shuffling, and of what agents draw.")
+    sampler: str | Any | None = chz.field(
+        default=None,
+        munger=lambda _, sampler: _kept(sampler),
+        doc="Chooses the training tasks of each step: a Sampler, what makes one of (tasks, "
+        "batch_size, seed), evert.Curriculum say, or the import path of either. None: in turn.",
+    )
+    sampler_log: str | None = chz.field(
+        default=None, doc="File of what the sampler was told, to resume from."
+    )
     model_name: str = chz.field(default=BASE_MODEL, doc="Model whose tokenizer is used.")
     renderer_name: str = chz.field(default=BASE_RENDERER, doc="Cookbook renderer.")
     limits: RolloutLimits | None = chz.field(default=None, doc="Budgets of an episode.")
@@ -182,8 +228,8 @@ class AgentDatasetBuilder(RLDatasetBuilder):
         Where the embedded engine is in use, ``context_length`` is the model's unless it was given.
 
         Raises:
-            InvalidAgentError, InvalidDatasetError: The agent, the tasks or the group reward are not
-                usable.
+            InvalidAgentError, InvalidDatasetError: The agent, the tasks, the group reward or the
+                sampler are not usable.
         """
         group_reward: GroupReward | None = _given(self.group_reward)
         if isinstance(group_reward, str):
@@ -196,7 +242,7 @@ class AgentDatasetBuilder(RLDatasetBuilder):
             env_options.setdefault("context_length", context)
         if models := env_options.get("models"):
             env_options["models"] = {name: _given(model) for name, model in models.items()}
-        dataset = functools.partial(
+        dataset = partial(
             AgentDataset,
             _given(self.agent),
             batch_size=self.batch_size,
@@ -206,8 +252,12 @@ class AgentDatasetBuilder(RLDatasetBuilder):
             tags=self.tags,
             **env_options,
         )
+        tasks = load_tasks(self.train_tasks)
+        sampler = make_sampler(_given(self.sampler), len(tasks), self.batch_size, self.seed)
         train = dataset(
-            load_tasks(self.train_tasks),
+            tasks,
+            sampler=sampler,
+            sampler_log=self.sampler_log,
             group_size=self.group_size,
             epochs=self.epochs,
             shuffle=self.shuffle,

@@ -103,6 +103,9 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
     Attributes:
         batch: The batch of a training dataset that the group is in; None: of none. In training, a
             group that nothing can be learned from is dropped (``compute_group_rewards``).
+        on_rewards: Is told what came of the group where it was played here (``earned``); it does
+            not pickle.
+        rewards: The total of each trajectory, when the group was played; else None.
 
     Raises:
         InvalidAgentError: The agent is none, or takes other arguments.
@@ -137,6 +140,8 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         self.record = record
         self.options = options
         self.batch: Batch | None = None
+        self.on_rewards: Callable[[Sequence[float]], None] | None = None
+        self.rewards: list[float] | None = None
         self._envs: list[ChatAgentEnv] = []
         self._members = 0
         self._seat_group: SeatGroup | None = None
@@ -150,7 +155,8 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
     def state(self) -> dict[str, Any]:
         """What goes to another process by a pickler that takes functions of every kind along."""
         # Episodes stay where they run.
-        return {**self.__dict__, "_envs": [], "_seat_group": None, "_members": 0}
+        own: dict[str, Any] = {"_envs": [], "_seat_group": None, "_members": 0, "on_rewards": None}
+        return {**self.__dict__, **own}
 
     async def make_envs(self) -> Sequence[Env]:
         """New environments; ``cleanup`` closes them all.
@@ -158,6 +164,8 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         Asked again before the cleanup, by a strategy that plays a failed rollout once more and
         takes the first of them, a builder with seats gives the next seat of a new episode.
         """
+        if not self._envs:
+            self.rewards = None
         envs: list[ChatAgentEnv]
         if not self.seats:
             envs = [
@@ -213,6 +221,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
                 sort_by_lineage(trajectory, env.turn_lineages)
         if self.seats:
             rewards = _shifted_by_seat(rewards, trajectory_group, env_group, metrics)
+        self.earned(_totals(rewards, trajectory_group))
         return list(zip(rewards, metrics, strict=True))
 
     def _record(
@@ -237,8 +246,24 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         group = PlayedGroup(trajectory_group, self.task, env_group)
         return await further_rewards(self.group_reward, group)
 
+    def earned(self, rewards: Sequence[float]) -> None:
+        """Take note of what came of the group.
+
+        Args:
+            rewards: The total of each trajectory, as the Cookbook centres them; empty: there was
+                none.
+        """
+        self.rewards = [*rewards]
+        if self.on_rewards is not None:
+            self.on_rewards(self.rewards)
+
     async def cleanup(self) -> None:
         """Close every environment made so far; never raises."""
+        if self._envs and self.rewards is None:
+            try:
+                self.earned([])
+            except Exception:
+                logger.exception("A sampler was not told of a group that failed")
         envs, self._envs, self._seat_group, self._members = self._envs, [], None, 0
         results = await asyncio.gather(*(env.close() for env in envs), return_exceptions=True)
         for result in results:
@@ -262,6 +287,13 @@ def _is_reported(trajectory: Trajectory) -> bool:
     return any("lineages" in transition.metrics for transition in trajectory.transitions)
 
 
+def _totals(rewards: Sequence[float], trajectories: Sequence[Trajectory]) -> list[float]:
+    return [
+        math.fsum([reward, *(transition.reward for transition in trajectory.transitions)])
+        for trajectory, reward in zip(trajectories, rewards, strict=True)
+    ]
+
+
 def _shifted_by_seat(
     rewards: list[float],
     trajectories: Sequence[Trajectory],
@@ -269,10 +301,7 @@ def _shifted_by_seat(
     metrics: Sequence[Metrics],
 ) -> list[float]:
     """Further rewards after which each seat's mean total is the group's; notes the real totals."""
-    earned = [
-        math.fsum([reward, *(transition.reward for transition in trajectory.transitions)])
-        for trajectory, reward in zip(trajectories, rewards, strict=True)
-    ]
+    earned = _totals(rewards, trajectories)
     seats = [env.seat if isinstance(env, SeatEnv) else "" for env in envs]
     means = {
         seat: fmean([total for total, its in zip(earned, seats, strict=True) if its == seat])

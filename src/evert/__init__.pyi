@@ -3,6 +3,8 @@ from evert import agents as agents
 from evert.bridge.agent import Outcome as Outcome
 from evert.bridge.check import check_env as check_env
 from evert.bridge.credit import Group as Group
+from evert.bridge.curriculum import Curriculum as Curriculum
+from evert.bridge.curriculum import Sampler as Sampler
 from evert.bridge.dataset import AgentDataset as AgentDataset
 from evert.bridge.dataset import AgentDatasetBuilder as AgentDatasetBuilder
 from evert.bridge.env import ChatAgentEnv as ChatAgentEnv

@@ -4,6 +4,7 @@
 2. It works inside a running event loop, as notebooks have one.
 3. A run of functions is resumed by calling it again; the command says that it cannot.
 4. What was wrong is said by the same errors as the command's.
+5. A sampler chooses the tasks, and a resumed run's goes on as the whole one's.
 """
 
 import functools
@@ -15,6 +16,7 @@ import pytest
 from rich.console import Console
 
 import evert
+from evert.bridge.sampler_log import read_sampler_log
 from evert.trainers import train as command
 from evert.trainers.arguments import UsageError
 from evert.trainers.runs.files import RunFolderError
@@ -135,3 +137,23 @@ def test_what_has_an_import_path_is_written_down_by_it() -> None:
     assert path_of(functools.partial(command.main, [])) == "main"
     assert path_of(RunFolder(Path(), True).write) == "write"
     assert path_of(TASKS) == "2 tasks"
+
+
+def test_a_resumed_run_chooses_the_tasks_that_the_whole_one_would_have(tmp_path: Path) -> None:
+    def dealt(name: str, steps: int, sampler: str = "evert:Curriculum") -> list[Any]:
+        run = evert.train(
+            make_agent("e"), [*"abcdef"], steps=steps, sampler=sampler, log_path=tmp_path / name,
+            **SMALL,
+        )  # fmt: skip
+        records = read_sampler_log(run.path / "sampler.jsonl")
+        return sorted((each["step"], each["task"], each["rewards"]) for each in records)
+
+    whole = dealt("whole", 2)
+    assert [step for step, *_ in whole] == [0, 0, 1, 1]
+    assert dealt("resumed", 1) == whole[:2]
+    assert dealt("resumed", 2) == whole
+    with pytest.raises(RunFolderError, match="sampler: 'evert:Curriculum' -> ''"):
+        dealt("resumed", 3, "")
+    with pytest.raises(evert.InvalidDatasetError, match="No sampler at 'evert:Nothing'"):
+        dealt("other", 1, "evert:Nothing")
+    assert not (tmp_path / "other").exists()

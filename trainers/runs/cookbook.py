@@ -15,6 +15,7 @@ import chz
 from evert.bridge.records.record import ROLLOUTS
 from evert.trainers.arguments import UsageError, fields_of, help_line, in_words, read_settings
 from evert.trainers.runs.episode_settings import EpisodeSettings, env_options
+from evert.trainers.runs.files import SAMPLER
 from evert.trainers.runs.frozen_models import frozen_models
 from evert.trainers.runs.settings import (
     MAPPINGS,
@@ -74,7 +75,7 @@ def cookbook_config(
         )
     inside = chz.chz_fields(EpisodeSettings).keys() | MAPPINGS.keys()
     values = {path: getattr(settings, name) for path, name in own.items() if name not in inside}
-    values |= _dataset(settings, context_length) | saving(embedded, 1)
+    values |= _dataset(settings, folder, context_length) | saving(embedded, 1)
     values |= {
         "dataset_builder.record": str(folder / ROLLOUTS) if settings.record else None,
         "recipe_name": f"evert_{slug(settings.name)}",
@@ -119,7 +120,7 @@ def own_settings() -> dict[str, str]:
     return {path: name for path, name in same.items() if name in own} | RENAMED
 
 
-def _dataset(settings: TrainSettings, context_length: int | None) -> dict[str, Any]:
+def _dataset(settings: TrainSettings, folder: Path, context_length: int | None) -> dict[str, Any]:
     """Tasks, agent and its episodes, with as many epochs as the steps need."""
     from evert.bridge.dataset import AgentDatasetBuilder, load_tasks
 
@@ -135,6 +136,7 @@ def _dataset(settings: TrainSettings, context_length: int | None) -> dict[str, A
         "dataset_builder": AgentDatasetBuilder,
         "dataset_builder.epochs": math.ceil(settings.steps / batches_per_epoch),
         "dataset_builder.renderer_name": renderer_of(settings),
+        "dataset_builder.sampler_log": str(folder / SAMPLER),
         "dataset_builder.test_tasks": (
             None if is_missing(settings.test_tasks) else settings.test_tasks
         ),

@@ -28,7 +28,7 @@ BARRED = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EIO)
 
 RUN, BEFORE, RESULT = "run.json", "before.json", "result.json"
 METRICS, BATCHES, CHECKPOINTS = "metrics.jsonl", "batches.jsonl", "checkpoints.jsonl"
-TIMES, WANDB = "timing_spans.jsonl", "wandb.json"
+TIMES, WANDB, SAMPLER = "timing_spans.jsonl", "wandb.json", "sampler.jsonl"
 EVALUATION, SWEEP = "evaluation.json", "sweep.json"
 
 _NUMBER = (int, float)

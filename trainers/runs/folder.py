@@ -4,6 +4,7 @@
     config.json            the Cookbook's own configuration
     metrics.jsonl          a line a step, by the Cookbook
     batches.jsonl          how the episodes of each batch ended
+    sampler.jsonl          what a sampler of tasks was told, where there is one
     checkpoints.jsonl      the Cookbook's list of checkpoints, to resume from
     checkpoints/           the checkpoints themselves (embedded engine)
     iteration_*/           rollouts of each step, by the Cookbook

@@ -45,6 +45,10 @@ class TrainSettings(EpisodeSettings):
     agent: Any = _named("your agent's import path, 'package.module:function'")
     train_tasks: Any = _named("import path of a sequence of tasks to train on")
     test_tasks: Any = _named("import path of the held-out tasks; '' for none")
+    sampler: Any = _named(
+        "import path of what chooses each step's tasks: evert:Curriculum leaves out solved and "
+        "hopeless ones; '': all in turn"
+    )
 
     model_name: str = chz.field(
         default=BASE_MODEL, doc="a shipped base, a Hugging Face folder, or a model's name"
@@ -168,7 +172,7 @@ MAPPINGS = {
 }
 """Settings that are mappings, each with an example."""
 
-BY_PATH = ("agent", "train_tasks", "test_tasks", "demonstrations")
+BY_PATH = ("agent", "train_tasks", "test_tasks", "sampler", "demonstrations")
 """Settings that are import paths, or from Python the things themselves."""
 
 RESUMABLE = frozenset(
@@ -309,6 +313,7 @@ def check_settings(settings: TrainSettings) -> None:
     Raises:
         EvertError: The agent, the tasks, the model, a tracker or a value cannot be used.
     """
+    from evert.bridge.curriculum import make_sampler
     from evert.bridge.dataset import load_tasks
     from evert.bridge.group import load_agent
     from evert.trainers.runs.cookbook import cookbook_config
@@ -326,6 +331,7 @@ def check_settings(settings: TrainSettings) -> None:
     agent, tasks = load_agent(settings.agent), load_tasks(settings.train_tasks)
     if not is_missing(settings.test_tasks):
         load_tasks(settings.test_tasks)
+    make_sampler(settings.sampler, len(tasks), settings.batch_size, settings.seed)
     if settings.warm_up_steps:
         load_demonstrations(settings.demonstrations)
     if len(tasks):

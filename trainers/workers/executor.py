@@ -21,6 +21,7 @@ from tinker_cookbook.rl.types import TrajectoryGroup
 
 from evert.bridge.agent import agent_name
 from evert.bridge.errors import repr_of
+from evert.bridge.group import ChatAgentGroupBuilder
 from evert.trainers.workers.crew import Crew, Worker, WorkerLost
 from evert.trainers.workers.errors import LostGroupError, WorkerError
 from evert.trainers.workers.offers import Offers
@@ -168,6 +169,8 @@ class WorkerExecutor(Executor):
             task.env_group_builder.record.write(rows)
         if error is not None and not isinstance(error, Exception):
             error = WorkerError(f"{_name(task)} raised {type(error).__name__} in a worker: {error}")
+        if isinstance(task.env_group_builder, ChatAgentGroupBuilder):
+            tell(task.env_group_builder.earned, outcome.rewards or [])
         if hear is not None:
             tell(hear, task.env_group_builder, outcome.account, error)
         if error is not None:

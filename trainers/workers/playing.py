@@ -45,6 +45,7 @@ async def play(data: bytes) -> bytes:
         finally:
             outcome.account = getattr(parcel.task.strategy, "account", None)
             outcome.rows = getattr(_recorder(parcel.task), "rows", [])
+            outcome.rewards = getattr(parcel.task.env_group_builder, "rewards", None)
     except asyncio.CancelledError:
         raise
     except BaseException as error:  # KeyboardInterrupt, too, is an agent's own: we get no signals

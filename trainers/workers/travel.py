@@ -56,6 +56,7 @@ class Outcome:
         result: What the Cookbook makes of it: its trajectories, or None.
         error: What was raised instead; None: nothing.
         account: Of its episodes, by a strategy that has one (``runs/rollouts.py``).
+        rewards: The total of each episode; None: it did not come to that.
         records: What was logged.
         rows: Of its rollouts, where they are recorded.
     """
@@ -63,6 +64,7 @@ class Outcome:
     result: TrajectoryGroup | None = None
     error: "PackedError | None" = None
     account: Any = None
+    rewards: list[float] | None = None
     records: list[LogRecord] = field(default_factory=list)
     rows: list[Any] = field(default_factory=list)
 

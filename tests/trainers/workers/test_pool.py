@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ from tests.trainers.workers.conftest import dies_once, play, rewards, says_task
 
 from evert.bridge.errors import AgentError
 from evert.bridge.group import ChatAgentGroupBuilder
+from evert.bridge.judging import judge_group
 from evert.bridge.records.record import read_records
 from evert.bridge.records.recorder import Recorder
 from evert.bridge.weights import TinkerModel
-from evert.trainers.engine.engine import Engine
+from evert.trainers.engine.engine import Engine, embedded_engine
 from evert.trainers.workers.errors import LostGroupError, WorkerError
 from evert.trainers.workers.pool import PoolRollouts
 
@@ -68,6 +70,42 @@ async def test_a_lambda_and_a_group_reward_that_is_one_travel(pool: PoolRollouts
 
     assert first - second == 0.25
     assert int(first) not in (0, os.getpid())
+
+
+async def test_a_sampler_is_told_here_what_came_of_groups_elsewhere(pool: PoolRollouts) -> None:
+    told: list[list[float]] = []
+    for agent in (says_task(), _raises):
+        builder = ChatAgentGroupBuilder(agent, 3.0, group_size=2)
+        builder.on_rewards = told.append  # type: ignore[assignment]
+        with suppress(AgentError):
+            await play(pool, None, builder=builder)
+    await until(lambda: len(told) == 2)
+
+    assert told == [[3.0, 3.0], []]
+
+
+async def _raises(client: Any, task: float) -> float:
+    raise ValueError("This agent fails.")
+
+
+async def test_the_weights_of_a_judge_are_sampled_from_here(
+    pool: PoolRollouts, tmp_path: Path
+) -> None:
+    """Another process has no engine; a tiny judge ranks nothing, which is counted."""
+    judge = judge_group(TinkerModel("evert-tiny", max_tokens=4), "The longest.")
+
+    async def draws(client: Any) -> float:
+        await client.chat.completions.create(
+            messages=[{"role": "user", "content": str(client.seed)}]
+        )
+        return 0.0
+
+    with embedded_engine(tmp_path):
+        builder = ChatAgentGroupBuilder(draws, group_size=2, group_reward=judge)
+        group = await play(pool, None, builder=builder)
+
+    assert group is not None
+    assert [each["judge/failed"] for each in group.metrics_G] == [1.0, 1.0]
 
 
 async def test_an_agent_with_seats_plays_elsewhere(pool: PoolRollouts) -> None:

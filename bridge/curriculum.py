@@ -1,0 +1,132 @@
+"""Which tasks a step plays: samplers, and one that leaves out what teaches nothing.
+
+Sampler      what a dataset asks: ``next(step)``, and tells: ``update(task, rewards)``
+Curriculum   plays what teaches, tries what is new, and now and then what was left out
+make_sampler one from what a configuration names
+"""
+
+import inspect
+import random
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from evert.bridge.errors import InvalidDatasetError, repr_of
+from evert.bridge.imports import resolve
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """Chooses the tasks of each training batch. Tasks are numbers: their places in the dataset."""
+
+    def next(self, step: int) -> Sequence[int]:
+        """The tasks of batch ``step``, one a group; asking changes nothing."""
+        ...
+
+    def update(self, task: int, rewards: Sequence[float]) -> None:
+        """Learn what came of a group.
+
+        Args:
+            task: Its number.
+            rewards: Total of each episode, as the Cookbook centres them: group rewards included,
+                and seats' means made equal. Empty: no episode came to a reward.
+        """
+        ...
+
+
+class Curriculum:
+    """A ``Sampler`` that leaves out tasks that teach nothing: solved ones, and hopeless ones.
+
+    A group teaches where its rewards differ. A task whose latest group taught goes on being played,
+    the least played first; one whose latest did not *rests*. Resting tasks come back: ``retry`` of
+    all groups are for them, the least played first, since what is hopeless today may be learned
+    tomorrow, and what is solved may be forgotten. ``explore`` of all groups are for tasks that were
+    never tried. What one kind has too few of, the others fill, resting ones last.
+
+    What it chooses follows from its seed, the step and what it was told of the steps before.
+
+    Args:
+        tasks: How many there are.
+        batch_size: Groups a batch.
+        seed: Of the choice among tasks that were played as often.
+        retry: Share of all groups, from 0 to 1.
+        explore: Share of all groups, from 0 to 1; together they are at most 1.
+
+    Raises:
+        InvalidDatasetError: The shares are none.
+    """
+
+    def __init__(
+        self,
+        tasks: int,
+        batch_size: int,
+        seed: int = 0,
+        *,
+        retry: float = 0.1,
+        explore: float = 0.2,
+    ) -> None:
+        if not (retry >= 0 and explore >= 0 and retry + explore <= 1):
+            raise InvalidDatasetError(
+                f"A Curriculum got retry={retry} and explore={explore}; expected shares of all "
+                "groups: each at least 0, together at most 1."
+            )
+        self.batch_size = min(batch_size, tasks)
+        self.seed = seed
+        self.retry = retry
+        self.explore = explore
+        self._played = [0] * tasks
+        self._teaches: list[bool | None] = [None] * tasks
+
+    def next(self, step: int) -> list[int]:
+        """The tasks of batch ``step``, all different."""
+        order = [*range(len(self._played))]
+        random.Random(f"{self.seed}/{step}").shuffle(order)
+        order.sort(key=self._played.__getitem__)
+        pools = {
+            kind: [task for task in order if self._teaches[task] is kind]
+            for kind in (True, None, False)
+        }
+        shares = {False: self._share(self.retry, step), None: self._share(self.explore, step)}
+        chosen = [task for kind, count in shares.items() for task in pools[kind][:count]]
+        known = {*chosen}
+        rest = [task for pool in pools.values() for task in pool if task not in known]
+        return [*chosen, *rest][: self.batch_size]
+
+    def _share(self, share: float, step: int) -> int:
+        """Groups of a batch that are a share; what is less than one adds up from step to step."""
+        size = share * self.batch_size
+        return int(size * (step + 1) + 1e-9) - int(size * step + 1e-9)
+
+    def update(self, task: int, rewards: Sequence[float]) -> None:
+        """Learn whether a task's group taught."""
+        self._played[task] += 1
+        spread = max(rewards, default=0.0) - min(rewards, default=0.0)
+        self._teaches[task] = spread > 1e-9 * max(map(abs, rewards), default=0.0)
+
+
+def make_sampler(given: Any, tasks: int, batch_size: int, seed: int) -> Sampler | None:
+    """A sampler from a sampler, from what makes one, or from the import path of either.
+
+    Args:
+        given: That; None or "": no sampler.
+        tasks: How many tasks there are.
+        batch_size: Groups a batch.
+        seed: Of the dataset.
+
+    Raises:
+        InvalidDatasetError: Nothing is found there, or it is none.
+    """
+    if given is None or given == "":
+        return None
+    found: Any = given
+    if isinstance(given, str):
+        found = resolve(given, "sampler", InvalidDatasetError)
+    is_made = inspect.isclass(found) or not isinstance(found, Sampler)
+    if is_made and callable(found):
+        found = found(tasks, batch_size, seed)
+    if not isinstance(found, Sampler):
+        raise InvalidDatasetError(
+            f"The sampler is {repr_of(found)}; expected an object with next(step) and "
+            "update(task, rewards), or what makes one of (tasks, batch_size, seed): "
+            "evert.Curriculum, say."
+        )
+    return found
