@@ -28,55 +28,52 @@ TEST = range(10_000, 10_064)
 
 
 def square(task: int) -> tuple[str, str]:
-    """The colour of a task's square, and the image as a ``data:`` URL."""
+    """The colour of a task's square, and the image."""
     rng = random.Random(task)
-    colour = rng.choice(list(COLOURS))
-    side = rng.randint(12, 20)
-    image = Image.new("RGB", (32, 32), (rng.randint(0, 255),) * 3)
+    colour, side = rng.choice(list(COLOURS)), rng.randint(12, 20)
+    image = empty(rng)
     image.paste(
         COLOURS[colour],
         (
-            left := rng.randint(0, 32 - side),
-            top := rng.randint(0, 32 - side),
+            left := rng.randrange(32 - side),
+            top := rng.randrange(32 - side),
             left + side,
             top + side,
         ),
     )
+    return colour, url(image)
+
+
+def empty(rng: random.Random) -> Image.Image:
+    """Grey, without a square."""
+    return Image.new("RGB", (32, 32), (rng.randrange(256),) * 3)
+
+
+def url(image: Image.Image) -> str:
+    """An image as a ``data:`` URL."""
     file = io.BytesIO()
     image.save(file, "PNG")
-    return colour, f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-
-
-def question(url: str, **part: Any) -> list[Any]:
-    """What the policy is asked."""
-    return [
-        {
-            "role": "user",
-            "content": [
-                {"type": "image_url", "image_url": {"url": url}},
-                {"type": "text", "text": "What colour is the square?"},
-            ],
-        }
-    ]
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 async def agent(client: AgentClient, task: int) -> float:
     """One look, one word."""
-    colour, url = square(task)
-    completion = await client.chat.completions.create(messages=question(url))
+    colour, image = square(task)
+    parts: Any = [
+        {"type": "image_url", "image_url": {"url": image}},
+        {"type": "text", "text": "What colour is the square?"},
+    ]
+    completion = await client.chat.completions.create(messages=[{"role": "user", "content": parts}])
     return float(completion.choices[0].message.content == colour)
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, Any]]]:
-    """The form of an answer, and not which is right: any colour, for any square."""
+    """The form of an answer, and nothing of what is right: any colour, where there is no square."""
     rng = random.Random(seed)
     while True:
-        _, url = square(rng.randrange(1_000_000, 2_000_000))
-        content = [
-            {"type": "image", "image": url},
+        parts = [
+            {"type": "image", "image": url(empty(rng))},
             {"type": "text", "text": "What colour is the square?"},
         ]
-        yield [
-            {"role": "user", "content": content},
-            {"role": "assistant", "content": rng.choice(list(COLOURS))},
-        ]
+        answer = rng.choice(list(COLOURS))
+        yield [{"role": "user", "content": parts}, {"role": "assistant", "content": answer}]

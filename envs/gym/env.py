@@ -17,6 +17,7 @@ from gymnasium.utils import EzPickle
 
 from evert.bridge.agent import NO_TASK, Agent, inspect_agent
 from evert.bridge.env import ChatAgentEnv
+from evert.bridge.errors import RendererMismatchError
 from evert.bridge.group import load_agent
 from evert.bridge.options import EnvOptions
 from evert.bridge.rendering import prompt_renderer
@@ -66,7 +67,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
     ## Observation Space
 
     level="messages": ``Sequence(Dict(role: Text, content: Text))``, the conversation the agent asks
-    the policy to continue; at the end, with the last reply.
+    the policy to continue; at the end, with the last reply. An image is "[image_url]" there.
     level="tokens": ``Sequence(Discrete(vocabulary))``, the same as a prompt.
 
     ## Starting State
@@ -86,9 +87,10 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
 
     ## Information
 
-    ``task`` (absent without tasks), ``messages`` (OpenAI's form, tool calls included), ``tokens``,
-    ``tools``, ``stop``, ``max_tokens`` (absent without a cap; a longer action is cut); after a step
-    also ``action_tokens``, ``metrics``, ``logs`` and, in the last one, ``stop_reason``.
+    ``task`` (absent without tasks), ``messages`` (OpenAI's form, tool calls and images included),
+    ``tokens`` (absent where there are images), ``tools``, ``stop``, ``max_tokens`` (absent without
+    a cap; a longer action is cut); after a step also ``action_tokens``, ``metrics``, ``logs`` and,
+    in the last one, ``stop_reason``.
 
     ## Arguments
 
@@ -286,15 +288,24 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
     # -- what comes back -------------------------------------------------------------------------
 
     def _observation(self, moment: Moment) -> Observation:
-        return observed(moment.messages) if self.level == "messages" else moment.tokens
+        if self.level == "messages":
+            return observed(moment.messages)
+        if moment.tokens is None:
+            raise RendererMismatchError(
+                "The prompt holds images, which are no token ids, and this environment was made "
+                "with level='tokens'. Make it with level='messages', which has them in "
+                "info['messages'], or use evert.ChatAgentEnv."
+            )
+        return moment.tokens
 
     def _info(self, moment: Moment) -> dict[str, Any]:
         info: dict[str, Any] = {
             "messages": copy.deepcopy(moment.messages),
-            "tokens": list(moment.tokens),
             "tools": moment.tools,
             "stop": moment.stop,
         }
+        if moment.tokens is not None:
+            info["tokens"] = list(moment.tokens)
         if self._task is not NO_TASK:
             info["task"] = copy.deepcopy(self._task)
         if moment.max_tokens is not None:

@@ -24,7 +24,7 @@ from evert.bridge.conversation import Conversation
 from evert.bridge.dialects.chat_completions import completion
 from evert.bridge.endings import TRUNCATED
 from evert.bridge.env import ChatAgentEnv
-from evert.bridge.errors import EnvStateError, RendererMismatchError
+from evert.bridge.errors import EnvStateError
 from evert.bridge.messages import Reply, as_fields
 from evert.bridge.rendering import PromptRenderer
 from evert.bridge.tokens import flatten
@@ -41,6 +41,7 @@ class Moment:
         messages: The conversation to continue, as the agent sent it; at the end, the last one with
             the last reply.
         tokens: The same as token ids: the prompt; at the end, the last one with the last action.
+            None where the prompt holds images, which are no tokens.
         reward: Earned by the last action; 0 at the start.
         stop_reason: Why the episode is over; None while it goes on.
         tools: Tools the agent offers, in OpenAI's form.
@@ -52,7 +53,7 @@ class Moment:
     """
 
     messages: list[dict[str, Any]]
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...] | None
     reward: float = 0.0
     stop_reason: str | None = None
     tools: list[Any] = field(default_factory=list)
@@ -117,7 +118,8 @@ class Episode:
             return self._moment
         reply = conversation.reply if conversation.reply is not old_reply else None
         said = _message_of(reply) if reply is not None else self._plain(action)
-        ended = Moment([*copy.deepcopy(before.messages), said], (*before.tokens, *action))
+        prompt = before.tokens
+        ended = Moment([*copy.deepcopy(before.messages), said], prompt and (*prompt, *action))
         self._moment = _after(ended, action, result, _stop_reason(result))
         return self._moment
 
@@ -143,16 +145,15 @@ class Episode:
     def _asking(self, prompt: tinker.ModelInput, stop: list[Any]) -> Moment:
         request = self._env.request
         assert request is not None
-        tokens = _token_ids(prompt)
         return Moment(
             messages=[
                 copy.deepcopy(dict(as_fields(message, index)))
                 for index, message in enumerate(request.messages)
             ],
-            tokens=tokens,
+            tokens=_token_ids(prompt),
             tools=copy.deepcopy(request.tools or []),
             stop=stop,
-            max_tokens=self._budget(len(tokens)),
+            max_tokens=self._budget(prompt.length),
         )
 
     def _plain(self, action: list[int]) -> dict[str, Any]:
@@ -208,12 +209,7 @@ def _message_of(reply: Reply) -> dict[str, Any]:
     return sent.choices[0].message.model_dump(exclude_none=True)
 
 
-def _token_ids(prompt: tinker.ModelInput) -> tuple[int, ...]:
+def _token_ids(prompt: tinker.ModelInput) -> tuple[int, ...] | None:
     flat = flatten(prompt.chunks)
     ids = tuple(element for element in flat if isinstance(element, int))
-    if len(ids) < len(flat):
-        raise RendererMismatchError(
-            f"The prompt holds {len(flat) - len(ids)} images or other chunks that are no tokens; "
-            "Gymnasium's spaces here carry text only. Use evert.ChatAgentEnv for this agent."
-        )
-    return ids
+    return ids if len(ids) == len(flat) else None
