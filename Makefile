@@ -14,6 +14,7 @@
 #   make docs    the documentation site, into site/; every warning is an error
 #   make kill9   runs killed at random moments go on (about 10 minutes)
 #   make bench   the benchmarks behind the README's table (about 90 minutes; `make smoke`: one minute)
+#   make vision  a tiny model that sees learns colours, three seeds (a few minutes)
 #   make soak    100,000 mixed episodes: memory, what is left, the longest stall; a plot in soak.png
 #   make machine   ten thousand steps of an Env's life in any order, others each time
 
@@ -22,7 +23,7 @@ BIN := .venv/bin
 SETTINGS ?=
 COOKBOOK := 0.6.1
 
-.PHONY: train test frameworks trainers served service tau2 cookbooks lint docs bench kill9 smoke soak machine clean
+.PHONY: train test frameworks trainers served service tau2 cookbooks lint docs bench kill9 smoke soak machine vision clean
 
 train: .venv/installed
 	$(BIN)/python -m evert.trainers.train env=identity $(SETTINGS)
@@ -121,6 +122,9 @@ smoke: .venv/developing
 
 soak: .venv/developing
 	$(BIN)/python benchmarks/soak.py --plot soak.png $(SETTINGS)
+
+vision: .venv/developing
+	$(BIN)/python benchmarks/vision.py $(SETTINGS)
 
 machine: .venv/developing
 	EVERT_MACHINE_STEPS=10000 $(BIN)/python -m pytest -s tests/bridge/test_env_machine.py $(SETTINGS)
