@@ -8,9 +8,11 @@ any number of cores.
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from evert.trainers.engine.machine import cores
 
@@ -33,6 +35,27 @@ def all_at_once(call: Callable[[Item], Result], items: Sequence[Item]) -> list[R
     with ThreadPoolExecutor(len(items) - 1, thread_name_prefix="evert-lane") as pool:
         others = [pool.submit(call, item) for item in items[1:]]
         return [call(items[0]), *(other.result() for other in others)]
+
+
+def in_stretches(
+    call: Callable[[slice], Tensor], rows: int, least: int, device: torch.device
+) -> Tensor:
+    """What a call computes of the rows of a batch, a stretch of them on each core.
+
+    Args:
+        call: From some of the rows to [those, ...], without gradients. May run in several threads
+            at a time.
+        rows: How many there are.
+        least: How many are worth a core.
+        device: Where it computes.
+    """
+    count = min(rows // least, lanes(device)) if rows >= 2 * least else 1
+    if count < 2:
+        return call(slice(0, rows))
+    cuts = [rows * part // count for part in range(count + 1)]
+    return torch.cat(
+        all_at_once(torch.inference_mode()(call), [slice(*cut) for cut in pairwise(cuts)])
+    )
 
 
 def side_by_side(

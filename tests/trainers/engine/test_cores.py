@@ -168,3 +168,34 @@ def test_many_rows_are_decoded_in_several_threads_as_in_one(
 
     assert (alone[1], several[1]) == ({"MainThread"}, {"MainThread", "evert-lane"})
     torch.testing.assert_close(torch.tensor(alone[0]), torch.tensor(several[0]))
+
+
+@pytest.mark.parametrize("asked_before", [0, 12], ids=["new", "resumed"])
+def test_many_prompts_are_computed_in_several_threads_as_in_one(
+    asked_before: int, tiny_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen_model = load_model(tiny_model, CPU, torch.float32)
+    prompts = [[1 + i, *range(3 * i, 3 * i + 20 + i % 5)] for i in range(60)]
+    threads: list[str] = []
+    run = LeanModel.hidden
+
+    def watched(self: LeanModel, *given: Any) -> torch.Tensor:
+        threads.append(threading.current_thread().name.split("_")[0])
+        return run(self, *given)
+
+    def found(number: int) -> torch.Tensor:
+        monkeypatch.setattr(cores, "cores", lambda: number * torch.get_num_threads())
+        with torch.inference_mode():
+            frozen = freeze(frozen_model)
+            if asked_before:
+                frozen.new_batch().admit([row[:asked_before] for row in prompts], [1] * 60)
+            threads.clear()
+            admitted = frozen.new_batch().admit(prompts, [1] * 60)
+        return admitted.logits[torch.tensor(admitted.owners).argsort()]
+
+    monkeypatch.setattr(LeanModel, "hidden", watched)
+    alone, alone_threads = found(1), {*threads}
+    several, several_threads = found(2), {*threads}
+
+    assert (alone_threads, several_threads) == ({"MainThread"}, {"MainThread", "evert-lane"})
+    torch.testing.assert_close(alone, several, atol=2e-5, rtol=1e-4)

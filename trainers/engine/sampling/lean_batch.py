@@ -11,14 +11,14 @@ head, D head size, V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from functools import partial
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evert.trainers.engine.cores import all_at_once, lanes
+from evert.trainers.engine.cores import in_stretches
 from evert.trainers.engine.models.lean import Attend, LeanModel, mixed
 from evert.trainers.engine.sampling.batches import Batch, Weights, pad, places_wanted
 from evert.trainers.engine.sampling.prefill import Job
@@ -27,7 +27,10 @@ from evert.trainers.engine.sampling.row_cache import RowCache
 from evert.trainers.engine.sampling.stem import Stem, best_stem
 
 _LANE_ROWS = 96
-"""Rows that are worth a core of their own."""
+"""Rows whose step is worth a core of their own."""
+
+_LANE_TOKENS = 256
+"""Tokens of prompts that are."""
 
 
 class LeanBatch(Batch):
@@ -64,27 +67,18 @@ class LeanBatch(Batch):
         """Append one token to every row; see ``Batch``."""
         self._cache.reserve(self.size, self._widest + 1)
         self._decoder.reserve(self._longest + 1)
-        logits = self._share_out(tokens)
+        # Rows of several adapters are not cut: who has which is told for all of them.
+        least = _LANE_ROWS if self._decoder is self._weights[0].model else self.size
+        logits = in_stretches(partial(self._step, tokens), self.size, least, self.device)
         self._lengths = [length + 1 for length in self._lengths]
         self._positions, self._columns = self._positions + 1, self._columns + 1
         self._longest, self._widest = self._longest + 1, self._widest + 1
         return logits
 
-    def _share_out(self, tokens: Tensor) -> Tensor:
-        """The step of all rows, on several cores where it is worth them."""
-        # Rows of several adapters are not cut: who has which is told for all of them.
-        if self.size < 2 * _LANE_ROWS or self._decoder is not self._weights[0].model:
-            return self._step(tokens, 0, self.size)
-        count = min(lanes(self.device), self.size // _LANE_ROWS)
-        cuts = [self.size * part // count for part in range(count + 1)]
-        step = torch.inference_mode()(lambda cut: self._step(tokens, *cut))
-        return torch.cat(all_at_once(step, [*pairwise(cuts)]))
-
-    def _step(self, tokens: Tensor, first: int, end: int) -> Tensor:
-        """The step of some of the rows: logits of the next token, [end - first, V]."""
-        ours, size = slice(first, end), end - first
+    def _step(self, tokens: Tensor, ours: slice) -> Tensor:
+        """The step of some of the rows: their logits of the next token."""
         positions, columns = self._positions[ours], self._columns[ours]
-        rows = torch.arange(first, end, device=self.device)
+        rows = torch.arange(ours.start, ours.stop, device=self.device)
         length = min(_round_up(self._widest + 1, 16), self._cache.length)
         seen = torch.arange(length, device=self.device) <= columns[:, None]
         bias = torch.zeros(seen.shape, dtype=self._decoder.dtype, device=self.device)
@@ -100,7 +94,7 @@ class LeanBatch(Batch):
                 return self._stem.attend(layer, queries, keys, values, bias, without)
             if queries.dtype != torch.float32:  # scores would be rounded, and a trainer's are not
                 return attention(queries, keys, values, mask=seen[:, None, None])
-            grouped = queries[:, 0].view(size, keys.shape[1], -1, keys.shape[3])
+            grouped = queries[:, 0].view(len(keys), keys.shape[1], -1, keys.shape[3])
             heads = torch.softmax(grouped @ keys.transpose(-1, -2) + bias, dim=-1) @ values
             return heads.flatten(1)[:, None]
 
@@ -163,8 +157,17 @@ class LeanBatch(Batch):
         # Padding goes where no row has anything yet; it is overwritten before it is ever seen.
         columns = (positions - offsets[:, None]).clamp_(max=self._cache.length - 1)
         resumed = any(job.start for job in jobs)
-        attend = self._attend_resumed(row, columns, offsets) if resumed else self._attend_fresh(row)
-        hidden = self.weights.model.hidden(tokens, positions, attend)
+
+        def compute(ours: slice) -> Tensor:
+            first = row + ours.start
+            if resumed:
+                attend = self._attend_resumed(first, columns[ours], offsets[ours])
+            else:
+                attend = self._attend_fresh(first)
+            hidden: Tensor = self.weights.model.hidden(tokens[ours], positions[ours], attend)
+            return hidden
+
+        hidden = in_stretches(compute, len(jobs), -(-_LANE_TOKENS // tokens.shape[1]), device)
         self._remember(jobs, lambda at, a, b: self._copy(row + at, stems[at], a, b))
         if join:
             self._lengths += [len(job.tokens) for job in jobs]
