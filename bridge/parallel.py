@@ -111,9 +111,11 @@ def _put_late_notes(trajectory: Trajectory, env: Env) -> None:
     """Put what the agent noted of transitions that had been handed out where it belongs."""
     if not isinstance(env, ChatAgentEnv):
         return
+    before = env.turns - len(env.turn_lineages)  # played from a record, of a branch
     for note in env._turns.account.take_late_notes():
-        if note.turn is not None and note.turn < len(trajectory.transitions):
-            transition = trajectory.transitions[note.turn]
+        turn = -1 if note.turn is None else note.turn - before
+        if 0 <= turn < len(trajectory.transitions):
+            transition = trajectory.transitions[turn]
             transition.reward += put_note(note, transition.metrics, transition.logs)
 
 

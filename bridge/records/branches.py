@@ -75,9 +75,13 @@ class BranchEnv(ChatAgentEnv):
             ReplayError: The agent differs from the record before.
             AgentError, AgentTimeoutError, RewardError, EnvClosedError: As ``step``.
         """
-        policy = ReplayPolicy(self._record, self)
+        overlap, policy = self._turns.overlap, ReplayPolicy(self._record, self)
+        ahead = overlap.ahead
+        overlap.ahead = None if self._turn else ahead  # samples nothing that comes before the turn
         begun = await super().initial_observation()
         for turn in range(self._turn):
+            if turn == self._turn - 1:
+                overlap.ahead = ahead
             if isinstance(begun, InitialObservationOverflow):
                 break
             action = await policy(*begun)

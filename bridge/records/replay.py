@@ -21,6 +21,7 @@ from evert.bridge.errors import ReplayError
 from evert.bridge.options import EnvOptions
 from evert.bridge.records.record import RolloutRecord
 from evert.bridge.records.rows import Row, as_message
+from evert.bridge.requests import ChatRequest
 from evert.bridge.tokens import FlatPrompt, flatten
 
 AROUND = 40
@@ -66,7 +67,8 @@ class ReplayPolicy(TokenCompleter):
         for turn in self.left:
             if prompts[turn] == prompt:
                 return turn
-        raise ReplayError(self._difference(prompt))
+        request = self._env.request_of(model_input) if self._env is not None else None
+        raise ReplayError(self._difference(prompt, request))
 
     def check_over(self) -> None:
         """Check that the agent made all of its calls.
@@ -81,9 +83,8 @@ class ReplayPolicy(TokenCompleter):
                 f"the model{_quoted(self._asked(turn))}."
             )
 
-    def _difference(self, prompt: FlatPrompt) -> str:
-        """What is to be said of a prompt that the record has not."""
-        request = self._env.request if self._env is not None else None
+    def _difference(self, prompt: FlatPrompt, request: ChatRequest | None) -> str:
+        """What is to be said of a prompt that the record has not, and of its call."""
         now = [*map(as_message, request.messages)] if request is not None else []
         if not self.left:
             turns = self.record.turns

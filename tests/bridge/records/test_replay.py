@@ -31,6 +31,7 @@ from evert import (
 )
 from evert.bridge.base import base_tokenizer
 from evert.bridge.errors import InvalidDatasetError
+from evert.bridge.parallel import do_parallel_rollout
 from evert.bridge.records.record import RolloutRecord
 
 
@@ -225,6 +226,25 @@ async def test_what_was_earned_before_a_branch_is_no_reward_of_it(tmp_path: Path
 
     assert env.earned == 0.5
     assert [turn.reward for turn in trajectory.transitions] == [0.5]
+
+
+async def test_a_branch_of_calls_made_side_by_side_samples_its_own_alone(tmp_path: Path) -> None:
+    async def gathers_twice(client: Any) -> None:
+        async def ask(text: str) -> None:
+            await client.chat.completions.create(messages=[{"role": "user", "content": text}])
+            client.reward(0.5)
+
+        for round_ in ("one", "two"):
+            await asyncio.gather(ask(f"{round_} a"), ask(f"{round_} b"))
+
+    env = BranchEnv(await record_of(tmp_path, gathers_twice, *"wxyz"), 2, gathers_twice)
+    policy = ScriptedPolicy(lambda prompt: "said")
+    trajectory = await do_parallel_rollout(policy, env)
+
+    assert len(policy.prompts) == 2
+    assert all("two" in prompt for prompt in policy.prompts)
+    assert env.earned == 1.0
+    assert [turn.reward for turn in trajectory.transitions] == [0.5, 0.5]
 
 
 async def test_an_agent_that_differs_before_the_turn_is_refused(tmp_path: Path) -> None:
