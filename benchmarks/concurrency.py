@@ -1,17 +1,26 @@
-"""What a suspended agent costs: many episodes that wait at their first model call, at once.
+"""What a suspended agent costs, and what calls at the same time save.
 
-    python benchmarks/concurrency.py [--quick] [--agents 1000 10000]
+    python benchmarks/concurrency.py [--quick] [--agents 1000 10000] [--repeats 7]
+
+The first table has many episodes that wait at their first model call, at once.
 
 For each number of agents: the time to start, to resume once and to close them, the memory that one
 holds while it waits (beyond the same number of agents suspended without evert), and what is left
 after the close: tasks, threads, open files, Python memory. Anything left fails the benchmark.
 Memory is counted by tracemalloc, in a pass of its own, since counting slows everything down.
+
+The second table has agents that gather their calls, with a policy that takes 50 ms for each: the
+time of a whole group under the Cookbook's ``FailFast`` and under ``ParallelRollouts``, the median
+and the best of the repeats, and how many calls were sampled at once. Fewer than there are fail the
+benchmark. Its last row is an agent whose calls come one after the other, ten turns with a policy
+that answers at once: microseconds of the processor a turn by both, and how much more that is.
 """
 
 import argparse
 import asyncio
 import gc
 import itertools
+import statistics
 import sys
 import threading
 import time
@@ -22,8 +31,11 @@ from typing import Any
 import psutil
 from rich.console import Console
 from rich.table import Table
+from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
+from tinker_cookbook.rl.rollout_strategy import FailFast, RolloutStrategy
+from tinker_cookbook.rl.rollouts import do_group_rollout
 
-from evert import AgentClient, ChatAgentEnv
+from evert import AgentClient, ChatAgentEnv, ChatAgentGroupBuilder, ParallelRollouts
 from evert.bridge.rendering import prompt_renderer
 
 QUESTION = "What is the largest prime below this number?"
@@ -113,10 +125,100 @@ async def count_memory(count: int) -> tuple[float, float]:
     return (held - bare) / count, left / count
 
 
+# -- calls at the same time ------------------------------------------------------------------------
+
+
+class Slow(TokenCompleter):
+    """Says the same after a while.
+
+    Attributes:
+        most: Calls that it had at once, at most.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        tokens = prompt_renderer(None).encode("997<|im_end|>")
+        self._answer = TokensWithLogprobs(tokens=tokens, maybe_logprobs=[-1.0] * len(tokens))
+        self._seconds = seconds
+        self._present = self.most = 0
+
+    async def __call__(self, *_: Any, **__: Any) -> TokensWithLogprobs:
+        """The one answer."""
+        self._present += 1
+        self.most = max(self.most, self._present)
+        if self._seconds:
+            await asyncio.sleep(self._seconds)
+        self._present -= 1
+        return self._answer
+
+
+async def gathers(client: AgentClient, count: int) -> float:
+    """So many calls at the same time."""
+    prompts = [[{"role": "user", "content": f"{QUESTION} {number}"}] for number in range(count)]
+    await asyncio.gather(*(client.chat.completions.create(messages=prompt) for prompt in prompts))
+    return 1.0
+
+
+async def one_by_one(client: AgentClient, turns: int) -> float:
+    """So many turns of one conversation."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": QUESTION}]
+    for _ in range(turns):
+        completion = await client.chat.completions.create(messages=messages)
+        text = completion.choices[0].message.content
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "Again?"}]
+    return 1.0
+
+
+async def play(strategy: RolloutStrategy, calls: int, episodes: int) -> tuple[float, int]:
+    """Seconds that a group takes with a policy of 50 ms, and the most calls it had at once."""
+    policy = Slow(0.05)
+    builder = ChatAgentGroupBuilder(gathers, calls, episodes)
+    start = time.perf_counter()
+    await do_group_rollout(builder, policy, strategy)
+    return time.perf_counter() - start, policy.most
+
+
+async def at_the_same_time(repeats: int) -> tuple[Table, bool]:
+    """The second table, and whether all calls were sampled at once."""
+    table = Table(title="Calls at the same time, a policy of 50 ms")
+    for column in ("calls", "FailFast", "ParallelRollouts", "best", "bar", "at once"):
+        table.add_column(column, justify="right")
+    complete = True
+    for name, episodes, calls, bar in (("16 gathered", 1, 16, 75), ("16 episodes of 4", 16, 4, 80)):
+        before, _ = await play(FailFast(), calls, episodes)
+        taken = [await play(ParallelRollouts(), calls, episodes) for _ in range(repeats)]
+        seconds = [each for each, _ in taken]
+        most = min(at_once for _, at_once in taken)
+        complete = complete and most == episodes * calls
+        cells = (before, statistics.median(seconds), min(seconds))
+        shown = [f"{each * 1e3:,.0f} ms" for each in cells]
+        table.add_row(name, *shown, f"{bar} ms", f"{most} of {episodes * calls}")
+    plain, parallel = await one_after_the_other(repeats)
+    ratio = statistics.median(b / a for a, b in zip(plain, parallel, strict=True))
+    shown = [f"{statistics.median(each):,.0f} µs" for each in (plain, parallel)]
+    table.add_row("one by one, a turn", *shown, f"{ratio - 1:+.1%}", "+5%", "1")
+    return table, complete
+
+
+async def one_after_the_other(repeats: int) -> tuple[list[float], list[float]]:
+    """Microseconds a turn of an agent whose calls never meet, by each strategy in turn."""
+    policy, times = Slow(0), ([0.0] * 0, [0.0] * 0)
+    for _ in range(4 * repeats):
+        for strategy, taken in zip((FailFast(), ParallelRollouts()), times, strict=True):
+            builder = ChatAgentGroupBuilder(one_by_one, 10, 16)
+            start = time.process_time()
+            await do_group_rollout(builder, policy, strategy)
+            taken.append((time.process_time() - start) / 160 * 1e6)
+    return times
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
 def main() -> None:
-    """Measure and print the table; exit with 1 if anything is left behind."""
+    """Measure and print the tables; exit with 1 if anything is left behind, or made to wait."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--agents", type=int, nargs="+", default=[1_000, 10_000])
+    parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="1000 agents only")
     options = parser.parse_args()
     table = Table(title="Suspended agents")
@@ -138,8 +240,12 @@ def main() -> None:
             f"/{after.files - before.files}",
         )
     Console().print(table)
+    calls, complete = asyncio.run(at_the_same_time(options.repeats))
+    Console().print(calls)
     if failed:
         sys.exit("Something was left behind (see the last columns).")
+    if not complete:
+        sys.exit("Calls that were made at the same time were not sampled at the same time.")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ begun with is the policy's, as without ``Ahead``: that of an agent whose calls n
 
 import asyncio
 import contextvars
+from collections.abc import Awaitable
 from functools import partial
 
 import tinker
@@ -72,12 +73,12 @@ class Ahead(TokenCompleter):
         async with asyncio.timeout(seconds):
             return await self._ask(observation, stop, max_tokens)
 
-    async def _ask(
+    def _ask(
         self, observation: Observation, stop: StopCondition, max_tokens: int | None
-    ) -> TokensWithLogprobs:
+    ) -> Awaitable[TokensWithLogprobs]:
         if max_tokens is None:  # there are policies that know no cap
-            return await self._policy(observation, stop)
-        return await self._policy(observation, stop, max_tokens=max_tokens)
+            return self._policy(observation, stop)
+        return self._policy(observation, stop, max_tokens=max_tokens)
 
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None

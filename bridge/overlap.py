@@ -37,6 +37,8 @@ class Overlap:
         is_met: Whether two calls were made at once.
     """
 
+    __slots__ = ("_account", "_renderer", "_settings", "ahead", "is_met")
+
     def __init__(self, settings: EnvSettings, renderer: PromptRenderer, account: Account) -> None:
         self._settings = settings
         self._renderer = renderer

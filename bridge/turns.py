@@ -119,6 +119,8 @@ class Turns:
     async def begin(self, episode: Episode, inbox: Inbox) -> Upcoming:
         """The first prompt of an episode that has begun, or its end without one."""
         self.episode, self.account.inbox = episode, inbox
+        if self.overlap.ahead is not None:
+            inbox.on_call = self._look
         self.account.hints = episode.hints
         if episode.trace is not None:
             self.account.scored = partial(episode.trace.rewarded, self._settings.names[0])
@@ -129,8 +131,6 @@ class Turns:
     def hand_out(self, outstanding: Outstanding) -> tuple[Observation, StopCondition]:
         """An observation goes to the runner."""
         self.outstanding = outstanding
-        if self.overlap.ahead is not None and self.account.inbox is not None:
-            self.account.inbox.on_call = partial(self.overlap.look, outstanding)
         return outstanding.observation(self._renderer)
 
     def take_back(self) -> Outstanding:
@@ -148,9 +148,12 @@ class Turns:
                 "for each observation, and no more after episode_done (an episode whose agent has "
                 "ended cannot be continued, by a hook neither); got a step out of turn."
             )
-        if self.account.inbox is not None:
-            self.account.inbox.on_call = None
         return outstanding
+
+    def _look(self) -> None:
+        """A call has come while nobody waits for one."""
+        if self.outstanding is not None:  # else the runner is here, and will take it
+            self.overlap.look(self.outstanding)
 
     # -- the action ------------------------------------------------------------------------------
 

@@ -16,7 +16,6 @@ from typing import Any, TypeAlias, Unpack
 
 import tinker
 from tinker_cookbook.completers import TokenCompleter
-from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Env, Trajectory
 
 from evert.bridge.agent import Agent
@@ -26,6 +25,7 @@ from evert.bridge.errors import AgentError, EvertError, InvalidDatasetError
 from evert.bridge.group import ChatAgentGroupBuilder
 from evert.bridge.group_reward import GroupReward
 from evert.bridge.options import EnvOptions
+from evert.bridge.parallel import do_parallel_rollout
 from evert.bridge.records.recorder import Recorder
 from evert.bridge.seeds import seed_of
 from evert.bridge.weights import context_length_here
@@ -181,7 +181,7 @@ async def _play(
         policies = [policy_of(member, seat) for seat in range(width)]
         async with places:
             try:
-                return await together(list(map(do_single_rollout, policies, envs)))
+                return await together(list(map(do_parallel_rollout, policies, envs)))
             except EvertError as error:
                 if failure_of(error) is None:
                     raise
