@@ -106,7 +106,9 @@ def draw(rows: list[tuple[int, ReadableSpan]], file: Path) -> None:
         if span.name == "reward":
             axes.plot(start, line, "D", color=colour, markersize=7)
             score = (span.attributes or {})["gen_ai.evaluation.score.value"]
-            axes.annotate(f"{score:+}", (start, line), (7, -4), textcoords="offset points")
+            axes.annotate(
+                f"{float(str(score)):+}", (start, line), (7, -4), textcoords="offset points"
+            )
         else:
             axes.barh(line, width, left=start, height=0.62, color=colour)
         axes.text(-0.36, line, "   " * depth + span.name, va="center", fontsize=9,

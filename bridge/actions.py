@@ -7,7 +7,7 @@ a number of times. Without a policy the agent gets the text as it is and decides
 
 import operator
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -71,6 +71,7 @@ def read_action(
     truncated: bool,
     call_ids: str,
     prompt_tokens: int,
+    opened: Sequence[int] = (),
 ) -> tuple[Reply, Problem | None]:
     """The reply of an action, and what is wrong with it (None: nothing, or only that it was cut).
 
@@ -81,12 +82,14 @@ def read_action(
         truncated: The action was cut at its token cap.
         call_ids: Prefix for the ids of tool calls.
         prompt_tokens: Length of the observation.
+        opened: The tokens of ``request.prefill``.
     """
     ended = action + renderer.missing_end(action) if truncated or request.stop else action
+    ended = [*opened, *ended]
     try:
         parsed, termination = renderer.parse(ended)
     except (RendererError, RecursionError):  # several ends of turn, say: no parse at all
-        parsed = Message(role="assistant", content=renderer.decode(action))
+        parsed = Message(role="assistant", content=renderer.decode([*opened, *action]))
         termination = ParseTermination.MALFORMED
     reply = read_reply(
         parsed,
@@ -95,6 +98,8 @@ def read_action(
         prompt_tokens=prompt_tokens,
         completion_tokens=len(action),
     )
+    if request.prefill:
+        reply = reply.after(request.prefill)
     if not request.may_call:
         reply = reply.with_calls(0)
     cuts = [(reply.text.index(string), string) for string in request.stop if string in reply.text]

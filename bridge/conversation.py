@@ -5,9 +5,10 @@ hold them, kept to recognise the conversation when it comes back. ``messages`` i
 the renderer takes them, with what the agent does not see (the tools' prefix, thinking,
 corrections).
 The tokens are ``log`` (up to the last action), then ``tail`` (what came after it), then ``suffix``
-(which opens the reply). Sampled tokens enter the log as they were sampled and are never encoded
-again; a turn renders the tail only. Each reply that the agent gets leaves a ``Point``, from which
-other conversations may branch; the tokens that it holds never change.
+(which opens the reply), then ``opened`` (what the agent begins it with). Sampled tokens enter the
+log as they were sampled and are never encoded again; a turn renders the tail only. Each reply that
+the agent gets leaves a ``Point``, from which other conversations may branch; the tokens that it
+holds never change.
 """
 
 import copy
@@ -100,7 +101,9 @@ class Conversation:
             fresh start; -1 before the first prompt.
         format: What the latest reply had to look like, and the policy was told; None for anything.
         reply: The latest reply until the agent sends it back; None before the first.
-        action: Its tokens as sampled, end of turn included, until the next message is rendered.
+        action: Its tokens, as sampled after what the agent began it with, end of turn included,
+            until the next message is rendered.
+        prefill: What the agent begins the reply with that is asked for.
         points: What there is to branch from, also of the conversation that it branched off.
         place: In the index, after all that the agent has sent, or the reply.
         length: Number of tokens of the prompt.
@@ -120,6 +123,8 @@ class Conversation:
     log: TokenLog = field(default_factory=TokenLog)
     tail: FlatPrompt = field(default_factory=list)
     suffix: list[int] = field(default_factory=list)
+    opened: list[int] = field(default_factory=list)
+    prefill: str = ""
     reply: Reply | None = None
     action: list[int] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)
@@ -192,7 +197,7 @@ class Conversation:
 
     def prompt(self) -> tinker.ModelInput:
         """The tokens to continue."""
-        return self.log.followed_by([*self.tail, *self.suffix])
+        return self.log.followed_by([*self.tail, *self.suffix, *self.opened])
 
     def record(
         self, action: list[int], reply: Reply, renderer: PromptRenderer, *, is_seen: bool = True
@@ -205,12 +210,12 @@ class Conversation:
             renderer: Of the policy.
             is_seen: Whether the agent gets it. One that it does not get cannot come back.
         """
-        ended = action + renderer.missing_end(action)
+        ended = self.opened + action + renderer.missing_end(action)
         self.log = self.log.extended([*self.tail, *self.suffix, *ended])
         self.length = self.log.length
         if not renderer.renders_tails:
             self.shown = self.shown + self.tail
-        self.tail, self.suffix, self.action = [], [], ended
+        self.tail, self.suffix, self.opened, self.action = [], [], [], ended
         self._add([renderer.escape(reply.parsed)])
         if reply.tool_calls:
             self.note_calls(reply.tool_calls)
@@ -247,18 +252,19 @@ class Conversation:
             LongTextError: More than ``most`` are to be rendered again.
         """
         start, last_user = len(self.messages), self.last_user
-        before = self.log, self.tail, self.suffix, self.shown
+        before = self.log, self.tail, self.suffix, self.opened, self.shown
         self._add(new)
         try:
             render = self._render_tail if renderer.renders_tails else self._render_whole
             drift = render(start, renderer, most)
-            length = self.log.length + length_of(self.tail) + len(self.suffix)
+            self.opened = renderer.spell(self.prefill) if self.prefill else []
+            length = self.log.length + length_of(self.tail) + len(self.suffix) + len(self.opened)
             longest = limit.longest(None if drift is Drift.TEMPLATE else self.first)
             if longest is not None and length > longest:
                 raise context_length_exceeded(length, longest)
         except BaseException:
             del self.messages[start:]
-            self.log, self.tail, self.suffix, self.shown = before
+            self.log, self.tail, self.suffix, self.opened, self.shown = before
             self.last_user = last_user
             raise
         self.action, self.length = [], length

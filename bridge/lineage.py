@@ -282,6 +282,7 @@ class ConversationBook:
             check_text(request.format.schema, most)
             messages.append(renderer.escape(request.format.request()))
         kept = keep(request.messages[way.kept :])
+        conversation.prefill = request.prefill
         drift = conversation.grow(messages, renderer, self._limit, most)
         conversation.remember(way.kept, kept)
         for message in way.new:

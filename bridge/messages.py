@@ -272,6 +272,7 @@ class Reply:
         completion_tokens: Length of the action.
         stop_string: The agent's own stop string that cut the text; None when none did.
         logprobs: Of the tokens of ``text``, where they were asked for and are known; else None.
+        prefill: What the agent itself began it with; ``parsed`` has it, ``text`` goes on from it.
     """
 
     parsed: Message
@@ -284,6 +285,7 @@ class Reply:
     completion_tokens: int
     stop_string: str | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
+    prefill: str = ""
 
     def with_calls(self, count: int) -> "Reply":
         """The reply with its first ``count`` tool calls; without any it simply stops."""
@@ -294,7 +296,20 @@ class Reply:
     @property
     def key(self) -> Key:
         """What an agent sees of it, to find it by."""
-        return reply_key(self.text, self.tool_calls)
+        return reply_key(self.prefill + self.text, self.tool_calls)
+
+    def after(self, prefill: str) -> "Reply":
+        """The reply to an agent that began it itself, and gets the rest.
+
+        Where a renderer's prompt opens a thought, the thought begins with it.
+        """
+        reasoning, text, stripped = self.reasoning, self.text, prefill.strip()
+        if text.startswith(stripped):  # a parser may strip what it reads
+            text = text.removeprefix(prefill if text.startswith(prefill) else stripped)
+        elif reasoning is not None and reasoning.startswith(stripped):
+            begun = prefill if reasoning.startswith(prefill) else stripped
+            reasoning = reasoning.removeprefix(begun)
+        return replace(self, prefill=prefill, text=text, reasoning=reasoning)
 
     def is_sent_back_as(self, message: object) -> bool:
         """Whether ``message`` of a later request is this reply.
@@ -303,7 +318,10 @@ class Reply:
         send reasoning back, so a missing one is none either; a different one is.
         """
         try:
-            if message == {"role": "assistant", "content": self.text} and not self.tool_calls:
+            if (
+                message == {"role": "assistant", "content": self.prefill + self.text}
+                and not self.tool_calls
+            ):
                 return True  # most of them
             sent = read_message(message, 0, {})
         except Exception:  # no message, or an agent's object that does not like to be compared

@@ -68,6 +68,7 @@ class RemoteModel:
 
         from evert.bridge.faces.takeover import left_alone
 
+        _check_no_prefill(request, "a RemoteModel")
         fields: dict[str, Any] = {
             "tools": request.tools,
             "max_completion_tokens": request.max_tokens,
@@ -101,6 +102,16 @@ class RemoteModel:
             completion_tokens=usage.completion_tokens if usage is not None else 0,
         )
         return _with_given_logprobs(reply, choice) if request.logprobs else reply
+
+
+def _check_no_prefill(request: ChatRequest, kind: str) -> None:
+    if request.prefill:
+        raise bad_request(
+            f"The model {request.model!r} is {kind}, which begins its replies itself; the last "
+            "message is the assistant's. End with the user's, or give the Env a TokenCompleter or "
+            "a TinkerModel for it.",
+            param="messages",
+        )
 
 
 def _with_given_logprobs(reply: Reply, choice: Choice) -> Reply:
@@ -219,6 +230,7 @@ async def _ask_for_message(
             "Env a TokenCompleter, a TinkerModel or a RemoteModel for it.",
             param="tools",
         )
+    _check_no_prefill(request, "a MessageCompleter")
     if request.logprobs:
         raise unavailable(f"the model {request.model!r} is a MessageCompleter, which gives none")
     messages = [read_message(m, index, {}) for index, m in enumerate(request.messages)]
@@ -248,6 +260,7 @@ async def _ask_for_tokens(
         truncated=action.stop_reason == "length",
         call_ids=_new_call_ids(),
         prompt_tokens=conversation.length,
+        opened=conversation.opened,
     )
     if request.logprobs:
         return with_logprobs(reply, action.tokens, action.maybe_logprobs, renderer)

@@ -45,6 +45,7 @@ class ChatRequest:
             delivered.
         logprobs: Whether the log-probabilities of the reply's text are wanted.
         train: Whether the reply is to be learned from.
+        prefill: The beginning of the reply, which the agent gives; it gets what follows.
     """
 
     model: str
@@ -56,6 +57,7 @@ class ChatRequest:
     may_call: bool = True
     logprobs: bool = False
     train: bool = True
+    prefill: str = ""
 
 
 @dataclass(frozen=True)

@@ -217,6 +217,7 @@ class Turns:
         check_tokens(len(turn.tokens), most)
         request = outstanding.call.request
         ids, length = f"call-{self.account.turns - 1}", outstanding.conversation.length
+        opened = outstanding.conversation.opened
         reply, problem = read_action(
             turn.tokens,
             renderer,
@@ -224,6 +225,7 @@ class Turns:
             truncated=turn.truncated,
             call_ids=ids,
             prompt_tokens=length,
+            opened=opened,
         )
         cap = request.max_tokens
         if cap is None or len(turn.tokens) <= cap:
@@ -231,7 +233,13 @@ class Turns:
         # A runner with limits of its own did not know of the agent's cap.
         cut = turn.tokens[:cap]
         short, _ = read_action(
-            cut, renderer, request, truncated=True, call_ids=ids, prompt_tokens=length
+            cut,
+            renderer,
+            request,
+            truncated=True,
+            call_ids=ids,
+            prompt_tokens=length,
+            opened=opened,
         )
         return replace(short, parsed=reply.parsed), None
 

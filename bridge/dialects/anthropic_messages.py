@@ -52,15 +52,26 @@ class AnthropicMessages(Dialect):
         named = choice.get("name") if kind == "tool" and isinstance(choice, Mapping) else None
         if kind == "tool" and not isinstance(named, str):
             raise bad_request("'tool_choice' of type 'tool' needs a name.", param="tool_choice")
+        messages, prefill = _split(_joined([*_read_all(read_messages(body.get("messages")))]))
+        wanted = read_format_field(
+            _format_of(body), forced_tools(kind, named, tools), "output_config"
+        )
+        if prefill and wanted is not None:
+            raise bad_request(
+                "The last message is the assistant's, to begin the reply with, and a format or a "
+                "tool is asked for: only one of both. End with the user's message.",
+                param="messages",
+            )
         return ChatRequest(
             read_model(body.get("model"), self._default_model),
-            [*_read_system(body.get("system")), *_read_all(read_messages(body.get("messages")))],
+            [*_read_system(body.get("system")), *messages],
             tools,
             read_cap(body, "max_tokens"),
             read_stop(body.get("stop_sequences"), "stop_sequences"),
-            read_format_field(_format_of(body), forced_tools(kind, named, tools), "output_config"),
+            wanted,
             may_call=kind != "none",
             train=read_train(body),
+            prefill=prefill,
         )
 
     def write(
@@ -164,6 +175,31 @@ def _read_all(messages: Sequence[Any]) -> Iterator[dict[str, Any]]:
             yield _read_assistant(_block_list(content, place), place)
         else:
             yield from _read_user(_block_list(content, place), role, place)
+
+
+def _joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages; texts of the assistant's that follow on each other are one, as in the API."""
+    joined: list[dict[str, Any]] = []
+    for message in messages:
+        if joined and _is_text(message) and _is_text(joined[-1]):
+            joined[-1] = {**message, "content": joined[-1]["content"] + message["content"]}
+        else:
+            joined.append(message)
+    return joined
+
+
+def _is_text(message: Mapping[str, Any]) -> bool:
+    return message["role"] == "assistant" and {*message} == {"role", "content"}
+
+
+def _split(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """The messages before the reply, and what the agent begins the reply with: "" for nothing.
+
+    That is a text after what the user said; thoughts and calls of tools are a finished message.
+    """
+    if len(messages) > 1 and _is_text(messages[-1]):
+        return messages[:-1], str(messages[-1]["content"])
+    return messages, ""
 
 
 def _read_assistant(blocks: Sequence[Any], place: str) -> dict[str, Any]:

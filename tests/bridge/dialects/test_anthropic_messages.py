@@ -300,7 +300,7 @@ def test_it_is_the_sdks_own_class_and_is_recognised_when_it_is_sent_back(
     message = Message.model_validate(written)
     assert message.id == "msg_1"
     for content in (written["content"], [block.to_dict() for block in message.content]):
-        _, sent_back = messages(HI, {"role": "assistant", "content": content})
+        _, sent_back, _ = messages(HI, {"role": "assistant", "content": content}, HI)
         assert answer.is_sent_back_as(sent_back)
 
 
