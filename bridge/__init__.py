@@ -49,6 +49,7 @@ Read in this order:
     group.py         groups of episodes
     parallel.py      groups whose agents' calls are sampled at the same time
     credit.py        an advantage for every sampled token
+    pieces.py        the same for the Cookbook's loop: a trajectory in pieces
     curriculum.py    which tasks a step plays
     sampler_log.py   what a sampler was told, in a file
     dataset.py       batches of groups

@@ -74,11 +74,7 @@ class Group:
         Raises:
             AdvantagesError: It is no number from 0 to 1.
         """
-        if not isinstance(gamma, numbers.Real) or not 0 <= gamma <= 1:
-            raise AdvantagesError(
-                f"gamma is {repr_of(gamma)}; expected a number from 0 (each turn has its own "
-                "reward alone) to 1 (and all that came after it), or None for the whole episode's."
-            )
+        check_credit("group", gamma)
         found = self.turn_rewards.copy()
         for turn in reversed(range(found.shape[1] - 1)):
             found[:, turn] += gamma * np.nan_to_num(found[:, turn + 1])
@@ -118,20 +114,35 @@ def token_advantages(
     Raises:
         AdvantagesError: It is neither; or the function returned another shape, or NaN.
     """
-    values: Any
+    check_credit(advantages, gamma)
+    if callable(advantages):
+        what, values = f"What {agent_name(advantages)} returned", advantages(group)
+    else:
+        what = "advantages"
+        earned = group.rewards if gamma is None else group.returns(gamma)
+        values = earned - np.nanmean(earned, axis=0)
+    found: ByToken = spread(values, group.tokens, what, "G")
+    return found
+
+
+def check_credit(advantages: Any, gamma: float | None) -> None:
+    """Check that advantages are "group" or a function, and that gamma is where it says something.
+
+    Raises:
+        AdvantagesError: They are not.
+    """
     if callable(advantages):
         check_gamma(gamma)
-        what, values = f"What {agent_name(advantages)} returned", advantages(group)
-    elif advantages == "group":
-        earned = group.rewards if gamma is None else group.returns(gamma)
-        what, values = "advantages", earned - np.nanmean(earned, axis=0)
-    else:
+    elif not isinstance(advantages, str) or advantages != "group":
         raise AdvantagesError(
             f'advantages is {repr_of(advantages)}; expected "group" (rewards less their mean), or '
             "a function from a group to numbers by episode, turn or token."
         )
-    found: ByToken = spread(values, group.tokens, what, "G")
-    return found
+    elif gamma is not None and (not isinstance(gamma, numbers.Real) or not 0 <= gamma <= 1):
+        raise AdvantagesError(
+            f"gamma is {repr_of(gamma)}; expected a number from 0 (each turn has its own "
+            "reward alone) to 1 (and all that came after it), or None for the whole episode's."
+        )
 
 
 def check_gamma(gamma: float | None) -> None:

@@ -16,8 +16,9 @@ from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
 
 from evert.bridge.agent import Agent
 from evert.bridge.base import BASE_MODEL, BASE_RENDERER, model_renderer
+from evert.bridge.credit import Advantages
 from evert.bridge.curriculum import Sampler, make_sampler
-from evert.bridge.errors import InvalidDatasetError, repr_of
+from evert.bridge.errors import AdvantagesError, InvalidDatasetError, repr_of
 from evert.bridge.group import Batch, ChatAgentGroupBuilder, GroupOptions
 from evert.bridge.group_reward import GroupReward
 from evert.bridge.imports import resolve
@@ -212,6 +213,14 @@ class AgentDatasetBuilder(RLDatasetBuilder):
         munger=lambda _, reward: _kept(reward),
         doc="Rewards that compare a group, or their import path.",
     )
+    advantages: str | Any = chz.field(
+        default="group",
+        munger=lambda _, advantages: _kept(advantages),
+        doc="Of every token: 'group', a function of a Group, or its import path.",
+    )
+    gamma: float | None = chz.field(
+        default=None, doc="Of the returns by turn; None: each turn has the whole episode's."
+    )
     tags: Sequence[str] = chz.field(default=(), doc="Names to aggregate metrics under.")
     record: str | None = chz.field(
         default=None, doc="Folder or file *.jsonl to write every training rollout to. None: none."
@@ -262,11 +271,25 @@ class AgentDatasetBuilder(RLDatasetBuilder):
             epochs=self.epochs,
             shuffle=self.shuffle,
             record=Recorder(self.record) if self.record is not None else None,
+            advantages=_advantages(_given(self.advantages)),
+            gamma=self.gamma,
         )
         if self.test_tasks is None:
             return train, None
         tests = load_tasks(self.test_tasks)
         return train, dataset(tests, group_size=self.test_group_size, shuffle=False, held_out=True)
+
+
+def _advantages(advantages: Any) -> Advantages:
+    """The function that an import path names; "group", or a function, as it is.
+
+    Raises:
+        AdvantagesError: Nothing is found there.
+    """
+    if isinstance(advantages, str) and advantages != "group":
+        advantages = resolve(advantages, "advantages", AdvantagesError)
+    found: Advantages = advantages
+    return found
 
 
 def load_tasks(tasks: str | Sequence[Any]) -> Sequence[Any]:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError
 from tinker_cookbook.rl.types import (
@@ -20,19 +20,25 @@ from tinker_cookbook.rl.types import (
     EnvGroupBuilder,
     Metrics,
     Trajectory,
+    Transition,
 )
+from tinker_cookbook.utils.misc_utils import dict_mean
 
 from evert.bridge.agent import NO_TASK, Agent, Outcome, agent_name, inspect_agent, unwrapped
+from evert.bridge.credit import Advantages, Group, check_credit
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
 from evert.bridge.group_reward import GroupReward, PlayedGroup, further_rewards
 from evert.bridge.imports import resolve
 from evert.bridge.options import EnvOptions
+from evert.bridge.pieces import put_in_pieces
 from evert.bridge.records.recorder import Recorder
 from evert.bridge.seats import SeatEnv, SeatGroup, check_seats
 from evert.bridge.seeds import seed_of
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,8 @@ class GroupOptions(EnvOptions, total=False):
     group_reward: GroupReward | None
     tags: Sequence[str]
     record: Recorder | None
+    advantages: Advantages
+    gamma: float | None
 
 
 def load_agent(agent: Agent | str) -> Agent:
@@ -98,6 +106,10 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         tags: Names under which the Cookbook aggregates metrics.
         seed: Of what its episodes draw, each its own; None: another each time.
         record: Writes every trajectory down; None: nobody does.
+        advantages: Of every token: "group", a trajectory's reward less the mean of its seat, or a
+            function from a ``Group`` to numbers by episode, turn or token.
+        gamma: With "group": each turn has its own return, so much less for each later reward; None:
+            the whole trajectory's.
         **options: Of ``ChatAgentEnv``.
 
     Attributes:
@@ -123,6 +135,8 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         tags: Sequence[str] = (),
         seed: int | None = None,
         record: Recorder | None = None,
+        advantages: Advantages = "group",
+        gamma: float | None = None,
         **options: Unpack[EnvOptions],
     ) -> None:
         self.agent = load_agent(agent)
@@ -136,6 +150,9 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         self.seats = tuple(seats)
         self.group_reward = group_reward
         self.tags = list(tags)
+        check_credit(advantages, gamma)
+        self.advantages: Advantages = advantages
+        self.gamma = gamma
         self.seed = seed
         self.record = record
         self.options = options
@@ -150,6 +167,8 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         require_import_path(self.agent)
         if self.group_reward is not None:
             require_import_path(self.group_reward, "group reward")
+        if callable(self.advantages):
+            require_import_path(self.advantages, "function that gives advantages")
         return self.state()
 
     def state(self) -> dict[str, Any]:
@@ -194,7 +213,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
 
         Seats have a baseline of their own: the Cookbook centres all rewards of a group on their
         mean, so each seat is shifted by what lies between its own mean and the group's. What was
-        really earned is in the metric ``seat/<name>/reward``.
+        really earned is in the metric ``seat/<name>/reward``, beside the means of its own metrics.
 
         Raises:
             AllTrajectoriesFailedError: In training, where the group has no token to learn from. The
@@ -207,6 +226,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
                 f"{agent_name(self.agent)}: it called no model in them, or every reply is masked. "
                 "Their group is left out."
             )
+        turns = [[*each.transitions] for each in trajectory_group]  # as they were played
         played = [*zip(trajectory_group, env_group, strict=True)]
         for trajectory, env in played:
             if isinstance(env, ChatAgentEnv) and not _is_reported(trajectory):
@@ -219,10 +239,36 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         for trajectory, env in played:
             if isinstance(env, ChatAgentEnv):
                 sort_by_lineage(trajectory, env.turn_lineages)
+        shifted = rewards
         if self.seats:
-            rewards = _shifted_by_seat(rewards, trajectory_group, env_group, metrics)
-        self.earned(_totals(rewards, trajectory_group))
-        return list(zip(rewards, metrics, strict=True))
+            shifted = _shifted_by_seat(rewards, trajectory_group, env_group, metrics)
+        self.earned(_totals(shifted, trajectory_group))
+        if self.advantages == "group" and self.gamma is None:
+            return list(zip(shifted, metrics, strict=True))
+        return self._put_in_pieces(trajectory_group, turns, rewards, metrics, env_group)
+
+    def _put_in_pieces(
+        self,
+        trajectories: list[Trajectory],
+        turns: list[list[Transition]],
+        rewards: list[float],
+        metrics: list[Metrics],
+        envs: Sequence[Env],
+    ) -> list[tuple[float, Metrics]]:
+        """Cut the trajectories by their advantages, in place; further reward, metrics of each."""
+        seats = [env.seat if isinstance(env, SeatEnv) else "" for env in envs]
+
+        def of(seat: str, column: Sequence[T]) -> list[T]:
+            return [each for each, its in zip(column, seats, strict=True) if its == seat]
+
+        names = [*dict.fromkeys(seats)]
+        groups = [
+            Group(self.task, of(seat, trajectories), of(seat, turns), of(seat, rewards), seat)
+            for seat in names
+        ]
+        its_metrics = [of(seat, metrics) for seat in names]
+        trajectories[:], further = put_in_pieces(groups, its_metrics, self.advantages, self.gamma)
+        return further
 
     def _record(
         self,
@@ -307,7 +353,9 @@ def _shifted_by_seat(
         seat: fmean([total for total, its in zip(earned, seats, strict=True) if its == seat])
         for seat in seats
     }
-    for own, seat, total in zip(metrics, seats, earned, strict=True):
+    for own, seat, total, trajectory in zip(metrics, seats, earned, trajectories, strict=True):
+        noted = dict_mean([transition.metrics for transition in trajectory.transitions])
+        own.update({f"seat/{seat}/{name}": value for name, value in noted.items()})
         own[f"seat/{seat}/reward"] = total
     overall = fmean(earned) if earned else 0.0
     return [reward + overall - means[seat] for reward, seat in zip(rewards, seats, strict=True)]

@@ -404,7 +404,7 @@ async def test_a_failed_episode_is_played_again_at_all_of_its_seats(group_size: 
 
     assert len(group.trajectories_G) == 2 * group_size
     assert {e.error_type for e in group.rollout_errors} == {"AgentError.OSError"}
-    earned = [name for metrics in group.metrics_G for name in metrics if name.startswith("seat/")]
+    earned = [name for metrics in group.metrics_G for name in metrics if name.endswith("/reward")]
     assert sorted(earned) == sorted(f"seat/{name}/reward" for name in SEATS * group_size)
     assert len(asyncio.all_tasks()) == 1
 

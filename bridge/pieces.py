@@ -1,0 +1,104 @@
+"""A group in pieces: how turns come to advantages of their own under the Cookbook's unchanged loop.
+
+The Cookbook gives every token of a trajectory one advantage: the trajectory's total reward less the
+mean of its group. So a trajectory goes to it in pieces, one for each advantage in it. A piece has
+the tokens of that advantage as its actions, and all others before them in its observations: each
+sampled token is trained on once, in its own context. The totals of a group are such that what the
+Cookbook makes of them is each piece's advantage; where it has to be, one piece without a token
+makes their mean right.
+
+The price is a datum a piece: an episode of ten turns, each with an advantage of its own, costs the
+training pass of ten prefixes of it. (``evert.rollout`` has no such price: ``trainers/loop``.)
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import tinker
+from tinker_cookbook.completers import TokensWithLogprobs
+from tinker_cookbook.rl.types import (
+    PARSE_ERROR_MASKED_METRIC_KEY,
+    Metrics,
+    Trajectory,
+    Transition,
+)
+
+from evert.bridge.credit import Advantages, Group, token_advantages
+
+
+def put_in_pieces(
+    groups: Sequence[Group],
+    metrics: Sequence[Sequence[Metrics]],
+    advantages: Advantages,
+    gamma: float | None,
+) -> tuple[list[Trajectory], list[tuple[float, Metrics]]]:
+    """The pieces of a group's trajectories, and the further reward and the metrics of each.
+
+    The Cookbook's means of the rewards and of the turns of an episode stay what they were: the
+    first piece of each trajectory carries them, with its metrics.
+
+    Args:
+        groups: One a seat.
+        metrics: [seats][G], of each trajectory.
+        advantages: As ``token_advantages`` takes them.
+        gamma: The same.
+
+    Raises:
+        AdvantagesError: As ``token_advantages``.
+    """
+    centre = float(np.mean(np.concatenate([group.rewards for group in groups])))
+    pieces = list[Trajectory]()
+    further = list[tuple[float, Metrics]]()
+    left = list[float]()
+    for group, its_metrics in zip(groups, metrics, strict=True):
+        by_token = token_advantages(group, advantages, gamma)
+        for number, trajectory in enumerate(group.trajectories):
+            own: Metrics = {
+                "reward/total": float(group.rewards[number]),
+                "turns_per_episode": len(trajectory.transitions),
+                **its_metrics[number],
+            }
+            turns = zip(group.turns[number], by_token[number], strict=True)
+            for advantage, piece in _pieces(trajectory, {id(t): values for t, values in turns}):
+                earned = math.fsum(turn.reward for turn in piece.transitions)
+                pieces.append(piece)
+                further.append((centre + advantage - earned, own))
+                left.append(-advantage)
+                own = {}
+    if rest := math.fsum(left):
+        pieces.append(Trajectory([], tinker.ModelInput.empty()))
+        further.append((centre + rest, {}))
+    return pieces, further
+
+
+def _pieces(
+    trajectory: Trajectory, by_turn: dict[int, list[float]]
+) -> Iterator[tuple[float, Trajectory]]:
+    """Each advantage in a trajectory, with its tokens as the actions; in order of the first."""
+    found = dict[float, list[Transition]]()
+    for turn in trajectory.transitions:
+        for advantage, part in _parts(turn, by_turn[id(turn)]):
+            found.setdefault(advantage, []).append(part)
+    for advantage, parts in found.items():
+        # no stop reason: the Cookbook would bound the reward of one that a limit stopped
+        yield advantage, Trajectory(parts, trajectory.final_ob)
+
+
+def _parts(turn: Transition, advantages: Sequence[float]) -> Iterator[tuple[float, Transition]]:
+    """A turn, or its runs of tokens with one advantage; the first has what was noted of it."""
+    if len(set(advantages)) <= 1:
+        yield (advantages[0] if advantages else 0.0), turn
+        return
+    start, tokens, logprobs = 0, turn.ac.tokens, turn.ac.logprobs
+    masked = {k: v for k, v in turn.metrics.items() if k == PARSE_ERROR_MASKED_METRIC_KEY}
+    for advantage, run in itertools.groupby(advantages):
+        end = start + len(list(run))
+        before = tinker.EncodedTextChunk(tokens=tokens[:start])
+        action = TokensWithLogprobs(tokens[start:end], logprobs[start:end], turn.ac.stop_reason)
+        seen = turn.ob.append(before) if start else turn.ob
+        notes = (masked, {}) if start else (turn.metrics, turn.logs)
+        reward = 0.0 if start else turn.reward
+        yield advantage, Transition(seen, action, reward, turn.episode_done, *notes)
+        start = end
