@@ -15,6 +15,7 @@
 #   make kill9   runs killed at random moments go on (about 10 minutes)
 #   make bench   the benchmarks behind the README's table (about 90 minutes; `make smoke`: one minute)
 #   make vision  a tiny model that sees learns colours, three seeds (a few minutes)
+#   make credit  credit by turn against credit by episode, three seeds, and its figure (about 5 minutes)
 #   make soak    100,000 mixed episodes: memory, what is left, the longest stall; a plot in soak.png
 #   make machine   ten thousand steps of an Env's life in any order, others each time
 
@@ -23,7 +24,7 @@ BIN := .venv/bin
 SETTINGS ?=
 COOKBOOK := 0.6.1
 
-.PHONY: train test frameworks trainers served service tau2 cookbooks lint docs bench kill9 smoke soak machine vision clean
+.PHONY: train test frameworks trainers served service tau2 cookbooks lint docs bench credit kill9 smoke soak machine vision clean
 
 train: .venv/installed
 	$(BIN)/python -m evert.trainers.train env=identity $(SETTINGS)
@@ -119,6 +120,9 @@ smoke: .venv/developing
 	$(BIN)/python benchmarks/engine.py --quick
 	$(BIN)/python benchmarks/intervals.py --quick
 	$(BIN)/python benchmarks/scale.py --quick
+
+credit: .venv/developing
+	$(BIN)/python benchmarks/credit.py --plot docs/credit.png $(SETTINGS)
 
 soak: .venv/developing
 	$(BIN)/python benchmarks/soak.py --plot soak.png $(SETTINGS)

@@ -1,0 +1,158 @@
+"""Credit by turn against credit by episode: ten turns of which only the third decides.
+
+    python benchmarks/credit.py [--seeds 0 1 2] [--plot docs/credit.png] [--quick]
+
+In the third turn the agent asks evert-tiny who it is, as the game identity does, and rewards the
+answer there and then (``client.reward``); in the nine others it asks for a colour, which nobody
+scores. Both arms are the loop of ``docs/own-loop.md``, alike in loss and learning rate, and
+differ in one argument: ``batch.data()`` gives all ten turns the advantage of the episode,
+``batch.data(gamma=0.0)`` each turn that of its own reward.
+
+Solved is a run whose mean reward over five steps is at least 0.9. Runs that are on file in the
+results' folder are not repeated. Exits with 1 if any arm is not solved, or if credit by turn takes
+more than half the steps of credit by episode over all seeds.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import tinker
+from rich.console import Console
+
+import evert
+from evert.envs.identity import TRAIN_TASKS, score
+from evert.trainers.reporting.figures.curves import draw_panel
+from evert.trainers.reporting.figures.style import save as save_figure
+from evert.trainers.reporting.metrics import Curve
+from evert.trainers.runs.origin import origin
+
+TURNS, DECIDES = 10, 2
+ARMS = {"by episode": None, "by turn": 0.0}
+"""Name -> ``gamma`` of ``batch.data``."""
+TASKS, GROUP_SIZE, LEARNING_RATE, MAX_TOKENS = 4, 4, 1e-3, 16
+MOST_STEPS, LAST, SOLVED = 100, 5, 0.9
+
+
+async def ten_turns(client: evert.AgentClient, task: Sequence[int]) -> float:
+    """Ten questions of which one is scored."""
+    for turn, number in enumerate(task):
+        asked = f"{turn + 1} of {TURNS}. Say a color, {number}."
+        if turn == DECIDES:
+            asked = f"Let's play a game. Say you are {number}."
+        completion = await client.chat.completions.create(
+            messages=[{"role": "user", "content": asked}]
+        )
+        if turn == DECIDES:
+            client.reward(score(completion.choices[0].message.content or "", number))
+    return 0.0
+
+
+async def learn(gamma: float | None, seed: int, most: int) -> list[float]:
+    """Mean reward of each step until it is solved, or ``most`` of them."""
+    service = tinker.ServiceClient()
+    trainer = await service.create_lora_training_client_async("evert-tiny", rank=32)
+    adam = tinker.AdamParams(learning_rate=LEARNING_RATE, beta1=0.9, beta2=0.95, eps=1e-8)
+    draw = random.Random(seed)
+    rewards: list[float] = []
+    while len(rewards) < most and not is_solved(rewards):
+        policy = await trainer.save_weights_and_get_sampling_client_async()
+        tasks = [draw.choices(TRAIN_TASKS, k=TURNS) for _ in range(TASKS)]
+        batch = await evert.rollout(
+            ten_turns,
+            tasks,
+            policy,
+            group_size=GROUP_SIZE,
+            max_tokens=MAX_TOKENS,
+            seed=1000 * seed + len(rewards),
+        )
+        data = batch.data(gamma=gamma)
+        backward = await trainer.forward_backward_async(data, "importance_sampling")
+        update = await trainer.optim_step_async(adam)
+        await backward
+        await update
+        rewards.append(float(batch.rewards.mean()))
+    return rewards
+
+
+def is_solved(rewards: Sequence[float]) -> bool:
+    """Whether the last steps are good enough."""
+    return len(rewards) >= LAST and fmean(rewards[-LAST:]) >= SOLVED
+
+
+def run(arm: str, seed: int, out: Path, most: int) -> dict[str, Any]:
+    """One run, or what is on file of it."""
+    path = out / f"{arm.replace(' ', '-')}-{seed}.json"
+    if not path.exists():
+        began = time.monotonic()
+        with evert.embedded_engine(out / "store" / path.stem, threads=1, seed=seed):
+            rewards = asyncio.run(learn(ARMS[arm], seed, most))
+        found = {"arm": arm, "seed": seed, "rewards": rewards, "solved": is_solved(rewards)}
+        record = {**found, "seconds": time.monotonic() - began, **origin()}
+        path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    read: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return read
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark; returns 1 where credit by turn does not take half the steps."""
+    options = parse(argv)
+    console = Console(highlight=False)
+    out = Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    found: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
+    for seed in options.seeds:
+        for arm, runs in found.items():
+            runs.append(run(arm, seed, out, 2 if options.quick else MOST_STEPS))
+            steps, solved = len(runs[-1]["rewards"]), runs[-1]["solved"]
+            console.print(f"seed {seed}, credit {arm}: {'solved' if solved else 'not'} in {steps}")
+    if options.quick:
+        return 0
+    if options.plot:
+        plot(found, Path(options.plot))
+    steps = {arm: sum(len(each["rewards"]) for each in runs) for arm, runs in found.items()}
+    share = steps["by turn"] / steps["by episode"]
+    console.print(f"steps over {len(options.seeds)} seeds: {steps}; the share is {share:.2f}")
+    all_solved = all(each["solved"] for runs in found.values() for each in runs)
+    return 0 if all_solved and share <= 0.5 else 1
+
+
+def plot(found: dict[str, list[dict[str, Any]]], path: Path) -> None:
+    """A line a run: the mean reward of the last steps."""
+    lines = [
+        (f"{arm}, seed {each['seed']}", curve(each["rewards"]))
+        for arm, runs in found.items()
+        for each in runs
+    ]
+    title = "Ten turns, of which the third decides: credit by turn, by episode"
+    save_figure(draw_panel(title, f"mean reward over {LAST} steps", lines), path)
+
+
+def curve(rewards: Sequence[float]) -> Curve:
+    """The running mean over the last steps."""
+    steps = range(1, len(rewards) + 1)
+    means = [fmean(rewards[max(0, step - LAST) : step]) for step in steps]
+    return Curve(steps=[*steps], seconds=[0.0] * len(means), scores=means)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--quick", action="store_true", help="two steps a run: that it works")
+    parser.add_argument("--plot", default="", help="where to put the figure")
+    parser.add_argument("--out", default="runs/benchmark-credit", help="results' folder")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
