@@ -36,11 +36,11 @@ class Sampler(Protocol):
 class Curriculum:
     """A ``Sampler`` that leaves out tasks that teach nothing: solved ones, and hopeless ones.
 
-    A group teaches where its rewards differ. A task whose latest group taught goes on being played,
-    the least played first; one whose latest did not *rests*. Resting tasks come back: ``retry`` of
-    all groups are for them, the least played first, since what is hopeless today may be learned
-    tomorrow, and what is solved may be forgotten. ``explore`` of all groups are for tasks that were
-    never tried. What one kind has too few of, the others fill, resting ones last.
+    A group teaches where its rewards differ. A task of which one of the latest two groups taught is
+    played on, the least played first; any other that was tried *rests*. Resting tasks come back:
+    ``retry`` of all groups are for them, the least played first, since what is hopeless today may
+    be learned tomorrow, and what is solved may be forgotten. ``explore`` of all groups are for
+    tasks that were never tried. What one kind has too few of, the others fill, resting ones last.
 
     What it chooses follows from its seed, the step and what it was told of the steps before.
 
@@ -74,7 +74,7 @@ class Curriculum:
         self.retry = retry
         self.explore = explore
         self._played = [0] * tasks
-        self._teaches: list[bool | None] = [None] * tasks
+        self._taught: list[tuple[bool, ...]] = [()] * tasks  # whether its latest two groups did
 
     def next(self, step: int) -> list[int]:
         """The tasks of batch ``step``, all different."""
@@ -82,7 +82,7 @@ class Curriculum:
         random.Random(f"{self.seed}/{step}").shuffle(order)
         order.sort(key=self._played.__getitem__)
         pools = {
-            kind: [task for task in order if self._teaches[task] is kind]
+            kind: [task for task in order if self._teaches(task) is kind]
             for kind in (True, None, False)
         }
         shares = {False: self._share(self.retry, step), None: self._share(self.explore, step)}
@@ -90,6 +90,10 @@ class Curriculum:
         known = {*chosen}
         rest = [task for pool in pools.values() for task in pool if task not in known]
         return [*chosen, *rest][: self.batch_size]
+
+    def _teaches(self, task: int) -> bool | None:
+        """Whether a task is to be played on; None: it was never tried."""
+        return any(self._taught[task]) if self._taught[task] else None
 
     def _share(self, share: float, step: int) -> int:
         """Groups of a batch that are a share; what is less than one adds up from step to step."""
@@ -100,7 +104,8 @@ class Curriculum:
         """Learn whether a task's group taught."""
         self._played[task] += 1
         spread = max(rewards, default=0.0) - min(rewards, default=0.0)
-        self._teaches[task] = spread > 1e-9 * max(map(abs, rewards), default=0.0)
+        teaches = spread > 1e-9 * max(map(abs, rewards), default=0.0)
+        self._taught[task] = (*self._taught[task][-1:], teaches)
 
 
 def make_sampler(given: Any, tasks: int, batch_size: int, seed: int) -> Sampler | None:

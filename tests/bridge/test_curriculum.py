@@ -99,7 +99,7 @@ async def test_seats_that_earn_apart_and_always_the_same_teach_nothing() -> None
     curriculum = Curriculum(4, 2)
     await play(dataset(curriculum, seated, seats=("player", "judge")).get_batch(0))
 
-    assert curriculum._teaches.count(False) == 2
+    assert [curriculum._teaches(task) for task in range(4)].count(False) == 2
 
 
 @pytest.mark.parametrize("strategy", [FailFast(), LeaveOut()], ids=lambda s: type(s).__name__)
@@ -206,6 +206,16 @@ def test_what_teaches_is_played_on_and_what_does_not_rests() -> None:
     assert first[0] in second
     assert not {*first[1:]} & {*second}
     assert len({*second}) == 10, "the rest is new"
+
+
+def test_a_task_that_taught_rests_after_two_groups_that_do_not() -> None:
+    curriculum = Curriculum(2, 1, retry=0.0, explore=0.0)
+    chosen = []
+    for rewards in (MIXED, FLAT, MIXED, FLAT, FLAT):
+        curriculum.update(0, rewards)
+        chosen += curriculum.next(0)
+
+    assert chosen == [0, 0, 0, 0, 1]
 
 
 @pytest.mark.parametrize("rewards", [[], [1.0], [0.1 + 0.2, 0.3], [0.0, 0.0]], ids=str)
