@@ -4,6 +4,7 @@
 2. TensorBoard has every number of ``metrics.jsonl``, the settings, and the final score.
 3. A resumed run goes on in both, with no step missing and none twice.
 4. A missing package, or a W&B that will not start, is an error before there is a run.
+5. What a loop of one's own logs by name goes to W&B under these names.
 
 W&B is offline: it keeps what it would send in ``.wandb`` files, in LevelDB's log format.
 """
@@ -23,6 +24,7 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
     EventAccumulator,
 )
 
+import evert
 from evert.bridge.errors import MissingPackageError
 from evert.trainers import train
 from evert.trainers.runs.files import RESULT
@@ -362,3 +364,22 @@ def test_a_missing_package_is_an_error_that_says_what_to_install(
     assert train.main([*SMALL, asked, f"log_path={tmp_path / 'run'}"]) == 1
     assert f"error: {asked} needs the package {package}" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+# -- a loop of one's own -------------------------------------------------------------------------
+
+
+def test_a_loop_of_ones_own_keeps_the_names_of_its_models_apart(tmp_path: Path) -> None:
+    with (
+        redirect_stderr(io.StringIO()),
+        evert.open_log(tmp_path, wandb_project="games", wandb_name="codec"),
+    ):
+        for step in range(2):
+            evert.log(step, compressor={"reward": 1.0 + step}, reconstructor={"reward": -1.0})
+
+    folder = RunFolder(tmp_path, resumed=False)
+    assert {(run.project, run.display_name) for run in wandb_runs(folder)} == {("games", "codec")}
+    logged = [row for row in wandb_history(folder) if "compressor/reward" in row]
+    assert [row["compressor/reward"] for row in logged] == [1.0, 2.0]
+    assert [row["reconstructor/reward"] for row in logged] == [-1.0, -1.0]
+    assert [row["_step"] for row in logged] == [0, 1]

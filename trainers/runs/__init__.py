@@ -23,6 +23,7 @@ In reading order:
     progress.py         what is shown meanwhile
     redaction.py        its logs and configuration, without the secrets that are known
     process.py          a run as a process of its own
+    logs.py             ``evert.log``: curves of a loop of one's own, by name
     tracking.py         Weights & Biases and TensorBoard, where asked for
     summary.py          the figures, samples and table at the end
 """

@@ -31,13 +31,12 @@ from evert.bridge.errors import EvertError, MissingPackageError
 from evert.bridge.secrets import redacted_arguments
 from evert.trainers.runs.files import WANDB
 from evert.trainers.runs.folder import RunFolder
+from evert.trainers.runs.logs import EVENTS, EventsLogger, numbers
 from evert.trainers.runs.settings import TrainSettings, slug
 from evert.trainers.runs.steps import HELD_OUT_REWARD
 
 if TYPE_CHECKING:
     import wandb
-
-EVENTS = "tensorboard"
 
 
 class TrackingError(EvertError, RuntimeError):
@@ -215,7 +214,7 @@ def run_tags(settings: TrainSettings) -> list[str]:
 # -- TensorBoard ---------------------------------------------------------------------------------
 
 
-class TensorboardLogger(ml_log.Logger):
+class TensorboardLogger(EventsLogger):
     """Writes a run's event files: what ``metrics.jsonl`` says, a scalar a metric and step.
 
     The settings are there as text from the start, and as hyperparameters with the final scores. A
@@ -223,38 +222,26 @@ class TensorboardLogger(ml_log.Logger):
     """
 
     def __init__(self, folder: RunFolder, about: Mapping[str, Any]) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
         self._path, self._settings = folder.path / EVENTS, about["settings"]
         self._steps = folder.steps_done()
-        make: Any = SummaryWriter
-        self._writer = make(str(self._path), purge_step=0 if self._path.is_dir() else None)
+        super().__init__(self._path, purge_step=0 if self._path.is_dir() else None)
         for name in ("settings", "engine", "versions"):
             rows = [f"| {key} | {value} |" for key, value in about[name].items()]
             self._writer.add_text(name, "\n".join(["| | |", "|---|---|", *rows]), 0)
         for row in [row for row in folder.steps() if row["step"] < self._steps]:
             self.log_metrics(row, row["step"])
 
-    def log_hparams(self, config: Any) -> None:
-        """Nothing to do: the settings say it."""
-
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Write numbers, at once: the run may be killed any time."""
-        numbers = {k: v for k, v in metrics.items() if k != "step" and isinstance(v, int | float)}
+        """Write a step's numbers, or at last the final scores beside the settings."""
         if step is None:
             plain = (bool, int, float, str)
             given = {k: v if isinstance(v, plain) else str(v) for k, v in self._settings.items()}
-            self._writer.add_hparams(given, numbers, run_name=".", global_step=self._steps)
+            scores = numbers(metrics)
+            self._writer.add_hparams(given, scores, run_name=".", global_step=self._steps)
             return
         self._steps = step + 1
-        for name, value in numbers.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
+        super().log_metrics(metrics, step)
 
     def get_logger_url(self) -> str:
         """What shows all the runs beside this one."""
         return f"tensorboard --logdir {self._path.parent.parent}"
-
-    def close(self) -> None:
-        """Close the event file."""
-        self._writer.close()
