@@ -17,8 +17,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import tinker
 import tokenizers  # type: ignore[import-untyped]
 from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.exceptions import RendererError
@@ -29,6 +30,7 @@ from tinker_cookbook.renderers.base import (
     RenderContext,
     Renderer,
     ToolSpec,
+    TrainOnWhat,
 )
 
 from evert.bridge.base import default_renderer, register_base_tokenizers
@@ -36,6 +38,9 @@ from evert.bridge.errors import RendererMismatchError
 from evert.bridge.literals import MARK, ControlTokens, MarkedBackend, MarkedTokenizer
 from evert.bridge.marks import CHECKED_TOKENS, check_marks
 from evert.bridge.tokens import FlatPrompt, flatten
+
+if TYPE_CHECKING:
+    import torch
 
 register_base_tokenizers()  # here, since every Env, pickled ones too, comes past this module
 
@@ -217,6 +222,24 @@ class PromptRenderer:
         with self._lock, self._refusing():
             prompt = self._renderer.build_generation_prompt(messages)
         return flatten(prompt.chunks)
+
+    def example(
+        self, messages: list[Message], train_on: TrainOnWhat
+    ) -> tuple[tinker.ModelInput, "torch.Tensor"]:
+        """A whole conversation to learn from, as the renderer itself makes it.
+
+        Args:
+            messages: Escaped.
+            train_on: Which of them are learned.
+
+        Returns:
+            The conversation, and a weight for each of its tokens: 1 where it is learned, else 0.
+
+        Raises:
+            RendererMismatchError: The renderer cannot render these messages.
+        """
+        with self._lock, self._refusing():
+            return self._renderer.build_supervised_example(messages, train_on_what=train_on)
 
     def tail(self, messages: list[Message], start: int, last_user: int) -> FlatPrompt:
         """What ``messages[start:]`` add to the prompt, without the generation suffix.

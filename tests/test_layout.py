@@ -46,6 +46,7 @@ SUBFOLDERS = (
     "trainers/engine/training",
     "trainers/evaluation",
     "trainers/loop",
+    "trainers/models",
     "trainers/reporting",
     "trainers/reporting/figures",
     "trainers/runs",

@@ -22,6 +22,7 @@ The rooms:
     engine/       the in-process engine: Tinker's clients without a service
     runs/         what a run is made of: settings, folder, engine, warm-up, progress, tracking
     loop/         a loop of one's own: rollouts as arrays, and data to train on
+    models/       several models in training, side by side on one base
     evaluation/   playing tasks and scoring them, for ``evaluate`` and for held-out scores
     reporting/    the page and every figure
     sweeping/     the parts of ``evert sweep``

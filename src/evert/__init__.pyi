@@ -57,6 +57,13 @@ from evert.envs.gym.registration import register_agent as register_agent
 from evert.trainers.engine.engine import embedded_engine as embedded_engine
 from evert.trainers.loop.batch import Batch as Batch
 from evert.trainers.loop.rollout import rollout as rollout
+from evert.trainers.models.errors import ModelInputError as ModelInputError
+from evert.trainers.models.model import Model as Model
+from evert.trainers.models.opening import models as models
+from evert.trainers.runs.logs import Log as Log
+from evert.trainers.runs.logs import LogError as LogError
+from evert.trainers.runs.logs import log as log
+from evert.trainers.runs.logs import open_log as open_log
 from evert.trainers.serving.policy import ServedPolicy as ServedPolicy
 from evert.trainers.serving.service import PolicyService as PolicyService
 from evert.trainers.train import train as train

@@ -12,10 +12,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias, Unpack
+from typing import Any, Protocol, TypeAlias, Unpack, runtime_checkable
 
 import tinker
 from tinker_cookbook.completers import TokenCompleter
+from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.types import Env, Trajectory
 
 from evert.bridge.agent import Agent
@@ -35,17 +36,33 @@ from evert.trainers.loop.batch import Batch, Played
 from evert.trainers.runs.failures import Failure, Failures, failure_in, failure_of
 from evert.trainers.serving.client import ServedSamplingClient
 
-Policy: TypeAlias = tinker.SamplingClient | ServedSamplingClient | TokenCompleter
+
+@runtime_checkable
+class InTraining(Protocol):
+    """A model in training: ``evert.models`` makes such."""
+
+    renderer: Renderer
+    context_length: int | None
+
+    async def sampler(self) -> tinker.SamplingClient:
+        """A client that samples its present weights."""
+        ...
+
+
+Sampled: TypeAlias = tinker.SamplingClient | ServedSamplingClient | TokenCompleter
 """What answers an agent's calls."""
+
+Policy: TypeAlias = Sampled | InTraining
+"""The same, or a model in training, which answers with the weights that it has then."""
 
 
 async def rollout(
     agent: Agent | str,
     tasks: Sequence[Any],
-    policy: Policy | Mapping[str, Policy],
+    policy: Policy | Mapping[str, Policy] | None = None,
     *,
     group_size: int = 8,
-    seats: Sequence[str] = (),
+    seats: Sequence[str] | Mapping[str, Policy] = (),
     max_tokens: int = 256,
     temperature: float = 1.0,
     seed: int = 0,
@@ -62,10 +79,10 @@ async def rollout(
     Args:
         agent: The agent, or its import path.
         tasks: P of them; each is a group.
-        policy: A sampling client, or a ``TokenCompleter``, which has limits and draws of its own.
-            For an agent with seats, one for all or a mapping from each to its own.
+        policy: A sampling client, a model of ``evert.models``, or a ``TokenCompleter``, which has
+            limits and draws of its own. For an agent with seats, one for all or one for each.
         group_size: G, the episodes a task.
-        seats: Names of the agent's trained roles, where it has several and ``policy`` names none.
+        seats: Names of the agent's trained roles, if there are several; or the policy of each.
         max_tokens: Of one reply, at most.
         temperature: Of the sampling.
         seed: Of all that is sampled, and of what agents draw; another for each step.
@@ -81,21 +98,22 @@ async def rollout(
     """
     if len(tasks) == 0:
         raise InvalidDatasetError("rollout needs at least one task, got none.")
-    seats = tuple(seats) or (tuple(policy) if isinstance(policy, Mapping) else ())
-    draws = _Draws(_by_seat(policy, seats), max_tokens, temperature, seed)
-    options = _with_model(options, draws.policies[0])
-    build = partial(ChatAgentGroupBuilder, agent, group_size=group_size, seats=seats)
+    names, policies = _by_seat(policy, seats)
+    options = _with_model(options, policies)
+    samplers = [await each.sampler() if isinstance(each, InTraining) else each for each in policies]
+    draws = _Draws(samplers, max_tokens, temperature, seed)
+    build = partial(ChatAgentGroupBuilder, agent, group_size=group_size, seats=names)
     build = partial(build, group_reward=group_reward, record=record)
     builders = [build(task=t, seed=seed_of(seed, n), **options) for n, t in enumerate(tasks)]
     groups = await _play_all(builders, draws, asyncio.Semaphore(parallel))
-    return _batch(tasks, group_size, seats, groups)
+    return _batch(tasks, group_size, names, groups)
 
 
 @dataclass(frozen=True)
 class _Draws:
     """Who answers which episode, with draws that no other has."""
 
-    policies: Sequence[Policy]
+    policies: Sequence[Sampled]
     max_tokens: int
     temperature: float
     seed: int
@@ -110,32 +128,57 @@ class _Draws:
         return SeededPolicy(found, self.max_tokens, self.temperature, number)
 
 
-def _by_seat(policy: Policy | Mapping[str, Policy], seats: Sequence[str]) -> list[Policy]:
-    """The policy of each seat, in their order; one where there are none.
+def _by_seat(
+    policy: Policy | Mapping[str, Policy] | None, seats: Sequence[str] | Mapping[str, Policy]
+) -> tuple[tuple[str, ...], list[Policy]]:
+    """The names of the seats, and the policy of each; no name and one policy where there are none.
 
     Raises:
-        InvalidDatasetError: The policies are of other seats.
+        InvalidDatasetError: There is none, or they are of other seats.
     """
+    if policy is None and isinstance(seats, Mapping):
+        policy = seats
+    if policy is None:
+        raise InvalidDatasetError(
+            "rollout got no policy. Give it one, or one a seat: "
+            'seats={"player": player, "judge": judge}.'
+        )
     if not isinstance(policy, Mapping):
-        return [policy] * max(1, len(seats))
-    if policy.keys() != set(seats):
+        return tuple(seats), [policy] * max(1, len(seats))
+    names = tuple(seats) or tuple(policy)
+    if policy.keys() != set(names):
         raise InvalidDatasetError(
             f"policy has the seats {', '.join(policy) or 'none'}; the agent's are "
-            f"{', '.join(seats) or 'none'}. Give one of each, or one policy for all."
+            f"{', '.join(names) or 'none'}. Give one of each, or one policy for all."
         )
-    return [policy[seat] for seat in seats]
+    return names, [policy[seat] for seat in names]
 
 
-def _with_model(options: EnvOptions, policy: Policy) -> EnvOptions:
-    """The options, with what fits the model that is sampled where the user gave none."""
-    if not isinstance(policy, tinker.SamplingClient):
-        return options
-    base = policy.get_base_model()
-    if options.get("renderer") is None:
-        options = {**options, "renderer": model_renderer(base)}
-    if options.get("context_length") is None and (context := context_length_here(base)):
-        options = {**options, "context_length": context}
-    return options
+def _with_model(options: EnvOptions, policies: Sequence[Policy]) -> EnvOptions:
+    """The options, with what fits the first model that is sampled where the user gave none.
+
+    Raises:
+        InvalidDatasetError: Seats are of models in training that write in different tokens.
+    """
+    policy, training = policies[0], [each for each in policies if isinstance(each, InTraining)]
+    tokenizers = [each.renderer.tokenizer for each in training]
+    if len({getattr(each, "name_or_path", each) for each in tokenizers}) > 1:
+        raise InvalidDatasetError(
+            "The seats are of models on different bases; expected one base, whose tokens all seats "
+            "read and write. Take the models of one call of evert.models."
+        )
+    renderer, context = options.get("renderer"), options.get("context_length")
+    if isinstance(policy, InTraining):
+        renderer, context = renderer or policy.renderer, context or policy.context_length
+    elif isinstance(policy, tinker.SamplingClient):
+        base = policy.get_base_model()
+        renderer, context = renderer or model_renderer(base), context or context_length_here(base)
+    given: EnvOptions = {**options}
+    if renderer is not None:
+        given["renderer"] = renderer
+    if context is not None:
+        given["context_length"] = context
+    return given
 
 
 # -- playing -------------------------------------------------------------------------------------

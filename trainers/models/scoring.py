@@ -1,0 +1,110 @@
+"""Conversations as what a model measures and learns from; log-probabilities as ragged arrays.
+
+In order: reading prompts and targets, reading whole conversations, and the arrays that a forward
+pass gave. Texts are texts: one that holds a control token's name does not become that token.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import tinker
+import torch
+from numpy.typing import NDArray
+from tinker_cookbook.renderers import TrainOnWhat
+from tinker_cookbook.renderers.base import Message
+from tinker_cookbook.supervised.common import datum_from_model_input_weights
+
+from evert.bridge.messages import read_message
+from evert.bridge.rendering import PromptRenderer
+from evert.trainers.models.errors import ModelInputError
+
+Conversation: TypeAlias = Sequence[Mapping[str, Any]]
+"""Messages in OpenAI's format."""
+
+Prompt: TypeAlias = str | Conversation | Sequence[int]
+"""A user's one message, messages that a reply is to follow, or token ids."""
+
+Target: TypeAlias = str | Sequence[int]
+"""A reply's text, or token ids."""
+
+LogProbs: TypeAlias = NDArray[np.float32]
+"""[T], of a target's tokens, in order."""
+
+
+def target_datum(renderer: PromptRenderer, prompt: Prompt, target: Target) -> tinker.Datum:
+    """A prompt and what may follow it; the weights are 1 on the target's tokens, 0 elsewhere.
+
+    Raises:
+        ModelInputError: There is nothing to measure.
+        openai.BadRequestError: A message cannot be read.
+        RendererMismatchError: The renderer cannot render the messages.
+    """
+    if isinstance(target, str) and not _are_ids(prompt):
+        messages = [*_messages(prompt), Message(role="assistant", content=target)]
+        return _datum(renderer, messages, TrainOnWhat.LAST_ASSISTANT_MESSAGE, "none")
+    before = [int(token) for token in prompt] if _are_ids(prompt) else _prompt(renderer, prompt)  # type: ignore[arg-type]
+    after = renderer.spell(target) if isinstance(target, str) else [int(one) for one in target]
+    if not before or not after:
+        raise ModelInputError(
+            f"logprobs got a prompt of {len(before)} tokens and a target of {len(after)}; expected "
+            "at least one token of each."
+        )
+    weights = torch.tensor([0.0] * len(before) + [1.0] * len(after))
+    whole = tinker.ModelInput.from_ints([*before, *after])
+    return datum_from_model_input_weights(whole, weights)
+
+
+def conversation_datum(renderer: PromptRenderer, conversation: Conversation) -> tinker.Datum:
+    """A conversation of which all that the assistant says is learned; its weights sum to 1.
+
+    Raises:
+        ModelInputError: The assistant says nothing in it.
+        openai.BadRequestError: A message cannot be read.
+        RendererMismatchError: The renderer cannot render the messages.
+    """
+    messages = _messages(conversation)
+    if not any(message["role"] == "assistant" for message in messages):
+        roles = ", ".join(message["role"] for message in messages) or "nobody"
+        raise ModelInputError(
+            f"sft got a conversation in which {roles} speaks; expected a message of the "
+            "assistant's to learn from: {'role': 'assistant', 'content': ...}."
+        )
+    return _datum(renderer, messages, TrainOnWhat.ALL_ASSISTANT_MESSAGES, "mean")
+
+
+def target_logprobs(
+    output: tinker.ForwardBackwardOutput, data: Sequence[tinker.Datum]
+) -> list[LogProbs]:
+    """The log-probabilities where the weights are not 0; one array a datum."""
+    return [
+        np.asarray(each["logprobs"].to_numpy(), np.float32)[datum_weights(datum) != 0]
+        for each, datum in zip(output.loss_fn_outputs, data, strict=True)
+    ]
+
+
+def datum_weights(datum: tinker.Datum) -> NDArray[np.float32]:
+    """[N], the weights of a datum's targets."""
+    return np.asarray(datum.loss_fn_inputs["weights"].to_numpy(), np.float32)
+
+
+def _messages(prompt: Any) -> list[Message]:
+    if isinstance(prompt, str):
+        return [Message(role="user", content=prompt)]
+    return [read_message(message, index, {}) for index, message in enumerate(prompt)]
+
+
+def _prompt(renderer: PromptRenderer, prompt: Any) -> list[int]:
+    flat = renderer.full([renderer.escape(message) for message in _messages(prompt)])
+    return [token for token in flat if isinstance(token, int)]
+
+
+def _are_ids(prompt: Prompt) -> bool:
+    return not isinstance(prompt, str) and all(isinstance(one, int | np.integer) for one in prompt)
+
+
+def _datum(
+    renderer: PromptRenderer, messages: list[Message], train_on: TrainOnWhat, reduction: Any
+) -> tinker.Datum:
+    whole, weights = renderer.example([renderer.escape(one) for one in messages], train_on)
+    return datum_from_model_input_weights(whole, weights, reduction=reduction)
