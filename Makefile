@@ -16,6 +16,7 @@
 #   make bench   the benchmarks behind the README's table (about 90 minutes; `make smoke`: one minute)
 #   make vision  a tiny model that sees learns colours, three seeds (a few minutes)
 #   make credit  credit by turn against credit by episode, three seeds, and its figure (about 5 minutes)
+#   make compression   two models learn together, three seeds (about 5 minutes): figures, and a plot
 #   make soak    100,000 mixed episodes: memory, what is left, the longest stall; a plot in soak.png
 #   make machine   ten thousand steps of an Env's life in any order, others each time
 
@@ -24,7 +25,7 @@ BIN := .venv/bin
 SETTINGS ?=
 COOKBOOK := 0.6.1
 
-.PHONY: train test frameworks trainers served service tau2 cookbooks lint docs bench credit kill9 smoke soak machine vision clean
+.PHONY: train test frameworks trainers served service tau2 cookbooks lint docs bench compression credit kill9 smoke soak machine vision clean
 
 train: .venv/installed
 	$(BIN)/python -m evert.trainers.train env=identity $(SETTINGS)
@@ -123,6 +124,9 @@ smoke: .venv/developing
 
 credit: .venv/developing
 	$(BIN)/python benchmarks/credit.py --plot docs/credit.png $(SETTINGS)
+
+compression: .venv/developing
+	$(BIN)/python benchmarks/several_models.py $(SETTINGS)
 
 soak: .venv/developing
 	$(BIN)/python benchmarks/soak.py --plot soak.png $(SETTINGS)

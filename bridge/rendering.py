@@ -223,24 +223,6 @@ class PromptRenderer:
             prompt = self._renderer.build_generation_prompt(messages)
         return flatten(prompt.chunks)
 
-    def example(
-        self, messages: list[Message], train_on: TrainOnWhat
-    ) -> tuple[tinker.ModelInput, "torch.Tensor"]:
-        """A whole conversation to learn from, as the renderer itself makes it.
-
-        Args:
-            messages: Escaped.
-            train_on: Which of them are learned.
-
-        Returns:
-            The conversation, and a weight for each of its tokens: 1 where it is learned, else 0.
-
-        Raises:
-            RendererMismatchError: The renderer cannot render these messages.
-        """
-        with self._lock, self._refusing():
-            return self._renderer.build_supervised_example(messages, train_on_what=train_on)
-
     def tail(self, messages: list[Message], start: int, last_user: int) -> FlatPrompt:
         """What ``messages[start:]`` add to the prompt, without the generation suffix.
 
@@ -311,6 +293,26 @@ class PromptRenderer:
             check_marks(self.decode(action))
         with self._lock:
             return self._renderer.parse_response(action)
+
+
+def supervised_example(
+    prompts: PromptRenderer, messages: list[Message], train_on: TrainOnWhat
+) -> tuple[tinker.ModelInput, "torch.Tensor"]:
+    """A whole conversation to learn from, as the renderer itself makes it.
+
+    Args:
+        prompts: The renderer.
+        messages: Escaped.
+        train_on: Which of them are learned.
+
+    Returns:
+        The conversation, and a weight for each of its tokens: 1 where it is learned, else 0.
+
+    Raises:
+        RendererMismatchError: The renderer cannot render these messages.
+    """
+    with prompts._lock, prompts._refusing():
+        return prompts._renderer.build_supervised_example(messages, train_on_what=train_on)
 
 
 def _refuse_images(content: Sequence[ContentPart], name: str) -> None:

@@ -73,8 +73,7 @@ async def rollout(
 ) -> Batch:
     """Play ``group_size`` episodes of each task.
 
-    An episode whose agent fails is left out and counted (``batch.failures``); ``on_agent_error``
-    scores it instead.
+    Episodes that fail are left out (``batch.failures``); ``on_agent_error`` scores them instead.
 
     Args:
         agent: The agent, or its import path.

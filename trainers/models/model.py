@@ -18,11 +18,11 @@ from evert.trainers.loop.batch import Batch
 from evert.trainers.loop.rollout import rollout
 from evert.trainers.models.errors import ModelInputError
 from evert.trainers.models.scoring import (
-    Conversation,
+    Lesson,
     LogProbs,
     Prompt,
     Target,
-    conversation_datum,
+    lesson_datum,
     target_datum,
     target_logprobs,
 )
@@ -151,7 +151,7 @@ class Model:
 
     async def sft(
         self,
-        conversations: Sequence[Conversation],
+        lessons: Sequence[Lesson],
         *,
         learning_rate: float | None = None,
         grad_clip_norm: float = 0.0,
@@ -159,8 +159,8 @@ class Model:
         """One step of supervised learning: what the assistant says becomes likelier.
 
         Args:
-            conversations: Each a list of messages in OpenAI's format. They count alike, however
-                long they are.
+            lessons: Each a conversation, as a list of messages in OpenAI's format, or a pair
+                ``(prompt, reply)`` as ``logprobs`` takes them. They count alike, however long.
             learning_rate: Of AdamW; None for the model's.
             grad_clip_norm: A longer gradient is cut to this norm; 0: none is.
 
@@ -171,7 +171,7 @@ class Model:
         Raises:
             ModelInputError: The assistant says nothing in one.
         """
-        data = [conversation_datum(self._prompts, each) for each in conversations]
+        data = [lesson_datum(self._prompts, each) for each in lessons]
         if not data:
             return {}
         output, metrics = await self._learn(

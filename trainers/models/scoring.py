@@ -5,7 +5,7 @@ pass gave. Texts are texts: one that holds a control token's name does not becom
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import tinker
@@ -16,8 +16,10 @@ from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.supervised.common import datum_from_model_input_weights
 
 from evert.bridge.messages import read_message
-from evert.bridge.rendering import PromptRenderer
+from evert.bridge.rendering import PromptRenderer, supervised_example
 from evert.trainers.models.errors import ModelInputError
+
+Reduction = Literal["none", "mean"]
 
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]
 """Messages in OpenAI's format."""
@@ -28,12 +30,24 @@ Prompt: TypeAlias = str | Conversation | Sequence[int]
 Target: TypeAlias = str | Sequence[int]
 """A reply's text, or token ids."""
 
+Lesson: TypeAlias = Conversation | tuple[Prompt, Target]
+"""A conversation, or a prompt and the reply that is to be learned."""
+
 LogProbs: TypeAlias = NDArray[np.float32]
 """[T], of a target's tokens, in order."""
 
 
-def target_datum(renderer: PromptRenderer, prompt: Prompt, target: Target) -> tinker.Datum:
-    """A prompt and what may follow it; the weights are 1 on the target's tokens, 0 elsewhere.
+def target_datum(
+    renderer: PromptRenderer, prompt: Prompt, target: Target, reduction: Reduction = "none"
+) -> tinker.Datum:
+    """A prompt and what may follow it.
+
+    Args:
+        renderer: Of the model.
+        prompt: What comes first.
+        target: What may follow.
+        reduction: The weights are 0 before the target; on its tokens "none": 1, "mean": they sum
+            to 1.
 
     Raises:
         ModelInputError: There is nothing to measure.
@@ -42,28 +56,31 @@ def target_datum(renderer: PromptRenderer, prompt: Prompt, target: Target) -> ti
     """
     if isinstance(target, str) and not _are_ids(prompt):
         messages = [*_messages(prompt), Message(role="assistant", content=target)]
-        return _datum(renderer, messages, TrainOnWhat.LAST_ASSISTANT_MESSAGE, "none")
-    before = [int(token) for token in prompt] if _are_ids(prompt) else _prompt(renderer, prompt)  # type: ignore[arg-type]
+        return _datum(renderer, messages, TrainOnWhat.LAST_ASSISTANT_MESSAGE, reduction)
+    before = _ids(renderer, prompt)
     after = renderer.spell(target) if isinstance(target, str) else [int(one) for one in target]
     if not before or not after:
         raise ModelInputError(
-            f"logprobs got a prompt of {len(before)} tokens and a target of {len(after)}; expected "
-            "at least one token of each."
+            f"Got a prompt of {len(before)} tokens and a target of {len(after)}; expected at least "
+            "one token of each."
         )
     weights = torch.tensor([0.0] * len(before) + [1.0] * len(after))
     whole = tinker.ModelInput.from_ints([*before, *after])
-    return datum_from_model_input_weights(whole, weights)
+    return datum_from_model_input_weights(whole, weights, reduction=reduction)
 
 
-def conversation_datum(renderer: PromptRenderer, conversation: Conversation) -> tinker.Datum:
-    """A conversation of which all that the assistant says is learned; its weights sum to 1.
+def lesson_datum(renderer: PromptRenderer, lesson: Lesson) -> tinker.Datum:
+    """What is to be learned, with weights that sum to 1: all that the assistant says, or a reply.
 
     Raises:
         ModelInputError: The assistant says nothing in it.
         openai.BadRequestError: A message cannot be read.
         RendererMismatchError: The renderer cannot render the messages.
     """
-    messages = _messages(conversation)
+    if isinstance(lesson, tuple) and not isinstance(lesson[-1], Mapping):
+        prompt, reply = cast("tuple[Prompt, Target]", lesson)
+        return target_datum(renderer, prompt, reply, "mean")
+    messages = _messages(lesson)
     if not any(message["role"] == "assistant" for message in messages):
         roles = ", ".join(message["role"] for message in messages) or "nobody"
         raise ModelInputError(
@@ -78,13 +95,12 @@ def target_logprobs(
 ) -> list[LogProbs]:
     """The log-probabilities where the weights are not 0; one array a datum."""
     return [
-        np.asarray(each["logprobs"].to_numpy(), np.float32)[datum_weights(datum) != 0]
+        np.asarray(each["logprobs"].to_numpy(), np.float32)[_weights(datum) != 0]
         for each, datum in zip(output.loss_fn_outputs, data, strict=True)
     ]
 
 
-def datum_weights(datum: tinker.Datum) -> NDArray[np.float32]:
-    """[N], the weights of a datum's targets."""
+def _weights(datum: tinker.Datum) -> NDArray[np.float32]:
     return np.asarray(datum.loss_fn_inputs["weights"].to_numpy(), np.float32)
 
 
@@ -94,7 +110,9 @@ def _messages(prompt: Any) -> list[Message]:
     return [read_message(message, index, {}) for index, message in enumerate(prompt)]
 
 
-def _prompt(renderer: PromptRenderer, prompt: Any) -> list[int]:
+def _ids(renderer: PromptRenderer, prompt: Any) -> list[int]:
+    if _are_ids(prompt):
+        return [int(token) for token in prompt]
     flat = renderer.full([renderer.escape(message) for message in _messages(prompt)])
     return [token for token in flat if isinstance(token, int)]
 
@@ -104,7 +122,8 @@ def _are_ids(prompt: Prompt) -> bool:
 
 
 def _datum(
-    renderer: PromptRenderer, messages: list[Message], train_on: TrainOnWhat, reduction: Any
+    renderer: PromptRenderer, messages: list[Message], train_on: TrainOnWhat, reduction: Reduction
 ) -> tinker.Datum:
-    whole, weights = renderer.example([renderer.escape(one) for one in messages], train_on)
+    escaped = [renderer.escape(message) for message in messages]
+    whole, weights = supervised_example(renderer, escaped, train_on)
     return datum_from_model_input_weights(whole, weights, reduction=reduction)

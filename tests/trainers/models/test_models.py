@@ -19,7 +19,9 @@ import tinker
 
 import evert
 from evert import InvalidDatasetError, InvalidModelError, Model, ModelInputError
+from evert.bridge.rendering import prompt_renderer
 from evert.trainers.engine.engine import Engine, embedded_engine
+from evert.trainers.models.scoring import lesson_datum
 
 NAMES = ("player", "judge")
 
@@ -161,6 +163,29 @@ async def test_a_model_learns_what_it_is_told_and_the_other_one_does_not() -> No
     assert await likelihood(judge) == pytest.approx(before, abs=1e-4)
     assert steps[2]["nll"] < steps[0]["nll"]
     assert steps[0]["optim/grad_norm"] > 0
+
+
+async def test_a_prompt_and_its_reply_are_learned_as_the_conversation_they_are() -> None:
+    player, judge = await pair()
+
+    as_pair = await player.sft([("Who?", "Me."), ([{"role": "user", "content": "So?"}], "No.")])
+    as_messages = await judge.sft([told("Who?", "Me."), told("So?", "No.")])
+
+    assert as_pair == pytest.approx(as_messages, rel=1e-4)
+    assert await likelihood(player) == pytest.approx(await likelihood(judge), abs=1e-3)
+
+
+async def test_of_a_pair_the_reply_alone_is_learned() -> None:
+    player, _ = await pair()
+    renderer = prompt_renderer(player.renderer)
+    talk = [*told("Who?", "Me."), {"role": "user", "content": "So?"}]
+    whole: list[Any] = [*talk, {"role": "assistant", "content": "No."}]
+
+    def learned(lesson: Any) -> int:
+        return int((lesson_datum(renderer, lesson).loss_fn_inputs["weights"].to_numpy() > 0).sum())
+
+    assert learned((talk, "No.")) == 3
+    assert learned(whole) == 7
 
 
 async def test_what_nobody_says_cannot_be_learned() -> None:

@@ -1,0 +1,99 @@
+"""Do two models learn together? ``examples/compression.py`` over several seeds.
+
+    python benchmarks/several_models.py [--quick] [--seeds 0 1 2] [--steps 40]
+
+One model writes a code for a text, and earns the nats that the code tells the other one, less what
+its tokens cost; the other learns to read. Printed, saved and drawn (``compression.png``): the
+compressor's reward and the reconstructor's gain, in the first steps and in the last. A run in which
+either does not rise fails the benchmark.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from runpy import run_path
+from typing import Any
+
+import evert
+from evert.trainers.reporting.figures import style
+from evert.trainers.runs.files import read_jsonl
+
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "compression.py"
+MEASURES = {
+    "compressor/reward": "compressor's reward",
+    "reconstructor/gain": "reconstructor's gain",
+}
+"""In nats: what a code tells, less its cost; and without it."""
+MOST_TOLD = 9.1
+"""Nats in a number of four digits, ln 9000: no code can tell more of such a text."""
+FIRST, LAST = 2, 5
+"""Steps that are averaged, at the beginning and at the end."""
+
+
+def play(seed: int, steps: int, folder: Path) -> list[dict[str, Any]]:
+    """Run the example; the rows of its ``metrics.jsonl``, a step each."""
+    with (
+        tempfile.TemporaryDirectory() as store,
+        evert.embedded_engine(store, full_parameter=False, threads=1, seed=seed),
+        evert.open_log(folder),
+    ):
+        asyncio.run(run_path(str(EXAMPLE))["main"](seed, steps))
+    return read_jsonl(folder / "metrics.jsonl")
+
+
+def ends(rows: Sequence[dict[str, Any]], measure: str) -> tuple[float, float]:
+    """Means of the first steps and of the last."""
+    values = [row[measure] for row in rows]
+    return statistics.fmean(values[:FIRST]), statistics.fmean(values[-LAST:])
+
+
+def draw(runs: dict[int, list[dict[str, Any]]], path: Path) -> None:
+    """A panel a measure, a line a seed."""
+    figure, panels = style.new_figure(9, 3.6, len(MEASURES))
+    for axes, (measure, title) in zip(panels, MEASURES.items(), strict=True):
+        style.head(axes, title, "nats by step; a line a seed")
+        for colour, rows in zip(style.COLOURS, runs.values(), strict=False):
+            axes.plot([row["step"] for row in rows], [row[measure] for row in rows], color=colour)
+        axes.axhline(MOST_TOLD, color=style.SOFT, linewidth=1, linestyle=":")
+    style.save(figure, path)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark; returns 1 if a measure did not rise in a run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--quick", action="store_true", help="one seed, 8 steps")
+    stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")
+    parser.add_argument("--out", type=Path, default=Path(f"runs/compression-{stamp}"))
+    options = parser.parse_args(argv)
+    if options.quick:
+        options.seeds, options.steps = options.seeds[:1], 8
+    runs: dict[int, list[dict[str, Any]]] = {}
+    failures: list[str] = []
+    for seed in options.seeds:
+        began = time.monotonic()
+        rows = runs[seed] = play(seed, options.steps, options.out / f"seed{seed}")
+        for measure, title in MEASURES.items():
+            before, after = ends(rows, measure)
+            seconds = time.monotonic() - began
+            print(f"seed {seed}   {title:20}   {before:6.2f} to {after:5.2f}   {seconds:3.0f} s")
+            if after <= before:
+                failures.append(f"seed {seed}: the {title} did not rise")
+    draw(runs, options.out / "compression.png")
+    (options.out / "compression.json").write_text(json.dumps(runs), encoding="utf-8")
+    print(f"most that a code can tell: {MOST_TOLD} nats; drawn: {options.out / 'compression.png'}")
+    for failure in failures:
+        print(f"FAILED {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

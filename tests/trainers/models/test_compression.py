@@ -1,0 +1,34 @@
+"""``examples/compression.py``: two models learn together, in at most thirty lines.
+
+``make compression`` runs it at length.
+"""
+
+import ast
+import json
+from pathlib import Path
+from runpy import run_path
+
+import evert
+from evert.trainers.engine.engine import embedded_engine
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "compression.py"
+
+
+def test_it_has_at_most_thirty_lines() -> None:
+    lines = [line for line in EXAMPLE.read_text().splitlines() if line.strip()]
+
+    assert len(lines) <= 30
+    assert ast.parse("\n".join(lines))
+
+
+async def test_both_models_get_better(tmp_path: Path) -> None:
+    with (
+        embedded_engine(tmp_path / "store", device="cpu", full_parameter=False),
+        evert.open_log(tmp_path),
+    ):
+        await run_path(str(EXAMPLE))["main"](seed=0, steps=4)
+
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    first, last = rows[0], rows[-1]
+    assert last["compressor/reward"] > first["compressor/reward"] + 3
+    assert last["reconstructor/gain"] > first["reconstructor/gain"] + 3
