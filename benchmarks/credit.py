@@ -111,8 +111,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for seed in options.seeds:
         for arm, runs in found.items():
             runs.append(run(arm, seed, out, 2 if options.quick else MOST_STEPS))
-            steps, solved = len(runs[-1]["rewards"]), runs[-1]["solved"]
-            console.print(f"seed {seed}, credit {arm}: {'solved' if solved else 'not'} in {steps}")
+            taken, solved = len(runs[-1]["rewards"]), runs[-1]["solved"]
+            console.print(f"seed {seed}, credit {arm}: {'solved' if solved else 'not'} in {taken}")
     if options.quick:
         return 0
     if options.plot:
