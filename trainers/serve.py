@@ -18,7 +18,7 @@ from evert.bridge.base import BASES
 from evert.bridge.errors import EvertError
 from evert.trainers.arguments import read_pairs, read_settings, settings_help
 from evert.trainers.command import run_command
-from evert.trainers.runs.fields import size
+from evert.trainers.runs.fields import Dtype, size
 from evert.trainers.runs.named_models import ModelNameError, NamedWeights, find_model
 
 PROGRAM = ("python", "-m", "evert.trainers.serve")
@@ -53,6 +53,9 @@ class ServeSettings:
     )
     device: str = chz.field(default="auto", doc="cpu, cuda or auto")
     threads: int | None = size(None, "CPU threads; None: 1 if tiny")
+    dtype: Dtype = chz.field(
+        default="auto", doc="of the weights; auto: bfloat16 on CUDA for models that adapters train"
+    )
     seed: int = chz.field(default=0, doc="of what is sampled where a request has none")
 
 
@@ -108,7 +111,11 @@ def serving(settings: ServeSettings) -> Iterator[str]:
     base = found.base_model or ""
     threads = 1 if settings.threads is None and base in BASES else settings.threads
     with embedded_engine(
-        found.checkpoints, device=settings.device, seed=settings.seed, threads=threads
+        found.checkpoints,
+        device=settings.device,
+        dtype=settings.dtype,
+        seed=settings.seed,
+        threads=threads,
     ):
         make: Any = tinker.ServiceClient().create_sampling_client
         client = make(found.model_path, None if found.model_path else base)

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.trainers.test_evaluate_command import episodes, rows, run
 
 from evert.trainers import serve
+from evert.trainers.engine.engine import Engine
 from evert.trainers.engine.network import network_is_refused
 from evert.trainers.evaluation.contestants import Endpoint, find
 from evert.trainers.evaluation.settings import EvaluateSettings
@@ -38,6 +40,28 @@ def ask(url: str, body: dict[str, Any], key: str) -> Any:
     )
     with urllib.request.urlopen(request, timeout=60) as answer:
         return json.load(answer)
+
+
+def test_weights_are_served_in_the_type_that_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engines: list[Engine] = []
+    make = Engine.__init__
+
+    def watched(self: Engine, *given: Any) -> None:
+        make(self, *given)
+        engines.append(self)
+
+    monkeypatch.setattr(Engine, "__init__", watched)
+    with serving(ServeSettings(model="evert-tiny", device="cpu", dtype="bfloat16")):
+        assert engines[0].base_sampler("evert-tiny")._model.weights.model.dtype == torch.bfloat16
+
+
+def test_an_evaluation_has_the_runs_type_of_weights_or_the_one_that_was_asked_for() -> None:
+    unsaid = EvaluateSettings(env="identity", models=("evert-tiny",))
+    said = EvaluateSettings(env="identity", models=("evert-tiny",), dtype="bfloat16")
+    assert "dtype" not in unsaid.asked
+    assert said.run_of("evert-tiny").dtype == "bfloat16"
 
 
 def test_ctrl_c_ends_a_server_that_answers_what_it_said_it_would() -> None:

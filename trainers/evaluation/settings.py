@@ -8,7 +8,7 @@ import chz
 from evert.envs.games import find_game, games
 from evert.trainers.arguments import gather, read_settings
 from evert.trainers.runs.episode_settings import EpisodeSettings
-from evert.trainers.runs.fields import RecipeError, by_path, size
+from evert.trainers.runs.fields import Dtype, RecipeError, by_path, size
 from evert.trainers.runs.settings import MAPPINGS as TRAINING
 from evert.trainers.runs.settings import TrainSettings, choose_recipe, game_name
 
@@ -58,6 +58,9 @@ class EvaluateSettings(EpisodeSettings):
     )
     device: str = chz.field(default="auto", doc="embedded: cpu, cuda or auto")
     threads: int | None = size(None, "embedded: CPU threads; None: 1 if tiny")
+    dtype: Dtype = chz.field(
+        default="auto", doc="embedded: of the weights; auto: the run's, or what training would have"
+    )
     record: bool = chz.field(
         default=False, doc="whether every rollout is written to OUT/rollouts.jsonl"
     )
@@ -91,9 +94,10 @@ class EvaluateSettings(EpisodeSettings):
 
     @property
     def asked(self) -> dict[str, Any]:
-        """What goes before a run's own settings: device, threads, a renderer if one was named."""
-        renderer = {"renderer_name": self.renderer_name} if self.renderer_name else {}
-        return {"device": self.device, "threads": self.threads, **renderer}
+        """What goes before a run's own settings: device, threads, and what else was named."""
+        named = {"renderer_name": self.renderer_name, "dtype": self.dtype}
+        given = {key: value for key, value in named.items() if value not in (None, "", "auto")}
+        return {"device": self.device, "threads": self.threads, **given}
 
     def run_of(self, model: str) -> TrainSettings:
         """The run that would train a model on this, for the engine and agent it would have."""

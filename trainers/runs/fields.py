@@ -1,11 +1,14 @@
 """Fields of settings that check themselves, and what they raise."""
 
 import math
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import chz
 
 from evert.bridge.errors import EvertError
+
+Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
+"""Type of a model's weights on the embedded engine."""
 
 
 class RecipeError(EvertError, ValueError):

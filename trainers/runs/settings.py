@@ -23,8 +23,8 @@ from evert.bridge.secrets import redacted_tree
 from evert.envs.games import find_game, games
 from evert.trainers.arguments import gather, read_settings
 from evert.trainers.runs.episode_settings import EpisodeSettings
+from evert.trainers.runs.fields import Dtype, by_path
 from evert.trainers.runs.fields import RecipeError as RecipeError
-from evert.trainers.runs.fields import by_path
 from evert.trainers.runs.fields import size as size
 
 
@@ -64,7 +64,7 @@ class TrainSettings(EpisodeSettings):
         default=None, doc="embedded: train all weights; None: below 50 M parameters"
     )
     lora_rank: int = size(32, "rank of the adapter, where one is trained")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = chz.field(
+    dtype: Dtype = chz.field(
         default="auto", doc="embedded: of the weights; auto: bfloat16 on CUDA beside an adapter"
     )
     allow_hosts: tuple[str, ...] = chz.field(

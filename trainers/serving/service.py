@@ -92,6 +92,7 @@ class PolicyService:
             named = socket.gethostname()
         self.url = f"http://{named}:{self._socket.getsockname()[1]}/v1"
         self._loop = asyncio.new_event_loop()
+        self._closing = asyncio.Event()
         self._peers: OrderedDict[Connection, None] = OrderedDict()
         self._connections = Connections(self._handle, self._loop)
         self._arrivals = _Arrivals(self._loop)
@@ -124,7 +125,7 @@ class PolicyService:
     def close(self) -> None:
         """Stop; requests that are being answered are hung up on. Further calls do nothing."""
         if self._thread.is_alive() and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop.call_soon_threadsafe(self._closing.set)
         if self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -141,15 +142,18 @@ class PolicyService:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            listener = self._loop.run_until_complete(
-                self._loop.create_server(self._connections, sock=self._socket, backlog=BACKLOG)
-            )
-            self._loop.run_forever()
-            listener.close()
-            self._loop.run_until_complete(self._connections.end())
+            self._loop.run_until_complete(self._serve())
         finally:
             self._offered.clear()
             self._loop.close()
+
+    async def _serve(self) -> None:
+        listener = await self._loop.create_server(
+            self._connections, sock=self._socket, backlog=BACKLOG
+        )
+        await self._closing.wait()
+        listener.close()
+        await self._connections.end()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         scheme, _, key = request.headers.get("authorization", "").partition(" ")

@@ -2,6 +2,7 @@
 
 import asyncio
 import pickle
+import socket
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -212,6 +213,15 @@ async def test_a_caller_who_leaves_gives_up_its_work(
     await until(lambda: not client.sampler.scheduler.decoding)
 
     assert client.sampler.stats.sampled_tokens == 0  # of rows that were finished
+
+
+def test_a_service_that_is_closed_at_once_has_served_nobody_and_is_gone() -> None:
+    for _ in range(20):
+        service = PolicyService()
+        service.close()
+        assert not service._thread.is_alive()
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection(("127.0.0.1", int(service.url.split(":")[2].split("/")[0])))
 
 
 async def test_another_key_samples_nothing(client: SamplingClient, service: PolicyService) -> None:
