@@ -69,8 +69,10 @@ class ParallelRollouts(RolloutStrategy):
             Exception: As the other strategy.
         """
         ahead = Ahead(policy, self.max_calls)
-        result = await self.inner.execute(_Group(env_group_builder, ahead), ahead)
-        ahead.cancel()  # what a runner ended that did not wait for it
+        try:
+            result = await self.inner.execute(_Group(env_group_builder, ahead), ahead)
+        finally:
+            ahead.cancel()  # what a runner ended that did not wait for it
         for trajectory, env in zip(result.trajectories, result.envs, strict=True):
             _put_late_notes(trajectory, env)
         return result
