@@ -131,7 +131,7 @@ def plot(found: dict[str, list[dict[str, Any]]], path: Path) -> None:
         for arm, runs in found.items()
         for each in runs
     ]
-    title = "Ten turns, of which the third decides: credit by turn, by episode"
+    title = "Only the third of ten turns decides"
     save_figure(draw_panel(title, f"mean reward over {LAST} steps", lines), path)
 
 
