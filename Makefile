@@ -102,6 +102,7 @@ bench: .venv/developing
 	$(BIN)/python benchmarks/hostile_http.py
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/prefixes.py
+	$(BIN)/python benchmarks/replay.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/learning.py
 	$(BIN)/python benchmarks/intervals.py
