@@ -23,10 +23,10 @@ def test_it_has_at_most_thirty_lines() -> None:
 
 async def test_both_models_get_better(tmp_path: Path) -> None:
     with (
-        embedded_engine(tmp_path / "store", device="cpu", full_parameter=False),
+        embedded_engine(tmp_path / "store", device="cpu", full_parameter=False, threads=1),
         evert.open_log(tmp_path),
     ):
-        await run_path(str(EXAMPLE))["main"](seed=0, steps=4)
+        await run_path(str(EXAMPLE))["main"](seed=0, steps=3)
 
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     first, last = rows[0], rows[-1]
