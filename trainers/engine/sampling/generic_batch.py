@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evert.trainers.engine.models.base_models import base_of
 from evert.trainers.engine.models.pictures import sight_of, whole_from
 from evert.trainers.engine.sampling.batches import Batch, Weights, pad, places_wanted
 from evert.trainers.engine.sampling.prefill import Job
@@ -42,7 +43,7 @@ class GenericBatch(Batch):
         vocabulary = model.config.get_text_config(decoder=True).vocab_size
         super().__init__(weights, model.device, vocabulary)
         self._model = model
-        self._takes = inspect.signature(model.forward).parameters
+        self._takes = inspect.signature(base_of(model).forward).parameters  # not an adapter's
         self._sight = sight_of(model)
         self._cache: Any = None
         self._mask = torch.zeros(0, 0, dtype=torch.long, device=model.device)
@@ -141,7 +142,7 @@ class GenericBatch(Batch):
         options: dict[str, Any] = {"attention_mask": mask, "past_key_values": cache, **pixels}
         if self._sight is not None:
             tokens = self._sight.ids(tokens)
-        if "position_ids" in self._takes or self._sight is not None:
+        if "position_ids" in self._takes:
             options["position_ids"] = positions
         if "logits_to_keep" in self._takes:
             options["logits_to_keep"] = wanted

@@ -23,9 +23,10 @@ import torch
 import transformers
 from tinker import types
 
-from evert.trainers.engine.models.base_models import load_model, load_tokenizer
+from evert.trainers.engine.models.base_models import attach_lora, load_model, load_tokenizer
+from evert.trainers.engine.models.shared import SharedBases
 from evert.trainers.engine.sampling import batches, lean_batch, stem
-from evert.trainers.engine.sampling.frozen import FrozenGeneric, FrozenLean
+from evert.trainers.engine.sampling.frozen import FrozenGeneric, FrozenLean, freeze
 from evert.trainers.engine.sampling.prefill import shared
 from evert.trainers.engine.sampling.prefix_cache import PrefixCache
 from evert.trainers.engine.sampling.sampler import Sampler
@@ -406,6 +407,33 @@ def test_rows_of_any_model_join_and_leave_and_share(name: str, tiny_model: str) 
             )
     sampler.close()
     assert sampler.stats.prompt_tokens < sum(map(len, asked)) + 400
+
+
+def test_rows_of_an_adapter_beside_a_shared_base_have_their_own_positions(tiny_model: str) -> None:
+    # Learned positions, as GPT-2's, in layers that take an adapter.
+    made: Any = transformers.GPTNeoForCausalLM
+    config = made.config_class(
+        vocab_size=97, max_position_embeddings=512, hidden_size=32, num_layers=2, num_heads=2,
+        attention_types=[[["global"], 2]],
+    )  # fmt: skip
+    torch.manual_seed(1)
+    model = attach_lora(SharedBases().tree("any", lambda: made(config).eval()), 4, seed=0)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    sampler = Sampler(
+        freeze(model),
+        load_tokenizer(tiny_model),
+        seed=0,
+        context_length=512,
+        end_tokens=frozenset(),
+    )
+    asked = [[token % 97 for token in tokens(length, length)] for length in (5, 20, 11)]
+    params = types.SamplingParams(max_tokens=6, stop=[])
+    futures = [sampler.sample(prompt, 1, params) for prompt in asked]
+    for prompt, future in zip(asked, futures, strict=True):
+        check(model, prompt, future.result(timeout=60)[0])
+    sampler.close()
 
 
 @pytest.mark.parametrize("name", ["learned positions", "a sliding window"])
