@@ -105,6 +105,7 @@ bench: .venv/developing
 	$(BIN)/python benchmarks/replay.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/learning.py
+	$(BIN)/python benchmarks/curriculum.py
 	$(BIN)/python benchmarks/intervals.py
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/serving.py
