@@ -156,19 +156,21 @@ class LeanModel:
     def _attention(
         self, index: int, layer: LeanLayer, x: Tensor, rotary: Tensor, attend: Attend
     ) -> Tensor:
-        heads = self.query_heads + self.key_heads
+        heads, exact = self.query_heads + self.key_heads, x.dtype == torch.float32
         normed = self._normalise(x, layer.attention_norm)
         projected = changed(F.linear(normed, layer.qkv, layer.qkv_bias), normed, layer.qkv_delta)
         projected = projected.view(*x.shape[:2], heads + self.key_heads, self.head_size)
         both, values = projected[:, :, :heads], projected[:, :, heads:]
         if layer.qk_norm is not None:
             both = F.rms_norm(both, (self.head_size,), None, self.eps) * layer.qk_norm
-        pairs = self._pairs(both.float())
+        pairs = self._pairs(both if exact else both.float())
         both = torch.view_as_real(pairs * rotary).flatten(-2)
         queries, keys = both[:, :, : self.query_heads], both[:, :, self.query_heads :]
         if not self._copied:
             queries = queries * self._scale
-        mixed = attend(index, queries.to(x.dtype), keys.to(x.dtype), values)
+        if not exact:
+            queries, keys = queries.to(x.dtype), keys.to(x.dtype)
+        mixed = attend(index, queries, keys, values)
         return changed(F.linear(mixed, layer.out, layer.out_bias), mixed, layer.out_delta)
 
     def _pairs(self, heads: Tensor) -> Tensor:

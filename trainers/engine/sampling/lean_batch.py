@@ -54,6 +54,13 @@ class LeanBatch(Batch):
         self._positions = torch.zeros(0, dtype=torch.long, device=model.device)
         self._columns = self._positions
         """[B] where the next token of each row goes: in the whole row, and in its stretch."""
+        self._rows = self._columns
+        """[B] 0, 1, ..."""
+        self._open, self._shut = (
+            torch.tensor(value, dtype=model.dtype, device=model.device)
+            for value in (0.0, float("-inf"))
+        )
+        """What is added to the score of a token that is there, and of one that is not."""
         self._longest = self._widest = 0
         """The most of either."""
         self._cache = RowCache(model)
@@ -78,11 +85,10 @@ class LeanBatch(Batch):
     def _step(self, tokens: Tensor, ours: slice) -> Tensor:
         """The step of some of the rows: their logits of the next token."""
         positions, columns = self._positions[ours], self._columns[ours]
-        rows = torch.arange(ours.start, ours.stop, device=self.device)
+        rows = self._rows[ours]
         length = min(_round_up(self._widest + 1, 16), self._cache.length)
-        seen = torch.arange(length, device=self.device) <= columns[:, None]
-        bias = torch.zeros(seen.shape, dtype=self._decoder.dtype, device=self.device)
-        bias = bias.masked_fill_(~seen, float("-inf"))[:, None, None]
+        seen = self._cache.places[:length] <= columns[:, None]
+        bias = torch.where(seen, self._open, self._shut)[:, None, None]
         without = None if self._without is None else self._without[ours]
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -243,6 +249,7 @@ class LeanBatch(Batch):
         self._positions = torch.tensor(self._lengths, dtype=torch.long, device=self.device)
         starts = torch.tensor(self._starts, dtype=torch.long, device=self.device)
         self._columns = self._positions - starts
+        self._rows = torch.arange(self.size, device=self.device)
         self._longest = max(self._lengths, default=0)
         own = [length - start for length, start in zip(self._lengths, self._starts, strict=True)]
         self._widest = max(own, default=0)

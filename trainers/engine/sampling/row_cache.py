@@ -25,6 +25,8 @@ class RowCache:
         """[B, Hkv, L, D] of each layer."""
         self.values = [self._empty(0, 0) for _ in model.layers]
         """The same."""
+        self.places = torch.arange(0, device=self._like.device)
+        """[L] 0, 1, ..."""
 
     @property
     def length(self) -> int:
@@ -46,6 +48,7 @@ class RowCache:
             for layer, old in enumerate(tensors):
                 tensors[layer] = self._empty(rows, length)
                 tensors[layer][:have_rows, :, :have_length] = old
+        self.places = torch.arange(length, device=self._like.device)
 
     def move(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """Copy the first tokens of some stretches to others."""
