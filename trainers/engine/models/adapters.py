@@ -38,16 +38,15 @@ def delta_of(*linears: Any) -> Delta | None:
     Returns:
         None where no layer has an adapter.
     """
-    downs: list[Tensor] = []
+    found = [_factors(linear) for linear in linears]
+    if not any(found):
+        return None
+    downs = [down for factors in found for down, _ in factors]
     ups: list[Tensor] = []
-    for linear in linears:
-        found = _factors(linear)
-        downs += [down for down, _ in found]
+    for linear, factors in zip(linears, found, strict=True):
         # Of no columns where a layer has no adapter: its rows of the diagonal stay 0.
         empty = torch.zeros(base_layer(linear).out_features, 0)
-        ups.append(torch.cat([up for _, up in found], dim=1) if found else empty)
-    if not downs:
-        return None
+        ups.append(torch.cat([up for _, up in factors], dim=1) if factors else empty)
     together: Any = torch.block_diag
     return Delta(torch.cat(downs), together(*(up.to(downs[0]) for up in ups)))
 

@@ -346,6 +346,8 @@ def _biases_as_one(*linears: Any) -> Tensor | None:
 
 
 def _one(parts: list[Tensor]) -> Tensor:
+    if len(parts) == 1:
+        return parts[0]
     first, place = parts[0], parts[0].data_ptr()
     memory = first.untyped_storage().data_ptr()
     for part in parts:
