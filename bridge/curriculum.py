@@ -125,9 +125,9 @@ def make_sampler(given: Any, tasks: int, batch_size: int, seed: int) -> Sampler 
     found: Any = given
     if isinstance(given, str):
         found = resolve(given, "sampler", InvalidDatasetError)
-    is_made = inspect.isclass(found) or not isinstance(found, Sampler)
-    if is_made and callable(found):
-        found = found(tasks, batch_size, seed)
+    make: Any = found  # a class has the methods of what it makes
+    if callable(make) and (inspect.isclass(found) or not isinstance(found, Sampler)):
+        found = make(tasks, batch_size, seed)
     if not isinstance(found, Sampler):
         raise InvalidDatasetError(
             f"The sampler is {repr_of(found)}; expected an object with next(step) and "
