@@ -26,7 +26,7 @@ from evert.bridge.errors import AdvantagesError, repr_of
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 ByToken: TypeAlias = list[list[list[float]]]
-"""[G][turns][tokens]: an advantage for every sampled token of a group."""
+"""[G, turns, tokens], nested: an advantage for every sampled token of a group."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Group:
 
     @property
     def tokens(self) -> list[list[int]]:
-        """[G][turns]: how many tokens were sampled."""
+        """[G, turns], nested: how many tokens were sampled."""
         return [[len(turn.ac.tokens) for turn in turns] for turns in self.turns]
 
 
@@ -166,7 +166,7 @@ def spread(values: Any, tokens: Any, what: str, letters: str) -> Any:
 
     Args:
         values: Nested lists or an array.
-        tokens: Nested lists of token counts, by turn: [G][turns] or [P][G][turns].
+        tokens: Nested lists of token counts, by turn: [G, turns] or [P, G, turns].
         what: What to call the values in a message: "advantages".
         letters: Of the dimensions that must be there: "G", or "PG".
 

@@ -210,6 +210,10 @@ class Inbox:
     def wake(self) -> None:
         """Tell the Env that there are no more calls."""
         self._stop_timer()
+        if isinstance(self._final, BaseException) and self._waiter is not None:
+            if not self._waiter.done():  # told now: the agent's own end may come before it looks
+                self._waiter.set_exception(self._final)
+            return
         self._rouse()
 
     def _rouse(self) -> None:

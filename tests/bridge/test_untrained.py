@@ -21,6 +21,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
 from evert import AgentClient, BlockingAgentClient, ChatAgentEnv, ScriptedPolicy, sequences
+from evert.bridge import requests
 from evert.bridge.group import can_be_learned_from
 from evert.bridge.seats import seat_envs
 
@@ -270,8 +271,10 @@ async def test_a_field_that_says_otherwise_is_refused(evert: Any) -> None:
 
 
 async def test_an_unknown_field_beside_it_is_let_pass_as_over_the_wire(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(requests, "_warned", set())
+
     async def agent(client: AgentClient) -> float:
         extra = {**OUT, "a_field_of_no_api": 1}
         await client.chat.completions.create(messages=HELLO, extra_body=extra)

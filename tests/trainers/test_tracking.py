@@ -370,12 +370,15 @@ def test_a_missing_package_is_an_error_that_says_what_to_install(
 
 
 def test_a_loop_of_ones_own_keeps_the_names_of_its_models_apart(tmp_path: Path) -> None:
+    import wandb
+
     with (
         redirect_stderr(io.StringIO()),
         evert.open_log(tmp_path, wandb_project="games", wandb_name="codec"),
     ):
         for step in range(2):
             evert.log(step, compressor={"reward": 1.0 + step}, reconstructor={"reward": -1.0})
+    wandb.teardown()  # its process has written all when it is gone
 
     folder = RunFolder(tmp_path, resumed=False)
     assert {(run.project, run.display_name) for run in wandb_runs(folder)} == {("games", "codec")}

@@ -101,17 +101,17 @@ class Batch:
 
     @cached_property
     def tokens(self) -> list[list[list[int]]]:
-        """[P][G][turns]: how many tokens were sampled in each turn, in the order of play."""
+        """[P, G, turns], nested: how many tokens were sampled in each, in the order of play."""
         return self._episodes(lambda group: group.tokens)
 
     @cached_property
     def trajectories(self) -> list[list[Trajectory | None]]:
-        """[P][G]: the Cookbook's; None for an episode that failed."""
+        """[P, G], nested: the Cookbook's; None for an episode that failed."""
         found = self._episodes(lambda group: group.trajectories)
         return [[each or None for each in task] for task in found]
 
     def _episodes(self, of: Any) -> list[list[Any]]:
-        """[P][G]: what ``of`` a group has for each of its episodes; [] for one that failed."""
+        """[P, G], nested: what ``of`` a group has for each episode; [] for one that failed."""
         if self.seats:
             raise AttributeError(
                 f"This batch has the seats {', '.join(self.seats)}, each with turns of its own: "
