@@ -149,9 +149,10 @@ def files_of(rest: Any, path: str) -> list[Path]:
 
 
 def test_runs_and_checkpoints_are_listed(rest: Any, training: Any, tiny_model: str) -> None:
-    other = tinker.ServiceClient().create_lora_training_client(
+    started = tinker.ServiceClient().create_lora_training_client(
         tiny_model, user_metadata={"who": "b"}
     )
+    other = started.result()  # until then it is not listed
     state = training.save_state("s", ttl_seconds=7200, user_metadata={"k": "v"}).result().path
     weights = training.save_weights_for_sampler("w").result().path
     listed = rest.list_checkpoints(training.model_id).result().checkpoints
@@ -167,7 +168,7 @@ def test_runs_and_checkpoints_are_listed(rest: Any, training: Any, tiny_model: s
     mine = rest.get_training_run(training.model_id).result()
     assert mine.last_checkpoint.tinker_path == state
     assert mine.last_sampler_checkpoint.tinker_path == weights
-    theirs = rest.get_training_run(other.result().model_id).result()
+    theirs = rest.get_training_run(other.model_id).result()
     assert (theirs.user_metadata, theirs.last_checkpoint) == ({"who": "b"}, None)
     second = rest.list_user_checkpoints(limit=1, offset=1).result()
     assert [c.tinker_path for c in second.checkpoints] == [state]
