@@ -1,0 +1,120 @@
+"""What the loop of one's own has, under ``tinker_cookbook.rl.train.main`` as it is.
+
+1. ``ParallelRollouts``: what an agent asks at the same time is sampled at the same time.
+2. ``gamma``: of several turns the one that decides is learned.
+3. Seats: a curve of rewards for each in ``metrics.jsonl``.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tinker_cookbook.rl import train as rl_train
+
+from evert import AgentDatasetBuilder, ParallelRollouts, embedded_engine
+from evert.bridge.base import BASE_MODEL, BASE_RENDERER
+from evert.envs.identity import TRAIN_TASKS, score
+from evert.trainers.engine.clients.sampling_client import SamplingClient
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+GATHERED = 4
+TURNS, DECIDES = 4, 2
+
+
+async def ask(client: Any, text: str) -> str:
+    completion = await client.chat.completions.create(messages=[{"role": "user", "content": text}])
+    return completion.choices[0].message.content or ""
+
+
+async def gathers(client: Any, task: int) -> float:
+    await asyncio.gather(*(ask(client, f"{task}, part {n}.") for n in range(GATHERED)))
+    return client.rng.random()
+
+
+async def one_turn_decides(client: Any, task: int) -> float:
+    for turn in range(TURNS):
+        if turn == DECIDES:
+            said = await ask(client, f"Let's play a game. Say you are {task}.")
+            client.reward(score(said, task))
+        else:
+            await ask(client, f"{turn + 1} of {TURNS}. Say a color, {task}.")
+    return 0.0
+
+
+async def debate(client: Any, task: int) -> dict[str, float]:
+    said = await ask(client.seat("player"), f"Let's play a game. Say you are {task}.")
+    await ask(client.seat("judge"), f"Is {task} in {said}?")
+    return {"player": score(said, task), "judge": 0.5}
+
+
+def train(
+    folder: Path, agent: Any, steps: int, *, strategy: Any = None, **dataset: Any
+) -> list[dict[str, Any]]:
+    """A run of the Cookbook's; the metrics of each step."""
+    config = rl_train.Config(
+        recipe_name="test",
+        learning_rate=1e-3,
+        dataset_builder=AgentDatasetBuilder(agent=agent, group_size=4, **dataset),
+        model_name=BASE_MODEL,
+        renderer_name=BASE_RENDERER,
+        max_tokens=16,
+        max_steps=steps,
+        eval_every=0,
+        save_every=0,
+        rollout_error_tolerance=strategy,
+        log_path=str(folder / "log"),
+    )
+    with embedded_engine(folder / "store", device="cpu", threads=1):
+        asyncio.run(rl_train.main(config))
+    rows = map(json.loads, (folder / "log" / "metrics.jsonl").read_text().splitlines())
+    return [row for row in rows if "optim/grad_norm" in row]
+
+
+@pytest.fixture
+def most_at_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """How many requests the engine had at the same time."""
+    now, most, sample = 0, 0, SamplingClient.sample_async
+
+    async def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        try:
+            return await sample(self, *args, **kwargs)
+        finally:
+            now -= 1
+
+    monkeypatch.setattr(SamplingClient, "sample_async", counted)
+    return lambda: most
+
+
+@pytest.mark.parametrize(("strategy", "at_once"), [(None, 4), (ParallelRollouts(), 16)])
+def test_calls_at_the_same_time_are_sampled_at_the_same_time(
+    tmp_path: Path, most_at_once: Callable[[], int], strategy: Any, at_once: int
+) -> None:
+    [row] = train(tmp_path, gathers, 1, strategy=strategy, train_tasks=[7], batch_size=1)
+
+    assert most_at_once() == at_once
+    assert row["env/all/total_turns"] == 4 * GATHERED
+    assert row["optim/grad_norm"] > 0
+
+
+def test_the_turn_that_decides_is_learned(tmp_path: Path) -> None:
+    tasks = list(TRAIN_TASKS)[:40]
+    rows = train(tmp_path, one_turn_decides, 10, train_tasks=tasks, batch_size=4, gamma=0.0)
+
+    earned = [row["env/all/reward/total"] for row in rows]
+    assert sum(earned[-3:]) / 3 > sum(earned[:3]) / 3 + 0.3
+    assert {row["env/all/turns_per_episode"] for row in rows} == {TURNS}
+
+
+def test_seats_have_curves_of_their_own(tmp_path: Path) -> None:
+    tasks = list(TRAIN_TASKS)[:2]
+    [row] = train(tmp_path, debate, 1, seats=("player", "judge"), train_tasks=tasks, batch_size=2)
+
+    assert row["env/all/seat/judge/reward"] == 0.5
+    assert row["env/all/seat/player/reward"] != 0.5
