@@ -42,6 +42,8 @@ Read in this order:
     tracers.py       where spans go
     env.py           ChatAgentEnv: all of it as an Env
     seats.py         agents with several trained roles
+    heard.py         a renderer that remembers what it was asked to render
+    cookbook_agent.py    an environment of the Cookbook's as an agent
     seeds.py         seeds of episodes
     dialogue.py      a trajectory as what was told and said
     group_reward.py  rewards that compare a group

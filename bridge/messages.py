@@ -42,6 +42,10 @@ ROLES = {
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
+class CookbookMessage(dict[str, Any]):
+    """A message that is in the Cookbook's form already: taken as it is, whatever its role."""
+
+
 def as_fields(message: object, index: int) -> Mapping[str, Any]:
     """The fields of one message: a dict as it is, an SDK object by its attributes.
 
@@ -73,6 +77,8 @@ def read_message(message: object, index: int, tool_names: Mapping[str, str]) -> 
         openai.BadRequestError: The role is unknown, or the content or a tool call has no form that
             we can read.
     """
+    if type(message) is CookbookMessage:
+        return cast("Message", {**message})
     try:
         return _read_message(as_fields(message, index), index, tool_names)
     except Exception as error:
@@ -273,6 +279,7 @@ class Reply:
         stop_string: The agent's own stop string that cut the text; None when none did.
         logprobs: Of the tokens of ``text``, where they were asked for and are known; else None.
         prefill: What the agent itself began it with; ``parsed`` has it, ``text`` goes on from it.
+        tokens: As sampled, where they were asked for and are known; else None.
     """
 
     parsed: Message
@@ -286,6 +293,7 @@ class Reply:
     stop_string: str | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
     prefill: str = ""
+    tokens: tuple[int, ...] | None = None
 
     def with_calls(self, count: int) -> "Reply":
         """The reply with its first ``count`` tool calls; without any it simply stops."""

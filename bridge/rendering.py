@@ -63,13 +63,13 @@ class PromptRenderer:
         self._control = ControlTokens(tokenizer)
         self.renderer = renderer
         self._tokenizer = MarkedTokenizer(tokenizer, self._control)
-        self._renderer = _with_tokenizer(renderer, self._tokenizer)
+        self._renderer = with_tokenizer(renderer, self._tokenizer)
         if hasattr(renderer, "system_role_as_user"):  # else no later system message at all
             vars(self._renderer)["system_role_as_user"] = True
         for name, value in vars(renderer).items():
             if isinstance(value, tokenizers.Tokenizer):
                 setattr(self._renderer, name, MarkedBackend(value, self._control))
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._suffixes: dict[str | None, list[int]] = {}
         self.stop: StopCondition = renderer.get_stop_sequences()
         self.end_tokens = [s for s in self.stop if isinstance(s, int)]
@@ -89,7 +89,7 @@ class PromptRenderer:
     def off_loop(self) -> "PromptRenderer":
         """The same renderer on a copy of the tokenizer, for long texts in worker threads."""
         tokenizer = copy.deepcopy(self.renderer.tokenizer)
-        return PromptRenderer(_with_tokenizer(self.renderer, tokenizer))
+        return PromptRenderer(with_tokenizer(self.renderer, tokenizer))
 
     # -- text ------------------------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ class PromptRenderer:
         if not stops:
             return []
         roles = ("user", "assistant", "system", "tool")
-        with self._lock:
+        with self.lock:
             rendered = [
                 self._renderer.render_message(Message(role=role, content=""), _SECOND)
                 for role in roles
@@ -157,23 +157,23 @@ class PromptRenderer:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of token ids, control tokens included."""
-        with self._lock:
+        with self.lock:
             return str(self.renderer.tokenizer.decode(list(tokens)))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of ``text``, nothing added, control tokens recognised."""
-        with self._lock:
+        with self.lock:
             return list(self.renderer.tokenizer.encode(text, add_special_tokens=False))
 
     def spell(self, text: str) -> list[int]:
         """Token ids of ``text``, nothing added, control tokens in it spelled out."""
         marked = self._control.mark(text)
-        with self._lock:
+        with self.lock:
             return self._tokenizer.encode(marked, add_special_tokens=False)
 
     def differ_in_spelling(self, tokens: Sequence[int], others: Sequence[int]) -> bool:
         """Whether the one says with control tokens what the other spells, and all else is equal."""
-        with self._lock:
+        with self.lock:
             return self._tokenizer.spelled_out(tokens) == self._tokenizer.spelled_out(others)
 
     # -- prompts ---------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ class PromptRenderer:
         Raises:
             RendererMismatchError: The renderer cannot render these messages.
         """
-        with self._lock, self._refusing():
+        with self.lock, self._refusing():
             prompt = self._renderer.build_generation_prompt(messages)
         return flatten(prompt.chunks)
 
@@ -235,7 +235,7 @@ class PromptRenderer:
             RendererMismatchError: The renderer cannot render these messages.
         """
         flat: FlatPrompt = []
-        with self._lock, self._refusing():
+        with self.lock, self._refusing():
             if start == 0:
                 flat.extend(self._renderer._bos_tokens)
             for index in range(start, len(messages)):
@@ -248,7 +248,7 @@ class PromptRenderer:
 
     def as_history(self, messages: list[Message], index: int, last_user: int) -> FlatPrompt:
         """How ``messages[index]``, a reply, is shown as history, header left out."""
-        with self._lock:
+        with self.lock:
             context = _context(messages, index, last_user)
             return flatten(self._renderer.render_message(messages[index], context).output)
 
@@ -278,7 +278,7 @@ class PromptRenderer:
                 last_user_index=last_user,
                 in_last_assistant_turn=True,
             )
-            with self._lock:
+            with self.lock:
                 known = self._renderer._get_generation_suffix("assistant", context)
             self._suffixes[key] = known
         return known
@@ -291,7 +291,7 @@ class PromptRenderer:
         """
         if len(action) > CHECKED_TOKENS:
             check_marks(self.decode(action))
-        with self._lock:
+        with self.lock:
             return self._renderer.parse_response(action)
 
 
@@ -311,7 +311,7 @@ def supervised_example(
     Raises:
         RendererMismatchError: The renderer cannot render these messages.
     """
-    with prompts._lock, prompts._refusing():
+    with prompts.lock, prompts._refusing():
         return prompts._renderer.build_supervised_example(messages, train_on_what=train_on)
 
 
@@ -341,7 +341,8 @@ _SECOND = RenderContext(
 """Where no message is the first."""
 
 
-def _with_tokenizer(renderer: Renderer, tokenizer: Any) -> Renderer:
+def with_tokenizer(renderer: Renderer, tokenizer: Any) -> Renderer:
+    """A copy of a renderer, with this tokenizer."""
     # copy.copy would go through the renderer's __reduce__ and lose the tokenizer
     clone: Renderer = object.__new__(type(renderer))
     vars(clone).update(vars(renderer))

@@ -46,6 +46,7 @@ class ChatRequest:
         logprobs: Whether the log-probabilities of the reply's text are wanted.
         train: Whether the reply is to be learned from.
         prefill: The beginning of the reply, which the agent gives; it gets what follows.
+        tokens: Whether the sampled token ids are wanted, as environments within an agent do.
     """
 
     model: str
@@ -58,6 +59,7 @@ class ChatRequest:
     logprobs: bool = False
     train: bool = True
     prefill: str = ""
+    tokens: bool = False
 
 
 @dataclass(frozen=True)

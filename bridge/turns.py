@@ -195,9 +195,11 @@ class Turns:
         return await self._advance()
 
     def _deliver(self, call: ParkedCall, reply: Reply, turn: Turn) -> None:
-        """Resume the agent, with the log-probabilities if it asked for them."""
+        """Resume the agent, with the tokens and their log-probabilities if it asked for them."""
         if self.overlap.is_met and self.account.inbox is not None:
             self.account.inbox.reached(call, self.account.turns - 1)
+        if call.request.tokens and turn.tokens:
+            reply = replace(reply, tokens=tuple(turn.tokens[: call.request.max_tokens]))
         try:
             if call.request.logprobs:
                 reply = with_logprobs(reply, turn.tokens, turn.logprobs, self._renderer)

@@ -8,6 +8,7 @@ agent.
 """
 
 import random
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,6 +20,7 @@ from evert.bridge.faces.endpoint import Endpoint
 from evert.bridge.faces.sdks import open_genai, open_sdk
 from evert.bridge.faces.transport import Transport
 from evert.bridge.messages import Reply
+from evert.bridge.rendering import PromptRenderer
 from evert.bridge.requests import ChatRequest, bad_request, read_object
 
 if TYPE_CHECKING:
@@ -240,6 +242,22 @@ class BlockingChat(_Chat):
         """
         request = _read(fields, self._endpoint)
         return self._completion(self._endpoint.episode.call_blocking(request), request)
+
+
+async def ask(client: AgentClient, request: ChatRequest, **changes: Any) -> Reply:
+    """What the policy of a client replies to a request of no model yet.
+
+    Raises:
+        openai.BadRequestError, EnvClosedError, EpisodeEndedError: As ``AsyncChat.create``.
+    """
+    endpoint = client._endpoint
+    asked = endpoint.asked(replace(request, model=client.model, **changes))
+    return await endpoint.episode.call(asked)
+
+
+def renderer_of(client: AgentClient) -> PromptRenderer:
+    """The renderer of a client's policy."""
+    return client._endpoint.renderer
 
 
 def _read(fields: dict[str, Any], endpoint: Endpoint) -> ChatRequest:

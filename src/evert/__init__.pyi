@@ -2,6 +2,7 @@
 from evert import agents as agents
 from evert.bridge.agent import Outcome as Outcome
 from evert.bridge.check import check_env as check_env
+from evert.bridge.cookbook_agent import CookbookAgent as CookbookAgent
 from evert.bridge.credit import Group as Group
 from evert.bridge.curriculum import Curriculum as Curriculum
 from evert.bridge.curriculum import Sampler as Sampler

@@ -1,0 +1,348 @@
+"""Environments of the Cookbook's as agents: ``CookbookAgent``.
+
+1. Under one script, the Cookbook's environment and the agent made of it give equal prompts,
+   actions, rewards, logs and metrics, token for token: its recipes' own, of all three kinds, with
+   tools, limits of their own, cut replies, and group rewards.
+2. It is an agent like any other: recorded, replayed, grouped, pickled, a Gymnasium game.
+3. What it holds is let go of, however its episode ends.
+4. What cannot be said in messages is refused with what to do.
+"""
+
+import asyncio
+import pickle
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+import tinker
+from tinker_cookbook.completers import MessageCompleter
+from tinker_cookbook.recipes.forecasting.data import ForecastExample
+from tinker_cookbook.recipes.forecasting.env import ForecastEnv, ForecastGroupBuilder
+from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticEnv
+from tinker_cookbook.recipes.multiplayer_rl.guess_number.env import (
+    GuessNumberEnv,
+    GuessNumberEnvGroupBuilder,
+)
+from tinker_cookbook.recipes.multiplayer_rl.twenty_questions.env import TwentyQuestionsEnv
+from tinker_cookbook.renderers.base import Message
+from tinker_cookbook.rl.message_env import EnvFromMessageEnv, MessageEnv, MessageStepResult
+from tinker_cookbook.rl.problem_env import ProblemGroupBuilder
+from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
+from tinker_cookbook.rl.rollout_presets import RolloutConfig
+from tinker_cookbook.rl.rollout_runner import run_rollout
+from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
+from tinker_cookbook.rl.types import Env, Metrics, StepResult, Trajectory, Transition
+from tinker_cookbook.tool_use import build_agent_tool_env, simple_tool_result, tool
+
+from evert.bridge.agent import Outcome
+from evert.bridge.base import default_renderer
+from evert.bridge.cookbook_agent import CookbookAgent
+from evert.bridge.env import ChatAgentEnv
+from evert.bridge.errors import AgentError, InvalidAgentError
+from evert.bridge.group import ChatAgentGroupBuilder
+from evert.bridge.records.record import read_records
+from evert.bridge.records.recorder import Recorder
+from evert.bridge.records.replay import replay
+from evert.bridge.scripted import ScriptedPolicy
+from evert.envs.gym.registration import register_agent
+
+# -- the Cookbook's environments -------------------------------------------------------------------
+
+
+class Answerer(MessageCompleter):
+    """Says yes to whatever holds an "i"."""
+
+    async def __call__(self, messages: list[Message]) -> Message:
+        return Message(role="assistant", content="yes" if "i" in messages[-1]["content"] else "no")
+
+
+@tool
+async def times_two(number: int) -> Any:
+    """Doubles a number."""
+    return simple_tool_result(str(2 * number))
+
+
+async def says_84(messages: list[Message]) -> tuple[float, dict[str, float]]:
+    return float("84" in str(messages[-1]["content"])), {"messages": float(len(messages))}
+
+
+def calculator(renderer: Any, **options: Any) -> Env:
+    prefix = renderer.create_conversation_prefix_with_tools([times_two.to_spec()], "Be brief.")
+    start = [*prefix, Message(role="user", content="What is 42 doubled?")]
+    return build_agent_tool_env(renderer, [times_two], start, says_84, **options)
+
+
+def guess_number(renderer: Any, answer: int = 42) -> Env:
+    return GuessNumberEnv(answer, renderer)
+
+
+def call(arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "times_two", "arguments": {arguments}}}\n</tool_call>'
+
+
+MARKET = ForecastExample(
+    "1", "RAIN", "Rain", "It rains.", "", "", datetime(2026, 1, 1), datetime(2026, 1, 2), "Sky", 1
+)
+
+Scene = tuple[Callable[[Any], Env], list[str]]
+ASK_AGAIN = ParseErrorPolicy(max_consecutive=1)
+CALL = call('{"number": 42}')
+SCENES: dict[str, Scene] = {
+    "a game, with a role of its own": (guess_number, ["Guess: 50", "what?", "Guess: 42"]),
+    "a game with another model in it": (
+        lambda renderer: TwentyQuestionsEnv(Answerer(), "pear", renderer),
+        ["Is it red?", "Hm", "Guess: pear"],
+    ),
+    "a problem": (
+        lambda renderer: ArithmeticEnv(2, 3, renderer, ArithmeticEnv.standard_fewshot_prefix()),
+        ["It is 5"],
+    ),
+    "one message": (lambda renderer: EnvFromMessageEnv(renderer, ForecastEnv(MARKET)), ["0.8"]),
+    "tools": (calculator, [CALL, "It is 84."]),
+    "a broken tool call": (calculator, [call("{")]),
+    "a broken tool call, asked again": (
+        lambda renderer: calculator(
+            renderer, parse_error_policy=ParseErrorPolicy(max_consecutive=1)
+        ),
+        [call("{"), CALL, "84"],
+    ),
+    "a limit of its own": (
+        lambda renderer: calculator(
+            renderer, rollout_config=RolloutConfig(limits=RolloutLimits(max_sampled_tokens=60))
+        ),
+        [CALL, CALL, CALL, CALL],
+    ),
+    "tool calls of its own limit": (
+        lambda renderer: calculator(renderer, max_tool_calls=1),
+        [CALL, CALL, "84"],
+    ),
+    "a first prompt that is too long": (
+        lambda renderer: calculator(renderer, max_trajectory_tokens=10),
+        [],
+    ),
+}
+
+
+def played(env: Env, say: Sequence[str], **options: Any) -> Trajectory:
+    return asyncio.run(do_single_rollout(ScriptedPolicy(say), env, **options))
+
+
+def told(transition: Transition, own: Transition) -> tuple[Any, ...]:
+    """What a transition carries, of what the environment's own does."""
+    metrics = {key: transition.metrics.get(key) for key in own.metrics if "stop/" not in key}
+    logs = {key: transition.logs.get(key) for key in own.logs}
+    prompt = transition.ob.to_ints()
+    return prompt, transition.ac.tokens, transition.reward, transition.episode_done, metrics, logs
+
+
+# -- 1: equal --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_the_agent_plays_as_the_environment_itself(scene: str) -> None:
+    make, say = SCENES[scene]
+    theirs = played(make(default_renderer()), say)
+    ours = played(ChatAgentEnv(CookbookAgent(make)), say)
+
+    pairs = [*zip(ours.transitions, theirs.transitions, strict=True)]
+    assert [told(our, own) for our, own in pairs] == [told(own, own) for _, own in pairs]
+    last = ours.transitions[-1].metrics
+    assert [key for key in last if key.startswith("env_stop/")] == (
+        [f"env_stop/{theirs.stop_reason}"] if theirs.stop_reason else []
+    )
+
+
+def test_a_cut_reply_is_one_in_the_environment_too() -> None:
+    limits = RolloutLimits(max_turn_tokens=4)
+    theirs = asyncio.run(
+        run_rollout(ScriptedPolicy([CALL]), calculator(default_renderer()), limits=limits)
+    )
+    env = ChatAgentEnv(CookbookAgent(calculator))
+    ours = asyncio.run(run_rollout(ScriptedPolicy([CALL]), env, limits=limits))
+
+    [our], [own] = ours.transitions, theirs.transitions
+    assert told(our, own) == told(own, own)
+    assert own.reward == -0.1
+    assert (theirs.stop_reason, ours.stop_reason) == ("max_tokens", "truncated")
+
+
+def test_a_message_env_is_played_as_the_cookbooks_adapter_plays_it() -> None:
+    theirs = played(EnvFromMessageEnv(default_renderer(), ForecastEnv(MARKET)), ["0.8"])
+    ours = played(ChatAgentEnv(CookbookAgent(lambda renderer: ForecastEnv(MARKET))), ["0.8"])
+
+    [our], [own] = ours.transitions, theirs.transitions
+    assert told(our, own) == told(own, own)
+
+
+def test_a_group_builders_own_reward_and_metrics_count() -> None:
+    class Bonus(ForecastGroupBuilder):
+        async def compute_group_rewards(
+            self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
+        ) -> list[tuple[float, Metrics]]:
+            [(_, metrics)] = await super().compute_group_rewards(trajectory_group, env_group)
+            return [(len(trajectory_group[0].transitions[0].ac.tokens), metrics)]
+
+    agent = CookbookAgent(lambda renderer, market: Bonus(market, renderer, group_size=1))
+    [turn] = played(ChatAgentEnv(agent, MARKET), ["0.8"]).transitions
+
+    assert turn.reward == pytest.approx(len(turn.ac.tokens) + 1 - 0.2**2)
+    assert turn.metrics["accuracy"] == 1.0
+
+
+# -- 2: an agent like any other --------------------------------------------------------------------
+
+
+async def test_it_is_recorded_and_replayed(tmp_path: Path) -> None:
+    agent = CookbookAgent(guess_number)
+    recorder = Recorder(tmp_path / "rollouts.jsonl")
+    group = ChatAgentGroupBuilder(agent, 42, group_size=2, record=recorder)
+    policy = ScriptedPolicy(lambda prompt: "Guess: 42" if "Too high" in prompt else "Guess: 50")
+    await do_group_rollout(group, policy)
+
+    for record in read_records(tmp_path / "rollouts.jsonl"):
+        again = await replay(record, agent)
+        assert [turn.reward for turn in again.transitions] == [0.0, 1.0]
+
+
+def test_it_pickles_with_a_function_of_a_module() -> None:
+    group = ChatAgentGroupBuilder(CookbookAgent(guess_number), 42, group_size=1)
+    [env] = asyncio.run(pickle.loads(pickle.dumps(group)).make_envs())
+
+    assert played(env, ["Guess: 42"]).transitions[0].reward == 1.0
+
+
+def test_it_is_a_gymnasium_game() -> None:
+    register_agent("test/Cookbook-v0", CookbookAgent(guess_number), [42], replace=True)
+    env = gymnasium.make("test/Cookbook-v0")
+    env.reset(seed=1)
+    rewards = [env.step(text)[1:3] for text in ("Guess: 50", "Guess: 42")]
+    env.close()
+
+    assert rewards == [(0.0, False), (1.0, True)]
+
+
+async def test_it_plays_where_nobody_knows_the_sampled_tokens() -> None:
+    judge = ChatAgentEnv(asks_the_model_of_its_game, models={"player": Answerer()})
+    trajectory = await do_single_rollout(ScriptedPolicy([]), judge)
+
+    assert trajectory.transitions[0].reward == 1.0
+
+
+async def asks_the_model_of_its_game(client: Any) -> Outcome:
+    """Has a frozen model of messages alone play an environment within."""
+    client.model = "player"
+    return await CookbookAgent(lambda renderer: Yes(renderer))(client)
+
+
+class Yes(ArithmeticEnv):
+    """Is told yes."""
+
+    def __init__(self, renderer: Any) -> None:
+        super().__init__(1, 1, renderer)
+
+    def check_answer(self, sample_str: str) -> bool:
+        return sample_str == "yes"
+
+
+# -- 3: let go of ----------------------------------------------------------------------------------
+
+
+class Held(MessageEnv):
+    """Counts those of it that are open."""
+
+    opened = 0
+
+    async def initial_observation(self) -> list[Message]:
+        Held.opened += 1
+        return [Message(role="user", content="?")]
+
+    async def step(self, message: Message) -> MessageStepResult:
+        if message["content"] == "fail":
+            raise ValueError("as told")
+        return MessageStepResult(1.0, True, [])
+
+    async def close(self) -> None:
+        Held.opened -= 1
+
+
+@pytest.mark.parametrize("inside", [Held, lambda renderer: EnvFromMessageEnv(renderer, Held())])
+@pytest.mark.parametrize("end", ["ends", "fail", "close"])
+async def test_an_environment_is_closed_however_its_episode_ends(inside: Any, end: str) -> None:
+    make = (lambda renderer: Held()) if inside is Held else inside
+    env, before = ChatAgentEnv(CookbookAgent(make)), asyncio.all_tasks()
+    await env.initial_observation()
+    assert Held.opened == 1
+    if end == "fail":
+        with pytest.raises(AgentError, match="as told"):
+            await env.step(default_renderer().tokenizer.encode("fail<|im_end|>"))
+    elif end == "ends":
+        await env.step(default_renderer().tokenizer.encode("yes<|im_end|>"))
+    await env.close()
+
+    assert Held.opened == 0
+    assert asyncio.all_tasks() == before
+
+
+async def test_a_group_builder_is_cleaned_up() -> None:
+    class Kept(GuessNumberEnvGroupBuilder):
+        async def cleanup(self) -> None:
+            cleaned.append(self.answer)
+
+    cleaned: list[int] = []
+    env = ChatAgentEnv(CookbookAgent(lambda renderer, answer: Kept(answer, renderer, 1)), 42)
+    await env.initial_observation()
+    await env.close()
+
+    assert cleaned == [42]
+
+
+# -- 4: refused ------------------------------------------------------------------------------------
+
+
+class OwnTokens(Env):
+    """Makes its prompt without a renderer."""
+
+    def __init__(self, stop: list[int] | None = None, renderer: Any = None) -> None:
+        self._stop = stop or []
+        self._renderer = renderer
+
+    async def initial_observation(self) -> Any:
+        if self._renderer is None:
+            return tinker.ModelInput.from_ints([1, 2, 3]), self._stop
+        messages = [Message(role="user", content="?")]
+        return self._renderer.build_generation_prompt(messages), self._stop
+
+    async def step(self, action: list[int], *, extra: Any = None) -> StepResult:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda renderer: OwnTokens(),
+            "a prompt that it did not make with the renderer it was given",
+        ),
+        (lambda renderer: GuessNumberEnv(1, default_renderer()), "that it did not make with"),
+        (
+            lambda renderer: OwnTokens([7], renderer),
+            r"stops at the tokens \[7\]; a chat client takes",
+        ),
+        (lambda renderer: 3, "returned 3; expected an Env, a MessageEnv or an EnvGroupBuilder"),
+        (
+            lambda renderer: ProblemGroupBuilder(lambda: ArithmeticEnv(1, 2, renderer), 4),
+            "makes a group of 4 Envs; expected one",
+        ),
+    ],
+)
+def test_what_messages_cannot_say_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(AgentError, match=message):
+        played(ChatAgentEnv(CookbookAgent(make)), ["yes"])
+
+
+async def test_another_client_than_an_envs_is_refused() -> None:
+    with pytest.raises(InvalidAgentError, match="needs the client of an Env of evert's"):
+        await CookbookAgent(guess_number)(object(), 3)  # type: ignore[arg-type]
