@@ -44,6 +44,7 @@ Read in this order:
     seats.py         agents with several trained roles
     heard.py         a renderer that remembers what it was asked to render
     cookbook_agent.py    an environment of the Cookbook's as an agent
+    message_env.py   an agent as a MessageEnv of the Cookbook's
     seeds.py         seeds of episodes
     dialogue.py      a trajectory as what was told and said
     group_reward.py  rewards that compare a group

@@ -98,6 +98,12 @@ def read_action(
         prompt_tokens=prompt_tokens,
         completion_tokens=len(action),
     )
+    problem = None if truncated else classify_parse_failure(parsed, termination)
+    return as_asked(reply, request), problem
+
+
+def as_asked(reply: Reply, request: ChatRequest) -> Reply:
+    """A reply as far as the agent asked for it: after its own beginning, up to its own stops."""
     if request.prefill:
         reply = reply.after(request.prefill)
     if not request.may_call:
@@ -106,7 +112,7 @@ def read_action(
     if cuts:
         cut, string = min(cuts)
         reply = replace(reply, text=reply.text[:cut], stop_string=string)
-    return reply, None if truncated else classify_parse_failure(parsed, termination)
+    return reply
 
 
 class Verdict(StrEnum):

@@ -15,7 +15,7 @@ from tinker_cookbook.renderers.base import Message, ParseTermination, Renderer, 
 
 from evert.bridge.errors import UnsupportedPromptError
 from evert.bridge.messages import CookbookMessage, Reply
-from evert.bridge.rendering import PromptRenderer, with_tokenizer
+from evert.bridge.rendering import SHARED, PromptRenderer, with_tokenizer
 from evert.bridge.requests import ChatRequest
 
 Heard = tuple[tinker.ModelInput, ChatRequest]
@@ -37,9 +37,11 @@ class HeardRenderer:
         self._original = original = prompts.renderer
         self._prefixes: list[tuple[list[Message], list[ToolSpec], str]] = []
         self._heard: list[Heard] = []
-        self._said: dict[tuple[int, ...], Message] = {}
+        self._replies: dict[tuple[int, ...], Reply] = {}
+        self._parsed: dict[int, tuple[Message, Reply]] = {}
         self.renderer: Renderer = with_tokenizer(original, original.tokenizer)
         vars(self.renderer).update(
+            {SHARED: prompts},  # for an Env of evert's in the environment: no tokenizer of its own
             build_generation_prompt=self._build,
             create_conversation_prefix_with_tools=self._offer,
             parse_response=self._parse,
@@ -64,11 +66,15 @@ class HeardRenderer:
         return prefix
 
     def _parse(self, response: list[int]) -> tuple[Message, ParseTermination]:
-        said = self._said.get(tuple(response)) if self._said else None
-        if said is not None:
-            return said, ParseTermination.STOP_SEQUENCE
-        with self._prompts.lock:
-            return self._original.parse_response(response)
+        reply = self._replies.get(tuple(response))
+        if reply is not None and reply.tokens is None:
+            message, termination = reply.parsed, ParseTermination.STOP_SEQUENCE
+        else:
+            with self._prompts.lock:
+                message, termination = self._original.parse_response(response)
+        if reply is not None:
+            self._parsed[id(message)] = message, reply
+        return message, termination
 
     # -- between the Env and the policy ----------------------------------------------------------
 
@@ -92,20 +98,31 @@ class HeardRenderer:
 
     def tokens_of(self, reply: Reply) -> list[int]:
         """A reply in tokens for the Env: as sampled, or as this renderer reads it."""
-        if reply.tokens is not None:
-            return [*reply.tokens]
-        tokens = self._prompts.spell(reply.text) + self._prompts.end_tokens[:1]
-        self._said[tuple(tokens)] = reply.parsed
+        tokens = [*(reply.tokens or ())]
+        if reply.tokens is None:
+            tokens = self._prompts.spell(reply.text) + self._prompts.end_tokens[:1]
+        self._replies[tuple(tokens)] = reply
         return tokens
 
     def _without_tools(
         self, messages: Sequence[Message]
     ) -> tuple[list[Any] | None, list[CookbookMessage]]:
         """The tools that a conversation offers, in OpenAI's form, and its messages without them."""
-        whole = [CookbookMessage(message) for message in messages]
+        whole = [self._as_sent(message) for message in messages]
         for prefix, tools, system in self._prefixes:
             if tools and [*messages[: len(prefix)]] == prefix:
                 first = [CookbookMessage(role="system", content=system)] if system else []
                 offered = [{"type": "function", "function": {**tool}} for tool in tools]
                 return offered, [*first, *whole[len(prefix) :]]
         return None, whole
+
+    def _as_sent(self, message: Message) -> CookbookMessage:
+        """A message as an agent sends it: with the ids of tool calls that are its client's.
+
+        A call that could not be parsed is nothing that the Env shows again, as its renderer has it.
+        """
+        parsed, reply = self._parsed.get(id(message), (None, None))
+        if parsed is not message or reply is None or not reply.tool_calls or reply.unparsed:
+            return CookbookMessage(message)
+        calls = [*reply.tool_calls]
+        return CookbookMessage(role="assistant", content=reply.text, tool_calls=calls)

@@ -153,7 +153,7 @@ class ConversationBook:
                 continue
             start, reply = len(conversation.sent), conversation.reply
             check_text(sent[start:], most)
-            new = _read(sent, start + 1, conversation.tool_names)
+            new = read_all(sent, start + 1, conversation.tool_names)
             if all(message["role"] != "assistant" for message in new):
                 is_same = not keeps or reply is None or reply.is_sent_back_as(sent[start])
                 cause = None if is_same else Drift.COMPLETED_ARGUMENTS
@@ -165,7 +165,7 @@ class ConversationBook:
     ) -> "_Way":
         """Where a request goes on from the last known reply on its way, or anew without one."""
         check_text([*request.messages, request.tools], most)
-        messages = _read(request.messages, 0, {})
+        messages = read_all(request.messages, 0, {})
         request, places, completed = self._uncompleted(request, messages)
         last, point = self._last_replies(request, caller, places)
         start = 0 if point is None else point.sent + 1
@@ -387,7 +387,7 @@ def _offer_tools(tools: list[Any], messages: list[Message], renderer: PromptRend
     messages[:0] = renderer.tool_prefix(read_tools(tools), system)
 
 
-def _read(messages: Sequence[Any], start: int, tool_names: Mapping[str, str]) -> list[Message]:
+def read_all(messages: Sequence[Any], start: int, tool_names: Mapping[str, str]) -> list[Message]:
     """A request's messages from ``start`` on as renderers take them."""
     read: list[Message] = []
     for index in range(start, len(messages)):

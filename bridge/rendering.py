@@ -346,12 +346,13 @@ def with_tokenizer(renderer: Renderer, tokenizer: Any) -> Renderer:
     # copy.copy would go through the renderer's __reduce__ and lose the tokenizer
     clone: Renderer = object.__new__(type(renderer))
     vars(clone).update(vars(renderer))
-    vars(clone).pop(_SHARED, None)
+    vars(clone).pop(SHARED, None)
     clone.tokenizer = tokenizer
     return clone
 
 
-_SHARED = "_evert_prompt_renderer"
+SHARED = "_evert_prompt_renderer"
+"""Attribute of a renderer that holds its ``PromptRenderer``."""
 
 
 def prompt_renderer(renderer: Renderer | None) -> PromptRenderer:
@@ -361,9 +362,9 @@ def prompt_renderer(renderer: Renderer | None) -> PromptRenderer:
         RendererMismatchError: The object is no Cookbook renderer, or has no tokenizer.
     """
     chosen = default_renderer() if renderer is None else renderer
-    shared: PromptRenderer | None = getattr(chosen, _SHARED, None)
+    shared: PromptRenderer | None = getattr(chosen, SHARED, None)
     if shared is None:
         shared = PromptRenderer(chosen)
         _ = shared.off_loop  # now: to copy a large tokenizer holds all threads for a second
-        setattr(chosen, _SHARED, shared)  # lives and dies with the renderer
+        setattr(chosen, SHARED, shared)  # lives and dies with the renderer
     return shared

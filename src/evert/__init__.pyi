@@ -38,6 +38,7 @@ from evert.bridge.group import ChatAgentGroupBuilder as ChatAgentGroupBuilder
 from evert.bridge.group_reward import PlayedGroup as PlayedGroup
 from evert.bridge.judging import judge_group as judge_group
 from evert.bridge.logprobs import SampledTokens as SampledTokens
+from evert.bridge.message_env import AgentMessageEnv as AgentMessageEnv
 from evert.bridge.models import RemoteModel as RemoteModel
 from evert.bridge.parallel import ParallelRollouts as ParallelRollouts
 from evert.bridge.records.branches import BranchDataset as BranchDataset
