@@ -30,7 +30,7 @@ from evert.envs.gym.arguments import (
     require_known,
     require_one_of,
 )
-from evert.envs.gym.episode import Episode, Moment
+from evert.envs.gym.episode import Episode, Moment, copied
 from evert.envs.gym.loop import Loop
 from evert.envs.gym.registration import kept, unwrap
 from evert.envs.gym.spaces import (
@@ -47,6 +47,9 @@ Level = Literal["messages", "tokens"]
 LEVELS: tuple[Level, ...] = ("messages", "tokens")
 
 Observation = tuple[dict[str, str], ...] | tuple[int, ...]
+
+Work = Callable[[], Coroutine[Any, Any, Moment]]
+"""What is to be done on the loop."""
 
 
 class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
@@ -164,20 +167,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
             EnvStateError: The agent ended before its first call.
             AgentError, AgentTimeoutError, RewardError: As ``ChatAgentEnv``.
         """
-        super().reset(seed=seed)
-        self._played = 0 if seed is not None else self._played + 1
-        self._task = self._choose_task(options or {})
-        self._end_episode("its start failed")
-        if self._loop is None:
-            self._loop = Loop(self)
-        own_seed = seed_of(self.np_random_seed, self._played)
-        env = ChatAgentEnv(self._agent, self._task, seed=own_seed, **self._options)
-        episode = self._episode = Episode(env, self._renderer)
-        self._loop.at_end = episode.close
-        self._total = 0.0
-        self._screen = Screen()
-        moment = self._advance(self._loop, episode.start)
-        return self._observation(moment), self._info(moment)
+        return self.was_reset(self._do(self.resetting(seed=seed, options=options)))
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Answer the agent with ``action``.
@@ -187,19 +177,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
             gymnasium.error.ResetNeeded: No episode is running.
             AgentError, AgentTimeoutError, RewardError: As ``ChatAgentEnv``; the episode is over.
         """
-        loop, episode = self._running_episode()
-        if self.level == "messages":
-            tokens = episode.encode(text_action(action))
-        else:
-            tokens = token_action(action, self._vocabulary)
-        moment = self._advance(loop, partial(episode.act, tokens))
-        is_over = moment.stop_reason is not None
-        if is_over:
-            self._end_episode(f"the last one ended ({moment.stop_reason})")
-        truncated = is_over and moment.is_truncated
-        terminated = is_over and not truncated
-        info = self._info(moment)
-        return self._observation(moment), moment.reward, terminated, truncated, info
+        return self.stepped(self._do(self.stepping(action)))
 
     def render(self) -> str | None:
         """The conversation so far as text ("ansi"), or None ("human": it is printed).
@@ -222,42 +200,93 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
 
     def close(self) -> None:
         """Give up the running episode and the event loop. Idempotent; ``reset`` starts anew."""
-        self._end_episode("the environment was closed")
+        episode = self.let_go("the environment was closed")
         loop, self._loop = self._loop, None
         if loop is not None:
+            if episode is not None:
+                loop.run(episode.close)
+                loop.at_end = None
             loop.leave()
 
-    # -- episodes --------------------------------------------------------------------------------
+    # -- the halves of reset and step: what is to be done on the loop, and what came of it ---------
 
-    def _advance(self, loop: Loop, work: Callable[[], Coroutine[Any, Any, Moment]]) -> Moment:
+    def resetting(self, *, seed: int | None, options: dict[str, Any] | None) -> Work:
+        """Give up the running episode, if any; what starts another."""
+        super().reset(seed=seed)
+        self._played = 0 if seed is not None else self._played + 1
+        self._task = self._choose_task(options or {})
+        own_seed = seed_of(self.np_random_seed, self._played)
+        env = ChatAgentEnv(self._agent, self._task, seed=own_seed, **self._options)
+        old = self.let_go("its start failed")
+        if self._loop is None:
+            self._loop = Loop(self)
+        episode = self._episode = Episode(env, self._renderer)
+        self._loop.at_end = episode.close
+        self._total = 0.0
+        self._screen = Screen()
+        return episode.start if old is None else partial(_restart, old, episode)
+
+    def was_reset(self, moment: Moment) -> tuple[Observation, dict[str, Any]]:
+        """What ``reset`` returns."""
+        self._arrive(moment)
+        return self._observation(moment), self._info(moment)
+
+    def stepping(self, action: Any) -> Work:
+        """What answers the agent with ``action``, which is checked; nothing has changed yet."""
+        episode = self._running_episode()
+        if self.level == "messages":
+            tokens = episode.encode(text_action(action))
+        else:
+            tokens = token_action(action, self._vocabulary)
+        return partial(episode.act, tokens)
+
+    def stepped(self, moment: Moment) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """What ``step`` returns."""
+        assert self._loop is not None
+        self._arrive(moment)
+        is_over = moment.stop_reason is not None
+        if is_over:
+            self.let_go(f"the last one ended ({moment.stop_reason})")
+            self._loop.at_end = None
+        truncated = is_over and moment.is_truncated
+        terminated = is_over and not truncated
+        info = self._info(moment)
+        return self._observation(moment), moment.reward, terminated, truncated, info
+
+    def broken(self, problem: BaseException) -> None:
+        """Note that the work came to nothing: the episode is over."""
+        self._why_over = f"the last one ended with {type(problem).__name__}"
+
+    def let_go(self, why: str) -> Episode | None:
+        """Have no episode any more; the one that was running, which is to be closed."""
+        self._notice_fork()
+        episode, self._episode = self._episode, None
+        self._why_over = why
+        return episode
+
+    def _do(self, work: Work) -> Moment:
+        assert self._loop is not None
         try:
-            moment = loop.run(work)
+            return self._loop.run(work)
         except BaseException as problem:
-            self._why_over = f"the last one ended with {type(problem).__name__}"
+            self.broken(problem)
             raise
+
+    def _arrive(self, moment: Moment) -> None:
         self._why_over = ""
         self._moment = moment
         self._total += moment.reward
         if self.render_mode == "human":
             self._screen.show(moment, self._total)
-        return moment
 
-    def _running_episode(self) -> tuple[Loop, Episode]:
+    def _running_episode(self) -> Episode:
         self._notice_fork()
-        if self._loop is None or self._episode is None or self._why_over:
+        if self._episode is None or self._why_over:
             raise error.ResetNeeded(
                 f"step() needs a running episode, and this environment of {self._form.name} has "
                 f"none: {self._why_over}. Call reset() to start one."
             )
-        return self._loop, self._episode
-
-    def _end_episode(self, why: str) -> None:
-        self._notice_fork()
-        episode, self._episode = self._episode, None
-        self._why_over = why
-        if episode is not None and self._loop is not None:
-            self._loop.run(episode.close)
-            self._loop.at_end = None
+        return self._episode
 
     def _notice_fork(self) -> None:
         """Threads do not survive a fork: in a child, the parent's episode is not ours to touch."""
@@ -300,7 +329,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
 
     def _info(self, moment: Moment) -> dict[str, Any]:
         info: dict[str, Any] = {
-            "messages": copy.deepcopy(moment.messages),
+            "messages": copied(moment.messages),
             "tools": moment.tools,
             "stop": moment.stop,
         }
@@ -317,3 +346,8 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         if moment.stop_reason is not None:
             info["stop_reason"] = moment.stop_reason
         return info
+
+
+async def _restart(old: Episode, new: Episode) -> Moment:
+    await old.close()
+    return await new.start()

@@ -6,6 +6,7 @@ environment that needs it and ends with the last that gives it back; a forked ch
 and so a portal of its own.
 """
 
+import asyncio
 import atexit
 import contextlib
 import logging
@@ -14,7 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import anyio
@@ -59,19 +60,23 @@ class Loop:
         Raises:
             EnvStateError: Called from the loop itself, which would wait for itself for ever.
         """
+        done: Future[Result] = Future()  # before the start, so that Ctrl-C finds it in any case
         try:
-            future: Future[Result] = self._portal.start_task_soon(work)
+            self._start(partial(_settle, work, done))
+            return done.result()
+        except BaseException:  # Ctrl-C, above all: the work must not go on behind our back
+            done.cancel()
+            raise
+
+    def _start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            self._portal.start_task_soon(work)
         except RuntimeError as error:
             raise EnvStateError(
                 "A Gymnasium environment of evert was used from inside an async agent that runs on "
                 "the same event loop; it would wait for itself for ever. Use it in a thread: "
                 "`await asyncio.to_thread(env.step, action)`."
             ) from error
-        try:
-            return future.result()
-        except BaseException:  # Ctrl-C, above all: the work must not go on behind our back
-            future.cancel()
-            raise
 
     def leave(self) -> None:
         """Give it back, and wait for what ends with it. Idempotent."""
@@ -90,6 +95,31 @@ class Loop:
         """Give it back elsewhere: the collector calls this wherever it is, on the loop too."""
         if self.is_ours:
             threading.Thread(target=self.leave, name="evert gymnasium", daemon=True).start()
+
+
+async def _settle(work: Callable[[], Coroutine[Any, Any, Result]], done: Future[Result]) -> None:
+    """Do ``work`` into ``done``; where that is cancelled, so is the work, begun or not."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+
+    def give_up(done: Future[Result]) -> None:
+        if done.cancelled():
+            loop.call_soon_threadsafe(task.cancel)
+
+    done.add_done_callback(give_up)
+    try:
+        result = await work()
+    except asyncio.CancelledError:
+        done.cancel()
+        raise
+    except BaseException as error:
+        if done.set_running_or_notify_cancel():
+            done.set_exception(error)
+        if not isinstance(error, Exception):
+            raise
+    else:
+        if done.set_running_or_notify_cancel():
+            done.set_result(result)
 
 
 class _Shared:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from evert.bridge.options import EnvOptions
 
 ENTRY_POINT = "evert.envs.gym.env:AgentGymEnv"
+VECTOR_ENTRY_POINT = "evert.envs.gym.vector:AgentVectorEnv"
 
 
 def register_games() -> None:
@@ -43,6 +44,8 @@ def register_agent(
     **options: "Unpack[EnvOptions]",
 ) -> EnvSpec:
     """Give an agent an id, so that ``gymnasium.make(id)`` makes an environment of it.
+
+    ``gymnasium.make_vec(id, num_envs=64)`` makes many of them, played at the same time.
 
     Args:
         id: '[namespace/]Name-v0'.
@@ -77,7 +80,9 @@ def register_agent(
         kwargs["max_turns"] = max_turns
     kwargs.update({name: kept(value) for name, value in options.items()})
     gymnasium.registry.pop(id, None)
-    gymnasium.register(id, entry_point=ENTRY_POINT, kwargs=kwargs)
+    gymnasium.register(
+        id, entry_point=ENTRY_POINT, vector_entry_point=VECTOR_ENTRY_POINT, kwargs=kwargs
+    )
     return gymnasium.spec(id)
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from anyio.from_thread import BlockingPortal
 from gymnasium.envs.registration import EnvSpec
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 
@@ -247,6 +248,29 @@ def test_ctrl_c_in_a_step_ends_the_episode_and_no_more(leftovers: Leftovers) -> 
     env.reset()
     env.close()
     assert leftovers() == {}
+
+
+def test_ctrl_c_while_work_is_handed_over_gives_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_up = threading.Event()
+    hand_over = BlockingPortal.start_task_soon
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            given_up.set()
+
+    def interrupted(self: BlockingPortal, *args: Any) -> None:
+        hand_over(self, *args)
+        raise KeyboardInterrupt
+
+    hold = loop.Loop(work)
+    monkeypatch.setattr(BlockingPortal, "start_task_soon", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        hold.run(work)
+    monkeypatch.undo()
+    assert given_up.wait(10.0)
+    hold.leave()
 
 
 def test_a_reply_that_a_policy_refuses_terminates() -> None:

@@ -94,6 +94,7 @@ def test_registering_the_games_twice_changes_nothing() -> None:
 def test_the_table_of_games_is_true(game: Any) -> None:
     spec = gymnasium.spec(game.id)
     assert spec.entry_point == "evert.envs.gym.env:AgentGymEnv"
+    assert spec.vector_entry_point == "evert.envs.gym.vector:AgentVectorEnv"
     assert spec.kwargs == {"agent": game.agent, "tasks": game.train_tasks}
     env = gymnasium.make(game.id)
     assert isinstance(env.unwrapped, AgentGymEnv)

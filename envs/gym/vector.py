@@ -1,0 +1,303 @@
+"""``AgentVectorEnv``: many episodes of an agent at once, on one event loop.
+
+It is Gymnasium's ``SyncVectorEnv``, which has the rules: seeds, autoreset, the form of infos. Only
+the waiting is ours. Before it goes from one environment to the next, all of them are played at the
+same time, so that each (a ``Member``) has its result ready when it is asked for it.
+"""
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+from gymnasium import error
+from gymnasium.utils import EzPickle
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from evert.bridge.errors import EvertError
+from evert.envs.gym.arguments import EnvArgumentError, require_one_of
+from evert.envs.gym.env import AgentGymEnv, Observation, Work
+from evert.envs.gym.episode import Moment
+from evert.envs.gym.loop import Loop
+from evert.envs.gym.registration import kept
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+
+class AgentVectorEnv(SyncVectorEnv, EzPickle):
+    """Many episodes of a chat agent at once: a step takes as long as its slowest episode.
+
+    ``gymnasium.make_vec`` makes one of every id of evert's. The same seeds and actions give what
+    ``SyncVectorEnv`` gives, which plays one episode after the other. A copy, by ``copy`` or
+    ``pickle``, is a new environment with the same arguments.
+
+    An episode that fails (``AgentError``, ``AgentTimeoutError``, ``RewardError``, ...) ends alone:
+    truncated, its reward NaN, its observation the last one, the exception in ``infos["error"]``.
+    One that fails at its start has the observation ``()`` and ends so with the next step.
+    ``on_agent_error=-1.0`` scores such episodes instead.
+
+    Args:
+        num_envs: Number of episodes at once.
+        autoreset_mode: "NextStep", "SameStep" or "Disabled", or Gymnasium's ``AutoresetMode``.
+        max_episode_steps: Steps after which an episode is truncated. None: no limit.
+        **arguments: Of ``AgentGymEnv``.
+
+    Raises:
+        EnvArgumentError: An argument has no such value, or there is none of this name.
+        InvalidAgentError: ``agent`` is no agent, or takes other arguments.
+        InvalidDatasetError: ``tasks`` are no sequence, or empty.
+    """
+
+    envs: list["Member"]  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        *,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        max_episode_steps: int | None = None,
+        **arguments: Any,
+    ) -> None:
+        _require_count("num_envs", num_envs)
+        if max_episode_steps is not None:
+            _require_count("max_episode_steps", max_episode_steps)
+        if not isinstance(autoreset_mode, AutoresetMode):
+            require_one_of("autoreset_mode", autoreset_mode, [mode.value for mode in AutoresetMode])
+        arguments = {name: kept(value) for name, value in arguments.items()}
+        make = partial(Member, max_episode_steps, **arguments)
+        members = [make] * num_envs  # their observations are new at every step: no need of a copy
+        SyncVectorEnv.__init__(self, members, copy=False, autoreset_mode=autoreset_mode)
+        given = {"autoreset_mode": autoreset_mode, "max_episode_steps": max_episode_steps}
+        EzPickle.__init__(self, num_envs, **given, **arguments)  # what a copy is made from
+        self._loop: Loop | None = None
+
+    # -- Gymnasium -------------------------------------------------------------------------------
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Give up the running episodes, and start one in each environment.
+
+        Args:
+            seed: The first of as many in a row, or one for each. None: go on.
+            options: ``{"task": task}`` for all; ``{"reset_mask": mask}``, an array of booleans,
+                resets those and leaves the others.
+
+        Raises:
+            EnvArgumentError: Unknown option, or a task that is not among the tasks.
+            EvertError: All episodes have failed at their start: why the first did.
+        """
+        self.closed = False  # a new life, as a single environment has
+        others = dict(options or {})
+        mask = others.pop("reset_mask", np.ones(self.num_envs, dtype=np.bool_))
+        seeds = _seeds(seed, self.num_envs)
+        if _is_mask(mask, self.num_envs) and len(seeds) == self.num_envs:
+            self._forget()
+            self._start({int(i): seeds[i] for i in np.flatnonzero(mask)}, others)
+            failure = self.envs[0].failure
+            if failure is not None and all(env.failure for env in self.envs):
+                raise failure
+        return super().reset(seed=seeds, options=options and dict(options))
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Answer every agent with its action, and wait for all of them.
+
+        Raises:
+            gymnasium.error.InvalidAction: An action is not in the action space, or there are more
+                or fewer than environments. No episode has gone on.
+            gymnasium.error.ResetNeeded: No episodes are running, or one is over and autoreset is
+                disabled.
+        """
+        given = _one_each(actions, self.num_envs)
+        over = {int(i) for i in np.flatnonzero(self._autoreset_envs)}
+        if over and self.autoreset_mode == AutoresetMode.DISABLED:
+            raise error.ResetNeeded(
+                f"The episodes of environments {sorted(over)} are over, and autoreset is disabled. "
+                'Call reset(options={"reset_mask": terminated | truncated}) first.'
+            )
+        self._forget()
+        if self.autoreset_mode == AutoresetMode.NEXT_STEP:
+            self._advance(given, over)
+        else:
+            self._advance(given, set())
+        if self.autoreset_mode == AutoresetMode.SAME_STEP:
+            self._start({i: None for i, env in enumerate(self.envs) if env.is_over}, None)
+        return super().step(given)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Give up all episodes, at the same time, and the event loop."""
+        episodes = [env.let_go("the environment was closed") for env in self.envs]
+        loop, self._loop = self._loop, None
+        if loop is not None and loop.is_ours:
+            loop.run(partial(_gather, [episode.close for episode in episodes if episode]))
+            loop.leave()
+        super().close_extras(**kwargs)
+
+    def _add_info(
+        self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int
+    ) -> dict[str, Any]:
+        """Gymnasium's, which would round a float off where the first value was an integer."""
+        for key, value in env_info.items():
+            array = vector_infos.get(key)
+            if isinstance(array, np.ndarray) and not _holds(array, value):
+                vector_infos[key] = np.full(self.num_envs, None, dtype=object)
+                for i in np.flatnonzero(vector_infos[f"_{key}"]):
+                    vector_infos[key][i] = array[i]
+        return super()._add_info(vector_infos, env_info, env_num)
+
+    # -- all at the same time --------------------------------------------------------------------
+
+    def _forget(self) -> None:
+        for env in self.envs:
+            env.ready.clear()
+
+    def _start(
+        self, seeds: Mapping[int, int | None], options: dict[str, Any] | None = None
+    ) -> None:
+        """Reset these environments."""
+        works = {i: self.envs[i].resetting(seed=seed, options=options) for i, seed in seeds.items()}
+        for i, result in self._play(works).items():
+            self.envs[i].begin(result)
+
+    def _advance(self, actions: Sequence[Any], over: set[int]) -> None:
+        """Step the environments, and reset those that are over."""
+        works = {
+            i: env.stepping(actions[i])
+            for i, env in enumerate(self.envs)
+            if i not in over and env.failure is None
+        }
+        renewed = {i: self.envs[i].resetting(seed=None, options=None) for i in over}
+        results = self._play(works | renewed)
+        for i, env in enumerate(self.envs):
+            if i in over:
+                env.begin(results[i])
+            else:
+                env.go_on(results[i] if env.failure is None else env.failure)
+
+    def _play(self, works: Mapping[int, Work]) -> dict[int, Moment | EvertError]:
+        """Do the work of these environments; an error of the agent's stays with its own."""
+        if self._loop is None or not self._loop.is_ours:
+            self._loop = Loop(self)
+        try:
+            results = self._loop.run(partial(_gather, [partial(_tried, w) for w in works.values()]))
+        except BaseException as problem:
+            for i in works:
+                self.envs[i].broken(problem)
+            raise
+        for i, result in zip(works, results, strict=True):
+            if isinstance(result, EvertError):
+                logger.warning("The episode of environment %d failed: %s", i, result)
+        return dict(zip(works, results, strict=True))
+
+
+class Member(AgentGymEnv):
+    """One environment of a vector: ``reset`` and ``step`` return what was played before.
+
+    Attributes:
+        ready: What they are to return, in turn; empty: they play as they always do.
+        failure: Why the episode failed at its start; None: it did not.
+        is_over: Whether the latest step was the last one.
+    """
+
+    def __init__(self, max_episode_steps: int | None, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.ready: deque[tuple[Any, ...]] = deque()
+        self.failure: EvertError | None = None
+        self.is_over = False
+        self._max_steps = math.inf if max_episode_steps is None else max_episode_steps
+        self._steps = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """What ``begin`` came to."""
+        return self.ready.popleft() if self.ready else super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """What ``go_on`` came to."""
+        return self.ready.popleft() if self.ready else super().step(action)
+
+    def begin(self, result: Moment | EvertError) -> None:
+        """Have the result of a reset ready."""
+        self._steps, self.is_over, self.failure = 0, False, None
+        if isinstance(result, EvertError):
+            self.failure = result
+            self.broken(result)
+            self.ready.append(((), {"error": result}))
+        else:
+            self.ready.append(self.was_reset(result))
+
+    def go_on(self, result: Moment | EvertError) -> None:
+        """Have the result of a step ready."""
+        self._steps += 1
+        if isinstance(result, Moment):
+            observation, reward, terminated, truncated, info = self.stepped(result)
+        else:
+            observation, reward, terminated, truncated = self._latest(), math.nan, False, True
+            info = {"error": result}
+            self.broken(result)
+        truncated = truncated or self._steps >= self._max_steps
+        self.is_over = terminated or truncated
+        self.ready.append((observation, reward, terminated, truncated, info))
+
+    def _latest(self) -> Observation:
+        if self.failure is not None or self._moment is None:
+            return ()
+        return self._observation(self._moment)
+
+
+async def _gather(works: Iterable[Callable[[], Coroutine[Any, Any, Result]]]) -> list[Result]:
+    return await asyncio.gather(*(work() for work in works))
+
+
+async def _tried(work: Work) -> Moment | EvertError:
+    try:
+        return await work()
+    except EvertError as failure:
+        return failure
+
+
+def _require_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise EnvArgumentError(f"{name}={value!r} is no count; expected an integer of at least 1.")
+
+
+def _seeds(seed: int | list[int | None] | None, length: int) -> list[int | None]:
+    if isinstance(seed, int):
+        return [seed + i for i in range(length)]
+    return [None] * length if seed is None else seed
+
+
+def _is_mask(mask: Any, length: int) -> bool:
+    """Whether Gymnasium takes it; of any other it says what is wrong."""
+    return isinstance(mask, np.ndarray) and mask.shape == (length,) and mask.dtype == np.bool_
+
+
+def _one_each(actions: Any, length: int) -> tuple[Any, ...]:
+    """The actions, one an environment.
+
+    Raises:
+        gymnasium.error.InvalidAction: There are more or fewer, or they are no sequence.
+    """
+    is_many = isinstance(actions, Iterable) and not isinstance(actions, (str, bytes, Mapping))
+    given = tuple(actions) if is_many else ()
+    if len(given) != length:
+        got = f"{len(given)} actions" if is_many else f"{actions!r:.200}"
+        raise error.InvalidAction(
+            f"{length} environments take a tuple, list or array of {length} actions; got {got}. "
+            "Give one for each, also for those that are over, whose action does nothing."
+        )
+    return given
+
+
+def _holds(array: np.ndarray[Any, Any], value: Any) -> bool:
+    """Whether an array of infos can take a value as it is."""
+    if array.dtype == object:
+        return True
+    return bool(array.shape[1:] == np.shape(value) and array.dtype == np.asarray(value).dtype)

@@ -1,0 +1,450 @@
+"""Many episodes at once, as one Gymnasium vector environment.
+
+1. The same seeds and actions give what ``SyncVectorEnv`` gives, whatever the autoreset.
+2. All episodes are played at the same time, of async and of blocking agents.
+3. An episode that fails takes no other with it.
+4. What is no action, option or argument is refused, and no episode has gone on.
+5. Gymnasium's wrappers work on it; so do ``call``, ``get_attr``, ``set_attr`` and ``render``.
+6. Nothing is left of it; a copy is a new one.
+"""
+
+import asyncio
+import copy
+import gc
+import math
+import os
+import pickle
+import random
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
+
+from evert.bridge.agent import Outcome
+from evert.bridge.errors import AgentError
+from evert.bridge.faces.client import AgentClient, BlockingAgentClient
+from evert.envs.gym.arguments import EnvArgumentError
+from evert.envs.gym.env import LEVELS, AgentGymEnv
+from evert.envs.gym.vector import AgentVectorEnv
+
+Leftovers = Callable[[], dict[str, list[Any]]]
+
+WORDS = ["", "Guess: 512", "Guess: 7", "Guess: 8", "I am 7", "<|im_end|>", "日本語\n"]
+
+
+def ask(text: str = "Well?") -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+async def wandering_agent(client: AgentClient, task: int) -> float | Outcome:
+    """Asks until its task is said, or for some turns; logs what differs in kind and presence."""
+    messages = ask(f"Say {task}.")
+    for turn in range(client.rng.randint(1, 5)):
+        completion = await client.chat.completions.create(messages=messages)
+        said = completion.choices[0].message.content or ""
+        messages += [{"role": "assistant", "content": said}, *ask("And?")]
+        client.reward(len(said) / 10)
+        if str(task) in said:
+            client.log(found=turn)
+            return 1.0
+    client.metric("lost", 1)
+    return Outcome(-1.0, truncated=client.rng.random() < 0.5)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal in type, shape and value, NaN included."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray):
+        return (
+            one.dtype == other.dtype
+            and one.shape == other.shape
+            and all(same(a, b) for a, b in zip(one.tolist(), other.tolist(), strict=True))
+        )
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+# -- 1. as Gymnasium's own -------------------------------------------------------------------------
+
+
+def one_after_the_other(mode: AutoresetMode, limit: int | None, **given: Any) -> SyncVectorEnv:
+    def make() -> gymnasium.Env[Any, Any]:
+        env: gymnasium.Env[Any, Any] = AgentGymEnv(wandering_agent, [7, 8, 9], **given)
+        return env if limit is None else gymnasium.wrappers.TimeLimit(env, limit)
+
+    return SyncVectorEnv([make] * 3, autoreset_mode=mode)
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_it_is_what_gymnasiums_own_is_at_every_step(mode: AutoresetMode, limit: int | None) -> None:
+    theirs = one_after_the_other(mode, limit, max_turns=4)
+    ours = AgentVectorEnv(
+        3,
+        agent=wandering_agent,
+        tasks=[7, 8, 9],
+        autoreset_mode=mode,
+        max_episode_steps=limit,
+        max_turns=4,
+    )
+    assert ours.metadata == theirs.metadata
+    assert ours.observation_space == theirs.observation_space
+    assert ours.action_space == theirs.action_space
+    assert same(ours.reset(seed=11), theirs.reset(seed=11))
+    draw = random.Random(5)
+    ends = 0
+    for _ in range(200 if limit is None else 60):
+        actions = draw.choices(WORDS, k=3)
+        step = ours.step(actions)
+        assert same(step, theirs.step(actions))
+        over = step[2] | step[3]
+        ends += over.sum()
+        if mode == AutoresetMode.DISABLED and over.any():
+            mask = {"reset_mask": over}
+            assert same(ours.reset(options=mask), theirs.reset(options=dict(mask)))
+            assert "reset_mask" in mask
+    assert ends > 50
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_it_is_what_make_vec_makes_at_both_levels(level: str) -> None:
+    made = {
+        mode: gymnasium.make_vec(
+            "evert/GuessNumber-v0", 2, mode, level=level, disable_env_checker=True
+        )
+        for mode in ("sync",)
+    }
+    made["ours"] = gymnasium.make_vec("evert/GuessNumber-v0", 2, level=level)
+    assert isinstance(made["ours"], AgentVectorEnv)
+    assert made["ours"].spec is not None
+    one: Any
+    other: Any
+    one, other = made.values()
+    assert same(one.reset(seed=[3, None]), other.reset(seed=[3, None])) is False  # the second drew
+    assert same(one.reset(seed=[3, 4]), other.reset(seed=[3, 4]))
+    one.action_space.seed(0)
+    for _ in range(15):
+        actions = one.action_space.sample()
+        step = one.step(actions)
+        assert same(step, other.step(actions))
+        assert step[0] in one.observation_space
+    one.close()
+    other.close()
+
+
+async def numbers_agent(client: AgentClient, task: Any) -> float:
+    await client.chat.completions.create(messages=ask())
+    client.log(number=task)
+    return 0.0
+
+
+def test_infos_keep_values_of_different_kinds_as_they_are() -> None:
+    envs = AgentVectorEnv(4, agent=numbers_agent, tasks=[1, 0.5, "a half"])
+    for _ in range(5):
+        _, infos = envs.reset()
+        logs = envs.step(["x"] * 4)[4]["logs"]["number"]
+        assert [type(task) for task in logs] == [type(task) for task in infos["task"]]
+        assert list(logs) == list(infos["task"])
+    envs.close()
+
+
+# -- 2. at the same time ---------------------------------------------------------------------------
+
+N = 6
+together = threading.Barrier(N)
+
+
+async def meeting_agent(client: AgentClient) -> float:
+    """Goes on, from each call and at its start, when all others are there as well."""
+    await asyncio.to_thread(together.wait, 30.0)
+    for _ in range(2):
+        await client.chat.completions.create(messages=ask())
+        await asyncio.to_thread(together.wait, 30.0)
+    return 1.0
+
+
+def blocking_meeting_agent(client: BlockingAgentClient) -> float:
+    together.wait(30.0)
+    for _ in range(2):
+        client.chat.completions.create(messages=ask())
+        together.wait(30.0)
+    return 1.0
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize("agent", [meeting_agent, blocking_meeting_agent])
+def test_all_episodes_begin_and_go_on_at_the_same_time(agent: Any, mode: AutoresetMode) -> None:
+    envs = AgentVectorEnv(N, agent=agent, autoreset_mode=mode)
+    envs.reset()
+    assert envs.step(["x"] * N)[1].sum() == 0
+    _, rewards, terminated, *_ = envs.step(["x"] * N)
+    assert (rewards.sum(), terminated.sum()) == (N, N)
+    if mode == AutoresetMode.NEXT_STEP:
+        envs.step([None] * N)
+    if mode == AutoresetMode.DISABLED:
+        envs.reset()
+    assert envs.step(["x"] * N)[1].sum() == 0
+    envs.close()
+
+
+# -- 3. failures -----------------------------------------------------------------------------------
+
+
+async def fragile_agent(client: AgentClient, task: str) -> float:
+    for _ in range(2):
+        if task == "never begins":
+            raise OSError("no such file")
+        completion = await client.chat.completions.create(messages=ask(task))
+        if completion.choices[0].message.content == "fail":
+            raise KeyError("lost")
+    return 1.0
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_an_episode_that_fails_is_truncated_and_the_others_go_on(
+    mode: AutoresetMode, caplog: pytest.LogCaptureFixture
+) -> None:
+    envs = AgentVectorEnv(3, agent=fragile_agent, tasks=["go"], autoreset_mode=mode)
+    first, _ = envs.reset()
+    observations, rewards, terminated, truncated, infos = envs.step(["x", "fail", "x"])
+    assert np.array_equal(rewards, [0, math.nan, 0], equal_nan=True)
+    assert (terminated.tolist(), truncated.tolist()) == ([False] * 3, [False, True, False])
+    final = infos["final_info"] if mode == AutoresetMode.SAME_STEP else infos
+    assert isinstance(final["error"][1], AgentError)
+    assert isinstance(final["error"][1].__cause__, KeyError)
+    assert final["_error"].tolist() == [False, True, False]
+    assert observations[1] == first[1]  # its last one, or the first of the next
+    assert "The episode of environment 1 failed" in caplog.text
+    if mode == AutoresetMode.DISABLED:
+        envs.reset(options={"reset_mask": truncated})
+    assert envs.step(["x", "x", "x"])[2].tolist() == [True, False, True]
+    envs.close()
+
+
+def test_an_error_can_be_scored_instead() -> None:
+    envs = AgentVectorEnv(2, agent=fragile_agent, tasks=["go"], on_agent_error=-5.0)
+    envs.reset()
+    _, rewards, terminated, *_ = envs.step(["x", "fail"])
+    assert (rewards.tolist(), terminated.tolist()) == ([0.0, -5.0], [False, True])
+    envs.close()
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_an_episode_that_fails_at_its_start_ends_with_the_next_step(mode: AutoresetMode) -> None:
+    tasks = ["go", "go", "never begins"]
+    envs = AgentVectorEnv(4, agent=fragile_agent, tasks=tasks, autoreset_mode=mode)
+    observations, infos = envs.reset(seed=0)
+    failed = infos["_error"]
+    assert 0 < failed.sum() < 4
+    assert [not observation for observation in observations] == failed.tolist()
+    _, rewards, terminated, truncated, _ = envs.step(["x"] * 4)
+    assert np.isnan(rewards).tolist() == truncated.tolist() == failed.tolist()
+    assert not terminated.any()
+    begun = 0
+    for _ in range(20):  # and another begins
+        over = terminated | truncated
+        if mode == AutoresetMode.DISABLED and over.any():
+            envs.reset(options={"reset_mask": over})
+        _, _, terminated, truncated, _ = envs.step(["x"] * 4)
+        begun += terminated[failed].sum()
+    assert begun > 0
+    envs.close()
+
+
+def test_an_agent_that_never_begins_is_no_game_at_all() -> None:
+    envs = AgentVectorEnv(2, agent=fragile_agent, tasks=["never begins"])
+    with pytest.raises(AgentError, match="raised OSError"):
+        envs.reset()
+    envs.close()
+
+
+# -- 4. what is refused ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        (["I am 3"], r"2 environments take .* of 2 actions; got 1 actions"),
+        (["I am 3"] * 3, "got 3 actions"),
+        ("no", "got 'no'"),
+        (None, "got None"),
+        (["I am 3", 3], "the reply's text"),
+    ],
+)
+def test_what_are_no_actions_is_refused_and_no_episode_goes_on(actions: Any, message: str) -> None:
+    envs = AgentVectorEnv(2, agent="evert.envs.identity:identity_agent", tasks=[3])
+    envs.reset()
+    with pytest.raises(gymnasium.error.InvalidAction, match=message):
+        envs.step(actions)
+    assert envs.step(np.array(["I am 3", "I am 3"]))[1].tolist() == [1.0, 1.0]
+    envs.close()
+
+
+def test_a_step_needs_running_episodes() -> None:
+    envs = AgentVectorEnv(2, agent=wandering_agent, tasks=[7], autoreset_mode="Disabled")
+    with pytest.raises(gymnasium.error.ResetNeeded, match=r"reset\(\) was never called"):
+        envs.step(["x", "x"])
+    envs.reset()
+    assert envs.step(["7", "x"])[2][0]
+    with pytest.raises(gymnasium.error.ResetNeeded, match=r"environments \[0\].*reset_mask"):
+        envs.step(["x", "x"])
+    envs.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"num_envs": 0}, "num_envs=0 is no count"),
+        ({"max_episode_steps": 0}, "max_episode_steps=0 is no count"),
+        ({"autoreset_mode": "SameSteps"}, "Did you mean 'SameStep'"),
+        ({"levle": "tokens"}, "Did you mean 'level'"),
+    ],
+)
+def test_a_bad_argument_is_named(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(EnvArgumentError, match=message):
+        AgentVectorEnv(**{"agent": wandering_agent, "tasks": [7], **given})
+
+
+def test_bad_options_and_seeds_are_named_and_the_episodes_go_on() -> None:
+    envs = AgentVectorEnv(2, agent="evert.envs.identity:identity_agent", tasks=[3])
+    envs.reset()
+    with pytest.raises(EnvArgumentError, match="reset option 'taks'"):
+        envs.reset(options={"taks": 3})
+    with pytest.raises(ValueError, match="must match num_envs=2"):
+        envs.reset(seed=[1, 2, 3])
+    with pytest.raises(TypeError, match="must be a numpy array"):
+        envs.reset(options={"reset_mask": [True, False]})
+    assert envs.step(["I am 3", "I am 3"])[1].tolist() == [1.0, 1.0]
+    envs.close()
+
+
+def test_processes_with_shared_memory_are_told_what_to_switch_off() -> None:
+    with pytest.raises(TypeError, match="disable `shared_memory`"):
+        gymnasium.make_vec("evert/Identity-v0", 2, "async")
+
+
+async def nested_agent(client: AgentClient) -> float:
+    inner = AgentVectorEnv(1, agent=wandering_agent, tasks=[7])
+    try:
+        inner.reset()
+    finally:
+        inner.close()
+    return 0.0
+
+
+def test_an_agent_that_steps_one_on_its_own_loop_is_told() -> None:
+    envs = AgentVectorEnv(1, agent=nested_agent)
+    with pytest.raises(AgentError, match=r"asyncio\.to_thread"):
+        envs.reset()
+    envs.close()
+
+
+# -- 5. Gymnasium's other tools --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_wrappers_count_its_episodes(mode: AutoresetMode) -> None:
+    inner = AgentVectorEnv(3, agent=wandering_agent, tasks=[7], autoreset_mode=mode)
+    envs = DictInfoToList(RecordEpisodeStatistics(inner))
+    envs.reset(seed=1)
+    ended = 0
+    for _ in range(30):
+        _, _, terminated, truncated, _ = envs.step(["x"] * 3)
+        over = terminated | truncated
+        ended += over.sum()
+        if mode == AutoresetMode.DISABLED and over.any():
+            envs.reset(options={"reset_mask": over})
+    counted = envs.env
+    assert isinstance(counted, RecordEpisodeStatistics)
+    assert counted.episode_count == ended > 10
+    assert len(counted.return_queue) == ended
+    envs.close()
+
+
+def test_calls_and_attributes_go_to_all_environments() -> None:
+    envs = AgentVectorEnv(2, agent=wandering_agent, tasks=[7], render_mode="ansi")
+    envs.reset(seed=3)
+    envs.set_attr("nickname", ["one", "two"])
+    assert envs.get_attr("nickname") == ("one", "two")
+    assert envs.get_attr("tasks") == ([7], [7])
+    assert envs.np_random_seed == (3, 4)
+    assert envs.call("render") == envs.render() == ("[user]\nSay 7.\n",) * 2
+    envs.close()
+
+
+# -- 6. leftovers and copies -----------------------------------------------------------------------
+
+
+async def endless_agent(client: AgentClient) -> float:
+    while True:
+        await client.chat.completions.create(messages=ask())
+
+
+def endless_blocking_agent(client: BlockingAgentClient) -> float:
+    while True:
+        client.chat.completions.create(messages=ask())
+
+
+@pytest.mark.parametrize("agent", [endless_agent, endless_blocking_agent])
+def test_nothing_is_left_of_it(agent: Any, leftovers: Leftovers) -> None:
+    envs = AgentVectorEnv(8, agent=agent)
+    envs.reset()
+    envs.step(["x"] * 8)
+    envs.close()
+    envs.close()
+    assert leftovers() == {}
+    envs.reset()  # a new life
+    envs.step(["x"] * 8)
+    envs.close()
+    assert leftovers() == {}
+    envs.reset()
+    del envs
+    gc.collect()
+    assert leftovers() == {}
+
+
+async def stuck_agent(client: AgentClient) -> float:
+    await client.chat.completions.create(messages=ask())
+    await asyncio.sleep(60)
+    return 1.0
+
+
+def test_ctrl_c_in_a_step_ends_the_episodes_and_no_more(leftovers: Leftovers) -> None:
+    envs = AgentVectorEnv(3, agent=stuck_agent)
+    envs.reset()
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        envs.step(["x"] * 3)
+    timer.join()
+    with pytest.raises(gymnasium.error.ResetNeeded, match="ended with KeyboardInterrupt"):
+        envs.step(["x"] * 3)
+    envs.reset()
+    envs.close()
+    assert leftovers() == {}
+
+
+@pytest.mark.parametrize("played", [False, True], ids=["before a reset", "in mid-episode"])
+def test_a_copy_is_a_new_one_of_the_same_arguments(played: bool) -> None:
+    envs = AgentVectorEnv(2, agent=wandering_agent, tasks=[7, 8], max_turns=2)
+    if played:
+        envs.reset(seed=1)
+        envs.step(["x", "x"])
+    for copied in (copy.deepcopy(envs), pickle.loads(pickle.dumps(envs))):
+        with pytest.raises(gymnasium.error.ResetNeeded, match="never called"):
+            copied.step(["x", "x"])
+        assert same(copied.reset(seed=2), envs.reset(seed=2))
+        copied.close()
+    envs.close()
