@@ -30,7 +30,7 @@ TEST = range(10_000, 10_064)
 def square(task: int) -> tuple[str, str]:
     """The colour of a task's square, and the image."""
     rng = random.Random(task)
-    colour, side = rng.choice(list(COLOURS)), rng.randint(12, 20)
+    colour, side = rng.choice(list(COLOURS)), rng.randint(16, 24)
     image = empty(rng)
     image.paste(
         COLOURS[colour],
