@@ -112,11 +112,9 @@ async def _settle(work: Callable[[], Coroutine[Any, Any, Result]], done: Future[
     except asyncio.CancelledError:
         done.cancel()
         raise
-    except BaseException as error:
+    except BaseException as error:  # an agent's KeyboardInterrupt too: the loop is not its alone
         if done.set_running_or_notify_cancel():
             done.set_exception(error)
-        if not isinstance(error, Exception):
-            raise
     else:
         if done.set_running_or_notify_cancel():
             done.set_result(result)

@@ -185,15 +185,16 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
         if self._loop is None or not self._loop.is_ours:
             self._loop = Loop(self)
         try:
-            results = self._loop.run(partial(_gather, [partial(_tried, w) for w in works.values()]))
+            came = self._loop.run(partial(_gather, [partial(_tried, w) for w in works.values()]))
+            results = {i: _checked(result) for i, result in zip(works, came, strict=True)}
         except BaseException as problem:
             for i in works:
                 self.envs[i].broken(problem)
             raise
-        for i, result in zip(works, results, strict=True):
+        for i, result in results.items():
             if isinstance(result, EvertError):
                 logger.warning("The episode of environment %d failed: %s", i, result)
-        return dict(zip(works, results, strict=True))
+        return results
 
 
 class Member(AgentGymEnv):
@@ -256,11 +257,20 @@ async def _gather(works: Iterable[Callable[[], Coroutine[Any, Any, Result]]]) ->
     return await asyncio.gather(*(work() for work in works))
 
 
-async def _tried(work: Work) -> Moment | EvertError:
+async def _tried(work: Work) -> Moment | BaseException:
     try:
         return await work()
-    except EvertError as failure:
-        return failure
+    except asyncio.CancelledError:
+        raise
+    except BaseException as problem:  # all others are to come to their end
+        return problem
+
+
+def _checked(result: Moment | BaseException) -> Moment | EvertError:
+    """What is the agent's affair; anything else is raised."""
+    if isinstance(result, Moment | EvertError):
+        return result
+    raise result
 
 
 def _require_count(name: str, value: object) -> None:

@@ -273,6 +273,22 @@ def test_ctrl_c_while_work_is_handed_over_gives_it_up(monkeypatch: pytest.Monkey
     hold.leave()
 
 
+async def interrupting_agent(client: AgentClient) -> float:
+    await client.chat.completions.create(messages=ask())
+    raise KeyboardInterrupt
+
+
+def test_an_agents_own_keyboard_interrupt_ends_its_step_and_not_the_loop() -> None:
+    other, env = AgentGymEnv(endless_agent), AgentGymEnv(interrupting_agent)
+    other.reset()
+    env.reset()
+    with pytest.raises(KeyboardInterrupt):
+        env.step("x")
+    assert other.step("x")[1] == 0.5
+    env.close()
+    other.close()
+
+
 def test_a_reply_that_a_policy_refuses_terminates() -> None:
     policy = ParseErrorPolicy(max_consecutive=0, terminal_reward=-2.0)
     env = AgentGymEnv(endless_agent, level="tokens", parse_error_policy=policy)

@@ -74,6 +74,17 @@ def test_check_env_catches_an_agent_that_does_not_keep_to_its_seed(
     env.close()
 
 
+def test_wrappers_of_gymnasiums_count_cut_and_begin_again() -> None:
+    env = gymnasium.make("evert/GuessNumber-v0", max_episode_steps=3)
+    counted = gymnasium.wrappers.RecordEpisodeStatistics(env)
+    again = gymnasium.wrappers.Autoreset(counted)
+    again.reset(seed=1)
+    ends = [again.step("x")[3] for _ in range(8)]
+    assert ends == [False, False, True, False] * 2
+    assert list(counted.length_queue) == [3, 3]
+    again.close()
+
+
 class SameInfoEnv(AgentGymEnv):
     """Broken: every info is the same dict."""
 

@@ -270,6 +270,25 @@ def test_an_agent_that_never_begins_is_no_game_at_all() -> None:
     envs.close()
 
 
+async def interrupting_agent(client: AgentClient) -> float:
+    completion = await client.chat.completions.create(messages=ask())
+    if completion.choices[0].message.content == "stop":
+        raise KeyboardInterrupt
+    return 1.0
+
+
+def test_a_keyboard_interrupt_is_no_failure_but_ends_the_step_for_all() -> None:
+    envs = AgentVectorEnv(2, agent=interrupting_agent)
+    envs.reset()
+    with pytest.raises(KeyboardInterrupt):
+        envs.step(["x", "stop"])
+    with pytest.raises(gymnasium.error.ResetNeeded, match="ended with KeyboardInterrupt"):
+        envs.step(["x", "x"])
+    envs.reset()
+    assert envs.step(["x", "x"])[1].sum() == 2
+    envs.close()
+
+
 # -- 4. what is refused ----------------------------------------------------------------------------
 
 
