@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from evert.bridge.formats import ReplyFormat
 from evert.bridge.requests import ChatRequest
 from evert.envs.twenty_questions.errors import AnswererError
-from evert.envs.twenty_questions.facts import Facts, YesNo, shipped_facts
+from evert.envs.twenty_questions.facts import Facts, YesNo
 from evert.envs.twenty_questions.game import Answer
 from evert.envs.twenty_questions.lexicon import load_lexicon
 from evert.envs.twenty_questions.nouns import Noun
-from evert.envs.twenty_questions.questions import Asked, Guess, QuestionParser, mentions
+from evert.envs.twenty_questions.parsed import Asked, Guess, Measured, Several
+from evert.envs.twenty_questions.particulars import everything_known, shipped_measures
+from evert.envs.twenty_questions.questions import QuestionParser, mentions
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers import Renderer
@@ -46,7 +48,7 @@ class KnowledgeAnswerer:
     """Answers from facts, by parsing the question; no model, always the same.
 
     Args:
-        facts: What is known; None for what ships with evert.
+        facts: What is known; None for what ships with evert, and its particulars.
         names: Further nouns that may be guessed. A question about an attribute that the facts do
             not have cannot be told.
 
@@ -57,8 +59,8 @@ class KnowledgeAnswerer:
 
     def __init__(self, facts: Facts | None = None, names: Iterable[str] = ()) -> None:
         self._made_of = (facts, tuple(names))
-        self.facts = facts or shipped_facts()
-        self.parser = QuestionParser(load_lexicon(), [*self.facts.answers, *self._made_of[1]])
+        self.facts, lexicon = (facts, load_lexicon()) if facts else everything_known()
+        self.parser = QuestionParser(lexicon, [*self.facts.answers, *self._made_of[1]])
         self.counts: Counter[str] = Counter(asked=0, not_understood=0, not_applicable=0)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -76,18 +78,35 @@ class KnowledgeAnswerer:
         """What ``answer`` does, for callers that have no event loop."""
         parsed = self.parser.parse(question)
         self.counts["asked"] += 1
-        unknown = isinstance(parsed, Asked) and parsed.attribute not in self.facts.attributes
-        if parsed is None or unknown:
-            self.counts["not_understood"] += 1
-            return Answer("n/a", brief_reason="The question could not be understood.")
         if isinstance(parsed, Guess):
             correct = parsed.answer.casefold() == noun.answer.casefold()
             return Answer("yes" if correct else "no", correct, f"guess: {parsed.answer}")
-        fact = self.facts.of(noun.answer, parsed.attribute)
-        if fact == "n/a":
+        parts = parsed.parts if isinstance(parsed, Several) else (parsed,)
+        said = [self._said(noun, part) for part in parts]
+        if None in said:
+            self.counts["not_understood"] += 1
+            return Answer("n/a", brief_reason="The question could not be understood.")
+        enough: YesNo = "yes" if isinstance(parsed, Several) and parsed.any else "no"
+        answer = enough if enough in said else "n/a" if "n/a" in said else _OPPOSITE[enough]
+        if answer == "n/a":
             self.counts["not_applicable"] += 1
-        said = fact if parsed.positive else _OPPOSITE[fact]
-        return Answer(said, brief_reason=f"{parsed.attribute}: {fact}")
+        return Answer(
+            answer,
+            brief_reason=", ".join(f"{part}: {one}" for part, one in zip(parts, said, strict=True)),
+        )
+
+    def _said(self, noun: Noun, part: Asked | Measured | None) -> YesNo | None:
+        """The answer to one part of a question; None if it cannot be told."""
+        if isinstance(part, Measured):
+            measures = shipped_measures().get(noun.answer, {})
+            if part.quantity not in measures:
+                return None
+            fact: YesNo = "yes" if measures[part.quantity] > part.limit else "no"
+        elif part is None or part.attribute not in self.facts.attributes:
+            return None
+        else:
+            fact = self.facts.of(noun.answer, part.attribute)
+        return fact if part.positive else _OPPOSITE[fact]
 
 
 _OPPOSITE: dict[YesNo, YesNo] = {"yes": "no", "no": "yes", "n/a": "n/a"}

@@ -1,10 +1,13 @@
 """How people ask: phrases for each attribute, other names of the nouns, things to compare with.
 
 ``lexicon.toml`` read and made ready. A phrase is a set of stems that must all be in a question; one
-of several words keeps the small words that change its meaning ("made up"), others lose theirs.
+of several words keeps the small words that change its meaning ("made up"), others lose theirs;
+words with "_" between them must follow each other.
 """
 
+import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -42,6 +45,7 @@ class Lexicon:
         phrases: Of all attributes, in the order of the file.
         references: Attribute of size by the stems of what others are compared with.
         aliases: Other names of nouns.
+        measures: Centimetres and kilograms of things by the stems of their names.
     """
 
     questions: dict[str, str]
@@ -49,6 +53,9 @@ class Lexicon:
     references: dict[tuple[str, ...], str]
     aliases: dict[str, tuple[str, ...]]
     vocabulary: frozenset[str] = field(repr=False, default=frozenset())
+    measures: Mapping[tuple[str, ...], Mapping[str, float]] = field(
+        repr=False, default_factory=dict[tuple[str, ...], Mapping[str, float]]
+    )
 
 
 @cache
@@ -65,7 +72,7 @@ def load_lexicon(path: Path = LEXICON) -> Lexicon:
         if not entry.get("question") or not entry.get("phrases"):
             raise FactsError(f"{path}: the attribute {name!r} needs a question and phrases.")
     phrases = tuple(
-        _phrase(name, text)
+        phrase(name, text)
         for name, entry in attributes.items()
         for text in [entry["question"], *entry["phrases"]]
     )
@@ -82,12 +89,19 @@ def load_lexicon(path: Path = LEXICON) -> Lexicon:
     )
 
 
-def _phrase(attribute: str, text: str) -> Phrase:
+def phrase(attribute: str, text: str) -> Phrase:
+    """A phrase as the lexicon's file writes it."""
     negative, weak = text.startswith("!"), "~" in text[:2]
-    found = wording.stems(text)
+    found = wording.stems(text.replace("_", " "))
     kept = [part for part in found if part not in FILLER or part in PARTICLES]
     if all(part in FILLER for part in kept):
         kept = found
     if text.endswith("?"):
         kept = [part for part in kept if part not in PARTICLES] or found
-    return Phrase(attribute, frozenset(kept), not negative, weak)
+    joined = [tie(*map(wording.stem, pair)) for pair in re.findall(r"([a-z]+)_([a-z]+)", text)]
+    return Phrase(attribute, frozenset([*kept, *joined]), not negative, weak)
+
+
+def tie(first: str, second: str) -> str:
+    """Two stems that follow each other, as one: what "head_on" of a phrase insists on."""
+    return f"{first}_{second}"

@@ -3,28 +3,37 @@
     parser = QuestionParser(load_lexicon())
     parser.parse("Hasn't it got any wings?")     Asked("has_wings", positive=True)
     parser.parse("Is it smaller than a car?")    Asked("over_car", positive=False)
+    parser.parse("Is it red or yellow?")         Several((Asked("red"), Asked("yellow")), any=True)
     parser.parse("Could it be a zebra?")         Guess("zebra")
     parser.parse("What colour is it?")           None
 
-No model, no chance: four rules, in this order, each of which may settle the matter.
+No model, no chance: these rules, in this order, each of which may settle the matter.
 
 1. *Not yes/no*: a question that begins with what, where, how, ... asks nothing we can tell.
 2. *Guess*: nothing is left but the name of a noun, once "is it", "my guess is", articles and the
-   like are taken away. "Guess: x" is a guess whatever x is.
-3. *Comparison*: "bigger than", "fits in", with something of the lexicon's references.
+   like are taken away (``guesses.py``). "Guess: x" is a guess whatever x is.
+3. *Comparison* with something whose size or weight is known (``comparisons.py``).
 4. *Attribute*: phrases of the lexicon whose words are all there. Words that everybody uses weigh
    nothing, words that say little weigh a quarter; the attribute that explains most wins if it
-   explains enough, and a choice ("an animal or a plant?") asks nothing. A "not" (or "unable",
-   "lacks", "wingless", "non-") that belongs to no phrase turns the answer round.
+   explains enough. A "not" (or "unable", "lacks", "wingless", "non-") that belongs to no phrase
+   turns the answer round.
+5. *Several*: where no attribute explains everything, the clauses between "and", "or", "that" are
+   read one by one; and "a striped animal" asks for stripes and for an animal.
+6. *Typing errors*: what is not understood is read again with its unknown words taken for known ones
+   that look alike.
 """
 
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+import difflib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain, groupby, pairwise
 
 from evert.envs.twenty_questions import wording
-from evert.envs.twenty_questions.lexicon import Lexicon, Phrase, load_lexicon
+from evert.envs.twenty_questions.comparisons import DOWN, UP, compared
+from evert.envs.twenty_questions.guesses import EXPLICIT, Names, key
+from evert.envs.twenty_questions.lexicon import Lexicon, Phrase, load_lexicon, tie
+from evert.envs.twenty_questions.parsed import Asked, Guess, Measured, Parsed, Several
 from evert.envs.twenty_questions.wording import (
     FILLER,
     NEGATIONS,
@@ -37,127 +46,23 @@ from evert.envs.twenty_questions.wording import (
 
 ENOUGH = 0.3
 """Share of a question's weight that its best attribute must explain."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A question about an attribute.
-
-    Attributes:
-        attribute: Its id.
-        positive: Whether "yes" means that the attribute holds.
+ALL = 0.99
+"""Share from which on nothing is left to explain."""
+ALIKE = 0.82
+"""How alike (``difflib``) an unknown word must be to be a known one with a typing error."""
+KINDS = stems_of(
     """
-
-    attribute: str
-    positive: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Guess:
-    """A guess.
-
-    Attributes:
-        answer: The noun as the list writes it; as the player did, if the list does not have it.
-    """
-
-    answer: str
-
-
-Parsed: TypeAlias = Asked | Guess | None
-
-
-# -- guesses -------------------------------------------------------------------------------------
-
-EXPLICIT = re.compile(r"^\W*(?:my |final )*(?:guess|answer)\s*(?:is|:)\s*", re.IGNORECASE)
-RELATIONS = stems_of(
-    """
-    ability about allow around associate associated at by capable component describe design
-    encounter equip for form from function had has have in include instead intend into involve
-    off on out over own part possess refer relate related require tend than to together under up
-    with
+    animal bird insect reptile mammal fruit vegetable vehicle plant flower person instrument toy
+    furniture food woman man girl boy
     """
 )
-"""Words of the filler that set a noun beside the answer, so that it is no guess: "on a table"."""
-GUESS_FILLER = (FILLER - RELATIONS) | stems_of(
-    """
-    guess final believe suppose right correct pair name piece certainly definitely finally hm hmm ah
-    oh sure bet say call character animal instrument food vehicle flower landmark person tool toy
-    device let chance
-    """
+"""What may follow another attribute: "a striped animal" is both."""
+JOINTS = frozenset({"and", "or", "nor", "but", "that", "which", "who"})
+BESIDE = frozenset(
+    {"as", "at", "by", "for", "from", "in", "like", "of", "on", "than", "to", "with"}
 )
-IDIOM = re.compile(r"\b(?:to be|for sure|by any chance|by chance|think(?:ing)? about)\b")
-"""Where they say nothing after all."""
-PORTIONS = stems_of("bar bit bowl bottle box bunch cup glass jar loaf pair piece pot set slice")
-"""What may be said to be of a noun, and still be the noun: "a loaf of bread"."""
+ARTICLES = frozenset({"a", "an", "the"})
 QUESTION_WORDS = frozenset({"what", "where", "when", "why", "how", "which", "whose"})
-
-
-class Names:
-    """Finds nouns by what people call them: case, articles, plurals and aliases do not matter."""
-
-    def __init__(self, answers: Iterable[str], aliases: dict[str, tuple[str, ...]]) -> None:
-        self._names: dict[tuple[str, ...], str] = {}
-        answers = list(answers)
-        for answer in answers:
-            for alias in aliases.get(answer, ()):
-                self._add(alias, answer)
-        for answer in answers:
-            self._add(answer, answer)
-
-    def _add(self, name: str, answer: str) -> None:
-        key = _key(name)
-        self._names[key] = self._names[("".join(key),)] = answer  # "tea pot" is "teapot"
-
-    def find(self, found: Sequence[str]) -> str | None:
-        """The noun that words name and say nothing else; None if there is none."""
-        found = IDIOM.sub("", " ".join(found)).split()
-        for start in range(len(found)):
-            key = tuple(map(stem, found[start:]))
-            named = self._names.get(key) or self._names.get(("".join(key),))
-            if named is not None:
-                return named
-            portion = stem(found[start]) in PORTIONS and found[start + 1 : start + 2] == ["of"]
-            if not portion and stem(found[start]) not in GUESS_FILLER:
-                break
-        return self._names.get(_key(" ".join(found)))
-
-
-def _key(text: str) -> tuple[str, ...]:
-    parts = wording.stems(text)
-    return tuple(part for part in parts if part not in ("a", "an", "the")) or tuple(parts)
-
-
-# -- comparisons ---------------------------------------------------------------------------------
-
-UP = frozenset({"bigger", "larger", "taller", "longer", "higher", "wider", "greater"})
-DOWN = frozenset({"smaller", "tinier", "shorter", "littler", "lower", "narrower"})
-INVERSE = frozenset({"in_pocket", "in_hand"})
-"""Attributes that hold for what is *not* bigger than the reference."""
-FITS = frozenset({"fit", "fits", "fitted", "put"})
-_ANY = (FILLER - {"me", "you"}) | stems_of("average normal whole single entire")
-
-
-def compared(found: Sequence[str], references: dict[tuple[str, ...], str]) -> Asked | None:
-    """What a comparison of sizes asks; None if there is none, or with nothing that we know."""
-    up, down = bool(UP & {*found}), bool(DOWN & {*found})
-    if up != down and "than" in found:
-        rest = found[found.index("than") + 1 :]
-    elif FITS & {*found} and {"in", "inside", "into"} & {*found}:
-        up, down = False, True
-        rest = found[max(i for i, word in enumerate(found) if word in ("in", "inside", "into")) :]
-        rest = rest[1:]
-    else:
-        return None
-    key = tuple(stem(word) for word in rest if word == "me" or stem(word) not in _ANY)
-    attribute = references.get(key)
-    if attribute is None:
-        return None
-    bigger = up != bool(NEGATIONS & {*map(stem, found)})
-    return Asked(attribute, bigger != (attribute in INVERSE))
-
-
-# -- the parser ----------------------------------------------------------------------------------
-
 
 AUXILIARIES = frozenset(
     {"is", "are", "was", "were", "do", "does", "did", "can", "could", "has", "have", "would"}
@@ -183,20 +88,23 @@ class QuestionParser:
         self._lexicon = lexicon
         self._names = Names(answers, lexicon.aliases)
         self._order = {name: index for index, name in enumerate(lexicon.questions)}
-        self._telling = {  # stems that say something by themselves
-            part
-            for phrase in lexicon.phrases
-            for part in phrase.stems
-            if _weight(part) == 1.0
-            or (_weight(part) and phrase.stems == {part} and not phrase.weak)
-        }
         self._by_stem: dict[str, list[int]] = {}
         for index, phrase in enumerate(lexicon.phrases):
             for part in phrase.stems:
                 self._by_stem.setdefault(part, []).append(index)
+        self._canonical = {
+            tuple(wording.stems(question)): Asked(name)
+            for name, question in lexicon.questions.items()
+            if question
+        }
+        self._remembered = lru_cache(maxsize=10_000)(self._parse)
+        self._known = {*self._by_stem, *FILLER, *NEGATIONS, *chain(*self._names.keys)}
 
     def parse(self, question: str) -> Parsed:
         """What ``question`` asks; None: nothing that can be told."""
+        return self._remembered(question)
+
+    def _parse(self, question: str) -> Parsed:
         found = words(question)
         if found[1:2] == ["not"] and found[0] in AUXILIARIES:
             del found[1]  # "Isn't it alive?" asks what "Is it alive?" asks
@@ -206,12 +114,40 @@ class QuestionParser:
         if explicit:
             text = question[explicit.end() :].strip(" \t\n.!?\"'")
             return Guess(self._names.find(words(text)) or text) if text else None
+        canonical = self._canonical.get(tuple(map(stem, found)))
+        return canonical or self._read(found) or self._read([*map(self._spelled, found)])
+
+    def _read(self, found: list[str]) -> Parsed:
         named = self._names.find(found)
         if named is not None:
             return Guess(named)
-        if "than" in found and UP & {*found} and DOWN & {*found}:
+        if found.count("than") == 1 and UP & {*found} and DOWN & {*found}:
             return None
-        return compared(found, self._lexicon.references) or self._attribute(found)
+        return (
+            compared(found, self._lexicon)
+            or self._attribute(found, ALL)
+            or self._several(found)
+            or self._attribute(found)
+        )
+
+    def _several(self, found: list[str]) -> Several | None:
+        """What the clauses of a question ask; None if it has one, or one is not understood."""
+        clauses = _clauses(found)
+        parts = tuple(compared(one, self._lexicon) or self._attribute(one) for one in clauses)
+        known = tuple(part for part in parts if part is not None)
+        if len(known) < len(parts) or len({(type(part), _about(part)) for part in known}) < 2:
+            return None
+        if "neither" in found:  # it is in the first clause, and turns only that round
+            turned = (replace(part, positive=not part.positive) for part in known[1:])
+            return Several((known[0], *turned))
+        return Several(known, any="or" in found)
+
+    def _spelled(self, word: str) -> str:
+        """A word, or the known one that it looks like if it is unknown."""
+        if len(word) < 5 or stem(word) in self._known or not word.isalpha():
+            return word
+        begun = [known for known in self._known if known[0] == word[0]]
+        return next(iter(difflib.get_close_matches(stem(word), begun, 1, ALIKE)), word)
 
     def parse_all(self, text: str) -> list[Asked]:
         """Every attribute of a text that is no question ("striped mammals"), the surest first.
@@ -221,8 +157,8 @@ class QuestionParser:
         """
         left, asked = words(text), list[Asked]()
         while left:
-            found = compared(left, self._lexicon.references) or self._attribute(["it", *left])
-            if found is None:
+            found = compared(left, self._lexicon) or self._attribute(["it", *left])
+            if not isinstance(found, Asked):
                 break
             asked.append(found)
             explained = self._matches(set(map(stem, left))).get(found.attribute)
@@ -231,16 +167,16 @@ class QuestionParser:
             left = [word for word in left if stem(word) not in explained.explained]
         return asked
 
-    def _attribute(self, found: list[str]) -> Asked | None:
+    def _attribute(self, found: list[str], least: float = ENOUGH) -> Asked | None:
+        """The attribute that explains most of a question, at least a share of ``least`` of it."""
         parts, negations = self._parts(found)
         total = sum(map(_weight, {*parts}))
-        possible = self._matches({*parts})
-        matches = {name: match for name, match in possible.items() if _enough(match, total)}
+        neighbours = pairwise(part for part in parts if part not in ARTICLES)
+        possible = self._matches({*parts, *(tie(*pair) for pair in neighbours)})
+        matches = {name: one for name, one in possible.items() if _enough(one, total, least)}
         if not matches:
             return None
         best = max(matches, key=lambda name: (matches[name].score, self._order[name]))
-        if any(self._is_choice(parts, word, best, possible) for word in ("or", "and")):
-            return None
         match = matches[best]
         strongest = max(
             match.phrases,
@@ -276,21 +212,6 @@ class QuestionParser:
                 by_attribute.setdefault(phrase.attribute, []).append(phrase)
         return {name: _match(phrases) for name, phrases in by_attribute.items()}
 
-    def _is_choice(
-        self, parts: list[str], word: str, best: str, matches: dict[str, _Match]
-    ) -> bool:
-        """Whether an "or" or "and" stands between two attributes, rather than two words for one."""
-        if word not in parts:
-            return False
-        middle = parts.index(word)
-        sides = {*parts[:middle]}, {*parts[middle + 1 :]}
-        heavy = [{part for part in side if part in self._telling} for side in sides]
-        mine = [bool(side & matches[best].explained) for side in heavy]
-        if all(mine):
-            return False
-        other = heavy[1] if mine[0] else heavy[0]
-        return any(other & match.explained for match in matches.values())
-
 
 def _match(phrases: list[Phrase]) -> _Match:
     explained = frozenset(part for phrase in phrases for part in phrase.stems)
@@ -299,20 +220,39 @@ def _match(phrases: list[Phrase]) -> _Match:
 
 
 def _weight(part: str) -> float:
+    if "_" in part:
+        return 0.2
     if part in FILLER or part in NEGATIONS or part in PARTICLES:
         return 0.0
     return 0.25 if part in WEAK else 1.0
 
 
-def _enough(match: _Match, total: float) -> bool:
+def _enough(match: _Match, total: float, least: float) -> bool:
     share = sum(map(_weight, match.explained)) / total if total else 1.0
-    return share >= (0.99 if all(phrase.weak for phrase in match.phrases) else ENOUGH)
+    return share >= (ALL if all(phrase.weak for phrase in match.phrases) else least)
+
+
+def _about(part: Asked | Measured) -> str | float:
+    return part.attribute if isinstance(part, Asked) else part.limit
+
+
+def _clauses(found: list[str]) -> Iterator[list[str]]:
+    """The clauses of a question; of "is it a striped animal" the "animal" is one of its own."""
+    for joint, clause in groupby(found, JOINTS.__contains__):
+        one = [*clause]
+        article = next((at for at, word in enumerate(one[:4]) if word in ("a", "an")), len(one))
+        between = {*one[article + 1 : -1]}
+        if not joint and between and not between & BESIDE and stem(one[-1]) in KINDS:
+            yield one[:-1]
+            yield one[-1:]
+        elif not joint:
+            yield one
 
 
 def mentions(question: str, answer: str) -> bool:
     """Whether a question names a noun, or one of its other names, among whatever else it says."""
     found = tuple(wording.stems(question))
-    names = {_key(name) for name in (answer, *load_lexicon().aliases.get(answer, ()))}
+    names = {key(name) for name in (answer, *load_lexicon().aliases.get(answer, ()))}
     return any(
         found[start : start + len(name)] == name
         for name in names

@@ -16,7 +16,8 @@ from evert.bridge.requests import ChatRequest
 from evert.envs.twenty_questions.facts import Facts, shipped_facts
 from evert.envs.twenty_questions.lexicon import load_lexicon
 from evert.envs.twenty_questions.nouns import Noun, shipped_nouns
-from evert.envs.twenty_questions.questions import Asked, Guess, QuestionParser
+from evert.envs.twenty_questions.parsed import Asked, Guess
+from evert.envs.twenty_questions.questions import QuestionParser
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers import Renderer

@@ -27,6 +27,7 @@ CONTRACTIONS = (
     (r"\bcan't\b", "can not"),
     (r"\bwon't\b", "will not"),
     (r"\bcannot\b", "can not"),
+    (r"\bhe or she\b|\bshe or he\b", "they"),
     (r"n't\b", " not"),
     (r"\bi'd\b", "i would"),
     (r"'(?:s|re|m|ll|ve|d)\b", " "),
@@ -44,26 +45,33 @@ TAG = re.compile(
 """What makes a question of a statement, at its end; it says nothing."""
 
 FORMS = """
-    bed: bedding; blow: blown blew; bookshelf: bookshelves; break: broken; build: built;
-    building: buildings; buy: bought; child: children; color: colour colours coloured colored
-    colors; die: dies; draw: drawn drew; drive: drove driven; eat: ate eaten; find: found; fly:
-    flown flew; foot: feet; get: gotten got; glass: glasses; grow: grown grew; hold: held; keep:
-    kept; kid: kids; knife: knives; leaf: leaves; lie: lying; light: lit; live: lives lived;
+    bed: bedding; blow: blown blew; bookshelf: bookshelves; break: broken; build: built; building:
+    buildings; buy: bought; child: children; color: colour colours coloured colored colors; die:
+    dies; draw: drawn drew; drive: drove driven; eat: ate eaten; find: found; fly: flown flew;
+    foot: feet; get: gotten got; glass: glasses; grow: grown grew; have: has had; hold: held;
+    keep: kept; kid: kids; knife: knives; leaf: leaves; lie: lying; light: lit; live: lives lived;
     loaf: loaves; make: made composed comprised; man: men; metal: metallic; mouse: mice; need:
     needs; ride: ridden rode; scarf: scarves; see: seen; sell: sold; shelf: shelves; sing: sung
-    sang; sit: sat; sleep: slept; speak: spoken spoke; stick: stuck; sting: stung; strike:
-    struck; string: strings stringed; swim: swam; thing: things; tie: tied; tooth: teeth; use:
-    used using; wear: worn wore; wolf: wolves; woman: women; wool: woolen woollen; write: wrote
-    written
+    sang; sit: sat; sleep: slept; speak: spoken spoke; stick: stuck; sting: stung; strike: struck;
+    string: strings stringed; swim: swam; thing: things; tie: tied; tooth: teeth; use: used using;
+    wear: worn wore; wolf: wolves; woman: women; wool: woolen woollen; write: wrote written
 """
 """Words and those of their forms that the rules of ``stem`` would get wrong."""
 
 WHOLE = """
-    actually bed building bus ceiling clothes clothing deadly dice eating evening feed gas
-    hardly headphones his its king living morning need painting pliers put really red ring saw
-    scissors seed speed spring sting string thing this trousers us wing
+    actually bare bed bite building bus cane cape care ceiling clothes clothing cute deadly dice
+    eating evening feed fine gas hardly hate headphones here his huge its king living mane morning
+    need note painting pine plane pliers put really red ring saw scissors seed site speed spine
+    spring sting string thing this tone trousers tube us wine wing
 """
 """Words that only look as if they had an ending."""
+
+DIGITS = {
+    **{"2": "two", "3": "three", "4": "four", "5": "five"},
+    **{"6": "six", "7": "seven", "8": "eight", "9": "nine"},
+}
+SPELLED: dict[str, str] = DIGITS | {"dose": "does", "u": "you", "r": "are", "ppl": "people"}
+"""Digits, and words that people write in haste."""
 
 IRREGULAR = {
     form: word.strip()
@@ -77,7 +85,8 @@ def words(text: str) -> list[str]:
     text = FRAME.sub("", TAG.sub("", text.lower().replace("\u2019", "'").strip()))
     for pattern, replacement in CONTRACTIONS:
         text = re.sub(pattern, replacement, text)
-    return re.findall(r"[a-z0-9]+", text)
+    found = (match[0] for match in re.finditer(r"[a-z0-9]+", text))
+    return [SPELLED.get(word, word) for word in found]
 
 
 @lru_cache(maxsize=20_000)
@@ -94,6 +103,8 @@ def stem(word: str) -> str:
         word = word[:-1]
     elif word.endswith("ly") and len(word) > 5:
         word = word[:-2]
+    if word in IRREGULAR:
+        return IRREGULAR[word]
     for ending in ("ing", "ed"):
         if word.endswith(ending) and len(word) >= len(ending) + 3:
             word = word[: -len(ending)]
@@ -127,8 +138,8 @@ FILLER = stems_of(
     classified classify common commonly component considered could count currently definitely
     describe described design designed did do does encounter equip equipped especially ever
     every everything fairly famous for form from function general generally had has have having
-    he her hers him his i if in include instead intend intended into involve involved is it item
-    its itself just kind kinds known likely mainly many may maybe me mean meant might more most
+    he her here hers him his i if in include instead intend intended into involve involved is it
+    item its itself just kind kinds known likely mainly many may maybe me mean meant might more most
     mostly much must my normally object of off often ok okay on one ones only or other our out
     over own part particular perhaps possess possibly pretty primarily probably question quite
     rather really refer regarded regular relate related require required said secret she should

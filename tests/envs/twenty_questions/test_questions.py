@@ -3,7 +3,7 @@
 1. Every canonical question asks its attribute, every noun can be guessed.
 2. Negations turn the answer round; tags and contractions at the front do not.
 3. Sizes may be compared with things.
-4. What asks nothing, or two things at once, cannot be told.
+4. Two things may be asked at once; what asks nothing, or names two nouns, cannot be told.
 5. At least 95 % of 300 held-out questions are understood. They are in other words than what the
    lexicon was tuned on; only their score was looked at, never which of them fail
    (`PROVENANCE.md` has the first score and the caveats).
@@ -22,13 +22,8 @@ from hypothesis import strategies as st
 
 from evert.envs.twenty_questions.lexicon import load_lexicon
 from evert.envs.twenty_questions.nouns import shipped_nouns
-from evert.envs.twenty_questions.questions import (
-    Asked,
-    Guess,
-    Parsed,
-    QuestionParser,
-    mentions,
-)
+from evert.envs.twenty_questions.parsed import Asked, Guess, Measured, Parsed, Several
+from evert.envs.twenty_questions.questions import QuestionParser, mentions
 from evert.envs.twenty_questions.wording import stem, words
 
 FOLDER = Path(__file__).parent
@@ -41,6 +36,10 @@ def label(parsed: Parsed) -> str:
         return "none"
     if isinstance(parsed, Guess):
         return f"guess:{parsed.answer}"
+    if isinstance(parsed, Several):
+        return label(parsed.parts[0])
+    if isinstance(parsed, Measured):
+        return parsed.quantity
     return f"{'attribute' if parsed.positive else 'not'}:{parsed.attribute}"
 
 
@@ -49,8 +48,13 @@ def rows(name: str) -> list[tuple[str, str]]:
         return [(row["question"], row["expected"]) for row in csv.DictReader(file)]
 
 
+def fits(parsed: Parsed, wanted: str) -> bool:
+    """Whether a label fits; those of the files say "none" where two things are asked at once."""
+    return label(parsed) in wanted.split("|") or (wanted == "none" and isinstance(parsed, Several))
+
+
 def wrong(questions: list[tuple[str, str]]) -> list[str]:
-    return [q for q, wanted in questions if label(PARSER.parse(q)) not in wanted.split("|")]
+    return [q for q, wanted in questions if not fits(PARSER.parse(q), wanted)]
 
 
 HELD_OUT = rows("held_out_questions.csv")
@@ -58,7 +62,6 @@ DEVELOPMENT = rows("development_questions.csv")
 KNOWN_TO_FAIL = [
     "Is it a means of getting around, like a car or bike?",
     "Do you play it with a bow?",
-    "Is it worn by both men and women?",
     "Does it travel on rails?",
     "Do you hit it with something?",
     "Is it a washing machine?",
@@ -152,8 +155,8 @@ def test_words_that_say_nothing_may_stand_before_a_guess(question: str) -> None:
         ("Is it used for cooking?", "cooking"),
         ("Could I hold it in one hand?", "in_hand"),
         ("wings?", "has_wings"),
-        ("Is it a red fruit?", "red"),
-        ("Is it a dangerous animal?", "dangerous"),
+        ("Is it electrik?", "electric"),
+        ("Is it an anmial?", "animal"),
     ],
 )
 def test_attributes_are_asked_in_many_ways(question: str, attribute: str) -> None:
@@ -223,17 +226,39 @@ def test_sizes_are_compared_with_things(question: str, parsed: Parsed) -> None:
         "",
         "?",
         "What is it?",
-        "Is it red or yellow?",
         "Is it a cat or a dog?",
-        "Is it black and white?",
         "Does it have an opinion on jazz festivals and taxes?",
         "asdf",
         "yes",
         "\x00\ud83e",
     ],
 )
-def test_what_asks_nothing_or_two_things_cannot_be_told(question: str) -> None:
+def test_what_asks_nothing_or_names_two_nouns_cannot_be_told(question: str) -> None:
     assert PARSER.parse(question) is None
+
+
+# -- several at once -----------------------------------------------------------------------------
+
+RED, YELLOW, ANIMAL, FLIES = map(Asked, ("red", "yellow", "animal", "can_fly"))
+
+
+@pytest.mark.parametrize(
+    ("question", "parsed"),
+    [
+        ("Is it red or yellow?", Several((RED, YELLOW), any=True)),
+        ("Is it both red and yellow?", Several((RED, YELLOW))),
+        ("Is it neither red nor yellow?", Several((Asked("red", False), Asked("yellow", False)))),
+        ("Is it a red animal?", Several((RED, ANIMAL))),
+        ("Is it an animal that can fly?", Several((ANIMAL, FLIES))),
+        ("Is it an animal but can't fly?", Several((ANIMAL, Asked("can_fly", False)))),
+        (
+            "Is it smaller than a car but bigger than a shoebox?",
+            Several((Asked("over_car", False), Asked("over_breadbox"))),
+        ),
+    ],
+)
+def test_two_things_may_be_asked_at_once(question: str, parsed: Parsed) -> None:
+    assert PARSER.parse(question) == parsed
 
 
 def test_two_words_for_one_thing_are_one_question() -> None:

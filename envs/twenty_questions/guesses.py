@@ -1,0 +1,72 @@
+"""Guesses: which noun a question names and says nothing else."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from evert.envs.twenty_questions import wording
+from evert.envs.twenty_questions.wording import FILLER, stem, stems_of
+
+EXPLICIT = re.compile(r"^\W*(?:my |final )*(?:guess|answer)\s*(?:is|:)\s*", re.IGNORECASE)
+RELATIONS = stems_of(
+    """
+    ability about allow around associate associated at by capable component describe design
+    encounter equip for form from function had has have in include instead intend into involve
+    off on out over own part possess refer relate related require tend than to together under up
+    with
+    """
+)
+"""Words of the filler that set a noun beside the answer, so that it is no guess: "on a table"."""
+GUESS_FILLER = (FILLER - RELATIONS) | stems_of(
+    """
+    guess final believe suppose right correct pair name piece certainly definitely finally hm hmm ah
+    oh sure bet say call character animal instrument food vehicle flower landmark person tool toy
+    device let chance
+    """
+)
+IDIOM = re.compile(
+    r"\b(?:(?:going|want|like|have) to|to be|for sure|by (?:any )?chance|think(?:ing)? about)\b"
+)
+"""Where they say nothing after all."""
+PORTIONS = stems_of("bar bit bowl bottle box bunch cup glass jar loaf pair piece pot set slice")
+"""What may be said to be of a noun, and still be the noun: "a loaf of bread"."""
+
+
+class Names:
+    """Finds nouns by what people call them: case, articles, plurals and aliases do not matter."""
+
+    def __init__(self, answers: Iterable[str], aliases: dict[str, tuple[str, ...]]) -> None:
+        self._names: dict[tuple[str, ...], str] = {}
+        answers = list(answers)
+        for answer in answers:
+            for alias in aliases.get(answer, ()):
+                self._add(alias, answer)
+        for answer in answers:
+            self._add(answer, answer)
+
+    def _add(self, name: str, answer: str) -> None:
+        parts = key(name)
+        self._names[parts] = self._names[("".join(parts),)] = answer  # "tea pot" is "teapot"
+
+    @property
+    def keys(self) -> Iterable[tuple[str, ...]]:
+        """The stems of every name."""
+        return self._names.keys()
+
+    def find(self, found: Sequence[str]) -> str | None:
+        """The noun that words name and say nothing else; None if there is none."""
+        found = IDIOM.sub("", " ".join(found)).split()
+        for start in range(len(found)):
+            parts = tuple(map(stem, found[start:]))
+            named = self._names.get(parts) or self._names.get(("".join(parts),))
+            if named is not None:
+                return named
+            portion = stem(found[start]) in PORTIONS and found[start + 1 : start + 2] == ["of"]
+            if not portion and stem(found[start]) not in GUESS_FILLER:
+                break
+        return self._names.get(key(" ".join(found)))
+
+
+def key(text: str) -> tuple[str, ...]:
+    """The stems of a name without its articles."""
+    parts = wording.stems(text)
+    return tuple(part for part in parts if part not in ("a", "an", "the")) or tuple(parts)

@@ -1,0 +1,63 @@
+"""What a question was found to ask."""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question about an attribute.
+
+    Attributes:
+        attribute: Its id.
+        positive: Whether "yes" means that the attribute holds.
+    """
+
+    attribute: str
+    positive: bool = True
+
+    def __str__(self) -> str:
+        return self.attribute if self.positive else f"not {self.attribute}"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A question whether something is longer or heavier than a number.
+
+    Attributes:
+        limit: Centimetres or kilograms.
+        positive: Whether "yes" means that it is above the limit.
+    """
+
+    quantity: Literal["centimetres", "kilograms"]
+    limit: float
+    positive: bool = True
+
+    def __str__(self) -> str:
+        return f"{'over' if self.positive else 'up to'} {self.limit:g} {self.quantity}"
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """Two or more questions in one: "a small animal that can fly", "red or yellow".
+
+    Attributes:
+        any: Whether one of them is enough for a "yes".
+    """
+
+    parts: "tuple[Asked | Measured, ...]"
+    any: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A guess.
+
+    Attributes:
+        answer: The noun as the list writes it; as the player did, if the list does not have it.
+    """
+
+    answer: str
+
+
+Parsed: TypeAlias = Asked | Measured | Several | Guess | None

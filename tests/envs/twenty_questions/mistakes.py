@@ -1,0 +1,59 @@
+"""Which of the questions that were written blindly the answerer gets wrong, by kind.
+
+    python -m tests.envs.twenty_questions.mistakes
+
+Odd lines of ``blind_questions.csv`` are for looking at, even ones for the score alone.
+"""
+
+import csv
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from evert.envs.twenty_questions.answerers import KnowledgeAnswerer
+from evert.envs.twenty_questions.nouns import shipped_nouns
+from evert.envs.twenty_questions.parsed import Guess, Parsed
+
+with open(Path(__file__).parent / "blind_questions.csv", newline="") as file:
+    ROWS = [*csv.DictReader(file)]
+HALVES = {"development": ROWS[::2], "held-out": ROWS[1::2]}
+KINDS = (
+    "not understood",
+    "guess not seen",
+    "taken as a guess",
+    "makes no sense",
+    "wrong answer",
+)
+
+
+def mistakes(half: str) -> Iterator[tuple[str, str, str, Parsed]]:
+    """Kind, noun, question and what it was parsed to, of each question answered wrongly."""
+    answerer = KnowledgeAnswerer()
+    nouns = {noun.answer: noun for noun in shipped_nouns()}
+    for row in HALVES[half]:
+        noun, question, wanted = row["noun"], row["question"], row["answer"]
+        said = answerer.answer_now(nouns[noun], question)
+        parsed = answerer.parser.parse(question)
+        guess = wanted in ("right", "wrong")
+        yes_or_no = {"right": "yes", "wrong": "no"}.get(wanted, wanted)
+        if said.yes_or_no == yes_or_no and said.correct == (wanted == "right"):
+            continue
+        if guess and not isinstance(parsed, Guess):
+            kind = "guess not seen"
+        elif isinstance(parsed, Guess):
+            kind = "wrong answer" if guess else "taken as a guess"
+        elif parsed is None:
+            kind = "not understood"
+        else:
+            kind = "makes no sense" if said.yes_or_no == "n/a" else "wrong answer"
+        yield kind, noun, question, parsed
+
+
+if __name__ == "__main__":
+    print("| questions | right |", " | ".join(KINDS), "|")
+    print("|" + "---|" * (2 + len(KINDS)))
+    for half, rows in HALVES.items():
+        kinds = Counter(kind for kind, *_ in mistakes(half))
+        right = 1 - kinds.total() / len(rows)
+        counts = " | ".join(str(kinds[kind]) for kind in KINDS)
+        print(f"| {half}, {len(rows)} | {right:.3f} | {counts} |")
