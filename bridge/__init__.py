@@ -46,6 +46,7 @@ Read in this order:
     cookbook_agent.py    an environment of the Cookbook's as an agent
     message_env.py   an agent as a MessageEnv of the Cookbook's
     seeds.py         seeds of episodes
+    opponents.py     frozen models at seats: past checkpoints, players
     dialogue.py      a trajectory as what was told and said
     group_reward.py  rewards that compare a group
     judging.py       a model that ranks a group

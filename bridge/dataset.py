@@ -23,6 +23,7 @@ from evert.bridge.group import Batch, ChatAgentGroupBuilder, GroupOptions
 from evert.bridge.group_reward import GroupReward
 from evert.bridge.imports import resolve
 from evert.bridge.models import RemoteModel
+from evert.bridge.opponents import Opponents
 from evert.bridge.options import EnvOptions
 from evert.bridge.records.recorder import Recorder
 from evert.bridge.sampler_log import SamplerLog
@@ -46,6 +47,8 @@ class AgentDataset(RLDataset):
             batches as without one. None: every task comes once an epoch.
         sampler_log: File that what the sampler is told is written to; where there is one, a sampler
             is told all of it that came before the first batch that is asked for. None: none.
+        opponents: Who plays seats of a group, frozen (``opponents.py``). None: nobody; the policy
+            plays all.
         held_out: Whether the tasks are for tests. Else its groups are for training, where one that
             nothing can be learned from is dropped (``ChatAgentGroupBuilder.batch``).
         **options: Further ones of ``ChatAgentGroupBuilder``, those of ``ChatAgentEnv`` included.
@@ -67,6 +70,7 @@ class AgentDataset(RLDataset):
         seed: int = 0,
         sampler: Sampler | None = None,
         sampler_log: str | Path | None = None,
+        opponents: Opponents | None = None,
         held_out: bool = False,
         **options: Unpack[GroupOptions],
     ) -> None:
@@ -83,11 +87,12 @@ class AgentDataset(RLDataset):
         self.shuffle = shuffle
         self.seed = seed
         self.sampler = sampler
+        self.opponents = opponents
         self.held_out = held_out
         self._log = None if sampler is None else SamplerLog(sampler, sampler_log)
         self.options = options
         self._batches_per_epoch = math.ceil(len(tasks) / batch_size)
-        self._group(0)  # raises now, not in the middle of a run
+        self.group(0)  # raises now, not in the middle of a run
 
     def __len__(self) -> int:
         return self.epochs * self._batches_per_epoch
@@ -102,12 +107,14 @@ class AgentDataset(RLDataset):
         if not 0 <= index < len(self):
             raise IndexError(f"Batch {index} of a dataset of {len(self)} batches.")
         order = self._in_turn(index) if self._log is None else self._sampled(index, self._log)
-        groups = [self._group(number) for number in order]
+        groups = [self.group(number) for number in order]
         times = Counter[int]()
         for group, number in zip(groups, order, strict=True):
             again = [times[number]] if times[number] else []
             group.seed = seed_of(self.seed, "test" if self.held_out else index, number, *again)
             times[number] += 1
+            if self.opponents is not None:
+                group.meet(self.opponents(group.seats, index, number, group.seed))
             if not self.held_out:
                 group.batch = Batch(index, len(groups))
             if self._log is not None:
@@ -133,7 +140,8 @@ class AgentDataset(RLDataset):
             )
         return [int(number) for number in chosen]
 
-    def _group(self, number: int) -> ChatAgentGroupBuilder:
+    def group(self, number: int) -> ChatAgentGroupBuilder:
+        """The group of a task, of no batch: without a seed, and without opponents."""
         return ChatAgentGroupBuilder(
             self.agent, self.tasks[number], self.group_size, **self.options
         )
@@ -204,6 +212,16 @@ class AgentDatasetBuilder(RLDatasetBuilder):
     sampler_log: str | None = chz.field(
         default=None, doc="File of what the sampler was told, to resume from."
     )
+    opponents: Any | None = chz.field(
+        default=None,
+        munger=lambda _, opponents: _kept(opponents),
+        doc="Who plays seats in training, frozen: a League, say. None: the policy plays all.",
+    )
+    test_opponents: Any | None = chz.field(
+        default=None,
+        munger=lambda _, opponents: _kept(opponents),
+        doc="Who plays seats in tests, frozen: Against(...), say.",
+    )
     model_name: str = chz.field(default=BASE_MODEL, doc="Model whose tokenizer is used.")
     renderer_name: str = chz.field(default=BASE_RENDERER, doc="Cookbook renderer.")
     limits: RolloutLimits | None = chz.field(default=None, doc="Budgets of an episode.")
@@ -243,14 +261,7 @@ class AgentDatasetBuilder(RLDatasetBuilder):
         group_reward: GroupReward | None = _given(self.group_reward)
         if isinstance(group_reward, str):
             group_reward = resolve(group_reward, "group reward", InvalidDatasetError)
-        renderer = model_renderer(self.model_name, self.renderer_name)
-        env_options: EnvOptions = {"renderer": renderer, **self.env_options}
-        if self.limits is not None:
-            env_options["limits"] = self.limits
-        if context := context_length_here(self.model_name):
-            env_options.setdefault("context_length", context)
-        if models := env_options.get("models"):
-            env_options["models"] = {name: _given(model) for name, model in models.items()}
+        env_options = self._env_options()
         dataset = partial(
             AgentDataset,
             _given(self.agent),
@@ -267,6 +278,7 @@ class AgentDatasetBuilder(RLDatasetBuilder):
             tasks,
             sampler=sampler,
             sampler_log=self.sampler_log,
+            opponents=_given(self.opponents),
             group_size=self.group_size,
             epochs=self.epochs,
             shuffle=self.shuffle,
@@ -277,7 +289,19 @@ class AgentDatasetBuilder(RLDatasetBuilder):
         if self.test_tasks is None:
             return train, None
         tests = load_tasks(self.test_tasks)
-        return train, dataset(tests, group_size=self.test_group_size, shuffle=False, held_out=True)
+        held_out = partial(dataset, shuffle=False, held_out=True, group_size=self.test_group_size)
+        return train, held_out(tests, opponents=_given(self.test_opponents))
+
+    def _env_options(self) -> EnvOptions:
+        renderer = model_renderer(self.model_name, self.renderer_name)
+        env_options: EnvOptions = {"renderer": renderer, **self.env_options}
+        if self.limits is not None:
+            env_options["limits"] = self.limits
+        if context := context_length_here(self.model_name):
+            env_options.setdefault("context_length", context)
+        if models := env_options.get("models"):
+            env_options["models"] = {name: _given(model) for name, model in models.items()}
+        return env_options
 
 
 def _advantages(advantages: Any) -> Advantages:

@@ -8,7 +8,7 @@ in.
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, TypeVar, Unpack
@@ -30,10 +30,11 @@ from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
 from evert.bridge.group_reward import GroupReward, PlayedGroup, further_rewards
 from evert.bridge.imports import resolve
+from evert.bridge.models import FrozenModel
 from evert.bridge.options import EnvOptions
 from evert.bridge.pieces import put_in_pieces
 from evert.bridge.records.recorder import Recorder
-from evert.bridge.seats import SeatEnv, SeatGroup, check_seats
+from evert.bridge.seats import SeatEnv, SeatGroup, check_seats, frozen_seats, with_opponents
 from evert.bridge.seeds import seed_of
 
 logger = logging.getLogger(__name__)
@@ -146,7 +147,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         self.task = task
         self.group_size = group_size
         if seats:
-            check_seats(seats)
+            check_seats(seats, frozen_seats(options.get("models")))
         self.seats = tuple(seats)
         self.group_reward = group_reward
         self.tags = list(tags)
@@ -176,6 +177,14 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         # Episodes stay where they run.
         own: dict[str, Any] = {"_envs": [], "_seat_group": None, "_members": 0, "on_rewards": None}
         return {**self.__dict__, **own}
+
+    def meet(self, opponents: Mapping[str, FrozenModel]) -> None:
+        """Have frozen models play some of the seats: they have no Envs, nothing is trained on them.
+
+        Args:
+            opponents: By seat; at least one seat is left.
+        """
+        self.seats, self.options = with_opponents(self.seats, self.options, opponents)
 
     async def make_envs(self) -> Sequence[Env]:
         """New environments; ``cleanup`` closes them all.

@@ -7,6 +7,7 @@ are no transitions, and nothing is trained on them. A frozen model is one of
     a Cookbook ``TokenCompleter`` or a ``tinker.SamplingClient``, read with the Env's own renderer
     a ``TinkerModel``: weights by name, of the engine in use, read with a renderer of their own
     a ``RemoteModel``: an endpoint that speaks OpenAI's chat completions
+    a function from the messages to the reply's text: a player without a model
 """
 
 import codecs
@@ -15,7 +16,7 @@ import json
 import os
 import secrets
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, TypeAlias
@@ -23,6 +24,7 @@ from typing import Any, TypeAlias
 import tinker
 from openai.types.chat.chat_completion import Choice
 from tinker_cookbook.completers import MessageCompleter, TinkerTokenCompleter, TokenCompleter
+from tinker_cookbook.renderers import Message
 
 from evert.bridge.actions import read_action
 from evert.bridge.errors import InvalidModelError
@@ -160,8 +162,23 @@ def _format_fields(wanted: ReplyFormat | None) -> dict[str, Any]:
     return fields
 
 
+class _Said(MessageCompleter):
+    """A function's replies."""
+
+    def __init__(self, function: Callable[[list[Message]], str]) -> None:
+        self._function = function
+
+    async def __call__(self, messages: list[Message]) -> Message:
+        return Message(role="assistant", content=self._function(messages))
+
+
 FrozenModel: TypeAlias = (
-    MessageCompleter | TokenCompleter | tinker.SamplingClient | TinkerModel | RemoteModel
+    MessageCompleter
+    | TokenCompleter
+    | tinker.SamplingClient
+    | TinkerModel
+    | RemoteModel
+    | Callable[[list[Message]], str]
 )
 
 
@@ -204,11 +221,15 @@ def _answers(
     if isinstance(model, TokenCompleter):
         return partial(_ask_for_tokens, model, renderer, images)
     if hasattr(model, "sample_async"):
-        completer = TinkerTokenCompleter(model, MAX_TOKENS)
+        sampled: Any = model
+        completer = TinkerTokenCompleter(sampled, MAX_TOKENS)
         return partial(_ask_for_tokens, completer, renderer, images)
+    if callable(model) and not isinstance(model, type):
+        return partial(_ask_for_message, _Said(model), images)
     raise InvalidModelError(
         f"models[{name!r}] is {model!r:.200}; expected a MessageCompleter, a TokenCompleter, a "
-        "tinker.SamplingClient, an evert.TinkerModel or an evert.RemoteModel."
+        "tinker.SamplingClient, an evert.TinkerModel, an evert.RemoteModel or a function from "
+        "messages to a text."
     )
 
 

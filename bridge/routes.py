@@ -67,6 +67,10 @@ class Routes:
             if isinstance(target, Inbox) and name.startswith(SEAT_PREFIX)
         }
 
+    def is_frozen(self, model: str) -> bool:
+        """Whether a name is that of a frozen model, a seat's perhaps that nobody trains."""
+        return model in self._targets and not isinstance(self._targets[model], Inbox)
+
     def knows(self, model: object) -> bool:
         """Whether a name is one of those answered here."""
         return isinstance(model, str) and (model in self._targets or self._match(model) is not None)

@@ -8,6 +8,9 @@ Env. It returns one reward for all, or a dict with one a seat. What ends an epis
 limit, an overflow, a rollout that is given up) ends it at all: the others stop with
 ``stop/peer_stopped`` and what they have earned.
 
+A seat may be played by a frozen model: ``seats=("player",), models={"evert/judge": ...}``. It has
+no Env, and nothing that it says is trained on.
+
 An episode begins when all of its seats are taken. A strategy that plays a failed trajectory again
 asks its builder for one Env at a time: ``SeatGroup`` hands out the seats of a new episode one after
 the other, so that whole episodes are played again, and tells a seat that waits in vain.
@@ -37,8 +40,9 @@ from evert.bridge.errors import (
     RewardError,
 )
 from evert.bridge.inbox import Inbox
+from evert.bridge.models import FrozenModel
 from evert.bridge.options import EnvOptions
-from evert.bridge.routes import seat_model
+from evert.bridge.routes import SEAT_PREFIX, seat_model
 
 T = TypeVar("T")
 
@@ -46,21 +50,49 @@ LONE_SEAT_PATIENCE = 1.0
 """Seconds that a seat waits for others after the last Env that could still bring them is over."""
 
 
-def check_seats(seats: Sequence[str]) -> None:
+def frozen_seats(models: Mapping[str, object] | None) -> tuple[str, ...]:
+    """The seats that frozen models play, by the models' names."""
+    return tuple(n.removeprefix(SEAT_PREFIX) for n in models or () if n.startswith(SEAT_PREFIX))
+
+
+def with_opponents(
+    seats: Sequence[str], options: EnvOptions, opponents: Mapping[str, FrozenModel]
+) -> tuple[tuple[str, ...], EnvOptions]:
+    """The seats that are left, and the options with frozen models at the others.
+
+    Args:
+        seats: Names of all.
+        options: Of the Envs.
+        opponents: By seat.
+    """
+    models = {**(options.get("models") or {})}
+    models |= {seat_model(seat): model for seat, model in opponents.items()}
+    left = tuple(seat for seat in seats if seat not in opponents)
+    given: EnvOptions = {**options}
+    given["models"] = models
+    return left, given
+
+
+def check_seats(seats: Sequence[str], frozen: Sequence[str] = ()) -> None:
     """Check the names of seats.
+
+    Args:
+        seats: Of the trained ones.
+        frozen: Of those that frozen models play.
 
     Raises:
         InvalidDatasetError: They are no different non-empty strings, or there is only one.
     """
     if (
         isinstance(seats, str)
-        or len(seats) < 2
-        or len(set(seats)) < len(seats)
+        or len(seats) + len(frozen) < 2
+        or len({*seats, *frozen}) < len(seats) + len(frozen)
         or not all(isinstance(seat, str) and seat for seat in seats)
     ):
         raise InvalidDatasetError(
-            f"seats must be two or more different names, got {seats!r}. An agent with one trained "
-            "role needs none."
+            f"seats must be two or more different names, got {seats!r}"
+            + (f" beside {', '.join(frozen)}, which frozen models play" if frozen else "")
+            + ". An agent with one trained role needs none."
         )
 
 
@@ -104,9 +136,12 @@ class SeatGroup:
 
     Args:
         agent: The agent.
-        seats: Names of its roles.
+        seats: Names of its trained roles.
         task: Handed to the agent.
-        options: Of every Env.
+        options: Of every Env; ``models`` of a seat's name play that seat.
+
+    Attributes:
+        roles: Names of all seats, the trained ones first.
 
     Raises:
         InvalidDatasetError: The seats are not two or more different names, or the options name
@@ -116,7 +151,8 @@ class SeatGroup:
     def __init__(
         self, agent: Agent, seats: Sequence[str], task: object, options: EnvOptions
     ) -> None:
-        check_seats(seats)
+        frozen = frozen_seats(options.get("models"))
+        check_seats(seats, frozen)
         if "policy_names" in options:
             raise InvalidDatasetError(
                 f"policy_names={options['policy_names']!r} beside seats={tuple(seats)!r}: each "
@@ -125,6 +161,7 @@ class SeatGroup:
             )
         self._made_of = (agent, task, options)
         self._seats = tuple(seats)
+        self.roles = (*seats, *frozen)
         self._owed: list[SeatEnv] = []
         self._waits: dict[SeatEnv, bool] = {}  # of each that is not over: waits it for others?
 
@@ -229,7 +266,7 @@ class SeatEnv(ChatAgentEnv):
         self._group = group
         self.table = table
         self.seat = seat
-        self._turns.share = partial(_share_of, seat, table.seats)
+        self._turns.share = partial(_share_of, seat, group.roles)
 
     def renewed(self) -> "SeatEnv":
         """This seat of a new episode, whose other seats nobody plays.

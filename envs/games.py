@@ -42,6 +42,8 @@ class Game:
         full_size: What of the recipe is otherwise for a model that is none of the shipped bases.
         players: Players without a model, by name: import paths of functions from a seed to an
             agent.
+        opponents: Players without a model for the seats of a game that has some, by name: import
+            paths of functions from a seed to a function from the messages to the reply's text.
         searching: Agents that have a twin with a search tool: import path -> the twin's.
     """
 
@@ -52,6 +54,7 @@ class Game:
     recipe: Mapping[str, Any] = field(default_factory=dict)
     full_size: Mapping[str, Any] = field(default_factory=dict)
     players: Mapping[str, str] = field(default_factory=dict)
+    opponents: Mapping[str, str] = field(default_factory=dict)
     searching: Mapping[str, str] = field(default_factory=dict)
 
     def settings(self, *, full_size: bool = False) -> dict[str, Any]:

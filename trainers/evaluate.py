@@ -51,6 +51,7 @@ Usage: evert evaluate models=NAME[,NAME...] env=GAME [key=value ...]
   evert evaluate env=identity models=openai:gpt-5-mini temperature=0
   evert evaluate env=identity models=vllm:http://127.0.0.1:8000/v1 model_name=Qwen/Qwen3-8B
   evert evaluate agent=... test_tasks=... models=runs/NAME policy_names=gpt-4o models.user=openai:M
+  evert evaluate env=tic_tac_toe models=runs/NAME opponent=perfect split=test
   evert evaluate out=evaluations/NAME      go on with one that was interrupted
 
 Settings, with their values:
@@ -175,7 +176,7 @@ def _play(
     with contestant.ready(say) as player, _progress(contestant.name, len(todo), console) as done:
         success, parallel = settings.success, settings.parallel
         try:
-            player = replace(player, record=record)
+            player = replace(player, record=record, opponents=settings.opponents())
             run_async(play(todo, player, log.add, done, success=success, parallel=parallel))
         except openai.OpenAIError as error:
             raise EvaluationError(
@@ -226,6 +227,7 @@ def _report(
         shown = [r for t in totals for r in (*(s for s in splits if s.model == t.model), t)]
     title = f"{settings.name}: {settings.seeds} episodes a task"
     title += f", temperature {settings.temperature:g}" + ", with search" * settings.search
+    title += f", against {settings.opponent}" * bool(settings.opponent)
     console.print(title, soft_wrap=True)
     console.print(scores.as_table(shown, scores.counted(played)))
     for model in dict.fromkeys(episode.model for episode in played):

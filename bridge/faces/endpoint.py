@@ -152,13 +152,17 @@ class Endpoint:
         self._gemini = Gemini(model)
 
     def seat(self, name: str) -> "Endpoint":
-        """The API of one of the agent's trained roles; the same however often it is asked for.
+        """The API of one of the agent's roles; the same however often it is asked for.
+
+        What is noted by that of a frozen one goes nowhere.
 
         Raises:
             InvalidAgentError: The episode has no such seat.
         """
         if name not in self._seats:
-            seats = self.episode.routes.seats
+            routes, seats = self.episode.routes, self.episode.routes.seats
+            if routes.is_frozen(seat_model(name)):
+                seats = {**seats, name: Inbox(self.episode.form.name, self.episode.loop)}
             if name not in seats:
                 raise InvalidAgentError(
                     f"There is no seat {name!r} in this episode. Its seats: "

@@ -40,6 +40,8 @@ from evert.bridge.judging import judge_group as judge_group
 from evert.bridge.logprobs import SampledTokens as SampledTokens
 from evert.bridge.message_env import AgentMessageEnv as AgentMessageEnv
 from evert.bridge.models import RemoteModel as RemoteModel
+from evert.bridge.opponents import Against as Against
+from evert.bridge.opponents import League as League
 from evert.bridge.parallel import ParallelRollouts as ParallelRollouts
 from evert.bridge.records.branches import BranchDataset as BranchDataset
 from evert.bridge.records.branches import BranchEnv as BranchEnv

@@ -90,7 +90,8 @@ class Contestant:
         """What its episodes are, frozen models included."""
         names = sorted(chz.chz_fields(EpisodeSettings).keys() - NO_MATTER)
         values = [(name, getattr(self.settings, name)) for name in names]
-        return [*values, fingerprint(self.settings.frozen)]
+        found = [*values, fingerprint(self.settings.beside)]
+        return [*found, self.settings.opponent] if self.settings.opponent else found
 
     @property
     def played(self) -> TrainSettings:

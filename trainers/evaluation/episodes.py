@@ -26,10 +26,11 @@ from evert.bridge.dialogue import dialogue
 from evert.bridge.endings import NO_CALL
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import EvertError
+from evert.bridge.opponents import Opponents
 from evert.bridge.options import EnvOptions
 from evert.bridge.parallel import do_parallel_rollout
 from evert.bridge.records.recorder import Recorder
-from evert.bridge.seats import episode_envs
+from evert.bridge.seats import episode_envs, with_opponents
 from evert.bridge.secrets import redacted
 from evert.bridge.weights import TinkerModel
 from evert.trainers.runs.failures import (
@@ -177,6 +178,7 @@ class Player:
         policy: From an Env and an episode's seed to what answers the agent's model calls.
         options: Of the Envs: renderer, limits, frozen models, ...
         seats: Names of the agent's roles, where it has several; the policy plays them all.
+        opponents: Who plays some of them instead; None: nobody.
         strict: Whether an agent's failure is raised; else it is an episode without a reward.
         endpoints_fail: Whether an endpoint of the agent's own that does not answer is a failure of
             the agent's like any other; else it is raised.
@@ -188,6 +190,7 @@ class Player:
     policy: Callable[[ChatAgentEnv, int], TokenCompleter]
     options: EnvOptions = field(default_factory=EnvOptions)
     seats: Sequence[str] = ()
+    opponents: Opponents | None = None
     strict: bool = False
     endpoints_fail: bool = False
     dialogues: bool = False
@@ -239,6 +242,7 @@ async def play(
 
 async def _play_one(episode: Episode, task: Any, player: Player, success: float) -> Episode:
     draws = episode.draws
+    player = _seated(player, episode)
     options = _seeded(player.options, draws)
     envs = episode_envs(player.agent(draws), task, player.seats, seed=draws, **options)
     if player.record is not None:
@@ -265,6 +269,16 @@ async def _play_one(episode: Episode, task: Any, player: Player, success: float)
         about = {"model": episode.model, "task_number": episode.task, "seed": episode.seed}
         player.record.add(trajectories, envs, split=episode.split, about=about)
     return _told(episode, trajectories, envs, player, success)
+
+
+def _seated(player: Player, episode: Episode) -> Player:
+    """The player with the seats that are left to it in an episode, the others' taken."""
+    if player.opponents is None:
+        return player
+    number = episode.task + episode.seed
+    taken = player.opponents(player.seats, 0, number, episode.draws)
+    seats, options = with_opponents(player.seats, player.options, taken)
+    return replace(player, seats=seats, options=options)
 
 
 def _seeded(options: EnvOptions, seed: int) -> EnvOptions:

@@ -93,7 +93,7 @@ async def score_weights(
         )
     service = tinker.ServiceClient(base_url=config.base_url)
     client = await service.create_sampling_client_async(**weights)
-    group, tasks = dataset.get_batch(0)[0], {"test": dataset.tasks}
+    group, tasks = dataset.group(0), {"test": dataset.tasks}
 
     async def played(temperature: float) -> list[Episode]:
         greedy = temperature == 0  # its episodes of a task are all the same: one will do
@@ -108,13 +108,13 @@ async def score_weights(
             strict=isinstance(config.effective_rollout_strategy(), FailFast),
             endpoints_fail=True,
             dialogues=greedy,
+            opponents=dataset.opponents,
         )
         return await play(episodes, player, parallel=len(episodes))
 
     found = await asyncio.gather(*map(played, TEMPERATURES.values()))
-    by_way = [scores(episodes, "split")[0] for episodes in found]
-    failed = failures([episode for episodes in found for episode in episodes])
-    return Evaluation(dict(zip(TEMPERATURES, by_way, strict=True)), found[0][:samples], failed)
+    ways = {way: scores(its, "split")[0] for way, its in zip(TEMPERATURES, found, strict=True)}
+    return Evaluation(ways, found[0][:samples], failures([e for its in found for e in its]))
 
 
 # -- samples, for people to read -----------------------------------------------------------------

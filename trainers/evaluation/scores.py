@@ -18,6 +18,8 @@ import io
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
+from functools import partial
+from math import fsum
 from statistics import fmean
 
 from rich.table import Column, Table
@@ -30,6 +32,10 @@ QUESTIONS = "questions"
 """Metric of a game that counts its questions; else turns are counted."""
 CALLS = ("searches", "tools/calls")
 """Metrics that count the use of tools, the first that is there."""
+
+
+ENDS = ("won", "drawn", "lost")
+"""Metrics of a game that is played against somebody: 1 in the episodes that ended so."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,8 @@ class Score:
             without one.
         calls: Mean number of tool calls.
         errors: Episodes that failed.
+        won, drawn, lost: Shares of the games, as they count them themselves; None where they do
+            not.
     """
 
     model: str
@@ -59,6 +67,9 @@ class Score:
     questions: float | None
     calls: float
     errors: int
+    won: float | None = None
+    drawn: float | None = None
+    lost: float | None = None
 
 
 def scores(episodes: Iterable[Episode], *by: str) -> list[Score]:
@@ -94,7 +105,15 @@ def _score(model: str, split: str, category: str, episodes: Sequence[Episode]) -
         questions=fmean(questions) if questions else None,
         calls=fmean(next((e.metrics[n] for n in CALLS if n in e.metrics), 0.0) for e in episodes),
         errors=sum(bool(episode.error) for episode in episodes),
+        **_ends(episodes),
     )
+
+
+def _ends(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Shares of ``ENDS``; none where no game counts them."""
+    counts = {name: fsum(e.metrics.get(name, 0.0) for e in episodes) for name in ENDS}
+    total = fsum(counts.values())
+    return {name: count / total for name, count in counts.items()} if total else {}
 
 
 # -- the interval --------------------------------------------------------------------------------
@@ -168,6 +187,9 @@ def as_table(rows: Sequence[Score], questions: str = QUESTIONS) -> Table:
         "95 %": lambda row: f"{row.low:.0%}-{row.high:.0%}",
         questions: lambda row: shown(row.questions),
     }
+    if any(row.won is not None for row in rows):
+        for name in ENDS:
+            columns[name] = partial(_share, name)
     if any(row.reward is None or abs(row.reward - row.success) > 1e-9 for row in rows):
         columns["reward"] = lambda row: shown(row.reward)
     if any(row.calls for row in rows):
@@ -179,6 +201,11 @@ def as_table(rows: Sequence[Score], questions: str = QUESTIONS) -> Table:
     for row in rows:
         table.add_row(row.model, row.split or "all", *(show(row) for show in columns.values()))
     return table
+
+
+def _share(name: str, row: Score) -> str:
+    share = getattr(row, name)
+    return "" if share is None else f"{share:.1%}"
 
 
 def shown(value: float | None) -> str:

@@ -1,7 +1,7 @@
 """What to evaluate: every value of an evaluation, one a command-line key."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import chz
 
@@ -9,8 +9,12 @@ from evert.envs.games import find_game, games
 from evert.trainers.arguments import gather, read_settings
 from evert.trainers.runs.episode_settings import EpisodeSettings
 from evert.trainers.runs.fields import Dtype, RecipeError, by_path, size
+from evert.trainers.runs.opponents import opponent, own_opponent
 from evert.trainers.runs.settings import MAPPINGS as TRAINING
 from evert.trainers.runs.settings import TrainSettings, choose_recipe, game_name
+
+if TYPE_CHECKING:
+    from evert.bridge.opponents import Against
 
 MAPPINGS = {key: example for key, example in TRAINING.items() if key != "cookbook"}
 """Settings that are mappings, each with an example; ``models.KEY`` is ``frozen`` here."""
@@ -36,6 +40,11 @@ class EvaluateSettings(EpisodeSettings):
     frozen: Mapping[str, Any] = by_path(
         "what answers the agent's calls to the model KEY, whoever plays: a base, a folder, "
         "runs/NAME, ..., openai:MODEL; how: models.KEY.temperature=0, ... as in training"
+    )
+    opponent: str = chz.field(
+        default="",
+        doc="who plays the other seats of an agent with seats: a player of the game, or a model as "
+        "in models.KEY; '': whoever is evaluated plays all",
     )
     split: Literal["all", "train", "test"] = chz.field(default="all", doc="which tasks")
     max_tasks: int | None = size(200, "tasks of a split, spread evenly; None: all")
@@ -75,6 +84,11 @@ class EvaluateSettings(EpisodeSettings):
             raise RecipeError("Nobody to evaluate. Pass models=, for example models=evert-tiny.")
         if self.env and self.agent:
             raise RecipeError(f"Got both env={self.env} and agent={self.agent}; expected one.")
+        if self.opponent and len(self.seats) < 2:
+            raise RecipeError(
+                f"opponent={self.opponent} with the seats {','.join(self.seats) or '(none)'}: an "
+                "opponent plays the other seats of an agent with two or more. Pass seats=x,o."
+            )
         if not self.env and not (self.agent and (self.train_tasks or self.test_tasks)):
             raise RecipeError(
                 f"No tasks to evaluate on. Pass env= with one of {', '.join(games())}, or an agent "
@@ -91,6 +105,21 @@ class EvaluateSettings(EpisodeSettings):
         """The game's players without a model: name -> import path."""
         game = find_game(self.env)
         return game.players if game else {}
+
+    @property
+    def beside(self) -> Mapping[str, Any]:
+        """The frozen models, an opponent that is one among them."""
+        if not self.opponent or own_opponent(self.env, self.opponent):
+            return self.frozen
+        return {**self.frozen, "opponent": self.opponent}
+
+    def opponents(self) -> "Against | None":
+        """Who plays the other seats; None: whoever is evaluated.
+
+        Raises:
+            EvertError: There is no such opponent.
+        """
+        return opponent(self.env, self.opponent, self.max_tokens or self.run_of("").max_tokens)
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -113,7 +142,7 @@ class EvaluateSettings(EpisodeSettings):
     def played_as(self, run: TrainSettings) -> TrainSettings:
         """A run with this evaluation's episodes in the place of its own."""
         episodes = {name: getattr(self, name) for name in chz.chz_fields(EpisodeSettings)}
-        return chz.replace(run, **episodes, models=self.frozen)
+        return chz.replace(run, **episodes, models=self.beside)
 
     def agent_of(self, run: TrainSettings) -> str:
         """Import path of the agent to play with: that of a run, or its twin that searches.

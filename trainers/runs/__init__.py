@@ -7,6 +7,7 @@ In reading order:
     fields.py           settings that check themselves
     named_models.py     a model by name: a base, a run, an endpoint
     frozen_models.py    the models beside the policy, by name
+    opponents.py        who plays the other seats, by name
     cookbook.py         the same as the Cookbook's ``Config``, and what else of it can be set
     engine_choice.py    the in-process engine or a service
     files.py            its files: written whole, read whatever became of them

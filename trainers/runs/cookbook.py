@@ -17,6 +17,7 @@ from evert.trainers.arguments import UsageError, fields_of, help_line, in_words,
 from evert.trainers.runs.episode_settings import EpisodeSettings, env_options
 from evert.trainers.runs.files import SAMPLER
 from evert.trainers.runs.frozen_models import frozen_models
+from evert.trainers.runs.opponents import held_out_opponent, league
 from evert.trainers.runs.settings import (
     MAPPINGS,
     RecipeError,
@@ -137,6 +138,8 @@ def _dataset(settings: TrainSettings, folder: Path, context_length: int | None) 
         "dataset_builder.epochs": math.ceil(settings.steps / batches_per_epoch),
         "dataset_builder.renderer_name": renderer_of(settings),
         "dataset_builder.sampler_log": str(folder / SAMPLER),
+        "dataset_builder.opponents": league(settings, folder),
+        "dataset_builder.test_opponents": held_out_opponent(settings),
         "dataset_builder.test_tasks": (
             None if is_missing(settings.test_tasks) else settings.test_tasks
         ),

@@ -106,6 +106,10 @@ class TrainSettings(EpisodeSettings):
         "runs/NAME, runs/NAME@STEP, tinker://..., openai:MODEL or https://HOST/v1#MODEL; how: "
         "models.KEY.temperature=0, max_tokens, renderer_name, base_url, api_key_env, timeout",
     )
+    league: float = size(0.0, "share of the groups in which a past checkpoint plays one seat", 0)
+    test_opponent: str = chz.field(
+        default="", doc="who has the other seats of held-out tasks: a player, a model; '': nobody"
+    )
     cookbook: Mapping[str, Any] = by_path(
         "any other field of the Cookbook's rl.train.Config; "
         "`evert train --help cookbook` lists them",

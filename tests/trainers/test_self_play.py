@@ -1,0 +1,98 @@
+"""Self-play by command: seats, a league of the run's own checkpoints, opponents of an evaluation.
+
+1. A run with a league trains both seats, each with a curve of its own, also against its past.
+2. Held-out games are against a named opponent; an evaluation's too, with wins, draws and losses.
+3. What cannot be is said in a line.
+"""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import evert
+from evert.trainers import evaluate, train
+from evert.trainers.evaluation.episodes import EpisodeLog
+from evert.trainers.runs.folder import RunFolder
+
+SMALL: dict[str, Any] = {
+    "batch_size": 6,
+    "group_size": 2,
+    "warm_up_steps": 2,
+    "warm_up_batch": 8,
+    "samples": 1,
+}
+SMALL |= {"eval_every": 0, "save_every": 1}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """Three steps of tic-tac-toe, every group against the league once there is one."""
+    home = tmp_path_factory.mktemp("self_play")
+    return evert.train(
+        env="tic_tac_toe",
+        test_tasks=["." * 9, "x........"],
+        steps=3,
+        league=1.0,
+        device="cpu",
+        log_path=home / "run",
+        **SMALL,
+    )
+
+
+def test_both_seats_have_curves_and_the_league_takes_seats(run: RunFolder) -> None:
+    first, *_, last = run.steps()
+
+    for step in (first, last):
+        assert {"env/all/seat/x/reward", "env/all/seat/o/reward"} <= step.keys()
+    assert first["env/all/total_episodes"] == 6 * 2 * 2  # an Env a seat
+    assert last["env/all/total_episodes"] == 6 * 2  # one: the other seat is the league's
+
+
+def test_held_out_games_are_against_the_perfect_player(run: RunFolder) -> None:
+    before = (run.before or {})["greedy"]
+    assert before["reward"] <= 0.0
+    assert before["won"] == 0.0
+    assert before["drawn"] + before["lost"] == pytest.approx(1.0)
+
+
+def test_an_evaluation_has_wins_draws_and_losses_at_each_seat_in_turn(
+    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "e"
+    plays = ["env=tic_tac_toe", f"models={run.path}@2", "split=test", "max_tasks=4", "seeds=1"]
+    assert evaluate.main([*plays, "opponent=random", f"out={out}"]) == 0
+
+    shown = capsys.readouterr().out
+    assert "against random" in shown
+    assert all(word in shown for word in ("won", "drawn", "lost"))
+    with (out / evaluate.SCORES).open() as file:
+        [row] = csv.DictReader(file)
+    assert sum(float(row[name]) for name in ("won", "drawn", "lost")) == pytest.approx(1.0)
+    metrics = [episode.metrics for episode in EpisodeLog(out).by_key.values()]
+    assert [("seat/x/reward" in each, "seat/o/reward" in each) for each in metrics].count(
+        (True, False)
+    ) == 2
+    assert evaluate.main([*plays, f"opponent={run.path}@1", f"out={tmp_path}/other"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["env=tic_tac_toe", "league=2"], "a league is a share from 0 to 1"),
+        (["env=identity", "league=0.5"], "opponents need an agent with two seats"),
+        (["env=tic_tac_toe", "test_opponent=runs/nobody"], "no run and no model at 'runs/nobody'"),
+    ],
+)
+def test_what_cannot_be_is_said(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert train.main([*arguments, f"log_path={tmp_path}/run"]) == 1
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_opponent_needs_a_seat(capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluate.main(["env=identity", "models=evert-tiny", "opponent=evert-tiny"]) == 1
+    assert "an opponent plays the other seats" in capsys.readouterr().err

@@ -1,0 +1,93 @@
+"""Opponents: ``league=`` and ``test_opponent=`` of a run, ``opponent=`` of an evaluation.
+
+A name is one of the game's own players without a model (``random``, ``perfect``), or that of a
+model as every command takes it.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evert.bridge.imports import resolve
+from evert.bridge.weights import TinkerModel
+from evert.envs.games import GameError, find_game
+from evert.trainers.runs.fields import RecipeError
+from evert.trainers.runs.frozen_models import frozen_models
+from evert.trainers.runs.settings import TrainSettings, renderer_of
+
+if TYPE_CHECKING:
+    from evert.bridge.models import FrozenModel
+    from evert.bridge.opponents import Against, League
+
+
+def league(settings: TrainSettings, folder: Path) -> "League | None":
+    """The league of a run; None where it has none.
+
+    Raises:
+        RecipeError: Its agent has no two seats, or it is no share.
+    """
+    from evert.bridge.opponents import League
+
+    if settings.league > 1 or ((settings.league or settings.test_opponent) and not settings.seats):
+        raise RecipeError(
+            f"league={settings.league:g} and test_opponent={settings.test_opponent} with the seats "
+            f"{','.join(settings.seats) or '(none)'}: opponents need an agent with two seats or "
+            "more (seats=x,o), and a league is a share from 0 to 1."
+        )
+    if not settings.league:
+        return None
+    return League(str(folder), settings.league, settings.max_tokens, renderer_of(settings))
+
+
+def held_out_opponent(settings: TrainSettings) -> "Against | None":
+    """Who plays the other seats of a run's held-out tasks; None: the policy plays all.
+
+    Raises:
+        EvertError: There is no such opponent.
+    """
+    return opponent(settings.env, settings.test_opponent, settings.max_tokens, settings.base_url)
+
+
+def own_opponent(env: str, name: str) -> str | None:
+    """Import path of a game's own opponent; None: the game has none of that name."""
+    game = find_game(env) if env else None
+    return game.opponents.get(name) if game else None
+
+
+def opponent(
+    env: str, name: str, max_tokens: int | None = None, base_url: str | None = None
+) -> "Against | None":
+    """The opponent of a name, at every seat but one; None for no name.
+
+    Args:
+        env: The game; "" for none.
+        name: Of the opponent.
+        max_tokens: Most tokens of a reply, where the opponent is weights.
+        base_url: Of the service that has the weights; None: the engine in use.
+
+    Raises:
+        EvertError: There is no such opponent.
+    """
+    from evert.bridge.opponents import Against
+
+    if not name:
+        return None
+    path = own_opponent(env, name)
+    if path is not None:
+        return Against(resolve(path, "opponent", GameError))
+    [model] = frozen_models({"opponent": name}, base_url).values()
+    if isinstance(model, TinkerModel):
+        model = replace(model, max_tokens=max_tokens)
+    return Against(_made(model))
+
+
+def _made(model: "FrozenModel") -> "Callable[[int], FrozenModel]":
+    if isinstance(model, TinkerModel):
+        return partial(_seeded, model)
+    return lambda seed: model
+
+
+def _seeded(model: TinkerModel, seed: int) -> TinkerModel:
+    return replace(model, seed=seed % 2**31)
