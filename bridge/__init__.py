@@ -44,6 +44,7 @@ Read in this order:
     seats.py         agents with several trained roles
     heard.py         a renderer that remembers what it was asked to render
     cookbook_agent.py    an environment of the Cookbook's as an agent
+    elsewhere.py     an agent whose calls somebody else answers
     message_env.py   an agent as a MessageEnv of the Cookbook's
     seeds.py         seeds of episodes
     opponents.py     frozen models at seats: past checkpoints, players

@@ -60,6 +60,11 @@ class RemoteModel:
     timeout: float = 600.0
     temperature: float | None = None
 
+    @property
+    def api_key(self) -> str:
+        """The key, as it is at this moment."""
+        return os.environ.get(self.api_key_env) or "none"
+
     async def __call__(self, request: ChatRequest) -> Reply:
         """Ask the endpoint.
 
@@ -83,7 +88,7 @@ class RemoteModel:
         with left_alone():  # an agent may call us itself, under the very name of its policy
             async with openai.AsyncOpenAI(
                 base_url=self.base_url,
-                api_key=os.environ.get(self.api_key_env) or "none",
+                api_key=self.api_key,
                 timeout=self.timeout,
                 http_client=openai.DefaultAsyncHttpxClient(verify=_tls()),
             ) as client:

@@ -53,6 +53,7 @@ SUBFOLDERS = (
     "trainers/serving",
     "trainers/sweeping",
     "trainers/trl",
+    "trainers/verifiers",
     "trainers/verl",
     "trainers/workers",
 )

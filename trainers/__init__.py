@@ -30,4 +30,5 @@ The rooms:
     workers/      rollouts in other processes and on other machines
     verl/         the same agents under verl's trainers
     trl/          the same agents under TRL's trainers
+    verifiers/    verifiers' environments as agents, and agents as such
 """

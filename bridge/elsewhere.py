@@ -1,0 +1,75 @@
+"""An agent whose calls somebody else answers: another framework's endpoint, which keeps the tokens.
+
+No trainer waits for the calls here, and nothing is rendered. But for that the agent is played as
+ever: blocking or async, with a client of its own that is taken over, its notes and its errors.
+"""
+
+from typing import Any, Unpack
+
+from tinker_cookbook.rl.types import STOP_METRIC_PREFIX, InitialObservationOverflow
+
+from evert.bridge.agent import NO_TASK, Agent, Outcome
+from evert.bridge.endings import NO_CALL, TRUNCATED
+from evert.bridge.env import ChatAgentEnv
+from evert.bridge.episode import Episode
+from evert.bridge.errors import EvertError
+from evert.bridge.inbox import Inbox
+from evert.bridge.options import EnvOptions
+from evert.bridge.routes import FrozenAnswer
+
+REPORT = ("lineages", "drift", "tools_offered", NO_CALL, STOP_METRIC_PREFIX)
+"""What begins the names of metrics that are of an Env's tokens, and of its end."""
+
+
+async def play_at(
+    answer: FrozenAnswer,
+    agent: Agent,
+    task: object = NO_TASK,
+    *,
+    seed: int | None = None,
+    **options: Unpack[EnvOptions],
+) -> Outcome:
+    """Play an agent to its end.
+
+    Args:
+        answer: What the policy replies to a request; calls that are made at once are asked at once.
+        agent: As ``ChatAgentEnv``'s.
+        task: Handed to the agent. Left out: the agent takes the client only.
+        seed: Of what the agent draws; None: another each time.
+        **options: Of ``ChatAgentEnv``, those of its tokens without effect.
+
+    Returns:
+        All rewards of the agent together, and what it noted.
+
+    Raises:
+        AgentError, AgentTimeoutError, RewardError, InvalidAgentError: As ``ChatAgentEnv``.
+    """
+    env = _Elsewhere(agent, task, seed=seed, **options)
+    env.answer = answer
+    try:
+        end = await env.initial_observation()
+    finally:
+        await env.close()
+    if not isinstance(end, InitialObservationOverflow):  # a seat's call: there are none here
+        raise EvertError("A call of this agent was answered by nobody; ask for the policy alone.")
+    metrics = {k: value for k, value in end.metrics.items() if not k.startswith(REPORT)}
+    logs = {key: value for key, value in end.logs.items() if key != NO_CALL}
+    truncated = f"{STOP_METRIC_PREFIX}{TRUNCATED}" in end.metrics
+    return Outcome(end.reward, metrics, logs, truncated)
+
+
+class _Elsewhere(ChatAgentEnv):
+    """An Env whose policy is asked elsewhere."""
+
+    answer: FrozenAnswer
+
+    async def _begin(self) -> tuple[Episode, Inbox]:
+        episode, inbox = await super()._begin()
+        routed = episode.routes.find
+
+        def find(model: str) -> Any:
+            target = routed(model)
+            return self.answer if isinstance(target, Inbox) else target
+
+        vars(episode.routes)["find"] = find  # no call has arrived: the loop has not been left
+        return episode, inbox

@@ -1,0 +1,21 @@
+"""verifiers both ways: ``VerifiersAgent``, ``AgentTaskset``, ``AgentHarness``.
+
+See ``docs/other-trainers/verifiers.md``.
+"""
+
+from importlib.util import find_spec
+
+from evert.bridge.errors import MissingPackageError
+
+if find_spec("verifiers") is None or find_spec("verifiers.v1") is None:
+    raise MissingPackageError(
+        "evert.verifiers needs the package verifiers, 0.4 or newer, which is not installed here. "
+        "It needs openai 2: give it an environment of its own, and evert in it.",
+        name="verifiers",
+    )
+
+from evert.trainers.verifiers.agent import VerifiersAgent as VerifiersAgent
+from evert.trainers.verifiers.plugins import AgentHarness as AgentHarness
+from evert.trainers.verifiers.plugins import AgentTaskset as AgentTaskset
+
+__all__ = ["AgentHarness", "AgentTaskset", "VerifiersAgent"]

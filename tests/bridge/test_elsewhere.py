@@ -1,0 +1,109 @@
+"""``play_at``: agents whose calls somebody else answers, as frameworks do that keep the tokens.
+
+1. Agents of every form play, at the answer's pace: calls made at once are answered at once.
+2. The outcome has all rewards and notes, and nothing of an Env's tokens.
+3. Failures are those of an Env; given up, nothing is left.
+"""
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+
+from evert.bridge.agent import Outcome
+from evert.bridge.elsewhere import play_at
+from evert.bridge.errors import AgentError, RewardError
+from evert.bridge.messages import Reply, read_reply
+from evert.bridge.requests import ChatRequest, bad_request
+from evert.bridge.scripted import ScriptedPolicy
+
+QUESTION: list[Any] = [{"role": "user", "content": "?"}]
+
+
+async def yes(request: ChatRequest) -> Reply:
+    if request.stop:
+        raise bad_request("no stops there")
+    said: Any = {"role": "assistant", "content": "yes"}
+    return read_reply(said, truncated=False, call_ids="c", prompt_tokens=1, completion_tokens=1)
+
+
+async def three_at_once(client: Any, task: int) -> Outcome:
+    calls = [client.chat.completions.create(messages=QUESTION) for _ in range(3)]
+    said = [reply.choices[0].message.content for reply in await asyncio.gather(*calls)]
+    client.reward(0.5)
+    client.metric("asked", 3.0)
+    client.log(said="".join(said))
+    return Outcome(float(task), {"right": 1.0}, truncated=True)
+
+
+def blocks(client: Any) -> float:
+    completion = client.chat.completions.create(messages=QUESTION)
+    return float(completion.choices[0].message.content == "yes")
+
+
+def own_client(task: int) -> float:
+    client = openai.OpenAI(api_key="none", base_url="http://127.0.0.1:9", max_retries=0)
+    completion = client.chat.completions.create(model="gpt-4o", messages=QUESTION)
+    return float(completion.choices[0].message.content == "yes")
+
+
+async def refused(client: Any) -> float:
+    await client.chat.completions.create(messages=QUESTION, stop=["."])
+    return 1.0
+
+
+async def asks_another(client: Any) -> float:
+    completion = await client.chat.completions.create(model="judge", messages=QUESTION)
+    return float(completion.choices[0].message.content == "No.")
+
+
+async def test_calls_made_at_once_are_answered_at_once() -> None:
+    met = asyncio.Barrier(3)
+
+    async def together(request: ChatRequest) -> Reply:
+        await met.wait()
+        return await yes(request)
+
+    outcome = await play_at(together, three_at_once, 2)
+
+    assert outcome == Outcome(2.5, {"asked": 3.0, "right": 1.0}, {"said": "yesyesyes"}, True)
+
+
+async def test_agents_that_block_and_that_build_their_own_client_play() -> None:
+    assert await play_at(yes, blocks) == Outcome(1.0)
+    assert await play_at(yes, own_client, 1, policy_names="gpt-4o") == Outcome(1.0)
+
+
+async def test_frozen_models_stay_what_they_are() -> None:
+    outcome = await play_at(yes, asks_another, models={"judge": ScriptedPolicy(["No."])})
+
+    assert outcome.reward == 1.0
+
+
+async def test_failures_are_those_of_an_env() -> None:
+    async def unrewarded(client: Any) -> None:
+        pass
+
+    with pytest.raises(AgentError, match="no stops there"):
+        await play_at(yes, refused)
+    with pytest.raises(RewardError, match="ended without a reward"):
+        await play_at(yes, unrewarded)
+
+
+async def test_given_up_it_leaves_nothing_behind() -> None:
+    asked, never = asyncio.Event(), asyncio.Event()
+
+    async def waits(request: ChatRequest) -> Reply:
+        asked.set()
+        await never.wait()
+        raise AssertionError
+
+    before = asyncio.all_tasks()
+    playing = asyncio.create_task(play_at(waits, three_at_once, 1))
+    await asked.wait()
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+
+    assert asyncio.all_tasks() == before

@@ -1,0 +1,118 @@
+"""``AgentTaskset`` and ``AgentHarness``: an agent and its tasks, as verifiers plays them.
+
+verifiers finds its plugins by the name of a module, so a module of yours names them:
+
+    from evert.verifiers import AgentHarness, AgentTaskset
+
+    __all__ = ["AgentHarness", "AgentTaskset"]
+
+It hands each rollout an endpoint and a key, and keeps what passes there, with token ids where
+prime-rl trains. The agent's calls go there (``evert.bridge.elsewhere``); its rewards are the
+trace's.
+"""
+
+# pyright: reportMissingImports=false
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import verifiers.v1 as vf
+
+from evert.bridge.elsewhere import play_at
+from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
+from evert.bridge.group import load_agent
+from evert.bridge.imports import resolve
+from evert.bridge.models import RemoteModel
+
+
+class AgentTaskData(vf.TaskData):  # type: ignore[misc]
+    """One task, as the agent takes it; it has to survive JSON."""
+
+    task: Any
+
+
+class AgentTasksetConfig(vf.TasksetConfig):  # type: ignore[misc]
+    """Where the tasks are.
+
+    Attributes:
+        tasks: Import path of a sequence, 'package.module:NAME'.
+    """
+
+    tasks: str = ""
+
+
+class AgentTaskset(vf.Taskset[vf.Task[AgentTaskData], AgentTasksetConfig]):  # type: ignore[misc]
+    """The tasks of an import path."""
+
+    def load(self) -> Iterator[Any]:
+        """One task of verifiers for each."""
+        for task in resolve(self.config.tasks, "tasks", InvalidDatasetError):
+            yield vf.Task(AgentTaskData(prompt="the agent's own", task=task), vf.TaskConfig())
+
+
+class AgentHarnessConfig(vf.HarnessConfig):  # type: ignore[misc]
+    """Which agent plays.
+
+    Attributes:
+        agent: Its import path, 'package.module:name'.
+        policy_names: The model names by which it calls the policy, as ``ChatAgentEnv`` has them.
+        agent_timeout: Seconds it may take between two calls; None: for ever.
+    """
+
+    agent: str = ""
+    policy_names: str | list[str] = "policy"
+    agent_timeout: float | None = 600.0
+
+
+class AgentHarness(vf.Harness[AgentHarnessConfig]):  # type: ignore[misc]
+    """Plays an agent in this process; its reward is the rollout's, its metrics are the trace's."""
+
+    NEEDS_CONTAINER = False
+    EXECUTES_CODE = False
+
+    async def launch(
+        self,
+        ctx: Any,
+        trace: Any,
+        runtime: Any,
+        endpoint: str,
+        secret: str,
+        mcp_urls: dict[str, str],
+        data: Any,
+    ) -> Any:
+        """Run the agent once.
+
+        Raises:
+            AgentError, AgentTimeoutError, RewardError: The agent failed.
+            InvalidAgentError: There is no such agent, or the task brings tool servers.
+        """
+        if mcp_urls:
+            raise InvalidAgentError(
+                f"This task brings tool servers ({', '.join(mcp_urls)}); an agent of evert's has "
+                "its own tools. Take a harness of verifiers' for it."
+            )
+        config = self.config
+        outcome = await play_at(
+            _Endpoint(ctx.model, endpoint, secret=secret),
+            load_agent(config.agent),
+            data.task,
+            policy_names=config.policy_names,
+            agent_timeout=config.agent_timeout,
+        )
+        trace.record_reward("agent", outcome.reward)
+        trace.record_metrics(outcome.metrics)
+        if outcome.truncated:
+            trace.stop("truncated")
+        return vf.ProgramResult(exit_code=0, stdout="", stderr="")
+
+
+@dataclass(frozen=True)
+class _Endpoint(RemoteModel):
+    """verifiers' endpoint of one rollout."""
+
+    secret: str = field(default="", repr=False)
+
+    @property
+    def api_key(self) -> str:
+        return self.secret
