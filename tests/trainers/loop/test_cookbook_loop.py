@@ -32,7 +32,7 @@ async def ask(client: Any, text: str) -> str:
 
 async def gathers(client: Any, task: int) -> float:
     await asyncio.gather(*(ask(client, f"{task}, part {n}.") for n in range(GATHERED)))
-    return client.rng.random()
+    return float(client.rng.random())
 
 
 async def one_turn_decides(client: Any, task: int) -> float:
