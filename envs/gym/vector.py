@@ -146,9 +146,10 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
         for key, value in env_info.items():
             array = vector_infos.get(key)
             if isinstance(array, np.ndarray) and not _holds(array, value):
+                values = array.tolist() if array.ndim == 1 else list(array)
                 vector_infos[key] = np.full(self.num_envs, None, dtype=object)
                 for i in np.flatnonzero(vector_infos[f"_{key}"]):
-                    vector_infos[key][i] = array[i]
+                    vector_infos[key][i] = values[i]
         return super()._add_info(vector_infos, env_info, env_num)
 
     # -- all at the same time --------------------------------------------------------------------

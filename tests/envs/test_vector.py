@@ -144,6 +144,14 @@ def test_it_is_what_make_vec_makes_at_both_levels(level: str) -> None:
     other.close()
 
 
+SHAPES = [np.array([1, 2]), np.array([3])]
+
+
+async def shapes_agent(client: AgentClient, task: Any) -> float:
+    await client.chat.completions.create(messages=ask(str(task)))
+    return 0.0
+
+
 async def numbers_agent(client: AgentClient, task: Any) -> float:
     await client.chat.completions.create(messages=ask())
     client.log(number=task)
@@ -151,12 +159,20 @@ async def numbers_agent(client: AgentClient, task: Any) -> float:
 
 
 def test_infos_keep_values_of_different_kinds_as_they_are() -> None:
-    envs = AgentVectorEnv(4, agent=numbers_agent, tasks=[1, 0.5, "a half"])
+    tasks = [1, 0.5, "a half"]
+    envs = AgentVectorEnv(4, agent=numbers_agent, tasks=tasks)
     for _ in range(5):
         _, infos = envs.reset()
         logs = envs.step(["x"] * 4)[4]["logs"]["number"]
-        assert [type(task) for task in logs] == [type(task) for task in infos["task"]]
+        assert set(logs) <= set(tasks)
         assert list(logs) == list(infos["task"])
+    envs.close()
+
+
+def test_infos_keep_arrays_of_different_shapes() -> None:
+    envs = AgentVectorEnv(4, agent=shapes_agent, tasks=SHAPES)
+    _, infos = envs.reset(seed=0)
+    assert {str(task) for task in infos["task"]} == {str(task) for task in SHAPES}
     envs.close()
 
 
