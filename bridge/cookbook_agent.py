@@ -51,7 +51,8 @@ class CookbookAgent:
 
     The reward of each step belongs to the transition it was given for; metrics and logs too. The
     environment's stop reason is the metric ``env_stop/REASON``, and a limit of its own that cut it
-    short is ``stop/truncated``.
+    short is ``stop/truncated``. Within another agent, ``await agent(client, task)`` plays an
+    episode; its rewards are given to the client as they come, and none is left in the ``Outcome``.
 
     Raises (when it plays):
         InvalidAgentError: ``make`` returns none of these, or the client is not one of evert's.

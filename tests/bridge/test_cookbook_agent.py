@@ -10,6 +10,7 @@
 
 import asyncio
 import pickle
+import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 import gymnasium
 import pytest
+import textarena  # type: ignore[import-untyped]
 import tinker
 from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.recipes.forecasting.data import ForecastExample
@@ -26,7 +28,12 @@ from tinker_cookbook.recipes.multiplayer_rl.guess_number.env import (
     GuessNumberEnv,
     GuessNumberEnvGroupBuilder,
 )
+from tinker_cookbook.recipes.multiplayer_rl.text_arena.env import (
+    TwoPlayerCoordinator,
+    TwoPlayerEnv,
+)
 from tinker_cookbook.recipes.multiplayer_rl.twenty_questions.env import TwentyQuestionsEnv
+from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.rl.message_env import EnvFromMessageEnv, MessageEnv, MessageStepResult
 from tinker_cookbook.rl.problem_env import ProblemGroupBuilder
@@ -57,6 +64,22 @@ class Answerer(MessageCompleter):
 
     async def __call__(self, messages: list[Message]) -> Message:
         return Message(role="assistant", content="yes" if "i" in messages[-1]["content"] else "no")
+
+
+class Opponent(MessageCompleter):
+    """Plays the first fields one after the other."""
+
+    def __init__(self) -> None:
+        self._fields = iter(range(9))
+
+    async def __call__(self, messages: list[Message]) -> Message:
+        return Message(role="assistant", content=f"[{next(self._fields)}]")
+
+
+def tic_tac_toe(renderer: Any) -> Env:
+    game = textarena.make(env_id="TicTacToe-v0")
+    game.reset(num_players=2)
+    return TwoPlayerEnv(0, TwoPlayerCoordinator(game), False, renderer, Opponent())
 
 
 @tool
@@ -96,6 +119,7 @@ SCENES: dict[str, Scene] = {
         lambda renderer: TwentyQuestionsEnv(Answerer(), "pear", renderer),
         ["Is it red?", "Hm", "Guess: pear"],
     ),
+    "a board, with stops of its own": (tic_tac_toe, ["[4]", "[2]", "[6]"]),
     "a problem": (
         lambda renderer: ArithmeticEnv(2, 3, renderer, ArithmeticEnv.standard_fewshot_prefix()),
         ["It is 5"],
@@ -125,8 +149,12 @@ SCENES: dict[str, Scene] = {
     ),
 }
 
-NEW_SEQUENCES = ["a game, with a role of its own", "a broken tool call, asked again"]
-"""Where the environment shows a reply otherwise than it was sampled."""
+NEW_SEQUENCES = [
+    "a game, with a role of its own",
+    "a board, with stops of its own",
+    "a broken tool call, asked again",
+]
+"""Where the environment shows a reply otherwise than it was sampled, or not at all."""
 
 
 def played(env: Env, say: Sequence[str], **options: Any) -> Trajectory:
@@ -157,6 +185,34 @@ def test_the_agent_plays_as_the_environment_itself(scene: str) -> None:
     assert [key for key in last if key.startswith("env_stop/")] == (
         [f"env_stop/{theirs.stop_reason}"] if theirs.stop_reason else []
     )
+
+
+def test_with_a_renderer_of_any_family_the_play_is_the_same(family: Renderer) -> None:
+    make, say = SCENES["a game with another model in it"]
+    theirs, ours = (
+        asyncio.run(do_single_rollout(ScriptedPolicy(say, family), env))
+        for env in (make(family), ChatAgentEnv(CookbookAgent(make), renderer=family))
+    )
+
+    assert [turn.reward for turn in ours.transitions] == [
+        turn.reward for turn in theirs.transitions
+    ]
+    for our, own in zip(ours.transitions, theirs.transitions, strict=True):
+        # some show an empty thought in history that was not sampled: what was sampled stays
+        texts = [family.tokenizer.decode(turn.ob.to_ints()) for turn in (our, own)]
+        assert len({"".join(re.sub("</?think>", "", str(text)).split()) for text in texts}) == 1
+
+
+async def test_it_is_a_part_of_another_agent() -> None:
+    async def two_games(client: Any) -> Outcome:
+        await CookbookAgent(guess_number)(client, 1)
+        return await CookbookAgent(guess_number)(client, 2)
+
+    env = ChatAgentEnv(two_games)
+    say = ScriptedPolicy(["Guess: 1", "Guess: 3", "Guess: 2"])
+    trajectory = await do_single_rollout(say, env)
+
+    assert [turn.reward for turn in trajectory.transitions] == [1.0, 0.0, 1.0]
 
 
 def test_a_cut_reply_is_one_in_the_environment_too() -> None:
