@@ -132,7 +132,7 @@ async def test_all_episodes_of_a_group_meet_one_opponent_and_seats_take_turns() 
     first, second = dataset.get_batch(0)
 
     assert (first.seats, second.seats) == (("player",), ("judge",))
-    assert set(first.options["models"] or {}) == {"evert/judge"}
+    assert set(first.options.get("models") or {}) == {"evert/judge"}
     group = await do_group_rollout(first, ScriptedPolicy(lambda prompt: "yes"))
     assert [metrics["seat/player/reward"] for metrics in group.metrics_G] == [1.5] * 3
     assert dataset.group(0).seats == SEATS

@@ -4,14 +4,12 @@ A name is one of the game's own players without a model (``random``, ``perfect``
 model as every command takes it.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evert.bridge.imports import resolve
-from evert.bridge.weights import TinkerModel
 from evert.envs.games import GameError, find_game
 from evert.trainers.runs.fields import RecipeError
 from evert.trainers.runs.frozen_models import frozen_models
@@ -20,6 +18,7 @@ from evert.trainers.runs.settings import TrainSettings, renderer_of
 if TYPE_CHECKING:
     from evert.bridge.models import FrozenModel
     from evert.bridge.opponents import Against, League
+    from evert.bridge.weights import TinkerModel
 
 
 def league(settings: TrainSettings, folder: Path) -> "League | None":
@@ -71,6 +70,7 @@ def opponent(
         EvertError: There is no such opponent.
     """
     from evert.bridge.opponents import Against
+    from evert.bridge.weights import TinkerModel
 
     if not name:
         return None
@@ -79,15 +79,13 @@ def opponent(
         return Against(resolve(path, "opponent", GameError))
     [model] = frozen_models({"opponent": name}, base_url).values()
     if isinstance(model, TinkerModel):
-        model = replace(model, max_tokens=max_tokens)
-    return Against(_made(model))
+        return Against(partial(_seeded, replace(model, max_tokens=max_tokens)))
+    return Against(partial(_itself, model))
 
 
-def _made(model: "FrozenModel") -> "Callable[[int], FrozenModel]":
-    if isinstance(model, TinkerModel):
-        return partial(_seeded, model)
-    return lambda seed: model
+def _itself(model: "FrozenModel", seed: int) -> "FrozenModel":
+    return model
 
 
-def _seeded(model: TinkerModel, seed: int) -> TinkerModel:
+def _seeded(model: "TinkerModel", seed: int) -> "TinkerModel":
     return replace(model, seed=seed % 2**31)
