@@ -28,14 +28,14 @@ GAME = Game(
         "test_opponent": "perfect",
         "demonstrations": "evert.envs.tic_tac_toe:demonstrations",
         "warm_up_steps": 150,
-        "steps": 200,
+        "steps": 300,
         "batch_size": 16,
         "group_size": 8,
         "learning_rate": 4e-4,
         "kl_penalty": 0.05,  # against the legal moves of the warm-up: keeps trying others
         "max_tokens": 2,
-        "eval_every": 20,
-        "save_every": 10,
+        "eval_every": 50,
+        "save_every": 20,
         "league": 0.3,
     },
     opponents={
