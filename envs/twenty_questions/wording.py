@@ -49,12 +49,13 @@ FORMS = """
     buildings; buy: bought; child: children; color: colour colours coloured colored colors; die:
     dies; draw: drawn drew; drive: drove driven; eat: ate eaten; find: found; fly: flown flew;
     foot: feet; get: gotten got; glass: glasses; grow: grown grew; have: has had; hold: held;
-    keep: kept; kid: kids; knife: knives; leaf: leaves; lie: lying; light: lit; live: lives lived;
-    loaf: loaves; make: made composed comprised; man: men; metal: metallic; mouse: mice; need:
-    needs; ride: ridden rode; scarf: scarves; see: seen; sell: sold; shelf: shelves; sing: sung
-    sang; sit: sat; sleep: slept; speak: spoken spoke; stick: stuck; sting: stung; strike: struck;
-    string: strings stringed; swim: swam; thing: things; tie: tied; tooth: teeth; use: used using;
-    wear: worn wore; wolf: wolves; woman: women; wool: woolen woollen; write: wrote written
+    keep: kept; kid: kids; knife: knives; kilo: kg kgs kilogram kilograms kilos; leaf: leaves;
+    lie: lying; light: lit; live: lives lived; loaf: loaves; make: made composed comprised; man:
+    men; metal: metallic; mouse: mice; need: needs; pound: lb lbs pounds; ride: ridden rode;
+    scarf: scarves; see: seen; sell: sold; shelf: shelves; sing: sung sang; sit: sat; sleep:
+    slept; speak: spoken spoke; stick: stuck; sting: stung; strike: struck; string: strings
+    stringed; swim: swam; thing: things; tie: tied; tooth: teeth; use: used using; wear: worn
+    wore; wolf: wolves; woman: women; wool: woolen woollen; write: wrote written
 """
 """Words and those of their forms that the rules of ``stem`` would get wrong."""
 
@@ -134,19 +135,19 @@ NEGATIONS = stems_of(
 FILLER = stems_of(
     """
     a ability about actually allow also am an and answer any anything are around as associate
-    associated at basic be been being best both by called can capable category certain
-    classified classify common commonly component considered could count currently definitely
-    describe described design designed did do does encounter equip equipped especially ever
-    every everything fairly famous for form from function general generally had has have having
-    he her here hers him his i if in include instead intend intended into involve involved is it
-    item its itself just kind kinds known likely mainly many may maybe me mean meant might more most
-    mostly much must my normally object of off often ok okay on one ones only or other our out
-    over own part particular perhaps possess possibly pretty primarily probably question quite
-    rather really refer regarded regular relate related require required said secret she should
-    so some somehow something sometimes somewhat sort sorts specific still such tell tend than
-    that the their them themselves then there these they thing think this those to together too
-    totally type types typical typically under up us usual usually very was we well were when
-    which while whose will with word would you your yours yourself
+    associated at basic be been being best both by called can capable category certain classified
+    classify common commonly component considered could count currently definitely describe
+    described design designed did do does encounter equip equipped especially ever every
+    everything fairly famous for form from function general generally had has have having he her
+    here hers hidden him his i if in include instead intend intended into involve involved is it
+    item its itself just kind kinds known likely mainly many may maybe me mean meant might more
+    most mostly much must my normally object of off often ok okay on one ones only or other our
+    out over own part particular perhaps possess possibly pretty primarily probably question quite
+    rather really refer regarded regular relate related require required said secret she should so
+    some somehow something sometimes somewhat sort sorts specific still such tell tend than that
+    the their them themselves then there these they thing think this those to together too totally
+    type types typical typically under up us usual usually very was we well were when which while
+    whose will with word would you your yours yourself
     """
 )
 """Words that say nothing about what is asked, unless a phrase of the lexicon names them."""
