@@ -21,6 +21,7 @@ No model, no chance: these rules, in this order, each of which may settle the ma
    read one by one; and "a striped animal" asks for stripes and for an animal.
 6. *Typing errors*: what is not understood is read again with its unknown words taken for known ones
    that look alike.
+7. *Foreign nouns*: "is it a dragon" is a guess, and a wrong one.
 """
 
 import difflib
@@ -115,7 +116,19 @@ class QuestionParser:
             text = question[explicit.end() :].strip(" \t\n.!?\"'")
             return Guess(self._names.find(words(text)) or text) if text else None
         canonical = self._canonical.get(tuple(map(stem, found)))
-        return canonical or self._read(found) or self._read([*map(self._spelled, found)])
+        return (
+            canonical
+            or self._read(found)
+            or self._read([*map(self._spelled, found)])
+            or self._foreign(found)
+        )
+
+    def _foreign(self, found: list[str]) -> Guess | None:
+        """A guess of what the list does not have: "is it a dragon"."""
+        said = [word for word in found[3:] if word not in ARTICLES]
+        if found[2:3] not in (["a"], ["an"]) or not 0 < len(said) < 4 or "is" not in found[:1]:
+            return None
+        return None if any(stem(word) in self._known for word in said) else Guess(" ".join(said))
 
     def _read(self, found: list[str]) -> Parsed:
         named = self._names.find(found)

@@ -49,8 +49,14 @@ def rows(name: str) -> list[tuple[str, str]]:
 
 
 def fits(parsed: Parsed, wanted: str) -> bool:
-    """Whether a label fits; those of the files say "none" where two things are asked at once."""
-    return label(parsed) in wanted.split("|") or (wanted == "none" and isinstance(parsed, Several))
+    """Whether a label fits.
+
+    The files' "none" is also where two things are asked at once, or a noun is named that is none
+    of the list: both can be told since.
+    """
+    foreign = isinstance(parsed, Guess) and parsed.answer not in ANSWERS
+    told = wanted == "none" and (isinstance(parsed, Several) or foreign)
+    return told or label(parsed) in wanted.split("|")
 
 
 def wrong(questions: list[tuple[str, str]]) -> list[str]:
@@ -106,6 +112,14 @@ def test_an_explicit_guess_of_something_unknown_is_a_guess() -> None:
     assert PARSER.parse("Guess: wombat.") == Guess("wombat")
     assert PARSER.parse("My guess is Wombat") == Guess("Wombat")
     assert PARSER.parse("Guess:") is None
+
+
+@pytest.mark.parametrize("question", ["Is it a dragon?", "is it an air conditioner"])
+def test_a_noun_that_the_list_does_not_have_is_a_guess_too(question: str) -> None:
+    parsed = PARSER.parse(question)
+
+    assert isinstance(parsed, Guess)
+    assert parsed.answer not in ANSWERS
 
 
 def test_a_noun_within_a_longer_question_is_no_guess() -> None:
