@@ -1,5 +1,12 @@
-"""Import paths: ``package.module:name``, as agents, tasks and everything else is named in text."""
+"""Import paths: ``package.module:name``, as agents, tasks and everything else is named in text.
 
+A class that says ``from_path = True`` may be called in one, with literals: a path that comes from
+elsewhere, out of a run's folder say, can have nothing else done.
+
+    evert:GymAgent('FrozenLake-v1', is_slippery=False)
+"""
+
+import ast
 import pkgutil
 from typing import Any
 
@@ -11,7 +18,7 @@ def resolve(path: str, what: str, error: type[EvertError]) -> Any:
     """What an import path ``package.module:name`` names; the name may have dots.
 
     Args:
-        path: The import path.
+        path: The import path; of a class that says ``from_path = True``, one with arguments.
         what: What is looked for, in the words of a message ("agent", "tasks").
         error: What to raise.
 
@@ -23,7 +30,7 @@ def resolve(path: str, what: str, error: type[EvertError]) -> Any:
     if not module or not name:
         raise error(f"Got {path!r} for the {what}; expected an import path 'package.module:name'.")
     try:
-        return pkgutil.resolve_name(path)
+        return _made(module, name) if "(" in name else pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError, TypeError) as cause:
         raise error(
             f"No {what} at {path!r}: {cause}. Expected an importable 'package.module:name'; "
@@ -36,6 +43,33 @@ def resolve(path: str, what: str, error: type[EvertError]) -> Any:
             "needs (a key in the environment, say) has to be there, and a script's own work "
             "belongs under `if __name__ == '__main__':`."
         ) from cause
+
+
+def _made(module: str, expression: str) -> Any:
+    """What a name with arguments stands for: names, dots, and calls with literals.
+
+    Raises:
+        ValueError: It is something else, or what is called does not let itself be made so.
+    """
+
+    def value_of(node: ast.expr) -> Any:
+        match node:
+            case ast.Name(name):
+                return pkgutil.resolve_name(f"{module}:{name}")
+            case ast.Attribute(inner, name):
+                return getattr(value_of(inner), name)
+            case ast.Call(called, arguments, options):
+                found = value_of(called)
+                if not (isinstance(found, type) and getattr(found, "from_path", False)):
+                    raise ValueError(f"{ast.unparse(called)} cannot be called in a path")
+                named = {each.arg or "**": ast.literal_eval(each.value) for each in options}
+                return found(*map(ast.literal_eval, arguments), **named)
+        raise ValueError(f"{ast.unparse(node)} is neither a name nor a call with literals")
+
+    try:
+        return value_of(ast.parse(expression, mode="eval").body)
+    except SyntaxError as error:
+        raise ValueError(f"{expression!r} is no expression") from error
 
 
 def _place(error: BaseException) -> str:

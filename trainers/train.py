@@ -34,8 +34,9 @@ from evert.trainers.runs.engine_choice import choose_engine, context_of, running
 from evert.trainers.runs.folder import RunFolder, open_run
 from evert.trainers.runs.frozen_models import in_words as frozen_in_words
 from evert.trainers.runs.progress import quiet_progress_bars
+from evert.trainers.runs.recipes import choose_recipe
 from evert.trainers.runs.resuming import clean_up, settings_of_run, take_up
-from evert.trainers.runs.settings import TrainSettings, check_settings, choose_recipe
+from evert.trainers.runs.settings import TrainSettings, check_settings
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

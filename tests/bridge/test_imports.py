@@ -66,3 +66,52 @@ def test_a_syntax_error_says_where(module: Path) -> None:
         InvalidAgentError, match=r"raised SyntaxError: .*a_users_module\.py, line 1"
     ):
         found("a_users_module:agent")
+
+
+MADE = """
+class Player:
+    from_path = True
+
+    def __init__(self, name, *, level=0):
+        self.name, self.level = name, level
+
+    def again(self):
+        return self
+
+
+class Other:
+    pass
+"""
+
+
+def test_a_class_that_says_so_may_be_made_with_literals(module: Path) -> None:
+    module.write_text(MADE)
+    player = found("a_users_module:Player('a:b(c)', level=-2)")
+
+    assert (player.name, player.level) == ("a:b(c)", -2)  # type: ignore[attr-defined]
+    assert found("a_users_module:Player('x').name") == "x"
+
+
+@pytest.mark.parametrize(
+    ("expression", "problem"),
+    [
+        ("Other()", "Other cannot be called in a path"),
+        ("Player('x').again()", "again cannot be called in a path"),
+        ("Player(open('x'))", "malformed node"),
+        ("Player('x') or Other()", "neither a name nor a call with literals"),
+        ("Player('x'", "is no expression"),
+        ("Player(1, 2)", "takes 2 positional arguments"),
+        ("Player(**{'name': 1})", "unexpected keyword argument"),
+    ],
+)
+def test_a_path_has_nothing_else_done(module: Path, expression: str, problem: str) -> None:
+    module.write_text(MADE)
+    with pytest.raises(InvalidAgentError, match=problem):
+        found(f"a_users_module:{expression}")
+
+
+def test_a_path_calls_nothing_of_pythons_own() -> None:
+    with pytest.raises(InvalidAgentError, match="system cannot be called in a path"):
+        found("os:system('true')")
+    with pytest.raises(InvalidAgentError, match="Popen cannot be called in a path"):
+        found("subprocess:Popen(['true'])")

@@ -21,7 +21,8 @@ from evert.trainers import train as command
 from evert.trainers.arguments import UsageError
 from evert.trainers.runs.files import RunFolderError
 from evert.trainers.runs.folder import RunFolder
-from evert.trainers.runs.settings import RecipeError, path_of
+from evert.trainers.runs.recipes import path_of
+from evert.trainers.runs.settings import RecipeError
 from evert.trainers.runs.tally import EpisodesFailedError
 
 TASKS = ["tree", "river"]

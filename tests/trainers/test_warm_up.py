@@ -20,8 +20,9 @@ from evert.trainers import train
 from evert.trainers.engine.engine import embedded_engine
 from evert.trainers.runs.folder import WARM_UP as FOLDER
 from evert.trainers.runs.folder import RunFolder
+from evert.trainers.runs.recipes import choose_recipe
 from evert.trainers.runs.resuming import take_up
-from evert.trainers.runs.settings import TrainSettings, choose_recipe
+from evert.trainers.runs.settings import TrainSettings
 from evert.trainers.runs.warm_up import (
     ConversationDataset,
     ConversationDatasetBuilder,

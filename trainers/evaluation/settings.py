@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import chz
 
-from evert.envs.games import find_game, games
+from evert.envs.games import Game, games
 from evert.trainers.arguments import gather, read_settings
 from evert.trainers.runs.episode_settings import EpisodeSettings
 from evert.trainers.runs.fields import Dtype, RecipeError, by_path, size
 from evert.trainers.runs.opponents import opponent, own_opponent
+from evert.trainers.runs.recipes import choose_recipe, game_name, game_of, gym_of
+from evert.trainers.runs.settings import GYM, TrainSettings
 from evert.trainers.runs.settings import MAPPINGS as TRAINING
-from evert.trainers.runs.settings import TrainSettings, choose_recipe, game_name
 
 if TYPE_CHECKING:
     from evert.bridge.opponents import Against
@@ -29,6 +30,7 @@ class EvaluateSettings(EpisodeSettings):
         munger=lambda _, name: game_name(name),
         doc=f"game: {', '.join(games())}; or give agent=",
     )
+    gym: Mapping[str, Any] = by_path(GYM)
     agent: str = chz.field(default="", doc="your agent's import path, 'package.module:function'")
     train_tasks: str = chz.field(default="", doc="with agent=: import path of tasks trained on")
     test_tasks: str = chz.field(default="", doc="with agent=: import path of held-out tasks")
@@ -89,7 +91,8 @@ class EvaluateSettings(EpisodeSettings):
                 f"opponent={self.opponent} with the seats {','.join(self.seats) or '(none)'}: an "
                 "opponent plays the other seats of an agent with two or more. Pass seats=x,o."
             )
-        if not self.env and not (self.agent and (self.train_tasks or self.test_tasks)):
+        has_tasks = self.agent and (self.train_tasks or self.test_tasks)
+        if not (self.env or self.gym or has_tasks):
             raise RecipeError(
                 f"No tasks to evaluate on. Pass env= with one of {', '.join(games())}, or an agent "
                 "of your own: agent=package.module:function test_tasks=package.module:TASKS."
@@ -98,13 +101,27 @@ class EvaluateSettings(EpisodeSettings):
     @property
     def name(self) -> str:
         """What is evaluated, as a short name."""
-        return self.env or self.agent.partition(":")[2]
+        return self.env or self.gym.get("id") or self.agent.partition(":")[2]
+
+    @property
+    def game(self) -> Game | None:
+        """The game; None where an agent was named.
+
+        Raises:
+            EvertError: There is no such game.
+        """
+        return game_of(self.named) if self.env or self.gym else None
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The game or the agent, as a run takes it."""
+        named = {"env": self.env, "gym": self.gym, "agent": self.agent}
+        return {key: value for key, value in named.items() if value}
 
     @property
     def players(self) -> Mapping[str, str]:
         """The game's players without a model: name -> import path."""
-        game = find_game(self.env)
-        return game.players if game else {}
+        return self.game.players if self.game else {}
 
     @property
     def beside(self) -> Mapping[str, Any]:
@@ -130,7 +147,7 @@ class EvaluateSettings(EpisodeSettings):
 
     def run_of(self, model: str) -> TrainSettings:
         """The run that would train a model on this, for the engine and agent it would have."""
-        given: dict[str, Any] = {"env": self.env} if self.env else {"agent": self.agent}
+        given = self.named
         if model:
             given["model_name"] = model
         _, preset = choose_recipe(given)
@@ -152,7 +169,7 @@ class EvaluateSettings(EpisodeSettings):
         """
         if not self.search:
             return str(run.agent)
-        played = [game for game in (find_game(self.env), *games().values()) if game is not None]
+        played = [game for game in (self.game, *games().values()) if game is not None]
         twins = dict(twin for game in played for twin in game.searching.items())
         if run.agent not in twins:
             raise RecipeError(
@@ -170,7 +187,7 @@ class EvaluateSettings(EpisodeSettings):
         """
         from evert.bridge.dataset import load_tasks
 
-        where = find_game(self.env) or self
+        where = self.game or self
         found = {
             split: spread(load_tasks(path), self.max_tasks)
             for split, path in (("train", where.train_tasks), ("test", where.test_tasks))
@@ -198,12 +215,13 @@ def read_evaluate_settings(
     """
     frozen = {key: value for key, value in given.items() if key.startswith("models.")}
     plain = {key: value for key, value in given.items() if key not in frozen}
-    name, preset = choose_recipe({"env": plain.get("env", "")})
+    plain["gym"] = gym_of(given)
+    name, preset = choose_recipe({"env": plain.get("env", ""), "gym": plain["gym"]})
     theirs = {key: preset[key] for key in preset.keys() & chz.chz_fields(EpisodeSettings).keys()}
     under = recorded or {**theirs, "frozen": preset.get("models", {})}
     gathered = gather(plain, {key: MAPPINGS[key] for key in MAPPINGS if key != "models"})
     gathered["frozen"] = gather(frozen, MAPPINGS).get("models", {})
-    for key in ("frozen", "limits", "parse_error_policy"):
+    for key in ("frozen", "gym", "limits", "parse_error_policy"):
         gathered[key] = {**under.get(key, {}), **gathered.get(key, {})}
     layer = "the evaluation to go on with" if recorded else name
     return read_settings(EvaluateSettings, gathered, {layer: under})

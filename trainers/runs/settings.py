@@ -10,7 +10,6 @@ what the recipe chose. The same settings as the Cookbook takes them: ``cookbook.
 """
 
 import difflib
-import pkgutil
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,16 +19,23 @@ import chz
 
 from evert.bridge.base import BASE_MODEL, BASE_RENDERER, BASES
 from evert.bridge.secrets import redacted_tree
-from evert.envs.games import find_game, games
+from evert.envs.games import games
 from evert.trainers.arguments import gather, read_settings
 from evert.trainers.runs.episode_settings import EpisodeSettings
 from evert.trainers.runs.fields import Dtype, by_path
 from evert.trainers.runs.fields import RecipeError as RecipeError
 from evert.trainers.runs.fields import size as size
+from evert.trainers.runs.recipes import choose_recipe, game_name, gym_of, path_of
 
 
 def _named(doc: str) -> Any:
     return chz.field(default="", doc=doc, blueprint_cast=str)
+
+
+GYM = (
+    "or an environment of Gymnasium's: gym=Blackjack-v1; its arguments: gym.is_slippery=False, "
+    "and those of evert.GymAgent: gym.illegal=-1"
+)
 
 
 @chz.chz
@@ -41,6 +47,7 @@ class TrainSettings(EpisodeSettings):
         munger=lambda _, name: game_name(name),
         doc=f"game: {', '.join(games())}; or give agent=",
     )
+    gym: Mapping[str, Any] = by_path(GYM)
     # Import paths, or from Python the things themselves.
     agent: Any = _named("your agent's import path, 'package.module:function'")
     train_tasks: Any = _named("import path of a sequence of tasks to train on")
@@ -165,10 +172,11 @@ class TrainSettings(EpisodeSettings):
     @property
     def name(self) -> str:
         """What the run trains, as a short name: the game, or the agent's function."""
-        return self.env or path_of(self.agent).rpartition(":")[2]
+        return self.env or self.gym.get("id") or path_of(self.agent).rpartition(":")[2]
 
 
 MAPPINGS = {
+    "gym": "gym.is_slippery=False",
     "limits": "limits.max_turns=20",
     "models": "models.judge=evert-tiny",
     "parse_error_policy": "parse_error_policy.max_consecutive=2",
@@ -203,49 +211,10 @@ def read_train_settings(given: Mapping[str, Any], recorded: Mapping[str, Any]) -
     name, preset = choose_recipe(given)
     layers = {"the run to resume": recorded} if recorded else {name: preset}
     [under] = layers.values()
-    gathered = gather(given, MAPPINGS)
+    gathered = gather({**given, "gym": gym_of(given)}, MAPPINGS)
     for mapping in gathered.keys() & MAPPINGS.keys():
         gathered[mapping] = {**under.get(mapping, {}), **gathered[mapping]}
     return read_settings(TrainSettings, gathered, layers)
-
-
-def choose_recipe(given: Mapping[str, object]) -> tuple[str, Mapping[str, Any]]:
-    """The preset that was asked for: its name and its values.
-
-    Args:
-        given: Keys and values; ``env``, ``agent`` and ``model_name`` are looked at.
-
-    Raises:
-        RecipeError: There is no such game, or both a game and an agent are named.
-        GameError: A module was named that is no game.
-    """
-    env = str(given.get("env") or "")
-    if not env:
-        return "defaults", {}
-    if given.get("agent"):
-        raise RecipeError(
-            f"Got both env={env} and agent={path_of(given['agent'])}; expected one of them. Leave "
-            "env= out to train your own agent."
-        )
-    game = find_game(env)
-    if game is None:
-        near = difflib.get_close_matches(game_name(env), games(), n=1, cutoff=0.4)
-        hint = f" Did you mean env={near[0]}?" if near else ""
-        raise RecipeError(
-            f"There is no game {env!r}.{hint} Games: {', '.join(games())}, or a module of yours "
-            "that has a GAME: env=my_package.my_game. To train an agent that is none: "
-            "agent=package.module:function train_tasks=package.module:TASKS."
-        )
-    model = str(given.get("model_name") or "")
-    name = game_name(env)
-    settings = game.settings(full_size=bool(model) and model not in BASES)
-    return f"recipe {name}", {**settings, "env": name}
-
-
-def game_name(text: str) -> str:
-    """A game's name as it is written: ``guess-number`` will do for one of evert's own."""
-    name = text.replace("-", "_")
-    return name.lower() if name.lower() in games() else name
 
 
 # -- writing down --------------------------------------------------------------------------------
@@ -270,22 +239,6 @@ def _model_text(value: Any) -> str:
 def _plain(value: Any) -> Any:
     """As JSON has it."""
     return list(value) if isinstance(value, tuple) else value
-
-
-def path_of(value: Any) -> str:
-    """An import path of what was given as it is; a plain name where there is none."""
-    if isinstance(value, str):
-        return value
-    if not callable(value):
-        return f"{len(value)} tasks" if hasattr(value, "__len__") else repr(value)
-    inner = getattr(value, "func", value)  # of a partial
-    name = getattr(inner, "__qualname__", type(inner).__qualname__)
-    path = f"{getattr(inner, '__module__', '')}:{name}"
-    try:
-        importable = pkgutil.resolve_name(path) is value and not path.startswith("__main__")
-    except (ImportError, AttributeError, ValueError):
-        importable = False
-    return path if importable else name.rpartition(".")[2]
 
 
 def is_missing(value: Any) -> bool:

@@ -23,7 +23,8 @@ from evert.bridge.errors import EvertError
 from evert.bridge.imports import resolve
 from evert.trainers.runs.files import CHECKPOINTS, read_jsonl
 from evert.trainers.runs.folder import WARM_UP
-from evert.trainers.runs.settings import TrainSettings, path_of, renderer_of, slug
+from evert.trainers.runs.recipes import path_of
+from evert.trainers.runs.settings import TrainSettings, renderer_of, slug
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers import Renderer

@@ -1,0 +1,131 @@
+"""Observations in words: those of any space, of Gymnasium's toy-text games, and of MiniGrid.
+
+The texts are short and regular, so that small models can learn them too.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+Env = gymnasium.Env[Any, Any]
+
+
+def in_words(observation: Any, info: Mapping[str, Any], env: Env) -> str:
+    """What a policy is told of an observation, unless ``GymAgent`` is given a ``describe``."""
+    if describe := toy_text(env):
+        return describe(observation, env.unwrapped)
+    if isinstance(observation, Mapping) and {"mission", "image"} <= observation.keys():
+        return minigrid_in_words(observation)
+    return plainly(observation)
+
+
+def toy_text(env: Env) -> Callable[[Any, Any], str] | None:
+    """What puts the observations of a toy-text game into words; None of another environment."""
+    known = (_TOY_TEXT.get(f"{c.__module__}:{c.__name__}") for c in type(env.unwrapped).__mro__)
+    return next(filter(None, known), None)
+
+
+def plainly(observation: Any) -> str:
+    """Any observation: text as it is, numbers, lists of numbers, and what mappings have by key."""
+    if isinstance(observation, Mapping):
+        return "\n".join(f"{key}: {plainly(value)}" for key, value in observation.items())
+    if isinstance(observation, tuple):
+        return ", ".join(map(plainly, observation))
+    if isinstance(observation, np.ndarray | np.generic):
+        if observation.dtype.kind == "f":
+            observation = observation.astype(float).round(4)
+        return str(observation.tolist())
+    return str(observation)
+
+
+# -- Gymnasium's toy-text games ------------------------------------------------------------------
+
+
+def _blackjack(observation: Any, env: Any) -> str:
+    total, dealer, ace = observation
+    return f"Sum {total}, {'usable ace, ' if ace else ''}dealer {dealer}."
+
+
+def _frozen_lake(observation: Any, env: Any) -> str:
+    rows = ["".join(cell.decode() for cell in row) for row in env.desc]
+    return f"{_place(observation, env.ncol)} Lake: {' '.join(rows)}."
+
+
+def _cliff_walking(observation: Any, env: Any) -> str:
+    return _place(observation, env.shape[1])
+
+
+def _place(cell: Any, columns: int) -> str:
+    row, column = divmod(int(cell), columns)
+    return f"Row {row}, column {column}."
+
+
+def _taxi(observation: Any, env: Any) -> str:
+    row, column, passenger, destination = env.decode(observation)
+    stops = ("Red", "Green", "Yellow", "Blue", "in the taxi")
+    return (
+        f"Row {row}, column {column}. Passenger: {stops[passenger]}. "
+        f"Destination: {stops[destination]}."
+    )
+
+
+_TOY_TEXT: Mapping[str, Callable[[Any, Any], str]] = {
+    "gymnasium.envs.toy_text.blackjack:BlackjackEnv": _blackjack,
+    "gymnasium.envs.toy_text.frozen_lake:FrozenLakeEnv": _frozen_lake,
+    "gymnasium.envs.toy_text.cliffwalking:CliffWalkingEnv": _cliff_walking,
+    "gymnasium.envs.toy_text.taxi:TaxiEnv": _taxi,
+}
+
+# -- MiniGrid ------------------------------------------------------------------------------------
+
+# The codes of minigrid.core.constants, which are part of what its observations are.
+_UNSEEN, _EMPTY, _WALL, _FLOOR = 0, 1, 2, 3
+_OBJECTS = {4: "door", 5: "key", 6: "ball", 7: "box", 8: "goal", 9: "lava"}
+_COLORS = ("red", "green", "blue", "purple", "yellow", "grey")
+_STATES = ("open", "closed", "locked")
+_DIRECTIONS = ("east", "south", "west", "north")
+
+
+def minigrid_in_words(observation: Mapping[str, Any]) -> str:
+    """A MiniGrid observation: the mission, what is carried, and what is seen from where one stands.
+
+    Args:
+        observation: With ``mission``, ``direction`` (absent in some) and ``image``: of each cell in
+            view its object, colour and state; the agent stands in the middle of the last row and
+            looks up.
+    """
+    image = np.asarray(observation["image"])
+    middle, here = image.shape[0] // 2, image.shape[1] - 1
+    seen = {
+        (x - middle, here - y): _thing(*map(int, image[x, y]))
+        for y in reversed(range(here + 1))
+        for x in range(image.shape[0])
+    }
+    carried = seen.pop((0, 0))
+    things = [f"{thing} {_where(*place)}" for place, thing in seen.items() if thing]
+    wall = int(image[middle, here - 1, 0]) == _WALL
+    return " ".join(
+        [
+            f"Mission: {observation['mission']}.",
+            *(
+                [f"You face {_DIRECTIONS[int(observation['direction'])]}."]
+                * ("direction" in observation)
+            ),
+            *([f"You carry a {carried}."] if carried else []),
+            *(["A wall is before you."] if wall else []),
+            f"You see: {', '.join(things) or 'nothing'}.",
+        ]
+    )
+
+
+def _thing(kind: int, color: int, state: int) -> str:
+    if kind not in _OBJECTS:
+        return ""
+    return " ".join([*([_STATES[state]] if kind == 4 else []), _COLORS[color], _OBJECTS[kind]])
+
+
+def _where(right: int, ahead: int) -> str:
+    side = f"{abs(right)} to the {'right' if right > 0 else 'left'}" if right else ""
+    return " and ".join(filter(None, [f"{ahead} ahead" if ahead else "", side]))

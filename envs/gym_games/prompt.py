@@ -1,0 +1,40 @@
+"""What a policy is told first: the rules, from the environment's docstring and spaces."""
+
+import inspect
+import re
+from functools import lru_cache
+from typing import Any
+
+import gymnasium
+
+from evert.envs.gym_games.actions import Actions
+from evert.envs.gym_games.observations import toy_text
+
+TOLD = ("Description", "Mission Space", "Observation Space", "Rewards", "Reward")
+TOLD += ("Episode End", "Termination")
+"""Headings of a docstring that a player has to know of; Gymnasium's and MiniGrid's."""
+
+_MARKUP = r"\s*\[<a [^>]*>[^<]*</a>\]|<[^>]*>|!\[[^\]]*\]\([^)]*\)"
+"""References, tags and images."""
+
+
+def prompt_of(env: gymnasium.Env[Any, Any], actions: Actions) -> str:
+    """The rules of an environment, and how to reply."""
+    left_out = "Observation Space" if toy_text(env) else ""  # what is told is in other words
+    rules = _rules(type(env.unwrapped).__doc__ or "", left_out)
+    if not rules:
+        name = env.spec.id if env.spec else type(env.unwrapped).__name__
+        rules = f"You play {name}. Observations are in {env.observation_space}."
+    return f"{rules}\n\n{actions.choices()} Say nothing else."
+
+
+@lru_cache(64)
+def _rules(doc: str, left_out: str) -> str:
+    """The docstring's beginning, and what of it a player has to know; its markup taken off."""
+    doc = re.sub(_MARKUP, "", inspect.cleandoc(doc))
+    beginning, *parts = re.split(r"^\s*## +(.+)$", doc, flags=re.M)
+    sections = dict(zip(parts[::2], parts[1::2], strict=True))
+    told = [beginning]
+    told += [f"{t}:\n{sections[t].strip()}" for t in TOLD if t in sections and t != left_out]
+    text = "\n\n".join(each.strip() for each in told if each.strip())
+    return text.replace("Description:\n", "", 1)

@@ -1,0 +1,394 @@
+"""Gymnasium's games as agents.
+
+1. Toy-text games, played in words and back through Gymnasium, are the games they are: equal rewards
+   and lengths for equal actions.
+2. A policy is told the rules, what it sees, and its actions by name; a reply is read as meant.
+3. A reply without a legal action is explained, or ends the episode, as was chosen.
+4. An episode has its own environment, and closes it whatever happens.
+5. An agent pickles, and has an import path; demonstrations show how to reply.
+6. What is wrong with an argument, a task or an id is said.
+"""
+
+import asyncio
+import pickle
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+from tinker_cookbook.rl.rollouts import do_single_rollout
+from tinker_cookbook.rl.types import Trajectory
+
+import evert
+from evert import ChatAgentEnv, EnvArgumentError, GameError, GymAgent, ScriptedPolicy
+from evert.bridge.base import default_renderer
+from evert.bridge.dialogue import dialogue
+from evert.bridge.imports import resolve
+from evert.bridge.rendering import prompt_renderer
+from evert.envs.gym_games import recipe
+from evert.envs.gym_games.actions import Actions
+from evert.envs.gym_games.agent import DEMONSTRATED, start_of
+from evert.envs.gym_games.observations import plainly
+from evert.envs.gym_games.recipe import gym_game
+
+TOY_TEXT = sorted(
+    id for id, spec in gymnasium.registry.items() if "toy_text" in str(spec.entry_point)
+)
+"""Blackjack, cliff walking (slippery too), frozen lake of both sizes, taxi: as installed."""
+
+LONGEST = 40
+
+
+def rollout(agent: Any, replies: list[str], task: Any = 7) -> Trajectory:
+    policy = ScriptedPolicy(replies)
+    return asyncio.run(do_single_rollout(policy, ChatAgentEnv(agent, task)))
+
+
+def told(agent: GymAgent, seed: int = 7) -> list[str]:
+    """What a policy is told at the beginning."""
+    env = agent.make()
+    observation, info = env.reset(seed=seed)
+    messages = agent.opening(env, agent.actions(env), observation, info)
+    env.close()
+    return [message["content"] for message in messages]
+
+
+def ending(trajectory: Trajectory) -> str:
+    metrics = trajectory.transitions[-1].metrics
+    return next(key for key in metrics if key.startswith("stop/")).removeprefix("stop/")
+
+
+# -- 1. the games they are -----------------------------------------------------------------------
+
+
+def plain_episode(id: str, seed: int) -> tuple[list[str], list[tuple[float, bool, bool]]]:
+    """Random actions by name, and what each earned."""
+    env = gymnasium.make(id, max_episode_steps=LONGEST)
+    actions = GymAgent(id).actions(env)
+    env.reset(seed=seed)
+    env.action_space.seed(seed)
+    names, steps = [], list[tuple[float, bool, bool]]()
+    while not steps or not (steps[-1][1] or steps[-1][2]):
+        action = env.action_space.sample()
+        _, reward, terminated, truncated, _ = env.step(action)
+        names.append(actions.name(action))
+        steps.append((float(reward), terminated, truncated))
+    env.close()
+    return names, steps
+
+
+def test_all_five_games_are_there() -> None:
+    assert {"Blackjack-v1", "CliffWalking-v1", "FrozenLake-v1", "FrozenLake8x8-v1"} <= {*TOY_TEXT}
+    assert any(id.startswith("Taxi-v") for id in TOY_TEXT)
+
+
+@pytest.mark.parametrize("id", TOY_TEXT)
+def test_equal_actions_earn_equal_rewards_there_and_back(
+    id: str, register: Callable[..., EnvSpec]
+) -> None:
+    register("there/AndBack-v0", GymAgent(id, max_episode_steps=LONGEST), tasks=[3, 11])
+    env = gymnasium.make("there/AndBack-v0")
+    for seed in (3, 11):
+        names, steps = plain_episode(id, seed)
+        env.reset(options={"task": seed})
+        back = [env.step(name)[1:4] for name in names]
+
+        assert back == steps
+    env.close()
+
+
+def test_rewards_are_given_at_their_own_turn_and_truncation_is_passed_on() -> None:
+    trajectory = rollout(GymAgent("CliffWalking-v1", max_episode_steps=2), ["right", "up"])
+
+    assert [t.reward for t in trajectory.transitions] == [-100.0, -1.0]
+    assert ending(trajectory) == "truncated"
+    over = rollout(GymAgent("Blackjack-v1", max_episode_steps=1), ["stick"])
+    assert ending(over) == "completed"  # over and truncated is over
+
+
+def test_the_task_is_the_seed_and_the_options_of_reset() -> None:
+    assert start_of(7, 1) == {"seed": 7}
+    assert start_of(np.int64(7), 1) == {"seed": 7}
+    assert start_of(None, 1) == {"seed": 1}
+    assert start_of({"options": {"x": 2}}, 1) == {"seed": 1, "options": {"x": 2}}
+    assert rollout(GymAgent("Blackjack-v1"), ["0"], {"seed": 5}).transitions[0].reward in (-1, 0, 1)
+    for task in ("seven", -1, 1.5, {"sed": 3}, [1]):
+        with pytest.raises(EnvArgumentError, match=r"is no start of an environment; expected a "):
+            start_of(task, 1)
+
+
+# -- 2. words ------------------------------------------------------------------------------------
+
+
+def test_the_prompt_is_the_docstrings_rules_and_the_actions_by_name() -> None:
+    rules, seen = told(GymAgent("Blackjack-v1"))
+
+    assert rules.startswith("Blackjack is a card game where the goal is to beat the dealer")
+    assert "Rewards:\n- win game: +1" in rules
+    assert rules.endswith("number: 0 (Stick), 1 (Hit). Say nothing else.")
+    assert "<a" not in rules
+    assert "Observation" not in rules  # they are told in other words
+    assert seen == "Sum 19, dealer 10."
+    assert any("usable ace" in told(GymAgent("Blackjack-v1"), seed)[1] for seed in range(30))
+
+
+def test_a_prompt_of_ones_own_or_none() -> None:
+    assert told(GymAgent("CliffWalking-v1", prompt="")) == ["Row 3, column 0."]
+    assert told(GymAgent("CliffWalking-v1", prompt="Walk."))[0] == "Walk."
+
+
+def test_each_toy_text_game_says_what_it_sees() -> None:
+    lake = told(GymAgent("FrozenLake-v1"))[1]
+    taxi = told(GymAgent(TOY_TEXT[-1]))[1]
+
+    assert lake == "Row 0, column 0. Lake: SFFF FHFH FFFH HFFG."
+    assert taxi.startswith("Row 3, column 0. Passenger: Yellow. Destination: Green.")
+    assert "\nActions left: Move south (down), Move north (up)" in taxi
+
+
+def test_an_environment_without_words_of_its_own_is_told_plainly() -> None:
+    rules, seen = told(GymAgent("CartPole-v1"))
+
+    assert "Observation Space:\n" in rules
+    assert "0 (Push cart to the left), 1 (Push cart to the right)" in rules
+    assert seen == "[0.0125, 0.0397, 0.0276, -0.0275]"
+    assert plainly({"a": (1, "two"), "b": np.int64(3)}) == "a: 1, two\nb: 3"
+
+
+@pytest.mark.parametrize(
+    ("reply", "action"),
+    [
+        ("Move left", 0),
+        ("left", 0),
+        ("I go DOWN!", 1),
+        ("2", 2),
+        ("Action: 3.", 3),
+        ("left is bad\nright", 2),
+        ("left or right", None),
+        ("move", None),
+        ("4", None),
+        ("1 or 2", None),
+        ("", None),
+    ],
+)
+def test_a_reply_means_the_one_action_that_its_last_line_has(reply: str, action: object) -> None:
+    env = gymnasium.make("FrozenLake-v1")
+    found, why = GymAgent("FrozenLake-v1").actions(env).read(reply)
+
+    assert found == action
+    assert bool(why) == (action is None)
+
+
+def test_arrays_are_json_and_text_is_text() -> None:
+    box = Actions(spaces.Box(-2, 2, (2,), np.float32))
+    text = Actions(spaces.Text(5))
+
+    assert box.read("So:\n[1, -0.5]")[0].tolist() == [1.0, -0.5]
+    assert box.read(box.name(np.array([1.0, 2.0])))[1] == ""
+    assert "as a JSON list of shape (2,)." in box.read("[3, 0]")[1]
+    assert "is no action (Expecting value" in box.read("up")[1]
+    assert text.read("north") == ("north", "")
+    assert "Reply with a text of 1 to 5 signs." in text.read("northwards")[1]
+
+
+class Named(gymnasium.Env[Any, Any]):
+    """Names its actions as Atari's environments do."""
+
+    closed: ClassVar[list["Named"]] = []
+    action_space = spaces.Discrete(2, start=5)
+    observation_space = spaces.Discrete(3)
+
+    def __init__(self, fails: bool = False) -> None:
+        self.fails = fails
+        self.thread = threading.current_thread()
+
+    def get_action_meanings(self) -> list[str]:
+        return ["no"] * 5 + ["WAIT", "FIRE"]
+
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[int, dict[str, Any]]:
+        super().reset(seed=seed)
+        return 0, {"action_mask": np.array([0, 1], np.int8)}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        if self.fails:
+            raise RuntimeError("the gun is wet")
+        return 1, float(action), True, False, {}
+
+    def close(self) -> None:
+        self.closed.append(self)
+
+
+@pytest.fixture
+def named() -> Iterator[str]:
+    gymnasium.register("test/Named-v0", f"{__name__}:Named")
+    Named.closed.clear()
+    yield "test/Named-v0"
+    del gymnasium.registry["test/Named-v0"]
+
+
+def test_names_are_the_environments_own_where_it_has_some(named: str) -> None:
+    rules, seen = told(GymAgent(named))
+
+    assert rules.startswith("Names its actions as Atari's environments do.")
+    assert "5 (WAIT), 6 (FIRE)." in rules
+    assert seen == "0\nActions left: FIRE."
+    assert rollout(GymAgent(named), ["fire"]).transitions[0].reward == 6.0
+
+
+def test_describe_and_parse_may_be_ones_own() -> None:
+    agent = GymAgent("Blackjack-v1", describe=as_sum, parse=f"{__name__}:one_word", prompt="")
+
+    assert told(agent) == ["19 in Blackjack-v1"]
+    assert rollout(agent, ["enough"]).transitions[0].reward in (-1.0, 0.0, 1.0)
+    assert ending(rollout(agent, ["what", "what", "what"])) == "truncated"
+
+
+def as_sum(observation: Any, info: Mapping[str, Any], env: gymnasium.Env[Any, Any]) -> str:
+    assert env.spec is not None
+    return f"{observation[0]} in {env.spec.id}"
+
+
+def one_word(reply: str) -> int:
+    return ["enough", "more"].index(reply)
+
+
+# -- 3. illegal replies --------------------------------------------------------------------------
+
+
+def test_an_illegal_reply_is_explained_and_asked_again() -> None:
+    agent = GymAgent("Blackjack-v1", prompt="")
+    trajectory = rollout(agent, ["double", "stick"])
+    again = dialogue(trajectory, prompt_renderer(default_renderer()).renderer.tokenizer)[1]
+
+    assert trajectory.transitions[-1].metrics["illegal"] == 1
+    assert (
+        "'double' is no action. Reply with one action, its name or its number: 0 (Stick), 1 (Hit)."
+    ) in again["told"]
+
+
+@pytest.mark.parametrize(
+    ("illegal", "turns", "reward", "end"),
+    [
+        ("explain", 3, 0.0, "truncated"),
+        ("end", 1, 0.0, "completed"),
+        (-2.5, 1, -2.5, "completed"),
+    ],
+)
+def test_what_becomes_of_illegal_replies_is_chosen(
+    illegal: Any, turns: int, reward: float, end: str
+) -> None:
+    trajectory = rollout(GymAgent("Blackjack-v1", illegal=illegal), ["?"] * 3)
+
+    assert len(trajectory.transitions) == turns
+    assert trajectory.transitions[-1].reward == reward
+    assert ending(trajectory) == end
+
+
+# -- 4. its own environment ----------------------------------------------------------------------
+
+
+def test_an_environment_is_closed_at_the_end_of_its_episode(named: str) -> None:
+    rollout(GymAgent(named), ["fire"])
+    rollout(GymAgent(named), ["?", "?", "?"])
+    assert len(Named.closed) == 2
+
+    with pytest.raises(evert.AgentError, match="the gun is wet"):
+        rollout(GymAgent(named, fails=True), ["fire"])
+    assert len(Named.closed) == 3
+
+
+@pytest.mark.parametrize("off_loop", [False, True])
+async def test_it_is_closed_when_the_episode_is_given_up(named: str, off_loop: bool) -> None:
+    env = ChatAgentEnv(GymAgent(named, off_loop=off_loop), 7)
+    await env.initial_observation()
+    assert not Named.closed
+    await env.close()
+
+    [closed] = Named.closed
+    assert (closed.thread is threading.current_thread()) != off_loop
+    assert not [t for t in threading.enumerate() if t.name.startswith("evert test/Named-v0")]
+
+
+async def test_episodes_at_once_have_an_environment_each(named: str) -> None:
+    envs = [ChatAgentEnv(GymAgent(named), seed) for seed in range(3)]
+    await asyncio.gather(*(do_single_rollout(ScriptedPolicy(["6"]), env) for env in envs))
+
+    assert len({id(env) for env in Named.closed}) == 3
+
+
+# -- 5. elsewhere --------------------------------------------------------------------------------
+
+
+def test_an_agent_goes_through_pickle_and_through_its_import_path() -> None:
+    agent = GymAgent("FrozenLake-v1", illegal=-1.0, is_slippery=False)
+    copies = [pickle.loads(pickle.dumps(agent)), resolve(f"evert:{agent!r}", "agent", GameError)]
+
+    for copy in copies:
+        assert repr(copy) == "GymAgent('FrozenLake-v1', illegal=-1.0, is_slippery=False)"
+        trajectory = rollout(copy, ["1", "1", "2", "2", "1", "2"])
+        assert [t.reward for t in trajectory.transitions] == [0.0] * 5 + [1.0]
+
+
+def test_demonstrations_are_random_legal_actions_the_same_for_a_seed(named: str) -> None:
+    agent = GymAgent("Taxi-v4" if "Taxi-v4" in TOY_TEXT else "Taxi-v3", prompt="")
+    first, second = (next(agent.demonstrations(seed)) for seed in (1, 1))
+
+    assert first == second
+    assert [m["role"] for m in first] == ["user", "assistant"] * DEMONSTRATED
+    env = agent.make()
+    for asked, said in zip(first[::2], first[1::2], strict=True):
+        assert agent.actions(env).name(said["content"]) in asked["content"].split("left: ")[1]
+    assert next(GymAgent(named).demonstrations(0))[-1]["content"] == "6"
+    assert len(Named.closed) == 1
+    with pytest.raises(EnvArgumentError, match=r"parse does not take '\d', an action of Blackja"):
+        next(GymAgent("Blackjack-v1", parse=one_word).demonstrations(0))
+
+
+def test_any_environment_has_a_recipe_and_the_bases_are_told_no_rules() -> None:
+    game = gym_game({"id": "FrozenLake-v1", "is_slippery": "False", "illegal": "-1"})
+    settings = game.settings()
+
+    assert settings["agent"] == (
+        "evert:GymAgent('FrozenLake-v1', illegal=-1, is_slippery=False, prompt='')"
+    )
+    assert settings["demonstrations"] == f"{settings['agent']}.demonstrations"
+    assert game.settings(full_size=True)["agent"] == settings["agent"].replace(", prompt=''", "")
+    assert not game.settings(full_size=True)["warm_up_steps"]
+    assert not {*recipe.TRAIN_TASKS} & {*recipe.TEST_TASKS}
+    for path in [*list(settings.values())[:3], settings["demonstrations"]]:
+        assert resolve(path, "thing", GameError) is not None
+
+
+# -- 6. what is wrong ----------------------------------------------------------------------------
+
+
+def test_what_is_wrong_with_an_argument_is_said() -> None:
+    with pytest.raises(EnvArgumentError, match="expected 'explain', 'end' or a finite number"):
+        GymAgent("Taxi-v4", illegal="ignore")  # type: ignore[arg-type]
+    with pytest.raises(EnvArgumentError, match="An environment's id is a text like 'Taxi-v4'"):
+        GymAgent(gymnasium.make("Blackjack-v1"))  # type: ignore[arg-type]
+    with pytest.raises(EnvArgumentError, match="No describe at 'nowhere:f'"):
+        GymAgent("Taxi-v4", describe="nowhere:f")
+    odd = gymnasium.Env[Any, Any]()
+    odd.action_space = spaces.Dict({})
+    with pytest.raises(EnvArgumentError, match=r"which no reply is read as\. Pass parse=, a fu"):
+        GymAgent("Odd-v0").actions(odd)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"id": "Blackjak-v1"}, "gym=Blackjak-v1 could not be made .* Did you mean: `Blackjack`"),
+        ({"id": "Blackjack-v1", "sap": "True"}, r"'sap': True\}: TypeError: .*sap"),
+        ({"is_slippery": "False"}, r"gym=\(no id\) could"),
+    ],
+)
+def test_an_environment_that_cannot_be_made_says_why(given: Any, message: str) -> None:
+    with pytest.raises(GameError, match=message):
+        gym_game(given)

@@ -1,0 +1,96 @@
+"""The game that is named, with ``env=`` or ``gym=``, and its recipe: it is laid under settings."""
+
+import difflib
+import pkgutil
+from collections.abc import Mapping
+from typing import Any
+
+from evert.bridge.base import BASES
+from evert.envs.games import Game, find_game, games
+from evert.envs.gym_games.recipe import gym_game
+from evert.trainers.runs.fields import RecipeError
+
+
+def choose_recipe(given: Mapping[str, object]) -> tuple[str, Mapping[str, Any]]:
+    """The preset that was asked for: its name and its values.
+
+    Args:
+        given: Keys and values; ``env``, ``gym``, ``agent`` and ``model_name`` are looked at.
+
+    Raises:
+        RecipeError: There is no such game, or two of a game, one of Gymnasium's and an agent are
+            named.
+        GameError: A module was named that is no game, or there is none in Gymnasium.
+    """
+    named = {"env": str(given.get("env") or ""), "gym": str(gym_of(given).get("id", ""))}
+    asked = [f"{key}={name}" for key, name in named.items() if name]
+    both = [*asked, *([f"agent={path_of(given['agent'])}"] if given.get("agent") else [])]
+    if not asked:
+        return "defaults", {}
+    if len(both) > 1:
+        raise RecipeError(
+            f"Got both {both[0]} and {both[1]}; expected one of them. Leave "
+            f"{both[0].partition('=')[0]}= out to train your own agent."
+        )
+    game, model = game_of(given), str(given.get("model_name") or "")
+    settings = game.settings(full_size=bool(model) and model not in BASES)
+    if named["gym"]:
+        return f"recipe {named['gym']}", {**settings, "gym": gym_of(given)}
+    name = game_name(named["env"])
+    return f"recipe {name}", {**settings, "env": name}
+
+
+def game_of(given: Mapping[str, object]) -> Game:
+    """The game that ``env`` or ``gym`` names.
+
+    Raises:
+        RecipeError, GameError: There is none.
+    """
+    if gym := gym_of(given):
+        return gym_game(gym)
+    env = str(given.get("env") or "")
+    if game := find_game(env):
+        return game
+    near = difflib.get_close_matches(game_name(env), games(), n=1, cutoff=0.4)
+    hint = f" Did you mean env={near[0]}?" if near else ""
+    raise RecipeError(
+        f"There is no game {env!r}.{hint} Games: {', '.join(games())}, or a module of yours "
+        "that has a GAME: env=my_package.my_game. To train an agent that is none: "
+        "agent=package.module:function train_tasks=package.module:TASKS."
+    )
+
+
+def gym_of(given: Mapping[str, object]) -> dict[str, Any]:
+    """The environment of Gymnasium's that was named: its ``id`` and its arguments, by key.
+
+    It is given as ``gym=ID gym.KEY=VALUE``, or from Python as a mapping.
+    """
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        if key == "gym" and value:
+            found |= value if isinstance(value, Mapping) else {"id": value}
+        elif key.startswith("gym."):
+            found[key.removeprefix("gym.")] = value
+    return found
+
+
+def game_name(text: str) -> str:
+    """A game's name as it is written: ``guess-number`` will do for one of evert's own."""
+    name = text.replace("-", "_")
+    return name.lower() if name.lower() in games() else name
+
+
+def path_of(value: Any) -> str:
+    """An import path of what was given as it is; a plain name where there is none."""
+    if isinstance(value, str):
+        return value
+    if not callable(value):
+        return f"{len(value)} tasks" if hasattr(value, "__len__") else repr(value)
+    inner = getattr(value, "func", value)  # of a partial
+    name = getattr(inner, "__qualname__", type(inner).__qualname__)
+    path = f"{getattr(inner, '__module__', '')}:{name}"
+    try:
+        importable = pkgutil.resolve_name(path) is value and not path.startswith("__main__")
+    except (ImportError, AttributeError, ValueError):
+        importable = False
+    return path if importable else name.rpartition(".")[2]
