@@ -223,9 +223,10 @@ def test_every_error_is_on_the_page() -> None:
 def spoken() -> str:
     """Every text in the package's code, with an ellipsis for what is filled in."""
     texts = []
-    for folder in ("bridge", "envs", "trainers"):
-        for path in (ROOT / folder).rglob("*.py"):
-            texts += [as_text(node) for node in ast.walk(ast.parse(path.read_text()))]
+    folders = [ROOT / name for name in ("bridge", "envs", "trainers")]
+    own = (ROOT / "src" / "evert").glob("*.py")
+    for path in [*own, *(path for folder in folders for path in folder.rglob("*.py"))]:
+        texts += [as_text(node) for node in ast.walk(ast.parse(path.read_text()))]
     return "\n".join(texts)
 
 
