@@ -23,6 +23,7 @@ GAME = replace(
     full_size={
         **twenty_questions.GAME.full_size,
         "agent": f"{_PLAYER}:shown_twenty_questions_agent",
+        "train_tasks": f"{_PLAYER}:TRAIN_TASKS",
     },
     players={
         "random": f"{_BASELINES}:shown_random_agent",

@@ -39,7 +39,6 @@ GAME = Game(
     test_tasks=f"{_PLAYER}:TEST_TASKS",
     recipe={
         "agent": f"{_PLAYER}:short_twenty_questions_agent",
-        "train_tasks": f"{_PLAYER}:TRAIN_TASKS_OF_12",
         "model_name": "evert-tiny-20q",
         "demonstrations": "evert.envs.twenty_questions.demonstrations:demonstrations",
         # An adapter of low rank has no room to unlearn the nouns that training does not show.
@@ -56,7 +55,6 @@ GAME = Game(
     },
     full_size={
         "agent": f"{_PLAYER}:twenty_questions_agent",
-        "train_tasks": f"{_PLAYER}:TRAIN_TASKS",
         "demonstrations": "",
         "full_parameter": None,
         "lora_rank": 32,

@@ -49,7 +49,6 @@ def short_games(tasks: Iterable[Task], questions: int) -> list[Task]:
 
 TRAIN_TASKS = tasks_of(of_split(shipped_nouns(), "train"))
 TEST_TASKS = tasks_of(of_split(shipped_nouns(), "test"))
-TRAIN_TASKS_OF_12 = short_games(TRAIN_TASKS, 12)
 TRAIN_TASKS_OF_6 = short_games(TRAIN_TASKS, 6)
 
 HIDDEN = Rules(show_category=False)
