@@ -1,16 +1,17 @@
 """What a game says of its player beside whether it won: does it ask, tell, repeat?
 
 ``measures`` is what ends up in a run's metrics, in an evaluation's table and on a report's page.
-Bits are measured against the shipped facts; of a noun that they do not have, there are none.
+Bits are measured against the shipped facts; of a noun that they do not have, there are none. What
+asks for a number, or for two things at once, is counted as telling nothing.
 """
 
 from functools import cache, lru_cache
 
+from evert.envs.twenty_questions.answerers import KnowledgeAnswerer
 from evert.envs.twenty_questions.facts import shipped_facts
 from evert.envs.twenty_questions.game import Game
 from evert.envs.twenty_questions.knowledge import Knowledge, guess
-from evert.envs.twenty_questions.lexicon import load_lexicon
-from evert.envs.twenty_questions.questions import Asked, Guess, Parsed, QuestionParser
+from evert.envs.twenty_questions.parsed import Asked, Guess, Measured, Parsed, Several
 
 
 def measures(game: Game) -> dict[str, float]:
@@ -26,7 +27,7 @@ def measures(game: Game) -> dict[str, float]:
     """
     asked = [_parsed(turn.question) for turn in game.turns]
     found = {
-        "asks_first": float(bool(asked) and isinstance(asked[0], Asked)),
+        "asks_first": float(isinstance(next(iter(asked), None), Asked | Measured | Several)),
         "repeats": float(_repeats(game, asked)),
     }
     if game.won:
@@ -50,11 +51,9 @@ def _bits(game: Game, asked: list[Parsed]) -> dict[str, float]:
     left = known.possible(game)
     for each in asked:
         question, said = "", "n/a"
-        if isinstance(each, Asked):
-            question, said = (
-                known.questions[each.attribute],
-                shipped_facts().of(noun, each.attribute),
-            )
+        if isinstance(each, Asked) and each.attribute in known.questions:
+            question = known.questions[each.attribute]
+            said = shipped_facts().of(noun, each.attribute)
         elif isinstance(each, Guess):
             question, said = guess(each.answer), "yes" if each.answer == noun else "no"
         told, best = told + known.told(left, question), best + known.most(left)
@@ -69,10 +68,10 @@ def _known() -> Knowledge:
 
 
 @cache
-def _parser() -> QuestionParser:
-    return QuestionParser(load_lexicon(), shipped_facts().answers)
+def _answerer() -> KnowledgeAnswerer:
+    return KnowledgeAnswerer()
 
 
 @lru_cache(maxsize=10_000)
 def _parsed(question: str) -> Parsed:
-    return _parser().parse(question)
+    return _answerer().parser.parse(question)
