@@ -112,7 +112,7 @@ def test_the_odds_are_those_of_all_nouns_that_fit_the_answers() -> None:
 
 
 def _header_end() -> list[int]:
-    return TOKENIZER.encode("assistant\n", add_special_tokens=False)
+    return list(TOKENIZER.encode("assistant\n", add_special_tokens=False))
 
 
 def test_of_a_riddle_no_token_is_learned() -> None:

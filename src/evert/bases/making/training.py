@@ -92,7 +92,8 @@ def batch_loss(
     hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state
 
     def logits(row: Tensor, column: Tensor) -> Tensor:
-        return model.lm_head(hidden[row, column - 1])
+        found: Tensor = model.lm_head(hidden[row, column - 1])
+        return found
 
     replies = functional.cross_entropy(logits(*hard), tokens[hard], reduction="sum")
     loss = torch.zeros(())
