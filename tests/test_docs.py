@@ -107,7 +107,7 @@ def test_every_evert_line_is_one_that_its_command_reads(words: list[str]) -> Non
     given = as_pairs([each for each in arguments if "=" in each])
     if "env" in given and find_game(given["env"]) is None:
         arguments[arguments.index(f"env={given['env']}")] = "env=identity"  # a game of the reader's
-    if "agent" not in given:
+    if not {"agent", "gym"} & given.keys():
         arguments += [f"{key}={VALUES[key]}" for key in NEEDED.get(command, []) if key not in given]
 
     assert "--help" in arguments or READERS[command](arguments)

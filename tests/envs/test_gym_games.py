@@ -32,7 +32,7 @@ from evert.bridge.rendering import prompt_renderer
 from evert.envs.gym_games import recipe
 from evert.envs.gym_games.actions import Actions
 from evert.envs.gym_games.agent import DEMONSTRATED, start_of
-from evert.envs.gym_games.observations import plainly
+from evert.envs.gym_games.observations import minigrid_in_words, plainly
 from evert.envs.gym_games.recipe import gym_game
 
 TOY_TEXT = sorted(
@@ -193,6 +193,17 @@ def test_arrays_are_json_and_text_is_text() -> None:
     assert "is no action (Expecting value" in box.read("up")[1]
     assert text.read("north") == ("north", "")
     assert "Reply with a text of 1 to 5 signs." in text.read("northwards")[1]
+
+
+def test_a_minigrid_mission_is_told_in_words() -> None:
+    image = np.full((7, 7, 3), (1, 0, 0), np.uint8)
+    image[3, 6], image[3, 5], image[1, 4], image[5, 6] = (5, 4, 0), (2, 5, 0), (4, 2, 2), (6, 0, 0)
+    seen = minigrid_in_words({"mission": "open the door", "direction": 3, "image": image})
+
+    assert seen == (
+        "Mission: open the door. You face north. You carry a yellow key. A wall is before you. "
+        "You see: red ball 2 to the right, locked blue door 2 ahead and 2 to the left."
+    )
 
 
 class Named(gymnasium.Env[Any, Any]):
