@@ -85,7 +85,8 @@ class GymAgent:
         off_loop: bool = False,
         **make: Any,
     ) -> None:
-        own = {"describe": describe, "parse": parse, "prompt": prompt, "off_loop": off_loop or None}
+        own: dict[str, Any] = {"describe": describe, "parse": parse, "prompt": prompt}
+        own["off_loop"] = off_loop or None
         own["illegal"] = None if illegal == "explain" else illegal
         self._given = {**{key: value for key, value in own.items() if value is not None}, **make}
         if not isinstance(id, str):

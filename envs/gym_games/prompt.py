@@ -10,8 +10,10 @@ import gymnasium
 from evert.envs.gym_games.actions import Actions
 from evert.envs.gym_games.observations import toy_text
 
-TOLD = ("Description", "Mission Space", "Observation Space", "Rewards", "Reward")
-TOLD += ("Episode End", "Termination")
+TOLD = (
+    *("Description", "Mission Space", "Observation Space", "Rewards", "Reward"),
+    *("Episode End", "Termination"),
+)
 """Headings of a docstring that a player has to know of; Gymnasium's and MiniGrid's."""
 
 _MARKUP = r"\s*\[<a [^>]*>[^<]*</a>\]|<[^>]*>|!\[[^\]]*\]\([^)]*\)"

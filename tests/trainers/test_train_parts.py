@@ -44,11 +44,11 @@ from evert.trainers.runs.files import (
 )
 from evert.trainers.runs.folder import RunFolder, open_run
 from evert.trainers.runs.progress import display, follow
+from evert.trainers.runs.recipes import choose_recipe
 from evert.trainers.runs.settings import (
     RecipeError,
     TrainSettings,
     check_settings,
-    choose_recipe,
     differing,
     recorded,
     renderer_of,
