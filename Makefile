@@ -96,6 +96,7 @@ docs: .venv/documenting
 bench: .venv/developing
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/concurrency.py
+	$(BIN)/python benchmarks/vector.py
 	$(BIN)/python benchmarks/processes.py
 	$(BIN)/python benchmarks/faces.py
 	$(BIN)/python benchmarks/commands.py
@@ -118,6 +119,7 @@ kill9: .venv/developing
 smoke: .venv/developing
 	$(BIN)/python benchmarks/overhead.py --quick --turns 10
 	$(BIN)/python benchmarks/concurrency.py --quick
+	$(BIN)/python benchmarks/vector.py --quick
 	$(BIN)/python benchmarks/processes.py --quick
 	$(BIN)/python benchmarks/faces.py --quick
 	$(BIN)/python benchmarks/engine.py --quick
