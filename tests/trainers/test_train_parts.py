@@ -147,6 +147,16 @@ def test_only_settings_that_matter_to_what_was_learned_count_as_differing() -> N
     ]
 
 
+def test_a_setting_that_is_newer_than_the_run_had_its_default() -> None:
+    before = recorded(settings())
+    del before["league"], before["test_opponent"]
+
+    assert not differing(before, settings())
+    assert differing(before, settings(test_opponent="perfect")) == [
+        "test_opponent: '' -> 'perfect'"
+    ]
+
+
 def test_names_of_files_are_plain() -> None:
     assert slug("Qwen/Qwen3 8B?") == "Qwen-Qwen3-8B"
     assert slug("///") == "run"

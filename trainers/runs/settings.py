@@ -247,12 +247,16 @@ def is_missing(value: Any) -> bool:
 
 
 def differing(before: Mapping[str, Any], settings: TrainSettings) -> Sequence[str]:
-    """What a resumed run would change and may not, one line ``key: recorded -> now`` each."""
-    now, then = recorded(settings), {key: _plain(value) for key, value in before.items()}
+    """What a resumed run would change and may not, one line ``key: recorded -> now`` each.
+
+    A setting that is not on record, since it is newer than the run, had its default then.
+    """
+    now, plain = recorded(settings), TrainSettings(agent="any:agent", train_tasks="any:tasks")
+    then = recorded(plain) | {key: _plain(value) for key, value in before.items()}
     return [
-        f"{key}: {then.get(key)!r} -> {now[key]!r}"
+        f"{key}: {then[key]!r} -> {now[key]!r}"
         for key in now
-        if key not in RESUMABLE and then.get(key) != now[key]
+        if key not in RESUMABLE and then[key] != now[key]
     ]
 
 
