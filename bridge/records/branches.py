@@ -167,7 +167,8 @@ class BranchDataset(AgentDataset):
         self._choose = turn
         super().__init__(agent, records, **options)
 
-    def _group(self, number: int) -> BranchGroupBuilder:
+    def group(self, number: int) -> BranchGroupBuilder:
+        """The group of a record, from its turn on."""
         record: RolloutRecord = self.tasks[number]
         turn = self._choose if isinstance(self._choose, int) else self._choose(record)
         return BranchGroupBuilder(record, turn, self.agent, self.group_size, **self.options)

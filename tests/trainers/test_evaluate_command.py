@@ -461,8 +461,9 @@ def test_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
 
     shown, errors = capsys.readouterr()
-    mappings = {"limits.KEY", "parse_error_policy.KEY", "models.KEY"}
-    plain = chz.chz_fields(EvaluateSettings).keys() - {"limits", "parse_error_policy", "frozen"}
+    mappings = {"limits.KEY", "parse_error_policy.KEY", "models.KEY", "gym.KEY"}
+    by_key = {"limits", "parse_error_policy", "frozen", "gym"}
+    plain = chz.chz_fields(EvaluateSettings).keys() - by_key
     assert all(f"\n  {name}=" in shown for name in plain | mappings)
     assert "frozen.KEY" not in shown
     assert "who plays" in shown
