@@ -119,7 +119,6 @@ kill9: .venv/developing
 smoke: .venv/developing
 	$(BIN)/python benchmarks/overhead.py --quick --turns 10
 	$(BIN)/python benchmarks/concurrency.py --quick
-	$(BIN)/python benchmarks/vector.py --quick
 	$(BIN)/python benchmarks/processes.py --quick
 	$(BIN)/python benchmarks/faces.py --quick
 	$(BIN)/python benchmarks/engine.py --quick
