@@ -76,10 +76,11 @@ else
 endif
 
 # Laid over .venv without its requirements: of those that differ, only its audio recipes need one.
-# Faces and dialects meet it only through the Env, whose tests are among these.
+# Faces and dialects meet it only through the Env, whose tests are among these; the engine's sampling
+# and the answerer's parser not at all.
 OVERLAY := $(CURDIR)/.cookbooks/$(COOKBOOK)
 cookbooks: .venv/developing $(OVERLAY)
-	PYTHONPATH=$(OVERLAY) $(BIN)/python -m pytest -n 2 --dist worksteal tests/bridge --ignore tests/bridge/faces --ignore tests/bridge/dialects tests/envs tests/trainers/engine tests/trainers/test_train_command.py tests/trainers/test_train_cookbook.py tests/trainers/test_failing_runs.py tests/trainers/test_tracking.py tests/trainers/test_warm_up.py
+	PYTHONPATH=$(OVERLAY) $(BIN)/python -m pytest -n 2 --dist worksteal tests/bridge --ignore tests/bridge/faces --ignore tests/bridge/dialects tests/envs --ignore tests/envs/twenty_questions/test_questions.py --ignore tests/envs/twenty_questions/test_particulars.py tests/trainers/engine --ignore tests/trainers/engine/sampling tests/trainers/test_train_command.py tests/trainers/test_train_cookbook.py tests/trainers/test_failing_runs.py tests/trainers/test_tracking.py tests/trainers/test_warm_up.py
 
 $(OVERLAY): | .venv/developing
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ tinker-cookbook==$(COOKBOOK)
