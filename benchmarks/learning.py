@@ -70,7 +70,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--games", nargs="+", choices=list(games()), default=list(games()))
+    alone = [name for name, game in games().items() if "seats" not in game.recipe]
+    parser.add_argument(  # games of several seats: self_play.py
+        "--games", nargs="+", choices=list(games()), default=alone
+    )
     parser.add_argument("--seeds", type=int, default=3, help="runs a game (default: 3)")
     parser.add_argument(
         "--quick",

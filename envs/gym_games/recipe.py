@@ -36,7 +36,7 @@ def gym_game(given: Mapping[str, Any]) -> Game:
     arguments: dict[str, Any] = {"illegal": ILLEGAL}
     arguments |= {key: _literal(value) for key, value in given.items() if key != "id"}
     agent = _agent(id, arguments)
-    short = f"evert:{_agent(id, {'prompt': '', **arguments})!r}"
+    short = f"evert:{type(agent)(id, **{'prompt': '', **arguments})!r}"
     return Game(
         id,
         agent=short,

@@ -121,7 +121,8 @@ class EvaluateSettings(EpisodeSettings):
     @property
     def players(self) -> Mapping[str, str]:
         """The game's players without a model: name -> import path."""
-        return self.game.players if self.game else {}
+        game = self.game
+        return game.players if game else {}
 
     @property
     def beside(self) -> Mapping[str, Any]:
