@@ -1,40 +1,52 @@
-"""Comparisons of size and weight: "bigger than a car", "under ten kilos", "would it fit in a bag".
+"""Comparisons: "bigger than a car", "under ten kilos", "would it fit in a bag", "older than 100".
 
-With the references of the lexicon they ask an attribute; with another thing that has been measured,
-whether the noun is longer or heavier than it.
+Of sizes with the references of the lexicon they ask an attribute. With another thing that has been
+measured, or with a number, they ask whether the noun is longer, heavier, dearer, faster or younger.
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 from evert.envs.twenty_questions.lexicon import Lexicon
-from evert.envs.twenty_questions.parsed import Asked, Measured
+from evert.envs.twenty_questions.parsed import Asked, Measured, Quantity
 from evert.envs.twenty_questions.wording import DIGITS, FILLER, NEGATIONS, stem, stems_of
 
 UP = frozenset({"bigger", "larger", "taller", "longer", "higher", "wider", "greater", "heavier"})
 DOWN = frozenset({"smaller", "tinier", "shorter", "littler", "lower", "narrower", "lighter"})
 WEIGHT = frozenset({"heavier", "lighter", "weigh", "weighs", "weight"})
+PRICE = frozenset({"cheaper", "expensive", "cost", "costs", "pricier", "price", "dollars"})
+SPEED = frozenset({"faster", "slower", "quicker"})
+MORE, LESS = frozenset({"more", "over", "above"}), frozenset({"less", "under", "below"})
 INVERSE = frozenset({"in_pocket", "in_hand"})
 """Attributes that hold for what is *not* bigger than the reference."""
-FITS = frozenset({"fit", "fits", "fitted", "put"})
+FITS = frozenset({"fit", "fits", "fitted", "put", "carry", "carried"})
+BEGUN = stems_of("invented built made created born constructed exist existed around there")
+"""What is said of the year that something began with."""
+LIFE = frozenset({"live", "lived", "die", "died", "alive", "living", "dead"})
+NOW = 2025
 _ANY = (FILLER - {"me", "you"}) | stems_of("average normal regular standard whole single entire")
 _NUMBERS = dict(zip(DIGITS.values(), range(2, 10), strict=True)) | {
+    "one": 1,
     "ten": 10,
     "twenty": 20,
     "fifty": 50,
     "hundred": 100,
+    "thousand": 1000,
+    "million": 1_000_000,
 }
 
 
 def compared(found: Sequence[str], lexicon: Lexicon) -> Asked | Measured | None:
-    """What a comparison of sizes asks; None if there is none, or with nothing that we know."""
+    """What a comparison asks; None if there is none, or with nothing that we know."""
+    return _sized(found, lexicon) or (_aged(found) if lexicon.measures else None)
+
+
+def _sized(found: Sequence[str], lexicon: Lexicon) -> Asked | Measured | None:
     said = {*found}
-    quantity: Literal["centimetres", "kilograms"]
-    quantity = "kilograms" if WEIGHT & said else "centimetres"
-    up = bool(UP & said or ("more" in said and WEIGHT & said))
-    down = bool(DOWN & said or ("less" in said and WEIGHT & said))
-    if up != down and "than" in found:
+    quantity, up, down = _direction(said)
+    if up != down and "than" in said:
         rest = found[found.index("than") + 1 :]
+    elif up != down and quantity == "dollars" and (MORE | LESS) & said:
+        rest = found[max(i for i, word in enumerate(found) if word in MORE | LESS) + 1 :]
     elif FITS & said and {"in", "inside", "into"} & said:
         up, down = False, True
         rest = found[max(i for i, word in enumerate(found) if word in ("in", "inside", "into")) :]
@@ -47,7 +59,49 @@ def compared(found: Sequence[str], lexicon: Lexicon) -> Asked | Measured | None:
     if attribute is not None and quantity == "centimetres":
         return Asked(attribute, bigger != (attribute in INVERSE))
     times = 1.0
-    if key and key not in lexicon.measures and (key[0].isdigit() or key[0] in _NUMBERS):
-        times, key = float(_NUMBERS.get(key[0], key[0])), key[1:]
+    if key and key not in lexicon.measures and _number(rest) is not None:
+        times = float(_number(rest) or 1)
+        key = tuple(part for part in key if not (part.isdigit() or part in map(stem, _NUMBERS)))
+        if quantity == "dollars" and not key and lexicon.measures:
+            return Measured(quantity, times, bigger)
     limit = lexicon.measures.get(key, {}).get(quantity)
     return None if limit is None else Measured(quantity, times * limit, bigger)
+
+
+def _direction(said: set[str]) -> tuple[Quantity, bool, bool]:
+    """What is compared, and whether the words ask for more of it, or for less."""
+    more, less = bool(MORE & said), bool(LESS & said)
+    if SPEED & said:
+        return "speed", bool({"faster", "quicker"} & said), "slower" in said
+    if PRICE & said:
+        return "dollars", more or "pricier" in said, less or "cheaper" in said
+    if WEIGHT & said:
+        return "kilograms", bool(UP & said) or "more" in said, bool(DOWN & said) or "less" in said
+    return "centimetres", bool(UP & said), bool(DOWN & said)
+
+
+def _aged(found: Sequence[str]) -> Measured | None:
+    """How long something has been there: "over a hundred years old", "invented before 1950"."""
+    said = {*found}
+    number = _number(found)
+    if number is None or LIFE & said:
+        return None
+    turned = bool(NEGATIONS & {*map(stem, found)})
+    if {"before", "after"} & said and 1000 <= number <= NOW:
+        return Measured("year", number, ("after" in said) != turned)
+    if not {"year", "years"} & said or not {"old", "older", "newer", "ago", "last", "past"} & said:
+        return None
+    recent = bool({"less", "under", "newer", "last", "past"} & said)
+    if "ago" in said and not BEGUN & {*map(stem, found)}:
+        return None
+    return Measured("year", NOW - number, recent != turned)
+
+
+def _number(found: Sequence[str]) -> float | None:
+    """The number among words: "two hundred"; None if there is none."""
+    numbers = [float(w) if w.isdigit() else _NUMBERS.get(w) for w in found if w != "one"]
+    known = [number for number in numbers if number is not None]
+    product = 1.0
+    for number in known:
+        product *= number
+    return product if known else None

@@ -1,7 +1,7 @@
 """Guesses: which noun a question names and says nothing else."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from evert.envs.twenty_questions import wording
 from evert.envs.twenty_questions.wording import FILLER, stem, stems_of
@@ -27,6 +27,10 @@ IDIOM = re.compile(
     r"\b(?:(?:going|want|like|have) to|to be|for sure|by (?:any )?chance|think(?:ing)? about)\b"
 )
 """Where they say nothing after all."""
+PROPER = re.compile(
+    r"\b(?:[Ii]s|[Ww]as|be) (?:it|he|she|this|that )?\s*(?:the )?([A-Z][\w.'-]+(?: [A-Z][\w.'-]+)*)\W*$"
+)
+"""A name at the end of a question."""
 PORTIONS = stems_of("bar bit bowl bottle box bunch cup glass jar loaf pair piece pot set slice")
 """What may be said to be of a noun, and still be the noun: "a loaf of bread"."""
 
@@ -34,8 +38,14 @@ PORTIONS = stems_of("bar bit bowl bottle box bunch cup glass jar loaf pair piece
 class Names:
     """Finds nouns by what people call them: case, articles, plurals and aliases do not matter."""
 
-    def __init__(self, answers: Iterable[str], aliases: dict[str, tuple[str, ...]]) -> None:
+    def __init__(
+        self,
+        answers: Iterable[str],
+        aliases: dict[str, tuple[str, ...]],
+        others: Iterable[str] = (),
+    ) -> None:
         self._names: dict[tuple[str, ...], str] = {}
+        self._others = {key(other): other for other in others}
         answers = list(answers)
         for answer in answers:
             for alias in aliases.get(answer, ()):
@@ -54,16 +64,30 @@ class Names:
 
     def find(self, found: Sequence[str]) -> str | None:
         """The noun that words name and say nothing else; None if there is none."""
-        found = IDIOM.sub("", " ".join(found)).split()
-        for start in range(len(found)):
-            parts = tuple(map(stem, found[start:]))
-            named = self._names.get(parts) or self._names.get(("".join(parts),))
-            if named is not None:
-                return named
-            portion = stem(found[start]) in PORTIONS and found[start + 1 : start + 2] == ["of"]
-            if not portion and stem(found[start]) not in GUESS_FILLER:
-                break
-        return self._names.get(key(" ".join(found)))
+        return _named(found, self._names)
+
+    def other(self, found: Sequence[str]) -> str | None:
+        """The same for what is known to be none of the nouns."""
+        return _named(found, self._others)
+
+
+def proper(question: str) -> str | None:
+    """The name that a question asks for and begins with a capital: "Is it the Brooklyn Bridge?"."""
+    match = None if question.isupper() else PROPER.search(question)
+    return match and match[1]
+
+
+def _named(found: Sequence[str], names: Mapping[tuple[str, ...], str]) -> str | None:
+    found = IDIOM.sub("", " ".join(found)).split()
+    for start in range(len(found)):
+        parts = tuple(map(stem, found[start:]))
+        named = names.get(parts) or names.get(("".join(parts),))
+        if named is not None:
+            return named
+        portion = stem(found[start]) in PORTIONS and found[start + 1 : start + 2] == ["of"]
+        if not portion and stem(found[start]) not in GUESS_FILLER:
+            break
+    return names.get(key(" ".join(found)))
 
 
 def key(text: str) -> tuple[str, ...]:

@@ -46,6 +46,7 @@ class Lexicon:
         references: Attribute of size by the stems of what others are compared with.
         aliases: Other names of nouns.
         measures: Centimetres and kilograms of things by the stems of their names.
+        others: Things that are none of the nouns, and that people guess.
     """
 
     questions: dict[str, str]
@@ -56,6 +57,7 @@ class Lexicon:
     measures: Mapping[tuple[str, ...], Mapping[str, float]] = field(
         repr=False, default_factory=dict[tuple[str, ...], Mapping[str, float]]
     )
+    others: tuple[str, ...] = field(repr=False, default=())
 
 
 @cache
@@ -86,6 +88,7 @@ def load_lexicon(path: Path = LEXICON) -> Lexicon:
         },
         aliases={name: tuple(texts) for name, texts in tables["nouns"].items()},
         vocabulary=frozenset(part for phrase in phrases for part in phrase.stems),
+        others=tuple(name for names in tables.get("others", {}).values() for name in names),
     )
 
 

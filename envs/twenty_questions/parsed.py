@@ -4,6 +4,10 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 
+Quantity: TypeAlias = Literal["centimetres", "kilograms", "dollars", "speed", "year"]
+"""What is measured: length, weight, price, km/h, and when something was first there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A question about an attribute.
@@ -22,14 +26,13 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A question whether something is longer or heavier than a number.
+    """A question whether something is longer or heavier (dearer, faster, younger) than a number.
 
     Attributes:
-        limit: Centimetres or kilograms.
         positive: Whether "yes" means that it is above the limit.
     """
 
-    quantity: Literal["centimetres", "kilograms"]
+    quantity: Quantity
     limit: float
     positive: bool = True
 

@@ -48,10 +48,11 @@ def everything_known() -> tuple[Facts, Lexicon]:
     }
     phrases = [*lexicon.phrases]
     for asked, nouns in lines.items():
-        having = _having(nouns, facts, measures)
+        having, untold = _having(nouns, facts, measures)
         phrases += [phrase(asked, way) for way in asked.split(", ")]
         for answer in facts.answers:
-            table[answer][asked] = "yes" if answer in having else "no"
+            told: YesNo = "yes" if answer in having else "no"
+            table[answer][asked] = "n/a" if answer in untold else told
     return Facts(table), replace(
         lexicon,
         questions=lexicon.questions | dict.fromkeys(lines, ""),
@@ -61,22 +62,32 @@ def everything_known() -> tuple[Facts, Lexicon]:
     )
 
 
-def _having(nouns: str, facts: Facts, measures: Measures) -> set[str]:
-    """Nouns of a line: names, ``@attribute``, ``kilograms>5``; ``-`` before one takes it away."""
-    having = set[str]()
+def _having(nouns: str, facts: Facts, measures: Measures) -> tuple[set[str], set[str]]:
+    """Nouns that a line holds for, and those of which it cannot be told.
+
+    A token is a name, ``@attribute`` or ``kilograms>5``; ``-`` before one takes it away, and ``?``
+    says that it cannot be told.
+    """
+    having, untold = set[str](), set[str]()
     for token in filter(None, nouns.split(", ")):
-        sign, name = token.startswith("-"), token.removeprefix("-")
-        quantity, sharp, limit = name.partition(">")
-        if name.startswith("@"):
-            meant = {a for a in facts.answers if facts.of(a, name[1:]) == "yes"}
-        elif sharp:
-            meant = {a for a in facts.answers if measures[a][quantity] > float(limit)}
-        elif name in facts:
-            meant = {name}
+        meant = _meant(token.removeprefix("-").removeprefix("?"), facts, measures)
+        if token.startswith("?"):
+            untold |= meant
         else:
-            raise FactsError(f"particulars.toml: {name!r} in {nouns!r} is none of the nouns.")
-        having = having - meant if sign else having | meant
-    return having
+            having = having - meant if token.startswith("-") else having | meant
+            untold -= meant
+    return having, untold
+
+
+def _meant(name: str, facts: Facts, measures: Measures) -> set[str]:
+    quantity, sharp, limit = name.partition(">")
+    if name.startswith("@"):
+        return {answer for answer in facts.answers if facts.of(answer, name[1:]) == "yes"}
+    if sharp:
+        return {answer for answer in facts.answers if measures[answer][quantity] > float(limit)}
+    if name not in facts:
+        raise FactsError(f"particulars.toml: {name!r} is none of the nouns.")
+    return {name}
 
 
 def _by_stems(lexicon: Lexicon, measures: Measures) -> dict[tuple[str, ...], Mapping[str, float]]:

@@ -32,7 +32,7 @@ from itertools import chain, groupby, pairwise
 
 from evert.envs.twenty_questions import wording
 from evert.envs.twenty_questions.comparisons import DOWN, UP, compared
-from evert.envs.twenty_questions.guesses import EXPLICIT, Names, key
+from evert.envs.twenty_questions.guesses import EXPLICIT, GUESS_FILLER, Names, key, proper
 from evert.envs.twenty_questions.lexicon import Lexicon, Phrase, load_lexicon, tie
 from evert.envs.twenty_questions.parsed import Asked, Guess, Measured, Parsed, Several
 from evert.envs.twenty_questions.wording import (
@@ -58,6 +58,23 @@ KINDS = stems_of(
     """
 )
 """What may follow another attribute: "a striped animal" is both."""
+KIND_ATTRIBUTES = frozenset(
+    """
+    animal instrument furniture food vehicle electronic tool clothing stationery flower real_person
+    fictional landmark kitchenware sports_gear toy nature household living plant person female male
+    mammal bird insect reptile fruit vegetable pet ball musician actor scientist artist writer
+    athlete royal hero villain tower bridge tomb
+    """.split()
+)
+"""Attributes whose words may end the name of a kind: "a wild animal", "a measuring tool"."""
+HEADS = stems_of(
+    """
+    accessory activity area body building collection color container device equipment game gear
+    group job machine material member metal movie part place product season shape source sport
+    structure substance supply surface symbol system team toy vessel weapon word work
+    """
+)
+"""More of the words that end the name of a kind."""
 JOINTS = frozenset({"and", "or", "nor", "but", "that", "which", "who"})
 BESIDE = frozenset(
     {"as", "at", "by", "for", "from", "in", "like", "of", "on", "than", "to", "with"}
@@ -87,7 +104,7 @@ class QuestionParser:
 
     def __init__(self, lexicon: Lexicon, answers: Iterable[str]) -> None:
         self._lexicon = lexicon
-        self._names = Names(answers, lexicon.aliases)
+        self._names = Names(answers, lexicon.aliases, lexicon.others)
         self._order = {name: index for index, name in enumerate(lexicon.questions)}
         self._by_stem: dict[str, list[int]] = {}
         for index, phrase in enumerate(lexicon.phrases):
@@ -98,6 +115,12 @@ class QuestionParser:
             for name, question in lexicon.questions.items()
             if question
         }
+        self._heads = {
+            part
+            for one in lexicon.phrases
+            if len(one.stems) == 1 and one.attribute in KIND_ATTRIBUTES
+            for part in one.stems
+        } | {*FILLER, *WEAK, *KINDS, *HEADS}
         self._remembered = lru_cache(maxsize=10_000)(self._parse)
         self._known = {*self._by_stem, *FILLER, *NEGATIONS, *chain(*self._names.keys)}
 
@@ -116,31 +139,40 @@ class QuestionParser:
             text = question[explicit.end() :].strip(" \t\n.!?\"'")
             return Guess(self._names.find(words(text)) or text) if text else None
         canonical = self._canonical.get(tuple(map(stem, found)))
+        if canonical or (found.count("than") == 1 and UP & {*found} and DOWN & {*found}):
+            return canonical
+        spelled = [*map(self._spelled, found)]
         return (
-            canonical
-            or self._read(found)
-            or self._read([*map(self._spelled, found)])
-            or self._foreign(found)
+            self._read(found)
+            or self._read(spelled)
+            or self._foreign(question, found)
+            or self._attribute(found)
+            or self._attribute(spelled)
         )
 
-    def _foreign(self, found: list[str]) -> Guess | None:
-        """A guess of what the list does not have: "is it a dragon"."""
-        said = [word for word in found[3:] if word not in ARTICLES]
-        if found[2:3] not in (["a"], ["an"]) or not 0 < len(said) < 4 or "is" not in found[:1]:
-            return None
-        return None if any(stem(word) in self._known for word in said) else Guess(" ".join(said))
+    def _foreign(self, question: str, found: list[str]) -> Guess | None:
+        """A guess of what nobody has listed: "is it a dragon", "is it the Brooklyn Bridge"."""
+        name = proper(question)
+        if name and not all(stem(word) in self._lexicon.vocabulary for word in words(name)):
+            return Guess(name)
+        said = _noun_phrase(found)
+        strange = len(said) == 1 and not {*map(stem, said)} & self._known
+        headed = len(said) == 2 and stem(said[-1]) not in self._heads and not _qualifies(said[-1])
+        return Guess(" ".join(said)) if strange or headed else None
 
     def _read(self, found: list[str]) -> Parsed:
+        """What a question asks if no word of it is left to explain."""
         named = self._names.find(found)
         if named is not None:
             return Guess(named)
-        if found.count("than") == 1 and UP & {*found} and DOWN & {*found}:
-            return None
+        other = self._names.other(found)
+        if other is not None and _noun_phrase(found):
+            return Guess(other)
         return (
             compared(found, self._lexicon)
             or self._attribute(found, ALL)
             or self._several(found)
-            or self._attribute(found)
+            or (None if other is None else Guess(other))
         )
 
     def _several(self, found: list[str]) -> Several | None:
@@ -243,6 +275,20 @@ def _weight(part: str) -> float:
 def _enough(match: _Match, total: float, least: float) -> bool:
     share = sum(map(_weight, match.explained)) / total if total else 1.0
     return share >= (ALL if all(phrase.weak for phrase in match.phrases) else least)
+
+
+def _noun_phrase(found: list[str]) -> list[str]:
+    """The nouns of "is it a spinning top"; nothing if a question asks for more or for less."""
+    article = next((at for at, word in enumerate(found[:6]) if word in ("a", "an")), len(found))
+    said = found[article + 1 :]
+    asks = {"is", "be", "was"} & {*found[:article]} and not {*map(stem, found[:article])} - GUESS_FILLER
+    plain = not any(word in BESIDE or word in JOINTS or stem(word) in FILLER for word in said)
+    return said if asks and plain and len(said) < 4 else []
+
+
+def _qualifies(word: str) -> bool:
+    """Whether a word looks as if it said how something is, and named nothing."""
+    return word.endswith(("ed", "ful", "ous", "ible", "able", "ish", "less", "ive"))
 
 
 def _about(part: Asked | Measured) -> str | float:

@@ -24,6 +24,7 @@ FRAME = re.compile(
 """What people put before a question; it says nothing."""
 
 CONTRACTIONS = (
+    (r"(?<=\d),(?=\d{3})", ""),
     (r"\bcan't\b", "can not"),
     (r"\bwon't\b", "will not"),
     (r"\bcannot\b", "can not"),
@@ -81,9 +82,18 @@ IRREGULAR = {
 } | {word: word for word in WHOLE.split()}
 
 
+SENTENCES = re.compile(r"(?<=[?!.:])\s+(?=\w)")
+
+
+def asking(text: str) -> str:
+    """The sentence of a text that asks: the first with a question mark, or all if there is none."""
+    found = SENTENCES.split(text)
+    return next((one for one in found if one.endswith("?")), text) if len(found) > 1 else text
+
+
 def words(text: str) -> list[str]:
     """Lower-case words of a text, contractions taken apart, without a tag question's tail."""
-    text = FRAME.sub("", TAG.sub("", text.lower().replace("\u2019", "'").strip()))
+    text = FRAME.sub("", TAG.sub("", asking(text).lower().replace("\u2019", "'").strip()))
     for pattern, replacement in CONTRACTIONS:
         text = re.sub(pattern, replacement, text)
     found = (match[0] for match in re.finditer(r"[a-z0-9]+", text))
