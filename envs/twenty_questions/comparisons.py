@@ -24,6 +24,9 @@ BEGUN = stems_of("invented built made created born constructed exist existed aro
 LIFE = frozenset({"live", "lived", "die", "died", "alive", "living", "dead"})
 NOW = 2025
 _ANY = (FILLER - {"me", "you"}) | stems_of("average normal regular standard whole single entire")
+_MACHINES = {("dishwasher",), ("microwav",), ("wash", "machin")}
+_ROUGH = {(stem(word),) for word in "cat dog horse cow elephant van truck bus whale melon".split()}
+"""Things whose measures say more than the attribute that they stand for in the lexicon."""
 _NUMBERS = dict(zip(DIGITS.values(), range(2, 10), strict=True)) | {
     "one": 1,
     "ten": 10,
@@ -55,7 +58,9 @@ def _sized(found: Sequence[str], lexicon: Lexicon) -> Asked | Measured | None:
         return None
     key = tuple(stem(word) for word in rest if word == "me" or stem(word) not in _ANY)
     bigger = up != bool(NEGATIONS & {*map(stem, found)})
-    attribute = lexicon.references.get(key)
+    if key in _MACHINES and not {"than", "fit", "fits"} & said:
+        return None  # what is put into a dishwasher need not only fit
+    attribute = None if key in _ROUGH and key in lexicon.measures else lexicon.references.get(key)
     if attribute is not None and quantity == "centimetres":
         return Asked(attribute, bigger != (attribute in INVERSE))
     times = 1.0

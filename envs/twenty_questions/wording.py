@@ -12,7 +12,8 @@ FRAME = re.compile(
     r"""
     ^(?: (?:so|ok|okay|well|then|and|but|hm+)\b [\s,]* )*
     (?: are\ (?:we|you)\ (?:talking|thinking)\ (?:about|of)
-      | (?:do|would|could|can)\ (?:\w+\ ){1,3} (?:say|think|call|classify|describe|consider)
+      | am\ i\ looking\ for
+      | (?:do|would|could|can)\ (?:\w+\ ){1,3} (?:say|think|call(?=\ (?:it|this|that|one)\b)|classify|describe|consider)
         (?:\ that)?
       | (?:can|could)\ you\ tell\ me\ (?:if|whether)
       | i\ (?:wonder|want\ to\ know)\ (?:if|whether)
@@ -46,6 +47,7 @@ TAG = re.compile(
 """What makes a question of a statement, at its end; it says nothing."""
 
 FORMS = """
+    carry: carried carries; family: families; movie: movies;
     bed: bedding; blow: blown blew; bookshelf: bookshelves; break: broken; build: built; building:
     buildings; buy: bought; child: children; color: colour colours coloured colored colors; die:
     dies; draw: drawn drew; drive: drove driven; eat: ate eaten; find: found; fly: flown flew;
@@ -63,8 +65,8 @@ FORMS = """
 WHOLE = """
     actually bare bed bite building bus cane cape care ceiling clothes clothing cute deadly dice
     eating evening feed fine gas hardly hate headphones here his huge its king living mane morning
-    need note painting pine plane pliers put really red ring saw scissors seed site speed spine
-    spring sting string thing this tone trousers tube us wine wing
+    need note painting pine plane pliers put really red ring saw scared scissors seed site speed spine
+    spring sting string thing this tired tone topping trousers tube us wine wing
 """
 """Words that only look as if they had an ending."""
 
@@ -83,12 +85,14 @@ IRREGULAR = {
 
 
 SENTENCES = re.compile(r"(?<=[?!.:])\s+(?=\w)")
+EXAMPLES = re.compile(r",\s+(?:like|such as|for example)\b[^?]*")
+"""What is meant by the words before: ", like a watch"."""
 
 
 def asking(text: str) -> str:
     """The sentence of a text that asks: the first with a question mark, or all if there is none."""
-    found = SENTENCES.split(text)
-    return next((one for one in found if one.endswith("?")), text) if len(found) > 1 else text
+    found = SENTENCES.split(EXAMPLES.sub("", text))
+    return next((one for one in found if one.endswith("?")), text) if len(found) > 1 else found[0]
 
 
 def words(text: str) -> list[str]:

@@ -66,7 +66,6 @@ def wrong(questions: list[tuple[str, str]]) -> list[str]:
 HELD_OUT = rows("held_out_questions.csv")
 DEVELOPMENT = rows("development_questions.csv")
 KNOWN_TO_FAIL = [
-    "Is it a means of getting around, like a car or bike?",
     "Do you play it with a bow?",
     "Does it travel on rails?",
     "Do you hit it with something?",
