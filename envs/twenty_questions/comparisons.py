@@ -25,7 +25,7 @@ LIFE = frozenset({"live", "lived", "die", "died", "alive", "living", "dead"})
 NOW = 2025
 _ANY = (FILLER - {"me", "you"}) | stems_of("average normal regular standard whole single entire")
 _MACHINES = {("dishwasher",), ("microwav",), ("wash", "machin")}
-_ROUGH = {(stem(word),) for word in "cat dog horse cow elephant van truck bus whale melon".split()}
+_ROUGH = {(name,) for name in stems_of("cat dog horse cow elephant van truck bus whale melon")}
 """Things whose measures say more than the attribute that they stand for in the lexicon."""
 _NUMBERS = dict(zip(DIGITS.values(), range(2, 10), strict=True)) | {
     "one": 1,
@@ -94,9 +94,12 @@ def _aged(found: Sequence[str]) -> Measured | None:
     turned = bool(NEGATIONS & {*map(stem, found)})
     if {"before", "after"} & said and 1000 <= number <= NOW:
         return Measured("year", number, ("after" in said) != turned)
-    if not {"year", "years"} & said or not {"old", "older", "newer", "ago", "last", "past"} & said:
+    if (
+        not {"year", "years", "older", "younger"} & said
+        or not {"old", "older", "newer", "younger", "ago", "last", "past"} & said
+    ):
         return None
-    recent = bool({"less", "under", "newer", "last", "past"} & said)
+    recent = bool({"less", "under", "newer", "younger", "last", "past"} & said)
     if "ago" in said and not BEGUN & {*map(stem, found)}:
         return None
     return Measured("year", NOW - number, recent != turned)

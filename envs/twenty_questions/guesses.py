@@ -28,7 +28,8 @@ IDIOM = re.compile(
 )
 """Where they say nothing after all."""
 PROPER = re.compile(
-    r"\b(?:[Ii]s|[Ww]as|be) (?:it|he|she|this|that )?\s*(?:the )?([A-Z][\w.'-]+(?: [A-Z][\w.'-]+)*)\W*$"
+    r"\b(?:[Ii]s|[Ww]as|be) (?:(?:it|he|she|this|that) )?(?:the )?"
+    r"([A-Z][\w.'-]+(?: [A-Z][\w.'-]+)*)\W*$"
 )
 """A name at the end of a question."""
 PORTIONS = stems_of("bar bit bowl bottle box bunch cup glass jar loaf pair piece pot set slice")

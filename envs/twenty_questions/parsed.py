@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-
 Quantity: TypeAlias = Literal["centimetres", "kilograms", "dollars", "speed", "year"]
 """What is measured: length, weight, price, km/h, and when something was first there."""
 

@@ -16,7 +16,7 @@ from functools import cache
 from evert.envs.twenty_questions.errors import FactsError
 from evert.envs.twenty_questions.facts import FOLDER, Facts, YesNo, shipped_facts
 from evert.envs.twenty_questions.lexicon import Lexicon, load_lexicon, phrase
-from evert.envs.twenty_questions.wording import stems
+from evert.envs.twenty_questions.wording import FILLER, stems
 
 Measures = Mapping[str, Mapping[str, float]]
 """Centimetres and kilograms by the name of a thing; a thing need not have both."""
@@ -92,4 +92,6 @@ def _meant(name: str, facts: Facts, measures: Measures) -> set[str]:
 
 def _by_stems(lexicon: Lexicon, measures: Measures) -> dict[tuple[str, ...], Mapping[str, float]]:
     names = {name: (name, *lexicon.aliases.get(name, ())) for name in measures}
-    return {tuple(stems(said)): measures[name] for name, ways in names.items() for said in ways}
+    keys = {tuple(stems(said)): measures[name] for name, ways in names.items() for said in ways}
+    short = {tuple(part for part in key if part not in FILLER): told for key, told in keys.items()}
+    return {key: told for key, told in short.items() if key} | keys

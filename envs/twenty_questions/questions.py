@@ -25,6 +25,7 @@ No model, no chance: these rules, in this order, each of which may settle the ma
 """
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -58,20 +59,14 @@ KINDS = stems_of(
     """
 )
 """What may follow another attribute: "a striped animal" is both."""
-KIND_ATTRIBUTES = frozenset(
-    """
-    animal instrument furniture food vehicle electronic tool clothing stationery flower real_person
-    fictional landmark kitchenware sports_gear toy nature household living plant person female male
-    mammal bird insect reptile fruit vegetable pet ball musician actor scientist artist writer
-    athlete royal hero villain tower bridge tomb
-    """.split()
-)
-"""Attributes whose words may end the name of a kind: "a wild animal", "a measuring tool"."""
+OF_KIND = re.compile(r"Is (?:it an? |this person |it \w+\?)")
+"""Begins the questions of attributes whose words may end a name of a kind: "a wild animal"."""
 HEADS = stems_of(
     """
     accessory activity area body building collection color container device equipment game gear
-    group job machine material member metal movie part place product season shape source sport
-    structure substance supply surface symbol system team toy vessel weapon word work
+    group job king landscape machine material member metal movie part pet place planet product
+    queen ruler season shape source sport structure substance supply surface symbol system team
+    toy vessel weapon word work
     """
 )
 """More of the words that end the name of a kind."""
@@ -118,7 +113,7 @@ class QuestionParser:
         self._heads = {
             part
             for one in lexicon.phrases
-            if len(one.stems) == 1 and one.attribute in KIND_ATTRIBUTES
+            if len(one.stems) == 1 and OF_KIND.match(lexicon.questions[one.attribute])
             for part in one.stems
         } | {*FILLER, *WEAK, *KINDS, *HEADS}
         self._remembered = lru_cache(maxsize=10_000)(self._parse)
@@ -281,7 +276,11 @@ def _noun_phrase(found: list[str]) -> list[str]:
     """The nouns of "is it a spinning top"; nothing if a question asks for more or for less."""
     article = next((at for at, word in enumerate(found[:6]) if word in ("a", "an")), len(found))
     said = found[article + 1 :]
-    asks = {"is", "be", "was"} & {*found[:article]} and not {*map(stem, found[:article])} - GUESS_FILLER
+    asks = (
+        {"is", "be", "was"} & {*found[:article]}
+        and "there" not in found
+        and not {*map(stem, found[:article])} - GUESS_FILLER
+    )
     plain = not any(word in BESIDE or word in JOINTS or stem(word) in FILLER for word in said)
     return said if asks and plain and len(said) < 4 else []
 

@@ -13,8 +13,8 @@ FRAME = re.compile(
     ^(?: (?:so|ok|okay|well|then|and|but|hm+)\b [\s,]* )*
     (?: are\ (?:we|you)\ (?:talking|thinking)\ (?:about|of)
       | am\ i\ looking\ for
-      | (?:do|would|could|can)\ (?:\w+\ ){1,3} (?:say|think|call(?=\ (?:it|this|that|one)\b)|classify|describe|consider)
-        (?:\ that)?
+      | (?:do|would|could|can)\ (?:\w+\ ){1,3}
+        (?:say|think|call(?=\ (?:it|this|that|one)\b)|classify|describe|consider) (?:\ that)?
       | (?:can|could)\ you\ tell\ me\ (?:if|whether)
       | i\ (?:wonder|want\ to\ know)\ (?:if|whether)
       | is\ it\ (?:true|correct|right|fair\ to\ say)\ that
@@ -65,8 +65,8 @@ FORMS = """
 WHOLE = """
     actually bare bed bite building bus cane cape care ceiling clothes clothing cute deadly dice
     eating evening feed fine gas hardly hate headphones here his huge its king living mane morning
-    need note painting pine plane pliers put really red ring saw scared scissors seed site speed spine
-    spring sting string thing this tired tone topping trousers tube us wine wing
+    need news note painting pine plane pliers put really red ring saw scared scissors seed site speed
+    spine spring sting string thing this tired tone topping trousers tube us wine wing
 """
 """Words that only look as if they had an ending."""
 

@@ -3,6 +3,9 @@
     python -m tests.envs.twenty_questions.mistakes
 
 Odd lines of ``blind_questions.csv`` are for looking at, even ones for the score alone.
+``strangers_questions.csv`` has 640 questions written for evert by two writers who had seen the
+nouns alone: a single ones, b whole games. 0.906 and 0.806 of them were answered rightly at first
+sight; they have been looked at since. There a right guess is a "yes" like others.
 """
 
 import csv
@@ -14,9 +17,19 @@ from evert.envs.twenty_questions.answerers import KnowledgeAnswerer
 from evert.envs.twenty_questions.nouns import shipped_nouns
 from evert.envs.twenty_questions.parsed import Guess, Parsed
 
-with open(Path(__file__).parent / "blind_questions.csv", newline="") as file:
-    ROWS = [*csv.DictReader(file)]
-HALVES = {"development": ROWS[::2], "held-out": ROWS[1::2]}
+
+def _rows(name: str) -> list[dict[str, str]]:
+    with open(Path(__file__).parent / name, newline="") as file:
+        return [*csv.DictReader(file)]
+
+
+ROWS, STRANGERS = _rows("blind_questions.csv"), _rows("strangers_questions.csv")
+SETS = {
+    "development": ROWS[::2],
+    "held-out": ROWS[1::2],
+    "strangers' a": [row for row in STRANGERS if row["set"] == "a"],
+    "strangers' b": [row for row in STRANGERS if row["set"] == "b"],
+}
 KINDS = (
     "not understood",
     "guess not seen",
@@ -26,17 +39,18 @@ KINDS = (
 )
 
 
-def mistakes(half: str) -> Iterator[tuple[str, str, str, Parsed]]:
+def mistakes(name: str) -> Iterator[tuple[str, str, str, Parsed]]:
     """Kind, noun, question and what it was parsed to, of each question answered wrongly."""
     answerer = KnowledgeAnswerer()
     nouns = {noun.answer: noun for noun in shipped_nouns()}
-    for row in HALVES[half]:
+    for row in SETS[name]:
         noun, question, wanted = row["noun"], row["question"], row["answer"]
         said = answerer.answer_now(nouns[noun], question)
         parsed = answerer.parser.parse(question)
         guess = wanted in ("right", "wrong")
         yes_or_no = {"right": "yes", "wrong": "no"}.get(wanted, wanted)
-        if said.yes_or_no == yes_or_no and said.correct == (wanted == "right"):
+        told = "set" in row or said.correct == (wanted == "right")
+        if said.yes_or_no == yes_or_no and told:
             continue
         if guess and not isinstance(parsed, Guess):
             kind = "guess not seen"
@@ -52,8 +66,8 @@ def mistakes(half: str) -> Iterator[tuple[str, str, str, Parsed]]:
 if __name__ == "__main__":
     print("| questions | right |", " | ".join(KINDS), "|")
     print("|" + "---|" * (2 + len(KINDS)))
-    for half, rows in HALVES.items():
-        kinds = Counter(kind for kind, *_ in mistakes(half))
+    for name, rows in SETS.items():
+        kinds = Counter(kind for kind, *_ in mistakes(name))
         right = 1 - kinds.total() / len(rows)
         counts = " | ".join(str(kinds[kind]) for kind in KINDS)
-        print(f"| {half}, {len(rows)} | {right:.3f} | {counts} |")
+        print(f"| {name}, {len(rows)} | {right:.3f} | {counts} |")

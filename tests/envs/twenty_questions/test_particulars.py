@@ -4,13 +4,14 @@
 2. The canonical questions are answered from the facts, whatever else is known.
 3. No phrase is in two lines: which of them counted would be left to their order.
 4. Of 900 questions written before anybody looked at the parser, what fails is counted by kind
-   (``PROVENANCE.md`` says who wrote them and what was looked at).
+   (``PROVENANCE.md`` says who wrote them and what was looked at), and so it is of 640 that two
+   strangers wrote.
 """
 
 from collections import Counter
 
 import pytest
-from tests.envs.twenty_questions.mistakes import HALVES, mistakes
+from tests.envs.twenty_questions.mistakes import SETS, mistakes
 
 from evert.envs.twenty_questions.answerers import KnowledgeAnswerer
 from evert.envs.twenty_questions.facts import shipped_facts
@@ -42,10 +43,47 @@ def said(noun: str, question: str) -> str:
         ("Is it red or yellow?", "banana", "frog"),
         ("Is it an animal and not a bird?", "dog", "owl"),
         ("Is he still alive?", "Taylor Swift", "Albert Einstein"),
+        ("Is there only one of them?", "Eiffel Tower", "spoon"),
+        ("Do you put your feet on it?", "ladder", "sock"),
+        ("Do you put it on your feet?", "sock", "ladder"),
+        ("Can more than one person sit on it?", "bench", "chair"),
+        ("Does it only have room for one person?", "bicycle", "bus"),
     ],
 )
 def test_a_particular_holds_for_its_nouns_and_no_others(question: str, yes: str, no: str) -> None:
     assert (said(yes, question), said(no, question)) == ("yes", "no")
+
+
+@pytest.mark.parametrize(
+    ("question", "yes", "no"),
+    [
+        ("Is it cheaper than a car?", "stapler", "helicopter"),
+        ("Does it cost more than $100?", "piano", "eraser"),
+        ("Does it cost under 1,000 dollars?", "laptop", "car"),
+        ("Is it faster than a car?", "airplane", "tractor"),
+        ("Is it slower than a horse?", "frog", "lion"),
+        ("Is it more than a thousand years old?", "Colosseum", "Statue of Liberty"),
+        ("Is it less than 100 years old?", "Sydney Opera House", "Colosseum"),
+        ("Was it invented before 1850?", "pencil", "laptop"),
+        ("Was it around 200 years ago?", "knife", "television"),
+        ("Is she older than 60?", "Marie Curie", "Taylor Swift"),
+        ("Can you carry it in a backpack?", "laptop", "bed"),
+    ],
+)
+def test_prices_speeds_and_ages_are_compared(question: str, yes: str, no: str) -> None:
+    assert (said(yes, question), said(no, question)) == ("yes", "no")
+
+
+def test_what_has_no_price_or_no_speed_cannot_be_compared_by_it() -> None:
+    assert said("Marie Curie", "Is it cheaper than a TV?") == "n/a"
+    assert said("mountain", "Is it faster than a car?") == "n/a"
+
+
+def test_a_particular_may_depend_on_which_one_is_meant() -> None:
+    assert said("balloon", "Is it a blue one?") == "n/a"
+    assert said("banana", "Is it a blue one?") == "no"
+    assert said("dog", "Is it a boy?") == "n/a"
+    assert said("Harry Potter", "Is it a boy?") == "yes"
 
 
 def test_what_makes_no_sense_for_a_noun_is_told_only_if_the_rest_does_not_settle_it() -> None:
@@ -81,9 +119,19 @@ def test_every_noun_has_a_length_a_weight_and_a_year() -> None:
     assert [n for n in NOUNS if not {*measures[n]} >= {"centimetres", "kilograms", "year"}] == []
 
 
-@pytest.mark.parametrize(("half", "least"), [("development", 0.98), ("held-out", 0.95)])
-def test_questions_written_before_the_parser_was_read_are_answered(half: str, least: float) -> None:
-    kinds = Counter(kind for kind, *_ in mistakes(half))
+@pytest.mark.parametrize(
+    ("name", "questions", "least"),
+    [
+        ("development", 450, 0.98),
+        ("held-out", 450, 0.97),
+        ("strangers' a", 320, 0.98),
+        ("strangers' b", 320, 0.96),
+    ],
+)
+def test_questions_written_before_the_parser_was_read_are_answered(
+    name: str, questions: int, least: float
+) -> None:
+    kinds = Counter(kind for kind, *_ in mistakes(name))
 
-    assert len(HALVES[half]) == 450
-    assert kinds.total() <= (1 - least) * len(HALVES[half]), kinds
+    assert len(SETS[name]) == questions
+    assert kinds.total() <= (1 - least) * questions, kinds

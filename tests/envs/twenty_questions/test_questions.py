@@ -120,6 +120,55 @@ def test_a_noun_that_the_list_does_not_have_is_a_guess_too(question: str) -> Non
     assert parsed.answer not in ANSWERS
 
 
+@pytest.mark.parametrize(
+    "question",
+    [
+        "a teapot?",
+        "Hot dog?",
+        "Is it Beethoven?",
+        "is it garlic",
+        "Is it earplugs?",
+        "Is it a fly?",
+        "Is the answer a tiger?",
+        "Is it a spinning top?",
+        "Is it a football helmet?",
+        "Could it be the Brooklyn Bridge?",
+        "Is it Humphrey Appleby?",
+        "Is it a paper napkin?",
+    ],
+)
+def test_things_that_are_none_of_the_nouns_are_guesses(question: str) -> None:
+    parsed = PARSER.parse(question)
+
+    assert isinstance(parsed, Guess)
+    assert parsed.answer not in ANSWERS
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "Is it a mammal?",
+        "Is it a kitchen tool?",
+        "Is it an instrument?",
+        "Is it a board game?",
+        "Is it American?",
+        "Does it fly?",
+        "Is it glass?",
+        "Is there a light inside?",
+        "Was he in a book first?",
+        "Is it a musical intrument?",
+    ],
+)
+def test_what_a_thing_is_or_does_is_no_guess(question: str) -> None:
+    assert not isinstance(PARSER.parse(question), Guess)
+
+
+def test_a_name_that_is_none_of_the_nouns_may_be_put_on_the_list() -> None:
+    parser = QuestionParser(load_lexicon(), [*ANSWERS, "teapot"])
+
+    assert parser.parse("Is it a tea pot?") == Guess("teapot")
+
+
 def test_a_noun_within_a_longer_question_is_no_guess() -> None:
     for question in (
         "Is it part of a car?",
@@ -194,6 +243,19 @@ def test_a_negation_turns_the_answer_round(question: str) -> None:
 
 @pytest.mark.parametrize("question", ["Isn't it electric?", "Is it electric, isn't it?"])
 def test_a_negation_that_only_expects_a_yes_does_not(question: str) -> None:
+    assert PARSER.parse(question) == Asked("electric")
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "I have an idea: is it electric?",
+        "Is it electric? I mean the usual kind.",
+        "Is it electric, like a lamp or a toaster?",
+        "Am I looking for something electric?",
+    ],
+)
+def test_what_stands_before_and_after_a_question_says_nothing(question: str) -> None:
     assert PARSER.parse(question) == Asked("electric")
 
 
