@@ -65,8 +65,8 @@ FORMS = """
 WHOLE = """
     actually bare bed bite building bus cane cape care ceiling clothes clothing cute deadly dice
     eating evening feed fine gas hardly hate headphones here his huge its king living mane morning
-    need news note painting pine plane pliers put really red ring saw scared scissors seed site speed
-    spine spring sting string thing this tired tone topping trousers tube us wine wing
+    need news note painting pine plane pliers put really red ring saw scared scissors seed site
+    speed spine spring sting string thing this tired tone topping trousers tube us wine wing
 """
 """Words that only look as if they had an ending."""
 
