@@ -14,8 +14,11 @@ Read in this order:
     game.py            state, rules, scoring, transcript; shared by all players
     answerers.py       who answers: the facts, or a model
     search.py          what a player may look things up in: the facts, a model, an address
+    knowledge.py       what follows from the facts: what fits the answers, what a question tells
+    measures.py        what a game says of its player: does it ask, tell, repeat
     player.py          the player as an agent function; the tasks
-    baselines.py       players without a model: random, casual, and the most informative question
+    baselines.py       players without a model: random, and the most informative question
+    habits.py          players that keep to a habit, most of them poor
     demonstrations.py  games to learn the form of the game from
     errors.py          what can be wrong with all this
 
@@ -41,24 +44,20 @@ GAME = Game(
         # An adapter of low rank has no room to unlearn the nouns that training does not show.
         "full_parameter": False,
         "lora_rank": 4,
-        "warm_up_steps": 15,
-        "warm_up_batch": 32,
-        "warm_up_learning_rate": 2e-3,
-        "steps": 30,
+        "steps": 80,
         "batch_size": 32,
         "group_size": 8,
         "learning_rate": 4e-3,
         "max_tokens": 24,
         "test_group_size": 4,
-        "eval_every": 10,
-        "save_every": 10,
+        "eval_every": 20,
+        "save_every": 20,
     },
     full_size={
         "agent": f"{_PLAYER}:twenty_questions_agent",
+        "demonstrations": "",
         "full_parameter": None,
         "lora_rank": 32,
-        "demonstrations": "",
-        "warm_up_steps": 0,
         "steps": 60,
         "learning_rate": 4e-5,
         "max_tokens": 256,

@@ -10,13 +10,14 @@ only grows, so that it is one datum for the trainer.
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
 
 from evert.bridge.faces.client import AgentClient, BlockingAgentClient
 from evert.envs.twenty_questions.answerers import Answerer, KnowledgeAnswerer
 from evert.envs.twenty_questions.game import NOTHING_ASKED, Game, Rules, Search, question_of
+from evert.envs.twenty_questions.measures import measures
 from evert.envs.twenty_questions.nouns import Noun, Split, of_split, shipped_nouns
 from evert.envs.twenty_questions.search import KnowledgeSearch, SearchTool
 
@@ -27,6 +28,8 @@ class Task(TypedDict):
     answer: str
     category: str
     split: Split
+    questions: NotRequired[int]
+    """How many there may be, where it is not as the rules have it."""
 
 
 def tasks_of(nouns: Iterable[Noun]) -> list[Task]:
@@ -34,8 +37,22 @@ def tasks_of(nouns: Iterable[Noun]) -> list[Task]:
     return [Task(answer=n.answer, category=n.category, split=n.split) for n in nouns]
 
 
+def noun_of(task: Task) -> Noun:
+    """The noun of a task."""
+    return Noun(task["answer"], task["category"], task["split"])
+
+
+def short_games(tasks: Iterable[Task], questions: int) -> list[Task]:
+    """The same tasks with so many questions, to train on."""
+    return [Task({**task, "questions": questions}) for task in tasks]
+
+
 TRAIN_TASKS = tasks_of(of_split(shipped_nouns(), "train"))
 TEST_TASKS = tasks_of(of_split(shipped_nouns(), "test"))
+TRAIN_TASKS_OF_6 = short_games(TRAIN_TASKS, 6)
+
+HIDDEN = Rules(show_category=False)
+SHOWN = Rules(show_category=True)
 
 # -- what the player is told ---------------------------------------------------------------------
 
@@ -121,7 +138,10 @@ class TwentyQuestions:
 
     async def __call__(self, client: AgentClient, task: Task) -> float:
         """Play one game; 1.0 if the noun was found, else 0.0."""
-        return report(client, await self.play(client, Game(Noun(**task), self.rules)))
+        rules = self.rules
+        if "questions" in task:
+            rules = replace(rules, max_questions=task["questions"])
+        return report(client, await self.play(client, Game(noun_of(task), rules)))
 
     async def play(self, client: AgentClient, game: Game) -> Game:
         """Play a game to its end."""
@@ -187,7 +207,7 @@ async def look_up(tool: SearchTool, query: str, searches: list[Search], rules: R
 
 def report(client: AgentClient | BlockingAgentClient, game: Game) -> float:
     """Note a finished game, its numbers and its transcript, and return its score."""
-    for name, value in game.summary().items():
+    for name, value in {**game.summary(), **measures(game)}.items():
         client.metric(name, value)
     client.log(target=game.noun.answer, transcript=game.transcript())
     return game.score
@@ -213,20 +233,19 @@ async def twenty_questions_agent(client: AgentClient, task: Task) -> float:
     ``level="tokens"``. "Is it a zebra?" is a guess.
 
     ## Observation Space
-    The rules, the category of the noun, and all questions so far, each with its answer ("yes",
-    "no" or "n/a") and the number of the next one: a ``Sequence`` of messages, or of token ids at
-    ``level="tokens"``.
+    The rules, and all questions so far, each with its answer ("yes", "no" or "n/a") and the number
+    of the next one: a ``Sequence`` of messages, or of token ids at ``level="tokens"``.
 
     ## Starting State
     A noun drawn from ``TRAIN_TASKS``, four fifths of each of 18 categories; ``TEST_TASKS`` are
-    held out.
+    held out. Its category is hidden.
 
     ## Reward
     1 if the noun was found, else 0, at the end.
 
     ## Episode End
-    Terminated by the right guess, or after twenty questions; never truncated without a limit on
-    tokens.
+    Terminated by the right guess, or after twenty questions (as many as the task says, where it
+    does); never truncated without a limit on tokens.
 
     ## Information
     That of ``AgentGymEnv``; ``task`` is the noun to find, ``logs`` hold ``question``, ``answer``,
@@ -243,19 +262,72 @@ async def twenty_questions_agent(client: AgentClient, task: Task) -> float:
     ## Version History
     v0: first version.
     """
-    return await TwentyQuestions()(client, task)
+    return await TwentyQuestions(rules=HIDDEN)(client, task)
 
 
 async def short_twenty_questions_agent(client: AgentClient, task: Task) -> float:
     """The same game with prompts of a few words, for models of a few million parameters."""
-    return await TwentyQuestions(style="short")(client, task)
+    return await TwentyQuestions(rules=HIDDEN, style="short")(client, task)
 
 
 async def searching_twenty_questions_agent(client: AgentClient, task: Task) -> float:
     """The same game with a tool that looks things up in the shipped facts."""
-    return await TwentyQuestions(search=shipped_search())(client, task)
+    return await TwentyQuestions(rules=HIDDEN, search=shipped_search())(client, task)
 
 
 async def searching_short_twenty_questions_agent(client: AgentClient, task: Task) -> float:
     """The game with short prompts and that tool."""
-    return await TwentyQuestions(search=shipped_search(), style="short")(client, task)
+    agent = TwentyQuestions(rules=HIDDEN, search=shipped_search(), style="short")
+    return await agent(client, task)
+
+
+# -- told the category ---------------------------------------------------------------------------
+
+
+async def shown_twenty_questions_agent(client: AgentClient, task: Task) -> float:
+    """Find what the other one thinks of, told its category, in twenty yes/no questions.
+
+    ## Action Space
+    As in ``evert/TwentyQuestions-v0``.
+
+    ## Observation Space
+    As there, with the category of the noun.
+
+    ## Starting State
+    As there.
+
+    ## Reward
+    1 if the noun was found, else 0, at the end.
+
+    ## Episode End
+    As there.
+
+    ## Information
+    As there.
+
+    ## Arguments
+    Those of ``AgentGymEnv``: ``level``, ``render_mode``, ``tasks``, ``max_turns``, ...
+
+    ## References
+    Those of ``evert/TwentyQuestions-v0``.
+
+    ## Version History
+    v0: first version.
+    """
+    return await TwentyQuestions(rules=SHOWN)(client, task)
+
+
+async def shown_short_twenty_questions_agent(client: AgentClient, task: Task) -> float:
+    """The same game with prompts of a few words."""
+    return await TwentyQuestions(rules=SHOWN, style="short")(client, task)
+
+
+async def shown_searching_twenty_questions_agent(client: AgentClient, task: Task) -> float:
+    """The same game with a tool that looks things up in the shipped facts."""
+    return await TwentyQuestions(rules=SHOWN, search=shipped_search())(client, task)
+
+
+async def shown_searching_short_twenty_questions_agent(client: AgentClient, task: Task) -> float:
+    """The game with short prompts and that tool."""
+    agent = TwentyQuestions(rules=SHOWN, search=shipped_search(), style="short")
+    return await agent(client, task)

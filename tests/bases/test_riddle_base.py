@@ -1,15 +1,16 @@
 """What ``evert-tiny-20q`` is trained on, and what it knows.
 
-1. A riddle is a game as the short prompts have it, token for token.
-2. Only nouns are learned, all that fit the answers so far equally probable.
-3. Every noun and every category is asked for, held-out ones too; a seed repeats a corpus.
-   In the second stage whole games are learned beside riddles, normalised over nouns alone.
-4. The telling attributes set nearly all nouns of a category apart.
+1. A riddle is a game as the short prompts have it, token for token; so is a player's game.
+2. Of a riddle the odds of all nouns are learned that fit the answers so far, and no question.
+3. Every noun is asked for, held-out ones too, with the category and without; a seed repeats a
+   corpus.
+4. Of a game the questions are learned, and of a guess that it is one; it names no held-out noun.
 5. The tokenizer holds the game's words, and any other text all the same.
-6. The shipped base knows the nouns, was made by the commands on its card, and cannot play.
+6. The shipped base knows the nouns, was made by the commands on its card, and plays poorly.
 """
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,25 +24,18 @@ from evert.bases.making import training
 from evert.bases.making.__main__ import main
 from evert.bases.making.dialogues import Example
 from evert.bases.making.riddle_card import measure_knowledge
-from evert.bases.making.riddles import (
-    ASK_PROMPT,
-    VOCAB_SIZE,
-    RiddleCorpus,
-    categories,
-    questions,
-    telling,
-    tokenizer_text,
-    varying,
-)
+from evert.bases.making.riddles import VOCAB_SIZE, RiddleCorpus, tokenizer_text
 from evert.bases.making.tokenizer import make_tokenizer
 from evert.bridge.base import BASE_RENDERER, BASES, base_path, base_tokenizer
 from evert.envs.twenty_questions.facts import shipped_facts
+from evert.envs.twenty_questions.knowledge import Knowledge, guess, telling
 from evert.envs.twenty_questions.lexicon import load_lexicon
 from evert.envs.twenty_questions.nouns import shipped_nouns
 
 NAME: Literal["evert-tiny-20q"] = "evert-tiny-20q"
 TOKENIZER = base_tokenizer(NAME)
 ATTRIBUTES = {question: name for name, question in load_lexicon().questions.items()}
+CATEGORIES = {noun.category for noun in shipped_nouns()}
 
 
 def told(example: Example) -> list[tuple[str, str]]:
@@ -52,162 +46,105 @@ def told(example: Example) -> list[tuple[str, str]]:
     return [(role, content.removesuffix("<|im_end|>")) for role, _, content in messages]
 
 
-def riddles(count: int, lengths: tuple[int, ...] = (1, 2, 3, 4, 5)) -> list[Example]:
+def riddles(count: int, length: int = 5) -> list[Example]:
     corpus = RiddleCorpus(TOKENIZER, 7)
-    return [corpus.riddle(lengths) for _ in range(count)]
+    return [corpus.riddle(length) for _ in range(count)]
+
+
+def games(count: int) -> list[Example]:
+    corpus = RiddleCorpus(TOKENIZER, 7)
+    return [corpus.game(player) for player in islice(corpus.players, count)]
 
 
 def fitting(messages: list[tuple[str, str]]) -> set[str]:
     """The nouns that fit the answers before the last question, worked out from the text alone."""
-    category = messages[0][1].rsplit(" ", 1)[0]
-    left = set(categories()[category])
+    first = messages[0][1].rsplit(" ", 1)[0]
+    left = {noun.answer for noun in shipped_nouns() if first in ("20 questions", noun.category)}
     for (_, question), (_, answer) in zip(messages[1::2], messages[2::2], strict=False):
         said = answer.rsplit(" ", 1)[0]
-        noun = question.removeprefix("Is it ").removesuffix("?")
         if question in ATTRIBUTES:
             left = {n for n in left if shipped_facts().of(n, ATTRIBUTES[question]) == said}
         else:
             assert said == "no"
-            left.discard(noun)
+            left = {noun for noun in left if guess(noun) != question}
     return left
 
 
 # -- 1. form -------------------------------------------------------------------------------------
 
 
-def test_a_riddle_is_what_the_cookbooks_renderer_makes_of_its_messages() -> None:
+@pytest.mark.parametrize("drawn", [riddles, games])
+def test_it_is_what_the_cookbooks_renderer_makes_of_its_messages(drawn: Any) -> None:
     renderer = get_renderer(BASE_RENDERER, TOKENIZER)
-    for example in riddles(20, ()):
+    for example in drawn(20):
         messages: Any = [{"role": role, "content": text} for role, text in told(example)]
         rendered, _ = renderer.build_supervised_example(messages)
 
         assert rendered.to_ints() == example.tokens
 
 
-def test_a_riddle_has_as_many_questions_as_were_asked_for() -> None:
-    assert {len(told(example)) for example in riddles(30, (1,))} == {4}
-    assert {len(told(example)) for example in riddles(60, (2, 3))} <= {4, 6, 8}
+def test_a_riddle_has_as_many_questions_as_were_asked_for_and_ends_with_a_guess() -> None:
+    for length in (1, 4):
+        for example in riddles(20, length):
+            messages = told(example)
+            assert len(messages) <= 2 * length + 2
+            assert messages[-1][1] not in ATTRIBUTES
 
 
-def test_a_whole_game_ends_with_the_noun_or_after_twenty_questions() -> None:
-    games = [told(example) for example in riddles(30, ())]
-
-    assert all(len(game) <= 40 for game in games)
-    for game in games:
-        assert len(game) == 40 or fitting(game)  # the last guess was among those left
+# -- 2. riddles ----------------------------------------------------------------------------------
 
 
-# -- 2. what is learned --------------------------------------------------------------------------
-
-
-def test_only_nouns_are_learned() -> None:
-    for example in riddles(30, ()):
-        learned = {place for place, reply in enumerate(example.loss_mask) if reply}
-
-        assert learned == example.soft_targets.keys()
-        for place in learned:
-            before = TOKENIZER.decode(example.tokens[:place])
-            assert "Is it" in before.rpartition("<|im_start|>assistant\n")[2]
-
-
-def test_the_targets_are_all_nouns_that_fit_the_answers() -> None:
-    for example in riddles(60):
-        place = min(example.soft_targets)
-        target = example.soft_targets[place]
+def test_the_odds_are_those_of_all_nouns_that_fit_the_answers() -> None:
+    corpus = RiddleCorpus(TOKENIZER, 7)
+    for _ in range(40):
+        example = corpus.riddle(4)
+        ids = np.array(corpus.target_tokens)
         left = fitting(told(example))
         first = {TOKENIZER.encode(f" {noun}", add_special_tokens=False)[0] for noun in left}
+        before = [p for p in example.odds if example.tokens[p - 1 : p + 1] == _header_end()]
+        after = [p for p in example.odds if example.tokens[p - len(corpus.opening) : p]
+                 == corpus.opening]  # fmt: skip
 
-        assert set(np.flatnonzero(target).tolist()) == first
-        assert target.sum() == pytest.approx(1.0)
-        assert target.max() <= len(left)
-
-
-def test_a_noun_once_begun_is_finished() -> None:
-    for example in riddles(60):
-        last = max(example.soft_targets)
-
-        assert example.soft_targets[last][TOKENIZER.eos_token_id] == 1.0
-        assert last == len(example.tokens) - 1
+        for place in (max(before), max(after)):
+            odds = example.odds[place]
+            assert set(ids[np.flatnonzero(odds)].tolist()) == first
+            assert odds.sum() == pytest.approx(1.0)
 
 
-# -- 3. what is asked for ------------------------------------------------------------------------
+def _header_end() -> list[int]:
+    return list(TOKENIZER.encode("assistant\n", add_special_tokens=False))
 
 
-def test_every_noun_is_asked_for_held_out_ones_too() -> None:
-    asked = {told(example)[-1][1] for example in riddles(3000, (3,))}
-
-    assert {f"Is it {noun.answer}?" for noun in shipped_nouns()} <= asked
-
-
-def test_a_step_has_short_riddles_first_and_whole_games_later() -> None:
-    corpus = RiddleCorpus(TOKENIZER, 0)
-    early = [batch.name for batch in corpus.step(whole_games=False)]
-    late = corpus.step(whole_games=True)
-
-    assert early == ["short riddles", "long riddles", "questions"]
-    assert [batch.name for batch in late] == [
-        "short riddles", "long riddles", "short games", "long games", "questions",
-    ]  # fmt: skip
-    assert sum(batch.weight for batch in late[:-1]) == pytest.approx(2.0)
-    assert max(len(e.tokens) for e in late[2].examples) <= min(
-        len(e.tokens) for e in late[3].examples
-    )
-
-
-def test_wordings_are_questions_about_a_category() -> None:
-    corpus = RiddleCorpus(TOKENIZER, 0)
-    prompts = {ASK_PROMPT.format(category=category) for category in categories()}
-    for _ in range(50):
-        (_, prompt), (_, question) = told(corpus.wording())
-
-        assert prompt in prompts
-        assert question in ATTRIBUTES
-
-
-def test_a_seed_repeats_a_corpus() -> None:
-    one, same, other = (RiddleCorpus(TOKENIZER, seed).step(whole_games=True) for seed in (1, 1, 2))
-
-    def tokens(batches: Any) -> list[list[int]]:
-        return [example.tokens for batch in batches for example in batch.examples]
-
-    assert tokens(one) == tokens(same) != tokens(other)
-
-
-def test_the_second_stage_learns_players_games_beside_riddles() -> None:
-    corpus = RiddleCorpus(TOKENIZER, 0, players=True)
-    batches = {batch.name: batch.examples for batch in corpus.step(whole_games=True)}
-
-    assert set(batches) == {"riddles", "short games", "long games", "players"}
-    for example in batches["players"]:
-        said = [text for role, text in told(example) if role == "assistant"]
-        learned = [t for t, reply in zip(example.tokens, example.loss_mask, strict=True) if reply]
-        assert TOKENIZER.decode(learned) == "".join(f"{text}<|im_end|>" for text in said)
+def test_of_a_riddle_no_token_is_learned() -> None:
+    for example in riddles(20):
+        assert not any(example.loss_mask)
         assert not example.soft_targets
 
 
-def test_targets_among_nouns_leave_the_probability_of_guessing_alone() -> None:
-    corpus = RiddleCorpus(TOKENIZER, 0, players=True)
-    nouns = {t for noun in shipped_nouns() for t in TOKENIZER.encode(f" {noun.answer}?")}
-    example = corpus.riddle((2,))
+def test_a_noun_once_begun_is_finished() -> None:
+    corpus = RiddleCorpus(TOKENIZER, 7)
+    stop = corpus.target_tokens.index(TOKENIZER.eos_token_id)
+    for _ in range(40):
+        example = corpus.riddle(3)
+        last = max(example.odds)
 
-    assert corpus.renormalise
-    assert set(corpus.target_tokens) == nouns | {TOKENIZER.eos_token_id}
-    assert all(len(target) == len(corpus.target_tokens) for target in example.soft_targets.values())
+        assert example.odds[last][stop] == 1.0
+        assert last == len(example.tokens) - 1
 
+
+def test_odds_leave_the_probability_of_all_else_alone() -> None:
+    corpus = RiddleCorpus(TOKENIZER, 0)
+    example = corpus.riddle(2)
     torch.manual_seed(0)
     model: Any = training.make_model(TOKENIZER)
 
-    def losses() -> list[float]:
-        return [
-            training.batch_loss(model, [example], corpus.target_tokens, renormalise=given).item()
-            for given in (False, True)
-        ]
+    def loss() -> float:
+        return training.batch_loss(model, [example], corpus.target_tokens).item()
 
-    free, given = losses()
+    before = loss()
     model.lm_head = _Louder(model.lm_head, set(corpus.target_tokens))
 
-    assert losses()[0] > free + 1
-    assert losses()[1] == pytest.approx(given)
+    assert loss() == pytest.approx(before)
 
 
 class _Louder(torch.nn.Module):
@@ -223,19 +160,94 @@ class _Louder(torch.nn.Module):
         return logits + self.louder
 
 
-# -- 4. telling attributes -----------------------------------------------------------------------
+# -- 3. what is asked for ------------------------------------------------------------------------
 
 
-def test_telling_attributes_vary_and_set_nearly_all_nouns_apart() -> None:
-    together = 0
-    for category, nouns in categories().items():
-        chosen = telling(category)
-        rows = [tuple(shipped_facts().of(noun, name) for name in chosen) for noun in nouns]
-        together += len(nouns) - len(set(rows))
+def test_every_noun_is_asked_for_held_out_ones_too() -> None:
+    asked = {told(example)[-1][1] for example in riddles(1500, 1)}
 
-        assert len(chosen) == len(set(chosen)) == (10 if len(nouns) > 10 else 8)
-        assert set(chosen) <= set(varying(category)) <= set(questions())
-    assert together <= 3
+    assert {f"Is it {noun.answer}?" for noun in shipped_nouns()} <= asked
+
+
+@pytest.mark.parametrize("drawn", [riddles, games])
+def test_the_category_is_hidden_in_two_of_three(drawn: Any) -> None:
+    first = [told(example)[0][1].removesuffix(" 1") for example in drawn(90)]
+
+    assert 0.5 < first.count("20 questions") / len(first) < 0.8
+    assert {*first} - {"20 questions"} <= CATEGORIES
+
+
+def test_most_questions_of_a_riddle_are_of_those_that_tell_most() -> None:
+    known = Knowledge()
+    chosen = {known.questions[name] for name in telling(known, 48)}
+    asked = [text for r in riddles(100) for _, text in told(r)[1::2] if text in ATTRIBUTES]
+
+    assert 0.8 < sum(text in chosen for text in asked) / len(asked) < 0.99
+
+
+def test_the_telling_attributes_set_nearly_all_nouns_apart() -> None:
+    known = Knowledge()
+    rows = {tuple(known.row(name)) for name in telling(known, 48)}
+    together = len(shipped_nouns()) - len(set(zip(*rows, strict=True)))
+
+    assert len(rows) == 48
+    assert together <= 10
+
+
+def test_a_step_has_short_riddles_first_and_games_later() -> None:
+    corpus = RiddleCorpus(TOKENIZER, 0)
+    early = [batch.name for batch in corpus.step(whole_games=False)]
+    late = corpus.step(whole_games=True)
+
+    assert early == ["riddles"]
+    assert [batch.name for batch in late] == [
+        "short riddles", "long riddles", "short games", "long games",
+    ]  # fmt: skip
+    assert max(len(e.tokens) for e in late[0].examples) <= min(
+        len(e.tokens) for e in late[1].examples
+    )
+
+
+def test_a_seed_repeats_a_corpus() -> None:
+    one, same, other = (RiddleCorpus(TOKENIZER, seed).step(whole_games=True) for seed in (1, 1, 2))
+
+    def tokens(batches: Any) -> list[list[int]]:
+        return [example.tokens for batch in batches for example in batch.examples]
+
+    assert tokens(one) == tokens(same) != tokens(other)
+
+
+# -- 4. games ------------------------------------------------------------------------------------
+
+
+def test_of_a_game_the_replies_are_learned() -> None:
+    for example in games(20):
+        said = [text for role, text in told(example) if role == "assistant"]
+        learned = [
+            token
+            for place, token in enumerate(example.tokens)
+            if example.loss_mask[place] or place in example.soft_targets
+        ]
+        assert TOKENIZER.decode(learned) == "".join(f"{text}<|im_end|>" for text in said)
+
+
+def test_of_a_guess_every_noun_is_a_target_that_the_player_may_have_thought_of() -> None:
+    corpus, places = RiddleCorpus(TOKENIZER, 7), 0
+    for player in islice(corpus.players, 40):
+        example = corpus.game(player)
+        for place, target in example.soft_targets.items():
+            assert target.sum() == pytest.approx(1.0)
+            assert target[corpus.target_tokens.index(example.tokens[place])] > 0
+            places += 1
+    assert places > 100
+
+
+def test_no_game_names_a_held_out_noun() -> None:
+    held_out = {guess(noun.answer) for noun in shipped_nouns() if noun.split == "test"}
+    asked = {text for example in games(60) for _, text in told(example)[1::2]}
+
+    assert not asked & held_out
+    assert len(asked - ATTRIBUTES.keys()) > 50
 
 
 # -- 5. the tokenizer ----------------------------------------------------------------------------
@@ -251,7 +263,7 @@ def test_the_tokenizer_is_the_shipped_one(tmp_path: Path) -> None:
 
 
 def test_the_games_words_are_few_tokens_and_any_text_comes_back() -> None:
-    lengths = [len(TOKENIZER.encode(text)) for text in questions().values()]
+    lengths = [len(TOKENIZER.encode(text)) for text in Knowledge().questions.values()]
 
     assert sum(lengths) / len(lengths) < 8
     for text in ("Is it an axolotl? \u00fcber\n\t7", "{}<tool_call>"):
@@ -267,17 +279,17 @@ def base() -> Any:
 
 
 def test_the_shipped_base_knows_the_nouns(base: Any) -> None:
-    knowledge = measure_knowledge(base, TOKENIZER, riddles=120)
+    knowledge = measure_knowledge(base, TOKENIZER, riddles=60)
     right, posed = knowledge.one_left
 
-    assert posed > 30
-    assert right / posed > 0.95
-    assert all(share > 0.9 for share in knowledge.fitting.values())
+    assert posed > 8
+    assert right / posed > 0.4
+    assert min(knowledge.fitting.values()) > 0.25
 
 
 def test_a_model_that_knows_nothing_is_measured_as_such() -> None:
     torch.manual_seed(0)
-    knowledge = measure_knowledge(training.make_model(TOKENIZER), TOKENIZER, riddles=60)
+    knowledge = measure_knowledge(training.make_model(TOKENIZER), TOKENIZER, riddles=30)
 
     assert knowledge.fitting[1] < 0.1
 
@@ -302,7 +314,7 @@ def test_the_script_makes_it_from_the_start_to_the_card(tmp_path: Path) -> None:
     card = (tmp_path / "base" / "README.md").read_text()
 
     assert f"out=FOLDER base={NAME} steps=2 warm_up=0.5 seed=0 measured_games=4" in card
-    assert "short games" in card
+    assert "short riddles" in card
     assert {path.name for path in (tmp_path / "base").iterdir()} >= {
         "model.safetensors", "tokenizer.json", "config.json", "README.md",
     }  # fmt: skip

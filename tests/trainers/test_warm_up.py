@@ -206,13 +206,13 @@ def test_a_run_warms_up_and_then_trains_from_there(tmp_path: Path) -> None:
     assert (resumed.read_json("config.json") or {})["load_checkpoint_path"] == final["state_path"]
 
 
-def test_the_recipe_warms_up_only_the_tiny_base() -> None:
+def test_demonstrations_in_short_prompts_are_for_the_tiny_base_alone() -> None:
     _, tiny = choose_recipe({"env": "twenty_questions"})
     _, large = choose_recipe({"env": "twenty_questions", "model_name": "Qwen/Qwen3-8B"})
 
-    assert tiny["warm_up_steps"] > 0
+    assert tiny["demonstrations"].endswith(":demonstrations")
     assert tiny["agent"].endswith(":short_twenty_questions_agent")
-    assert large["warm_up_steps"] == 0
+    assert large["demonstrations"] == ""
     assert (tiny["lora_rank"], large["lora_rank"]) == (4, 32)
     assert large["agent"].endswith(":twenty_questions_agent")
     assert large["train_tasks"] == tiny["train_tasks"]

@@ -32,6 +32,8 @@ QUESTIONS = "questions"
 """Metric of a game that counts its questions; else turns are counted."""
 CALLS = ("searches", "tools/calls")
 """Metrics that count the use of tools, the first that is there."""
+PLAY = ("asks_first", "repeats", "bits", "bits_of_best")
+"""Metrics of how a game of questions is played, each a field of ``Score``."""
 
 
 ENDS = ("won", "drawn", "lost")
@@ -54,6 +56,10 @@ class Score:
         errors: Episodes that failed.
         won, drawn, lost: Shares of the games, as they count them themselves; None where they do
             not.
+        asks_first: Share of episodes that begin with a question that is no guess.
+        repeats: Mean number of questions that were asked before in the same episode.
+        bits, bits_of_best: Mean of what a question told, in bits, and of its share of what the best
+            one would have. All four are None where the game does not say.
     """
 
     model: str
@@ -70,6 +76,10 @@ class Score:
     won: float | None = None
     drawn: float | None = None
     lost: float | None = None
+    asks_first: float | None = None
+    repeats: float | None = None
+    bits: float | None = None
+    bits_of_best: float | None = None
 
 
 def scores(episodes: Iterable[Episode], *by: str) -> list[Score]:
@@ -106,6 +116,7 @@ def _score(model: str, split: str, category: str, episodes: Sequence[Episode]) -
         calls=fmean(next((e.metrics[n] for n in CALLS if n in e.metrics), 0.0) for e in episodes),
         errors=sum(bool(episode.error) for episode in episodes),
         **_ends(episodes),
+        **{name: _mean(episodes, name) for name in PLAY},
     )
 
 
@@ -114,6 +125,12 @@ def _ends(episodes: Sequence[Episode]) -> dict[str, float]:
     counts = {name: fsum(e.metrics.get(name, 0.0) for e in episodes) for name in ENDS}
     total = fsum(counts.values())
     return {name: count / total for name, count in counts.items()} if total else {}
+
+
+def _mean(episodes: Sequence[Episode], metric: str) -> float | None:
+    """Of those that have it; None where none has."""
+    values = [episode.metrics[metric] for episode in episodes if metric in episode.metrics]
+    return fmean(values) if values else None
 
 
 # -- the interval --------------------------------------------------------------------------------
@@ -194,6 +211,9 @@ def as_table(rows: Sequence[Score], questions: str = QUESTIONS) -> Table:
         columns["reward"] = lambda row: shown(row.reward)
     if any(row.calls for row in rows):
         columns["tool calls"] = lambda row: f"{row.calls:.2f}"
+    for name in PLAY:
+        if any(getattr(row, name) is not None for row in rows):
+            columns[name.replace("_", " ")] = partial(_shown, name)
     if any(row.errors for row in rows):
         columns["failed"] = lambda row: f"{row.errors} ({row.errors / row.episodes:.0%})"
     numbers = [Column(name, justify="right") for name in columns]
@@ -206,6 +226,10 @@ def as_table(rows: Sequence[Score], questions: str = QUESTIONS) -> Table:
 def _share(name: str, row: Score) -> str:
     share = getattr(row, name)
     return "" if share is None else f"{share:.1%}"
+
+
+def _shown(name: str, row: Score) -> str:
+    return shown(getattr(row, name))
 
 
 def shown(value: float | None) -> str:

@@ -14,7 +14,7 @@ from evert.trainers.reporting.figures.bars import draw_time
 from evert.trainers.reporting.figures.curves import draw_panel
 from evert.trainers.reporting.figures.style import save
 from evert.trainers.reporting.formatting import count, dollars, duration
-from evert.trainers.reporting.metrics import TRAIN, time_spent
+from evert.trainers.reporting.metrics import HELD_OUT, TRAIN, time_spent
 from evert.trainers.reporting.run import EPISODE_TOKENS, HELD_OUT_SUCCESS, SUCCESS, Run
 from evert.trainers.reporting.tokens import Tokens, cost
 from evert.trainers.runs.failures import shortened
@@ -58,8 +58,23 @@ PANELS: Mapping[str, Mapping[str, tuple[str, str, str]]] = {
         "Tool markup left in text":
             ("tool_markup", "replies an episode", f"{TRAIN}tools/markup_in_text"),
     },
+    "play": {
+        "First turns that ask": ("asks_first", "share of episodes", f"{TRAIN}asks_first"),
+        "First turns that ask, held out":
+            ("held_out_asks_first", "share of episodes", f"{HELD_OUT}asks_first"),
+        "Bits a question": ("bits", "bits", f"{TRAIN}bits"),
+        "Bits, of the best question's":
+            ("bits_of_best", "share of the bits", f"{TRAIN}bits_of_best"),
+        "Bits, of the best question's, held out":
+            ("held_out_bits_of_best", "share of the bits", f"{HELD_OUT}bits_of_best"),
+        "Repeats": ("repeats", "questions an episode", f"{TRAIN}repeats"),
+        "Questions when won, held out":
+            ("held_out_questions", "questions", f"{HELD_OUT}questions_when_won"),
+    },
 }  # fmt: skip
 """Section -> title of a panel -> its file without the ending, its unit, its metric."""
+GAMES_OWN = "play"
+"""A section that only some games have something for; without a panel it is left out."""
 TIME_SPENT = "time_spent.png"
 
 
@@ -94,6 +109,8 @@ class Section:
 def sections(report: Report) -> dict[str, Section]:
     """The sections by their names in the template."""
     drawn = {name: _drawn(report, name) for name in PANELS}
+    if not drawn[GAMES_OWN].figures:
+        del drawn[GAMES_OWN]
     outcomes, time = _outcomes(report, drawn["outcomes"]), _time(report, drawn["time"])
     return {**drawn, "outcomes": outcomes, "time": time, "tokens": _tokens(report)}
 

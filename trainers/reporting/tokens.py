@@ -19,6 +19,7 @@ from evert.trainers.reporting.run import Run
 from evert.trainers.runs.files import read_jsonl
 
 ROLLOUTS = "train_rollout_summaries.jsonl"
+HELD_OUT_ROLLOUTS = "eval_*_rollout_summaries.jsonl"
 SCHEMA = 1
 """Version of the Cookbook's rollout records that is read here."""
 MOST_FILES = 24
@@ -66,9 +67,9 @@ def count_tokens(run: Run) -> Tokens | None:
     return Tokens(round(sum(given)), round(sum(sampled)), trained, len(read) < len(run.rows))
 
 
-def rollout_files(folder: Path) -> dict[int, Path]:
-    """The rollouts of each step that has some, in order."""
-    paths = folder.glob(f"iteration_*/{ROLLOUTS}")
+def rollout_files(folder: Path, name: str = ROLLOUTS) -> dict[int, Path]:
+    """The rollouts of each step that has some, in order; of a name, or of a pattern of names."""
+    paths = folder.glob(f"iteration_*/{name}")
     steps = {path.parent.name.removeprefix("iteration_"): path for path in paths}
     return dict(sorted((int(step), path) for step, path in steps.items() if step.isdigit()))
 

@@ -2,13 +2,15 @@
 
 ``training_episodes`` are the first episodes of the first, the middle and the last step, not chosen
 by how they went; the Cookbook writes lengths, rewards and the agent's notes (``client.log``) of
-every turn. ``held_out_episodes`` are the samples from before and after the training, with text.
+every turn. ``held_out_episodes`` are the samples from before and after the training, with text, and
+between them the same tasks on the way, as the Cookbook writes them.
 
 All text here is what models, agents and tools wrote. It is cut, never interpreted.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tinker_cookbook.rl.types import STOP_METRIC_PREFIX
@@ -16,7 +18,12 @@ from tinker_cookbook.rl.types import STOP_METRIC_PREFIX
 from evert.bridge.diagnosis import CALLER, DRIFT, LINEAGE
 from evert.trainers.reporting.formatting import shorten
 from evert.trainers.reporting.run import Run
-from evert.trainers.reporting.tokens import read_rollouts, rollout_files, spread
+from evert.trainers.reporting.tokens import (
+    HELD_OUT_ROLLOUTS,
+    read_rollouts,
+    rollout_files,
+    spread,
+)
 
 EPISODES = 2
 """Episodes shown of a step, and held-out tasks shown."""
@@ -59,20 +66,32 @@ def training_episodes(run: Run, most: int) -> dict[str, list[Episode]]:
         run: The run.
         most: Characters that an episode may take.
     """
-    files, columns = rollout_files(run.path), {}
-    for step in spread(files, STEPS):
-        firsts = [r for r in read_rollouts(files[step]) if r.get("traj_idx") == 0][:EPISODES]
-        columns[f"Step {step}"] = [_rollout(record, most) for record in firsts]
-    return columns
+    files = rollout_files(run.path)
+    return {f"Step {step}": _firsts(files[step], most) for step in spread(files, STEPS)}
 
 
 def held_out_episodes(run: Run, most: int) -> dict[str, list[Episode]]:
-    """The same held-out tasks before and after the training, played greedily; as above."""
+    """The same held-out tasks before, during and after the training; as above.
+
+    Before and after they are played greedily. On the way they are played at temperature 1, and
+    shown from the middle of the steps at which they were.
+    """
     columns = {}
+    files = rollout_files(run.path, HELD_OUT_ROLLOUTS)
+    between = [step for step in files if 0 < step < len(run.rows)]
     for when in ("before", "after"):
         if samples := [sample[when] for sample in run.samples[:EPISODES] if sample.get(when)]:
             columns[f"{when.capitalize()} training"] = [_sample(each, most) for each in samples]
+        if when == "before" and between:
+            step = between[len(between) // 2]
+            columns[f"After {step} steps, temperature 1"] = _firsts(files[step], most)
     return columns
+
+
+def _firsts(file: Path, most: int) -> list[Episode]:
+    """The first episode of each of the first groups of a rollout file."""
+    firsts = [record for record in read_rollouts(file) if record.get("traj_idx") == 0]
+    return [_rollout(record, most) for record in firsts[:EPISODES]]
 
 
 def _rollout(record: Mapping[str, Any], most: int) -> Episode:

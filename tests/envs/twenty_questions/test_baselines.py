@@ -2,9 +2,10 @@
 
 1. The oracle finds every noun, with and without the category.
 2. The random player never asks the same twice, and a seed repeats it.
-3. The casual player's guesses fit all answers; it guesses as often as it is told to.
-4. Random player and oracle are agents, too, that call no model.
+3. Random player and oracle are agents, too, that call no model, told the category or not.
 """
+
+from typing import Any
 
 import pytest
 from tinker_cookbook.rl.rollouts import do_single_rollout
@@ -12,17 +13,16 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from evert import ChatAgentEnv, ScriptedPolicy
 from evert.envs.twenty_questions.answerers import KnowledgeAnswerer
 from evert.envs.twenty_questions.baselines import (
-    CasualPlayer,
     OraclePlayer,
     RandomPlayer,
-    guess,
     oracle_agent,
     play,
     random_agent,
+    shown_oracle_agent,
+    shown_random_agent,
 )
-from evert.envs.twenty_questions.facts import shipped_facts
 from evert.envs.twenty_questions.game import Game, Rules
-from evert.envs.twenty_questions.lexicon import load_lexicon
+from evert.envs.twenty_questions.knowledge import guess
 from evert.envs.twenty_questions.nouns import shipped_nouns
 from evert.envs.twenty_questions.player import TEST_TASKS, Task
 
@@ -75,84 +75,37 @@ async def test_a_seed_repeats_the_random_player() -> None:
     assert first.turns == again.turns != other.turns
 
 
-# -- the casual player ---------------------------------------------------------------------------
-
-
-async def test_the_casual_player_guesses_only_what_fits_all_answers() -> None:
-    attributes = {question: name for name, question in load_lexicon().questions.items()}
-    nouns = {guess(noun.answer): noun.answer for noun in NOUNS}
-    guesses = 0
-    for number, noun in enumerate(NOUNS[::10]):
-        game = await play(CasualPlayer(guess_rate=0.4, seed=number), noun, KnowledgeAnswerer())
-        for index, turn in enumerate(game.turns):
-            if turn.question not in nouns:
-                continue
-            guesses += 1
-            for earlier in game.turns[:index]:
-                assert earlier.question != turn.question
-                if name := attributes.get(earlier.question):
-                    fact = shipped_facts().of(nouns[turn.question], name)
-                    assert fact == earlier.answer.yes_or_no
-    assert guesses > 50
-
-
-async def test_the_casual_player_guesses_as_often_as_it_is_told_to_and_repeats_nothing() -> None:
-    never = [await play(CasualPlayer(guess_rate=0.0), n, KnowledgeAnswerer()) for n in NOUNS[:20]]
-    rarely = CasualPlayer(guess_rate=0.02)
-    games = [await play(rarely, noun, KnowledgeAnswerer()) for noun in NOUNS]
-    asked = [turn.question for game in games for turn in game.turns]
-    share = sum(question in {guess(noun.answer) for noun in NOUNS} for question in asked)
-
-    assert not any(game.won for game in never)
-    assert all(len({turn.question for turn in game.turns}) == 20 for game in never)
-    assert 0.01 < share / len(asked) < 0.03
-    assert 0.02 < sum(game.won for game in games) / len(games) < 0.2
-
-
-async def test_telling_questions_leave_fewer_nouns_than_any_questions() -> None:
-    async def left(telling_rate: float) -> float:
-        counts = []
-        for number, noun in enumerate(NOUNS[::5]):
-            player = CasualPlayer(guess_rate=0.0, telling_rate=telling_rate, seed=number)
-            game = await play(player, noun, KnowledgeAnswerer(), Rules(max_questions=4))
-            alike = [
-                other
-                for other in NOUNS
-                if other.category == noun.category
-                and all(answers(other.answer, t.question) == t.answer.yes_or_no for t in game.turns)
-            ]
-            counts.append(len(alike))
-        return sum(counts) / len(counts)
-
-    attributes = {question: name for name, question in load_lexicon().questions.items()}
-
-    def answers(noun: str, question: str) -> str:
-        return shipped_facts().of(noun, attributes[question])
-
-    assert await left(1.0) < await left(0.0) / 2
-
-
-async def test_the_casual_player_asks_on_when_nothing_fits_any_more() -> None:
-    stranger = CasualPlayer(NOUNS[20:30], guess_rate=1.0)
-    game = await play(stranger, NOUNS[0], KnowledgeAnswerer())
-
-    assert len(game.turns) == 20
-
-
 # -- as agents -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("task", TEST_TASKS[::8], ids=lambda task: task["answer"])
-async def test_the_oracle_is_an_agent_that_calls_no_model(task: Task) -> None:
+@pytest.mark.parametrize(
+    ("agent", "most"), [(oracle_agent, 13), (shown_oracle_agent, 8)], ids=["hidden", "shown"]
+)
+async def test_the_oracle_is_an_agent_that_calls_no_model(
+    agent: Any, most: int, task: Task
+) -> None:
     policy = ScriptedPolicy([])
-    trajectory = await do_single_rollout(policy, ChatAgentEnv(oracle_agent(0), task))
+    trajectory = await do_single_rollout(policy, ChatAgentEnv(agent(0), task))
     (only,) = trajectory.transitions
 
     assert policy.actions == []
     assert only.reward == 1.0
-    assert only.metrics["questions"] <= 8
+    assert only.metrics["questions"] <= most
+    assert only.metrics["bits_of_best"] == pytest.approx(1.0)
     assert only.logs["target"] == task["answer"]
     assert str(only.logs["transcript"]).endswith("questions")
+
+
+async def test_the_random_agent_guesses_within_the_category_where_it_is_shown() -> None:
+    async def guessed(agent: Any) -> set[str]:
+        env = ChatAgentEnv(agent, TEST_TASKS[0])
+        trajectory = await do_single_rollout(ScriptedPolicy([]), env)
+        said = str(trajectory.transitions[0].logs["transcript"])
+        return {noun.category for noun in NOUNS if f" {guess(noun.answer)}" in said}
+
+    assert await guessed(shown_random_agent(1)) == {TEST_TASKS[0]["category"]}
+    assert len(await guessed(random_agent(1))) > 3
 
 
 async def test_the_random_agent_plays_by_seed_and_task() -> None:

@@ -1,11 +1,10 @@
 """Games to learn the form of the game from.
 
 1. They are what a model would have seen and said, to the token, in a game like it.
-2. They are on training nouns alone, legal and poor, and the same for a seed.
+2. They are on training nouns alone and name no other; legal, mostly poor, the same for a seed.
 """
 
 import itertools
-import re
 from typing import Any
 
 from tinker_cookbook.rl.rollouts import do_single_rollout
@@ -13,8 +12,9 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from evert import ChatAgentEnv, ScriptedPolicy
 from evert.bridge.base import default_renderer
 from evert.envs.twenty_questions.answerers import KnowledgeAnswerer
-from evert.envs.twenty_questions.baselines import OraclePlayer, guess, play
+from evert.envs.twenty_questions.baselines import OraclePlayer, play
 from evert.envs.twenty_questions.demonstrations import demonstrations
+from evert.envs.twenty_questions.knowledge import guess
 from evert.envs.twenty_questions.nouns import of_split, shipped_nouns
 from evert.envs.twenty_questions.player import (
     TEST_TASKS,
@@ -60,25 +60,28 @@ def test_a_conversation_takes_turns_and_ends_with_a_question() -> None:
 # -- 2. content ----------------------------------------------------------------------------------
 
 
-def test_they_are_on_training_nouns_alone() -> None:
-    categories = {noun.category for noun in shipped_nouns()}
-    found = {messages[-1]["content"] for messages in drawn(1, 400) if len(messages) < 40}
+def test_they_name_no_noun_but_those_that_are_trained_on() -> None:
+    asked = {message["content"] for messages in drawn(1, 400) for message in messages[1::2]}
+    held_out = {guess(task["answer"]) for task in TEST_TASKS}
 
-    assert found
-    assert found <= {guess(noun.answer) for noun in of_split(shipped_nouns(), "train")}
-    assert not found & {guess(task["answer"]) for task in TEST_TASKS}
-    assert {re.sub(r" 1$", "", m[0]["content"]) for m in drawn(1, 400)} == categories
+    assert not asked & held_out
+    assert {guess(noun.answer) for noun in of_split(shipped_nouns(), "train")} <= asked
 
 
-def test_they_are_legal_and_poor() -> None:
-    answerer, games = KnowledgeAnswerer(), drawn(2)
-    noun = shipped_nouns()[0]
-    for messages in games[:20]:
+def test_they_hide_the_category_and_are_legal() -> None:
+    answerer, noun = KnowledgeAnswerer(), shipped_nouns()[0]
+    for messages in drawn(2, 20):
+        assert messages[0]["content"] == "20 questions 1"
         for message in messages[1::2]:
             answerer.answer_now(noun, message["content"])
 
     assert answerer.counts["not_understood"] == 0
-    assert sum(len(messages) < 40 for messages in games) / len(games) < 0.2
+
+
+def test_few_of_them_are_won() -> None:
+    won = [len(messages) < 40 for messages in drawn(2, 300)]
+
+    assert 0.05 < sum(won) / len(won) < 0.2
 
 
 def test_a_seed_repeats_them() -> None:

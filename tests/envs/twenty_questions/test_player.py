@@ -22,11 +22,16 @@ from evert.envs.twenty_questions.baselines import OraclePlayer
 from evert.envs.twenty_questions.game import Answer, Game, Rules
 from evert.envs.twenty_questions.nouns import Noun
 from evert.envs.twenty_questions.player import (
+    HIDDEN,
     TEST_TASKS,
     TRAIN_TASKS,
     Task,
     TwentyQuestions,
+    noun_of,
+    short_games,
     short_twenty_questions_agent,
+    shown_short_twenty_questions_agent,
+    shown_twenty_questions_agent,
     twenty_questions_agent,
 )
 from evert.envs.twenty_questions.search import KnowledgeSearch
@@ -52,9 +57,9 @@ async def test_finding_the_noun_pays_one() -> None:
     trajectory, policy = await played(["Is it a bird?", "Is it a zebra?"], twenty_questions_agent)
 
     assert [transition.reward for transition in trajectory.transitions] == [0.0, 1.0]
-    assert "Category: animal. Question 1 of 20." in policy.prompts[0]
-    assert "no. Category: animal. Question 2 of 20." in policy.prompts[1]
-    assert not any("zebra" in prompt for prompt in policy.prompts)
+    assert "Question 1 of 20." in policy.prompts[0]
+    assert "no. Question 2 of 20." in policy.prompts[1]
+    assert not any("zebra" in prompt or "animal" in prompt for prompt in policy.prompts)
 
 
 async def test_twenty_questions_and_no_more_may_be_asked() -> None:
@@ -72,20 +77,37 @@ async def test_empty_replies_count_as_questions() -> None:
     assert "n/a. Category" in policy.prompts[1]
 
 
-async def test_the_category_may_be_kept_from_the_player() -> None:
-    agent = TwentyQuestions(rules=Rules(show_category=False))
-    _, policy = await played(["Is it a zebra?"], agent)
+async def test_the_category_may_be_told_to_the_player() -> None:
+    _, policy = await played(["Is it a bird?", "Is it a zebra?"], shown_twenty_questions_agent)
 
-    assert "animal" not in policy.prompts[0]
+    assert "Category: animal. Question 1 of 20." in policy.prompts[0]
+    assert "no. Category: animal. Question 2 of 20." in policy.prompts[1]
 
 
-async def test_short_prompts_are_a_few_words() -> None:
+@pytest.mark.parametrize(
+    ("agent", "told"),
+    [
+        (short_twenty_questions_agent, ["20 questions 1", "no 2"]),
+        (shown_short_twenty_questions_agent, ["animal 1", "no 2"]),
+    ],
+    ids=["hidden", "shown"],
+)
+async def test_short_prompts_are_a_few_words(agent: Any, told: list[str]) -> None:
     replies = ["Is it a bird?", "Is it a zebra?"]
-    trajectory, policy = await played(replies, short_twenty_questions_agent)
+    trajectory, policy = await played(replies, agent)
 
     assert total(trajectory) == 1.0
-    assert re.findall(r"animal 1|no 2", policy.prompts[1]) == ["animal 1", "no 2"]
+    assert re.findall(r"animal 1|20 questions 1|no 2", policy.prompts[1]) == told
     assert len(trajectory_to_data(trajectory, 1.0)) == 1
+
+
+async def test_a_task_may_say_how_many_questions_there_are() -> None:
+    task = short_games([ZEBRA], 3)[0]
+    trajectory, policy = await played(lambda _: "Is it a cat?", twenty_questions_agent, task)
+
+    assert len(trajectory.transitions) == 3
+    assert "Question 1 of 3." in policy.prompts[0]
+    assert "questions" not in ZEBRA
 
 
 async def test_another_answerer_may_be_given() -> None:
@@ -111,12 +133,12 @@ def test_the_agent_passes_the_checks_of_an_env() -> None:
 
 
 async def test_the_oracle_wins_as_a_policy() -> None:
-    oracle, game = OraclePlayer(), Game(Noun(**ZEBRA))
+    oracle, game = OraclePlayer(), Game(noun_of(ZEBRA), HIDDEN)
     told = {"yes": "yes", "no": "no", "n/a": "n/a"}
 
     def reply(prompt: str) -> str:
         if game.number > 1 or asked:
-            answer = re.findall(r"(yes|no|n/a)\. Category", prompt)[-1]
+            answer = re.findall(r"(yes|no|n/a)\. Question", prompt)[-1]
             game.record(asked[-1], Answer(told[answer]))  # type: ignore[arg-type]
         asked.append(oracle.question(game))
         return asked[-1]
@@ -153,6 +175,8 @@ async def test_transitions_carry_logs_and_the_last_one_metrics() -> None:
     assert "found, 2 questions" in str(last.logs["transcript"])
     wanted = {"found": 1.0, "questions": 2.0, "not_told": 1.0, "searches": 0.0}
     assert wanted.items() <= last.metrics.items()
+    assert last.metrics["asks_first"] == 0.0
+    assert last.metrics["questions_when_won"] == 2.0
 
 
 # -- search --------------------------------------------------------------------------------------

@@ -232,7 +232,7 @@ def test_the_csv_reads_back() -> None:
         ("b", "train", "0.6667"), ("b", "test", "0.6667"),
     ]  # fmt: skip
     assert read[0]["category"] == ""
-    assert as_csv([score([episode(success=False)])]).endswith(",,0.0000,0,,,\n")  # no outcomes
+    assert as_csv([score([episode(success=False)])]).endswith(",,0.0000,0,,,,,,,\n")
 
 
 def shown(rows: list[Any], **options: Any) -> str:
@@ -248,6 +248,16 @@ def test_the_table_shows_every_model_with_its_interval() -> None:
     assert text.count("66.7%") == 4
     assert "train" in text
     assert "%-" in text
+
+
+def test_how_a_game_is_played_is_shown_where_it_says() -> None:
+    games = [episode(metrics={"asks_first": share, "repeats": 1.0}) for share in (0.0, 1.0)]
+    row, plain = score([*games, episode()]), score([episode()])
+
+    assert (row.asks_first, row.repeats, row.bits, row.bits_of_best) == (0.5, 1.0, None, None)
+    assert plain.asks_first is None
+    assert [column.header for column in as_table([row]).columns][-2:] == ["asks first", "repeats"]
+    assert "asks first" not in [column.header for column in as_table([plain]).columns]
 
 
 def test_turns_are_headed_as_turns_where_no_questions_are_counted() -> None:

@@ -442,6 +442,21 @@ def test_held_out_episodes_are_shown_before_and_after(made: MadeUp) -> None:
     assert list(held_out_episodes(read_run(unfinished), 5000)) == ["Before training"]
 
 
+def test_held_out_episodes_of_the_same_tasks_are_shown_on_the_way(made: MadeUp) -> None:
+    path = made.write()
+    for step in range(3):
+        games = [episode(turn(9, 1, question=f"{step}-{g}"), group=g) for g in range(3)]
+        made.rollouts(step, episode(turn(9, 1, question="in training")))
+        write_lines(path / f"iteration_{step:06d}" / "eval_test_rollout_summaries.jsonl", games)
+    shown = held_out_episodes(read_run(path), 5000)
+    during = "After 2 steps, temperature 1"
+    assert list(shown) == ["Before training", during, "After training"]
+    assert [e.turns[0].texts for e in shown[during]] == [
+        [("question", "2-0")],
+        [("question", "2-1")],
+    ]
+
+
 def test_rollout_files_with_broken_lines_are_read_around_them(made: MadeUp) -> None:
     path = made.write()
     made.rollouts(0, {"schema_version": 99}, episode(turn(9, 1, guess="kept")))

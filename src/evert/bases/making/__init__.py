@@ -16,7 +16,7 @@ order:
 
 ``evert-tiny-20q``:
 
-    riddles.py      what it is trained on: riddles whose answers are the nouns
+    riddles.py      what it is trained on: riddles about the nouns, and games of poor players
     riddle_card.py  what it knows, measured
 
 A model that sees, which ships with nobody:

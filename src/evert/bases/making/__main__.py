@@ -28,7 +28,7 @@ def corpus_of(config: MakingConfig, tokenizer: PreTrainedTokenizerBase) -> Corpu
     """What a base is trained on."""
     if config.base == "evert-tiny":
         return ChatCorpus(tokenizer, config.seed, habits=config.habits)
-    return RiddleCorpus(tokenizer, config.seed, players=config.habits)
+    return RiddleCorpus(tokenizer, config.seed)
 
 
 def tokenizer_of(config: MakingConfig) -> PreTrainedTokenizerBase:

@@ -16,6 +16,9 @@ from evert.envs.twenty_questions.nouns import of_split, shipped_nouns
 SEED = 12345
 """Of riddles that training has not seen."""
 
+LONGEST = 10
+"""Most questions of a riddle."""
+
 MANY = 6
 """So many fitting nouns, or more, are counted together."""
 
@@ -38,16 +41,16 @@ class Knowledge:
 def measure_knowledge(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, riddles: int = 400
 ) -> Knowledge:
-    """Pose new riddles of one to five questions; the same figures for the same weights."""
-    corpus = RiddleCorpus(tokenizer, SEED, players=True)  # normalised over nouns
+    """Pose new riddles of one to ten questions; the same figures for the same weights."""
+    corpus = RiddleCorpus(tokenizer, SEED)
     shares: dict[int, list[float]] = defaultdict(list)
     right: list[bool] = []
-    for _ in range(riddles):
-        example = corpus.riddle((1, 2, 3, 4, 5))
-        place, probabilities = _first_target(example)
+    for number in range(riddles):
+        example = corpus.riddle(1 + number % LONGEST)
+        place = _guess_place(example, corpus)
         logits = model(input_ids=torch.tensor([example.tokens[:place]])).logits[0, -1]
         logits = logits[corpus.target_tokens]
-        fits = probabilities > 0
+        fits = torch.from_numpy(example.odds[place]) > 0
         count = int(fits.sum())
         shares[min(count, MANY)].append(logits.softmax(-1)[fits].sum().item())
         if count == 1:
@@ -55,9 +58,10 @@ def measure_knowledge(
     return Knowledge({n: fmean(shares[n]) for n in sorted(shares)}, (sum(right), len(right)))
 
 
-def _first_target(example: Example) -> tuple[int, torch.Tensor]:
-    place = min(example.soft_targets)
-    return place, torch.from_numpy(example.soft_targets[place])
+def _guess_place(example: Example, corpus: RiddleCorpus) -> int:
+    """Where the noun of the last guess begins."""
+    opening = corpus.opening
+    return max(p for p in example.odds if example.tokens[p - len(opening) : p] == opening)
 
 
 _CARD = """\
@@ -75,21 +79,22 @@ It is the starting point of `evert train env=twenty_questions` and of no use for
 
 ## Training
 
-From scratch, on riddles made up on the spot by the script, nothing else. A riddle has the form of
-the game with short prompts: some questions with their answers, then "Is it X?", where only the noun
-is learned; its target is every noun of the category that fits the answers so far. So the base knows
-the most telling facts of all {nouns} nouns, the {held_out} held-out ones among them, as a language
-model does that comes to the game. Then come whole games beside the riddles, of players whose
-questions are legal and poor: a quarter of them tell much, one in fifty is a guess. So the base can
-play, and hardly ever wins: what to ask and when to guess is what RL has to find. The renderer is
-the Cookbook's `qwen3_instruct`.
+On riddles and games made up on the spot by the script, nothing else. A riddle is a game with short
+prompts whose questions are not learned; what is learned are the odds of all nouns that fit the
+answers so far. So the base knows the most telling facts of all {nouns} nouns, the {held_out}
+held-out ones among them, as a language model does that comes to the game. A game is one of twenty
+players of a habit, most of them poor, each as frequent as the others, on a training noun, and names
+no held-out one: the players win one game in eight. So the base can play, and rarely wins: what to
+ask and when to guess is what RL has to find. The category is hidden in two of three. The renderer
+is the Cookbook's `qwen3_instruct`.
 
 {commands}
 
 Loss over the last steps, in nats a token: {losses}.
-In riddles and games it is the divergence from the odds of all nouns that fit.
+In riddles it is the divergence from the odds of all nouns that fit; in games that of the replies
+comes on top.
 
-## Measured, on new riddles of one to five questions
+## Measured, on new riddles of one to ten questions
 
 | nouns that fit the answers | {counts} |
 |---|{rule}

@@ -8,7 +8,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import chz
 import numpy as np
@@ -52,8 +52,6 @@ class Corpus(Protocol):
 
     target_tokens: list[int]
     """What an example's soft targets are the probabilities of."""
-    renormalise: bool
-    """Whether logits are normalised over the target tokens alone, all other tokens left as is."""
 
     def step(self, *, whole_games: bool) -> list[Batch]:
         """Draw a step's batches; without ``whole_games`` only what is quick to learn and to run."""
@@ -83,48 +81,60 @@ def make_model(tokenizer: PreTrainedTokenizerBase) -> Qwen3ForCausalLM:
 
 
 def batch_loss(
-    model: Qwen3ForCausalLM,
-    examples: list[Example],
-    target_tokens: list[int],
-    *,
-    renormalise: bool = False,
+    model: Qwen3ForCausalLM, examples: list[Example], target_tokens: list[int]
 ) -> Tensor:
-    """Mean loss over the reply tokens of some dialogues.
+    """Mean loss over the reply tokens of some dialogues, and the mean loss of odds.
 
     Cross-entropy with the token itself where one is right; where several are right, the KL
-    divergence from their probabilities, with ``renormalise`` over the target tokens alone.
+    divergence from their probabilities. Of odds, that among the target tokens alone.
     """
-    tokens, hard, soft, targets = _collate(examples)
+    tokens, hard, soft, odds = _collate(examples)
     hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state
-    row, column = hard
-    logits = model.lm_head(hidden[row, column - 1])
-    total = functional.cross_entropy(logits, tokens[row, column], reduction="sum")
-    if len(targets):
-        row, column = soft
-        logits = model.lm_head(hidden[row, column - 1])
-        if renormalise:
-            logprobs = logits[:, target_tokens].log_softmax(-1)
-        else:
-            logprobs = logits.log_softmax(-1)[:, target_tokens]
-        total = total + functional.kl_div(logprobs, targets, reduction="sum")
-    return total / (len(hard[0]) + len(targets))
+
+    def logits(row: Tensor, column: Tensor) -> Tensor:
+        found: Tensor = model.lm_head(hidden[row, column - 1])
+        return found
+
+    replies = functional.cross_entropy(logits(*hard), tokens[hard], reduction="sum")
+    loss = torch.zeros(())
+    if len(soft.targets):
+        found = logits(*soft.places).log_softmax(-1)[:, target_tokens]
+        replies = replies + functional.kl_div(found, soft.targets, reduction="sum")
+    if count := len(hard[0]) + len(soft.targets):
+        loss = loss + replies / count
+    if len(odds.targets):
+        found = logits(*odds.places)[:, target_tokens].log_softmax(-1)
+        loss = loss + functional.kl_div(found, odds.targets, reduction="batchmean")
+    return loss
 
 
-def _collate(examples: list[Example]) -> tuple[Tensor, _Positions, _Positions, Tensor]:
-    """Right-padded tokens; (row, column) of hard and of soft targets; the soft targets."""
+class _Soft(NamedTuple):
+    """Targets that are probabilities, and where they are: (row, column)."""
+
+    places: _Positions
+    targets: Tensor
+
+
+def _collate(examples: list[Example]) -> tuple[Tensor, _Positions, _Soft, _Soft]:
+    """Right-padded tokens; (row, column) of hard targets; soft targets; odds."""
     longest = max(len(example.tokens) for example in examples)
     tokens = torch.zeros(len(examples), longest, dtype=torch.long)
     hard = torch.zeros(len(examples), longest, dtype=torch.bool)
-    soft = torch.zeros(len(examples), longest, dtype=torch.bool)
-    targets: list[np.ndarray[tuple[int], np.dtype[np.float32]]] = []
     for row, example in enumerate(examples):
         length = len(example.tokens)
         tokens[row, :length] = torch.tensor(example.tokens)
         hard[row, :length] = torch.tensor(example.loss_mask)
-        soft[row, list(example.soft_targets)] = True
-        targets.extend(example.soft_targets.values())
-    both = (hard & ~soft).nonzero(as_tuple=True), soft.nonzero(as_tuple=True)
-    return tokens, both[0], both[1], torch.from_numpy(np.array(targets))
+        hard[row, list(example.soft_targets)] = False
+    soft = _soft([example.soft_targets for example in examples])
+    odds = _soft([example.odds for example in examples])
+    return tokens, hard.nonzero(as_tuple=True), soft, odds
+
+
+def _soft(rows: Sequence[Mapping[int, np.ndarray[tuple[int], np.dtype[np.float32]]]]) -> _Soft:
+    places = [(row, column) for row, found in enumerate(rows) for column in found]
+    targets = [target for found in rows for target in found.values()]
+    row, column = torch.tensor(places, dtype=torch.long).reshape(-1, 2).unbind(1)
+    return _Soft((row, column), torch.from_numpy(np.array(targets)))
 
 
 def train(model: Qwen3ForCausalLM, corpus: Corpus, config: MakingConfig) -> dict[str, float]:
@@ -150,9 +160,7 @@ def _step(
     """One update; returns the loss of each batch."""
     losses: dict[str, float] = {}
     for batch in batches:
-        loss = batch_loss(
-            model, batch.examples, corpus.target_tokens, renormalise=corpus.renormalise
-        )
+        loss = batch_loss(model, batch.examples, corpus.target_tokens)
         (batch.weight * loss).backward()  # type: ignore[no-untyped-call]
         losses[batch.name] = loss.item()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
