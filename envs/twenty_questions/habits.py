@@ -16,17 +16,17 @@ from evert.envs.twenty_questions.knowledge import Knowledge, guess
 
 Asks: TypeAlias = Literal["any", "repeats", "idle", "details", "best"]
 """Anything not asked yet; now and then the same again; what is known already; what few nouns differ
-in; one of the four that tell most."""
+in; what tells most."""
 
 Guesses: TypeAlias = Literal["never", "always", "blind", "few"]
 """Never; at every turn, what fits; three times in ten, whatever was answered; once few fit."""
 
 REPEAT_RATE = 0.5
 BLIND_RATE = 0.3
-BEST = 4
-"""Questions that the best player chooses from."""
 FEW = 4
 """Nouns that are few enough to guess."""
+DETAILS = 4
+"""Least number of questions that one who asks for details chooses from, if there are so many."""
 
 
 class HabitPlayer:
@@ -52,39 +52,60 @@ class HabitPlayer:
         self._guesses = guesses
         self._known = knowledge
         self._random = rng
-        self._named = knowledge.everything if named is None else named
+        named = knowledge.everything if named is None else named
+        self._unnamed = {guess(name) for name in knowledge.names(knowledge.everything & ~named)}
 
     def question(self, game: Game) -> str:
         """The next question."""
-        left = self._known.fitting(game)
-        names = self._known.names(self.thinks_of(game) & self._named)
-        if names and self._wants_to_guess(left):
-            return guess(self._random.choice(names))
-        return self._known.questions[self._attribute(game, left)]
+        lists = [
+            (chance, [text for text in texts if text not in self._unnamed])
+            for chance, texts in self.lists(game)
+        ]
+        lists = [each for each in lists if each[1]]
+        lists = lists or self._asked(game, self._known.fitting(game))
+        (chosen,) = self._random.choices([texts for _, texts in lists], [c for c, _ in lists])
+        return self._random.choice(chosen)
 
-    def thinks_of(self, game: Game) -> int:
-        """The nouns that it would guess one of, those among them that it may not name."""
-        blind = self._guesses == "blind"
-        return self._known.possible(game) if blind else self._known.fitting(game)
+    def lists(self, game: Game) -> list[tuple[float, list[str]]]:
+        """What it chooses the next question from: lists, and how probable it is to take each.
 
-    def _wants_to_guess(self, left: int) -> bool:
+        Within a list all are as probable as the others. Guesses are of all nouns that it thinks
+        of, those among them that it may not name.
+        """
+        known, left = self._known, self._known.fitting(game)
+        chance = self._chance_of_a_guess(left)
+        thought_of = known.possible(game) if self._guesses == "blind" else left
+        guesses = [guess(name) for name in known.names(thought_of)]
+        asked = self._asked(game, left) if chance < 1 else []
+        lists = [(chance, guesses), *((weight * (1 - chance), texts) for weight, texts in asked)]
+        return [(weight, texts) for weight, texts in lists if weight]
+
+    def _chance_of_a_guess(self, left: int) -> float:
         if self._guesses == "blind":
-            return self._random.random() < BLIND_RATE
-        return self._guesses == "always" or (self._guesses == "few" and left.bit_count() <= FEW)
+            return BLIND_RATE
+        return float(self._guesses == "always" or (self._guesses == "few" and _few(left)))
 
-    def _attribute(self, game: Game, left: int) -> str:
+    def _asked(self, game: Game, left: int) -> list[tuple[float, list[str]]]:
+        questions = self._known.questions
         said = {turn.question for turn in game.turns}
-        asked = [name for name, text in self._known.questions.items() if text in said]
-        if self._asks == "repeats" and asked and self._random.random() < REPEAT_RATE:
-            return self._random.choice(asked)
-        told = [each for each in self._known.best(left) if each[1] not in asked]
-        pool = told
+        again = [text for text in questions.values() if text in said]
+        told = [(b, questions[name]) for b, name in self._known.best(left)]
+        fresh = [(bits, text) for bits, text in told if text not in said] or told
+        pool = [text for _, text in fresh]
+        if self._asks == "repeats" and again:
+            return [(REPEAT_RATE, again), (1 - REPEAT_RATE, pool)]
         if self._asks == "idle":
-            pool = [each for each in told if each[0] == 0]
-        elif self._asks in ("details", "best"):
-            pool = [each for each in told if each[0] > 0]
-            pool = pool[:BEST] if self._asks == "best" else pool[-max(BEST, len(pool) // 4) :]
-        return self._random.choice(pool or told)[1]
+            pool = [text for bits, text in fresh if bits == 0] or pool
+        elif self._asks == "details":
+            telling = [text for bits, text in fresh if bits > 0] or pool
+            pool = telling[-max(DETAILS, len(telling) // 4) :]
+        elif self._asks == "best":
+            pool = pool[:1]
+        return [(1.0, pool)]
+
+
+def _few(left: int) -> bool:
+    return left.bit_count() <= FEW
 
 
 def players(

@@ -31,6 +31,7 @@ class Knowledge:
     Args:
         nouns: Which; None for those that ship with evert.
         facts: What is true of them; None for the shipped facts.
+        attributes: What it can ask about; None: whatever the facts have.
 
     Attributes:
         nouns: All of them; the bit of the first is 1.
@@ -38,12 +39,19 @@ class Knowledge:
         questions: Attribute -> the question that asks about it.
     """
 
-    def __init__(self, nouns: Sequence[Noun] | None = None, facts: Facts | None = None) -> None:
+    def __init__(
+        self,
+        nouns: Sequence[Noun] | None = None,
+        facts: Facts | None = None,
+        attributes: Sequence[str] | None = None,
+    ) -> None:
         self.nouns = tuple(nouns or shipped_nouns())
         facts = facts or shipped_facts()
         self.everything = (1 << len(self.nouns)) - 1
         asked = load_lexicon().questions
-        self.questions = {name: asked[name] for name in facts.attributes if name in asked}
+        self.questions = {
+            name: asked[name] for name in attributes or facts.attributes if name in asked
+        }
         self._attributes = {question: name for name, question in self.questions.items()}
         self._bits = {guess(noun.answer): 1 << i for i, noun in enumerate(self.nouns)}
         self._where = {

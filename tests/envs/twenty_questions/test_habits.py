@@ -14,7 +14,7 @@ import pytest
 
 from evert.envs.twenty_questions.answerers import KnowledgeAnswerer
 from evert.envs.twenty_questions.game import Game, Rules
-from evert.envs.twenty_questions.habits import BEST, FEW, Asks, Guesses, HabitPlayer, players
+from evert.envs.twenty_questions.habits import FEW, Asks, Guesses, HabitPlayer, players
 from evert.envs.twenty_questions.knowledge import Knowledge, guess
 from evert.envs.twenty_questions.nouns import Noun, shipped_nouns
 
@@ -66,7 +66,7 @@ def test_asking_habits_tell_from_nothing_to_nearly_all() -> None:
     assert told["idle"] < 0.2
 
 
-def test_the_best_player_asks_one_of_the_most_telling() -> None:
+def test_the_best_player_asks_what_tells_most() -> None:
     for game, left in games("best", "few"):
         for turn, fits in zip(game.turns, left, strict=True):
             if is_guess(turn.question):
@@ -74,7 +74,7 @@ def test_the_best_player_asks_one_of_the_most_telling() -> None:
                 continue
             said = {each.question for each in game.turns[: game.turns.index(turn)]}
             names = [name for _, name in KNOWN.best(fits) if KNOWN.questions[name] not in said]
-            assert turn.question in [KNOWN.questions[name] for name in names[:BEST]]
+            assert turn.question == KNOWN.questions[names[0]]
 
 
 def test_only_those_that_repeat_repeat() -> None:
@@ -117,6 +117,19 @@ async def test_within_the_category_where_it_is_shown() -> None:
     assert not foreign & {turn.question for turn in game.turns}
 
 
+@pytest.mark.parametrize("asks", get_args(Asks))
+@pytest.mark.parametrize("guesses", get_args(Guesses))
+def test_what_it_asks_is_drawn_from_its_lists(asks: Asks, guesses: Guesses) -> None:
+    player, game = HabitPlayer(asks, guesses, KNOWN, random.Random(0)), Game(NOUNS[7], HIDDEN)
+    while not game.over:
+        lists = player.lists(game)
+        question = player.question(game)
+
+        assert sum(chance for chance, _ in lists) == pytest.approx(1.0)
+        assert any(question in texts for _, texts in lists)
+        game.record(question, ANSWERER.answer_now(game.noun, question))
+
+
 # -- 2. names ------------------------------------------------------------------------------------
 
 
@@ -133,8 +146,10 @@ def test_what_it_may_not_name_it_does_not_name(guesses: Guesses) -> None:
 
 def test_it_thinks_of_them_all_the_same() -> None:
     player = HabitPlayer("any", "always", KNOWN, random.Random(0), named=1)
+    game = Game(NOUNS[3], HIDDEN)
 
-    assert player.thinks_of(Game(NOUNS[0], HIDDEN)) == KNOWN.everything
+    assert player.lists(game) == [(1.0, [guess(noun.answer) for noun in NOUNS])]
+    assert player.question(game) == guess(NOUNS[0].answer)
 
 
 # -- 3. all players ------------------------------------------------------------------------------

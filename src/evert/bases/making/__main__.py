@@ -1,6 +1,6 @@
 """Make a tiny chat base that ships with evert: ``python -m evert.bases.making out=FOLDER``.
 
-A Qwen3 of 0.85 or 0.98 M parameters is trained from scratch, on one core, on dialogues made up on
+A Qwen3 of 0.85 or 1.87 M parameters is trained from scratch, on one core, on dialogues made up on
 the spot, and written in Hugging Face format with its tokenizer and a model card. ``base=`` says
 which one. The seed decides everything; on another machine or PyTorch the last bits of the weights
 may differ. The default 1200 steps take about half an hour; ``steps=60`` tries the script out.
@@ -38,6 +38,11 @@ def tokenizer_of(config: MakingConfig) -> PreTrainedTokenizerBase:
     return make_tokenizer(riddles.tokenizer_text(), riddles.VOCAB_SIZE)
 
 
+def shape_of(config: MakingConfig) -> Mapping[str, int]:
+    """What is special about a base's shape."""
+    return {} if config.base == "evert-tiny" else riddles.SHAPE
+
+
 def describe(
     config: MakingConfig,
     model: Qwen3ForCausalLM,
@@ -51,8 +56,11 @@ def describe(
         abilities = measure(model, tokenizer, games=config.measured_games)
         write_card(Path(config.out), model, commands, losses, abilities)
     else:
-        knowledge = measure_knowledge(model, tokenizer, riddles=config.measured_games)
-        write_riddle_card(Path(config.out), model, commands, losses, knowledge)
+        plain, others = (
+            measure_knowledge(model, tokenizer, riddles=config.measured_games, plain=plain)
+            for plain in (True, False)
+        )
+        write_riddle_card(Path(config.out), model, commands, losses, plain, others)
 
 
 def _command(config: MakingConfig) -> str:
@@ -72,11 +80,14 @@ def main(config: MakingConfig) -> None:
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     tokenizer = tokenizer_of(config)
-    model = make_model(tokenizer)
+    model = make_model(tokenizer, shape_of(config))
     if config.start:
         model = Qwen3ForCausalLM.from_pretrained(config.start, dtype=torch.float32)
     losses = train(model, corpus_of(config, tokenizer), config)
+    if config.base == "evert-tiny-20q":  # half the bytes; it is measured as it is kept
+        model.to(torch.bfloat16)
     model.save_pretrained(config.out)
+    model.to(torch.float32)
     tokenizer.save_pretrained(config.out)
     for file in Path(config.out).iterdir():
         file.chmod(0o644)  # safetensors writes for the owner alone; package data is for all

@@ -111,6 +111,7 @@ class ChatCorpus:
         self._habits = habits
         self.encoder = Encoder(tokenizer)
         self.target_tokens = self.encoder.digits_and_stop
+        self.odds_tokens: list[int] = []
         self.renormalise = False
         self._text_rng = random.Random(seed)
         self._game_rng = np.random.default_rng(seed)

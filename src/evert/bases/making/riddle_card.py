@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
 from evert.bases.making.dialogues import Example
-from evert.bases.making.riddles import RiddleCorpus
+from evert.bases.making.riddles import TELLING, RiddleCorpus
 from evert.envs.twenty_questions.nouns import of_split, shipped_nouns
 
 SEED = 12345
@@ -39,17 +39,24 @@ class Knowledge:
 
 @torch.no_grad()
 def measure_knowledge(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, riddles: int = 400
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    riddles: int = 400,
+    *,
+    plain: bool = False,
 ) -> Knowledge:
-    """Pose new riddles of one to ten questions; the same figures for the same weights."""
+    """Pose new riddles of one to ten questions; the same figures for the same weights.
+
+    Plain ones ask what tells most.
+    """
     corpus = RiddleCorpus(tokenizer, SEED)
     shares: dict[int, list[float]] = defaultdict(list)
     right: list[bool] = []
     for number in range(riddles):
-        example = corpus.riddle(1 + number % LONGEST)
+        example = corpus.riddle(1 + number % LONGEST, plain=plain)
         place = _guess_place(example, corpus)
         logits = model(input_ids=torch.tensor([example.tokens[:place]])).logits[0, -1]
-        logits = logits[corpus.target_tokens]
+        logits = logits[corpus.odds_tokens]
         fits = torch.from_numpy(example.odds[place]) > 0
         count = int(fits.sum())
         shares[min(count, MANY)].append(logits.softmax(-1)[fits].sum().item())
@@ -81,12 +88,12 @@ It is the starting point of `evert train env=twenty_questions` and of no use for
 
 On riddles and games made up on the spot by the script, nothing else. A riddle is a game with short
 prompts whose questions are not learned; what is learned are the odds of all nouns that fit the
-answers so far. So the base knows the most telling facts of all {nouns} nouns, the {held_out}
-held-out ones among them, as a language model does that comes to the game. A game is one of twenty
-players of a habit, most of them poor, each as frequent as the others, on a training noun, and names
-no held-out one: the players win one game in eight. So the base can play, and rarely wins: what to
-ask and when to guess is what RL has to find. The category is hidden in two of three. The renderer
-is the Cookbook's `qwen3_instruct`.
+answers so far. So the base knows {telling} telling facts of all {nouns} nouns, the {held_out}
+held-out ones among them, as a language model does that comes to the game; best where the questions
+asked were telling, since three riddles in five ask nothing else. A game is one of twenty players of
+a habit, most of them poor, each as frequent as the others, on a training noun, and names no
+held-out one. So the base can play, and rarely wins: what to ask and when to guess is what RL has to
+find. The category is hidden in two of three. The renderer is the Cookbook's `qwen3_instruct`.
 
 {commands}
 
@@ -98,9 +105,11 @@ comes on top.
 
 | nouns that fit the answers | {counts} |
 |---|{rule}
-| probability that a guess is one of them | {shares} |
+| probability that a guess is one of them, where the questions tell most | {plain} |
+| any questions | {any} |
 
-Where a single noun fits, the most probable guess is that noun in {right} of {posed} riddles.
+Where a single noun fits, the most probable guess is that noun in {plain_right} of {plain_posed}
+riddles whose questions tell most, and in {any_right} of {any_posed} others.
 """
 
 
@@ -109,22 +118,32 @@ def write_riddle_card(
     model: Qwen3ForCausalLM,
     commands: list[str],
     losses: Mapping[str, float],
-    knowledge: Knowledge,
+    plain: Knowledge,
+    others: Knowledge,
 ) -> None:
     """Write ``README.md``: what the base is, how it was made (``commands``), what it knows."""
-    counts = [f"{n} or more" if n == MANY else str(n) for n in knowledge.fitting]
+    found = sorted(plain.fitting.keys() | others.fitting.keys())
+    counts = [f"{n} or more" if n == MANY else str(n) for n in found]
+
+    def shares(known: Knowledge) -> str:
+        return " | ".join(f"{known.fitting[n]:.2f}" if n in known.fitting else "" for n in found)
+
     nouns = shipped_nouns()
     text = _CARD.format(
         parameters=model.num_parameters() / 1e6,
         vocabulary=model.config.vocab_size,
         nouns=len(nouns),
+        telling=TELLING,
         held_out=len(of_split(nouns, "test")),
         commands="\n".join(f"    {command}" for command in commands),
         losses=", ".join(f"{name} {loss:.3f}" for name, loss in losses.items()),
         counts=" | ".join(counts),
         rule="---|" * len(counts),
-        shares=" | ".join(f"{share:.2f}" for share in knowledge.fitting.values()),
-        right=knowledge.one_left[0],
-        posed=knowledge.one_left[1],
+        plain=shares(plain),
+        plain_right=plain.one_left[0],
+        plain_posed=plain.one_left[1],
+        any=shares(others),
+        any_right=others.one_left[0],
+        any_posed=others.one_left[1],
     )
     (folder / "README.md").write_text(text)
