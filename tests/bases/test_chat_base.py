@@ -322,7 +322,7 @@ def test_the_loss_of_a_soft_target_is_the_divergence_from_it() -> None:
     example = Example([1, 2, ENCODER.digits_and_stop[3]], [False, False, True], {2: target})
     logits = model(input_ids=torch.tensor([example.tokens])).logits[0, 1]
     expected = -logits.log_softmax(-1)[ENCODER.digits_and_stop[3]].item()
-    loss = training.batch_loss(model, [example], ENCODER.digits_and_stop).item()
+    loss = training.batch_loss(model, [example], ChatCorpus(TOKENIZER, 0)).item()
     assert loss == pytest.approx(expected, rel=1e-4)
 
 
