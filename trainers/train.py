@@ -15,6 +15,7 @@ import random
 import shlex
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict
@@ -209,12 +210,19 @@ def run(
 def _run_async(training: Coroutine[Any, Any, "Report"]) -> "Report":
     gc.collect()
     gc.freeze()  # to look through all that was imported, again and again, holds the loop each time
+    stopped: BaseException | None = None
     try:
         return run_async(training)
+    except KeyboardInterrupt as interrupted:
+        stopped = interrupted
+        raise
     finally:
         with warnings.catch_warnings():
             # Rollouts that the Cookbook cancelled are collected: some had not begun, which is fine.
             warnings.simplefilter("ignore", RuntimeWarning)
+            while stopped is not None:  # its frames' variables would keep them to the end
+                traceback.clear_frames(stopped.__traceback__)
+                stopped = stopped.__context__
             gc.unfreeze()
             gc.collect()
 

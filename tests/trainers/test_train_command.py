@@ -8,6 +8,7 @@
 6. An agent of one's own is trained by its import path; the same seed gives the same run.
 """
 
+import asyncio
 import errno
 import gc
 import json
@@ -19,7 +20,8 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -204,6 +206,25 @@ def test_ctrl_c_leaves_a_run_that_the_printed_command_finishes(
     assert f"resuming after step {done} of 25" in capsys.readouterr().out
     assert [row["step"] for row in folder.steps()] == list(range(25))
     assert folder.steps_done() == 25
+
+
+def test_a_rollout_that_had_not_begun_when_a_run_was_interrupted_is_no_warning() -> None:
+    async def rollout() -> None: ...
+
+    async def play(rollout: Coroutine[Any, Any, None]) -> None:
+        await rollout
+
+    async def training() -> Any:
+        rollouts = [rollout() for _ in range(2)]  # as the Cookbook holds them
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.gather(*[play(each) for each in rollouts])
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with pytest.raises(KeyboardInterrupt):
+            train._run_async(training())
+        gc.collect()
+    assert [str(each.message) for each in said] == []
 
 
 def wait_for_steps(folder: RunFolder, count: int, process: "subprocess.Popen[str]") -> None:
