@@ -230,6 +230,8 @@ def _report(
     title += f", against {settings.opponent}" * bool(settings.opponent)
     console.print(title, soft_wrap=True)
     console.print(scores.as_table(shown, scores.counted(played)))
+    if play := scores.as_play_table(shown):
+        console.print(play)
     for model in dict.fromkeys(episode.model for episode in played):
         failed = failures([episode for episode in played if episode.model == model])
         if failed.count:

@@ -68,7 +68,7 @@ def test_players_without_a_model_are_compared(
     assert "100.0%" in shown
     found = {(row["model"], row["split"], row["category"]): row for row in rows(out)}
     assert float(found["oracle", "test", ""]["success"]) == 1.0
-    assert float(found["oracle", "test", ""]["questions"]) < 6
+    assert float(found["oracle", "test", ""]["questions"]) < 8
     assert float(found["random", "", ""]["success"]) < 1.0
     assert found["random", "", ""]["episodes"] == "72"
     assert float(found["oracle", "", "animal"]["success"]) == 1.0

@@ -16,7 +16,7 @@ estimation of binomial proportions", The American Statistician 52 (1998).
 import csv
 import io
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from functools import partial
 from math import fsum
@@ -211,11 +211,19 @@ def as_table(rows: Sequence[Score], questions: str = QUESTIONS) -> Table:
         columns["reward"] = lambda row: shown(row.reward)
     if any(row.calls for row in rows):
         columns["tool calls"] = lambda row: f"{row.calls:.2f}"
-    for name in PLAY:
-        if any(getattr(row, name) is not None for row in rows):
-            columns[name.replace("_", " ")] = partial(_shown, name)
     if any(row.errors for row in rows):
         columns["failed"] = lambda row: f"{row.errors} ({row.errors / row.episodes:.0%})"
+    return _table(rows, columns)
+
+
+def as_play_table(rows: Sequence[Score]) -> Table | None:
+    """How games of questions were played, for a terminal; None where none were."""
+    said = [row for row in rows if any(getattr(row, name) is not None for name in PLAY)]
+    columns = {name.replace("_", " "): partial(_shown, name) for name in PLAY}
+    return _table(said, columns) if said else None
+
+
+def _table(rows: Sequence[Score], columns: Mapping[str, Callable[[Score], str]]) -> Table:
     numbers = [Column(name, justify="right") for name in columns]
     table = Table(Column("model", overflow="fold"), "split", *numbers)
     for row in rows:

@@ -23,6 +23,7 @@ from evert.trainers.evaluation.episodes import Episode
 from evert.trainers.evaluation.scores import (
     Score,
     as_csv,
+    as_play_table,
     as_table,
     counted,
     independent,
@@ -256,8 +257,11 @@ def test_how_a_game_is_played_is_shown_where_it_says() -> None:
 
     assert (row.asks_first, row.repeats, row.bits, row.bits_of_best) == (0.5, 1.0, None, None)
     assert plain.asks_first is None
-    assert [column.header for column in as_table([row]).columns][-2:] == ["asks first", "repeats"]
-    assert "asks first" not in [column.header for column in as_table([plain]).columns]
+    table = as_play_table([row, plain])
+    assert table is not None
+    assert table.row_count == 1
+    assert [column.header for column in table.columns][2:4] == ["asks first", "repeats"]
+    assert as_play_table([plain]) is None
 
 
 def test_turns_are_headed_as_turns_where_no_questions_are_counted() -> None:
