@@ -75,6 +75,11 @@ def _command(config: MakingConfig) -> str:
     return " ".join(["python -m evert.bases.making", *words])
 
 
+def _cast(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """In place; transformers' own ``to`` is typed wrongly."""
+    model.to(dtype)
+
+
 def main(config: MakingConfig) -> None:
     """Train, save, measure, and write the model card."""
     torch.set_num_threads(config.threads)
@@ -84,11 +89,10 @@ def main(config: MakingConfig) -> None:
     if config.start:
         model = Qwen3ForCausalLM.from_pretrained(config.start, dtype=torch.float32)
     losses = train(model, corpus_of(config, tokenizer), config)
-    weights: torch.nn.Module = model
     if config.base == "evert-tiny-20q":  # half the bytes; it is measured as it is kept
-        weights.to(torch.bfloat16)
+        _cast(model, torch.bfloat16)
     model.save_pretrained(config.out)
-    weights.to(torch.float32)
+    _cast(model, torch.float32)
     tokenizer.save_pretrained(config.out)
     for file in Path(config.out).iterdir():
         file.chmod(0o644)  # safetensors writes for the owner alone; package data is for all
