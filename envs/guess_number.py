@@ -24,7 +24,7 @@ GAME = Game(
         "steps": 40,
         "batch_size": 32,
         "group_size": 8,
-        "learning_rate": 1e-3,
+        "learning_rate": 5e-4,
         "max_tokens": 16,
         "eval_every": 10,
         "save_every": 10,
