@@ -22,9 +22,15 @@ from evert.envs.twenty_questions.facts import Facts
 from evert.envs.twenty_questions.game import Game, Rules
 from evert.envs.twenty_questions.knowledge import Knowledge, entropy, guess
 from evert.envs.twenty_questions.lexicon import load_lexicon
-from evert.envs.twenty_questions.measures import measures
 from evert.envs.twenty_questions.nouns import Noun, shipped_nouns
-from evert.envs.twenty_questions.player import HIDDEN, SHOWN, Task, noun_of, shipped_answerer
+from evert.envs.twenty_questions.player import (
+    HIDDEN,
+    SHOWN,
+    Task,
+    noun_of,
+    outcome_of,
+    shipped_answerer,
+)
 
 
 class Player(Protocol):
@@ -134,12 +140,7 @@ def _random(seed: int, rules: Rules) -> AgentOf:
 
 def _as_agent(player_of: Callable[[Task], Player], rules: Rules) -> AgentOf:
     async def agent(task: Task) -> Outcome:
-        game = await play(player_of(task), noun_of(task), shipped_answerer(), rules)
-        logs: dict[str, str | int | float] = {
-            "target": game.noun.answer,
-            "transcript": game.transcript(),
-        }
-        return Outcome(game.score, metrics={**game.summary(), **measures(game)}, logs=logs)
+        return outcome_of(await play(player_of(task), noun_of(task), shipped_answerer(), rules))
 
     return agent
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
 
+from evert.bridge.agent import Outcome
 from evert.bridge.faces.client import AgentClient, BlockingAgentClient
 from evert.envs.twenty_questions.answerers import Answerer, KnowledgeAnswerer
 from evert.envs.twenty_questions.game import NOTHING_ASKED, Game, Rules, Search, question_of
@@ -207,10 +208,20 @@ async def look_up(tool: SearchTool, query: str, searches: list[Search], rules: R
 
 def report(client: AgentClient | BlockingAgentClient, game: Game) -> float:
     """Note a finished game, its numbers and its transcript, and return its score."""
-    for name, value in {**game.summary(), **measures(game)}.items():
+    found = outcome_of(game)
+    for name, value in found.metrics.items():
         client.metric(name, value)
-    client.log(target=game.noun.answer, transcript=game.transcript())
+    client.log(**found.logs)
     return game.score
+
+
+def outcome_of(game: Game) -> Outcome:
+    """A finished game: its score, its numbers, its transcript."""
+    logs: dict[str, str | int | float] = {
+        "target": game.noun.answer,
+        "transcript": game.transcript(),
+    }
+    return Outcome(game.score, metrics={**game.summary(), **measures(game)}, logs=logs)
 
 
 @cache

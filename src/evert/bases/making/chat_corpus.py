@@ -112,7 +112,6 @@ class ChatCorpus:
         self.encoder = Encoder(tokenizer)
         self.target_tokens = self.encoder.digits_and_stop
         self.odds_tokens: list[int] = []
-        self.renormalise = False
         self._text_rng = random.Random(seed)
         self._game_rng = np.random.default_rng(seed)
 

@@ -24,7 +24,7 @@ class Example:
     soft_targets: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     """By position: probabilities of the corpus's target tokens, instead of the token itself."""
     odds: dict[int, NDArray[np.float32]] = field(default_factory=dict)
-    """By position: the same among the target tokens alone, whatever the others' probability is."""
+    """By position: those of its odds tokens among themselves, whatever the others have."""
 
     def add(self, tokens: Sequence[int], *, reply: bool = False) -> None:
         """Append tokens that are all part of a reply, or all not."""

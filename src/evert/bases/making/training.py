@@ -35,7 +35,7 @@ class MakingConfig:
     )
     start: str = chz.field(default="", doc="folder of weights to go on from; empty: from scratch")
     habits: bool = chz.field(
-        default=False, doc="second stage: games of players with habits, good and poor ones"
+        default=False, doc="evert-tiny: later stages, games of players with habits, good and poor"
     )
     steps: int = chz.field(default=1200, doc="optimiser steps")
     warm_up: float = chz.field(default=0.12, doc="share of steps on short dialogues alone")
