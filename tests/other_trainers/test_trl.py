@@ -409,13 +409,13 @@ def test_limits_bound_the_whole_episode(tmp_path: Path) -> None:
 def test_the_models_context_bounds_every_prompt(tmp_path: Path) -> None:
     rollouts = game("guess_number")
     run = trainer(rollouts, tmp_path)
-    run.model.config.max_position_embeddings = 130  # the rules alone have about 100
+    run.model.config.max_position_embeddings = 72  # the rules have 67: no room for a whole guess
 
     rows = rollouts(["1", "2"], run)
 
     assert all(m["stop/max_tokens"] == 1 for m in rows["episode_metrics"])
     assert all(
-        len(prompt) + len(ids) <= 130
+        len(prompt) + len(ids) <= 72
         for prompt, ids in zip(rows["prompt_ids"], rows["completion_ids"], strict=True)
     )
 
