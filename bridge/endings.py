@@ -47,6 +47,9 @@ PEER_STOPPED = "peer_stopped"
 NO_CALL = "no_llm_call"
 """Metric, and log, of an episode in which the agent made no model call."""
 
+IDLE = "idle"
+"""Metric of a seat that nobody called in an episode in which others were: nothing is wrong."""
+
 AGENT_ERROR = "agent_error"
 """Stop reason of an agent that raised, and the log that says what."""
 

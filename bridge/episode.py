@@ -69,6 +69,7 @@ class Episode:
     Attributes:
         draws: What the agent draws from.
         life: Running, ended or closed.
+        has_called: Whether the agent has called a model that is there.
         inboxes: One a role, in the order of ``roles``.
         routes: Who answers which model name.
         trace: What writes its spans (``traces.py``); None: nothing does.
@@ -90,6 +91,7 @@ class Episode:
         self.form = form
         self.loop = loop
         self.life = Life.RUNNING
+        self.has_called = False
         self._asking: dict[asyncio.Task[None], ParkedCall] = {}
         self.inboxes = tuple(Inbox(form.name, loop, self._asking) for _ in roles)
         for inbox in self.inboxes:
@@ -323,6 +325,7 @@ class Episode:
         except openai.BadRequestError as error:
             call.refuse(error)
             return
+        self.has_called = True
         if isinstance(target, Inbox):
             target.put(call)
             return

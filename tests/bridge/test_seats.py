@@ -181,6 +181,31 @@ async def test_a_seat_that_is_never_called_gets_its_reward_all_the_same() -> Non
 
     assert isinstance(waiting, InitialObservationOverflow)
     assert waiting.reward == 0.5
+    assert waiting.metrics["idle"] == 1.0
+    assert "no_llm_call" not in waiting.metrics
+
+
+async def test_a_seat_is_idle_too_where_only_a_frozen_one_was_called() -> None:
+    async def agent(client: AgentClient) -> dict[str, float]:
+        await ask(client.seat("judge"), [user()])
+        return {"player": 0.5, "judge": 0.0}
+
+    models = {"evert/judge": lambda messages: "yes"}
+    builder = ChatAgentGroupBuilder(agent, group_size=1, seats=("player",), models=models)
+    group = await do_group_rollout(builder, policy())
+
+    assert group.metrics_G[0]["seat/player/idle"] == 1.0
+
+
+async def test_where_nobody_is_called_every_seat_says_so() -> None:
+    async def agent(client: AgentClient) -> float:
+        return 1.0
+
+    envs = seat_envs(agent, SEATS)
+    ends = await asyncio.gather(*(env.initial_observation() for env in envs))
+
+    overflows = [end for end in ends if isinstance(end, InitialObservationOverflow)]
+    assert [end.metrics["no_llm_call"] for end in overflows] == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("value", [{"player": 1.0}, {"player": 1.0, "judge": 0.0, "x": 1}, {}])
