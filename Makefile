@@ -17,6 +17,7 @@
 #   make vision  a tiny model that sees learns colours, three seeds (a few minutes)
 #   make credit  credit by turn against credit by episode, three seeds, and its figure (about 5 minutes)
 #   make compression   two models learn together, three seeds (about 5 minutes): figures, and a plot
+#   make games   tic-tac-toe by self-play, and Blackjack, three seeds each (about 40 minutes)
 #   make soak    100,000 mixed episodes: memory, what is left, the longest stall; a plot in soak.png
 #   make machine   ten thousand steps of an Env's life in any order, others each time
 
@@ -25,7 +26,7 @@ BIN := .venv/bin
 SETTINGS ?=
 COOKBOOK := 0.6.1
 
-.PHONY: train test frameworks trainers served service tau2 cookbooks lint docs bench compression credit kill9 smoke soak machine vision clean
+.PHONY: train test frameworks trainers served service tau2 cookbooks lint docs bench games compression credit kill9 smoke soak machine vision clean
 
 train: .venv/installed
 	$(BIN)/python -m evert.trainers.train env=identity $(SETTINGS)
@@ -112,6 +113,10 @@ bench: .venv/developing
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/serving.py
 	$(BIN)/python benchmarks/workers.py
+
+games: .venv/developing
+	$(BIN)/python benchmarks/self_play.py
+	$(BIN)/python benchmarks/blackjack.py
 
 # What takes long to show that it holds. SIGTERM and Ctrl-C: SETTINGS='--signal TERM'.
 kill9: .venv/developing

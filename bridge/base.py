@@ -2,6 +2,7 @@
 
     evert-tiny        plays identity and guess-number; the default wherever a model is needed
     evert-tiny-20q    knows the nouns of Twenty Questions
+    evert-tiny-moves  sees what is on a board of tic-tac-toe, and in a hand of Blackjack
 
 A folder (Hugging Face format, made by ``python -m evert.bases.making``) holds the weights and
 the tokenizer. The bridge uses only the first one's tokenizer, as the default of ``ChatAgentEnv``,
@@ -24,7 +25,7 @@ logger = logging.getLogger(__name__)
 BASE_MODEL = "evert-tiny"
 """Model name of the default base, wherever the Cookbook or a user names a model."""
 
-BASES = (BASE_MODEL, "evert-tiny-20q")
+BASES = (BASE_MODEL, "evert-tiny-20q", "evert-tiny-moves")
 """Model names of all shipped bases."""
 
 BASE_RENDERER = "qwen3_instruct"

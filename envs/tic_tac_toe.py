@@ -1,9 +1,10 @@
 """Tic-tac-toe: two seats, zero-sum, and players without a model to be measured against.
 
-A board is shown as its eight lines: three rows, three columns, two diagonals, with X, O, or the
-number of a free cell. What matters then stands side by side, which a tiny model can read. Each
-player sees its own marks as X, so that one model learns both seats from the same boards; each turn
-is a conversation of its own. In order: the rules, the text, the agents, the players.
+A board is shown as its rows, with X, O, or the number of a free cell, and then the free cells with
+the marks that stand in each one's lines. What matters then stands side by side, which a tiny model
+can read. Each player sees its own marks as X, so that one model learns both seats from the same
+boards; each turn is a conversation of its own. In order: the rules, the text, the agents, the
+players, habits.
 """
 
 import random
@@ -24,19 +25,26 @@ GAME = Game(
     test_tasks="evert.envs.tic_tac_toe:TEST_TASKS",
     recipe={
         "agent": "evert.envs.tic_tac_toe:self_play_agent",
+        "model_name": "evert-tiny-moves",
         "seats": ("x", "o"),
         "test_opponent": "perfect",
         "demonstrations": "evert.envs.tic_tac_toe:demonstrations",
-        "warm_up_steps": 150,
-        "steps": 300,
+        "warm_up_steps": 0,
+        "steps": 120,
         "batch_size": 16,
         "group_size": 8,
-        "learning_rate": 4e-4,
-        "kl_penalty": 0.05,  # against the legal moves of the warm-up: keeps trying others
+        "learning_rate": 2e-4,
+        "kl_penalty": 0.02,  # against the base's moves: keeps trying others
         "max_tokens": 2,
-        "eval_every": 50,
+        "eval_every": 40,
         "save_every": 20,
         "league": 0.3,
+    },
+    full_size={
+        "demonstrations": "",
+        "learning_rate": 4e-5,
+        "kl_penalty": 0.0,
+        "max_tokens": 256,
     },
     opponents={
         "random": "evert.envs.tic_tac_toe:random_player",
@@ -104,14 +112,14 @@ def drawn(rng: random.Random, moves: int) -> Board:
 
 
 class Openings(Sequence[Board]):
-    """Boards after some random moves, at which nobody can win at once: both seats have a turn.
+    """Boards after some random moves, at which the game goes on.
 
     Args:
         size: How many there are.
         most: Moves that were made, at most.
     """
 
-    def __init__(self, size: int, most: int = 6) -> None:
+    def __init__(self, size: int, most: int = 7) -> None:
         self.size = size
         self.most = most
 
@@ -125,12 +133,11 @@ class Openings(Sequence[Board]):
         rng = random.Random(range(self.size)[index])
         while True:
             board = drawn(rng, rng.randint(0, self.most))
-            ends = [winner(put(board, cell, mover(board))) for cell in free(board)]
-            if winner(board) is None and not any(ends):
+            if winner(board) is None:
                 return board
 
 
-TRAIN_TASKS = Openings(4096)
+TRAIN_TASKS = Openings(100_000)
 TEST_TASKS: Sequence[Board] = [EMPTY] * 64
 
 
@@ -138,11 +145,21 @@ TEST_TASKS: Sequence[Board] = [EMPTY] * 64
 
 
 def shown(board: Board) -> str:
-    """The board as its mover sees it: rows, columns, diagonals, with own marks as X."""
+    """The board as its mover sees it, own marks as X: rows, and free cells with their lines."""
     marks = {mover(board): "X", SEATS[mover(board) == "x"]: "O"}
     cells = [marks.get(mark, str(cell + 1)) for cell, mark in enumerate(board)]
-    lines = ["".join(cells[cell] for cell in line) for line in LINES]
-    return "\n".join(" ".join(some) for some in (lines[:3], lines[3:6], lines[6:]))
+    rows = " ".join("".join(cells[cell] for cell in line) for line in LINES[:3])
+    return "\n".join([rows, *(_shown_cell(cells, cell) for cell in free(board))])
+
+
+def _shown_cell(cells: Sequence[str], free: int) -> str:
+    """A free cell with the marks of each of its lines: "7 XX O"."""
+    lines = ("".join(sorted(cells[c] for c in line if cells[c] in "XO")) for line in _through(free))
+    return " ".join([cells[free], *filter(None, lines)])
+
+
+def _through(cell: int) -> list[tuple[int, int, int]]:
+    return [line for line in LINES if cell in line]
 
 
 def seen(text: str) -> Board:
@@ -175,9 +192,16 @@ def correction(answer: str, board: Board) -> str:
 
 
 async def self_play_agent(client: "AgentClient", task: Board) -> dict[str, float]:
-    """A game of the seats x and o from the board ``task``: 1 for who wins, -1 for who loses."""
+    """A game of the seats x and o from the board ``task``: 1 for who wins, -1 for who loses.
+
+    Its first move is trained alone; the others say what it is worth. So all episodes of a group
+    differ in a move at the same board, whose mean reward is the baseline: where whole games are
+    trained, a lucky board reinforces whatever was played on it.
+    """
     players = {seat: client.seat(seat) for seat in SEATS}
-    won = await _play(task, {seat: partial(_turn, player) for seat, player in players.items()})
+    later = {seat: partial(_turn, player.untrained) for seat, player in players.items()}
+    own = mover(task)
+    won = await _play(task, {**later, own: partial(_turn, players[own])}, later)
     rewards = {seat: _reward(won, seat) for seat in SEATS}
     for seat, player in players.items():
         _note(player, rewards[seat])
@@ -192,12 +216,13 @@ async def tic_tac_toe_agent(client: "AgentClient", task: Board) -> float:
     ``Sequence(Discrete(vocabulary))``, at ``level="tokens"``.
 
     ## Observation Space
-    The board: a ``Sequence`` of one message, or of token ids at ``level="tokens"``. Its rows,
-    columns and diagonals, a line of text each: X for the player's own marks, O for the other's,
-    numbers for free cells. After a reply that is no move, the same board and what is wrong.
+    The board: a ``Sequence`` of one message, or of token ids at ``level="tokens"``. Its rows in a
+    line of text, X for the player's own marks, O for the other's, numbers for free cells; then a
+    line for each free cell, with the marks in its row, column and diagonals. After a reply that is
+    no move, the same board and what is wrong.
 
     ## Starting State
-    A board after up to six random moves, drawn from ``TRAIN_TASKS``; the player is to move. Those
+    A board after up to seven random moves, drawn from ``TRAIN_TASKS``; the player is to move. Those
     of ``TEST_TASKS`` are empty.
 
     ## Reward
@@ -230,13 +255,15 @@ Turn = Callable[[Board], Awaitable[int | None]]
 """From the board to the mover's cell; None: it did not come to a move."""
 
 
-async def _play(board: Board, turns: Mapping[str, Turn]) -> str:
-    """Who wins; "" for a draw."""
+async def _play(
+    board: Board, turns: Mapping[str, Turn], later: Mapping[str, Turn] | None = None
+) -> str:
+    """Who wins; "" for a draw. ``later`` are the turns after the first one; None: the same."""
     while (won := winner(board)) is None:
         cell = await turns[mover(board)](board)
         if cell is None:
             return SEATS[mover(board) == "x"]
-        board = put(board, cell, mover(board))
+        board, turns = put(board, cell, mover(board)), later or turns
     return won
 
 
@@ -293,13 +320,35 @@ def _asked(player: Callable[[Sequence[Any]], str]) -> Turn:
     return turn
 
 
-def demonstrations(seed: int) -> Iterator[list[dict[str, str]]]:
-    """Moves by the random player on random boards, without end: legal ones, never good ones."""
-    rng = random.Random(seed)
+# -- habits --------------------------------------------------------------------------------------
+
+
+def habits(board: Board) -> list[list[int]]:
+    """The cells that each of four players of a habit draws from.
+
+    One takes any; one wins where it can; one keeps the other from winning; one leaves all these
+    cells alone. Where a habit has nothing to say, its player takes any.
+    """
+    cells, own = free(board), mover(board)
+    wins, saves = (
+        [cell for cell in cells if winner(put(board, cell, mark)) == mark]
+        for mark in (own, SEATS[own == "x"])
+    )
+    others = [cell for cell in cells if cell not in (*wins, *saves)]
+    return [each or cells for each in (cells, wins, saves, others)]
+
+
+def boards(rng: random.Random) -> Iterator[Board]:
+    """Boards after random moves at which the game goes on, without end."""
     while True:
         board = drawn(rng, rng.randint(0, 8))
-        if winner(board) is not None:
-            continue
-        message = {"role": "user", "content": shown(board)}
-        answer = _random_reply(rng, [message])
-        yield [message, {"role": "assistant", "content": answer}]
+        if winner(board) is None:
+            yield board
+
+
+def demonstrations(seed: int) -> Iterator[list[dict[str, str]]]:
+    """Moves by players of every habit, each as frequent, on random boards, without end."""
+    rng = random.Random(seed)
+    for board in boards(rng):
+        answer = str(rng.choice(rng.choice(habits(board))) + 1)
+        yield [{"role": "user", "content": shown(board)}, {"role": "assistant", "content": answer}]

@@ -1,7 +1,8 @@
 """How ``evert train gym=Blackjack-v1`` trains on an environment of Gymnasium's.
 
 Any of them has a recipe: a warm-up on random actions, which shows a tiny model how to reply, then
-RL on seeds. The shipped bases get no rules, which they could not read; other models do.
+RL on seeds; a game that a shipped base knows needs no warm-up. The shipped bases get no rules,
+which they could not read; other models do.
 """
 
 import ast
@@ -20,6 +21,21 @@ TEST_TASKS = range(10_000, 10_200)
 ILLEGAL = -1.0
 """Reward of an episode that an illegal reply ends. Where it is ended for nothing, a policy that
 loses more often than not learns to talk nonsense: Blackjack's did."""
+
+KNOWN: Mapping[str, Mapping[str, Any]] = {
+    # Many deals and few hands of each: how good an action is differs more by deal than by hand.
+    "Blackjack-v1": {
+        "model_name": "evert-tiny-moves",
+        "warm_up_steps": 0,
+        "steps": 150,
+        "batch_size": 128,
+        "group_size": 4,
+        "learning_rate": 3e-4,
+        "kl_penalty": 0.05,
+        "eval_every": 50,
+    },
+}
+"""What of the recipe is otherwise for games that one of the shipped bases knows."""
 
 
 def gym_game(given: Mapping[str, Any]) -> Game:
@@ -57,6 +73,7 @@ def gym_game(given: Mapping[str, Any]) -> Game:
             "limits": {"max_turns": 200},
             "eval_every": 20,
             "save_every": 20,
+            **KNOWN.get(id, {}),
         },
         full_size={
             "agent": f"evert:{agent!r}",

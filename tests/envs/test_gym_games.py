@@ -376,6 +376,14 @@ def test_any_environment_has_a_recipe_and_the_bases_are_told_no_rules() -> None:
         assert resolve(path, "thing", GameError) is not None
 
 
+def test_a_game_that_a_shipped_base_knows_begins_there_without_a_warm_up() -> None:
+    known, other = (gym_game({"id": id}).settings() for id in ("Blackjack-v1", "Taxi-v4"))
+
+    assert (known["model_name"], known["warm_up_steps"]) == ("evert-tiny-moves", 0)
+    assert "model_name" not in other
+    assert other["warm_up_steps"] > 0
+
+
 # -- 6. what is wrong ----------------------------------------------------------------------------
 
 

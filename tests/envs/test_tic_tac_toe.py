@@ -4,7 +4,8 @@
 2. The text: everybody sees own marks as X; a board is read off it as it was.
 3. Two seats play: zero-sum, each its own turns; a reply that is no move is explained, and costs.
 4. The players without a model: the perfect one never loses, the random one plays what is free.
-5. Under Gymnasium it is a game of one player; its training boards give both seats a turn.
+5. Under Gymnasium it is a game of one player.
+
 """
 
 import asyncio
@@ -76,9 +77,10 @@ def test_a_board_is_worth_what_perfect_play_comes_to(
 # -- 2. the text ---------------------------------------------------------------------------------
 
 
-def test_everybody_sees_own_marks_as_x_and_the_numbers_of_free_cells() -> None:
-    assert game.shown("x...o....") == "X23 4O6 789\nX47 2O8 369\nXO9 3O7"
-    assert game.shown("x...o...x") == "O23 4X6 78O\nO47 2X8 36O\nOXO 3X7"
+def test_everybody_sees_own_marks_as_x_and_what_stands_in_the_lines_of_a_free_cell() -> None:
+    assert game.shown("xx..oo..x") == "OO3 4XX 78O\n3 OO OX X\n4 XX O\n7 O O X\n8 O OX"
+    assert game.shown("xx..oo...") == "XX3 4OO 789\n3 XX O O\n4 OO X\n7 X O\n8 OX\n9 O OX"
+    assert game.shown(game.EMPTY).splitlines() == ["123 456 789", *"123456789"]
     for board in game.TRAIN_TASKS[:50]:
         assert game.seen(game.shown(board)) == board
 
@@ -99,6 +101,17 @@ def test_the_seats_play_in_turn_and_what_one_wins_the_other_loses() -> None:
     assert earned(group) == [1.0, -1.0]
     assert [m.get("seat/x/won") for m in group.metrics_G] == [1.0, None]
     assert [m.get("seat/o/lost") for m in group.metrics_G] == [None, 1.0]
+
+
+def test_the_first_move_is_trained_and_no_other() -> None:
+    for board, trained in ((game.EMPTY, [1, 0]), ("x........", [0, 1])):
+        group = play(board)
+        masked = [
+            [t.metrics.get("untrained", 0.0) for t in each.transitions]
+            for each in group.trajectories_G
+        ]
+        assert [each.count(0.0) for each in masked] == trained
+        assert [each[0] for each in masked] == [1.0 - t for t in trained]
 
 
 def test_a_reply_that_is_no_move_is_explained_and_costs() -> None:
@@ -154,6 +167,13 @@ def test_what_is_no_board_cannot_be_played_on() -> None:
         game.random_player(0)([{"role": "user", "content": "Your move?"}])
 
 
+def test_a_habit_is_to_win_to_keep_from_losing_or_to_do_neither() -> None:
+    assert game.habits("xx..oo...") == [[2, 3, 6, 7, 8], [2], [3], [6, 7, 8]]
+    assert game.habits(game.EMPTY) == [list(range(9))] * 4
+    assert game.habits("xx.oo....")[3] == [6, 7, 8]
+    assert game.habits("xoxxoo.x.") == [[6, 8], [6, 8], [6], [8]]
+
+
 def test_demonstrations_are_legal_moves_good_and_bad() -> None:
     shown = [conversation for conversation, _ in zip(game.demonstrations(0), range(300))]  # noqa: B905
     boards = [game.seen(question["content"]) for question, _ in shown]
@@ -177,9 +197,8 @@ def test_under_gymnasium_one_player_meets_the_random_one() -> None:
     env.close()
 
 
-def test_training_boards_give_both_seats_a_turn_and_are_the_same_each_time() -> None:
+def test_training_boards_go_on_and_are_the_same_each_time() -> None:
     boards = game.TRAIN_TASKS[:200]
     assert boards == game.Openings(4096)[:200]
-    assert {9 - board.count(".") for board in boards} == set(range(7))
-    for board in boards:
-        assert not any(game.winner(game.put(board, c, game.mover(board))) for c in game.free(board))
+    assert {9 - board.count(".") for board in boards} == set(range(8))
+    assert all(game.winner(board) is None for board in boards)

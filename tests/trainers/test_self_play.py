@@ -47,7 +47,9 @@ def test_both_seats_have_curves_and_the_league_takes_seats(run: RunFolder) -> No
     for step in (first, last):
         assert {"env/all/seat/x/reward", "env/all/seat/o/reward"} <= step.keys()
     assert first["env/all/total_episodes"] == 6 * 2 * 2  # an Env a seat
-    assert last["env/all/total_episodes"] == 6 * 2  # one: the other seat is the league's
+    # One: the other seat is the league's. Where that is who moves first, whose move alone is
+    # trained, there is nothing to learn, and the group is left out.
+    assert 0 < last["env/all/total_episodes"] <= 6 * 2
 
 
 def test_held_out_games_are_against_the_perfect_player(run: RunFolder) -> None:

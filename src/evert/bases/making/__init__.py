@@ -19,6 +19,13 @@ order:
     riddles.py      what it is trained on: riddles about the nouns, and games of poor players
     riddle_card.py  what it knows, measured
 
+``evert-tiny-moves``:
+
+    moves.py        what it is trained on
+    boards.py       moves at tic-tac-toe
+    hands.py        hands of Blackjack
+    move_card.py    what it sees, measured
+
 A model that sees, which ships with nobody:
 
     seeing.py       a tiny Qwen3-VL of random weights

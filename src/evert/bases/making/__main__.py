@@ -1,6 +1,6 @@
 """Make a tiny chat base that ships with evert: ``python -m evert.bases.making out=FOLDER``.
 
-A Qwen3 of 0.85 or 1.87 M parameters is trained from scratch, on one core, on dialogues made up on
+A Qwen3 of 0.8 to 1.9 M parameters is trained from scratch, on one core, on dialogues made up on
 the spot, and written in Hugging Face format with its tokenizer and a model card. ``base=`` says
 which one. The seed decides everything; on another machine or PyTorch the last bits of the weights
 may differ. The default 1200 steps take 20 to 30 minutes; ``steps=60`` tries the script out.
@@ -15,32 +15,39 @@ import chz
 import torch
 from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
-from evert.bases.making import riddles
+from evert.bases.making import moves, riddles
 from evert.bases.making.chat_card import commands_of, measure, write_card
 from evert.bases.making.chat_corpus import ChatCorpus
+from evert.bases.making.move_card import measure_sight, write_move_card
+from evert.bases.making.moves import MoveCorpus
 from evert.bases.making.riddle_card import measure_knowledge, write_riddle_card
 from evert.bases.making.riddles import RiddleCorpus
 from evert.bases.making.tokenizer import make_tokenizer
 from evert.bases.making.training import Corpus, MakingConfig, make_model, train
+
+MOVES = "evert-tiny-moves"
 
 
 def corpus_of(config: MakingConfig, tokenizer: PreTrainedTokenizerBase) -> Corpus:
     """What a base is trained on."""
     if config.base == "evert-tiny":
         return ChatCorpus(tokenizer, config.seed, habits=config.habits)
-    return RiddleCorpus(tokenizer, config.seed)
+    if config.base == MOVES:
+        return MoveCorpus(tokenizer, config.seed)
+    return RiddleCorpus(tokenizer, config.seed, shown=config.shown)
 
 
 def tokenizer_of(config: MakingConfig) -> PreTrainedTokenizerBase:
     """A base's tokenizer, made anew."""
     if config.base == "evert-tiny":
         return make_tokenizer()
-    return make_tokenizer(riddles.tokenizer_text(), riddles.VOCAB_SIZE)
+    made_of = moves if config.base == MOVES else riddles
+    return make_tokenizer(made_of.tokenizer_text(), made_of.VOCAB_SIZE)
 
 
 def shape_of(config: MakingConfig) -> Mapping[str, int]:
     """What is special about a base's shape."""
-    return {} if config.base == "evert-tiny" else riddles.SHAPE
+    return riddles.SHAPE if config.base == "evert-tiny-20q" else {}
 
 
 def describe(
@@ -55,6 +62,9 @@ def describe(
     if config.base == "evert-tiny":
         abilities = measure(model, tokenizer, games=config.measured_games)
         write_card(Path(config.out), model, commands, losses, abilities)
+    elif config.base == MOVES:
+        sight = measure_sight(model, tokenizer, boards=config.measured_games)
+        write_move_card(Path(config.out), model, commands, losses, sight)
     else:
         plain, others = (
             measure_knowledge(model, tokenizer, riddles=config.measured_games, plain=plain)
@@ -89,7 +99,7 @@ def main(config: MakingConfig) -> None:
     if config.start:
         model = Qwen3ForCausalLM.from_pretrained(config.start, dtype=torch.float32)
     losses = train(model, corpus_of(config, tokenizer), config)
-    if config.base == "evert-tiny-20q":  # half the bytes; it is measured as it is kept
+    if config.base != "evert-tiny":  # half the bytes; it is measured as it is kept
         _cast(model, torch.bfloat16)
     model.save_pretrained(config.out)
     _cast(model, torch.float32)

@@ -68,6 +68,13 @@ class Encoder:
             example.add([*self.text(content), self.stop], reply=reply)
         return example
 
+    def learn_digit(self, example: Example, digit: int, chances: Sequence[float]) -> None:
+        """End an example with a reply of one digit, given the probabilities of 0, 1, 2, ..."""
+        target = np.zeros(len(self.digits_and_stop), np.float32)
+        target[: len(chances)] = chances
+        example.soft_targets[len(example.tokens)] = target
+        example.add([*self.text(str(digit)), self.stop], reply=True)
+
 
 class Batch(NamedTuple):
     """Dialogues of like length that are padded and learned together; a step has several."""

@@ -30,12 +30,15 @@ class MakingConfig:
     """What to train and where to put it."""
 
     out: str = chz.field(doc="folder for the weights, the tokenizer and the model card")
-    base: Literal["evert-tiny", "evert-tiny-20q"] = chz.field(
+    base: Literal["evert-tiny", "evert-tiny-20q", "evert-tiny-moves"] = chz.field(
         default="evert-tiny", doc="which one to make"
     )
     start: str = chz.field(default="", doc="folder of weights to go on from; empty: from scratch")
     habits: bool = chz.field(
         default=False, doc="evert-tiny: later stages, games of players with habits, good and poor"
+    )
+    shown: float = chz.field(
+        default=1 / 3, doc="evert-tiny-20q: share of riddles and games that tell the category"
     )
     steps: int = chz.field(default=1200, doc="optimiser steps")
     warm_up: float = chz.field(default=0.12, doc="share of steps on short dialogues alone")
