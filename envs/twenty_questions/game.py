@@ -49,11 +49,13 @@ class Rules:
         max_questions: Questions, guesses among them, that a player has.
         show_category: Whether the player is told the noun's category.
         max_searches: Uses of the search tool a question, where there is one.
+        guess_cost: What a guess in vain takes from the reward; of a game's score it takes nothing.
     """
 
     max_questions: int = 20
     show_category: bool = True
     max_searches: int = 1
+    guess_cost: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ def measures(game: Game) -> dict[str, float]:
     Returns:
         ``asks_first``: 1.0 if the first question is about an attribute, 0.0 if it is a guess or
         could not be understood. ``repeats``: how often it asked what it had asked before.
+        ``guesses_in_vain``: how often it named another noun.
         ``bits``: what its questions told, on average, in bits: the entropy of the answer over the
         nouns that fitted until then. ``bits_of_best``: their sum as a share of what the best
         question would have told each time. ``questions_when_won``: only if it won. Without bits
@@ -29,6 +30,7 @@ def measures(game: Game) -> dict[str, float]:
     found = {
         "asks_first": float(isinstance(next(iter(asked), None), Asked | Measured | Several)),
         "repeats": float(_repeats(game, asked)),
+        "guesses_in_vain": float(sum(isinstance(each, Guess) for each in asked) - game.won),
     }
     if game.won:
         found["questions_when_won"] = float(len(asked))

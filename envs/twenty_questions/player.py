@@ -29,8 +29,8 @@ class Task(TypedDict):
     answer: str
     category: str
     split: Split
-    questions: NotRequired[int]
-    """How many there may be, where it is not as the rules have it."""
+    rules: NotRequired[dict[str, Any]]
+    """What is not as the player's rules have it: ``{"max_questions": 6}``."""
 
 
 def tasks_of(nouns: Iterable[Noun]) -> list[Task]:
@@ -43,14 +43,21 @@ def noun_of(task: Task) -> Noun:
     return Noun(task["answer"], task["category"], task["split"])
 
 
-def short_games(tasks: Iterable[Task], questions: int) -> list[Task]:
-    """The same tasks with so many questions, to train on."""
-    return [Task({**task, "questions": questions}) for task in tasks]
+def with_rules(tasks: Iterable[Task], **rules: Any) -> list[Task]:
+    """The same tasks by other rules, to train on: ``max_questions=6``.
+
+    Raises:
+        TypeError: ``Rules`` has no such field.
+    """
+    replace(Rules(), **rules)
+    return [Task({**task, "rules": rules}) for task in tasks]
 
 
 TRAIN_TASKS = tasks_of(of_split(shipped_nouns(), "train"))
 TEST_TASKS = tasks_of(of_split(shipped_nouns(), "test"))
-TRAIN_TASKS_OF_6 = short_games(TRAIN_TASKS, 6)
+SHOWN_TRAIN_TASKS = with_rules(TRAIN_TASKS, max_questions=6, guess_cost=0.1)
+"""Who is told the category finds most nouns by naming all ten of it; in six questions, and where
+each name in vain costs a tenth, it is better to ask first."""
 
 HIDDEN = Rules(show_category=False)
 SHOWN = Rules(show_category=True)
@@ -138,10 +145,8 @@ class TwentyQuestions:
     style: Style = "full"
 
     async def __call__(self, client: AgentClient, task: Task) -> float:
-        """Play one game; 1.0 if the noun was found, else 0.0."""
-        rules = self.rules
-        if "questions" in task:
-            rules = replace(rules, max_questions=task["questions"])
+        """Play one game; 1.0 if the noun was found, else 0.0, less what guesses in vain cost."""
+        rules = replace(self.rules, **task.get("rules", {}))
         return report(client, await self.play(client, Game(noun_of(task), rules)))
 
     async def play(self, client: AgentClient, game: Game) -> Game:
@@ -207,21 +212,23 @@ async def look_up(tool: SearchTool, query: str, searches: list[Search], rules: R
 
 
 def report(client: AgentClient | BlockingAgentClient, game: Game) -> float:
-    """Note a finished game, its numbers and its transcript, and return its score."""
+    """Note a finished game, its numbers and its transcript, and return its reward."""
     found = outcome_of(game)
     for name, value in found.metrics.items():
         client.metric(name, value)
     client.log(**found.logs)
-    return game.score
+    return found.reward or 0.0
 
 
 def outcome_of(game: Game) -> Outcome:
-    """A finished game: its score, its numbers, its transcript."""
+    """A finished game: its score less what guesses in vain cost, its numbers, its transcript."""
     logs: dict[str, str | int | float] = {
         "target": game.noun.answer,
         "transcript": game.transcript(),
     }
-    return Outcome(game.score, metrics={**game.summary(), **measures(game)}, logs=logs)
+    found = measures(game)
+    cost = game.rules.guess_cost * found["guesses_in_vain"]
+    return Outcome(game.score - cost, metrics={**game.summary(), **found}, logs=logs)
 
 
 @cache

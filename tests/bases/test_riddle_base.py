@@ -179,6 +179,13 @@ def test_the_category_is_hidden_in_two_of_three(drawn: Any) -> None:
     assert {*first} - {"20 questions"} <= CATEGORIES
 
 
+def test_a_later_stage_may_tell_the_category_more_often() -> None:
+    corpus = RiddleCorpus(TOKENIZER, 7, shown=1.0)
+    drawn = [corpus.riddle(2) for _ in range(10)]
+
+    assert {told(example)[0][1].removesuffix(" 1") for example in drawn} <= CATEGORIES
+
+
 def test_a_plain_riddle_asks_what_tells_most_and_guesses_once_few_are_left() -> None:
     corpus = RiddleCorpus(TOKENIZER, 7)
     _, most_telling = corpus.known.best(corpus.known.everything)[0]

@@ -61,7 +61,6 @@ def test_asking_habits_tell_from_nothing_to_nearly_all() -> None:
 
     assert told["best"] > 0.75
     assert told["best"] > 2 * told["any"]
-    assert told["any"] > 1.3 * told["repeats"]
     assert told["details"] < 0.3
     assert told["idle"] < 0.2
 
@@ -77,12 +76,11 @@ def test_the_best_player_asks_what_tells_most() -> None:
             assert turn.question == KNOWN.questions[names[0]]
 
 
-def test_only_those_that_repeat_repeat() -> None:
-    def repeats(asks: Asks) -> int:
-        return sum(20 - len({t.question for t in game.turns}) for game, _ in games(asks, "never"))
-
-    assert repeats("repeats") > 50
-    assert repeats("any") == repeats("best") == repeats("idle") == 0
+@pytest.mark.parametrize("guesses", get_args(Guesses))
+def test_nobody_asks_the_same_twice(guesses: Guesses) -> None:
+    for asks in get_args(Asks):
+        for game, _ in games(asks, guesses):
+            assert len({turn.question for turn in game.turns}) == len(game.turns)
 
 
 def test_guessing_habits_guess_when_they_do() -> None:
@@ -156,9 +154,9 @@ def test_it_thinks_of_them_all_the_same() -> None:
 
 
 def test_every_pair_of_habits_comes_as_often_as_any_other() -> None:
-    drawn: list[Any] = [vars(p) for p in islice(players(KNOWN, random.Random(0)), 4000)]
+    drawn: list[Any] = [vars(p) for p in islice(players(KNOWN, random.Random(0)), 3200)]
     pairs = Counter((each["_asks"], each["_guesses"]) for each in drawn)
 
-    assert len(pairs) == len(get_args(Asks)) * len(get_args(Guesses)) == 20
+    assert len(pairs) == len(get_args(Asks)) * len(get_args(Guesses)) == 16
     assert min(pairs.values()) > 140
     assert max(pairs.values()) < 260

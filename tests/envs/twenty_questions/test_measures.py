@@ -78,11 +78,17 @@ def test_questions_are_counted_when_the_game_was_won() -> None:
     assert "questions_when_won" not in measured("Can it fly?", "Is it a cat?")
 
 
+def test_a_guess_in_vain_names_another_noun() -> None:
+    assert measured("Can it fly?", "Is it a cat?", "Is it a cat?")["guesses_in_vain"] == 2.0
+    assert measured("Is it a cat?", "Is it a dog?")["guesses_in_vain"] == 1.0
+    assert measured("Can it fly?", "Hm")["guesses_in_vain"] == 0.0
+
+
 def test_of_a_noun_that_the_facts_do_not_have_there_are_no_bits() -> None:
     game = Game(Noun("axolotl", "animal", "train"), HIDDEN)
     game.record("Can it fly?", Answer("no"))
 
-    assert measures(game) == {"asks_first": 1.0, "repeats": 0.0}
+    assert measures(game) == {"asks_first": 1.0, "repeats": 0.0, "guesses_in_vain": 0.0}
 
 
 def test_where_nothing_was_left_to_be_told_there_is_no_share_of_it() -> None:

@@ -28,11 +28,11 @@ from evert.envs.twenty_questions.player import (
     Task,
     TwentyQuestions,
     noun_of,
-    short_games,
     short_twenty_questions_agent,
     shown_short_twenty_questions_agent,
     shown_twenty_questions_agent,
     twenty_questions_agent,
+    with_rules,
 )
 from evert.envs.twenty_questions.search import KnowledgeSearch
 
@@ -101,13 +101,29 @@ async def test_short_prompts_are_a_few_words(agent: Any, told: list[str]) -> Non
     assert len(trajectory_to_data(trajectory, 1.0)) == 1
 
 
-async def test_a_task_may_say_how_many_questions_there_are() -> None:
-    task = short_games([ZEBRA], 3)[0]
+async def test_a_task_may_have_rules_of_its_own() -> None:
+    task = with_rules([ZEBRA], max_questions=3)[0]
     trajectory, policy = await played(lambda _: "Is it a cat?", twenty_questions_agent, task)
 
     assert len(trajectory.transitions) == 3
     assert "Question 1 of 3." in policy.prompts[0]
-    assert "questions" not in ZEBRA
+    assert "rules" not in ZEBRA
+
+
+def test_rules_that_there_are_not_are_an_error() -> None:
+    with pytest.raises(TypeError, match="questions"):
+        with_rules([ZEBRA], questions=3)
+
+
+async def test_guesses_in_vain_cost_reward_and_no_score() -> None:
+    task = with_rules([ZEBRA], guess_cost=0.1)[0]
+    questions = ["Is it a cat?", "Is it a bird?", "Is it a zebra?"]
+    trajectory, _ = await played(questions, twenty_questions_agent, task)
+
+    assert total(trajectory) == pytest.approx(
+        0.9
+    )  # a bird is no noun of the game's, but a question
+    assert trajectory.transitions[-1].metrics["found"] == 1.0
 
 
 async def test_another_answerer_may_be_given() -> None:

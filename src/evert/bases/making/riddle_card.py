@@ -90,10 +90,10 @@ On riddles and games made up on the spot by the script, nothing else. A riddle i
 prompts whose questions are not learned; what is learned are the odds of all nouns that fit the
 answers so far. So the base knows {telling} telling facts of all {nouns} nouns, the {held_out}
 held-out ones among them, as a language model does that comes to the game; best where the questions
-asked were telling, since three riddles in five ask nothing else. A game is one of twenty players of
-a habit, most of them poor, each as frequent as the others, on a training noun, and names no
+asked were telling, since three riddles in five ask nothing else. A game is one of sixteen players
+of a habit, most of them poor, each as frequent as the others, on a training noun, and names no
 held-out one. So the base can play, and rarely wins: what to ask and when to guess is what RL has to
-find. The category is hidden in two of three. The renderer is the Cookbook's `qwen3_instruct`.
+find. The category is hidden in about half. The renderer is the Cookbook's `qwen3_instruct`.
 
 {commands}
 

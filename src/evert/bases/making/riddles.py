@@ -13,8 +13,8 @@ said: the draw's noise is gone, and a held-out noun is as probable a guess as an
 learns how the game is played by players good and bad, each as frequent, and RL has something to
 choose among.
 
-The category is hidden in two of three. In order: the text its tokenizer is made for,
-:class:`RiddleCorpus`.
+The category is hidden in two of three, in later stages in one of two. In order: the text its
+tokenizer is made for, :class:`RiddleCorpus`.
 """
 
 import random
@@ -37,9 +37,6 @@ SHAPE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3}
 
 VOCAB_SIZE = 1536
 """Tokens of its tokenizer: nearly every word of the game is one."""
-
-SHOWN_RATE = 1 / 3
-"""Share of riddles and games that tell the category."""
 
 
 def tokenizer_text() -> str:
@@ -71,8 +68,11 @@ FEW_GUESS_RATE = 0.6
 class RiddleCorpus:
     """Draws riddles and games, a training step's after the other, the same ones for a seed."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
-        """Start at the first step of ``seed``."""
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, seed: int, *, shown: float = 1 / 3
+    ) -> None:
+        """Start at the first step of ``seed``; ``shown`` is the share that tells the category."""
+        self._shown = shown
         self.encoder = Encoder(tokenizer)
         self.known = Knowledge(attributes=telling(Knowledge(), TELLING))
         self._rng = random.Random(seed)
@@ -136,7 +136,7 @@ class RiddleCorpus:
         return example
 
     def _new_game(self, nouns: Sequence[Noun], questions: int = 20) -> Game:
-        shown = self._rng.random() < SHOWN_RATE
+        shown = self._rng.random() < self._shown
         return Game(self._rng.choice(nouns), Rules(questions, show_category=shown))
 
     def _tell(self, example: Example, game: Game) -> int:
