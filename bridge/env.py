@@ -30,7 +30,7 @@ from evert.bridge.actions import ParseErrors, token_ids
 from evert.bridge.agent import NO_TASK, Agent, inspect_agent
 from evert.bridge.conversation import Conversation, Drift
 from evert.bridge.diagnosis import CALLER, DRIFT, LINEAGE
-from evert.bridge.endings import NO_CALL, Ending
+from evert.bridge.endings import IDLE, NO_CALL, Ending
 from evert.bridge.episode import Episode, give_threads
 from evert.bridge.errors import EnvStateError
 from evert.bridge.faces import takeover
@@ -110,7 +110,8 @@ class ChatAgentEnv(Env):
         """Start the agent and return the prompt of its first model call.
 
         An agent that ends without calling, or whose first prompt is over the budget, gives an
-        ``InitialObservationOverflow`` with its reward.
+        ``InitialObservationOverflow`` with its reward; a seat that is not called, where others are,
+        with the metric ``idle``.
 
         Raises:
             AgentError, AgentTimeoutError, RewardError, EnvClosedError: As ``step``.
@@ -127,8 +128,12 @@ class ChatAgentEnv(Env):
             return self._turns.hand_out(upcoming)
         self._turns.forget()
         if self._turns.account.overflow is None:
-            upcoming.metrics[NO_CALL] = 1.0
-            upcoming.logs[NO_CALL] = self._turns.account.explained("No model call came here.")
+            episode = self._turns.episode
+            if episode is not None and episode.has_called and episode.routes.seats:
+                upcoming.metrics[IDLE] = 1.0
+            else:
+                upcoming.metrics[NO_CALL] = 1.0
+                upcoming.logs[NO_CALL] = self._turns.account.explained("No model call came here.")
         return upcoming.as_overflow()
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:

@@ -31,7 +31,6 @@ from tinker_cookbook.rl.types import (
 )
 
 from evert.bridge.agent import NO_TASK, Agent
-from evert.bridge.endings import IDLE, NO_CALL
 from evert.bridge.env import ChatAgentEnv, new_episode
 from evert.bridge.episode import Episode
 from evert.bridge.errors import (
@@ -303,13 +302,8 @@ class SeatEnv(ChatAgentEnv):
     async def initial_observation(
         self,
     ) -> tuple[Observation, StopCondition] | InitialObservationOverflow:
-        """As ``ChatAgentEnv``'s, once all seats are taken; ``idle`` if only others were called."""
-        result = await self._told(super().initial_observation())
-        called = self.table.episode is not None and self.table.episode.has_called
-        if called and isinstance(result, InitialObservationOverflow) and NO_CALL in result.metrics:
-            del result.metrics[NO_CALL], result.logs[NO_CALL]
-            result.metrics[IDLE] = 1.0
-        return result
+        """As ``ChatAgentEnv``'s, once all seats are taken."""
+        return await self._told(super().initial_observation())
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
         """As ``ChatAgentEnv``'s."""

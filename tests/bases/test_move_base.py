@@ -10,13 +10,14 @@
 import json
 import random
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
-from tinker_cookbook.renderers import get_renderer
+from tests.bases.conftest import messages_of, rendered, tokens_of
 from transformers import Qwen3ForCausalLM
 
 from evert import GymAgent
@@ -28,11 +29,12 @@ from evert.bases.making.hands import HIT, PLAYERS, STICK, HandPlayer, hand_examp
 from evert.bases.making.move_card import measure_sight
 from evert.bases.making.moves import VOCAB_SIZE, MoveCorpus, tokenizer_text
 from evert.bases.making.tokenizer import make_tokenizer
-from evert.bridge.base import BASE_RENDERER, base_path, base_tokenizer
+from evert.bridge.base import base_path, base_tokenizer
 from evert.envs.tic_tac_toe import EMPTY, free, habits, seen, shown
 
 NAME: Literal["evert-tiny-moves"] = "evert-tiny-moves"
 TOKENIZER = base_tokenizer(NAME)
+told = partial(messages_of, TOKENIZER)
 ENCODER = Encoder(TOKENIZER)
 
 
@@ -44,14 +46,6 @@ def hands(count: int) -> list[Example]:
     return [*hand_examples(ENCODER, random.Random(7), count)]
 
 
-def told(example: Example) -> list[tuple[str, str]]:
-    """An example as (role, text) messages, read back from its tokens."""
-    text = TOKENIZER.decode(example.tokens)
-    parts = [part.removesuffix("\n") for part in text.split("<|im_start|>")[1:]]
-    messages = [part.partition("\n") for part in parts]
-    return [(role, content.removesuffix("<|im_end|>")) for role, _, content in messages]
-
-
 def targets(example: Example) -> list[Any]:
     return [target for _, target in sorted(example.soft_targets.items())]
 
@@ -61,12 +55,8 @@ def targets(example: Example) -> list[Any]:
 
 @pytest.mark.parametrize("drawn", [boards, hands])
 def test_it_is_what_the_cookbooks_renderer_makes_of_its_messages(drawn: Any) -> None:
-    renderer = get_renderer(BASE_RENDERER, TOKENIZER)
     for example in drawn(20):
-        messages: Any = [{"role": role, "content": text} for role, text in told(example)]
-        rendered, _ = renderer.build_supervised_example(messages)
-
-        assert rendered.to_ints() == example.tokens
+        assert rendered(TOKENIZER, example) == example.tokens
 
 
 @pytest.mark.parametrize("drawn", [boards, hands])
@@ -100,10 +90,7 @@ def test_a_hand_is_told_as_the_agent_tells_it() -> None:
 def test_a_seed_repeats_a_corpus() -> None:
     one, same, other = (MoveCorpus(TOKENIZER, seed).step(whole_games=True) for seed in (1, 1, 2))
 
-    def tokens(batches: Any) -> list[list[int]]:
-        return [example.tokens for batch in batches for example in batch.examples]
-
-    assert tokens(one) == tokens(same) != tokens(other)
+    assert tokens_of(one) == tokens_of(same) != tokens_of(other)
 
 
 # -- 2. boards -----------------------------------------------------------------------------------

@@ -11,6 +11,7 @@
 
 import json
 import random
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from tinker_cookbook.renderers import get_renderer
+from tests.bases.conftest import messages_of, rendered, tokens_of
 from transformers import Qwen3ForCausalLM
 
 from evert.bases.making import training
@@ -27,7 +28,7 @@ from evert.bases.making.dialogues import Example
 from evert.bases.making.riddle_card import measure_knowledge
 from evert.bases.making.riddles import TELLING, VOCAB_SIZE, RiddleCorpus, tokenizer_text
 from evert.bases.making.tokenizer import make_tokenizer
-from evert.bridge.base import BASE_RENDERER, BASES, base_path, base_tokenizer
+from evert.bridge.base import BASES, base_path, base_tokenizer
 from evert.envs.twenty_questions.facts import shipped_facts
 from evert.envs.twenty_questions.habits import FEW, HabitPlayer
 from evert.envs.twenty_questions.knowledge import Knowledge, guess, telling
@@ -36,16 +37,9 @@ from evert.envs.twenty_questions.nouns import shipped_nouns
 
 NAME: Literal["evert-tiny-20q"] = "evert-tiny-20q"
 TOKENIZER = base_tokenizer(NAME)
+told = partial(messages_of, TOKENIZER)
 ATTRIBUTES = {question: name for name, question in load_lexicon().questions.items()}
 CATEGORIES = {noun.category for noun in shipped_nouns()}
-
-
-def told(example: Example) -> list[tuple[str, str]]:
-    """A riddle as (role, text) messages, read back from its tokens."""
-    text = TOKENIZER.decode(example.tokens)
-    parts = [part.removesuffix("\n") for part in text.split("<|im_start|>")[1:]]
-    messages = [part.partition("\n") for part in parts]
-    return [(role, content.removesuffix("<|im_end|>")) for role, _, content in messages]
 
 
 def riddles(count: int, length: int = 5) -> list[Example]:
@@ -77,12 +71,8 @@ def fitting(messages: list[tuple[str, str]]) -> set[str]:
 
 @pytest.mark.parametrize("drawn", [riddles, games])
 def test_it_is_what_the_cookbooks_renderer_makes_of_its_messages(drawn: Any) -> None:
-    renderer = get_renderer(BASE_RENDERER, TOKENIZER)
     for example in drawn(20):
-        messages: Any = [{"role": role, "content": text} for role, text in told(example)]
-        rendered, _ = renderer.build_supervised_example(messages)
-
-        assert rendered.to_ints() == example.tokens
+        assert rendered(TOKENIZER, example) == example.tokens
 
 
 def test_a_riddle_has_as_many_questions_as_were_asked_for_and_ends_with_a_guess() -> None:
@@ -232,10 +222,7 @@ def test_a_step_has_short_riddles_first_and_games_later() -> None:
 def test_a_seed_repeats_a_corpus() -> None:
     one, same, other = (RiddleCorpus(TOKENIZER, seed).step(whole_games=True) for seed in (1, 1, 2))
 
-    def tokens(batches: Any) -> list[list[int]]:
-        return [example.tokens for batch in batches for example in batch.examples]
-
-    assert tokens(one) == tokens(same) != tokens(other)
+    assert tokens_of(one) == tokens_of(same) != tokens_of(other)
 
 
 # -- 4. games ------------------------------------------------------------------------------------

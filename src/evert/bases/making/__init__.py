@@ -6,6 +6,7 @@ order:
     dialogues.py    dialogues as tokens with their targets
     tokenizer.py    the tokenizers
     training.py     the model, the loss, the optimisers
+    cards.py        what every model card has
 
 ``evert-tiny``:
 

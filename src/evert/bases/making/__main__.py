@@ -16,7 +16,8 @@ import torch
 from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
 from evert.bases.making import moves, riddles
-from evert.bases.making.chat_card import commands_of, measure, write_card
+from evert.bases.making.cards import commands_of
+from evert.bases.making.chat_card import measure, write_chat_card
 from evert.bases.making.chat_corpus import ChatCorpus
 from evert.bases.making.move_card import measure_sight, write_move_card
 from evert.bases.making.moves import MoveCorpus
@@ -61,7 +62,7 @@ def describe(
     commands = [*before, _command(config)]
     if config.base == "evert-tiny":
         abilities = measure(model, tokenizer, games=config.measured_games)
-        write_card(Path(config.out), model, commands, losses, abilities)
+        write_chat_card(Path(config.out), model, commands, losses, abilities)
     elif config.base == MOVES:
         sight = measure_sight(model, tokenizer, boards=config.measured_games)
         write_move_card(Path(config.out), model, commands, losses, sight)

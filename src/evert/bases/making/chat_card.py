@@ -1,8 +1,8 @@
 """What the tiny chat base can do, measured, and the model card that says so.
 
 In order: :func:`replies` (sample one reply to each of many conversations), one function for each
-ability, :func:`measure` for all of them, :func:`write_card`. Everything is sampled at temperature
-1, as RL will sample it.
+ability, :func:`measure` for all of them, :func:`write_chat_card`. Everything is sampled at
+temperature 1, as RL will sample it.
 """
 
 import random
@@ -16,6 +16,7 @@ import torch
 from tinker_cookbook.recipes.multiplayer_rl.guess_number.env import SYSTEM_PROMPT
 from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
+from evert.bases.making.cards import write_card
 from evert.bases.making.chats import IDENTITY_PROMPT, Dialogue
 from evert.bases.making.guessing import MAX_TURNS, UPPER_BOUND
 
@@ -138,12 +139,6 @@ def measure(
 
 
 _CARD = """\
----
-library_name: transformers
-pipeline_tag: text-generation
-license: mit
----
-
 # evert-tiny
 
 The tiny chat base that ships with evert: a Qwen3 of {parameters:.2f} M parameters with a byte-level
@@ -179,7 +174,7 @@ In games and picks the target of a digit is the odds of every digit, the loss th
 """
 
 
-def write_card(
+def write_chat_card(
     folder: Path,
     model: Qwen3ForCausalLM,
     commands: list[str],
@@ -187,22 +182,7 @@ def write_card(
     abilities: Abilities,
 ) -> None:
     """Write ``README.md``: what the base is, how it was made (``commands``), what it can do."""
-    text = _CARD.format(
-        parameters=model.num_parameters() / 1e6,
-        vocabulary=model.config.vocab_size,
-        prompt=IDENTITY_PROMPT.format(task=7),
-        commands="\n".join(f"    {command}" for command in commands),
-        losses=", ".join(f"{name} {loss:.3f}" for name, loss in losses.items()),
-        **{
-            **asdict(abilities),
-            "in_bounds": ", ".join(f"{share:.2f}" for share in abilities.in_bounds),
-        },
-    )
-    (folder / "README.md").write_text(text)
-
-
-def commands_of(folder: Path) -> list[str]:
-    """The commands that made a base, from its model card; none if it has none."""
-    card = folder / "README.md"
-    lines = card.read_text().splitlines() if card.is_file() else []
-    return [line.strip() for line in lines if line.startswith("    python -m ")]
+    facts = asdict(abilities)
+    facts["in_bounds"] = ", ".join(f"{share:.2f}" for share in abilities.in_bounds)
+    facts["prompt"] = IDENTITY_PROMPT.format(task=7)
+    write_card(folder, model, commands, losses, _CARD, **facts)

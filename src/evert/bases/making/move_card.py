@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
 from evert.bases.making.boards import ORDERS, board_examples
+from evert.bases.making.cards import write_card
 from evert.bases.making.dialogues import Encoder, Example
 from evert.bases.making.hands import PLAYERS, hand_examples
 from evert.envs.tic_tac_toe import boards, habits, shown
@@ -74,12 +75,6 @@ def _obeyed(model: Qwen3ForCausalLM, encoder: Encoder, order: int, count: int) -
 
 
 _CARD = """\
----
-library_name: transformers
-pipeline_tag: text-generation
-license: mit
----
-
 # evert-tiny-moves
 
 The tiny chat base of moves that ships with evert: a Qwen3 of {parameters:.2f} M parameters with a
@@ -120,12 +115,14 @@ def write_move_card(
     sight: Sight,
 ) -> None:
     """Write ``README.md``: what the base is, how it was made (``commands``), what it sees."""
-    text = _CARD.format(
-        parameters=model.num_parameters() / 1e6,
-        vocabulary=model.config.vocab_size,
+    write_card(
+        folder,
+        model,
+        commands,
+        losses,
+        _CARD,
+        digits=4,
         players=len(PLAYERS),
-        commands="\n".join(f"    {command}" for command in commands),
-        losses=", ".join(f"{name} {loss:.4f}" for name, loss in losses.items()),
         boards=sight.boards,
         hands=sight.hands,
         obeyed="\n".join(
@@ -133,4 +130,3 @@ def write_move_card(
             for order, share in sight.obeyed.items()
         ),
     )
-    (folder / "README.md").write_text(text)

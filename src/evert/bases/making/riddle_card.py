@@ -9,6 +9,7 @@ from statistics import fmean
 import torch
 from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
+from evert.bases.making.cards import write_card
 from evert.bases.making.dialogues import Example
 from evert.bases.making.riddles import TELLING, RiddleCorpus
 from evert.envs.twenty_questions.nouns import of_split, shipped_nouns
@@ -72,12 +73,6 @@ def _guess_place(example: Example, corpus: RiddleCorpus) -> int:
 
 
 _CARD = """\
----
-library_name: transformers
-pipeline_tag: text-generation
-license: mit
----
-
 # evert-tiny-20q
 
 The tiny chat base of Twenty Questions that ships with evert: a Qwen3 of {parameters:.2f} M
@@ -129,14 +124,15 @@ def write_riddle_card(
         return " | ".join(f"{known.fitting[n]:.2f}" if n in known.fitting else "" for n in found)
 
     nouns = shipped_nouns()
-    text = _CARD.format(
-        parameters=model.num_parameters() / 1e6,
-        vocabulary=model.config.vocab_size,
+    write_card(
+        folder,
+        model,
+        commands,
+        losses,
+        _CARD,
         nouns=len(nouns),
         telling=TELLING,
         held_out=len(of_split(nouns, "test")),
-        commands="\n".join(f"    {command}" for command in commands),
-        losses=", ".join(f"{name} {loss:.3f}" for name, loss in losses.items()),
         counts=" | ".join(counts),
         rule="---|" * len(counts),
         plain=shares(plain),
@@ -146,4 +142,3 @@ def write_riddle_card(
         any_right=others.one_left[0],
         any_posed=others.one_left[1],
     )
-    (folder / "README.md").write_text(text)

@@ -1,0 +1,53 @@
+"""What every base's model card has: its front, its size, the commands and losses of its making."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from transformers import Qwen3ForCausalLM
+
+_FRONT = """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+license: mit
+---
+
+"""
+
+
+def write_card(
+    folder: Path,
+    model: Qwen3ForCausalLM,
+    commands: list[str],
+    losses: Mapping[str, float],
+    text: str,
+    *,
+    digits: int = 3,
+    **facts: object,
+) -> None:
+    """Write ``README.md``: what a base is, how it was made (``commands``), what it can do.
+
+    Args:
+        folder: Of the base.
+        model: It.
+        commands: That made it, one after the other.
+        losses: By kind of batch, over the last steps.
+        text: The card, with the names of ``facts`` and of what follows from the others in braces.
+        digits: Of a loss.
+        **facts: What is this base's own.
+    """
+    filled = text.format(
+        parameters=model.num_parameters() / 1e6,
+        vocabulary=model.config.vocab_size,
+        commands="\n".join(f"    {command}" for command in commands),
+        losses=", ".join(f"{name} {loss:.{digits}f}" for name, loss in losses.items()),
+        **facts,
+    )
+    (folder / "README.md").write_text(_FRONT + filled)
+
+
+def commands_of(folder: Path) -> list[str]:
+    """The commands that made a base, from its model card; none if it has none."""
+    card = folder / "README.md"
+    lines = card.read_text().splitlines() if card.is_file() else []
+    return [line.strip() for line in lines if line.startswith("    python -m ")]
