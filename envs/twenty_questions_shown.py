@@ -19,7 +19,7 @@ GAME = replace(
         **twenty_questions.GAME.recipe,
         "agent": f"{_PLAYER}:shown_short_twenty_questions_agent",
         "train_tasks": f"{_PLAYER}:SHOWN_TRAIN_TASKS",
-        "steps": 200,
+        "steps": 150,
         "kl_penalty": 0.02,  # keeps the nouns that training does not show
         "eval_every": 50,
     },

@@ -2,9 +2,9 @@
 
     player = HabitPlayer("best", "few", knowledge, random.Random(0))
 
-A habit of asking goes with one of guessing, and a player keeps to both through a game. Sixteen
-players, most of them poor: all as frequent as one another, they win one game in five. Who has seen
-them all knows how the game is played, and not how it is won.
+A habit of asking goes with one of guessing, and a player keeps to both through a game. Of these 24
+players most are poor, and those that guess well a quarter as frequent as others: they win one game
+in sixteen. Who has seen them all knows how the game is played, and not how it is won.
 """
 
 import random
@@ -17,15 +17,17 @@ from evert.envs.twenty_questions.knowledge import Knowledge, guess
 Asks: TypeAlias = Literal["any", "idle", "details", "best"]
 """Anything not asked yet; what is known already; what few nouns differ in; what tells most."""
 
-Guesses: TypeAlias = Literal["never", "always", "blind", "few"]
-"""Never; at every turn, what fits; three times in ten, whatever was answered; once few fit. Nobody
-names the same twice."""
+Guesses: TypeAlias = Literal["never", "always", "early", "late", "blind", "few"]
+"""Never; at every turn what fits; that in the first five alone; in the last five anything, whatever
+was answered; anything three times in ten; what fits, once few do. Nobody names the same twice."""
 
+EARLY = 5
+"""Questions that are early, and as many that are late."""
 BLIND_RATE = 0.3
-FEW = 4
+FEW = 2
 """Nouns that are few enough to guess."""
 DETAILS = 4
-"""Least number of questions that one who asks for details chooses from, if there are so many."""
+"""Questions that one who asks for details chooses from, if there are so many."""
 
 
 class HabitPlayer:
@@ -72,17 +74,23 @@ class HabitPlayer:
         of, those among them that it may not name.
         """
         known, left = self._known, self._known.fitting(game)
-        chance = self._chance_of_a_guess(left)
-        thought_of = known.possible(game) if self._guesses == "blind" else left
+        chance = self._chance_of_a_guess(game, left)
+        thought_of = known.possible(game) if self._guesses in ("blind", "late") else left
         said = {turn.question for turn in game.turns}
         guesses = [text for text in map(guess, known.names(thought_of)) if text not in said]
         lists = [(chance, guesses), (1 - chance, self._asked(game, left) if chance < 1 else [])]
         return [(weight, texts) for weight, texts in lists if weight]
 
-    def _chance_of_a_guess(self, left: int) -> float:
-        if self._guesses == "blind":
-            return BLIND_RATE
-        return float(self._guesses == "always" or (self._guesses == "few" and _few(left)))
+    def _chance_of_a_guess(self, game: Game, left: int) -> float:
+        chances = {
+            "never": 0.0,
+            "always": 1.0,
+            "early": float(game.number <= EARLY),
+            "late": float(game.number > game.rules.max_questions - EARLY),
+            "blind": BLIND_RATE,
+            "few": float(left.bit_count() <= FEW),
+        }
+        return chances[self._guesses]
 
     def _asked(self, game: Game, left: int) -> list[str]:
         questions = self._known.questions
@@ -94,20 +102,17 @@ class HabitPlayer:
             pool = [text for bits, text in fresh if bits == 0] or pool
         elif self._asks == "details":
             telling = [text for bits, text in fresh if bits > 0] or pool
-            pool = telling[-max(DETAILS, len(telling) // 4) :]
+            pool = telling[-DETAILS:]
         elif self._asks == "best":
             pool = pool[:1]
         return pool
 
 
-def _few(left: int) -> bool:
-    return left.bit_count() <= FEW
-
-
 def players(
     knowledge: Knowledge, rng: random.Random, named: int | None = None
 ) -> Iterator[HabitPlayer]:
-    """Players without end, every pair of habits as frequent as any other."""
+    """Players without end: pairs of habits are as frequent, a quarter so if they guess well."""
+    weights = [0.25 if guesses == "few" else 1.0 for guesses in get_args(Guesses)]
     while True:
-        asks, guesses = rng.choice(get_args(Asks)), rng.choice(get_args(Guesses))
-        yield HabitPlayer(asks, guesses, knowledge, rng, named)
+        (guesses,) = rng.choices(get_args(Guesses), weights)
+        yield HabitPlayer(rng.choice(get_args(Asks)), guesses, knowledge, rng, named)

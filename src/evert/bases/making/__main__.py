@@ -21,7 +21,7 @@ from evert.bases.making.chat_card import measure, write_chat_card
 from evert.bases.making.chat_corpus import ChatCorpus
 from evert.bases.making.move_card import measure_sight, write_move_card
 from evert.bases.making.moves import MoveCorpus
-from evert.bases.making.riddle_card import measure_knowledge, write_riddle_card
+from evert.bases.making.riddle_card import measure_recall, write_riddle_card
 from evert.bases.making.riddles import RiddleCorpus
 from evert.bases.making.tokenizer import make_tokenizer
 from evert.bases.making.training import Corpus, MakingConfig, make_model, train
@@ -35,7 +35,7 @@ def corpus_of(config: MakingConfig, tokenizer: PreTrainedTokenizerBase) -> Corpu
         return ChatCorpus(tokenizer, config.seed, habits=config.habits)
     if config.base == MOVES:
         return MoveCorpus(tokenizer, config.seed)
-    return RiddleCorpus(tokenizer, config.seed, shown=config.shown)
+    return RiddleCorpus(tokenizer, config.seed)
 
 
 def tokenizer_of(config: MakingConfig) -> PreTrainedTokenizerBase:
@@ -68,7 +68,7 @@ def describe(
         write_move_card(Path(config.out), model, commands, losses, sight)
     else:
         plain, others = (
-            measure_knowledge(model, tokenizer, riddles=config.measured_games, plain=plain)
+            measure_recall(model, tokenizer, riddles=config.measured_games, plain=plain)
             for plain in (True, False)
         )
         write_riddle_card(Path(config.out), model, commands, losses, plain, others)

@@ -25,7 +25,7 @@ MANY = 6
 
 
 @dataclass(frozen=True)
-class Knowledge:
+class Recall:
     """What it guesses once it guesses.
 
     Attributes:
@@ -39,13 +39,13 @@ class Knowledge:
 
 
 @torch.no_grad()
-def measure_knowledge(
+def measure_recall(
     model: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerBase,
     riddles: int = 400,
     *,
     plain: bool = False,
-) -> Knowledge:
+) -> Recall:
     """Pose new riddles of one to ten questions; the same figures for the same weights.
 
     Plain ones ask what tells most.
@@ -63,7 +63,7 @@ def measure_knowledge(
         shares[min(count, MANY)].append(logits.softmax(-1)[fits].sum().item())
         if count == 1:
             right.append(bool(fits[logits.argmax()]))
-    return Knowledge({n: fmean(shares[n]) for n in sorted(shares)}, (sum(right), len(right)))
+    return Recall({n: fmean(shares[n]) for n in sorted(shares)}, (sum(right), len(right)))
 
 
 def _guess_place(example: Example, corpus: RiddleCorpus) -> int:
@@ -83,18 +83,19 @@ It is the starting point of `evert train env=twenty_questions` and of no use for
 
 On riddles and games made up on the spot by the script, nothing else. A riddle is a game with short
 prompts whose questions are not learned; what is learned are the odds of all nouns that fit the
-answers so far. So the base knows {telling} telling facts of all {nouns} nouns, the {held_out}
-held-out ones among them, as a language model does that comes to the game; best where the questions
-asked were telling, since three riddles in five ask nothing else. A game is one of sixteen players
-of a habit, most of them poor, each as frequent as the others, on a training noun, and names no
-held-out one. So the base can play, and rarely wins: what to ask and when to guess is what RL has to
-find. The category is hidden in about half. The renderer is the Cookbook's `qwen3_instruct`.
+answers so far, and how a noun's name goes on. So the base knows {telling} telling facts of all
+{nouns} nouns, the {held_out} held-out ones among them, as a language model does that comes to the
+game; best where the questions asked were telling, since three riddles in five ask nothing else. A
+game is one of 24 players of a habit, most of them poor and those that guess well the rarer, on a
+training noun, and names no held-out one. So the base can play, and rarely wins: what to ask and
+when to guess is what RL has to find. The category is hidden in about half. The renderer is the
+Cookbook's `qwen3_instruct`.
 
 {commands}
 
 Loss over the last steps, in nats a token: {losses}.
-In riddles it is the divergence from the odds of all nouns that fit; in games that of the replies
-comes on top.
+In riddles it is the divergence from the odds of all nouns that fit, and from how their names go
+on; in games that of the replies comes on top.
 
 ## Measured, on new riddles of one to ten questions
 
@@ -113,14 +114,14 @@ def write_riddle_card(
     model: Qwen3ForCausalLM,
     commands: list[str],
     losses: Mapping[str, float],
-    plain: Knowledge,
-    others: Knowledge,
+    plain: Recall,
+    others: Recall,
 ) -> None:
     """Write ``README.md``: what the base is, how it was made (``commands``), what it knows."""
     found = sorted(plain.fitting.keys() | others.fitting.keys())
     counts = [f"{n} or more" if n == MANY else str(n) for n in found]
 
-    def shares(known: Knowledge) -> str:
+    def shares(known: Recall) -> str:
         return " | ".join(f"{known.fitting[n]:.2f}" if n in known.fitting else "" for n in found)
 
     nouns = shipped_nouns()

@@ -2,10 +2,11 @@
 
 A language model brings what it knows of the world to a game; this one gets it here. A *riddle* is a
 game with short prompts whose questions are not learned. Before every question the odds of all nouns
-that fit the answers so far are, as the odds that nouns have among themselves: so the base learns
-what is true of all 200 nouns, held-out ones too, and neither what to ask nor when to guess. Most
-riddles ask what tells most: what follows from such questions is learned in a third of the time that
-any questions take, since there are few ways to go.
+that fit the answers so far are, as the odds that nouns have among themselves, and within a guess,
+how the name of a noun goes on. So the base learns what is true of all 200 nouns, held-out ones too,
+and how they are written, and neither what to ask nor when to guess. Most riddles ask what tells
+most: what follows from such questions is learned in a third of the time that any questions take,
+since there are few ways to go.
 
 A *game* is one of the players of ``habits.py``, most of them poor, on a training noun, and names no
 other. What is learned of each question are the probabilities of all that the player might have
@@ -13,8 +14,8 @@ said: the draw's noise is gone, and a held-out noun is as probable a guess as an
 learns how the game is played by players good and bad, each as frequent, and RL has something to
 choose among.
 
-The category is hidden in two of three, in later stages in one of two. In order: the text its
-tokenizer is made for, :class:`RiddleCorpus`.
+The category is hidden in one of two. In order: the text its tokenizer is made for,
+:class:`RiddleCorpus`.
 """
 
 import random
@@ -27,7 +28,7 @@ from transformers import PreTrainedTokenizerBase
 
 from evert.bases.making.dialogues import Batch, Encoder, Example
 from evert.envs.twenty_questions.game import Game, Rules
-from evert.envs.twenty_questions.habits import FEW, HabitPlayer, players
+from evert.envs.twenty_questions.habits import HabitPlayer, players
 from evert.envs.twenty_questions.knowledge import GUESS, Knowledge, guess, telling
 from evert.envs.twenty_questions.nouns import Noun, of_split, shipped_nouns
 from evert.envs.twenty_questions.player import said, shipped_answerer
@@ -55,12 +56,16 @@ def tokenizer_text() -> str:
 TELLING = 40
 """Attributes that the base knows, and its players ask about: enough to tell the nouns apart."""
 
+SHOWN_RATE = 0.5
+"""Share of riddles and games that tell the category."""
+
 TELLING_RATES = (0.0, 0.8, 1.0, 1.0, 1.0)
 """Shares of questions in a riddle that tell the most there is to be told, one of them a riddle."""
 
 GUESS_RATES = (0.0, 0.0, 0.2)
 """Shares of guesses in a riddle, one of them a riddle."""
 
+FEW = 4
 FEW_GUESS_RATE = 0.6
 """Share of guesses where few nouns are left: what was guessed in vain is not guessed again."""
 
@@ -68,11 +73,8 @@ FEW_GUESS_RATE = 0.6
 class RiddleCorpus:
     """Draws riddles and games, a training step's after the other, the same ones for a seed."""
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, seed: int, *, shown: float = 1 / 3
-    ) -> None:
-        """Start at the first step of ``seed``; ``shown`` is the share that tells the category."""
-        self._shown = shown
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
+        """Start at the first step of ``seed``."""
         self.encoder = Encoder(tokenizer)
         self.known = Knowledge(attributes=telling(Knowledge(), TELLING))
         self._rng = random.Random(seed)
@@ -136,7 +138,7 @@ class RiddleCorpus:
         return example
 
     def _new_game(self, nouns: Sequence[Noun], questions: int = 20) -> Game:
-        shown = self._rng.random() < self._shown
+        shown = self._rng.random() < SHOWN_RATE
         return Game(self._rng.choice(nouns), Rules(questions, show_category=shown))
 
     def _tell(self, example: Example, game: Game) -> int:
@@ -156,14 +158,14 @@ class RiddleCorpus:
         return told[0] if self._rng.random() < telling else self._rng.choice(told)
 
     def _guess(self, example: Example, question: str, left: int) -> None:
-        """Write a riddle's guess down, with the odds of every noun of a set."""
+        """Write a riddle's guess down: the odds of every noun of a set, and how names go on."""
         example.add(self.opening)
-        names = [self._names[name] for name in self.known.names(left)]
-        tokens = self._reply(question)[len(self.opening) :]
-        for place, token in enumerate(tokens):
-            alike = [name[place] for name in names if name[:place] == tokens[:place]]
-            example.odds[len(example.tokens)] = self._odds(alike)
-            example.add([token])
+        name = self._reply(question)[len(self.opening) :]
+        fitting = [self._names[noun] for noun in self.known.names(left)]
+        example.odds[len(example.tokens)] = self._odds([each[0] for each in fitting])
+        example.add(name[:1])
+        alike = [(each[1:], 1.0) for each in fitting if each[0] == name[0]]
+        self._learn_tokens(example, name[1:], alike)
 
     def _odds(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         counts = Counter(tokens)
@@ -176,7 +178,13 @@ class RiddleCorpus:
         alike = [
             (self._reply(text), chance / len(texts)) for chance, texts in lists for text in texts
         ]
-        for place, token in enumerate(self._reply(question)):
+        self._learn_tokens(example, self._reply(question), alike)
+
+    def _learn_tokens(
+        self, example: Example, tokens: list[int], alike: list[tuple[list[int], float]]
+    ) -> None:
+        """Write tokens down, with the probabilities of all that might have been said instead."""
+        for place, token in enumerate(tokens):
             target = np.zeros(len(self.target_tokens), np.float32)
             for reply, chance in alike:
                 target[self._index[reply[place]]] += chance

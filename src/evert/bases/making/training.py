@@ -37,9 +37,6 @@ class MakingConfig:
     habits: bool = chz.field(
         default=False, doc="evert-tiny: later stages, games of players with habits, good and poor"
     )
-    shown: float = chz.field(
-        default=1 / 3, doc="evert-tiny-20q: share of riddles and games that tell the category"
-    )
     steps: int = chz.field(default=1200, doc="optimiser steps")
     warm_up: float = chz.field(default=0.12, doc="share of steps on short dialogues alone")
     seed: int = 0
