@@ -4,7 +4,7 @@ No trainer waits for the calls here, and nothing is rendered. But for that the a
 ever: blocking or async, with a client of its own that is taken over, its notes and its errors.
 """
 
-from typing import Any, Unpack
+from typing import Unpack
 
 from tinker_cookbook.rl.types import STOP_METRIC_PREFIX, InitialObservationOverflow
 
@@ -65,11 +65,5 @@ class _Elsewhere(ChatAgentEnv):
 
     async def _begin(self) -> tuple[Episode, Inbox]:
         episode, inbox = await super()._begin()
-        routed = episode.routes.find
-
-        def find(model: str) -> Any:
-            target = routed(model)
-            return self.answer if isinstance(target, Inbox) else target
-
-        vars(episode.routes)["find"] = find  # no call has arrived: the loop has not been left
+        episode.routes.instead = self.answer  # no call has arrived: the loop has not been left
         return episode, inbox

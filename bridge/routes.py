@@ -42,6 +42,7 @@ class Routes:
 
     Attributes:
         strangers: Names that the agent asked for and that are not answered here, in their order.
+        instead: What answers in place of the inboxes; None: they do.
     """
 
     def __init__(self, inboxes: Mapping[str, Inbox], frozen: Mapping[str, FrozenAnswer]) -> None:
@@ -50,6 +51,7 @@ class Routes:
         self._patterns = {name: inbox for name, inbox in inboxes.items() if ANY in name}
         self._policies = tuple(inboxes)
         self.strangers: dict[str, None] = {}
+        self.instead: FrozenAnswer | None = None
         roles = {id(inbox): inbox for inbox in inboxes.values()}
         self._only = next(iter(roles.values())) if len(roles) == 1 and not frozen else None
 
@@ -103,6 +105,8 @@ class Routes:
         target = self._targets.get(model)
         if target is None:
             target = self._match(model) or self._only
+        if isinstance(target, Inbox) and self.instead is not None:
+            return self.instead
         if target is not None:
             return target
         self.strangers[model] = None

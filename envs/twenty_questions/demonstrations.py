@@ -1,7 +1,7 @@
 """Games that show how the game goes, as conversations for a supervised warm-up.
 
 They are played by the players of ``habits.py`` on training nouns, name no held-out noun, and are
-written down as the short prompts have it. Most of the players are poor: one game in sixteen is won.
+written down as the short prompts have it. Most of the players are poor: one game in twenty is won.
 That is enough to learn what a question and a guess look like, and when the game is over; how to
 play well is left to RL. The shipped base has seen such games already, and its recipe needs none.
 """

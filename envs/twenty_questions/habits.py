@@ -3,8 +3,8 @@
     player = HabitPlayer("best", "few", knowledge, random.Random(0))
 
 A habit of asking goes with one of guessing, and a player keeps to both through a game. Of these 24
-players most are poor, and those that guess well a quarter as frequent as others: they win one game
-in sixteen. Who has seen them all knows how the game is played, and not how it is won.
+players most are poor, and those that guess well are rare: one game in twenty is won. Who has seen
+them all knows how the game is played, and not how it is won.
 """
 
 import random
@@ -18,14 +18,16 @@ Asks: TypeAlias = Literal["any", "idle", "details", "best"]
 """Anything not asked yet; what is known already; what few nouns differ in; what tells most."""
 
 Guesses: TypeAlias = Literal["never", "always", "early", "late", "blind", "few"]
-"""Never; at every turn what fits; that in the first five alone; in the last five anything, whatever
-was answered; anything three times in ten; what fits, once few do. Nobody names the same twice."""
+"""At no turn; at each; at the first five; at the last five; at three in ten; once few nouns fit.
+Who waits for few names what fits, the others anything, nobody the same twice."""
 
 EARLY = 5
 """Questions that are early, and as many that are late."""
 BLIND_RATE = 0.3
 FEW = 2
 """Nouns that are few enough to guess."""
+GOOD_RATE = 0.08
+"""How frequent those are who wait for few nouns, where every other habit of guessing has 1."""
 DETAILS = 4
 """Questions that one who asks for details chooses from, if there are so many."""
 
@@ -71,11 +73,11 @@ class HabitPlayer:
         """What it chooses the next question from: lists, and how probable it is to take each.
 
         Within a list all are as probable as the others. Guesses are of all nouns that it thinks
-        of, those among them that it may not name.
+        of, also those that it may not name.
         """
         known, left = self._known, self._known.fitting(game)
         chance = self._chance_of_a_guess(game, left)
-        thought_of = known.possible(game) if self._guesses in ("blind", "late") else left
+        thought_of = left if self._guesses == "few" else known.possible(game)
         said = {turn.question for turn in game.turns}
         guesses = [text for text in map(guess, known.names(thought_of)) if text not in said]
         lists = [(chance, guesses), (1 - chance, self._asked(game, left) if chance < 1 else [])]
@@ -111,8 +113,8 @@ class HabitPlayer:
 def players(
     knowledge: Knowledge, rng: random.Random, named: int | None = None
 ) -> Iterator[HabitPlayer]:
-    """Players without end: pairs of habits are as frequent, a quarter so if they guess well."""
-    weights = [0.25 if guesses == "few" else 1.0 for guesses in get_args(Guesses)]
+    """Players without end: pairs of habits are as frequent, those that guess well rarer."""
+    weights = [GOOD_RATE if guesses == "few" else 1.0 for guesses in get_args(Guesses)]
     while True:
         (guesses,) = rng.choices(get_args(Guesses), weights)
         yield HabitPlayer(rng.choice(get_args(Asks)), guesses, knowledge, rng, named)

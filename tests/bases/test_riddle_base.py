@@ -205,16 +205,25 @@ def test_the_category_is_hidden_in_one_of_two(drawn: Any) -> None:
     assert {*first} - {"20 questions"} <= CATEGORIES
 
 
-def test_a_plain_riddle_asks_what_tells_most_and_guesses_once_few_are_left() -> None:
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_riddle_guesses_once_few_nouns_are_left_and_last(plain: bool) -> None:
+    corpus, guesses = RiddleCorpus(TOKENIZER, 7), 0
+    for _ in range(40):
+        messages = told(corpus.riddle(6, plain=plain))
+        for place in range(1, len(messages) - 1, 2):
+            if messages[place][1] not in ATTRIBUTES:
+                assert len(fitting(messages[: place + 1])) <= FEW
+                guesses += 1
+    assert guesses > 5
+
+
+def test_a_plain_riddle_asks_what_tells_most() -> None:
     corpus = RiddleCorpus(TOKENIZER, 7)
     _, most_telling = corpus.known.best(corpus.known.everything)[0]
-    for _ in range(20):
-        messages = told(corpus.riddle(6, plain=True))
-        for place in range(1, len(messages) - 1, 2):
-            few = len(fitting(messages[: place + 1])) <= FEW
-            assert few or messages[place][1] in ATTRIBUTES
-        if messages[0][1] == "20 questions 1":
-            assert messages[1][1] == corpus.known.questions[most_telling]
+    asked = [told(corpus.riddle(6, plain=True)) for _ in range(20)]
+    first = [said[1][1] for said in asked if said[0][1] == "20 questions 1"]
+
+    assert {*first} == {corpus.known.questions[most_telling]}
 
 
 def test_riddles_and_games_ask_about_the_attributes_that_the_base_knows() -> None:

@@ -86,6 +86,18 @@ async def test_beside_a_frozen_model_an_unknown_name_is_a_400_with_the_nearest_o
     assert caught.value.code == "model_not_found"
 
 
+async def test_what_answers_instead_of_the_policy_answers_for_no_frozen_model() -> None:
+    async def other(request: ChatRequest) -> Reply:
+        raise AssertionError(request)
+
+    routes = Routes({"policy": inbox(), "gpt-*": inbox()}, {"judge": judge})
+    routes.instead = other
+
+    assert routes.find("policy") is routes.find("gpt-4o") is other
+    assert routes.find("judge") is judge
+    assert not routes.is_frozen("policy")
+
+
 async def test_a_name_like_no_other_is_a_400_without_a_guess() -> None:
     with pytest.raises(openai.BadRequestError, match=r"episode\. Models: policy, judge\."):
         Routes({"policy": inbox()}, {"judge": judge}).find("xyz")

@@ -2,7 +2,7 @@
 
 1. Each keeps to its habit of asking, and to its habit of guessing.
 2. What it may not name it does not name.
-3. Pairs of habits are as frequent as one another, a quarter so if they guess well.
+3. Pairs of habits are as frequent as one another, those that guess well rarer.
 """
 
 import random
@@ -102,20 +102,19 @@ def test_who_guesses_early_or_late_guesses_then_and_at_no_other_time() -> None:
     assert numbers("late") == {*range(HIDDEN.max_questions - EARLY + 1, HIDDEN.max_questions + 1)}
 
 
-def test_who_guesses_names_what_fits_but_for_the_blind_and_the_late() -> None:
-    def fitting(guesses: Guesses) -> list[bool]:
-        return [
+def test_who_waits_for_few_names_what_fits_and_the_others_anything() -> None:
+    def fitting(guesses: Guesses) -> float:
+        fits = [
             turn.question in map(guess, KNOWN.names(fits))
             for game, left in games("best", guesses)
             for turn, fits in zip(game.turns, left, strict=True)
             if is_guess(turn.question)
         ]
+        return sum(fits) / len(fits)
 
-    assert all(fitting("few"))
-    assert all(fitting("always"))
-    assert all(fitting("early"))
-    for guesses in ("blind", "late"):
-        assert sum(fitting(guesses)) < len(fitting(guesses)) / 2
+    assert fitting("few") == 1.0
+    for guesses in ("late", "blind"):
+        assert fitting(guesses) < 0.5
 
 
 async def test_within_the_category_where_it_is_shown() -> None:
@@ -164,12 +163,12 @@ def test_it_thinks_of_them_all_the_same() -> None:
 # -- 3. all players ------------------------------------------------------------------------------
 
 
-def test_pairs_of_habits_are_as_frequent_a_quarter_so_if_they_guess_well() -> None:
+def test_pairs_of_habits_are_as_frequent_and_those_that_guess_well_rarer() -> None:
     drawn: list[Any] = [vars(p) for p in islice(players(KNOWN, random.Random(0)), 4200)]
     pairs = Counter((each["_asks"], each["_guesses"]) for each in drawn)
     good = {pair: count for pair, count in pairs.items() if pair[1] == "few"}
     others = {pair: count for pair, count in pairs.items() if pair not in good}
 
     assert len(pairs) == len(get_args(Asks)) * len(get_args(Guesses)) == 24
-    assert 25 < min(good.values()) <= max(good.values()) < 75
+    assert 0 < min(good.values()) <= max(good.values()) < 40
     assert 150 < min(others.values()) <= max(others.values()) < 260

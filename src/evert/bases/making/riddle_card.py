@@ -86,7 +86,7 @@ prompts whose questions are not learned; what is learned are the odds of all nou
 answers so far, and how a noun's name goes on. So the base knows {telling} telling facts of all
 {nouns} nouns, the {held_out} held-out ones among them, as a language model does that comes to the
 game; best where the questions asked were telling, since three riddles in five ask nothing else. A
-game is one of 24 players of a habit, most of them poor and those that guess well the rarer, on a
+game is one of 24 players of a habit, most of them poor and those that guess well rare, on a
 training noun, and names no held-out one. So the base can play, and rarely wins: what to ask and
 when to guess is what RL has to find. The category is hidden in about half. The renderer is the
 Cookbook's `qwen3_instruct`.

@@ -11,8 +11,7 @@ since there are few ways to go.
 A *game* is one of the players of ``habits.py``, most of them poor, on a training noun, and names no
 other. What is learned of each question are the probabilities of all that the player might have
 said: the draw's noise is gone, and a held-out noun is as probable a guess as any other. So the base
-learns how the game is played by players good and bad, each as frequent, and RL has something to
-choose among.
+learns how the game is played, by players good and bad, and RL has something to choose among.
 
 The category is hidden in one of two. In order: the text its tokenizer is made for,
 :class:`RiddleCorpus`.
@@ -62,12 +61,13 @@ SHOWN_RATE = 0.5
 TELLING_RATES = (0.0, 0.8, 1.0, 1.0, 1.0)
 """Shares of questions in a riddle that tell the most there is to be told, one of them a riddle."""
 
-GUESS_RATES = (0.0, 0.0, 0.2)
-"""Shares of guesses in a riddle, one of them a riddle."""
-
 FEW = 4
-FEW_GUESS_RATE = 0.6
-"""Share of guesses where few nouns are left: what was guessed in vain is not guessed again."""
+GUESS_RATE = 0.6
+"""Share of guesses in a riddle where few nouns are left: what was guessed in vain is not again.
+
+While more are left a riddle guesses nothing. So who names early in a game is no riddle, and the
+base names with it what players name, and not what it knows to fit.
+"""
 
 
 class RiddleCorpus:
@@ -108,16 +108,15 @@ class RiddleCorpus:
     def riddle(self, length: int, *, plain: bool = False) -> Example:
         """A riddle about any noun, of so many questions at most, and a guess.
 
-        A plain one asks what tells most each time, and guesses only once few nouns are left.
+        A plain one asks what tells most each time.
         """
         game = self._new_game(self.known.nouns, length + 1)
         telling = 1.0 if plain else self._rng.choice(TELLING_RATES)
-        guesses = 0.0 if plain else self._rng.choice(GUESS_RATES)
         example = Example()
         while not game.over:
             left = self._tell(example, game)
-            rate = FEW_GUESS_RATE if left.bit_count() <= FEW else guesses
-            if len(game.turns) == length or self._rng.random() < rate:
+            few = left.bit_count() <= FEW
+            if len(game.turns) == length or (few and self._rng.random() < GUESS_RATE):
                 question = guess(self._rng.choice(self.known.names(left)))
                 self._guess(example, question, left)
             else:
