@@ -81,7 +81,7 @@ _TOY_TEXT: Mapping[str, Callable[[Any, Any], str]] = {
 # -- MiniGrid ------------------------------------------------------------------------------------
 
 # The codes of minigrid.core.constants, which are part of what its observations are.
-_UNSEEN, _EMPTY, _WALL, _FLOOR = 0, 1, 2, 3
+_WALL = 2
 _OBJECTS = {4: "door", 5: "key", 6: "ball", 7: "box", 8: "goal", 9: "lava"}
 _COLORS = ("red", "green", "blue", "purple", "yellow", "grey")
 _STATES = ("open", "closed", "locked")
@@ -105,19 +105,15 @@ def minigrid_in_words(observation: Mapping[str, Any]) -> str:
     }
     carried = seen.pop((0, 0))
     things = [f"{thing} {_where(*place)}" for place, thing in seen.items() if thing]
-    wall = int(image[middle, here - 1, 0]) == _WALL
-    return " ".join(
-        [
-            f"Mission: {observation['mission']}.",
-            *(
-                [f"You face {_DIRECTIONS[int(observation['direction'])]}."]
-                * ("direction" in observation)
-            ),
-            *([f"You carry a {carried}."] if carried else []),
-            *(["A wall is before you."] if wall else []),
-            f"You see: {', '.join(things) or 'nothing'}.",
-        ]
-    )
+    said = [f"Mission: {observation['mission']}."]
+    if "direction" in observation:
+        said.append(f"You face {_DIRECTIONS[int(observation['direction'])]}.")
+    if carried:
+        said.append(f"You carry a {carried}.")
+    if int(image[middle, here - 1, 0]) == _WALL:
+        said.append("A wall is before you.")
+    said.append(f"You see: {', '.join(things) or 'nothing'}.")
+    return " ".join(said)
 
 
 def _thing(kind: int, color: int, state: int) -> str:

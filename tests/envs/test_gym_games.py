@@ -1,7 +1,7 @@
 """Gymnasium's games as agents.
 
-1. Toy-text games, played in words and back through Gymnasium, are the games they are: equal rewards
-   and lengths for equal actions.
+1. Toy-text games and MiniGrid's, played in words and back through Gymnasium, are the games they
+   are: equal rewards and lengths for equal actions.
 2. A policy is told the rules, what it sees, and its actions by name; a reply is read as meant.
 3. A reply without a legal action is explained, or ends the episode, as was chosen.
 4. An episode has its own environment, and closes it whatever happens.
@@ -13,6 +13,7 @@ import asyncio
 import pickle
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from itertools import product
 from typing import Any, ClassVar
 
 import gymnasium
@@ -20,6 +21,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
+from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX, STATE_TO_IDX
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
@@ -39,6 +41,12 @@ TOY_TEXT = sorted(
     id for id, spec in gymnasium.registry.items() if "toy_text" in str(spec.entry_point)
 )
 """Blackjack, cliff walking (slippery too), frozen lake of both sizes, taxi: as installed."""
+
+MINIGRID = [
+    f"minigrid:MiniGrid-{name}-v0"
+    for name in ("Empty-5x5", "DoorKey-5x5", "Fetch-5x5-N2", "LavaGapS5")
+]
+"""Missions: where to go, what to open, what to fetch, what to keep out of."""
 
 LONGEST = 40
 
@@ -86,7 +94,7 @@ def test_all_five_games_are_there() -> None:
     assert any(id.startswith("Taxi-v") for id in TOY_TEXT)
 
 
-@pytest.mark.parametrize("id", TOY_TEXT)
+@pytest.mark.parametrize("id", TOY_TEXT + MINIGRID)
 def test_equal_actions_earn_equal_rewards_there_and_back(
     id: str, register: Callable[..., EnvSpec]
 ) -> None:
@@ -193,6 +201,41 @@ def test_arrays_are_json_and_text_is_text() -> None:
     assert "is no action (Expecting value" in box.read("up")[1]
     assert text.read("north") == ("north", "")
     assert "Reply with a text of 1 to 5 signs." in text.read("northwards")[1]
+
+
+def before_one(kind: str, color: int = 0, state: int = 0) -> str:
+    """What one is told who has a thing of MiniGrid's before him, and nothing else in view."""
+    image = np.full((3, 3, 3), (OBJECT_TO_IDX["empty"], 0, 0), np.uint8)
+    image[1, 1] = (OBJECT_TO_IDX[kind], color, state)
+    return minigrid_in_words({"mission": "look", "image": image}).removeprefix("Mission: look. ")
+
+
+@pytest.mark.parametrize("kind", ["door", "key", "ball", "box", "goal", "lava"])
+def test_minigrids_things_are_told_by_their_own_names(kind: str) -> None:
+    for (color, code), (state, state_code) in product(COLOR_TO_IDX.items(), STATE_TO_IDX.items()):
+        said = f"{state} {color} {kind}" if kind == "door" else f"{color} {kind}"
+
+        assert before_one(kind, code, state_code) == f"You see: {said} 1 ahead."
+
+
+def test_of_minigrids_cells_without_a_thing_a_wall_is_told() -> None:
+    assert before_one("wall") == "A wall is before you. You see: nothing."
+    for kind in ("floor", "unseen", "empty"):
+        assert before_one(kind) == "You see: nothing."
+
+
+def test_minigrid_is_played_by_its_words() -> None:
+    rules, seen = told(GymAgent("minigrid:MiniGrid-Empty-5x5-v0"))
+    replies = ["forward", "2", "I turn right", "forward", "forward"]
+    played = rollout(GymAgent("minigrid:MiniGrid-Empty-5x5-v0"), replies)
+
+    assert "0 (left), 1 (right), 2 (forward), 3 (pickup), 4 (drop), 5 (toggle), 6 (done)" in rules
+    assert seen == (
+        "Mission: get to the green goal square. You face east. You see: green goal 2 ahead and 2 "
+        "to the right."
+    )
+    assert [t.reward for t in played.transitions] == [0, 0, 0, 0, pytest.approx(0.955)]
+    assert ending(played) == "completed"
 
 
 def test_a_minigrid_mission_is_told_in_words() -> None:
