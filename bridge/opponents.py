@@ -5,7 +5,8 @@
     League      a past checkpoint of the run at one seat, in a share of the groups
 
 All episodes of a group meet the same opponent at the same seat, so that its rewards compare. What
-is asked follows from the step, the task and the seed alone, so that a resumed run has the same.
+is asked follows from the step, the task and the seed alone, so that a resumed run has the same
+opponents; what they reply is drawn anew.
 
 Which checkpoint is drawn evenly from all that came before: playing against the mean of all past
 policies is fictitious self-play (J. Heinrich, M. Lanctot, D. Silver, "Fictitious Self-Play in

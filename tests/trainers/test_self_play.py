@@ -1,6 +1,7 @@
 """Self-play by command: seats, a league of the run's own checkpoints, opponents of an evaluation.
 
-1. A run with a league trains both seats, each with a curve of its own, also against its past.
+1. A run with a league trains both seats, each with a curve of its own, also against its past,
+   in workers too.
 2. Held-out games are against a named opponent; an evaluation's too, with wins, draws and losses.
 3. What cannot be is said in a line.
 """
@@ -26,19 +27,16 @@ SMALL: dict[str, Any] = {
 SMALL |= {"eval_every": 0, "save_every": 1}
 
 
+def play(folder: Path, **settings: Any) -> RunFolder:
+    """Tic-tac-toe, every group against the league once there is one."""
+    named: dict[str, Any] = {"steps": 3, "league": 1.0, "device": "cpu", **SMALL, **settings}
+    tasks = ["." * 9, "x........"]
+    return evert.train(env="tic_tac_toe", test_tasks=tasks, log_path=folder, **named)
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """Three steps of tic-tac-toe, every group against the league once there is one."""
-    home = tmp_path_factory.mktemp("self_play")
-    return evert.train(
-        env="tic_tac_toe",
-        test_tasks=["." * 9, "x........"],
-        steps=3,
-        league=1.0,
-        device="cpu",
-        log_path=home / "run",
-        **SMALL,
-    )
+    return play(tmp_path_factory.mktemp("self_play") / "run")
 
 
 def test_both_seats_have_curves_and_the_league_takes_seats(run: RunFolder) -> None:
@@ -49,6 +47,13 @@ def test_both_seats_have_curves_and_the_league_takes_seats(run: RunFolder) -> No
     assert first["env/all/total_episodes"] == 6 * 2 * 2  # an Env a seat
     # One: the other seat is the league's. Where that is who moves first, whose move alone is
     # trained, there is nothing to learn, and the group is left out.
+    assert 0 < last["env/all/total_episodes"] <= 6 * 2
+
+
+def test_workers_play_against_the_league_too(tmp_path: Path) -> None:
+    first, *_, last = play(tmp_path / "pooled", rollouts="pool", rollout_workers=1).steps()
+
+    assert first["env/all/total_episodes"] == 6 * 2 * 2
     assert 0 < last["env/all/total_episodes"] <= 6 * 2
 
 
