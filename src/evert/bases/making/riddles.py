@@ -62,12 +62,14 @@ TELLING_RATES = (0.0, 0.8, 1.0, 1.0, 1.0)
 """Shares of questions in a riddle that tell the most there is to be told, one of them a riddle."""
 
 FEW = 4
-GUESS_RATE = 0.6
-"""Share of guesses in a riddle where few nouns are left: what was guessed in vain is not again.
+"""Nouns that are few: while more are left, a riddle guesses nothing but at its end.
 
-While more are left a riddle guesses nothing. So who names early in a game is no riddle, and the
-base names with it what players name, and not what it knows to fit.
+So who names early and goes on is a player, and the base learns to name what players name, and not
+what it knows to fit.
 """
+
+GUESS_RATE = 0.6
+"""Share of guesses in a riddle where few nouns are left: what was guessed in vain is not again."""
 
 
 class RiddleCorpus:
