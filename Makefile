@@ -9,8 +9,9 @@
 #   make served  vLLM's build for CPUs (3.4 GB) serves the shipped base: as near as the engine
 #   make tau2    the same for tau2-bench, in a checkout of it: make tau2 TAU2_BENCH=PATH (part of
 #                `make frameworks` where TAU2_BENCH is set)
-#   make cookbooks   what touches the Tinker Cookbook, against the newest one too (constraints.txt has 0.5.8)
-#   make lint    ruff, mypy, pyright
+#   make cookbooks   the Cookbook's contract against the newest one (constraints.txt has 0.5.8)
+#   make lint    ruff, mypy
+#   make nightly all of the above, pyright, and all that touches the Cookbook against the newest one
 #   make docs    the documentation site, into site/; every warning is an error
 #   make kill9   runs killed at random moments go on (about 10 minutes)
 #   make bench   the benchmarks behind the README's table (about 90 minutes; `make smoke`: one minute)
@@ -26,7 +27,7 @@ BIN := .venv/bin
 SETTINGS ?=
 COOKBOOK := 0.6.1
 
-.PHONY: train test frameworks trainers served service tau2 cookbooks lint docs bench games compression credit kill9 smoke soak machine vision clean
+.PHONY: train test frameworks trainers served service tau2 cookbooks lint nightly docs bench games compression credit kill9 smoke soak machine vision clean
 
 train: .venv/installed
 	$(BIN)/python -m evert.trainers.train env=identity $(SETTINGS)
@@ -77,11 +78,11 @@ else
 endif
 
 # Laid over .venv without its requirements: of those that differ, only its audio recipes need one.
-# Faces and dialects meet it only through the Env, whose tests are among these; the engine's sampling
-# and the answerer's parser not at all.
+# The contract is what tests/conftest.py lists; COOKBOOK_TESTS= runs all tests that touch the Cookbook.
 OVERLAY := $(CURDIR)/.cookbooks/$(COOKBOOK)
+COOKBOOK_TESTS ?= -m cookbook_contract
 cookbooks: .venv/developing $(OVERLAY)
-	PYTHONPATH=$(OVERLAY) $(BIN)/python -m pytest -n 2 --dist worksteal tests/bridge --ignore tests/bridge/faces --ignore tests/bridge/dialects tests/envs --ignore tests/envs/twenty_questions/test_questions.py --ignore tests/envs/twenty_questions/test_particulars.py tests/trainers/engine --ignore tests/trainers/engine/sampling tests/trainers/test_train_command.py tests/trainers/test_train_cookbook.py tests/trainers/test_failing_runs.py tests/trainers/test_tracking.py tests/trainers/test_warm_up.py
+	PYTHONPATH=$(OVERLAY) $(BIN)/python -m pytest -n 2 --dist worksteal $(COOKBOOK_TESTS) tests/bridge tests/envs tests/trainers
 
 $(OVERLAY): | .venv/developing
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ tinker-cookbook==$(COOKBOOK)
@@ -90,7 +91,11 @@ lint: .venv/developing
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+# What takes too long for each change: the whole of it, and the second type checker.
+nightly: lint docs smoke frameworks trainers test
 	$(BIN)/pyright
+	$(MAKE) cookbooks COOKBOOK_TESTS=
 
 docs: .venv/documenting
 	$(BIN)/zensical build --clean --strict

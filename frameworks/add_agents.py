@@ -10,11 +10,12 @@ environment has. Whatever fails ends this with an error.
 
 import argparse
 import subprocess
+import sys
 import tarfile
 import tempfile
 from pathlib import Path
 
-from make_environment import ROOT, fingerprint_of, run
+from make_environment import ROOT, fingerprint_of, run, uv
 
 AGENTS = ROOT / "frameworks" / "agents"
 IN_SOURCES = {"openai3": ("openai-agents", "examples")}
@@ -34,16 +35,15 @@ def main() -> None:
         print(f"the agents of {environment.relative_to(ROOT)} are up to date")
         return
     print(f"adding agents to {environment.relative_to(ROOT)}: some seconds", flush=True)
-    pip = [str(environment / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "-qq"]
-    run(*pip, "install", "--no-compile", "--no-deps", "--requirement", str(requirements))
+    python = environment / "bin" / "python"
+    uv("pip", "install", "--python", str(python), "--no-deps", "--requirement", str(requirements))
     if name in IN_SOURCES:
-        add_from_sources(pip, environment, *IN_SOURCES[name])
+        add_from_sources(python, *IN_SOURCES[name])
     stamp.write_text(fingerprint)
 
 
-def add_from_sources(pip: list[str], environment: Path, package: str, folder: str) -> None:
+def add_from_sources(python: Path, package: str, folder: str) -> None:
     """Unpack a folder of a package's sources beside the installed package."""
-    python = environment / "bin" / "python"
     code = (
         "import importlib.metadata as m, sysconfig; "
         f"print(m.version('{package}'), sysconfig.get_path('purelib'))"
@@ -55,7 +55,7 @@ def add_from_sources(pip: list[str], environment: Path, package: str, folder: st
     )
     with tempfile.TemporaryDirectory() as download:
         what = ["--no-deps", "--no-binary", package, "--dest", download, f"{package}=={version}"]
-        run(*pip, "download", *what)
+        run(sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq", "download", *what)
         [archive] = Path(download).iterdir()
         with tarfile.open(archive) as sources:
             for one in sources:

@@ -5,8 +5,29 @@ environment of that name (``frameworks/make_environment.py``).
 """
 
 import signal
+from pathlib import Path
 
 import pytest
+
+TESTS = Path(__file__).parent
+
+COOKBOOK_CONTRACT = (
+    "bridge/test_check.py",
+    "bridge/test_cookbook_agent.py",
+    "bridge/test_dataset.py",
+    "bridge/test_env.py",
+    "bridge/test_group.py",
+    "bridge/test_limits.py",
+    "bridge/test_message_env.py",
+    "bridge/test_oracle.py",
+    "bridge/test_rendering.py",
+    "trainers/engine/test_cookbook.py",
+    "trainers/engine/test_engine.py",
+    "trainers/loop/test_cookbook_loop.py",
+    "trainers/test_train_cookbook.py",
+)
+"""The tests of what evert and the Tinker Cookbook take from each other: types, renderers, runners,
+limits, strategies, the loop. `make cookbooks` runs them against the newest Cookbook."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -18,3 +39,23 @@ def pytest_configure() -> None:
     """Listen to SIGINT even where the shell that started us in the background had it ignored."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def is_contract(path: Path) -> bool:
+    """Whether a module is one of the Cookbook's contract."""
+    return path.is_relative_to(TESTS) and str(path.relative_to(TESTS)) in COOKBOOK_CONTRACT
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no other module where the contract alone is asked for: that takes a minute."""
+    alone = config.getoption("markexpr") == "cookbook_contract"
+    return (
+        True if alone and collection_path.is_file() and not is_contract(collection_path) else None
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the Cookbook's contract."""
+    for item in items:
+        if is_contract(item.path):
+            item.add_marker(pytest.mark.cookbook_contract)

@@ -1,4 +1,4 @@
-"""``frameworks/make_environment.py``: with which Python an environment is made."""
+"""``frameworks/make_environment.py``: with which Python it makes an environment, and from where."""
 
 import runpy
 import sys
@@ -63,3 +63,23 @@ def test_where_there_is_none_the_message_says_what_to_do(
         f"The environment other needs Python {OTHER}, and there is no python{OTHER} on the PATH, "
         f"nor under {tmp_path / 'pyenv'}. Install it (pyenv install {OTHER}), and run this again."
     )
+
+
+def test_uv_installs_from_where_pip_does_and_variables_override_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = tmp_path / "pip.conf"
+    config.write_text(
+        "[global]\nindex-url = https://a/simple\nextra-index-url = https://b/simple https://c/simple\n"
+        "cert = /from/file.pem\ntimeout = 9\n"
+    )
+    for name in ("INDEX_URL", "EXTRA_INDEX_URL", "FIND_LINKS"):
+        monkeypatch.delenv(f"PIP_{name}", raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
+    monkeypatch.setenv("PIP_CERT", "/from/variable.pem")
+
+    assert runpy.run_path(str(SCRIPT))["from_pip"]() == {
+        "UV_DEFAULT_INDEX": "https://a/simple",
+        "UV_INDEX": "https://b/simple https://c/simple",
+        "SSL_CERT_FILE": "/from/variable.pem",
+    }

@@ -125,16 +125,24 @@ def home(name: str) -> str | None:
     return f"{name}.".split(".")[1]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=module_name)
-def test_imports_point_one_way(path: Path) -> None:
+def reachable(path: Path) -> set[str | None]:
+    """The folders whose names a module may import."""
     folder = path.relative_to(ROOT).parts[0]
     own: tuple[str, ...] = FOLDERS[: FOLDERS.index(folder) + 1] if folder in FOLDERS else ()
     if module_name(path).startswith(AGENTS):
         own = ("bridge", "agents")
     elif folder == "src":
         own = ("bridge", "envs", "bases")
-    allowed = {*own, "__version__", None}
-    wrong = [name for name in imported(ast.parse(path.read_text())) if home(name) not in allowed]
+    return {*own, "__version__", None}
+
+
+def test_imports_point_one_way() -> None:
+    wrong = [
+        f"{module_name(path)} imports {name}"
+        for path in MODULES
+        for name in imported(ast.parse(path.read_text()))
+        if home(name) not in reachable(path)
+    ]
 
     assert not wrong
 
@@ -159,11 +167,15 @@ def test_every_way_to_import_is_seen(code: str, folder: str | None) -> None:
     assert [home(name) for name in imported(ast.parse(code))] == [folder]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=module_name)
-def test_our_folders_are_never_imported_as_top_level_packages(path: Path) -> None:
-    names = {name.partition(".")[0] for name in imported(ast.parse(path.read_text()))}
+def test_our_folders_are_never_imported_as_top_level_packages() -> None:
+    wrong = [
+        f"{module_name(path)} imports {name}"
+        for path in MODULES
+        for name in imported(ast.parse(path.read_text()))
+        if name.partition(".")[0] in FOLDERS
+    ]
 
-    assert not names & set(FOLDERS)
+    assert not wrong
 
 
 # -- folders, links, pyproject.toml --------------------------------------------------------------
@@ -210,12 +222,12 @@ def test_the_links_are_relative_so_that_a_checkout_may_move() -> None:
         assert (FACE / folder).readlink() == Path("..", "..", folder)
 
 
-@pytest.mark.parametrize("folder", [*FOLDERS, *SUBFOLDERS])
-def test_the_folders_hold_modules_and_the_subfolders_named_here(folder: str) -> None:
-    inside = {f"{folder}/{path.name}" for path in (ROOT / folder).iterdir() if path.is_dir()}
+def test_the_folders_hold_modules_and_the_subfolders_named_here() -> None:
+    for folder in (*FOLDERS, *SUBFOLDERS):
+        inside = {f"{folder}/{path.name}" for path in (ROOT / folder).iterdir() if path.is_dir()}
 
-    assert inside <= {f"{folder}/__pycache__", *SUBFOLDERS}
-    assert (ROOT / folder / "__init__.py").is_file()
+        assert inside <= {f"{folder}/__pycache__", *SUBFOLDERS}
+        assert (ROOT / folder / "__init__.py").is_file(), folder
 
 
 def test_the_package_is_typed() -> None:
@@ -242,25 +254,25 @@ def test_the_public_list_is_what_type_checkers_see() -> None:
     assert dir(evert) == sorted(vars(evert)["__all__"]) == sorted([*HOMES, "__version__"])
 
 
-@pytest.mark.parametrize("name", sorted(HOMES))
-def test_every_public_name_loads_from_its_home(name: str) -> None:
-    value = getattr(evert, name)
-    if HOMES[name] == "evert":
-        assert value is importlib.import_module(f"evert.{name}")
-        return
+def test_every_public_name_loads_from_its_home() -> None:
+    for name, home_module in HOMES.items():
+        value = getattr(evert, name)
+        if home_module == "evert":
+            assert value is importlib.import_module(f"evert.{name}")
+            continue
 
-    assert value is getattr(importlib.import_module(HOMES[name]), name)
-    assert value.__module__ == HOMES[name]
-    assert value.__doc__
+        assert value is getattr(importlib.import_module(home_module), name)
+        assert value.__module__ == home_module, name
+        assert value.__doc__, name
 
 
-@pytest.mark.parametrize("module", ["evert.bridge.errors", *sorted({*HOMES.values()} - {"evert"})])
-def test_every_error_of_a_module_that_users_meet_is_public(module: str) -> None:
-    members = vars(importlib.import_module(module)).values()
-    own = [value for value in members if getattr(value, "__module__", None) == module]
-    errors = {e.__name__ for e in own if isinstance(e, type) and issubclass(e, BaseException)}
+def test_every_error_of_a_module_that_users_meet_is_public() -> None:
+    for module in ("evert.bridge.errors", *sorted({*HOMES.values()} - {"evert"})):
+        members = vars(importlib.import_module(module)).values()
+        own = [value for value in members if getattr(value, "__module__", None) == module]
+        errors = {e.__name__ for e in own if isinstance(e, type) and issubclass(e, BaseException)}
 
-    assert errors <= {*dir(evert)}
+        assert errors <= {*dir(evert)}, module
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
@@ -304,24 +316,23 @@ def test_a_users_own_folder_of_the_same_name_is_found(tmp_path: Path) -> None:
 MAP_LINE = re.compile(r"^    (\w+(?:\.py|/))\s+\S", re.MULTILINE)
 
 
-@pytest.mark.parametrize("path", PUBLIC, ids=module_name)
-def test_every_module_says_what_it_is_for(path: Path) -> None:
-    docstring = ast.get_docstring(ast.parse(path.read_text()))
+def test_every_module_says_what_it_is_for() -> None:
+    for path in PUBLIC:
+        docstring = ast.get_docstring(ast.parse(path.read_text()))
 
-    assert docstring
-    assert len(docstring.splitlines()[0]) <= 100
+        assert docstring, module_name(path)
+        assert len(docstring.splitlines()[0]) <= 100, module_name(path)
 
 
-@pytest.mark.parametrize("folder", [*FOLDERS, *SUBFOLDERS, AGENTS, MAKING])
-def test_every_module_is_on_its_packages_map_and_the_map_names_no_other(folder: str) -> None:
-    tree = ast.parse((ROOT / folder / "__init__.py").read_text())
-    drawn = MAP_LINE.findall(ast.get_docstring(tree, clean=False) or "")
-    there = {path.name for path in PUBLIC if path.parent == ROOT / folder} - {"__init__.py"}
-    there |= {
-        f"{path.name}/" for path in map(ROOT.joinpath, SUBFOLDERS) if path.parent == ROOT / folder
-    }
+def test_every_module_is_on_its_packages_map_and_the_map_names_no_other() -> None:
+    found = {f"envs/{name}{end}" for name in games() for end in (".py", "/")}
+    for folder in (*FOLDERS, *SUBFOLDERS, AGENTS, MAKING):
+        tree = ast.parse((ROOT / folder / "__init__.py").read_text())
+        names = MAP_LINE.findall(ast.get_docstring(tree, clean=False) or "")
+        drawn = {f"{folder}/{name}" for name in names}
+        there = {module_name(path) for path in PUBLIC if path.parent == ROOT / folder}
+        there |= {f"{one}/" for one in SUBFOLDERS if Path(one).parent == Path(folder)}
+        there.discard(f"{folder}/__init__.py")
 
-    found = {f"{name}{end}" for name in games() for end in (".py", "/")} if folder == "envs" else {}
-    assert len(set(drawn)) == len(drawn)
-    assert {*drawn, *found} & there == there
-    assert {*drawn} <= there
+        assert len(drawn) == len(names), folder
+        assert drawn <= there <= drawn | found, folder
