@@ -38,7 +38,7 @@ from evert.bridge.limits import prompt_limit
 from evert.bridge.lineage import ConversationBook
 from evert.bridge.options import EnvSettings
 from evert.bridge.secrets import redacted, redacted_logs
-from evert.bridge.tracebacks import agent_traceback
+from evert.bridge.tracebacks import agent_traceback, leaves, told
 
 PEER_STOPPED = "peer_stopped"
 """Stop reason of a seat whose episode was ended at another seat (``seats.py``)."""
@@ -55,6 +55,9 @@ AGENT_ERROR = "agent_error"
 
 AGENT_TRACEBACK = "agent_traceback"
 """Log of an agent that raised: its traceback."""
+
+CUT_REPLY = "The model's last reply was cut at max_tokens."
+"""In the text of a failure: the agent may not have been able to read it."""
 
 AGENT_TIMEOUT = "agent_timeout"
 """Stop reason of an agent that neither called nor ended in time."""
@@ -107,6 +110,7 @@ class Account:
         stop_reason: Why the episode is to stop before the next turn; None: it goes on.
         overflow: The latest refusal, while the agent has not coped with it; None: none.
         turns: Number of actions taken so far.
+        was_cut: Whether the latest reply was cut at its cap.
         scored: Is told the reward of each ending and its reason; None: nobody is.
         sampled: Number of tokens in them.
         late: What the agent noted when the transition it belongs to had been handed out.
@@ -121,6 +125,7 @@ class Account:
     stop_reason: StopReason | None = None
     overflow: openai.BadRequestError | None = None
     turns: int = 0
+    was_cut: bool = False
     scored: Callable[[float, str], None] | None = None
     sampled: int = 0
     late: list[Note] = field(default_factory=list)
@@ -200,9 +205,11 @@ class Account:
             return ending
         if isinstance(error, KeyboardInterrupt):
             raise error
-        if self.overflow is not None and comes_from(error, self.overflow):
+        refused = self.overflow
+        if refused and any(comes_from(each, refused) for each in (error, *leaves(error))):
             return self.overflown()
-        name, text = type(error).__name__, self.explained(text_of(error))
+        name, text = told(error)
+        text = self.explained(text)
         if self.settings.on_agent_error is None:
             raise AgentError.of(
                 name,
@@ -231,7 +238,7 @@ class Account:
 
     def explained(self, text: str) -> str:
         """A failure's text, and what the episode knows that may explain it."""
-        hints = [hint() for hint in self.hints]
+        hints = [CUT_REPLY * self.was_cut, *(hint() for hint in self.hints)]
         return redacted(" ".join([text, *(hint for hint in hints if hint and hint not in text)]))
 
 

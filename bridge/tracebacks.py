@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import evert.bridge
+from evert.bridge.errors import text_of
 
 MOST_FRAMES = 12
+MOST_LEAVES = 4
+"""Exceptions of a group that are shown."""
 
 _EVERT = str(Path(evert.bridge.__path__[0]).resolve())
 """Where frames are that start an agent and carry its calls."""
@@ -20,18 +23,41 @@ def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
     return [frame for frame, home in _frames(error) if home == ""]
 
 
+def leaves(error: BaseException) -> list[BaseException]:
+    """The exceptions that a group holds, at any depth, in order; of any other, itself."""
+    found, waiting = list[BaseException](), [error]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, BaseExceptionGroup):
+            waiting += reversed(each.exceptions)
+        else:
+            found.append(each)
+    return found
+
+
+def told(error: BaseException) -> tuple[str, str]:
+    """The name of an exception's class, and its message; of a group, what it was raised for."""
+    found = leaves(error)
+    if len(found) == 1:
+        return type(found[0]).__name__, text_of(found[0])
+    named = [f"{type(leaf).__name__}: {text_of(leaf)}" for leaf in found[:MOST_LEAVES]]
+    return type(error).__name__, "; ".join([text_of(error), *named])
+
+
 def agent_traceback(error: BaseException) -> str:
     """The exception with the frames of the agent's own code, in Python's form.
 
     Frames of evert and of libraries are left out; of an agent that is a library's, those of the
-    standard library alone.
+    standard library alone. Of a group, each exception in it, or the group's frames where that has
+    none of the agent's.
 
     Returns:
         Text without an end of line; "" where no frame is left, as of a command that cannot start.
     """
-    own = own_frames(error)
-    own = own or [frame for frame, home in _frames(error) if home == "packages"]
-    return _written(own, error) if own else ""
+    packages = [frame for frame, home in _frames(error) if home == "packages"]
+    around = own_frames(error) or packages
+    shown = [(own_frames(leaf) or around, leaf) for leaf in leaves(error)[:MOST_LEAVES]]
+    return "\n".join(_written(frames, leaf) for frames, leaf in shown if frames)
 
 
 def _frames(error: BaseException) -> list[tuple[traceback.FrameSummary, str]]:

@@ -171,6 +171,7 @@ class Turns:
         reply, problem = await rendered(self._renderer, partial(self._read, outstanding, turn))
         self.check_usable()
         self.account.tools.count(call.request, reply)
+        self.account.was_cut = reply.finish_reason == "length"
         verdict = self.parse_errors.judge(reply, problem, turn.metrics, turn.logs, row)
         turn.reward += self.parse_errors.reward(verdict)
         if verdict is Verdict.END:

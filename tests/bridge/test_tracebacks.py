@@ -3,8 +3,10 @@
 1. Frames of evert and of libraries are left out, as long as one of the agent's own is left.
 2. An agent out of a library keeps its library's frames; a command has none.
 3. A deep one is cut.
+4. Of a group, each exception in it is shown, at any depth.
 """
 
+import asyncio
 import functools
 import json
 from collections.abc import Callable
@@ -12,11 +14,13 @@ from typing import Any
 
 import httpx
 import pytest
+from tinker_cookbook.rl.rollout_limits import RolloutLimits
+from tinker_cookbook.rl.types import InitialObservationOverflow
 
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import AgentError
 from evert.bridge.faces.process import ProcessAgent
-from evert.bridge.tracebacks import MOST_FRAMES, agent_traceback
+from evert.bridge.tracebacks import MOST_FRAMES, agent_traceback, told
 
 Agent = Callable[..., Any]
 
@@ -95,3 +99,67 @@ async def test_of_a_deep_traceback_the_end_is_shown() -> None:
     assert ", in odd" in lines[-3]
     assert sum(", in " in line for line in lines) == MOST_FRAMES
     assert lines[-1] == "RecursionError: too deep"
+
+
+async def gathers(client: Any) -> float:
+    async with asyncio.TaskGroup(), asyncio.TaskGroup() as tasks:
+        for text in texts:
+            tasks.create_task(reads_later(text))
+    return 1.0
+
+
+texts = ["{"]
+
+
+async def reads_later(text: str) -> None:
+    await asyncio.sleep(0)
+    read(text)
+
+
+async def test_a_group_of_one_is_told_as_what_it_holds() -> None:
+    env = ChatAgentEnv(gathers)
+    with pytest.raises(AgentError, match="raised JSONDecodeError after 0 model calls: Expecting"):
+        await env.initial_observation()
+
+    lines = agent_traceback(await cause_of(gathers)).splitlines()
+
+    assert [line.split(", in ")[1] for line in lines if ", in " in line] == ["reads_later", "read"]
+    assert lines[-1].startswith("json.decoder.JSONDecodeError: Expecting property name")
+
+
+async def test_a_group_of_several_tells_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "texts", ["{", "1 2"])
+
+    with pytest.raises(AgentError) as raised:
+        await ChatAgentEnv(gathers).initial_observation()
+
+    assert "raised ExceptionGroup after 0 model calls: unhandled errors" in str(raised.value)
+    assert "; JSONDecodeError: Expecting property name" in str(raised.value)
+    assert str(raised.value).endswith("; JSONDecodeError: Extra data: line 1 column 3 (char 2)")
+    assert agent_traceback(await cause_of(gathers)).count("in reads_later") == 2
+
+
+def test_a_group_in_three_thousand_groups_is_told() -> None:
+    error: Exception = ValueError("deep within")
+    for _ in range(3000):
+        error = ExceptionGroup("a group", [error])
+
+    assert told(error) == ("ValueError", "deep within")
+    assert agent_traceback(error) == ""
+
+
+async def too_much(client: Any) -> float:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(
+            client.chat.completions.create(messages=[{"role": "user", "content": "word " * 99}])
+        )
+    return 1.0
+
+
+async def test_a_prompt_too_long_in_a_group_is_an_overflow_and_no_error_of_the_agent() -> None:
+    env = ChatAgentEnv(too_much, limits=RolloutLimits(max_trajectory_tokens=50))
+
+    ended = await env.initial_observation()
+
+    assert isinstance(ended, InitialObservationOverflow)
+    assert ended.metrics["stop/max_tokens"] == 1.0

@@ -244,11 +244,12 @@ def test_the_first_step_says_how_many_fail_why_and_where(
     assert run("raises", "steps=1", *scored) == 1
 
     shown = capsys.readouterr().out
-    assert ": 4 of 4 episodes failed (4 agent errors)\n" in shown
+    failed = "failed and were scored" if scored else "failed"
+    assert f": 4 of 4 episodes {failed} (4 agent errors)\n" in shown
     assert "the commonest, 4 times: LookupError: no table " in shown
     assert "\n  The tables are: none.\n" in shown
     assert TRACEBACK.format(home=Path.cwd()) in re.sub(r"line \d+", "line N", shown)
-    assert "Mend the agent." in shown
+    assert "Correct the agent where the traceback points. " in shown
     assert shown.count("Traceback") == 1
 
 
@@ -325,8 +326,7 @@ def test_after_three_steps_of_failures_the_run_ends_and_says_what_to_do(
         "error: In 3 steps in a row nearly all episodes failed: 12 of 12 episodes failed "
         "(12 agent errors). The commonest: LookupError: no table "
     ) in said
-    assert "Mend the agent." in said
-    assert "on_agent_error= takes the worst reward there is" in said
+    assert "Correct the agent where the traceback points. " in said
     assert "failed_steps=0 goes on whatever fails" in said
     assert "To resume: " in said
     assert "Traceback" not in said

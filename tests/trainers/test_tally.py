@@ -17,7 +17,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import anthropic
+import openai
 import pytest
+from google import genai
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollout_strategy import FailFast, MinViableGroup, RetryOnFailure
@@ -28,12 +31,15 @@ from tinker_cookbook.utils.ml_log import dump_config
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import AgentError, EnvStateError, InvalidAgentError
 from evert.bridge.faces.client import AgentClient
+from evert.bridge.faces.process import ProcessAgent
 from evert.bridge.group import Batch, ChatAgentGroupBuilder
 from evert.bridge.scripted import ScriptedPolicy
 from evert.trainers.runs.failures import (
     KINDS,
     MOST_ALIKE,
     MOST_LINES,
+    NOT_SCORED,
+    SCORED,
     Failure,
     Failures,
     failure_in,
@@ -168,6 +174,93 @@ async def test_a_model_of_another_name_is_a_kind_of_its_own() -> None:
     assert "The agent asked for 'gpt-5.2'; the policy is called 'policy'." in found.error
 
 
+async def no_key(client: AgentClient) -> float:
+    openai.OpenAI()
+    return 1.0
+
+
+async def no_anthropic_key(client: AgentClient) -> float:
+    messages: list[Any] = [{"role": "user", "content": "Hi"}]
+    anthropic.Anthropic().messages.create(model="policy", max_tokens=8, messages=messages)
+    return 1.0
+
+
+async def no_gemini_key(client: AgentClient) -> float:
+    genai.Client()
+    return 1.0
+
+
+async def reads_a_number(client: AgentClient) -> float:
+    return float(await call(client))
+
+
+async def reads_json(client: AgentClient) -> float:
+    return float(json.loads(await call(client))["reward"])
+
+
+async def reads_a_cut_reply(client: AgentClient) -> float:
+    return float(json.loads(await call(client, max_tokens=1))["reward"])
+
+
+async def loses_its_server(client: AgentClient) -> float:
+    """As an MCP client does whose server dies: a task group in a task group."""
+    async with asyncio.TaskGroup(), asyncio.TaskGroup() as tasks:
+        tasks.create_task(server())
+        await asyncio.sleep(3600)
+    return 1.0
+
+
+async def server() -> None:
+    raise ConnectionError("the server died")
+
+
+CORRECT = "Correct the agent where the traceback points."
+
+
+@pytest.mark.parametrize(
+    ("agent", "error", "remedy"),
+    [
+        (no_key, "OpenAIError: ", "any value will do: set OPENAI_API_KEY=unused,"),
+        (no_anthropic_key, "TypeError: ", "ANTHROPIC_API_KEY=unused"),
+        (no_gemini_key, "ValueError: ", "GEMINI_API_KEY=unused"),
+        (reads_a_cut_reply, "JSONDecodeError: ", "needs the whole reply, raise max_tokens."),
+        (reads_json, "JSONDecodeError: ", "cannot read what the model said. {what_else}"),
+        (reads_a_number, "ValueError: ", "cannot read what the model said. {what_else}"),
+        (loses_its_server, "ConnectionError: the server died", f"{CORRECT} {{what_else}}"),
+        (raises, "LookupError: no such table", f"{CORRECT} {{what_else}}"),
+        (ProcessAgent(["no-such-program"]), "CommandError: ", "Run the agent's command by hand"),
+    ],
+)
+async def test_each_cause_has_a_remedy_of_its_own(
+    agent: Callable[..., Any], error: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(AgentError) as raised:
+        await trajectory_of(agent)
+
+    left_out = failure_of(raised.value)
+    scored = failure_in(await trajectory_of(agent, on_agent_error=-1.0))
+
+    assert left_out is not None
+    assert scored is not None
+    assert left_out.error == scored.error
+    assert left_out.error.startswith(error)
+    assert remedy.format(what_else=NOT_SCORED) in left_out.remedy
+    assert remedy.format(what_else=SCORED) in scored.remedy
+
+
+def test_failures_that_are_all_scored_are_said_to_be() -> None:
+    scored = Failure("agent_error", "ValueError: no", is_scored=True)
+
+    assert Failures.of(2, [(scored, 2)]).summary() == (
+        "2 of 2 episodes failed and were scored (2 agent errors)"
+    )
+    assert Failures.of(2, [(scored, 1), (SLOW, 1)]).summary() == (
+        "2 of 2 episodes failed (1 agent error, 1 timeout)"
+    )
+
+
 # -- 2. several -----------------------------------------------------------------------------------
 
 TABLE = Failure("agent_error", "LookupError: no table 1", "Traceback: ...")
@@ -187,7 +280,7 @@ def test_those_that_are_alike_are_counted_together() -> None:
         "4 of 8 episodes failed (3 agent errors, 1 timeout)\n"
         "the commonest, 2 times: LookupError: no table 1\n"
         "  Traceback: ...\n"
-        "Mend the agent."
+        f"Correct the agent where the traceback points. {NOT_SCORED}"
     )
 
 
@@ -383,7 +476,7 @@ async def test_nearly_all_is_nineteen_of_twenty(tmp_path: Path, good: int, ends:
 def test_a_run_of_fewer_steps_ends_after_them(tmp_path: Path) -> None:
     told = Told(tmp_path, start=8, steps=9)
     told.batch([TABLE])
-    assert str(told.tally.error).startswith("In the only step there was nearly all episodes failed")
+    assert str(told.tally.error).startswith("In the run's only step nearly all episodes failed")
 
 
 async def test_where_failures_are_scored_already_the_end_says_what_else_to_do(
@@ -394,9 +487,9 @@ async def test_where_failures_are_scored_already_the_end_says_what_else_to_do(
     scored.batch([], [await trajectory_of(raises, on_agent_error=0.0)])
     left_out.batch([TABLE])
 
-    assert "equal rewards teach nothing: take a model that succeeds" in str(scored.tally.error)
+    assert "Equal rewards teach nothing: take a model that succeeds" in str(scored.tally.error)
     assert "on_agent_error" not in str(scored.tally.error)
-    assert "score that: on_agent_error=" in str(left_out.tally.error)
+    assert "the worst reward there is: on_agent_error=-1.0." in str(left_out.tally.error)
 
 
 # -- 5. other strategies --------------------------------------------------------------------------

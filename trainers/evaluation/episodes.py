@@ -348,7 +348,8 @@ def _failed(episode: Episode, failure: Failure) -> Episode:
 
 def failures(episodes: Sequence[Episode]) -> Failures:
     """What failed in some episodes."""
-    found = [(Failure(e.failure, e.error, e.traceback), 1) for e in episodes if e.failure]
+    failed = [each for each in episodes if each.failure]
+    found = [(Failure(e.failure, e.error, e.traceback, e.reward is not None), 1) for e in failed]
     return Failures.of(len(episodes), found)
 
 

@@ -8,6 +8,7 @@
 Training, evaluation and the report count and say failures by these alone.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,13 +16,13 @@ from typing import Any
 
 from tinker_cookbook.rl.types import Trajectory
 
-from evert.bridge.endings import AGENT_ERROR, AGENT_TIMEOUT, AGENT_TRACEBACK, NO_CALL
+from evert.bridge.endings import AGENT_ERROR, AGENT_TIMEOUT, AGENT_TRACEBACK, CUT_REPLY, NO_CALL
 from evert.bridge.errors import AgentError, AgentTimeoutError, RewardError
 from evert.bridge.tracebacks import agent_traceback
 
 OVERFLOW, NO_REWARD, WRONG_NAME = "context_overflow", "no_reward", "wrong_model_name"
 KINDS = {
-    AGENT_ERROR: ("agent error", "Mend the agent."),
+    AGENT_ERROR: ("agent error", "Correct the agent where the traceback points."),
     AGENT_TIMEOUT: ("timeout", "Find what the agent waits for, or raise agent_timeout."),
     WRONG_NAME: (
         "wrong model name",
@@ -38,6 +39,28 @@ KINDS = {
     ),
 }
 """Kind of a failure -> what one is called, and what to do about it."""
+UNREADABLE = "The agent cannot read what the model said."
+CAUSES = {
+    r"(OPENAI|ANTHROPIC|GEMINI|GOOGLE)_(API|ADMIN)_KEY|API key was provided|authentication method":
+        "The agent's SDK asks for a key. The policy's calls need none, so any value will do: set "
+        "OPENAI_API_KEY=unused, ANTHROPIC_API_KEY=unused or GEMINI_API_KEY=unused.",
+    re.escape(CUT_REPLY):
+        "If the agent needs the whole reply, raise max_tokens. Otherwise correct the agent where "
+        "the traceback points.",
+    r"^CommandError:": "Run the agent's command by hand; what it wrote last is above.",
+    r"JSONDecodeError|ValidationError|Output\w*Pars|[Cc]ould not parse|could not convert string to "
+    r"float|invalid literal for int": UNREADABLE,
+}  # fmt: skip
+"""Pattern in an agent's error -> what to do about it; the first one that is found counts."""
+NOT_SCORED = (
+    "Where the model's words make the agent fail, score that with the worst reward there is: "
+    "on_agent_error=-1.0."
+)
+SCORED = (
+    "Equal rewards teach nothing: take a model that succeeds now and then, raise max_tokens, or "
+    "warm the model up (warm_up_steps=)."
+)
+"""What else to do where the model's words may be the cause, by whether failures are scored."""
 MOST_LINES = 8
 """Of an error's message that are shown."""
 MOST_ALIKE = 5
@@ -60,9 +83,21 @@ class Failure:
     """Whether ``on_agent_error`` gave it a reward."""
 
     @property
-    def alike(self) -> tuple[str, str]:
+    def alike(self) -> tuple[str, ...]:
         """What it has in common with others that are the same but for numbers and names."""
-        return self.kind, self.error.partition(":")[0]
+        return self.kind, self.error.partition(":")[0], self.remedy
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it."""
+        usual = KINDS[self.kind][1]
+        if self.kind != AGENT_ERROR:
+            return usual
+        found = (remedy for cause, remedy in CAUSES.items() if re.search(cause, self.error))
+        remedy = next(found, usual)
+        if remedy not in (usual, UNREADABLE):
+            return remedy
+        return f"{remedy} {SCORED if self.is_scored else NOT_SCORED}"
 
 
 def failure_of(error: BaseException) -> Failure | None:
@@ -115,8 +150,8 @@ class Failures:
     @classmethod
     def of(cls, episodes: int, found: Iterable[tuple[Failure, int]]) -> "Failures":
         """Those of ``episodes`` episodes: failures, each with how often there is one like it."""
-        first: dict[tuple[str, str], Failure] = {}
-        kinds, times = Counter[str](), Counter[tuple[str, str]]()
+        first: dict[tuple[str, ...], Failure] = {}
+        kinds, times = Counter[str](), Counter[tuple[str, ...]]()
         for failure, count in found:
             kinds[failure.kind] += count
             times[failure.alike] += count
@@ -148,7 +183,9 @@ class Failures:
     def summary(self) -> str:
         """One line: how many failed, and of which kinds."""
         kinds = ", ".join(f"{count} {_plural(kind, count)}" for kind, count in self.kinds.items())
-        return f"{self.count} of {self.episodes} episodes failed" + f" ({kinds})" * bool(kinds)
+        scored = " and were scored" * (bool(self.found) and all(f.is_scored for f, _ in self.found))
+        failed = f"{self.count} of {self.episodes} episodes failed{scored}"
+        return failed + f" ({kinds})" * bool(kinds)
 
     def said(self) -> str:
         """The summary, the commonest failure with its traceback, and what to do about it."""
@@ -162,7 +199,7 @@ class Failures:
 
     def advice(self) -> str:
         """What to do about the commonest; "" where nothing failed."""
-        return KINDS[self.found[0][0].kind][1] if self.found else ""
+        return self.found[0][0].remedy if self.found else ""
 
 
 def together(several: Iterable[Failures]) -> Failures:

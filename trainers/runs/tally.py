@@ -33,18 +33,6 @@ NEARLY_ALL = 0.95
 """Share of failed episodes from which on a step counts towards the run's end."""
 
 
-NOT_SCORED = (
-    "Where the model's words make the agent fail, score that: on_agent_error= takes the worst "
-    "reward there is."
-)
-SCORED = (
-    "Where the model's words make the agent fail, it never succeeded, and equal rewards teach "
-    "nothing: take a model that succeeds now and then, more max_tokens, or a warm-up "
-    "(warm_up_steps=)."
-)
-"""What else to do, by whether failures are scored."""
-
-
 class EpisodesFailedError(EvertError, RuntimeError):
     """Nearly all episodes of a run failed, step after step."""
 
@@ -242,11 +230,10 @@ def _the_end(failed: Sequence[Failures]) -> str:
     whole = together(failed)
     commonest = whole.commonest
     error = commonest.error if commonest is not None else ""
-    advice = SCORED if commonest is not None and commonest.is_scored else NOT_SCORED
-    steps = f"In {len(failed)} steps in a row" if len(failed) > 1 else "In the only step there was"
+    steps = f"In {len(failed)} steps in a row" if len(failed) > 1 else "In the run's only step"
     return (
         f"{steps} nearly all episodes failed: {whole.summary()}. The commonest: {error}\n"
-        f"{whole.advice()} {advice} failed_steps=0 goes on whatever fails."
+        f"{whole.advice()} failed_steps=0 goes on whatever fails."
     )
 
 
