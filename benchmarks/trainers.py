@@ -153,7 +153,7 @@ def curve_of(log: Sequence[dict[str, Any]], reward: str, seconds: str) -> Curve:
     """The curve of a trainer's own log; entries without a reward are of no step."""
     steps = [entry for entry in log if reward in entry]
     times = list(accumulate(float(entry[seconds]) for entry in steps))
-    return Curve([*range(len(steps))], times, [float(entry[reward]) for entry in steps])
+    return Curve([*range(1, len(steps) + 1)], times, [float(entry[reward]) for entry in steps])
 
 
 def run(folder: Path, *command: object) -> None:

@@ -109,14 +109,14 @@ class AgentDataset(RLDataset):
         order = self._in_turn(index) if self._log is None else self._sampled(index, self._log)
         groups = [self.group(number) for number in order]
         times = Counter[int]()
-        for group, number in zip(groups, order, strict=True):
+        for place, (group, number) in enumerate(zip(groups, order, strict=True)):
             again = [times[number]] if times[number] else []
             group.seed = seed_of(self.seed, "test" if self.held_out else index, number, *again)
             times[number] += 1
             if self.opponents is not None:
                 group.meet(self.opponents(group.seats, index, number, group.seed))
             if not self.held_out:
-                group.batch = Batch(index, len(groups))
+                group.batch = Batch(index, len(groups), place)
             if self._log is not None:
                 group.on_rewards = partial(self._log.update, index, number)
         return groups

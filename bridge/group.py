@@ -49,10 +49,12 @@ class Batch:
     Attributes:
         index: Its number in the dataset.
         groups: How many groups are in it.
+        number: Which of them this one is.
     """
 
     index: int
     groups: int
+    number: int = 0
 
 
 class GroupOptions(EnvOptions, total=False):

@@ -79,8 +79,8 @@ def test_a_log_becomes_a_curve(trainers: ModuleType) -> None:
     ]
     verl = [{"critic/score/mean": 0.25, "timing_s/step": 6.0}]
 
-    assert trainers.curve_of(trl, *trainers.TRL) == Curve([0, 1], [2.0, 5.0], [0.5, 0.75])
-    assert trainers.curve_of(verl, *trainers.VERL) == Curve([0], [6.0], [0.25])
+    assert trainers.curve_of(trl, *trainers.TRL) == Curve([1, 2], [2.0, 5.0], [0.5, 0.75])
+    assert trainers.curve_of(verl, *trainers.VERL) == Curve([1], [6.0], [0.25])
 
 
 def test_a_process_that_fails_is_an_error_with_its_last_lines(

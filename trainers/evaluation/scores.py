@@ -15,12 +15,13 @@ estimation of binomial proportions", The American Statistician 52 (1998).
 
 import csv
 import io
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from functools import partial
 from math import fsum
-from statistics import fmean
+from statistics import fmean, stdev
 
 from rich.table import Column, Table
 
@@ -54,6 +55,7 @@ class Score:
             without one.
         calls: Mean number of tool calls.
         errors: Episodes that failed.
+        reward_error: Half the 95 % interval of the mean reward; None of fewer than two tasks.
         won, drawn, lost: Shares of the games, as they count them themselves; None where they do
             not.
         asks_first: Share of episodes that begin with a question that is no guess.
@@ -80,6 +82,7 @@ class Score:
     repeats: float | None = None
     bits: float | None = None
     bits_of_best: float | None = None
+    reward_error: float | None = None
 
 
 def scores(episodes: Iterable[Episode], *by: str) -> list[Score]:
@@ -102,6 +105,10 @@ def _score(model: str, split: str, category: str, episodes: Sequence[Episode]) -
         by_task[episode.split, episode.task].append(episode.success)
     low, high = interval([*by_task.values()])
     rewards = [episode.reward for episode in episodes if episode.reward is not None]
+    earned: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for episode in episodes:
+        if episode.reward is not None:
+            earned[episode.split, episode.task].append(episode.reward)
     questions = [e.metrics.get(QUESTIONS, e.turns) for e in episodes if e.success]
     return Score(
         model,
@@ -115,6 +122,7 @@ def _score(model: str, split: str, category: str, episodes: Sequence[Episode]) -
         questions=fmean(questions) if questions else None,
         calls=fmean(next((e.metrics[n] for n in CALLS if n in e.metrics), 0.0) for e in episodes),
         errors=sum(bool(episode.error) for episode in episodes),
+        reward_error=mean_error([*earned.values()]),
         **_ends(episodes),
         **{name: _mean(episodes, name) for name in PLAY},
     )
@@ -150,6 +158,23 @@ def interval(by_task: Sequence[Sequence[bool]]) -> tuple[float, float]:
     low = special.betaincinv(won, lost + 1, TAIL) if won > 0 else 0.0
     high = special.betaincinv(won + 1, lost, 1 - TAIL) if lost > 0 else 1.0
     return float(low), float(high)
+
+
+def mean_error(by_task: Sequence[Sequence[float]]) -> float | None:
+    """Half the 95 % interval of a mean reward: Student's, over the tasks' means.
+
+    Args:
+        by_task: Rewards of each task's episodes; each has an episode.
+
+    Returns:
+        None of fewer than two tasks, which show no spread.
+    """
+    from scipy import special
+
+    if len(by_task) < 2:
+        return None
+    times = special.stdtrit(len(by_task) - 1, 1 - TAIL)
+    return float(times * stdev(map(fmean, by_task)) / math.sqrt(len(by_task)))
 
 
 def independent(by_task: Sequence[Sequence[bool]]) -> float:

@@ -26,10 +26,12 @@ class Curve:
     """Scores in the order they were taken; all lists have one length."""
 
     steps: list[int] = field(default_factory=list)
-    """Updates the weights had had."""
+    """As the command counts them, from 1; a held-out score is taken after its step, or at 0."""
     seconds: list[float] = field(default_factory=list)
     """Training time gone by."""
     scores: list[float] = field(default_factory=list)
+    errors: list[float] = field(default_factory=list)
+    """Half the 95 % interval of each score, NaN where it is not known; empty: of none."""
 
 
 def curves(rows: Sequence[Mapping[str, Any]], after: float | None = None) -> tuple[Curve, Curve]:
@@ -56,8 +58,9 @@ def read_curve(rows: Sequence[Mapping[str, Any]], key: str, *, before_step: bool
         key: Of the metric.
         before_step: The metric was measured before the step was done, as held-out scores are.
     """
-    times = clock(rows)[0 if before_step else 1 :]
-    values = [(row["step"], time, row.get(key)) for row, time in zip(rows, times, strict=False)]
+    done = 0 if before_step else 1
+    times = clock(rows)[done:]
+    values = [(row["step"] + done, t, row.get(key)) for row, t in zip(rows, times, strict=False)]
     points = [
         each for each in values if isinstance(each[2], int | float) and math.isfinite(each[2])
     ]

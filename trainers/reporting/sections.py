@@ -5,18 +5,26 @@ left out, and its section names it. Figures are drawn into the report's folder; 
 them are the template's (``report.html.j2``).
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from evert.trainers.reporting.comparison import Table
 from evert.trainers.reporting.figures.bars import draw_time
-from evert.trainers.reporting.figures.curves import draw_panel
+from evert.trainers.reporting.figures.curves import FEW, draw_panel
 from evert.trainers.reporting.figures.style import save
 from evert.trainers.reporting.formatting import count, dollars, duration
-from evert.trainers.reporting.metrics import HELD_OUT, TRAIN, time_spent
+from evert.trainers.reporting.metrics import HELD_OUT, TRAIN, Curve, time_spent
 from evert.trainers.reporting.run import EPISODE_TOKENS, HELD_OUT_SUCCESS, SUCCESS, Run
-from evert.trainers.reporting.tokens import Tokens, cost
+from evert.trainers.reporting.tokens import (
+    HELD_OUT_ROLLOUTS,
+    ROLLOUTS,
+    Tokens,
+    cost,
+    rewards_error,
+    rollout_files,
+)
 from evert.trainers.runs.failures import shortened
 from evert.trainers.runs.steps import FAILED, HELD_OUT_REWARD, TRAIN_REWARD
 
@@ -119,17 +127,31 @@ def _drawn(report: Report, name: str) -> Section:
     """A section of panels; those without data are named in its last line."""
     figures, absent = {}, []
     for title, (file, unit, key) in PANELS[name].items():
-        curves = [run.curve(key) for run in report.runs]
+        curves = [reward_curve(run, key) for run in report.runs]
         by_time = title.endswith(BY_TIME)
         if any(curve.steps for curve in curves):
             figures[f"{file}.png"] = f"{title}: {unit}{'' if by_time else ', by training step'}"
             lines = list(zip(report.labels, curves, strict=True))
             panel = draw_panel(title, unit, lines, by_clock=by_time, smooth=report.smooth)
             save(panel, report.out / f"{file}.png")
-        elif not by_time:
+        elif not by_time and key not in (SUCCESS, HELD_OUT_SUCCESS):  # the section's text has these
             absent.append(title if title[:2].isupper() else title[0].lower() + title[1:])
     missing = f"Not recorded, so not shown: {'; '.join(absent)}." if absent else ""
     return Section(figures, missing=missing)
+
+
+def reward_curve(run: Run, key: str) -> Curve:
+    """A metric by step; of the two rewards with their intervals, where there are few points."""
+    curve = run.curve(key)
+    name = {TRAIN_REWARD: ROLLOUTS, HELD_OUT_REWARD: HELD_OUT_ROLLOUTS}.get(key)
+    if name is None or len(curve.steps) >= FEW:
+        return curve
+    done = int(key == TRAIN_REWARD)
+    files = {step + done: path for step, path in rollout_files(run.path, name).items()}
+    found = {step: rewards_error(path) for step, path in files.items()}
+    if (final := run.after.get("temperature_1")) and not done and curve.steps:
+        found[curve.steps[-1]] = final.reward_error
+    return replace(curve, errors=[found.get(step) or math.nan for step in curve.steps])
 
 
 def _outcomes(report: Report, drawn: Section) -> Section:

@@ -8,12 +8,14 @@ over the run. What the command spends on held-out tasks before the first step an
 in no metric either, and is not counted.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
 from evert.bridge.diagnosis import LINEAGE
+from evert.trainers.evaluation.scores import mean_error
 from evert.trainers.reporting.metrics import HELD_OUT, TRAIN
 from evert.trainers.reporting.run import Run
 from evert.trainers.runs.files import read_jsonl
@@ -85,6 +87,14 @@ def spread(items: Iterable[int], most: int) -> Sequence[int]:
 def read_rollouts(path: Path) -> list[dict[str, Any]]:
     """The records of a rollout file; lines that are none are left out."""
     return [record for record in read_jsonl(path) if record.get("schema_version") == SCHEMA]
+
+
+def rewards_error(path: Path) -> float | None:
+    """Half the 95 % interval of the mean reward of a rollout file's episodes; None: not known."""
+    by_task: dict[object, list[float]] = defaultdict(list)
+    for record in read_rollouts(path):
+        by_task[record.get("group_idx")].append(float(record["total_reward"]))
+    return mean_error([*by_task.values()])
 
 
 def _share_trained_on(files: Iterable[Path]) -> float | None:

@@ -1,9 +1,9 @@
 """Episodes to read: what a run wrote of them, cut to a length that a page can hold.
 
 ``training_episodes`` are the first episodes of the first, the middle and the last step, not chosen
-by how they went; the Cookbook writes lengths, rewards and the agent's notes (``client.log``) of
-every turn. ``held_out_episodes`` are the samples from before and after the training, with text, and
-between them the same tasks on the way, as the Cookbook writes them.
+by how they went: lengths, rewards, the agent's notes (``client.log``), and what was told and said.
+``held_out_episodes`` are the samples from before and after the training, with text, and between
+them the same tasks on the way, as the Cookbook writes them.
 
 All text here is what models, agents and tools wrote. It is cut, never interpreted.
 """
@@ -67,7 +67,7 @@ def training_episodes(run: Run, most: int) -> dict[str, list[Episode]]:
         most: Characters that an episode may take.
     """
     files = rollout_files(run.path)
-    return {f"Step {step}": _firsts(files[step], most) for step in spread(files, STEPS)}
+    return {f"Step {step + 1}": _firsts(files[step], most) for step in spread(files, STEPS)}
 
 
 def held_out_episodes(run: Run, most: int) -> dict[str, list[Episode]]:

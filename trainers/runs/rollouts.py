@@ -21,10 +21,16 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.train import Config
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RolloutError, Trajectory
 
+from evert.bridge.dialogue import dialogue
 from evert.bridge.endings import AGENT_ERROR, AGENT_TIMEOUT
+from evert.bridge.env import ChatAgentEnv
 from evert.bridge.group import Batch
+from evert.bridge.secrets import redacted_logs
 from evert.trainers.runs.failures import Failure, failure_of
 from evert.trainers.runs.tally import Account, Tally
+
+TOLD_GROUPS, TOLD_CHARACTERS = 2, 6_000
+"""Groups of a batch of whose first episode the text is kept, and how much of a turn's."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,9 @@ class Accounted(RolloutStrategy):
             if isinstance(error, AllTrajectoriesFailedError) or self.catches_group_errors:
                 self.account = Account.of([], _failures_of_group(error))
             raise
+        batch: Batch | None = getattr(env_group_builder, "batch", None)
+        if batch is not None and batch.number < TOLD_GROUPS and result.trajectories:
+            _keep_what_was_said(result.trajectories[0], result.envs[0])
         failures = [_failure_of_rollout(error) for error in result.errors]
         self.account = Account.of(result.trajectories, failures)
         return result
@@ -190,6 +199,15 @@ class Counted(RolloutStrategy):
     def hear_of_loss(self, why: str) -> None:
         """Learn that a group was lost with its worker, and what became of that."""
         self._tally.count_lost(why)
+
+
+def _keep_what_was_said(trajectory: Trajectory, env: Env) -> None:
+    """Log what was told and said at each turn; the Cookbook writes logs into its rollout files."""
+    if isinstance(env, ChatAgentEnv):
+        turns = dialogue(trajectory, env.renderer.tokenizer)
+        for transition, turn in zip(trajectory.transitions, turns, strict=True):
+            cut = {name: text[:TOLD_CHARACTERS] for name, text in turn.items()}
+            transition.logs |= {**redacted_logs(cut), **transition.logs}
 
 
 def _failures_of_group(error: Exception) -> list[Failure]:

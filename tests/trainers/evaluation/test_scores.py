@@ -11,12 +11,15 @@
 import csv
 import io
 import json
+import math
 import random
 from dataclasses import asdict
+from statistics import fmean, stdev
 from typing import Any
 
 import pytest
 from rich.console import Console
+from scipy import stats  # type: ignore[import-untyped]
 from scipy.stats import binomtest  # type: ignore[import-untyped]
 
 from evert.trainers.evaluation.episodes import Episode
@@ -28,6 +31,7 @@ from evert.trainers.evaluation.scores import (
     counted,
     independent,
     interval,
+    mean_error,
     scores,
 )
 
@@ -224,6 +228,21 @@ def test_a_score_reads_back_from_json() -> None:
 # -- 5. tables -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("count", [2, 24])
+def test_the_interval_of_a_mean_is_students(count: int) -> None:
+    rewards = [0.1 * task**2 for task in range(count)]
+    low, high = stats.t.interval(
+        0.95, count - 1, loc=fmean(rewards), scale=stdev(rewards) / math.sqrt(count)
+    )
+    assert mean_error([[reward] for reward in rewards]) == pytest.approx((high - low) / 2)
+    assert mean_error([[r - 1, r + 1] for r in rewards]) == pytest.approx((high - low) / 2)
+
+
+def test_one_task_shows_no_spread() -> None:
+    assert mean_error([[0.0, 1.0]]) is None
+    assert score([episode(success=False)]).reward_error is None
+
+
 def test_the_csv_reads_back() -> None:
     rows = scores(PLAYED, "split")
     read = list(csv.DictReader(io.StringIO(as_csv(rows))))
@@ -233,7 +252,7 @@ def test_the_csv_reads_back() -> None:
         ("b", "train", "0.6667"), ("b", "test", "0.6667"),
     ]  # fmt: skip
     assert read[0]["category"] == ""
-    assert as_csv([score([episode(success=False)])]).endswith(",,0.0000,0,,,,,,,\n")
+    assert as_csv([score([episode(success=False)])]).endswith(",,0.0000,0,,,,,,,,\n")
 
 
 def shown(rows: list[Any], **options: Any) -> str:

@@ -9,6 +9,7 @@
 """
 
 import itertools
+import math
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -116,6 +117,36 @@ def test_as_many_lines_as_there_are_looks_are_all_different() -> None:
     (axes,) = draw_panel("Reward", "mean", lines).axes
     looks = {(line.get_color(), line.get_linestyle()) for line in axes.lines}
     assert len(looks) == MOST_LINES == len(COLOURS) * len(DASHES)
+
+
+@pytest.mark.parametrize(
+    ("unit", "scores", "ends"),
+    [
+        ("mean reward of an episode", [0.0, 0.0, 0.0], (0.0, 1.0)),
+        ("mean reward of an episode", [-1.0, -1.0, -0.99], (-1.0, 0.0)),
+        ("mean reward of an episode", [0.97, 0.98, 0.99], (0.0, 0.99)),
+        ("model calls an episode", [1.0, 1.0, 1.0], (0.0, 1.0)),
+        ("nats a token", [4e-8, 1.8e-7, 9e-8], (0.0, 0.01)),
+        ("share of episodes", [0.02, 0.0, 0.01], (0.0, 1.0)),
+    ],
+)
+def test_lines_that_hardly_rise_or_fall_are_flat(
+    unit: str, scores: list[float], ends: tuple[float, float]
+) -> None:
+    (axes,) = draw_panel("A metric", unit, [("a", Curve([1, 2, 3], [1.0, 2.0, 3.0], scores))]).axes
+    margin = 0.05 * (ends[1] - ends[0])
+    assert axes.get_ylim() == pytest.approx((ends[0] - margin, ends[1] + margin))
+
+
+def test_a_score_has_its_interval_where_it_is_known() -> None:
+    known = Curve([1, 2, 3], [1.0, 2.0, 3.0], [0.0, 0.5, 0.75], [0.25, math.nan, 0.5])
+    (axes,) = draw_panel("Reward", "mean", [("a", known)]).axes
+    (bars,) = axes.collections
+    drawn = [[float(y) for _, y in each] for each in bars.get_segments()]
+    assert drawn[0] == [-0.25, 0.25]
+    assert drawn[2] == [0.25, 1.25]
+    assert axes.get_ylim()[0] < -0.25
+    assert axes.get_ylim()[1] > 1.25
 
 
 def test_a_run_without_points_keeps_its_colour_free() -> None:

@@ -25,7 +25,7 @@ import chz
 import pytest
 
 from evert.trainers import report
-from evert.trainers.evaluation.scores import Score
+from evert.trainers.evaluation.scores import Score, mean_error
 from evert.trainers.reporting.comparison import differing, facts, labels, settings
 from evert.trainers.reporting.figures.style import MOST_LINES
 from evert.trainers.reporting.formatting import count, dollars, duration, score, shorten
@@ -38,8 +38,15 @@ from evert.trainers.reporting.run import (
     Run,
     read_run,
 )
-from evert.trainers.reporting.sections import PANELS
-from evert.trainers.reporting.tokens import Tokens, cost, count_tokens, spread
+from evert.trainers.reporting.sections import PANELS, reward_curve
+from evert.trainers.reporting.tokens import (
+    Tokens,
+    cost,
+    count_tokens,
+    rewards_error,
+    rollout_files,
+    spread,
+)
 from evert.trainers.reporting.transcripts import held_out_episodes, training_episodes
 from evert.trainers.runs.steps import FAILED, HELD_OUT_REWARD, SKIPPED, TRAIN_REWARD
 
@@ -184,7 +191,7 @@ def test_a_run_before_its_first_step_is_a_run(made: MadeUp) -> None:
 def test_what_is_no_finite_number_is_no_measurement(made: MadeUp) -> None:
     made.rows = [row(0, note="text"), {"no": "step"}, row(1, **{TRAIN_REWARD: math.nan})]
     run = read_run(made.write())
-    assert run.curve(TRAIN_REWARD).steps == [0]
+    assert run.curve(TRAIN_REWARD).steps == [1]
     assert run.curve("note").steps == []
 
 
@@ -208,7 +215,7 @@ def test_held_out_scores_that_were_written_beside_the_training_join_its_steps(
     ]
     write_lines(tmp_path / "metrics.jsonl", rows)
     run = read_run(tmp_path)
-    assert run.curve(TRAIN_REWARD).steps == [0, 1]
+    assert run.curve(TRAIN_REWARD).steps == [1, 2]
     held_out = run.curve(HELD_OUT_REWARD)
     assert (held_out.steps, held_out.scores) == ([0, 1, 2], [0.25, 0.5, 0.75])
     assert held_out.seconds == [0.0, 2.0, 4.0]
@@ -310,6 +317,16 @@ def test_a_held_out_curve_ends_with_the_final_weights(made: MadeUp) -> None:
     assert (curve.steps, curve.scores, curve.seconds) == ([0, 3], [0.25, 0.75], [0.0, 6.0])
 
 
+def test_the_interval_of_a_steps_reward_is_that_of_its_episodes(made: MadeUp) -> None:
+    path = made.write()
+    made.rollouts(1, *(episode(turn(9, 1), group=g, reward=float(g == 0)) for g in range(4)))
+    (file,) = rollout_files(path).values()
+    assert rewards_error(file) == mean_error([[1.0], [0.0], [0.0], [0.0]])
+    drawn = reward_curve(read_run(path), TRAIN_REWARD)
+    assert drawn.steps == [1, 2, 3]
+    assert drawn.errors == pytest.approx([math.nan, rewards_error(file), math.nan], nan_ok=True)
+
+
 def test_time_is_split_only_where_it_was_recorded(made: MadeUp) -> None:
     run = read_run(made.write())
     assert time_spent(run.rows) == {
@@ -394,7 +411,7 @@ def test_training_episodes_are_of_the_first_the_middle_and_the_last_step(made: M
     for step in range(5):
         made.rollouts(step, *(episode(turn(9, 1, guess=f"{step}-{g}"), group=g) for g in range(3)))
     columns = training_episodes(read_run(path), 5000)
-    assert list(columns) == ["Step 0", "Step 2", "Step 4"]
+    assert list(columns) == ["Step 1", "Step 3", "Step 5"]
     for episodes, step in zip(columns.values(), (0, 2, 4), strict=True):
         shown = [each.turns[0].texts for each in episodes]
         assert shown == [[("guess", f"{step}-0")], [("guess", f"{step}-1")]]
@@ -577,7 +594,8 @@ def test_a_cost_is_shown_only_with_a_price(made: MadeUp) -> None:
 def test_missing_metrics_leave_their_figure_out_and_are_named(made: MadeUp) -> None:
     path = made.write()
     text = Tags(page_of(path)).text
-    assert "Not recorded, so not shown: success in training; success held out; groups" in text
+    assert "Not recorded, so not shown: groups that teach; episodes that failed." in text
+    assert "The agent notes no success, so none is drawn by step" in " ".join(text.split())
     assert "Not recorded, so not shown: KL, sampler to trainer; KL, policy to reference." in text
     files = {file.name for file in (path / "report").iterdir()}
     assert {"reward.png", "entropy.png", "time_spent.png", "index.html"} <= files
@@ -625,7 +643,7 @@ def test_metrics_that_are_there_have_their_figures(made: MadeUp) -> None:
     files = {file.name for file in (path / "report").iterdir()}
     assert {"success.png", "drift.png", "data.png", "tool_calls.png"} <= files
     assert "Causes seen: history." in text
-    assert "Success is the agent's metric success." in text
+    assert "Success by step is the agent's metric success." in text
 
 
 def test_every_figure_of_the_page_is_also_a_file(made: MadeUp) -> None:

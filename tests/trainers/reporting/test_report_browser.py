@@ -29,6 +29,7 @@ from selenium.webdriver.chrome.service import Service
 from evert.trainers import report, train
 from evert.trainers.reporting.run import read_run
 from evert.trainers.reporting.tokens import count_tokens
+from evert.trainers.reporting.transcripts import EPISODES, training_episodes
 from evert.trainers.runs.files import read_json
 from evert.trainers.runs.steps import HELD_OUT_REWARD, TRAIN_REWARD
 
@@ -163,11 +164,21 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def test_a_real_run_is_read_with_every_figure_it_can_have(real_runs: tuple[Path, Path]) -> None:
     run = read_run(real_runs[0])
     assert (run.finished, run.progress, run.name) == (True, "3 of 3", "identity")
-    assert run.curve(TRAIN_REWARD).steps == [0, 1, 2]
+    assert run.curve(TRAIN_REWARD).steps == [1, 2, 3]
     assert run.curve(HELD_OUT_REWARD).steps == [0, 2, 3]
     assert run.curve("env/all/lineages").scores == [1.0, 1.0, 1.0]
     assert run.curve("optim/kl_sample_train_v1").scores == pytest.approx([0, 0, 0], abs=1e-4)
     assert set(run.before) == set(run.after) == {"greedy", "temperature_1"}
+
+
+def test_what_was_said_in_training_is_there_to_read(real_runs: tuple[Path, Path]) -> None:
+    columns = training_episodes(read_run(real_runs[0]), 5000)
+    assert list(columns) == ["Step 1", "Step 2", "Step 3"]
+    for episodes in columns.values():
+        assert len(episodes) == EPISODES
+        told = [dict(each.turns[0].texts) for each in episodes]
+        assert all("Let's play a game. Say you are " in each["told"] for each in told)
+        assert all(each["said"] for each in told)
 
 
 def test_a_game_of_one_turn_trains_on_all_it_was_given_and_sampled(

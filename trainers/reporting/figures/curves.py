@@ -7,6 +7,7 @@
 Many points are drawn raw and faint, and smoothed and bold; few as they are, with markers.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
@@ -24,6 +25,10 @@ REWARD = "mean reward of an episode, temperature 1"
 REWARDS = (("in training", COLOURS[5]), ("held out", COLOURS[1]))
 FEW = 10
 """Curves with fewer points are drawn as they are, with markers."""
+FLAT = 10
+"""Lines within a tenth of their size are flat, and are drawn so."""
+LEAST = {"nats a token": 0.01}
+"""Unit -> the least difference that means anything."""
 MOST_POINTS = 200
 """Points of the raw line; more are averaged, as they would fall on the same pixels."""
 
@@ -50,7 +55,9 @@ def draw_panel(
     names = style.short_names([name for name, _ in lines])
     looks = [(colour, dashes) for dashes in DASHES for colour in COLOURS]
     drawn = [(n, curve, *look) for n, (_, curve), look in zip(names, lines, looks, strict=False)]
-    style.name_ends(axes, _draw(axes, drawn, by_clock=by_clock, smooth=smooth))
+    ends = _draw(axes, drawn, by_clock=by_clock, smooth=smooth)
+    _settle(axes, unit)
+    style.name_ends(axes, ends)
     head(axes, title, unit)
     return figure
 
@@ -61,7 +68,9 @@ def draw_run(title: str, train: Curve, held_out: Curve) -> Figure:
     by_clock.sharey(by_step)
     lines = _rewards(train, held_out)
     _draw(by_step, lines)
-    style.name_ends(by_clock, _draw(by_clock, lines, by_clock=True))
+    ends = _draw(by_clock, lines, by_clock=True)
+    _settle(by_clock, REWARD)
+    style.name_ends(by_clock, ends)
     head(by_step, title, REWARD)
     return figure
 
@@ -73,7 +82,9 @@ def draw_games(title: str, games: Mapping[str, Sequence[tuple[Curve, Curve]]]) -
         for _, curve, colour, _ in (line for run in runs for line in _rewards(*run)):
             axes.plot(curve.steps, curve.scores, color=colour, lw=0.8, alpha=0.45)
         means = _rewards(*(mean(kind) for kind in zip(*runs, strict=True)))
-        style.name_ends(axes, _draw(axes, means))
+        ends = _draw(axes, means)
+        _settle(axes, REWARD)
+        style.name_ends(axes, ends)
         head(axes, f"{game}, {len(runs)} seed{'s' * (len(runs) != 1)}", REWARD)
     figure.suptitle(style.plain(title, 110), x=0.01, ha="left", fontsize=style.TITLE, c=style.INK)
     return figure
@@ -95,6 +106,8 @@ def _draw(
         y, look = curve.scores, {"color": colour, "ls": dashes, "lw": 2}
         if len(y) < FEW:
             axes.plot(x, y, marker="o", ms=4.5, **look)
+            if curve.errors:
+                axes.errorbar(x, y, curve.errors, fmt="none", ecolor=colour, lw=1, capsize=3)
         else:
             if smooth:
                 axes.plot(thinned(x), thinned(y), color=colour, lw=1, alpha=0.3)
@@ -105,6 +118,21 @@ def _draw(
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=not by_clock))
     axes.set_xlabel(f"{unit} of training" if by_clock else "training step", loc="right")
     return ends
+
+
+def _settle(axes: Axes, unit: str) -> None:
+    """Give an axis honest ends: shares have all of 0 to 1; lines that hardly rise or fall, 0."""
+    low, high = axes.dataLim.intervaly
+    size, least = max(abs(low), abs(high)), LEAST.get(unit, 0.0)
+    if not math.isfinite(size):
+        return  # nothing is drawn
+    if unit.startswith("share"):
+        low, high = min(low, 0.0), max(high, 1.0)
+    elif high - low <= max(size / FLAT, least):
+        low, high = min(low, 0.0), max(high, 0.0, least)
+        high += low == high
+    margin = 0.05 * (high - low)
+    axes.set_ylim(low - margin, high + margin)
 
 
 def smoothed(values: Sequence[float], weight: float) -> list[float]:
