@@ -1,6 +1,7 @@
 """The README and ``docs/``: what they show runs, what they name is there.
 
-snippets     every Python block of a page runs, from top to bottom, in one namespace
+snippets     every Python block of a page runs, from top to bottom, in one namespace; each of the
+             README's in an empty one, and its file trains by its command
 commands     every ``evert ...`` and ``make ...`` line parses
 links        every relative link leads somewhere
 reference    every public name is on one of its pages, and every docstring is in order
@@ -30,7 +31,8 @@ from evert.trainers.sweeping.study import read_plan
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *DOCS.rglob("*.md")]
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *DOCS.rglob("*.md")]
 SYBIL = Sybil(parsers=[PythonCodeBlockParser(), SkipParser()])
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -56,7 +58,30 @@ def test_every_python_snippet_of_a_page_runs(
     document = SYBIL.parse(page)
     document.namespace["__name__"] = "page"
     for example in document.examples():
+        if page == README:  # a reader copies one block into an empty file
+            document.namespace.clear()
+            document.namespace["__name__"] = "page"
         example.evaluate()
+
+
+def test_the_readmes_file_trains_by_its_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocks = FENCE.findall(README.read_text())
+    (_, file), (_, command) = blocks[:2]
+    assert len(file.splitlines()) == 15
+    (tmp_path / "who.py").write_text(file)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    evert_, train_, *settings = shlex.split(command)
+    given = as_pairs(settings) | {"steps": "2", "log_path": "run", "device": "cpu"}
+
+    assert (evert_, train_) == ("evert", "train")
+    assert train.main([f"{key}={value}" for key, value in given.items()]) == 0
+
+    assert "24 held-out tasks" in capsys.readouterr().out
+    assert len((tmp_path / "run" / "batches.jsonl").read_text().splitlines()) == 2
 
 
 @pytest.mark.parametrize("page", sorted(PAGES), ids=page_name)

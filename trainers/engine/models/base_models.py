@@ -231,8 +231,9 @@ def attach_lora(
     if not targets:
         raise ModelNotFoundError(
             f"{type(model).__name__} has no linear layer to adapt with train_mlp={train_mlp}, "
-            f"train_attn={train_attn}, train_unembed={train_unembed}. Choose another kind, or "
-            "use full_parameter=True."
+            f"train_attn={train_attn}, train_unembed={train_unembed}. Train all its parameters: "
+            "full_parameter=True; or choose other kinds of layers. (GPT-2 and models like it have "
+            "Conv1D layers, which take no adapter here.)"
         )
     config = LoraConfig(
         r=rank, lora_alpha=LORA_ALPHA, target_modules=targets, task_type="CAUSAL_LM"

@@ -1,8 +1,14 @@
-"""Models: what loading one needs is imported before threads could race for it."""
+"""Models: what loading needs is there before threads race for it; GPT-2 takes no adapter."""
 
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from evert.trainers.engine.errors import ModelNotFoundError
+from evert.trainers.engine.models.base_models import attach_lora
 
 RACE = """
 import sys, tinker
@@ -25,3 +31,13 @@ def test_what_transformers_imports_lazily_is_there_before_two_threads_use_it(
     command = [sys.executable, "-c", RACE, tiny_model, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr[-2000:]
+
+
+def test_gpt_2_takes_no_adapter_and_the_error_says_what_to_do() -> None:
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=1))
+
+    with pytest.raises(ModelNotFoundError, match="no linear layer to adapt") as raised:
+        attach_lora(model, 4, seed=0)
+
+    assert "Train all its parameters: full_parameter=True" in str(raised.value)
+    assert "GPT-2 and models like it have Conv1D layers" in str(raised.value)
