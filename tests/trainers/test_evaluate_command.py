@@ -414,7 +414,7 @@ OWN += ["models=evert-tiny"]
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["env=identity", "models="], "There is no model to evaluate"),
+        (["env=identity", "models="], "No model to evaluate"),
         (["models=evert-tiny"], "No tasks to evaluate on"),
         (["env=identity", "agent=a:b", "models=evert-tiny"], "expected one"),
         (["env=xiangqi", "models=evert-tiny"], "There is no game 'xiangqi'"),

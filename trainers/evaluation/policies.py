@@ -107,5 +107,5 @@ class NoPolicy(TokenCompleter):
             PolicyError: Always.
         """
         raise PolicyError(
-            "This player called a model, and it has none. Name a model in models=, or correct the player."
+            "This player called a model, and it has none. Name one in models=, or correct it."
         )

@@ -83,7 +83,7 @@ class EvaluateSettings(EpisodeSettings):
     @chz.validate
     def _what(self) -> None:
         if not self.models:
-            raise RecipeError("There is no model to evaluate. Pass models=, for example models=evert-tiny.")
+            raise RecipeError("No model to evaluate. Pass models=, for example models=evert-tiny.")
         if self.env and self.agent:
             raise RecipeError(f"Got both env={self.env} and agent={self.agent}; expected one.")
         if self.opponent and len(self.seats) < 2:
