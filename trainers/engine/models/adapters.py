@@ -77,7 +77,7 @@ def dealt(deltas: Sequence[Delta | None], which: Tensor) -> Delta | None:
     found = [(number, delta) for number, delta in enumerate(deltas) if delta is not None]
     if not found:
         return None
-    owners = [number for number, delta in found for _ in delta.down]
+    owners = [number for number, delta in found for _ in range(len(delta.down))]
     used = torch.tensor(owners, device=which.device) == which[:, None]
     downs, ups = zip(*((delta.down, delta.up) for _, delta in found), strict=True)
     down = torch.cat(downs)

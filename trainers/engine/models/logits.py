@@ -39,7 +39,7 @@ def float_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
         return F.linear(hidden, weight, bias)
     if weight.device.type != "cpu" and not torch.is_grad_enabled():
         flat = torch.mm(hidden.flatten(0, -2), weight.T, out_dtype=torch.float32)
-        logits = flat.view(*hidden.shape[:-1], -1)
+        logits = flat.view(*hidden.shape[:-1], len(weight))
     else:
         exact = hidden.float()
         blocks = [F.linear(exact, block.float()) for block in torch.split(weight, _BLOCK)]

@@ -1,0 +1,297 @@
+"""A GPU for machines without one: numbers in the CPU's memory, under the rules of CUDA.
+
+    NumbersOnCuda   a tensor that says it is on ``cuda:0`` and keeps its numbers on the CPU
+    StandIn         a device of such tensors, and the list of what the host waited for
+    stand_in        puts one in the place of CUDA, for all threads that start in its block
+
+An operation runs on the CPU's numbers, so what it returns can be compared with a CPU's results.
+What it must not do on CUDA is refused here as PyTorch refuses it there: tensors of two devices in
+one operation, a tensor on the device as a NumPy array, ``mm(out_dtype=)`` of other types than
+CUDA's. Kernels themselves are the CPU's: that a GPU has one, is fast, or has memory, is not shown.
+
+What the host waits for is what PyTorch waits for on CUDA: a copy between host and device that is
+not declared ``non_blocking``, a number that Python reads, and results whose shape depends on
+numbers (``nonzero``, boolean indices, ``unique``).
+"""
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+CUDA = torch.device("cuda", 0)
+HOST = torch.device("cpu")
+BELOW = torch.device("lazy", 0)
+"""Where PyTorch's own code believes the tensors to be: nobody else uses it, and autograd runs its
+operations in the thread that asks for them, as it does not for CUDA's without a GPU."""
+
+MEMORY = 64 * 2**30
+"""Bytes that the device says it has free."""
+
+aten = torch.ops.aten
+
+INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
+"""Operations that take indices from the host, too."""
+
+READING = {
+    "aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2",
+    "aten::unique_dim", "aten::unique_consecutive", "aten::equal", "aten::is_nonzero",
+}  # fmt: skip
+"""Operations that have the host read numbers before they can go on."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """The host waited for the device."""
+
+    why: str
+    """The operation."""
+    place: str
+    """The line of evert's that asked for it, ``models/logits.py:42``."""
+
+
+@dataclass
+class StandIn:
+    """A device, and what happened on it."""
+
+    waits: list[Wait] = field(default_factory=list)
+    """In order; threads append to it."""
+
+    def waited(self, call: Callable[[], Any]) -> Counter[Wait]:
+        """What the host waits for while a call runs."""
+        before = len(self.waits)
+        call()
+        return Counter(self.waits[before:])
+
+    def wait(self, why: str) -> None:
+        """Note that the host waits."""
+        self.waits.append(Wait(why.removeprefix("aten::"), _place()))
+
+    def run(self, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What an operation returns, on the device where it belongs."""
+        name = operation._schema.name
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        ours = [tensor for tensor in tensors if isinstance(tensor, NumbersOnCuda)]
+        kwargs = {key: value for key, value in kwargs.items() if key != "pin_memory"}
+        target = kwargs.get("device")
+        if torch.is_inference_mode_enabled():  # nobody has taken composite operations apart
+            with _EveryOperation():  # type: ignore[no-untyped-call]
+                found = operation.decompose(*args, **kwargs)
+            if found is not NotImplemented:
+                return found
+        if name in ("aten::_to_copy", "aten::copy_"):
+            return self._copy(operation, args, kwargs)
+        if ours:
+            _check_devices(name, operation, args, kwargs)
+            self._note_reading(name, args)
+        if target is not None:
+            on_device = _is_ours(target)
+            kwargs = {**kwargs, "device": HOST if on_device else target}
+        else:
+            on_device = bool(ours)
+        found = self._computed(operation, tree_map(_numbers, args), tree_map(_numbers, kwargs))
+        return _laid_on_device(operation, found, ours) if on_device else found
+
+    def _computed(self, operation: Any, args: Any, kwargs: Any) -> Any:
+        if operation is aten.mm.dtype:
+            first, second, wanted = args
+            if first.dtype not in (torch.bfloat16, torch.float16) or wanted != torch.float32:
+                raise RuntimeError(f"mm(out_dtype={wanted}) of {first.dtype} is not CUDA's")
+            return torch.mm(first.float(), second.float())
+        return operation(*args, **kwargs)
+
+    def _note_reading(self, name: str, args: Any) -> None:
+        if name in READING:
+            self.wait(name)
+        elif name in INDEXING:
+            indices = [index for index in args[1] if index is not None]
+            if any(not isinstance(index, NumbersOnCuda) for index in indices):
+                self.wait("index from the host")
+            elif any(index.dtype in (torch.bool, torch.uint8) for index in indices):
+                self.wait("boolean index")
+
+    def _copy(self, operation: Any, args: Any, kwargs: Any) -> Any:
+        """A copy, from one device to another or on one."""
+        if operation._schema.name == "aten::copy_":
+            source, result = args[1], args[0]
+            to_device = isinstance(result, NumbersOnCuda)
+            operation(_numbers(result), _numbers(source), *args[2:])
+            waits = not (args[2:] and args[2])
+        else:
+            source, target = args[0], kwargs.get("device")
+            from_device = isinstance(source, NumbersOnCuda)
+            to_device = from_device if target is None else _is_ours(target)
+            if not from_device and not to_device:
+                return operation(*args, **kwargs)
+            found = operation(_numbers(source), **{**kwargs, "device": HOST})
+            result = NumbersOnCuda(found) if to_device else found
+            waits = not kwargs.get("non_blocking")
+        if waits and isinstance(source, NumbersOnCuda) != to_device:
+            self.wait("copy to the device" if to_device else "copy to the host")
+        return result
+
+
+_current = StandIn()
+"""The device that is in use."""
+
+
+class NumbersOnCuda(Tensor):
+    """A tensor on the device."""
+
+    numbers: Tensor
+    """On the CPU."""
+
+    @staticmethod
+    def __new__(cls, numbers: Tensor) -> "NumbersOnCuda":
+        make: Any = torch.Tensor._make_wrapper_subclass
+        made: NumbersOnCuda = make(
+            cls, numbers.shape, numbers.stride(), numbers.storage_offset(),
+            dtype=numbers.dtype, device=BELOW,
+        )  # fmt: skip
+        made.numbers = numbers
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        return _current.run(func, args, kwargs or {})
+
+    device = property(lambda self: CUDA)
+    is_cuda = property(lambda self: True)
+    is_cpu = property(lambda self: False)
+
+    def __repr__(self, **options: Any) -> str:  # type: ignore[override]
+        return f"NumbersOnCuda({tuple(self.shape)}, {self.dtype})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo:
+            copied: Tensor = NumbersOnCuda(self.numbers.clone())
+            if isinstance(self, torch.nn.Parameter):
+                copied = torch.nn.Parameter(copied, requires_grad=self.requires_grad)
+            memo[id(self)] = copied
+        return memo[id(self)]
+
+    def data_ptr(self) -> int:
+        return self.numbers.data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.numbers.untyped_storage()
+
+    def tolist(self) -> Any:
+        _current.wait("tolist")
+        return self.numbers.tolist()
+
+    def numpy(self, *, force: bool = False) -> NoReturn:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first")
+
+
+class _EveryOperation(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees operations that have no tensor on the device yet, and may make one."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        return _current.run(func, args, kwargs or {})
+
+
+@contextmanager
+def _every_operation() -> Iterator[None]:
+    # torch.tensor(..., device=) makes a tensor on the CPU first, and then moves it where we see it.
+    torch._C._set_only_lift_cpu_tensors(True)
+    try:
+        with _EveryOperation():  # type: ignore[no-untyped-call]
+            yield
+    finally:
+        torch._C._set_only_lift_cpu_tensors(False)
+
+
+@contextmanager
+def stand_in() -> Iterator[StandIn]:
+    """Put a stand-in in the place of CUDA, in this thread and in those that start in the block."""
+    global _current
+    _current = StandIn()
+    run = threading.Thread.run
+
+    def run_with(thread: threading.Thread) -> None:
+        with _every_operation():
+            run(thread)
+
+    answers: dict[str, Any] = {
+        "is_available": lambda: True,
+        "_lazy_init": lambda: None,
+        "mem_get_info": lambda device=None: (MEMORY, MEMORY),
+        "memory_reserved": lambda device=None: 0,
+        "memory_allocated": lambda device=None: 0,
+    }
+    with (
+        patch.multiple(torch.cuda, **answers),
+        patch.object(torch.__future__, "_swap_module_params_on_conversion", True),  # keeps ties
+        patch.object(threading.Thread, "run", run_with),
+        _every_operation(),
+    ):
+        yield _current
+
+
+def _check_devices(name: str, operation: Any, args: Any, kwargs: Any) -> None:
+    """Refuse tensors of two devices where CUDA does."""
+    given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    if name in INDEXING and isinstance(args[0], NumbersOnCuda):
+        given = [args[0], *args[2:3]]  # indices may be anywhere
+    scalars = name in INDEXING or name == "aten::fill_" or torch.Tag.pointwise in operation.tags
+    strangers = [
+        tensor
+        for tensor in given
+        if not isinstance(tensor, NumbersOnCuda) and (tensor.ndim or not scalars)
+    ]
+    if strangers:
+        shapes = [tuple(tensor.shape) for tensor in strangers]
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but {name} at {_place()} got cpu "
+            f"tensors of shapes {shapes} beside cuda:0"
+        )
+
+
+def _is_ours(device: Any) -> bool:
+    return torch.device(device).type in (CUDA.type, BELOW.type)
+
+
+def _numbers(leaf: Any) -> Any:
+    return leaf.numbers if isinstance(leaf, NumbersOnCuda) else leaf
+
+
+def _laid_on_device(operation: Any, found: Any, ours: Sequence[NumbersOnCuda]) -> Any:
+    """Results as tensors on the device; what was changed in place stays itself."""
+    known = {id(tensor.numbers): tensor for tensor in ours}
+    # A view of a tensor counts its versions, or not, as the tensor does.
+    views = operation.is_view and ours
+    mode = torch.inference_mode(ours[0].is_inference()) if views else nullcontext()
+
+    def laid(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or isinstance(leaf, NumbersOnCuda):
+            return leaf
+        # A conjugate is marked and not computed, and PyTorch does not look for the mark in here.
+        return known[id(leaf)] if id(leaf) in known else NumbersOnCuda(leaf.resolve_conj())
+
+    with mode:
+        return tree_map(laid, found)
+
+
+def _place() -> str:
+    """The innermost line of the engine's."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        _, found, rest = frame.f_code.co_filename.partition("/trainers/engine/")
+        if found and "/tests/" not in frame.f_code.co_filename:
+            return f"{rest}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "elsewhere"

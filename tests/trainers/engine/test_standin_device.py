@@ -1,0 +1,361 @@
+"""What the engine does on a GPU, on a machine without one (``standin.py``).
+
+1. The stand-in refuses what CUDA refuses, and counts what CUDA's host waits for.
+2. Training, sampling, shared beginnings, several adapters at once, scoring and checkpoints run
+   under these rules as the engine sets itself up on CUDA, and compute what they compute on a CPU.
+3. A step of decoding has the host wait as often for many rows as for few.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tinker
+import torch
+import transformers
+from tests.trainers.conftest import make_tokenizer
+from tests.trainers.engine.standin import CUDA, StandIn, Wait, stand_in
+from tinker import types
+
+from evert.trainers.engine.engine import embedded_engine
+from evert.trainers.engine.training.losses import LOSSES
+
+# -- the stand-in itself -------------------------------------------------------------------------
+
+HOST = torch.arange(4.0)
+WEIGHT = torch.ones(4, 4)
+
+REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "a sum with a vector of the host": lambda x: x + HOST,
+    "a change in place by one": lambda x: x.add_(HOST),
+    "a product with a matrix of the host": lambda x: WEIGHT @ x,
+    "a row beside one of the host": lambda x: torch.cat([x, HOST]),
+    "a number of the host among rows": lambda x: torch.stack([x.sum(), HOST.sum()]),
+    "a look-up by ids of the host": lambda x: torch.nn.functional.embedding(
+        torch.tensor([1]), x[:, None]
+    ),
+    "picking of the host's numbers by ids on the device": lambda x: HOST[x.long()],
+    "NumPy": lambda x: np.asarray(x),
+    "a product in another type of float32 numbers": lambda x: torch.mm(
+        x[None], x[:, None], out_dtype=torch.float32
+    ),
+}
+
+ALLOWED: dict[str, tuple[Callable[[torch.Tensor], Any], list[str]]] = {
+    "arithmetic": (lambda x: (x + 1).cumsum(0).view(2, 2) @ x.view(2, 2), []),
+    "a conjugate": (lambda x: (torch.complex(x, x).conj() * 1j).imag, []),
+    "a number of the host": (lambda x: x * HOST[1], []),
+    "ids of the host": (lambda x: x[torch.tensor([1, 2])], ["index from the host"]),
+    "a copy that nobody waits for": (lambda x: HOST.to(x.device, non_blocking=True), []),
+    "a copy to the device": (lambda x: x + HOST.to(x.device), ["copy to the device"]),
+    "new numbers": (lambda x: torch.tensor([1.0], device=x.device), ["copy to the device"]),
+    "a copy to the host": (lambda x: x.cpu().numpy(), ["copy to the host"]),
+    "a list": (lambda x: x.tolist(), ["tolist"]),
+    "a number": (lambda x: float(x.sum()), ["_local_scalar_dense"]),
+    "a condition": (lambda x: x[x > 1], ["boolean index"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_what_cuda_refuses_is_refused(case: str, mode: Callable[[], Any]) -> None:
+    with stand_in(), mode(), pytest.raises((RuntimeError, TypeError), match=r"cpu|numpy|CUDA's"):
+        REFUSED[case](HOST.to(CUDA))
+
+
+@pytest.mark.parametrize("case", ALLOWED)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_what_the_host_waits_for_is_counted(case: str, mode: Callable[[], Any]) -> None:
+    call, expected = ALLOWED[case]
+    with stand_in() as device, mode():
+        x = HOST.to(CUDA)
+        device.waits.clear()
+        found = call(x)
+
+    assert [wait.why for wait in device.waits] == expected
+    plain = call(HOST)
+    numbers = found.numbers if hasattr(found, "numbers") else found
+    assert np.allclose(numbers, plain)
+
+
+# -- the engine on it ----------------------------------------------------------------------------
+
+DRAWN = np.random.default_rng(0)
+
+
+def tokens(count: int) -> list[int]:
+    return [int(token) for token in DRAWN.integers(0, 97, count)]
+
+
+BEGINNING, LONG = tokens(40), tokens(200)
+ROWS = [[*(BEGINNING if i % 2 else []), *tokens(6 + i)] for i in range(6)]
+NOISE = [DRAWN.normal(size=(2, 64)).astype(np.float32) for _ in ROWS]
+STEP = types.AdamParams(learning_rate=1e-3, grad_clip_norm=1.0)
+TRACED = "recorded-1"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A model, and how the engine has it.
+
+    Attributes:
+        family: Of transformers' models.
+        whole: Whether all of its weights are trained, and not an adapter.
+        dtype: As the engine is told; None for its default, which on CUDA is bfloat16 for adapters.
+    """
+
+    family: str
+    whole: bool
+    dtype: str | None
+
+    @property
+    def on_cpu(self) -> str:
+        """The type that CUDA's default is, for the CPU."""
+        return self.dtype or ("float32" if self.whole else "bfloat16")
+
+    @property
+    def tolerance(self) -> float:
+        """Of log-probabilities: bfloat16 has 8 bits, which layers round differently."""
+        return 1e-4 if self.on_cpu == "float32" else 0.1
+
+
+SETUPS = {
+    "an adapter, by default": Setup("Qwen3", whole=False, dtype=None),
+    "an adapter in float32": Setup("Qwen3", whole=False, dtype="float32"),
+    "all weights": Setup("Qwen3", whole=True, dtype=None),
+    "an adapter of another family": Setup("Mistral", whole=False, dtype=None),
+}
+
+
+@dataclass
+class Scene:
+    """An engine in use, and what the stages before have made.
+
+    Attributes:
+        folder: Of the base model.
+        exact: Whether another device draws the same tokens.
+    """
+
+    folder: str
+    exact: bool
+
+    def __post_init__(self) -> None:
+        self.service: Any = tinker.ServiceClient()
+        self.training: Any = self.service.create_lora_training_client(self.folder, rank=4).result()
+        self.sampler: Any = self.snapshot()
+
+    def snapshot(self) -> Any:
+        return self.training.save_weights_and_get_sampling_client().result()
+
+    def replies(self, asked: Sequence[tuple[Any, list[int], types.SamplingParams]]) -> list[Any]:
+        """Replies to prompts of some clients, asked for at once.
+
+        Returns:
+            How far their log-probabilities are from those of scoring; and where tokens are to be
+            the same on another device, both themselves.
+        """
+        futures = [client.sample(given(prompt), 2, params) for client, prompt, params in asked]
+        found: list[Any] = []
+        for (client, prompt, _), future in zip(asked, futures, strict=True):
+            for reply in future.result().sequences:
+                scores = client.compute_logprobs(given([*prompt, *reply.tokens])).result()
+                found.append(np.subtract(reply.logprobs, scores[len(prompt) :]))
+                found += [reply.tokens, reply.logprobs] if self.exact else []
+        return found
+
+
+def given(row: Sequence[int]) -> types.ModelInput:
+    return types.ModelInput.from_ints(list(row))
+
+
+def how(**options: Any) -> types.SamplingParams:
+    return types.SamplingParams(**{"max_tokens": 5, "stop": [], "seed": 3, **options})
+
+
+def datum(number: int, loss: str) -> types.Datum:
+    """A row of ``ROWS`` for a loss; its tokens were all sampled, if it is asked."""
+    row, length = ROWS[number], len(ROWS[number]) - 1
+    noise = NOISE[number][:, :length]
+    tensors = {"logprobs": noise[0] - 4, "advantages": noise[1], "weights": np.ones_like(noise[0])}
+    tensors |= {"sequence_ratio_mask": np.ones_like(noise[0])}
+    inputs = {name: torch.from_numpy(tensors[name]) for name in LOSSES[loss].required}
+    made = types.Datum(
+        model_input=given(row[:-1]),
+        loss_fn_inputs={"target_tokens": torch.tensor(row[1:]), **inputs},  # type: ignore[dict-item]
+    )
+    span: Any = types.SampledProvenanceSpan
+    spans = [span(sequence_id=TRACED, length=length)]
+    return made.with_provenance(model_input=spans, loss_fn_inputs=spans)
+
+
+def logprobs_of(output: Any) -> list[Any]:
+    return [each["logprobs"].to_numpy() for each in output.loss_fn_outputs]
+
+
+def train(training: Any, loss: str = "cross_entropy") -> list[Any]:
+    """A step: log-probabilities before it, and the norm of the gradient."""
+    data = [datum(number, loss) for number in range(len(ROWS))]
+    before = logprobs_of(training.forward_backward(data, loss).result())
+    return [*before, training.optim_step(STEP).result().metrics["optim/grad_norm"] / 100]
+
+
+def train_by_each_loss(scene: Scene) -> list[Any]:
+    return [number for loss in LOSSES for number in train(scene.training, loss)]
+
+
+def train_by_a_loss_of_ones_own(scene: Scene) -> list[Any]:
+    def loss(data: Any, logprobs: list[torch.Tensor]) -> tuple[Any, dict[str, float]]:
+        total = torch.stack([one.square().sum() for one in logprobs]).sum()
+        return total, {"own": float(total.detach())}
+
+    data = [datum(number, "cross_entropy") for number in range(3)]
+    return logprobs_of(scene.training.forward_backward_custom(data, loss).result())
+
+
+def sample(scene: Scene) -> list[Any]:
+    scene.sampler = scene.snapshot()
+    shapes = (how(), how(temperature=0.5, top_k=5, top_p=0.9), how(temperature=0), how(stop=[1, 2]))
+    return scene.replies([(scene.sampler, ROWS[0], shape) for shape in shapes])
+
+
+def share_a_beginning(scene: Scene) -> list[Any]:
+    rows = [[*LONG, number, 3] for number in range(12)]
+    rows += [[*ROWS[1][: 40 + number], number] for number in range(3)]
+    return scene.replies([(scene.sampler, row, how(max_tokens=2)) for row in rows])
+
+
+def sample_several_adapters(scene: Scene) -> list[Any]:
+    train(scene.training)
+    others = scene.snapshot(), scene.service.create_sampling_client(base_model=scene.folder)
+    clients = [scene.sampler, *others] * 2
+    return scene.replies([(client, ROWS[3], how(max_tokens=8)) for client in clients])
+
+
+def score(scene: Scene) -> list[Any]:
+    asked = [scene.sampler.compute_logprobs(given(row)) for row in ROWS]
+    last = scene.sampler.compute_logprobs(given(ROWS[1]), prompt_logprobs_last_n=4)
+    targets = types.TensorData.from_torch(torch.full((len(ROWS[2]) - 1, 2), 5))
+    told = scene.sampler.sample(
+        given(ROWS[2]), 1, how(max_tokens=3),
+        include_prompt_logprobs=True, topk_prompt_logprobs=3, topk_sample_logprobs=2,
+        prompt_alt_tokens_k=2, target_prompt_logprobs=targets,
+    ).result()  # fmt: skip
+    found = [future.result()[1:] for future in asked] + [last.result()[-4:]]
+    found += [told.topk_prompt_logprobs_np.logprobs[1:], told.target_prompt_logprobs.to_numpy()]
+    drawn = told.prompt_alt_tokens
+    assert drawn is not None
+    return found + ([drawn.tokens.to_numpy()] if scene.exact else [])
+
+
+def go_on_from_a_checkpoint(scene: Scene) -> list[Any]:
+    saved = scene.training.save_state("state").result().path
+    resume = scene.service.create_training_client_from_state_with_optimizer
+    twin = resume(saved).result()
+    went_on, resumed = train(scene.training), train(twin)
+    assert all(map(np.allclose, went_on, resumed))
+    path = scene.training.save_weights_for_sampler("weights").result().path
+    loaded = scene.service.create_sampling_client(model_path=path)
+    return [*resumed, *train(twin), loaded.compute_logprobs(given(ROWS[5])).result()[1:]]
+
+
+STAGES = (
+    train_by_each_loss,
+    train_by_a_loss_of_ones_own,
+    sample,
+    share_a_beginning,
+    sample_several_adapters,
+    score,
+    go_on_from_a_checkpoint,
+)
+
+Played = dict[str, Callable[[], list[Any]]]
+"""What each stage came to, by its name: its numbers, or the error that it raised."""
+
+
+def play(scene: Scene) -> Played:
+    def outcome(stage: Callable[[Scene], list[Any]]) -> Callable[[], list[Any]]:
+        try:
+            numbers = stage(scene)
+        except Exception as error:
+            failure = error  # the name of an error is gone after its block
+
+            def fail() -> list[Any]:
+                raise failure
+
+            return fail
+        return lambda: numbers
+
+    return {stage.__name__: outcome(stage) for stage in STAGES}
+
+
+def make_model(family: str, folder: Path) -> None:
+    """A random model of 60 thousand parameters that is far from uniform."""
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(folder)
+    config: Any = getattr(transformers, f"{family}Config")
+    made: Any = getattr(transformers, f"{family}ForCausalLM")
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
+    torch.manual_seed(0)
+    model = made(config(vocab_size=len(tokenizer), tie_word_embeddings=False, **sizes, **heads))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+
+
+@pytest.fixture(scope="module", params=SETUPS)
+def played(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Setup, Played, Played]:
+    """All stages on the CPU, and on the stand-in."""
+    setup, root = SETUPS[request.param], tmp_path_factory.mktemp("standin")
+    make_model(setup.family, root / "model")
+    exact = setup.on_cpu == "float32"
+    on_cpu: dict[str, Any] = {"device": "cpu", "dtype": setup.on_cpu}
+    with embedded_engine(root / "cpu", full_parameter=setup.whole, **on_cpu):
+        expected = play(Scene(str(root / "model"), exact))
+    on_cuda: dict[str, Any] = {"device": str(CUDA), "dtype": setup.dtype}
+    with stand_in(), embedded_engine(root / "cuda", full_parameter=setup.whole, **on_cuda):
+        found = play(Scene(str(root / "model"), exact))
+    return setup, found, expected
+
+
+@pytest.mark.parametrize("stage", [stage.__name__ for stage in STAGES])
+def test_a_gpu_computes_what_the_cpu_computes(
+    stage: str, played: tuple[Setup, Played, Played]
+) -> None:
+    setup, found, expected = played
+
+    for ours, theirs in zip(found[stage](), expected[stage](), strict=True):
+        assert ours == pytest.approx(theirs, abs=setup.tolerance)
+
+
+# -- how often the host waits --------------------------------------------------------------------
+
+
+@pytest.fixture
+def sampler(tiny_model: str, tmp_path: Path) -> Iterator[tuple[StandIn, Any]]:
+    with stand_in() as device, embedded_engine(tmp_path, device=str(CUDA)):
+        yield device, tinker.ServiceClient().create_sampling_client(base_model=tiny_model)
+
+
+def test_a_step_has_the_host_wait_as_often_for_many_rows_as_for_few(
+    sampler: tuple[StandIn, Any],
+) -> None:
+    device, client = sampler
+
+    def waits(rows: int, length: int) -> Counter[Wait]:
+        asked = how(max_tokens=length, temperature=0.7, top_k=9)
+        return device.waited(lambda: client.sample(given(ROWS[0]), rows, asked).result())
+
+    waits(2, 2)  # The prompt is remembered from here on.
+    for rows in (2, 16):
+        steps = 4
+        more = waits(rows, 3 + steps) - waits(rows, 3)
+        # The random numbers go to the device; tokens and log-probabilities come back.
+        assert sum(more.values()) <= 3 * steps, more
