@@ -273,7 +273,8 @@ def test_a_renderer_comes_from_the_models_name(
 
     found = rollouts()(NUMBERS, trainer)
 
-    assert found == rollouts(renderer_name="qwen3_instruct")(NUMBERS, trainer)
+    # Which rows meet in a batch is up to the clock, and with it the last bits of a float32.
+    check_same(found, rollouts(renderer_name="qwen3_instruct")(NUMBERS, trainer))
 
 
 def test_a_model_that_the_cookbook_does_not_know_needs_a_renderers_name(
