@@ -2,6 +2,7 @@
 
     run_command     runs a command's body; errors and Ctrl-C become lines and an exit status
     run_async       as ``asyncio.run``, in a notebook too
+    seeded          global random numbers, seeded for a while
 
 Ctrl-C and SIGTERM stop a command, which then saves what it can; a second one of either ends the
 process at once. The notes of an exception (``add_note``: how to go on, most often) are printed
@@ -10,6 +11,7 @@ below its message. Reading a command's arguments is ``arguments.py``.
 
 import asyncio
 import os
+import random
 import signal
 import sys
 import threading
@@ -153,3 +155,23 @@ def _leave(number: int, frame: types.FrameType | None) -> None:
     if sys.stdout.isatty():
         os.write(1, b"\x1b[?25h\n")  # a progress bar hides the cursor
     os._exit(INTERRUPTED)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed ``random``, NumPy and PyTorch for agents; afterwards the caller's numbers go on."""
+    import numpy as np
+    import torch
+
+    drawn, numpys = random.getstate(), np.random.get_state()
+    cuda: Any = torch.cuda
+    gpus = range(cuda.device_count()) if cuda.is_initialized() else ()
+    try:
+        with torch.random.fork_rng(gpus):
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            torch.manual_seed(seed)
+            yield
+    finally:
+        random.setstate(drawn)
+        np.random.set_state(numpys)

@@ -11,7 +11,6 @@ shown meanwhile and what is left at the end.
 import asyncio
 import gc
 import logging
-import random
 import shlex
 import sys
 import time
@@ -28,7 +27,7 @@ from rich.console import Console
 
 from evert.trainers.arguments import read_pairs, settings_help
 from evert.trainers.command import INTERRUPTED as INTERRUPTED
-from evert.trainers.command import run_async, run_command
+from evert.trainers.command import run_async, run_command, seeded
 from evert.trainers.runs import files
 from evert.trainers.runs import folder as run_folder
 from evert.trainers.runs.engine_choice import choose_engine, context_of, running_engine, say
@@ -184,8 +183,7 @@ def run(
     began = time.monotonic()
     check_settings(settings)
     choice = choose_engine(settings)
-    _seed_everything(settings.seed)
-    with open_run(settings, go_on) as folder:
+    with seeded(settings.seed), open_run(settings, go_on) as folder:
         about = take_up(folder, settings, command, choice.kind, console)
         with (
             logging_to(folder.path),
@@ -378,16 +376,6 @@ async def _finish_saving() -> None:
     saving = [t for t in asyncio.all_tasks() if t.get_name().startswith("rolling_checkpoint_")]
     if saving:
         await asyncio.wait(saving, timeout=30)
-
-
-def _seed_everything(seed: int) -> None:
-    """The engine has its own seed; these are for agents that draw numbers of their own."""
-    import numpy as np
-    import torch
-
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
 
 
 if __name__ == "__main__":

@@ -4,15 +4,19 @@
 2. It works inside a running event loop, as notebooks have one.
 3. A run of functions is resumed by calling it again; the command says that it cannot.
 4. What was wrong is said by the same errors as the command's.
-5. A sampler chooses the tasks, and a resumed run's goes on as the whole one's.
+5. The caller's random numbers go on as if nobody had trained; those of a run are its seed's.
+6. A sampler chooses the tasks, and a resumed run's goes on as the whole one's.
 """
 
 import functools
+import random
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 import evert
@@ -64,6 +68,32 @@ def test_a_function_is_trained_and_the_run_comes_back(tmp_path: Path) -> None:
     about = run.read_json("run.json") or {}
     assert about["settings"]["agent"] == "says"
     assert about["settings"]["train_tasks"] == "2 tasks"
+
+
+def test_the_callers_random_numbers_go_on_as_if_nobody_had_trained(tmp_path: Path) -> None:
+    def numbers() -> tuple[Any, ...]:
+        return random.random(), np.random.random(), float(torch.rand(()))
+
+    def drawn(letter: str) -> list[tuple[Any, ...]]:
+        found = []
+        says = make_agent(letter)
+
+        async def agent(client: Any, task: str) -> float:
+            found.append(numbers())
+            return float(await says(client, task))
+
+        path = tmp_path / letter
+        evert.train(agent, TASKS, steps=1, log_path=path, **SMALL)
+        return found
+
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    expected = [numbers(), numbers()]
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    before = numbers()
+    first = drawn("e")
+
+    assert [before, numbers()] == expected
+    assert drawn("t") == first  # an agent's own numbers are the run's
 
 
 def test_a_folder_that_vanishes_is_a_message(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from evert.bridge.errors import EvertError
 from evert.bridge.logprobs import remembering
 from evert.bridge.models import RemoteModel
 from evert.bridge.rendering import prompt_renderer
-from evert.bridge.tokens import flatten
+from evert.bridge.tokens import Chunk, flatten
 from evert.trainers.serving.client import ServedSamplingClient
 
 
@@ -55,10 +55,17 @@ class SeededPolicy(TokenCompleter):
 
     def _seed_of(self, prompt: tinker.ModelInput) -> int:
         """Calls that are made at the same time come in any order: their prompts tell them apart."""
-        content = pickle.dumps(flatten(prompt.chunks))
+        items = [x if isinstance(x, int) else _content(x) for x in flatten(prompt.chunks)]
+        content = pickle.dumps(items, protocol=4)  # of numbers alone: equal ones are equal bytes
         key = int.from_bytes(hashlib.blake2b(content, digest_size=4).digest())
         self._answered[key] += 1
         return (self.seed + key + self._answered[key]) % 2**31
+
+
+def _content(chunk: Chunk) -> int:
+    """A number for what is no text, by what it holds; below 0, where no token id is."""
+    digest = hashlib.blake2b(chunk.model_dump_json().encode(), digest_size=8).digest()
+    return -1 - int.from_bytes(digest)
 
 
 @dataclass

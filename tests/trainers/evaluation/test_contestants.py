@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import tinker
 from aiohttp import web
+from tinker.types import ImageChunk
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import ChatAgentEnv, RemoteModel
@@ -382,6 +383,21 @@ async def say(client: Any) -> str:
     messages = [{"role": "user", "content": "Let's play a game. Say you are 7."}]
     completion = await client.chat.completions.create(messages=messages)
     return str(completion.choices[0].message.content)
+
+
+def test_equal_images_have_equal_seeds_and_others_have_others() -> None:
+    def seed(*images: bytes) -> int:
+        chunks: list[Any] = [tinker.EncodedTextChunk(tokens=[1, 2])]
+        chunks += [ImageChunk(data=data, format="png") for data in images]
+        prompt = tinker.ModelInput(chunks=chunks)
+        client: Any = None
+        return SeededPolicy(client, 12, 1.0, 7)._seed_of(prompt)
+
+    same = bytes(bytearray(b"a picture"))  # equal, and another object: pickle tells them apart
+    once, twice = seed(b"a picture", b"a picture"), seed(b"a picture", same)
+
+    assert once == twice
+    assert len({once, seed(b"a picture"), seed(b"a picture", b"another")}) == 3
 
 
 @pytest.mark.usefixtures("engine")
