@@ -14,6 +14,7 @@ Read in this order:
     routes.py        which inbox or frozen model a model name leads to
     episode.py       one run of an agent: its life, and what is released with it
     models.py        the models beside the policy, by name
+    sampling_ranges.py  what temperature, top_p and the like may be
     weights.py       one of them: weights of the engine in use
     servers.py       what the SDK wants of older Tinker servers of one's own
     literals.py      what keeps text from becoming control tokens

@@ -22,6 +22,7 @@ from evert.bridge.base import model_renderer
 from evert.bridge.errors import InvalidModelError
 from evert.bridge.rendering import PromptRenderer, prompt_renderer
 from evert.bridge.requests import context_length_exceeded
+from evert.bridge.sampling_ranges import out_of_range
 from evert.bridge.servers import complete_client
 
 logger = logging.getLogger(__name__)
@@ -63,11 +64,8 @@ class TinkerModel:
                 "A TinkerModel got neither base_model nor model_path; expected the name of a base "
                 "(TinkerModel('Qwen/Qwen3-8B')), or model_path='tinker://...'."
             )
-        if self.temperature < 0 or (self.max_tokens is not None and self.max_tokens < 1):
-            raise InvalidModelError(
-                f"A TinkerModel got temperature={self.temperature} and "
-                f"max_tokens={self.max_tokens}; expected at least 0, and at least 1 or None."
-            )
+        if (fault := out_of_range(self)) is not None:
+            raise InvalidModelError(f"A TinkerModel got {fault}.")
 
 
 @dataclass(frozen=True)

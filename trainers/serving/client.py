@@ -15,6 +15,7 @@ import tinker
 from tinker import types
 from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 
+from evert.bridge.sampling_ranges import out_of_range
 from evert.trainers.engine.errors import SamplingRequestError
 from evert.trainers.serving.connection import KEPT_ALIVE, KEPT_BY_OURS, ask
 from evert.trainers.serving.errors import NotServedError
@@ -68,8 +69,8 @@ class ServedSamplingClient:
         """Sample replies, as ``tinker.SamplingClient`` does.
 
         Raises:
-            SamplingRequestError: The server refuses the prompt, or how to sample; or options were
-                given, which no server takes.
+            SamplingRequestError: The server refuses the prompt, or how to sample; a parameter is
+                out of its range; or options were given, which no server takes.
             ServingError: The server is gone, fails, or returns no token ids.
         """
         if any(options.values()):
@@ -77,6 +78,8 @@ class ServedSamplingClient:
                 f"sample got {', '.join(options)}, which a served model does not compute. Leave "
                 "them out."
             )
+        if (fault := out_of_range(sampling_params)) is not None:
+            raise SamplingRequestError(f"SamplingParams has {fault}.")
         tokens = _text_tokens(prompt)
         asked = Asked(self.model, tokens, sampling_params, num_samples, include_prompt_logprobs)
         answered = await self.request(asked)

@@ -23,6 +23,7 @@ import numpy as np
 import orjson
 from tinker import types
 
+from evert.bridge.sampling_ranges import RANGES
 from evert.trainers.engine.errors import SamplingRequestError
 from evert.trainers.serving.errors import UnfitServerError
 
@@ -187,10 +188,11 @@ def _read_params(body: Mapping[str, Any]) -> types.SamplingParams:
             f"a whole number, {least} or more, or null for what the context has room for",
             None,
         ),
-        temperature=_field(body, "temperature", _is_heat, "a number, 0 or more", 1.0),
-        seed=_field(body, "seed", _is_seed, "a whole number of at most 63 bits", None),
-        top_k=_field(body, "top_k", _is_int, "a whole number", -1),
-        top_p=_field(body, "top_p", _is_share, "a number between 0 and 1", 1.0),
+        temperature=_field(body, "temperature", *RANGES["temperature"], 1.0),
+        seed=_field(body, "seed", *RANGES["seed"], None),
+        # 0 is vLLM's other word for no limit.
+        top_k=_field({**body, "top_k": body.get("top_k") or None}, "top_k", *RANGES["top_k"], -1),
+        top_p=_field(body, "top_p", *RANGES["top_p"], 1.0),
         stop=_read_stop(body),
     )
 
@@ -231,18 +233,6 @@ def _is_text(value: object) -> bool:
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and 1 <= value < 2**31
-
-
-def _is_seed(value: Any) -> bool:
-    return type(value) is int and abs(value) < 2**63
-
-
-def _is_heat(value: Any) -> bool:
-    return type(value) in (int, float) and value >= 0
-
-
-def _is_share(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value <= 1
 
 
 def _are_ids(value: object) -> bool:

@@ -8,6 +8,7 @@
 """
 
 import asyncio
+import math
 import pickle
 from pathlib import Path
 from typing import Any
@@ -239,8 +240,10 @@ def test_it_pickles() -> None:
 def test_what_names_nothing_is_refused() -> None:
     with pytest.raises(InvalidModelError, match=r"neither base_model nor model_path.*Qwen3-8B"):
         TinkerModel()
-    with pytest.raises(InvalidModelError, match="temperature=-1 and max_tokens=None; expected at"):
+    with pytest.raises(InvalidModelError, match=r"got temperature=-1; expected a finite number"):
         TinkerModel("evert-tiny", temperature=-1)
+    with pytest.raises(InvalidModelError, match="temperature=nan"):
+        TinkerModel("evert-tiny", temperature=math.nan)
     with pytest.raises(InvalidModelError, match="max_tokens=0"):
         TinkerModel("evert-tiny", max_tokens=0)
 

@@ -1,9 +1,11 @@
 """Samples over HTTP are those of the process that serves them."""
 
 import asyncio
+import math
 import pickle
 import socket
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import tinker
@@ -157,16 +159,21 @@ async def test_weights_that_were_withdrawn_are_refused_by_name(
 # -- errors ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"max_tokens": 10**6}, {"temperature": math.nan}, {"top_p": -1}, {"top_k": 0}],
+    ids=str,
+)
 async def test_what_the_engine_refuses_is_refused_with_its_own_words(
-    client: SamplingClient, service: PolicyService
+    client: SamplingClient, service: PolicyService, options: dict[str, Any]
 ) -> None:
     served = service.offer(client)
-    long = how(0, max_tokens=10**6)
+    asked = how(0, **options)
 
     with pytest.raises(SamplingRequestError) as there:
-        await served.sample_async(prompt(), 1, long)
+        await served.sample_async(prompt(), 1, asked)
     with pytest.raises(SamplingRequestError) as here:
-        await client.sample_async(prompt(), 1, long)
+        await client.sample_async(prompt(), 1, asked)
 
     assert str(there.value) == str(here.value)
 

@@ -87,7 +87,8 @@ def draw(logits: Tensor, temper: Temper, uniform: Tensor) -> tuple[Tensor, Tenso
 
 def _shape(logprobs: Tensor, temper: Temper) -> Tensor:
     temperature = torch.where(temper.temperature == 0, 1.0, temper.temperature)
-    shaped = logprobs / temperature[:, None]
+    # The likeliest token has 0: divided by next to nothing, all others may become infinite.
+    shaped = (logprobs - logprobs.amax(dim=-1, keepdim=True)) / temperature[:, None]
     if temper.top_k is None and temper.top_p is None:
         return shaped
     values, order = shaped.sort(dim=-1, descending=True)
@@ -96,7 +97,9 @@ def _shape(logprobs: Tensor, temper: Temper) -> Tensor:
     if temper.top_k is not None:
         cut |= rank >= temper.top_k[:, None]
     if temper.top_p is not None:
-        before = torch.softmax(values, dim=-1).cumsum(dim=-1).roll(1, dims=-1)
+        # A share of what top_k has left, as vLLM and transformers take it.
+        left = values.masked_fill(cut, float("-inf"))
+        before = torch.softmax(left, dim=-1).cumsum(dim=-1).roll(1, dims=-1)
         # The likeliest token stays, even where top_p is 0.
         before[:, 0] = -1
         cut |= before >= temper.top_p[:, None]

@@ -11,12 +11,14 @@ Reproducibility: a sample draws from a random stream of its own, keyed by the sa
 prompt's tokens, how often that prompt was asked before, and the sample's index (a request with a
 ``seed`` is keyed by that seed, the prompt and the index alone). So the same requests give the same
 tokens whatever else is in the batch, and in whatever order different prompts arrive; equal prompts
-are told apart by the order they arrive in. (Up to rounding: what runs beside a row can change the
-last bit of its logits, which matters where a random number falls within 1e-7 of the border between
-two tokens.)
+are told apart by the order they arrive in. Of more than 65,536 different prompts those that were
+not asked for longest are forgotten; from then on a prompt that is not known counts as asked as
+often as any of these, so that nothing is drawn twice. (Up to rounding: what runs beside a row can
+change the last bit of its logits, which matters where a random number falls within 1e-7 of the
+border between two tokens.)
 """
 
-from collections import Counter
+from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
 from threading import Lock
@@ -25,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tinker import types
 
+from evert.bridge.sampling_ranges import out_of_range
 from evert.trainers.engine.errors import EngineClosedError, SamplingRequestError
 from evert.trainers.engine.models.pictures import Picture
 from evert.trainers.engine.sampling.drawing import make_stops, stream_key
@@ -35,6 +38,9 @@ from evert.trainers.engine.sampling.scoring import Read, log_probabilities
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+_REMEMBERED = 2**16
+"""Prompts of which it is known how often they were asked: 15 MB."""
 
 
 class Sampler:
@@ -70,7 +76,10 @@ class Sampler:
         self._context_length = context_length
         self._end_tokens = end_tokens
         self._vocabulary = vocabulary
-        self._asked: Counter[bytes] = Counter()
+        self._asked: OrderedDict[int, int] = OrderedDict()
+        """How often each prompt was asked, by its digest; the one asked last at the end."""
+        self._forgotten = 0
+        """The most often that any prompt was asked that was dropped from ``_asked``."""
         self._counting = Lock()
         self._closed = False
 
@@ -177,14 +186,15 @@ class Sampler:
         params: types.SamplingParams,
         pictures: Sequence[Picture],
     ) -> int:
+        if (fault := out_of_range(params)) is not None:
+            raise SamplingRequestError(f"SamplingParams has {fault}.")
         room = self._context_length - len(prompt)
         max_tokens = room if params.max_tokens is None else params.max_tokens
-        if not prompt or num_samples < 1 or max_tokens < 1 or params.temperature < 0:
+        if not prompt or num_samples < 1 or max_tokens < 1:
             raise SamplingRequestError(
                 f"Got a prompt of {len(prompt)} tokens, num_samples={num_samples}, "
-                f"max_tokens={params.max_tokens}, temperature={params.temperature}; expected at "
-                "least one token, sample and new token, and a temperature of 0 or more. "
-                f"(The model's context holds {self._context_length} tokens.)"
+                f"max_tokens={params.max_tokens}; expected at least one token, sample and new "
+                f"token. (The model's context holds {self._context_length} tokens.)"
             )
         self._check_ids(prompt, pictures)
         if max_tokens > room:
@@ -211,8 +221,10 @@ class Sampler:
         content = np.asarray(prompt, np.int32 if min(prompt) >= 0 else np.int64).tobytes()
         if seed is not None:
             return [stream_key(content, seed, index) for index in range(count)]
-        digest = stream_key(content).to_bytes(8, "little")
+        digest = stream_key(content)
         with self._counting:
-            asked = self._asked[digest]
-            self._asked[digest] += 1
+            asked = self._asked.pop(digest, self._forgotten)
+            self._asked[digest] = asked + 1
+            if len(self._asked) > _REMEMBERED:
+                self._forgotten = max(self._forgotten, self._asked.popitem(last=False)[1])
         return [stream_key(content, self._seed, asked, index) for index in range(count)]

@@ -3,9 +3,12 @@
 ``test_sampler.py`` has the draws of a whole model; here are the parts on their own.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from evert.trainers.engine.errors import SamplingRequestError
 from evert.trainers.engine.sampling.drawing import Temper, draw, make_stops, stream_key, uniforms
@@ -44,6 +47,21 @@ def test_a_temperature_of_zero_is_greedy() -> None:
     assert shares(temper(0.0), 20) == [1.0, 0.0, 0.0, 0.0]
 
 
+def test_a_temperature_of_next_to_nothing_is_greedy() -> None:
+    assert shares(temper(1e-40), 20) == [1.0, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(20, 0.8), (50, 0.9), (5, 0.5), (7, 1.0), (512, 0.6)])
+def test_truncation_keeps_what_transformers_keeps(top_k: int, top_p: float) -> None:
+    logits = torch.randn(1, 512, generator=torch.Generator().manual_seed(0)) * 1.5
+    theirs: Any = TopKLogitsWarper(top_k)(None, logits)
+    theirs = TopPLogitsWarper(top_p)(None, theirs)
+    uniform = torch.arange(4000, dtype=torch.float64) / 4000
+    how = temper(top_k=top_k, top_p=top_p)
+    drawn, _ = draw(logits.expand(4000, -1), how, uniform)
+    assert set(drawn.tolist()) == set(torch.isfinite(theirs[0]).nonzero()[:, 0].tolist())
+
+
 @pytest.mark.parametrize(
     ("how", "kept"),
     [
@@ -55,6 +73,11 @@ def test_a_temperature_of_zero_is_greedy() -> None:
         (temper(top_p=0.0), 1),
         (temper(top_p=1.0), 4),
         (temper(top_k=3, top_p=0.6), 2),
+        # Of 0.5, 0.3, 0.15 and 0.05 the first two are 0.84 of the first three, and 0.8 of all.
+        (temper(top_k=3, top_p=0.83), 2),
+        (temper(top_k=2, top_p=0.63), 2),
+        (temper(top_k=2, top_p=0.62), 1),
+        (temper(top_p=0.62), 2),
     ],
 )
 def test_truncation_keeps_the_likeliest_tokens_in_their_proportions(how: Temper, kept: int) -> None:

@@ -9,6 +9,7 @@
 """
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
@@ -20,6 +21,7 @@ from tinker import types
 
 from evert.trainers.engine.errors import EngineClosedError, SamplingRequestError
 from evert.trainers.engine.models.base_models import load_model, load_tokenizer
+from evert.trainers.engine.sampling import sampler as sampler_module
 from evert.trainers.engine.sampling.frozen import FrozenGeneric, FrozenLean
 from evert.trainers.engine.sampling.sampler import Sampler
 from evert.trainers.engine.sampling.scheduler import MAX_ROWS
@@ -261,6 +263,19 @@ def test_tokens_do_not_depend_on_the_batch_or_the_order_of_prompts(make: Make) -
     assert [one(f).tokens for f in futures] == backwards[::-1]
 
 
+def test_what_is_remembered_of_prompts_is_bounded_and_nothing_is_drawn_twice(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampler_module, "_REMEMBERED", 2)
+    sampler, (first, *others) = make(), prompts(10, 11, 12, 13)
+    drawn = {tuple(one(sampler.sample(first, 1, params())).tokens) for _ in range(3)}
+    for prompt in others:
+        one(sampler.sample(prompt, 1, params()))
+    assert len(sampler._asked) == 2
+    drawn.add(tuple(one(sampler.sample(first, 1, params())).tokens))
+    assert len(drawn) == 4
+
+
 def test_the_same_prompt_asked_again_draws_anew_unless_it_has_a_seed(make: Make) -> None:
     sampler, prompt = make(), prompts(10)[0]
     free = [one(sampler.sample(prompt, 1, params())).tokens for _ in range(3)]
@@ -275,6 +290,16 @@ def test_the_same_prompt_asked_again_draws_anew_unless_it_has_a_seed(make: Make)
         ([], {}, "prompt of 0 tokens"),
         ([1], {"max_tokens": 0}, "max_tokens=0"),
         ([1], {"temperature": -1.0}, "temperature=-1"),
+        ([1], {"temperature": math.nan}, "temperature=nan; expected a finite number, 0"),
+        ([1], {"temperature": math.inf}, "temperature=inf"),
+        ([1], {"top_p": 0.0}, "top_p=0.0; expected a number above 0 and at most 1"),
+        ([1], {"top_p": 1.5}, "top_p=1.5"),
+        ([1], {"top_p": -1.0}, "top_p=-1.0"),
+        ([1], {"top_p": math.nan}, "top_p=nan"),
+        ([1], {"top_k": 0}, "top_k=0; expected a whole number of 1 or more, or -1"),
+        ([1], {"top_k": -2}, "top_k=-2"),
+        ([1], {"max_tokens": -1}, "max_tokens=-1; expected a whole number of 1 or more"),
+        ([1], {"seed": 2**128}, "seed=.*expected a whole number of at most 63 bits"),
         ([1] * 512, {"max_tokens": None}, "context holds 512"),
         ([1] * 500, {"max_tokens": 13}, "ask for at most 12 tokens"),
         ([1], {"stop": [""]}, "non-empty texts"),

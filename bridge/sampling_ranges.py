@@ -1,0 +1,32 @@
+"""What sampling parameters may be, whoever is asked to sample: the one place that says so."""
+
+import math
+from collections.abc import Callable, Mapping
+from numbers import Integral, Real
+from typing import Any
+
+
+def _is(kind: type, value: object) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "temperature": (lambda value: _is(Real, value) and 0 <= value < math.inf,
+                    "a finite number, 0 (greedy) or more"),
+    "top_p": (lambda value: _is(Real, value) and 0 < value <= 1, "a number above 0 and at most 1"),
+    "top_k": (lambda value: _is(Integral, value) and (value == -1 or 1 <= value < 2**63),
+              "a whole number of 1 or more, or -1 for no limit"),
+    "max_tokens": (lambda value: value is None or (_is(Integral, value) and 1 <= value < 2**31),
+                   "a whole number of 1 or more, or None for what there is room for"),
+    "seed": (lambda value: value is None or (_is(Integral, value) and abs(value) < 2**63),
+             "a whole number of at most 63 bits, or None"),
+}  # fmt: skip
+"""Name of a parameter -> whether a value can be served, and what is expected in words."""
+
+
+def out_of_range(parameters: object) -> str | None:
+    """The first attribute of those in ``RANGES`` that cannot be served: "top_p=2; expected ..."."""
+    for name, (fits, expected) in RANGES.items():
+        if hasattr(parameters, name) and not fits(value := getattr(parameters, name)):
+            return f"{name}={value!r}; expected {expected}"
+    return None
