@@ -64,6 +64,7 @@ Read in this order:
     scripted.py      a policy of given texts
     check.py         check_env
     base.py          the shipped base's tokenizer, the default
+    pretrained.py    models of folders, whose code is not run unless it is trusted
     imports.py       objects named by import path
     secrets.py       texts without the keys that this process knows
     errors.py        every error

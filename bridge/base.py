@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evert.bridge.errors import InvalidModelError
+from evert.bridge.pretrained import from_pretrained, register_folder
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers import Renderer
@@ -96,12 +97,14 @@ def model_renderer(base_model: str, renderer_name: str | None = None) -> "Render
         renderer_name: The Cookbook's; None for the one that fits.
 
     Raises:
-        InvalidModelError: None was named, and the Cookbook knows no model of that name.
+        InvalidModelError: None was named, and the Cookbook knows no model of that name; or the
+            folder's tokenizer cannot be loaded, or only with code that is not trusted.
     """
     from tinker_cookbook.renderers import get_renderer
     from tinker_cookbook.tokenizer_utils import get_tokenizer
 
     register_base_tokenizers()
+    register_folder(base_model)
     name = renderer_name or renderer_name_of(base_model)
     images = _image_processor(base_model, name)
     tokenizer = get_tokenizer(base_model)
@@ -113,10 +116,18 @@ def _image_processor(model_name: str, renderer_name: str) -> Any:
     if "_vl" not in renderer_name and not _takes_images(model_name):
         return None
     from tinker_cookbook.image_processing_utils import get_image_processor
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
+    folder = Path(model_name).expanduser()
     try:
+        if folder.is_dir():
+            return from_pretrained(AutoImageProcessor, model_name, str(folder))
         return get_image_processor(model_name)
-    except (OSError, ValueError) as error:  # text still works, and an image is a 400 that says so
+    except (
+        InvalidModelError,
+        OSError,
+        ValueError,
+    ) as error:  # text still works, and an image is a 400 that says so
         logger.warning("No image processor for %s, so its agents send text: %s", model_name, error)
         return None
 

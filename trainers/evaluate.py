@@ -27,6 +27,7 @@ import chz
 from rich.console import Console
 
 from evert.bridge.errors import EvertError
+from evert.bridge.pretrained import trusting_code
 from evert.trainers.arguments import read_pairs, settings_help
 from evert.trainers.command import run_async, run_command
 from evert.trainers.evaluation.settings import EvaluateSettings, read_evaluate_settings
@@ -85,9 +86,14 @@ def _usage(arguments: Sequence[str]) -> str:
 
 
 def _run(program: Sequence[str], arguments: Sequence[str]) -> None:
+    settings = _read(arguments)
+    with trusting_code(settings.trust_remote_code):
+        _run_with(program, settings)
+
+
+def _run_with(program: Sequence[str], settings: EvaluateSettings) -> None:
     from evert.trainers.evaluation.contestants import find
 
-    settings = _read(arguments)
     contestants = [find(name, settings) for name in settings.models]
     for contestant in contestants:
         contestant.check()

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import chz
 
 from evert.bridge.base import BASE_MODEL
+from evert.bridge.pretrained import trusting_code
 from evert.trainers.arguments import UsageError, read_pairs, read_settings, settings_help
 from evert.trainers.command import run_command
-from evert.trainers.runs.fields import size
+from evert.trainers.runs.fields import size, trust
 
 if TYPE_CHECKING:
     from evert.trainers.engine.planning import Plan
@@ -38,6 +39,7 @@ class PlanSettings:
     """What would be loaded, and how."""
 
     model: str = chz.field(default=BASE_MODEL, doc="a base, a Hugging Face folder, a cached name")
+    trust_remote_code: bool = trust()
     device: str = chz.field(default="auto", doc="cpu, cuda or auto")
     dtype: str = chz.field(
         default="auto", doc="float32, bfloat16, float16; auto: bfloat16 on CUDA beside an adapter"
@@ -105,7 +107,7 @@ def make_plan(settings: PlanSettings) -> "Plan":
         dtype=settings.dtype,
         gradient_checkpointing=settings.gradient_checkpointing,
     )
-    with no_network(), no_progress_bars():
+    with trusting_code(settings.trust_remote_code), no_network(), no_progress_bars():
         return plan(settings.model, engine, rank=settings.lora_rank, samplers=settings.samplers)
 
 

@@ -16,9 +16,10 @@ import chz
 
 from evert.bridge.base import BASES
 from evert.bridge.errors import EvertError
+from evert.bridge.pretrained import trusting_code
 from evert.trainers.arguments import read_pairs, read_settings, settings_help
 from evert.trainers.command import run_command
-from evert.trainers.runs.fields import Dtype, size
+from evert.trainers.runs.fields import Dtype, size, trust
 from evert.trainers.runs.named_models import ModelNameError, NamedWeights, find_model
 
 PROGRAM = ("python", "-m", "evert.trainers.serve")
@@ -51,6 +52,7 @@ class ServeSettings:
     api_key_env: str = chz.field(
         default="VLLM_API_KEY", doc="variable with the key to ask for; not set: a random one"
     )
+    trust_remote_code: bool = trust()
     device: str = chz.field(default="auto", doc="cpu, cuda or auto")
     threads: int | None = size(None, "CPU threads; None: 1 if tiny")
     dtype: Dtype = chz.field(
@@ -110,12 +112,15 @@ def serving(settings: ServeSettings) -> Iterator[str]:
     found = _weights(settings.model)
     base = found.base_model or ""
     threads = 1 if settings.threads is None and base in BASES else settings.threads
-    with embedded_engine(
-        found.checkpoints,
-        device=settings.device,
-        dtype=settings.dtype,
-        seed=settings.seed,
-        threads=threads,
+    with (
+        trusting_code(settings.trust_remote_code),
+        embedded_engine(
+            found.checkpoints,
+            device=settings.device,
+            dtype=settings.dtype,
+            seed=settings.seed,
+            threads=threads,
+        ),
     ):
         make: Any = tinker.ServiceClient().create_sampling_client
         client = make(found.model_path, None if found.model_path else base)

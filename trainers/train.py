@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import chz
 from rich.console import Console
 
+from evert.bridge.pretrained import trusting_code
 from evert.trainers.arguments import read_pairs, settings_help
 from evert.trainers.command import INTERRUPTED as INTERRUPTED
 from evert.trainers.command import run_async, run_command, seeded
@@ -186,6 +187,7 @@ def run(
     with seeded(settings.seed), open_run(settings, go_on) as folder:
         about = take_up(folder, settings, command, choice.kind, console)
         with (
+            trusting_code(settings.trust_remote_code),
             logging_to(folder.path),
             running_engine(choice, settings, folder.path / run_folder.STORE) as facts,
             rollout_workers(settings) as workers,
@@ -199,8 +201,7 @@ def run(
                 embedded = choice.kind == "embedded"
                 done = _run_async(_run(settings, folder, console, logger, workers, embedded))
                 done.seconds["total"] = time.monotonic() - began
-                result = summarise(settings, facts, folder, done, console)
-                logger.log_metrics(final_scores(result))
+                logger.log_metrics(final_scores(summarise(settings, facts, folder, done, console)))
             clean_up(folder)
         return folder
 

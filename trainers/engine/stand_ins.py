@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evert.bridge.base import BASE_RENDERER, BASES
+from evert.bridge.pretrained import register_folder
 from evert.trainers.engine.errors import ModelNotFoundError
 from evert.trainers.engine.installing import Swap
 from evert.trainers.engine.models.base_models import base_context_length
@@ -98,7 +99,9 @@ def lookups(stand_ins: StandIns) -> list[Swap]:
     make = renderers.get_renderer
 
     def get_tokenizer(model_name: str) -> Any:
-        return one_at_a_time(theirs(stand_ins.of(model_name)))
+        name = stand_ins.of(model_name)
+        register_folder(name)
+        return one_at_a_time(theirs(name))
 
     def get_model_attributes(model_name: str) -> "ModelAttributes":
         return _attributes(known, model_name, stand_ins.of(model_name))

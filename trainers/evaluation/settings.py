@@ -8,7 +8,7 @@ import chz
 from evert.envs.games import Game, games
 from evert.trainers.arguments import gather, read_settings
 from evert.trainers.runs.episode_settings import EpisodeSettings
-from evert.trainers.runs.fields import Dtype, RecipeError, by_path, size
+from evert.trainers.runs.fields import Dtype, RecipeError, by_path, size, trust
 from evert.trainers.runs.opponents import opponent, own_opponent
 from evert.trainers.runs.recipes import choose_recipe, game_name, game_of, gym_of
 from evert.trainers.runs.settings import GYM, TrainSettings
@@ -61,6 +61,7 @@ class EvaluateSettings(EpisodeSettings):
         default="", doc="tinker://, vllm: the model that the weights belong to"
     )
     renderer_name: str | None = chz.field(default=None, doc="None: the one that fits the model")
+    trust_remote_code: bool = trust()
     base_url: str = chz.field(
         default="https://api.openai.com/v1", doc="openai: address of the endpoint"
     )

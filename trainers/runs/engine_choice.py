@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from evert.bridge.base import BASES
+from evert.bridge.pretrained import register_folder
 from evert.bridge.servers import complete_client
 from evert.trainers.runs.settings import RecipeError, TrainSettings
 
@@ -107,6 +108,7 @@ def running_engine(
         settings: Of the run.
         checkpoints: Folder of the embedded engine's checkpoints.
     """
+    register_folder(settings.model_name)  # a service of one's own may have that, too
     if choice.kind == "service":
         complete_client(settings.base_url)
         url = settings.base_url or os.environ.get(URL)

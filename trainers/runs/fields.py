@@ -39,3 +39,9 @@ def size(default: Any, doc: str, minimum: float = 1, *, or_more: bool = True) ->
 def by_path(doc: str) -> Any:
     """A field of a chz class that is a mapping, set a key at a time: ``limits.max_turns=20``."""
     return chz.field(default_factory=dict, doc=doc)
+
+
+def trust() -> Any:
+    """The field of whether models may run code of their own: ``bridge/pretrained.py``."""
+    doc = "whether Python code that comes with a model is run; read it first"
+    return chz.field(default=False, doc=doc)

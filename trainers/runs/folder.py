@@ -254,7 +254,8 @@ def recorded_settings(
 ) -> dict[str, Any]:
     """The settings that a folder's record has; empty where there is no record.
 
-    Those that this version of evert does not have any more are left out.
+    Those that this version of evert does not have any more are left out, and so is whether code of
+    models is trusted: a record, which may be somebody else's, cannot say so.
 
     Args:
         log_path: The folder; empty for none.
@@ -273,7 +274,7 @@ def recorded_settings(
     return {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in found.items()
-        if key in chz.chz_fields(kind)
+        if key in chz.chz_fields(kind) and key != "trust_remote_code"
     }
 
 

@@ -22,7 +22,7 @@ from evert.bridge.secrets import redacted_tree
 from evert.envs.games import games
 from evert.trainers.arguments import gather, read_settings
 from evert.trainers.runs.episode_settings import EpisodeSettings
-from evert.trainers.runs.fields import Dtype, by_path
+from evert.trainers.runs.fields import Dtype, by_path, trust
 from evert.trainers.runs.fields import RecipeError as RecipeError
 from evert.trainers.runs.fields import size as size
 from evert.trainers.runs.recipes import choose_recipe, game_name, gym_of, path_of
@@ -61,6 +61,7 @@ class TrainSettings(EpisodeSettings):
         default=BASE_MODEL, doc="a shipped base, a Hugging Face folder, or a model's name"
     )
     renderer_name: str | None = chz.field(default=None, doc="None: the one that fits the model")
+    trust_remote_code: bool = trust()
     engine: Literal["auto", "embedded", "service"] = chz.field(
         default="auto", doc="auto: the service where TINKER_API_KEY is set and it has the model"
     )
@@ -191,6 +192,7 @@ RESUMABLE = frozenset(
     {"wandb_project", "wandb_name", "tags", "tensorboard"}
     | {"log_path", "steps", "eval_every", "save_every", "samples", "engine", "base_url", "threads"}
     | {"failed_steps", "record", "rollouts", "rollout_workers", "groups_per_worker", "ray_address"}
+    | {"trust_remote_code"}
 )
 """Settings that a resumed run may change: they leave what was learned so far as it is."""
 
@@ -320,10 +322,12 @@ def _check_renderer(settings: TrainSettings) -> None:
     from tinker_cookbook.exceptions import RendererError
 
     from evert.bridge.base import model_renderer
+    from evert.bridge.pretrained import trusting_code
 
     if settings.renderer_name:
         try:
-            model_renderer(settings.model_name, settings.renderer_name)
+            with trusting_code(settings.trust_remote_code):
+                model_renderer(settings.model_name, settings.renderer_name)
         except RendererError as error:
             raise RecipeError(
                 f"renderer_name={settings.renderer_name} is none of the Cookbook's: {error} Leave "

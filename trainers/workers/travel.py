@@ -25,6 +25,7 @@ from tinker_cookbook.rl.types import TrajectoryGroup
 
 from evert.bridge.errors import EvertError, text_of
 from evert.bridge.group import ChatAgentGroupBuilder
+from evert.bridge.pretrained import register_folder
 from evert.bridge.weights import TinkerModel
 from evert.trainers.workers.errors import WorkerError
 
@@ -130,6 +131,9 @@ def _itself(there: Any) -> Any:
 @functools.cache
 def _one_renderer(make: Callable[..., Renderer], arguments: tuple[Any, ...]) -> Renderer:
     """The same renderer for every group of a process, with what is prepared for it once."""
+    for name in arguments:  # one of them is the model's
+        if isinstance(name, str):
+            register_folder(name)
     return make(*arguments)
 
 

@@ -9,13 +9,16 @@ import importlib
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from evert.bridge import pretrained
 from evert.bridge.base import BASES, base_path, base_tokenizer
+from evert.bridge.errors import InvalidModelError
 from evert.trainers.engine.errors import ModelNotFoundError
 from evert.trainers.engine.network import network_is_refused
 
@@ -57,7 +60,7 @@ def resolve_model(base_model: str) -> str:
         The folder's path, or the Hub name unchanged.
 
     Raises:
-        ModelNotFoundError: The folder does not exist or holds no model.
+        ModelNotFoundError: The folder does not exist, holds no model, or one that is not whole.
     """
     if base_model in BASES:
         return _checked_folder(base_model, base_path(base_model))
@@ -96,8 +99,10 @@ def load_outline(base_model: str) -> "PreTrainedModel":
     Raises:
         ModelNotFoundError: There is no such model here.
     """
-    with torch.device("meta"):
-        return _auto_class(base_model).from_config(load_config(base_model))  # type: ignore[no-any-return]
+    config, auto_class = load_config(base_model), _auto_class(base_model)
+    source, trusted = resolve_model(base_model), pretrained.code_is_trusted()
+    with _not_found(), pretrained.loading(base_model, source), torch.device("meta"):
+        return auto_class.from_config(config, trust_remote_code=trusted)  # type: ignore[no-any-return]
 
 
 def load_config(base_model: str) -> Any:
@@ -158,11 +163,28 @@ def _checked_folder(base_model: str, folder: Path) -> str:
             "Expected a model in Hugging Face format (config.json, model.safetensors, "
             "tokenizer.json). Point to the folder that holds these files."
         )
+    if (folder / "adapter_config.json").exists():
+        raise ModelNotFoundError(
+            f"Model {base_model!r} has an adapter beside its weights (adapter_config.json in "
+            f"{folder}); expected a whole model. Merge the two (peft's merge_and_unload), or take "
+            "adapter_config.json away."
+        )
+    with _not_found():
+        pretrained.check_folder(base_model, folder)
     return str(folder)
 
 
+@contextmanager
+def _not_found() -> Iterator[None]:
+    """What the bridge says of a model, as an error of the engine."""
+    try:
+        yield
+    except InvalidModelError as error:
+        raise ModelNotFoundError(str(error)) from error
+
+
 def from_pretrained(auto_class: Any, base_model: str, source: str, **options: Any) -> Any:
-    """What one of ``transformers``' auto classes loads.
+    """What one of ``transformers``' auto classes loads; see ``bridge/pretrained.py``.
 
     Args:
         auto_class: The class.
@@ -173,26 +195,23 @@ def from_pretrained(auto_class: Any, base_model: str, source: str, **options: An
     Raises:
         ModelNotFoundError: It cannot be loaded.
     """
+    load = partial(pretrained.from_pretrained, auto_class, base_model, source, **options)
     try:
         # The local cache first: a model that is already here needs no network at all.
-        return auto_class.from_pretrained(source, local_files_only=True, **options)
+        with _not_found():
+            return load(local_files_only=True)
+    except ModelNotFoundError:
+        raise
     except (OSError, ValueError) as error:
-        if Path(source).is_dir() or network_is_refused("huggingface.co"):
-            raise ModelNotFoundError(_cannot_load(base_model, source, error)) from error
-    return auto_class.from_pretrained(source, **options)
-
-
-def _cannot_load(base_model: str, source: str, error: Exception) -> str:
-    reason = str(error).strip().split("\n", 1)[0]
-    if Path(source).is_dir():
-        advice = f"Check the files in {source}; the loader says: {reason}"
-    else:
-        advice = (
-            "It is not in the local Hugging Face cache, and the embedded engine refuses the "
-            f"network. Download it first (`hf download {source}`), pass a folder, or allow the "
-            "Hub with allow_hosts=('huggingface.co', ...)."
-        )
-    return f"Model {base_model!r} could not be loaded. {advice}"
+        if network_is_refused("huggingface.co"):
+            raise ModelNotFoundError(
+                f"Model {base_model!r} could not be loaded. It is not in the local Hugging Face "
+                "cache, and the embedded engine refuses the network. Download it first "
+                f"(`hf download {source}`), pass a folder, or allow the Hub with "
+                "allow_hosts=('huggingface.co', ...)."
+            ) from error
+    with _not_found():
+        return load()
 
 
 def count_parameters(model: nn.Module) -> int:

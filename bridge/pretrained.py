@@ -1,0 +1,176 @@
+"""Models are data: what is loaded of a model's folder, without the code that may lie in it.
+
+    from_pretrained   what one of transformers' auto classes makes of a folder, or of a Hub's model
+    loading           the errors of that, in a sentence
+    check_folder      whether the files of a folder can be read at all
+    trusting_code     whether models may run code of their own, inside a block
+    register_folder   has the Cookbook's ``get_tokenizer`` load a folder by the same rule: its own
+                      runs whatever code the folder brings
+
+Whether code is trusted is the Cookbook's variable ``HF_TRUST_REMOTE_CODE``: worker processes
+inherit it. Commands set it by their ``trust_remote_code``, whatever it was before.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+from evert.bridge.errors import InvalidModelError
+
+logger = logging.getLogger(__name__)
+
+TRUST = "HF_TRUST_REMOTE_CODE"
+
+LARGEST_TEXT = 256 * 2**20
+"""Bytes of a ``.json`` or ``.jinja`` file of a model; it is read whole."""
+
+LONGEST = 400
+"""Characters of what a loader says of a folder; it may quote the folder's files."""
+
+
+def code_is_trusted() -> bool:
+    """Whether models may run code of their own now."""
+    return os.environ.get(TRUST, "").lower() in ("1", "true", "yes")
+
+
+@contextmanager
+def trusting_code(trusted: bool) -> Iterator[None]:
+    """Let models run code of their own inside the block, which is said in a warning, or not."""
+    if trusted:
+        logger.warning(
+            "trust_remote_code=True: Python code that comes with a model is run, with your rights."
+        )
+    before = os.environ.get(TRUST)
+    os.environ[TRUST] = str(int(trusted))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[TRUST]
+        else:
+            os.environ[TRUST] = before
+
+
+def from_pretrained(auto_class: Any, name: str, source: str, **options: Any) -> Any:
+    """What one of ``transformers``' auto classes loads.
+
+    Args:
+        auto_class: The class.
+        name: The model as the user named it, for messages.
+        source: Its folder, or its name on the Hub.
+        **options: For the class's ``from_pretrained``.
+
+    Raises:
+        InvalidModelError: The folder cannot be loaded, or only with code that is not trusted.
+        Exception: What the class raises of a model of the Hub.
+    """
+    with loading(name, source):
+        if auto_class.__name__ == "AutoTokenizer" and _has_its_own_tokenizer(Path(source)):
+            raise _untrusted(name, Path(source))
+        return auto_class.from_pretrained(source, trust_remote_code=code_is_trusted(), **options)
+
+
+@contextmanager
+def loading(name: str, source: str) -> Iterator[None]:
+    """Say in a sentence why a model cannot be loaded inside the block; see ``from_pretrained``."""
+    folder = Path(source)
+    if folder.is_dir():
+        check_folder(name, folder)
+    try:
+        yield
+    except InvalidModelError:
+        raise
+    except Exception as error:  # whatever a parser makes of a damaged file
+        if not code_is_trusted() and "trust_remote_code" in str(error):
+            raise _untrusted(name, folder) from error
+        if not folder.is_dir():
+            raise
+        said = f"the loader says: {type(error).__name__}: {' '.join(str(error).split())}"
+        if isinstance(error, UnpicklingError):
+            said = "its weights are a pickle with more than tensors; take .safetensors"
+        said = "".join(each for each in said if each.isprintable())
+        raise InvalidModelError(
+            f"Model {name!r} could not be loaded. Check the files in {source}; {said:.{LONGEST}}"
+        ) from error
+
+
+def check_folder(name: str, folder: Path) -> None:
+    """Find out whether the files of a model can be read: nobody waits for a pipe to be written.
+
+    Raises:
+        InvalidModelError: One is no file, or far larger than such a file is.
+    """
+    for file in folder.iterdir():
+        if not file.exists() or file.is_dir():
+            continue
+        size = file.stat().st_size if file.suffix in (".json", ".jinja") else 0
+        if file.is_file() and size <= LARGEST_TEXT:
+            continue
+        found = f"has {size:,} bytes" if file.is_file() else "is a pipe, a device or a socket"
+        raise InvalidModelError(
+            f"Model {name!r}: {file.name!r} in {folder} {found}; expected a file, and one of at "
+            f"most {LARGEST_TEXT:,} bytes where it is text. Check where the folder comes from."
+        )
+
+
+def register_folder(name: str) -> None:
+    """Have the Cookbook's ``get_tokenizer`` load a folder's tokenizer as it is loaded here.
+
+    Args:
+        name: A model's name; one that is no folder is left to the Cookbook.
+    """
+    from tinker_cookbook.tokenizer_utils import is_tokenizer_registered, register_tokenizer
+
+    # The Cookbook takes "folder:variant" for the folder.
+    for folder in (Path(name).expanduser(), Path(name.split(":")[0])):
+        if folder.is_dir() and not is_tokenizer_registered(name):
+            register_tokenizer(name, partial(_tokenizer, name, str(folder)))
+
+
+def _tokenizer(name: str, folder: str) -> Any:
+    return _loaded(name, folder, code_is_trusted())
+
+
+@cache
+def _loaded(name: str, folder: str, trusted: bool) -> Any:
+    from transformers import AutoTokenizer
+
+    return from_pretrained(AutoTokenizer, name, folder)
+
+
+# -- code ------------------------------------------------------------------------------------------
+
+
+def _has_its_own_tokenizer(folder: Path) -> bool:
+    """Whether its tokenizer is a class that transformers lacks: it would take another, silently."""
+    from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
+
+    read = _read(folder / "tokenizer_config.json")
+    named = read.get("tokenizer_class")
+    known = isinstance(named, str) and tokenizer_class_from_name(named) is not None
+    return "auto_map" in read and not known and not code_is_trusted()
+
+
+def _untrusted(name: str, folder: Path) -> InvalidModelError:
+    maps = {file.name: _read(file).get("auto_map") for file in sorted(folder.glob("*config.json"))}
+    named = "; ".join(f"{file} names {found!r:.100}" for file, found in maps.items() if found)
+    return InvalidModelError(
+        f"Model {name!r} needs Python code that comes with it: auto_map in {named or 'its files'}. "
+        "None of it was run: a model is data here. Read the code, and if you trust it, pass "
+        "trust_remote_code=True."
+    )
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """A JSON object; empty where there is none."""
+    try:
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,344 @@
+"""Folders of models that are hostile or damaged, and what is said of each; none runs any code.
+
+A row changes a copy of the shipped base, or lays a file beside it, and names the folder in one of
+the ways. Its code, if it has some, makes the file ``RAN`` in the folder.
+"""
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tinker
+import torch
+from tinker_cookbook import tokenizer_utils
+
+from evert.bridge.base import BASE_RENDERER, model_renderer
+from evert.bridge.weights import TinkerModel, open_weights
+from evert.trainers.cli import main
+from evert.trainers.engine.engine import embedded_engine
+from evert.trainers.engine.models.pictures import PictureReader
+from evert.trainers.runs.settings import read_train_settings, recorded
+from evert.trainers.workers.travel import pack, unpack
+
+RAN = "RAN"
+CODE = f"""
+import os
+from transformers import PreTrainedConfig, PreTrainedTokenizerFast, Qwen3ForCausalLM
+open(os.path.join({{folder!r}}, "{RAN}"), "w").close()
+class EvilConfig(PreTrainedConfig): model_type = "evil"
+class EvilTokenizer(PreTrainedTokenizerFast): pass
+class EvilModel(Qwen3ForCausalLM): pass
+class EvilImages: pass
+def generate(*args, **kwargs): pass
+"""
+
+LOADED = "it is loaded"
+
+Change = Callable[[Path], object]
+Way = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One folder.
+
+    Attributes:
+        what: What is in it.
+        change: Puts that into a copy of the shipped base.
+        way: How it is named.
+        says: The message, or ``LOADED``; … stands for anything, FOLDER for the folder.
+    """
+
+    what: str
+    change: Change
+    way: Way
+    says: str
+
+    def __str__(self) -> str:
+        """Its name."""
+        return f"{self.what}, {self.way.__name__.replace('_', ' ')}"
+
+
+# -- ways to name a folder -------------------------------------------------------------------------
+
+
+def as_a_renderers_model(name: str) -> object:
+    """As an Env's dataset, an evaluation and a frozen model name it."""
+    return model_renderer(name, BASE_RENDERER)
+
+
+def to_the_cookbook(name: str) -> object:
+    """As the Cookbook's own training loop does, in the engine."""
+    with embedded_engine(device="cpu"):
+        return tokenizer_utils.get_tokenizer(name)
+
+
+def to_the_cookbook_with_a_variant(name: str) -> object:
+    """As Tinker names variants of a model."""
+    return to_the_cookbook(f"{name}:peft:4096")
+
+
+def to_sample_from(name: str) -> object:
+    """As ``evert serve`` does."""
+    with embedded_engine(device="cpu"):
+        client: Any = tinker.ServiceClient().create_sampling_client(base_model=name)
+        return client.sampler
+
+
+def to_show_images_to(name: str) -> object:
+    """As a prompt with an image does."""
+    return PictureReader(name)._processor
+
+
+def in_a_worker(name: str) -> object:
+    """As a renderer that goes to a worker does."""
+    renderer = model_renderer("evert-tiny", BASE_RENDERER)
+    renderer._model_name = name
+    tokenizer_utils.unregister_tokenizer(name)
+    return unpack(pack(renderer))
+
+
+def to_a_command(*words: str) -> str:
+    """What a command of evert's says at last."""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        status = main(list(words))
+    last = next((line for line in said.getvalue().split("\n") if line.startswith("error:")), "")
+    if status:
+        raise RuntimeError(last.removeprefix("error: ") or said.getvalue())
+    return said.getvalue()
+
+
+def to_evert_plan(name: str) -> object:
+    """``evert engine plan``."""
+    return to_a_command("engine", "plan", f"model={name}", "device=cpu")
+
+
+def evaluating(name: str, *more: str) -> object:
+    """An evaluation of one episode."""
+    words = ("env=identity", "seeds=1", "max_tasks=1", f"out={name}-evaluation", "device=cpu")
+    return to_a_command("evaluate", *words, f"renderer_name={BASE_RENDERER}", *more)
+
+
+def to_evert_evaluate(name: str) -> object:
+    """``evert evaluate``."""
+    return evaluating(name, f"models={name}")
+
+
+def as_a_frozen_model(name: str) -> object:
+    """``models.user=``, when an agent calls it."""
+    with embedded_engine(device="cpu"):
+        return asyncio.run(open_weights(TinkerModel(name, renderer_name=BASE_RENDERER)))
+
+
+def by_the_record_of_a_run(name: str) -> object:
+    """``evert evaluate models=runs/NAME``, of a run that says it trusts the folder's code."""
+    run = Path(f"{name}-run")
+    given = {"env": "identity", "model_name": name, "renderer_name": BASE_RENDERER}
+    settings = recorded(read_train_settings({**given, "trust_remote_code": True}, {}))
+    run.mkdir()
+    (run / "run.json").write_text(json.dumps({"settings": settings}))
+    saved = {"name": "final", "batch": 1, "sampler_path": "tinker://a/sampler_weights/final"}
+    (run / "checkpoints.jsonl").write_text(json.dumps(saved) + "\n")
+    return evaluating(name, f"models={run}")
+
+
+def to_evert_train(name: str) -> object:
+    """``evert train``."""
+    words = ("env=identity", "steps=1", "engine=embedded", "device=cpu", f"log_path={name}-run")
+    return to_a_command("train", *words, f"model_name={name}", f"renderer_name={BASE_RENDERER}")
+
+
+# -- what is in a folder ---------------------------------------------------------------------------
+
+
+def code(folder: Path, file: str = "evil.py") -> None:
+    """Code beside the model."""
+    (folder / file).parent.mkdir(exist_ok=True)
+    (folder / file).write_text(CODE.format(folder=str(folder)))
+
+
+def changed(file: str, **fields: object) -> Change:
+    """Fields of a JSON file, and the code that they may name."""
+
+    def change(folder: Path) -> None:
+        path = folder / file
+        before = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps({**before, **fields}))
+        code(folder)
+
+    return change
+
+
+def written(file: str, text: str) -> Change:
+    """Another text in a file's place."""
+    return lambda folder: (folder / file).write_text(text)
+
+
+def without(file: str) -> Change:
+    """A file that is missing."""
+    return lambda folder: (folder / file).unlink()
+
+
+def replaced(file: str, make: Change) -> Change:
+    """Something else in a file's place."""
+
+    def change(folder: Path) -> None:
+        (folder / file).unlink(missing_ok=True)
+        make(folder / file)
+
+    return change
+
+
+def sparse(path: Path) -> None:
+    """A file of 3 GB that takes no room."""
+    with path.open("wb") as file:
+        file.truncate(3 * 2**30)
+
+
+class Pickled:
+    """Runs code where it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.folder / RAN),)
+
+
+def pickled(folder: Path) -> None:
+    """Weights that are a pickle with code."""
+    (folder / "model.safetensors").unlink()
+    torch.save({"weight": Pickled(folder)}, folder / "pytorch_model.bin")
+
+
+def bare_pickle(folder: Path) -> None:
+    """The same as Python writes it."""
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Pickled(folder), protocol=2))
+
+
+OWN_TOKENIZER = changed(
+    "tokenizer_config.json",
+    auto_map={"AutoTokenizer": ["evil.EvilTokenizer", "evil.EvilTokenizer"]},
+    tokenizer_class="EvilTokenizer",
+)
+OWN_CONFIG = changed(
+    "config.json",
+    auto_map={"AutoConfig": "evil.EvilConfig", "AutoModelForCausalLM": "evil.EvilModel"},
+    model_type="evil",
+)
+TEMPLATE = (
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}"
+    f"{{{{ cycler.__init__.__globals__.os.mkdir('{RAN}') }}}}"
+)
+
+NEEDS = (
+    "Model 'FOLDER' needs Python code that comes with it: auto_map in %s. None of it was run: a "
+    "model is data here. Read the code, and if you trust it, pass trust_remote_code=True."
+)
+TOKENIZER = NEEDS % (
+    "tokenizer_config.json names {'AutoTokenizer': ['evil.EvilTokenizer', 'evil.EvilTokenizer']}"
+)
+CONFIG = NEEDS % "config.json names {'AutoConfig': 'evil.EvilConfig', …"
+DAMAGED = "Model 'FOLDER' could not be loaded. Check the files in FOLDER; "
+SAYS = f"{DAMAGED}the loader says: "
+PICKLE = f"{DAMAGED}its weights are a pickle with more than tensors; take .safetensors"
+
+ROWS = [
+    # code, where it is needed
+    *(
+        Row("a tokenizer of its own", OWN_TOKENIZER, way, TOKENIZER)
+        for way in (
+            as_a_renderers_model, to_the_cookbook, to_sample_from, to_evert_evaluate,
+            as_a_frozen_model, to_evert_train,
+        )
+    ),
+    Row("a tokenizer of its own", OWN_TOKENIZER, to_the_cookbook_with_a_variant,
+        TOKENIZER.replace("FOLDER", "FOLDER:peft:4096")),
+    Row("a tokenizer of its own", OWN_TOKENIZER, in_a_worker, f"InvalidModelError: {TOKENIZER}…"),
+    *(
+        Row("a model type of its own", OWN_CONFIG, way, CONFIG)
+        for way in (
+            to_sample_from, to_evert_plan, to_evert_evaluate, to_evert_train, by_the_record_of_a_run
+        )
+    ),
+    Row("a tokenizer in the old form", changed("tokenizer_config.json",
+        auto_map=["evil.EvilTokenizer", None], tokenizer_class="EvilTokenizer"),
+        as_a_renderers_model,
+        NEEDS % "tokenizer_config.json names ['evil.EvilTokenizer', None]"),
+    Row("a tokenizer of the Hub's", changed("tokenizer_config.json",
+        auto_map={"AutoTokenizer": ["them/theirs--evil.Theirs", None]},
+        tokenizer_class="EvilTokenizer"),
+        as_a_renderers_model,
+        NEEDS % "tokenizer_config.json names {'AutoTokenizer': ['them/theirs--evil.Theirs'…"),
+    Row("images read by its own code", changed("preprocessor_config.json",
+        auto_map={"AutoImageProcessor": "evil.EvilImages"}, image_processor_type="EvilImages"),
+        to_show_images_to, "has a chunk that is not text, and FOLDER is a model of type qwen3.…"),
+    # code that nobody needs
+    Row("code for a tokenizer that transformers has", changed("tokenizer_config.json",
+        auto_map={"AutoTokenizer": ["evil.EvilTokenizer", "evil.EvilTokenizer"]},
+        tokenizer_class="Qwen2Tokenizer"), to_the_cookbook, LOADED),
+    Row("code for a model that transformers has", changed("config.json",
+        auto_map={"AutoModelForCausalLM": "evil.EvilModel", "AutoConfig": "evil.EvilConfig"}),
+        to_sample_from, LOADED),
+    Row("its own way to generate", lambda folder: code(folder, "custom_generate/generate.py"),
+        to_sample_from, LOADED),
+    Row("a tokenizer's class that is a path", changed("tokenizer_config.json",
+        tokenizer_class="../evil.EvilTokenizer"), as_a_renderers_model, LOADED),
+    Row("a chat template that calls the system", written("chat_template.jinja", TEMPLATE),
+        to_evert_evaluate, LOADED),
+    Row("weights that are a pickle with code", pickled, to_sample_from, PICKLE),
+    Row("weights that are a bare pickle", bare_pickle, to_sample_from, PICKLE),
+    # other folders
+    Row("an adapter of another folder's model", changed("adapter_config.json",
+        base_model_name_or_path="/elsewhere", peft_type="LORA"), to_sample_from,
+        "Model 'FOLDER' has an adapter beside its weights (adapter_config.json in FOLDER); "
+        "expected a whole model. Merge the two (peft's merge_and_unload), or take "
+        "adapter_config.json away."),
+    Row("weights that its index has elsewhere", replaced("model.safetensors",
+        lambda path: changed("model.safetensors.index.json", metadata={},
+        weight_map={"a": "../../w"})(path.parent)), to_sample_from, f"{SAYS}FileNotFoundError: …"),
+    # what is no file
+    Row("a pipe for a tokenizer", replaced("tokenizer.json", os.mkfifo), as_a_renderers_model,
+        "Model 'FOLDER': 'tokenizer.json' in FOLDER is a pipe, a device or a socket; expected a "
+        "file, and one of at most 268,435,456 bytes where it is text. Check where the folder comes "
+        "from."),
+    Row("a pipe for a tokenizer", replaced("tokenizer.json", os.mkfifo), to_evert_evaluate,
+        "Model 'FOLDER': 'tokenizer.json' in FOLDER is a pipe, a device or a socket; …"),
+    Row("a link to a device", replaced("config.json", lambda path: path.symlink_to("/dev/zero")),
+        to_sample_from, "Model 'FOLDER' points to the folder FOLDER, which has no config.json. …"),
+    Row("a link to a folder's own", replaced("config.json",
+        lambda path: path.symlink_to("config.json")), to_sample_from,
+        "Model 'FOLDER' points to the folder FOLDER, which has no config.json. …"),
+    Row("a configuration of 3 GB", replaced("config.json", sparse), to_evert_plan,
+        "Model 'FOLDER': 'config.json' in FOLDER has 3,221,225,472 bytes; expected a file, …"),
+    # what is damaged
+    Row("a configuration that is no JSON", written("config.json", "{"), to_evert_plan,
+        f"{SAYS}OSError: It looks like the config file at 'FOLDER/config.json' is not a valid JSON "
+        "file."),
+    Row("a configuration without an end", written("config.json", "[" * 100_000), to_evert_plan,
+        f"{SAYS}RecursionError: …"),
+    Row("a configuration that writes on the terminal",
+        changed("config.json", model_type="\x1b[2J\x07evil"), to_evert_plan,
+        f"{SAYS}ValueError: The checkpoint you are trying to load has model type `[2Jevil` but …"),
+    Row("sizes below zero", changed("config.json", hidden_size=-8), to_evert_plan,
+        f"{SAYS}RuntimeError: Trying to create tensor with negative dimension -8: [512, -8]"),
+    Row("a tokenizer that is cut off", written("tokenizer.json", "{"), as_a_renderers_model,
+        f"{SAYS}JSONDecodeError: …"),
+    Row("weights that are cut off", lambda folder: os.truncate(folder / "model.safetensors", 5000),
+        to_sample_from, f"{SAYS}SafetensorError: …"),
+    Row("weights of another size", changed("config.json", hidden_size=256), to_sample_from,
+        f"{SAYS}RuntimeError: …"),
+    Row("no weights", without("model.safetensors"), to_sample_from,
+        f"{SAYS}OSError: Error no file named model.safetensors, or pytorch_model.bin, found in "
+        "directory FOLDER."),
+]  # fmt: skip
+"""The table."""

@@ -1,0 +1,96 @@
+"""Models are data.
+
+1. A folder that is named, in whatever way, runs no code of its own: it is loaded, or refused in a
+   sentence that says what to do.
+2. ``trust_remote_code=True`` runs it, says so, and is on record; it is no setting of a record's.
+3. There are at least 15 rows, each with a name of its own.
+"""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from tests.faults.model_folders import (
+    LOADED,
+    OWN_TOKENIZER,
+    RAN,
+    ROWS,
+    TOKENIZER,
+    Row,
+    evaluating,
+    to_evert_evaluate,
+)
+from tests.faults.scene import is_as
+from tinker_cookbook import tokenizer_utils
+
+from evert.bridge import pretrained
+from evert.bridge.base import base_path
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the shipped base, in a folder of its own, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(tokenizer_utils, "_CUSTOM_TOKENIZER_REGISTRY", {})
+    monkeypatch.delenv(pretrained.TRUST, raising=False)
+    return Path(shutil.copytree(base_path(), tmp_path / "model"))
+
+
+def seen(row: Row, folder: Path) -> str:
+    row.change(folder)
+    try:
+        row.way(str(folder))
+    except Exception as error:
+        return str(error).replace(str(folder), "FOLDER")
+    return LOADED
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_a_folder_runs_no_code_and_is_loaded_or_refused_in_a_sentence(
+    row: Row, folder: Path
+) -> None:
+    saw = seen(row, folder)
+
+    assert is_as(saw, row.says), f"\n  saw      {saw:.2000}\n  expected {row.says}"
+    assert not [*folder.parent.rglob(RAN)]
+
+
+def test_code_that_is_trusted_is_run_and_said_and_recorded(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    OWN_TOKENIZER(folder)
+
+    evaluating(str(folder), f"models={folder}", "trust_remote_code=True")
+
+    assert (folder / RAN).exists()
+    assert "trust_remote_code=True: Python code that comes with a model is run" in caplog.text
+    record = Path(f"{folder}-evaluation") / "evaluation.json"
+    assert json.loads(record.read_text())["settings"]["trust_remote_code"] is True
+    assert pretrained.TRUST not in os.environ
+
+    (folder / RAN).unlink()
+    tokenizer_utils._CUSTOM_TOKENIZER_REGISTRY.clear()
+    with pytest.raises(RuntimeError, match="trust_remote_code=True"):
+        evaluating(str(folder), "seeds=2")  # the same evaluation goes on: by its record
+    assert not (folder / RAN).exists()
+
+
+def test_a_command_does_not_trust_because_the_shell_does(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(pretrained.TRUST, "1")
+
+    saw = seen(Row("a tokenizer of its own", OWN_TOKENIZER, to_evert_evaluate, TOKENIZER), folder)
+
+    assert is_as(saw, TOKENIZER)
+    assert not (folder / RAN).exists()
+    assert os.environ[pretrained.TRUST] == "1"
+
+
+def test_the_table_is_long_and_repeats_nothing() -> None:
+    assert len(ROWS) >= 15
+    assert len(set(map(str, ROWS))) == len(ROWS)
