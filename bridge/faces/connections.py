@@ -209,6 +209,12 @@ def is_named(request: web.BaseRequest, interface: str) -> bool:
     return all(_is_ours(host, interface) for host in hosts)
 
 
+def is_from_here(request: web.BaseRequest, interface: str) -> bool:
+    """Whether no page of another host makes a request: a browser says whose page it is."""
+    origin = request.headers.get("origin")
+    return origin is None or _is_ours(origin.partition("://")[2], interface)
+
+
 @lru_cache(64)
 def _is_ours(host: str, interface: str) -> bool:
     try:

@@ -8,8 +8,8 @@ that is busy keeps workers waiting. Each request becomes a call of the offered c
 what arrives together meets in the engine's own batches, beside what the process samples itself. A
 client who hangs up gives up what it asked for.
 
-Who brings the key may sample, and nothing else: there is no other way in. Beyond loopback the
-traffic is plain HTTP.
+Who brings the key may sample, and nothing else: there is no other way in, and none for a page in a
+browser (``is_named``, ``is_from_here``). Beyond loopback the traffic is plain HTTP.
 """
 
 import asyncio
@@ -35,12 +35,16 @@ from evert.bridge.faces.connections import (
     Connections,
     body_of,
     connection_of,
+    is_from_here,
+    is_named,
     send,
     whole,
 )
 from evert.bridge.faces.endpoint import Answer
+from evert.bridge.offloop import off_loop
 from evert.bridge.weights import context_length_here
 from evert.trainers.engine.errors import EngineClosedError, SamplingRequestError
+from evert.trainers.engine.models.encoding import one_at_a_time
 from evert.trainers.serving.client import ServedSamplingClient
 from evert.trainers.serving.wire import Answered, Asked, Dialect, read_request, write_answer
 
@@ -82,6 +86,7 @@ class PolicyService:
             )
         self.key = key or f"evert-{secrets.token_urlsafe(24)}"
         self.requests = 0
+        self._host = host
         self._names = itertools.count(1)
         self._offered: dict[str, Any] = {}
         self._withdrawn: deque[str] = deque(maxlen=WITHDRAWN)
@@ -156,10 +161,11 @@ class PolicyService:
         await self._connections.end()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if not (is_named(request, self._host) and is_from_here(request, self._host)):
+            return await send(request, whole(_MISNAMED, last=True))
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(
-            key.strip().encode(), self.key.encode()
-        ):
+        brought, own = (one.encode(errors="surrogateescape") for one in (key.strip(), self.key))
+        if scheme.lower() != "bearer" or not hmac.compare_digest(brought, own):
             return await send(request, whole(_WRONG_KEY, last=True))
         connection = connection_of(request)
         connection.work()
@@ -213,7 +219,8 @@ class PolicyService:
         decode = client.get_tokenizer().decode if asked.texts else None
         ids = asked.prompt
         if isinstance(ids, str):
-            ids = [*client.get_tokenizer().encode(ids, add_special_tokens=False)]
+            encode = one_at_a_time(client.get_tokenizer()).encode
+            ids = [*await off_loop(encode, ids, add_special_tokens=False)]
         prompt = tinker.ModelInput.from_ints(ids)
         sequences: Sequence[types.SampledSequence] = ()
         if asked.params.max_tokens != 0:
@@ -287,4 +294,12 @@ _WRONG_KEY = failed(
     "AuthenticationError",
     "The request brings no key of this service's. Send `Authorization: Bearer KEY` with the key "
     "that the service was started with.",
+)
+
+_MISNAMED = failed(
+    403,
+    "PermissionDeniedError",
+    "The request is to a host that is none of this service's, or a page of another host makes it "
+    "(Origin). Call the service by its address, by 'localhost', by this machine's own name where "
+    "it listens beyond loopback, or by the name in host=; not from a page in a browser.",
 )

@@ -30,6 +30,8 @@ from evert.trainers.serving.errors import UnfitServerError
 PROMPT_LOGPROBS = "prompt_logprobs"
 MAX_TOKENS = 16
 """Of a reply, where a request does not say; ``null`` is as many as the context has room for."""
+MOST_REPLIES = 256
+"""Of one request: what is sampled for it is in memory until all of it is there."""
 
 _REQUIRED: Any = object()
 
@@ -171,7 +173,7 @@ def read_request(content: bytes) -> Asked:
         _field(body, "model", _is_text, "the model's name", ""),
         _field(body, "prompt", _is_prompt, "one prompt: token ids, or a text", _REQUIRED),
         _read_params(body),
-        _field(body, "n", _is_count, "a whole number of replies, 1 or more", 1),
+        _field(body, "n", _is_count, f"a whole number of replies, 1 to {MOST_REPLIES}", 1),
         body.get(PROMPT_LOGPROBS) is not None,
         not ids_wanted or body.get("detokenize") is not False,
     )
@@ -232,7 +234,7 @@ def _is_text(value: object) -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) is int and 1 <= value < 2**31
+    return type(value) is int and 1 <= value <= MOST_REPLIES
 
 
 def _are_ids(value: object) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 import math
 import pickle
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from evert.trainers.serving import connection
 from evert.trainers.serving.client import ServedSamplingClient
 from evert.trainers.serving.errors import NotServedError, ServerGoneError, ServingError
 from evert.trainers.serving.service import PolicyService
+from evert.trainers.serving.wire import Asked
 
 Sampled = list[tuple[list[int], list[float] | None, str]]
 
@@ -239,3 +241,57 @@ async def test_another_key_samples_nothing(client: SamplingClient, service: Poli
             await stranger.sample_async(prompt(), 1, how(0))
 
     assert service.requests == 0
+
+
+STRANGE: list[tuple[bytes, int]] = [
+    (b"Authorization: Bearer KEY", 200),
+    (b"Authorization: Bearer \xff\xfe", 401),
+    (b"Authorization: Bearer \xed\xa0\x80", 401),
+    (b"Authorization: Bearer KEY\xc3\xa9", 401),
+    (b"Authorization: Basic \xff", 401),
+    (b"Authorization: Bearer KEY\r\nOrigin: http://localhost:3000", 200),
+    (b"Authorization: Bearer KEY\r\nOrigin: http://evil.example", 403),
+    (b"Authorization: Bearer KEY\r\nOrigin: null", 403),
+    (b"Authorization: Bearer KEY\r\nHost: evil.example", 403),
+    (b"Authorization: Bearer KEY\r\nHost: 127.0.0.1.evil.example", 403),
+    (b"Authorization: Bearer KEY\r\nHost: LOCALHOST:1", 200),
+]
+
+
+@pytest.mark.parametrize(("headers", "status"), STRANGE)
+async def test_a_request_needs_the_key_and_comes_from_no_page_of_another_host(
+    headers: bytes, status: int, service: PolicyService, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, port = service.url.split("/")[2].split(":")
+    sent = headers.replace(b"KEY", service.key.encode())
+    if b"Host:" not in sent:
+        sent += f"\r\nHost: {host}:{port}".encode()
+
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"GET /v1/models HTTP/1.1\r\n" + sent + b"\r\n\r\n")
+    answer = await reader.readuntil(b"\r\n")
+    writer.close()
+    await writer.wait_closed()
+
+    assert int(answer.split()[1]) == status
+    assert not caplog.records
+
+
+async def test_a_long_text_is_cut_into_tokens_beside_the_services_loop(
+    client: SamplingClient, service: PolicyService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: set[str] = set()
+    tokenizer = client.get_tokenizer()
+
+    class Watched(type(tokenizer)):  # type: ignore[misc]
+        def encode(self, *args: object, **options: object) -> object:
+            threads.add(threading.current_thread().name)
+            return super().encode(*args, **options)
+
+    monkeypatch.setattr(tokenizer, "__class__", Watched)
+    served = service.offer(client)
+    asked = Asked(served.model, "Hello there. " * 50, how(0))
+
+    assert len((await served.request(asked)).sequences) == 1
+    assert threads
+    assert not [name for name in threads if "policy service" in name]

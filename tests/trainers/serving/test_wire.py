@@ -73,6 +73,8 @@ WRONG: list[tuple[str, str]] = [
     ('{"prompt": [1], "max_tokens": 0}', "max_tokens is 0; expected a whole number, 1 or more"),
     ('{"prompt": [1], "max_tokens": 1.5}', r"max_tokens is 1\.5"),
     ('{"prompt": [1], "n": 0}', "n is 0"),
+    ('{"prompt": [1], "n": 257}', "n is 257; expected a whole number of replies, 1 to 256"),
+    ('{"prompt": [1], "n": 20000}', "n is 20000; expected a whole number of replies, 1 to 256"),
     ('{"prompt": [1], "temperature": -1}', "temperature is -1"),
     ('{"prompt": [1], "temperature": "hot"}', "temperature is 'hot'"),
     ('{"prompt": [1], "seed": 1e40}', "seed is"),
