@@ -29,6 +29,9 @@ ANY = "*"
 SEAT_PREFIX = "evert/"
 """What a seat's model name begins with."""
 
+UNKNOWN = "unknown"
+"""Stands for a name that nobody here gave."""
+
 FrozenAnswer: TypeAlias = Callable[[ChatRequest], Awaitable[Reply]]
 """A frozen model: what it replies to a request."""
 
@@ -76,6 +79,13 @@ class Routes:
     def knows(self, model: object) -> bool:
         """Whether a name is one of those answered here."""
         return isinstance(model, str) and (model in self._targets or self._match(model) is not None)
+
+    def shown(self, model: str) -> str:
+        """A name as the user gave it, for what others read: an agent may ask for any text."""
+        if model in self._targets:
+            return model
+        pattern = next((name for name in self._patterns if fnmatchcase(model, name)), UNKNOWN)
+        return pattern if self._only is None else self._policies[0]
 
     def _match(self, model: str) -> Inbox | None:
         return next((box for name, box in self._patterns.items() if fnmatchcase(model, name)), None)

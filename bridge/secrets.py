@@ -7,7 +7,7 @@ something is kept that others wrote: logs, errors, reports, run folders. Secrets
 
 - the values of environment variables and of arguments ``name=value`` whose names look like a key's
   (``is_secret``), passwords in URLs, whatever the name, and what ``keep_secret`` was told;
-- the keys of rollouts, by their form.
+- the keys of rollouts, and passwords in URLs (``://user:password@``), by their form.
 
 A value is found as it is and as JSON, ``repr`` and URLs spell it. What is encoded otherwise
 (base64, a hash, cut in pieces) is not recognised, and neither is a password of under 8 characters
@@ -38,6 +38,9 @@ SHORTEST, SHORTEST_WORD = 8, 12
 
 ROLLOUT_KEY = re.compile(r"(?<![\w-])evert-[\w-]{32}(?![\w-])")
 ROLLOUT_MARK = "[ROLLOUT_KEY]"
+
+URL_PASSWORD = re.compile(r"(://[^\s/?#\"'<>\\:]*:)([^\s/?#\"'<>\\]+)(?=@)")
+"""The user and the password of a URL, whoever wrote it."""
 
 LONGEST_KEY = 2**13
 """Characters before the end of a text that are looked at, too, where the end alone is kept."""
@@ -76,7 +79,13 @@ def redacted(text: str) -> str:
     for spelling, mark in _marks:
         if spelling in text:
             text = text.replace(spelling, mark)
+    if "://" in text and "@" in text:
+        text = URL_PASSWORD.sub(_without_password, text)
     return ROLLOUT_KEY.sub(ROLLOUT_MARK, text) if "evert-" in text else text
+
+
+def _without_password(found: re.Match[str]) -> str:
+    return found[1] + ("[PASSWORD]" if _could_be(found[2]) else found[2])
 
 
 def redacted_end(text: str, size: int) -> str:
@@ -100,6 +109,8 @@ def redacted_tree(value: Any, name: str = "") -> Any:
         name: What it is the value of.
     """
     if isinstance(value, str):
+        if (secret := _of_url(value)) is not None:
+            value = value.replace(secret, f"[{name}]")
         return f"[{name}]" if is_secret(name, value) else redacted(value)
     if isinstance(value, Mapping):
         return {redacted_tree(key): redacted_tree(its, str(key)) for key, its in value.items()}

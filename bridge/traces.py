@@ -10,6 +10,9 @@ start. So what frameworks, SDKs and HTTP clients emit lies within it, and a call
 whichever of those spans is current when it is made, or is named in the request's ``traceparent``.
 Tools run in the agent, out of sight: their spans are made of what comes back.
 
+No text of a conversation is in a span: of models and tools there are names that were declared, of
+errors the class and the code.
+
 ``TracedEpisode`` is an ``Episode`` that writes them; without traces there is none.
 """
 
@@ -17,10 +20,11 @@ import contextvars
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from openai import OpenAIError
 from opentelemetry import context as otel
 from opentelemetry import propagate, trace
 from opentelemetry.sdk.trace import ReadableSpan
@@ -29,11 +33,11 @@ from opentelemetry.util.types import AttributeValue
 
 from evert.bridge.agent import AgentForm
 from evert.bridge.episode import Episode, Life
-from evert.bridge.errors import text_of
 from evert.bridge.inbox import AgentEnd
 from evert.bridge.messages import Reply
 from evert.bridge.requests import ChatRequest
-from evert.bridge.secrets import redacted
+from evert.bridge.routes import UNKNOWN
+from evert.bridge.secrets import redacted, redacted_tree
 from evert.bridge.tracers import Tracing, tracing_to
 
 CHAT: dict[str, AttributeValue] = {
@@ -72,7 +76,7 @@ class TracedEpisode(Episode):
 
     async def call(self, request: ChatRequest, carrier: Mapping[str, str] | None = None) -> Reply:
         """As ``Episode.call``, with a span."""
-        call = _Call(self._trace, request, carrier)
+        call = _Call(self._trace, request, self.routes.shown(request.model), carrier)
         try:
             reply = await super().call(request)
         except BaseException as error:
@@ -85,7 +89,7 @@ class TracedEpisode(Episode):
         self, request: ChatRequest, carrier: Mapping[str, str] | None = None
     ) -> Reply:
         """As ``Episode.call_blocking``, with a span."""
-        call = _Call(self._trace, request, carrier)
+        call = _Call(self._trace, request, self.routes.shown(request.model), carrier)
         try:
             reply = super().call_blocking(request)
         except BaseException as error:
@@ -181,10 +185,9 @@ class Trace:
         """A span that is over; times in nanoseconds. Nothing lies within it."""
         if not self._is_kept:
             return
-        status = _OK
+        name, attributes, status = redacted(name), redacted_tree(attributes), _OK
         if error is not None:
-            attributes["error.type"] = type(error).__name__
-            status = Status(StatusCode.ERROR, redacted(text_of(error)))
+            attributes["error.type"], status = _failure(error)
         if self._own is None:
             span = self._tracer.start_span(
                 name, place.context, kind, attributes, place.links, start
@@ -213,11 +216,14 @@ class Trace:
 
     # -- tools -----------------------------------------------------------------------------------
 
-    def tools_called(self, reply: Reply, at: int, place: _Place) -> None:
+    def tools_called(
+        self, reply: Reply, at: int, place: _Place, offered: Collection[object] = ()
+    ) -> None:
         """A reply calls tools: whoever asked works on them from now on."""
         self._calls += 1
         for call in reply.tool_calls:
-            self._tools[call.id or ""] = (call.function.name, at, place)
+            name = call.function.name if call.function.name in offered else UNKNOWN
+            self._tools[call.id or ""] = (name, at, place)
 
     def tools_done(self, request: ChatRequest, at: int) -> None:
         """A request may bring the results of tools, after the reply that called them."""
@@ -257,20 +263,21 @@ class Trace:
             self._tool(call_id, at)
         self._span.set_attributes({"evert.end": how, "evert.calls": self._calls})
         if error is not None and how == "ended":
-            self._span.set_attribute("error.type", type(error).__name__)
-            self._span.set_status(Status(StatusCode.ERROR, redacted(text_of(error))))
+            kind, status = _failure(error)
+            self._span.set_attribute("error.type", kind)
+            self._span.set_status(status)
         self._span.end(at)
 
 
 class _Call:
     """A model call that has begun."""
 
-    __slots__ = ("_place", "_request", "_start", "_trace")
+    __slots__ = ("_model", "_place", "_request", "_start", "_trace")
 
     def __init__(
-        self, trace: Trace, request: ChatRequest, carrier: Mapping[str, str] | None
+        self, trace: Trace, request: ChatRequest, model: str, carrier: Mapping[str, str] | None
     ) -> None:
-        self._trace, self._request = trace, request
+        self._trace, self._request, self._model = trace, request, model
         self._start = time.time_ns()
         self._place = trace.place(carrier)
         trace.tools_done(request, self._start)
@@ -280,7 +287,7 @@ class _Call:
         at = time.time_ns()
         attributes = {
             **CHAT,
-            "gen_ai.request.model": self._request.model,
+            "gen_ai.request.model": self._model,
             "gen_ai.usage.input_tokens": reply.prompt_tokens,
             "gen_ai.usage.output_tokens": reply.completion_tokens,
             "gen_ai.response.finish_reasons": (reply.finish_reason,),
@@ -288,17 +295,31 @@ class _Call:
         if not self._request.train:
             attributes["evert.train"] = False
         self._add(attributes, at)
-        self._trace.tools_called(reply, at, self._place)
+        offered = [*_names(self._request.tools)] if reply.tool_calls else ()
+        self._trace.tools_called(reply, at, self._place, offered)
 
     def failed(self, error: BaseException) -> None:
         """It was refused, or whoever asked waits no more."""
-        self._add({**CHAT, "gen_ai.request.model": self._request.model}, time.time_ns(), error)
+        self._add({**CHAT, "gen_ai.request.model": self._model}, time.time_ns(), error)
 
     def _add(
         self, attributes: dict[str, AttributeValue], at: int, error: BaseException | None = None
     ) -> None:
-        name, kind = f"chat {self._request.model}", SpanKind.CLIENT
+        name, kind = f"chat {self._model}", SpanKind.CLIENT
         self._trace.add(name, self._place, attributes, self._start, at, kind=kind, error=error)
+
+
+def _failure(error: BaseException) -> tuple[str, Status]:
+    """An error's class, and as a status; its message may quote the conversation."""
+    kind, code = type(error).__name__, _attribute(error, "code")
+    said = f"{kind}: {code}" if isinstance(error, OpenAIError) and code else kind
+    return kind, Status(StatusCode.ERROR, redacted(said))
+
+
+def _names(tools: Sequence[Any] | None) -> Iterator[object]:
+    """The names of the tools that a request offers."""
+    for tool in tools or ():
+        yield (tool.get("function") or {}).get("name") if isinstance(tool, Mapping) else None
 
 
 def _results(messages: Sequence[Any]) -> Iterator[str]:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from evert.bridge.errors import AgentError, EvertError
+from evert.bridge.secrets import redacted
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""
@@ -60,7 +61,7 @@ def run_command(
     except KeyboardInterrupt as stopped:
         _handle(signal.SIGINT, _leave)
         _handle(signal.SIGTERM, _leave)
-        print("\n" + "\n".join(_notes(stopped) or ["Interrupted."]))
+        print(redacted("\n" + "\n".join(_notes(stopped) or ["Interrupted."])))
         # If it came while C code ran Python, as packages do that are being imported, Python would
         # end by the signal and not by our status; running any text makes it forget.
         exec("")
@@ -82,8 +83,9 @@ def run_command(
 
 def _failed(error: EvertError, notes: Sequence[str]) -> int:
     if isinstance(error, AgentError) and error.__cause__ is not None:
-        traceback.print_exception(error.__cause__)  # of the agent's own code
-    print("\n".join([f"error: {str(error).rstrip()}", *notes]), file=sys.stderr)
+        own = "".join(traceback.format_exception(error.__cause__))  # of the agent's own code
+        print(redacted(own), end="", file=sys.stderr)
+    print(redacted("\n".join([f"error: {str(error).rstrip()}", *notes])), file=sys.stderr)
     return 1
 
 

@@ -28,6 +28,7 @@ from rich.console import Console
 
 from evert.bridge.errors import EvertError
 from evert.bridge.pretrained import trusting_code
+from evert.bridge.secrets import redacted
 from evert.trainers.arguments import read_pairs, settings_help
 from evert.trainers.command import run_async, run_command
 from evert.trainers.evaluation.settings import EvaluateSettings, read_evaluate_settings
@@ -173,7 +174,7 @@ def _play(
     from evert.trainers.evaluation.episodes import play
 
     def say(line: str) -> None:
-        console.print(f"{contestant.name}: {line}", soft_wrap=True)
+        console.print(redacted(f"{contestant.name}: {line}"), soft_wrap=True)
 
     if not todo:
         return
@@ -233,7 +234,7 @@ def _report(
         shown = [r for t in totals for r in (*(s for s in splits if s.model == t.model), t)]
     title = f"{settings.name}: {settings.seeds} episodes a task"
     title += f", temperature {settings.temperature:g}" + ", with search" * settings.search
-    title += f", against {settings.opponent}" * bool(settings.opponent)
+    title += f", against {redacted(settings.opponent)}" * bool(settings.opponent)
     console.print(title, soft_wrap=True)
     console.print(scores.as_table(shown, scores.counted(played)))
     if play := scores.as_play_table(shown):

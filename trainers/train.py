@@ -26,6 +26,7 @@ import chz
 from rich.console import Console
 
 from evert.bridge.pretrained import trusting_code
+from evert.bridge.secrets import redacted
 from evert.trainers.arguments import read_pairs, settings_help
 from evert.trainers.command import INTERRUPTED as INTERRUPTED
 from evert.trainers.command import run_async, run_command, seeded
@@ -194,7 +195,7 @@ def run(
         ):
             frozen = f"\n{frozen_in_words(settings.models)}" if settings.models else ""
             begun = f"{say(facts)}\nrun folder: {folder.path}{frozen}"
-            console.print(begun, soft_wrap=True, markup=False)
+            console.print(redacted(begun), soft_wrap=True, markup=False)
             about["engine"] = facts
             folder.write_json(files.RUN, about)
             with tracking(settings, folder, about, console) as logger:

@@ -274,8 +274,7 @@ async def test_so_they_do_over_the_loopback_server(collector: Collector) -> None
 
     _, [episode, *_] = await played(collector, agent)
 
-    chat = "chat another name"
-    assert episode.tree == (EPISODE, (SDK, chat), (SDK, chat), REWARD)
+    assert episode.tree == (EPISODE, (SDK, CHAT), (SDK, CHAT), REWARD)
 
 
 async def test_a_request_names_its_span_by_its_header(collector: Collector) -> None:
@@ -427,14 +426,10 @@ async def test_each_seat_has_its_own_reward_in_the_one_trace(collector: Collecto
     } == {"evert/a": 1.0, "evert/b": -1.0}
 
 
-async def test_an_agent_that_raises_fails_its_span(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MY_API_KEY", "s3cr3t-of-mine")
-
+async def test_an_agent_that_raises_fails_its_span(collector: Collector) -> None:
     async def agent(client: AgentClient) -> float:
         await ask(client)
-        raise ValueError("s3cr3t-of-mine is wrong")
+        raise ValueError("Hello?")
 
     with pytest.raises(AgentError):
         await played(collector, agent)
@@ -442,7 +437,7 @@ async def test_an_agent_that_raises_fails_its_span(
 
     assert episode.attributes["error.type"] == "ValueError"
     assert episode.sent.status.code == episode.sent.status.STATUS_CODE_ERROR
-    assert episode.sent.status.message == "[MY_API_KEY] is wrong"
+    assert episode.sent.status.message == "ValueError"
 
 
 async def test_a_refused_call_and_one_that_is_given_up_fail_theirs(collector: Collector) -> None:

@@ -28,6 +28,7 @@ from evert.bridge.base import BASES, model_renderer
 from evert.bridge.group import load_agent
 from evert.bridge.models import RemoteModel
 from evert.bridge.options import EnvOptions
+from evert.bridge.secrets import redacted
 from evert.trainers.command import run_async
 from evert.trainers.evaluation.episodes import Player
 from evert.trainers.evaluation.policies import EndpointPolicy, NoPolicy, SeededPolicy
@@ -319,11 +320,11 @@ def find(name: str, settings: EvaluateSettings) -> Contestant:
     """
     if name in settings.players:
         return Contestant(name, settings, settings.players[name])
-    model = find_model(name, settings.players)
+    model, shown = find_model(name, settings.players), redacted(name)
     if isinstance(model, NamedServer):
         return _find_served(name, model, settings)
     if isinstance(model, NamedEndpoint):
-        return Endpoint(name, settings, settings.agent_of(settings.run_of(name)), model)
+        return Endpoint(shown, settings, settings.agent_of(settings.run_of(name)), model)
     base = model.base_model or settings.model_name
     if not base:
         raise ModelNameError(
@@ -335,7 +336,7 @@ def find(name: str, settings: EvaluateSettings) -> Contestant:
     if model.run:
         trained = chz.replace(TrainSettings(**model.run), **settings.asked)
         run = settings.played_as(trained)
-    return Weights(name, settings, agent, model, run)
+    return Weights(shown, settings, agent, model, run)
 
 
 def _find_served(name: str, named: NamedServer, settings: EvaluateSettings) -> Served:
@@ -361,4 +362,4 @@ def _find_served(name: str, named: NamedServer, settings: EvaluateSettings) -> S
     run = settings.run_of(base)
     client = ServedSamplingClient(named.base_url, wanted, key, base_model=base)
     context = facts.get("max_model_len") or dict(facts.get("meta") or {}).get("n_ctx")
-    return Served(name, settings, settings.agent_of(run), client, run, context)
+    return Served(redacted(name), settings, settings.agent_of(run), client, run, context)
