@@ -104,6 +104,34 @@ def test_a_rollouts_key_is_known_by_its_form() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("at http://bob:hunter2hunter2@db/x", "at http://bob:[PASSWORD]@db/x"),
+        ("pg://me:p%40ss-w0rd@h, redis://:an0ther-one@h", "pg://me:[PASSWORD]@h, redis://:[PASSWORD]@h"),
+        ('{"a": "https://me:p@ss-w0rd1@h"}', '{"a": "https://me:[PASSWORD]@h"}'),
+        *[(text, text) for text in (
+            "https://me:short@h https://h:8080/@me a://b",
+            "https://host/x?mail=me:of-host-1@h and a:long-word-2@b",
+        )],
+    ],
+)  # fmt: skip
+def test_a_password_in_a_url_is_known_by_its_form(text: str, clean: str) -> None:
+    assert redacted(text) == clean
+
+
+def test_a_key_that_is_a_urls_user_is_known_in_settings() -> None:
+    tree = {"base_url": "https://ghp_0123456789@host/v1"}
+
+    assert redacted_tree(tree) == {"base_url": "https://[base_url]@host/v1"}
+
+
+def test_a_long_text_of_urls_takes_no_time() -> None:
+    text = "http://" + "a:" * 200_000 + "://b@" * 1000
+
+    assert len(redacted(text)) > 100
+
+
 def test_the_end_of_a_text_holds_no_end_of_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_KEY", VALUE)
     text = f"{'x' * 100}{VALUE} end"

@@ -10,6 +10,7 @@
 """
 
 import asyncio
+import contextlib
 import contextvars
 import subprocess
 import sys
@@ -438,6 +439,43 @@ async def test_an_agent_that_raises_fails_its_span(collector: Collector) -> None
     assert episode.attributes["error.type"] == "ValueError"
     assert episode.sent.status.code == episode.sent.status.STATUS_CODE_ERROR
     assert episode.sent.status.message == "ValueError"
+
+
+QUOTED = "s3cr3t-of-mine in Hello?"
+
+
+async def test_no_text_of_a_conversation_and_no_secret_is_in_a_span(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_API_KEY", "s3cr3t-of-mine")
+
+    async def agent(client: AgentClient) -> float:
+        await client.chat.completions.create(messages=HELLO, tools=TOOLS)
+        for model in (QUOTED, "gpt-4o", "judge"):
+            with contextlib.suppress(openai.BadRequestError):
+                await client.chat.completions.create(messages=HELLO, model=model)
+        raise ValueError(QUOTED)
+
+    def judge(messages: list[Any]) -> str:
+        return QUOTED
+
+    def call(name: str) -> str:
+        return f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>'
+
+    more: Any = {"models": {"judge": judge}, "policy_names": ("policy", "gpt-*")}
+    replies = (call(QUOTED) + call("add"), "said", "said")
+    with pytest.raises(AgentError):
+        await played(collector, agent, *replies, **more)
+    spans = await flushed(collector)
+
+    names = [span.name for span in spans]
+    expected = [EPISODE, CHAT, "execute_tool add", "execute_tool unknown"]
+    calls = ["chat unknown", "chat gpt-*", "chat judge"]
+    assert sorted(names) == sorted([*expected, *calls])
+    sent = "".join(str(span.sent) for span in spans)
+    assert "Hello?" not in sent
+    assert "s3cr3t" not in sent
+    assert 'message: "BadRequestError: model_not_found"' in sent
 
 
 async def test_a_refused_call_and_one_that_is_given_up_fail_theirs(collector: Collector) -> None:

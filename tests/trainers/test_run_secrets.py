@@ -3,8 +3,12 @@
 A run whose command prints all that it can see, a key that it was handed included, and one whose
 agent, inside of the trainer's process, logs its whole environment, asks the model about it and
 raises it. Everything under their folders is searched.
+
+And what a run from Python was given (passwords in the URLs of models and of a collector) is neither
+in its folder, nor shown, nor in an error, nor in a span.
 """
 
+import asyncio
 import os
 import re
 import subprocess
@@ -13,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tests.bridge.collector import collecting
 
 SECRETS = {
     "TINKER_API_KEY": "tml-sentinel-01",
@@ -105,3 +110,78 @@ def test_no_file_of_a_run_holds_a_secret(agent: str, tmp_path: Path) -> None:
 
     assert len(files) > 20
     assert not telling
+
+
+FROM_PYTHON = """
+import os, sys
+import evert
+
+KEY = os.environ["OPENAI_API_KEY"]
+
+async def agent(client, task):
+    async def ask(text, **more):
+        return await client.chat.completions.create(
+            messages=[{"role": "user", "content": text}], **more
+        )
+    said = (await ask(f"quoted {KEY} https://bob:sentinel-12@db/x")).choices[0].message.content
+    client.log(note="at https://bob:sentinel-12@db/x")
+    for more in ({"model": f"judge-quoted-{KEY}"}, {"model": "user"}, {"stop": [""]}):
+        try:
+            await ask("quoted", **more)
+        except Exception as error:
+            client.log(**{more.get("model", "stop"): str(error)})
+    if task % 3 == 0:
+        raise ValueError(f"quoted {said} {KEY} https://bob:sentinel-12@db/x")
+    return len(said) % 3
+
+TASKS = range(8)
+if __name__ == "__main__":
+    evert.train(
+        agent, TASKS, test_tasks=range(8, 10), steps=1, batch_size=4, group_size=2, max_tokens=8,
+        samples=1, engine="embedded", device="cpu", log_path="run", record=True, tensorboard=True,
+        models={"user": "https://bob:sentinel-10@127.0.0.1:9/v1#M"}, traces=sys.argv[1],
+        base_url="https://sentinel-13@127.0.0.1:9", tags=(f"tag-{KEY}",),
+    )
+"""
+MODEL = "https://bob:sentinel-10@127.0.0.1:9/v1"
+EVALUATE = ["evaluate", "agent=given:agent", "test_tasks=given:TASKS", "seeds=1", "max_tasks=1"]
+
+
+def read(folder: Path) -> dict[str, bytes]:
+    """Every file in a folder's folders, by its name."""
+    files = [path for path in folder.glob("*/**/*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+async def test_what_a_run_was_given_from_python_is_on_no_way_out(tmp_path: Path) -> None:
+    (tmp_path / "given.py").write_text(FROM_PYTHON)
+
+    async def ran(*words: str) -> bytes:
+        program = await asyncio.create_subprocess_exec(
+            *(sys.executable, *words),
+            cwd=tmp_path,
+            env={**os.environ, **SECRETS},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        return (await program.communicate())[0]
+
+    async with collecting() as collector:
+        traces = collector.url.replace("://", "://ann:sentinel-11@")
+        ways = {
+            "train": await ran("given.py", traces),
+            "report": await ran("-c", EVERT, "report", "run"),
+            "evaluate": await ran("-c", EVERT, *EVALUATE, f"models={MODEL}#M", "out=evaluation"),
+            "an error": await ran("-c", EVERT, *EVALUATE, f"models={MODEL}"),
+        }
+        spans = [repr(span.sent) for span in collector.spans()]
+    files = read(tmp_path)
+    ways |= files
+    ways |= {f"span {number}": span.encode() for number, span in enumerate(spans)}
+
+    assert b"[PASSWORD]" in ways["train"], ways["train"].decode()
+    assert b"is an address without a model" in ways["an error"]
+    assert len(files) > 10
+    assert len(spans) > 20
+    assert not [way for way, found in ways.items() if b"sentinel" in found]
+    assert not [span for span in spans if "quoted" in span]
