@@ -14,13 +14,12 @@ holds never change.
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, TypeAlias
 
 import tinker
-from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers.base import Message, TextPart, ToolCall
+from tinker_cookbook.renderers.base import Message, ToolCall
 
+from evert.bridge.drift import Break, Drift, break_of, in_rendering, restarts
 from evert.bridge.echoes import is_completed
 from evert.bridge.formats import ReplyFormat
 from evert.bridge.index import START, Index, Speaker
@@ -30,16 +29,6 @@ from evert.bridge.messages import Reply, read_message, refuse
 from evert.bridge.rendering import PromptRenderer
 from evert.bridge.requests import context_length_exceeded
 from evert.bridge.tokens import FlatPrompt, TokenLog, length_of
-
-
-class Drift(StrEnum):
-    """What keeps a known reply from going on token for token (see ``lineage.py``)."""
-
-    TEMPLATE = "template"
-    RETOKENISED = "retokenised"
-    COMPLETED_ARGUMENTS = "completed_arguments"
-    TOOLS = "tools"
-    HISTORY = "history"
 
 
 @dataclass(slots=True, eq=False)  # made every turn, and a frozen one takes three times as long
@@ -232,7 +221,7 @@ class Conversation:
         renderer: PromptRenderer,
         limit: PromptLimit = ANY_LENGTH,
         most: int | None = None,
-    ) -> Drift | None:
+    ) -> Break | None:
         """Add messages after the last action, and make the tokens for them; all or nothing.
 
         Args:
@@ -244,7 +233,8 @@ class Conversation:
         Returns:
             ``Drift.TEMPLATE`` when the renderer no longer shows the last reply, or what was before
             it, as it was: all is then as the renderer shows it now, a token sequence of its own.
-            ``Drift.RETOKENISED`` when it would only spell the reply otherwise. Else None.
+            ``Drift.RETOKENISED`` when it would only spell the reply otherwise, or not show the
+            thought that the prompt opened. Else None.
 
         Raises:
             RendererMismatchError: The renderer cannot render it.
@@ -259,7 +249,7 @@ class Conversation:
             drift = render(start, renderer, most)
             self.opened = renderer.spell(self.prefill) if self.prefill else []
             length = self.log.length + length_of(self.tail) + len(self.suffix) + len(self.opened)
-            longest = limit.longest(None if drift is Drift.TEMPLATE else self.first)
+            longest = limit.longest(None if restarts(drift) else self.first)
             if longest is not None and length > longest:
                 raise context_length_exceeded(length, longest)
         except BaseException:
@@ -276,30 +266,44 @@ class Conversation:
                 self.last_user = len(self.messages)
             self.messages.append(message)
 
-    def _render_tail(self, start: int, renderer: PromptRenderer, most: int | None) -> Drift | None:
-        drift: Drift | None = None
+    @property
+    def _latest_reply(self) -> str:
+        """The latest reply among the agent's messages, in words."""
+        if not self.points:
+            return "the reply"
+        return f"messages[{self.points[-1].sent}].content of the assistant"
+
+    def _render_tail(self, start: int, renderer: PromptRenderer, most: int | None) -> Break | None:
+        drift: Break | None = None
         if self.action:
             check_tokens(len(self.action), most)
             shown = renderer.as_history(self.messages, start - 1, self.last_user)
-            drift = _drift(shown, self.action, renderer)
-            if drift is Drift.TEMPLATE:
+            drift = break_of(shown, self.action, renderer, self._latest_reply)
+            if restarts(drift):
                 check_tokens(self.log.length, most)
                 self.log, start = TokenLog(), 0
         self.tail = self.tail + renderer.tail(self.messages, start, self.last_user)
         self.suffix = renderer.suffix(self.messages, self.last_user)
         return drift
 
-    def _render_whole(self, start: int, renderer: PromptRenderer, most: int | None) -> Drift | None:
+    def _render_whole(self, start: int, renderer: PromptRenderer, most: int | None) -> Break | None:
         """For templates that look at everything: render it all, but keep what was sampled."""
         check_tokens(self.log.length, most)
         whole = renderer.full(self.messages)
         known = _shown_again(whole, self.shown, renderer)
-        drift: Drift | None = Drift.TEMPLATE
-        if known is not None:
+        drift: Break | None
+        if known is None:
+            where = in_rendering("an earlier message", whole, self.shown, renderer)
+            drift = Break(Drift.TEMPLATE, where)
+        else:
             shown = _opening(whole[known:], self.action, renderer)
+            drift = break_of(shown, self.action, renderer, self._latest_reply)
+            if drift is None and (opened := self.shown[known:]):
+                said = [*opened, *self.action]
+                where = in_rendering(self._latest_reply, shown, said, renderer)
+                drift = Break(Drift.RETOKENISED, where)
             known += len(shown)
-            drift = _drift(shown, self.action, renderer)
-        if drift is Drift.TEMPLATE:
+        if restarts(drift):
             self.log, known = TokenLog(), 0
         self.shown, self.tail = whole[:known], whole[known:]
         return drift
@@ -330,38 +334,6 @@ def _opening(rest: FlatPrompt, action: list[int], renderer: PromptRenderer) -> F
         return rest[: len(action)]
     ends = [rest.index(end) for end in renderer.end_tokens if end in rest]
     return rest[: min(ends) + 1] if ends else []
-
-
-def _drift(shown: FlatPrompt, sampled: list[int], renderer: PromptRenderer) -> Drift | None:
-    """What came between a reply as it was sampled and as the renderer shows it as history."""
-    if shown == sampled:
-        return None
-    tokens = [token for token in shown if isinstance(token, int)]
-    if not tokens or len(tokens) < len(shown):
-        return Drift.TEMPLATE
-    if renderer.differ_in_spelling(tokens, sampled):  # of marks that made no thought and no call
-        return None
-    try:
-        (rendered, ended), (said, end) = renderer.parse(tokens), renderer.parse(sampled)
-    except (RendererError, RecursionError):  # an end of turn in its middle, say: no message at all
-        return Drift.TEMPLATE
-    same = ended == end and _what_it_says(rendered) == _what_it_says(said)
-    return Drift.RETOKENISED if same else Drift.TEMPLATE
-
-
-def _what_it_says(message: Message) -> tuple[list[str], list[str], Sequence[Any]]:
-    """A reply's thinking, text and tool calls, without what templates set as they like.
-
-    That is the white space between them, and where a tool call stands that could not be parsed.
-    """
-    content = message["content"]
-    parts = [TextPart(type="text", text=content)] if isinstance(content, str) else content
-    broken = [call.raw_text for call in message.get("unparsed_tool_calls", ())]
-    text = "".join(part["text"] for part in parts if part["type"] == "text")
-    if any(raw not in text for raw in broken):
-        text += "".join(raw for raw in broken)
-    thinking = "".join(part["thinking"] for part in parts if part["type"] == "thinking")
-    return thinking.split(), text.split(), message.get("tool_calls", ())
 
 
 Kept: TypeAlias = tuple[Any, tuple[dict[str, Any], Any] | None]

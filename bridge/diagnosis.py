@@ -7,21 +7,33 @@ and the run's reward alone does not say so. These counts join the last transitio
 import re
 from dataclasses import dataclass
 
-from tinker_cookbook.rl.types import Metrics
+from tinker_cookbook.rl.types import Logs, Metrics
 
+from evert.bridge.drift import Break
 from evert.bridge.messages import Reply
 from evert.bridge.requests import ChatRequest
+from evert.bridge.secrets import redacted
 
 CALLER = "caller"
 LINEAGE = "lineage"
 DRIFT = "drift"
-"""Keys of a transition's logs: who made the call, the token sequence it continues, why it broke."""
+DRIFT_AT = "drift_at"
+"""Keys of a transition's logs: who made the call, the token sequence it continues, why it broke,
+and which field of which message differed there."""
 
 MARKUP = re.compile(
     r"</?tool_call|<function=|<\|python_tag\|>|<\|tool_call|\[TOOL_CALLS\]|<｜tool"
     r'|<invoke name=|"arguments"\s*:|functions\.\w+:\d'
 )
 """How the formats of common models write a tool call."""
+
+
+def drift_logs(drift: Break) -> Logs:
+    """What a transition's logs have of the drift that the next prompt met."""
+    logs: Logs = {DRIFT: str(drift.cause)}
+    if drift.where:
+        logs[DRIFT_AT] = redacted(drift.where)
+    return logs
 
 
 @dataclass(slots=True)

@@ -1,18 +1,107 @@
-"""Tool calls that come back with arguments which a framework completed.
+"""Tool calls that come back otherwise than the policy made them, and are still the policy's.
 
-A framework may fill in what the policy left out (``"replace_all": false``) or tidy what it wrote
-(white space at the ends of lines, ``"3"`` where the schema has a number). The call is then still
-the policy's: its id says so, and all that was sampled is there. ``is_completed`` knows such an
-echo, ``as_given`` undoes it.
+A framework may fill in arguments that the policy left out (``"replace_all": false``) or tidy what
+it wrote (white space at the ends of lines, ``"3"`` where the schema has a number). The call's id
+says whose it is, and all that was sampled is there. ``is_completed`` knows such an echo.
+
+A framework may also give calls other ids, the same ones in their results. That changes nothing
+where the template shows no ids. ``follow_echoes`` undoes both.
 """
 
 import json
-from typing import Any
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+from typing import Any, NamedTuple
 
 from tinker_cookbook.renderers.base import Message, ToolCall
 
-from evert.bridge.index import key_as_reply, reply_key
-from evert.bridge.messages import Reply
+from evert.bridge.index import START, Index, key_as_reply, reply_key
+from evert.bridge.messages import Reply, read_message
+from evert.bridge.rendering import PromptRenderer
+
+
+class Followed(NamedTuple):
+    """How far a request follows what is known.
+
+    Attributes:
+        sent: Its messages, echoes undone.
+        read: The same as renderers take them.
+        places: In the index, after each message that is known.
+        completed: Index of the last reply that came back completed; None for none.
+    """
+
+    sent: list[Any]
+    read: list[Message]
+    places: list[int]
+    completed: int | None
+
+
+def follow_echoes(
+    index: Index,
+    sent: Sequence[Any],
+    read: Sequence[Message],
+    renderer: PromptRenderer,
+    *,
+    keeps_completed: bool,
+    renames: bool = True,
+) -> Followed:
+    """Follow a request's messages through an index, past tool calls that are echoes.
+
+    Args:
+        index: What is known.
+        sent: The messages as sent.
+        read: The same as renderers take them.
+        renderer: Of the policy.
+        keeps_completed: Whether completed calls are undone; else the way ends at the first.
+        renames: Whether other ids are undone, where the renderer shows none.
+    """
+    found = Followed([*sent], [*read], index.follow(read), None)
+    while (at := len(found.places)) < len(read):
+        here, message = found.places[-1] if at else START, found.read[at]
+        alike = index.alike(here, message) if renames else None
+        if alike is not None and not renderer.shows_ids and _renames(found.read, at, alike.reply):
+            reply = alike.reply
+        else:
+            replies = (point.reply for point in index.called(here, message))
+            completed = next((own for own in replies if is_completed(message, own)), None)
+            if completed is None:
+                break
+            reply, found = completed, found._replace(completed=at)
+            if not keeps_completed:
+                break
+        found.sent[at] = as_given(message, reply)
+        found.read[at] = read_message(found.sent[at], at, {})
+        found.places.extend(index.follow(found.read[at:], here))
+    if renames and not _is_one_to_one(read, found.read):
+        return follow_echoes(
+            index, sent, read, renderer, keeps_completed=keeps_completed, renames=False
+        )
+    return found
+
+
+def _renames(messages: list[Message], at: int, reply: Reply) -> bool:
+    """Give the results after a renamed reply its own ids; False: they are not of the renamed."""
+    calls = messages[at].get("tool_calls", ())
+    ids = {call.id: own.id or "" for call, own in zip(calls, reply.tool_calls, strict=True)}
+    results = [*takewhile(lambda message: message["role"] == "tool", messages[at + 1 :])]
+    if any(result.get("tool_call_id") in {*ids.values()} - ids.keys() for result in results):
+        return False
+    for place, result in enumerate(results, at + 1):
+        if (sent := result.get("tool_call_id")) in ids:
+            messages[place] = {**result, "tool_call_id": ids[sent]}
+    return True
+
+
+def _is_one_to_one(sent: Iterable[Message], given: Iterable[Message]) -> bool:
+    """Whether each id stands for one id in the whole conversation."""
+    pairs = {
+        (call.id, own.id)
+        for message, undone in zip(sent, given, strict=True)
+        for call, own in zip(
+            message.get("tool_calls", ()), undone.get("tool_calls", ()), strict=True
+        )
+    }
+    return len({sent for sent, _ in pairs}) == len({own for _, own in pairs}) == len(pairs)
 
 
 def is_completed(message: Message, reply: Reply) -> bool:

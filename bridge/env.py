@@ -28,8 +28,9 @@ from tinker_cookbook.rl.types import (
 
 from evert.bridge.actions import ParseErrors, token_ids
 from evert.bridge.agent import NO_TASK, Agent, inspect_agent
-from evert.bridge.conversation import Conversation, Drift
-from evert.bridge.diagnosis import CALLER, DRIFT, LINEAGE
+from evert.bridge.conversation import Conversation
+from evert.bridge.diagnosis import CALLER, LINEAGE, drift_logs
+from evert.bridge.drift import Drift
 from evert.bridge.endings import IDLE, NO_CALL, Ending
 from evert.bridge.episode import Episode, give_threads
 from evert.bridge.errors import EnvStateError
@@ -168,7 +169,7 @@ class ChatAgentEnv(Env):
             upcoming.reward += turn.reward
             return upcoming.as_step(turn.metrics, turn.logs, self._renderer.stop)
         if upcoming.drift is not None:
-            turn.logs[DRIFT] = str(upcoming.drift)
+            turn.logs |= drift_logs(upcoming.drift)
         turn.reward += self._turns.account.take_notes(turn.metrics, turn.logs)
         observation, stop = self._turns.hand_out(upcoming)
         return StepResult(turn.reward, False, observation, stop, turn.metrics, turn.logs)

@@ -11,17 +11,17 @@ from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.rollout_runner import stop_reason_from_metrics
 from tinker_cookbook.rl.types import STOP_METRIC_PREFIX, Trajectory, Transition
 
-from evert.bridge.diagnosis import CALLER, DRIFT, LINEAGE
+from evert.bridge.diagnosis import CALLER, DRIFT, DRIFT_AT, LINEAGE
 from evert.bridge.rendering import PromptRenderer, prompt_renderer
 from evert.bridge.tokens import FlatPrompt, flatten
 
-_OURS = (CALLER, LINEAGE, DRIFT)
+_OURS = (CALLER, LINEAGE, DRIFT, DRIFT_AT)
 _SUMMED = (DRIFT, "handoffs", "tools/")
 """How the metrics begin that the summary has."""
 
 _SEEN = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
-_SEEN |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
-"""Control characters -> Unicode's pictures of them; the later block has none."""
+_SEEN |= {0x7F: 0x2421} | dict.fromkeys([*range(0x80, 0xA0), *range(0xD800, 0xE000)], 0xFFFD)
+"""Control characters -> Unicode's pictures of them, where there are any; lone surrogates, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +51,18 @@ def explain(
     out = console if console is not None else _standard_output()
     decoder = prompt_renderer(renderer)
     known: list[FlatPrompt] = []
-    cause: object = None  # of the break before a prompt: noted with the action that led to it
+    cause = where = ""  # of the break before a prompt: noted with the action that led to it
     for number, transition in enumerate(trajectory.transitions):
         prompt = flatten(transition.ob.chunks)
         origin = _origin(prompt, known)
         out.print(_harmless(_heading(number, transition, len(prompt))))
-        out.print(_source(origin, cause))
+        out.print(_harmless(_source(origin, cause, where)))
         new = prompt[origin.length :] if origin is not None else prompt
         out.print(_harmless(_block("new", _decoded(new, decoder), "cyan")))
         sampled = _decoded(transition.ac.tokens, decoder)
         out.print(_harmless(_block("sampled", sampled, "green")))
         out.print(_harmless(_earned(transition)))
-        cause = transition.logs.get(DRIFT)
+        cause, where = (str(transition.logs.get(key, "")) for key in (DRIFT, DRIFT_AT))
         known.append([*prompt, *transition.ac.tokens])
     out.print(_harmless(_summary(trajectory)))
 
@@ -114,14 +114,15 @@ def _heading(number: int, transition: Transition, length: int) -> Text:
     return text
 
 
-def _source(origin: _Origin | None, cause: object) -> Text:
+def _source(origin: _Origin | None, cause: str, where: str) -> Text:
     why = f" (drift: {cause})" if cause else ""
     if origin is not None and origin.is_whole:
-        return Text(f"  continues turn {origin.turn}{why}", style="dim")
-    text = Text(f"  begins a new sequence{why}", style="yellow" if cause else "dim")
-    if origin is not None:
-        text.append(f"; its first {origin.length} tokens are those of turn {origin.turn}")
-    return text
+        text = Text(f"  continues turn {origin.turn}{why}", style="dim")
+    else:
+        text = Text(f"  begins a new sequence{why}", style="yellow" if cause else "dim")
+        if origin is not None:
+            text.append(f"; its first {origin.length} tokens are those of turn {origin.turn}")
+    return text.append(f"\n    {where}") if where else text
 
 
 def _block(name: str, text: str, style: str) -> Text:

@@ -16,7 +16,7 @@ import pickle
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from tinker_cookbook.renderers.base import Message, ToolCall
 
@@ -42,6 +42,12 @@ def message_key(message: Message) -> Key:
 def reply_key(text: str, calls: Sequence[ToolCall]) -> Key:
     """What an agent sees of a reply, but for white space at the ends of its text."""
     return "reply", text.strip(), _calls_key(calls)
+
+
+def key_without_ids(key: Key) -> Key:
+    """A reply's key without the ids of its calls, which an agent may rename."""
+    kind, text, calls = cast("tuple[str, str, tuple[tuple[Key, Key, Key], ...]]", key)
+    return kind, text, tuple(call[1:] for call in calls)
 
 
 def key_as_reply(message: Message) -> Key:
@@ -137,6 +143,7 @@ class Index:
         self._next: dict[tuple[int, Key], int] = {}
         self._given: dict[tuple[Key, Key], Point] = {}
         self._called: defaultdict[tuple[int, Key], list[Point]] = defaultdict(list)
+        self._alike: dict[tuple[int, Key], Point] = {}
 
     def clear(self) -> None:
         """Forget all replies, so that conversations and points no longer hold each other."""
@@ -146,6 +153,7 @@ class Index:
         self.points.clear()
         self._given.clear()
         self._called.clear()
+        self._alike.clear()
 
     def follow(self, messages: Iterable[Message], start: int = START) -> list[int]:
         """The places after each of the messages, as far as they are known from ``start`` on."""
@@ -160,6 +168,12 @@ class Index:
     def called(self, place: int, message: Message) -> Iterable["Point"]:
         """The replies given at ``place`` with the same calls, arguments aside; the newest first."""
         return reversed(self._called.get((place, _call_names(message.get("tool_calls", ()))), ()))
+
+    def alike(self, place: int, message: Message) -> "Point | None":
+        """The latest reply given at ``place`` that a message is but for the ids of its calls."""
+        key = key_as_reply(message) if message.get("tool_calls") else None
+        is_reply = isinstance(key, tuple) and key[0] == "reply"
+        return self._alike.get((place, key_without_ids(key))) if is_reply else None
 
     def enter(self, place: int, messages: Iterable[Message]) -> int:
         """Make the messages that follow on a place known; the place after them."""
@@ -194,6 +208,7 @@ class Index:
         self.replies[key].add(speaker)
         if point.reply.tool_calls:
             self._called[place, _call_names(point.reply.tool_calls)].append(point)
+            self._alike[place, key_without_ids(key)] = point
         self._given[_anchor(point.reply.tool_calls, before), key] = point
         return after
 

@@ -33,8 +33,10 @@ from typing import Any, NamedTuple
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Message
 
-from evert.bridge.conversation import Conversation, Drift, Point, keep
-from evert.bridge.echoes import as_given, is_completed
+from evert.bridge.conversation import Conversation, Point, keep
+from evert.bridge.differences import as_rows, in_field, in_messages, sent_back
+from evert.bridge.drift import Break, Drift, Met, restarts
+from evert.bridge.echoes import follow_echoes
 from evert.bridge.errors import RendererMismatchError
 from evert.bridge.images import Images
 from evert.bridge.index import START, Index, Speaker, key_as_reply
@@ -78,7 +80,7 @@ class ConversationBook:
         self._keeps_completed = keeps_completed
         self.drift: Counter[Drift] = Counter()
         self.handoffs = 0
-        self.latest_drift: Drift | None = None
+        self.latest_drift: Break | None = None
         self.lineages = 0
         self._index = Index()
         self._latest: dict[str, Conversation] = {}
@@ -104,7 +106,8 @@ class ConversationBook:
         try:
             way = self._next_turn(request, caller, most)
             way = way or self._from_a_reply(request, caller, renderer, most)
-            self._follow(way, request, renderer, most)
+            where = "" if way.cause is None else self._where(way.cause, request, caller)
+            self._follow(way, where, request, renderer, most)
         except (RendererMismatchError, RendererError, UnicodeEncodeError) as error:
             raise bad_request(f"The renderer cannot express this request: {error}") from error
         conversation = self._latest[caller] = way.conversation
@@ -165,13 +168,17 @@ class ConversationBook:
     ) -> "_Way":
         """Where a request goes on from the last known reply on its way, or anew without one."""
         check_text([*request.messages, request.tools], most)
-        messages = read_all(request.messages, 0, {})
-        request, places, completed = self._uncompleted(request, messages)
+        read = read_all(request.messages, 0, {})
+        found = follow_echoes(
+            self._index, request.messages, read, renderer, keeps_completed=self._keeps_completed
+        )
+        request, messages = replace(request, messages=found.sent), found.read
+        places, completed = found.places, found.completed
         last, point = self._last_replies(request, caller, places)
         start = 0 if point is None else point.sent + 1
         rendered, others = self._as_given(request, messages, places, start, last)
         speaker = Speaker.of(messages, request.tools)
-        met = _Met(
+        met = Met(
             others,
             left_out=self._asked_instead(places, messages),
             before=last.conversation.speaker if last is not None and last.sent >= start else None,
@@ -190,31 +197,6 @@ class ConversationBook:
             conversation.place = places[point.sent]
         is_handed = point is None and cause is None and met.is_any
         return _Way(conversation, 0, messages[start:], rendered, cause, is_handed)
-
-    def _uncompleted(
-        self, request: ChatRequest, messages: list[Message]
-    ) -> tuple[ChatRequest, list[int], int | None]:
-        """A request without what a framework added to tool calls, if that is kept as sampled.
-
-        Also the places of its ``messages``, which change with it, and the index of the last reply
-        that came back completed; None for none. Where it is not kept, the places end there.
-        """
-        places, completed = self._index.follow(messages), None
-        while (index := len(places)) < len(messages):
-            here = places[-1] if places else START
-            replies = (point.reply for point in self._index.called(here, messages[index]))
-            reply = next((own for own in replies if is_completed(messages[index], own)), None)
-            if reply is None:
-                break
-            completed = index
-            if not self._keeps_completed:
-                break
-            sent = list(request.messages)
-            sent[index] = as_given(messages[index], reply)
-            messages[index] = read_message(sent[index], index, {})
-            request = replace(request, messages=sent)
-            places += self._index.follow(messages[index:], here)
-        return request, places, completed
 
     def _asked_instead(self, places: Sequence[int], messages: Sequence[Message]) -> set[Speaker]:
         """Who got a reply where a request leaves what is known; nobody where it does not."""
@@ -270,7 +252,12 @@ class ConversationBook:
     # -- growing ---------------------------------------------------------------------------------
 
     def _follow(
-        self, way: "_Way", request: ChatRequest, renderer: PromptRenderer, most: int | None
+        self,
+        way: "_Way",
+        where: str,
+        request: ChatRequest,
+        renderer: PromptRenderer,
+        most: int | None,
     ) -> None:
         """Let a conversation grow by a request; one that is refused leaves no trace."""
         conversation = way.conversation
@@ -293,22 +280,42 @@ class ConversationBook:
         conversation.format = request.format
         conversation.reply = None
         self.handoffs += way.is_handed
-        self._note(conversation, way.cause, drift)
+        met = None if way.cause is None else Break(way.cause, where)
+        self._note(conversation, met, drift)
 
-    def _note(self, conversation: Conversation, cause: Drift | None, drift: Drift | None) -> None:
+    def _note(self, conversation: Conversation, met: Break | None, drift: Break | None) -> None:
         """Count what an observation met, and the lineage if one begins with it."""
         begins = conversation.lineage < 0
-        if begins and drift is Drift.RETOKENISED:
+        if begins and not restarts(drift):
             drift = None  # counted when the reply was first gone on from
-        if begins or drift is Drift.TEMPLATE:
+        if begins or restarts(drift):
             conversation.lineage = self.lineages
             conversation.first = conversation.length
             self.lineages += 1
-        if cause is None or (cause is Drift.COMPLETED_ARGUMENTS and drift is Drift.TEMPLATE):
-            cause = drift
-        if cause is not None:
-            self.drift[cause] += 1
-            self.latest_drift = cause
+        if met is None or (met.cause is Drift.COMPLETED_ARGUMENTS and restarts(drift)):
+            met = drift
+        if met is not None:
+            self.drift[met.cause] += 1
+            self.latest_drift = met
+
+    def _where(self, cause: Drift, request: ChatRequest, caller: str) -> str:
+        """Which field differs from what the agent sent before; "" where that cannot be said."""
+        try:
+            read = read_all(request.messages, 0, {})
+            speaker = Speaker.of(read, request.tools)
+            known = [self._latest.get(caller), *reversed(self._recent)]
+            own = [one for one in known if one and not speaker.is_another(one.speaker)]
+            own.sort(key=lambda one: one.speaker.opening != speaker.opening)
+            replies = [sent_back(one) for one in [own[0].reply] if one is not None]
+            then = read_all(own[0].sent, 0, {}) + replies
+            tools = in_field("tools", own[0].tools, request.tools)
+        except (
+            Exception
+        ):  # an agent's objects may do anything, and there may be no such conversation
+            return ""
+        if cause is Drift.TOOLS:
+            return tools
+        return in_messages(*as_rows(then, read)) or tools
 
 
 class _Way(NamedTuple):
@@ -329,38 +336,6 @@ class _Way(NamedTuple):
     rendered: list[Message]
     cause: Drift | None
     is_handed: bool = False
-
-
-class _Met(NamedTuple):
-    """What a request meets that is not as it was.
-
-    Attributes:
-        others: Who got the replies in it that are not on its way.
-        left_out: Who got a reply where it holds another message, or none.
-        before: Who got the latest reply on its way, with other tools; None: it has the same.
-        goes_on: Whether a conversation goes on with it, and so keeps all of its own.
-    """
-
-    others: set[Speaker]
-    left_out: set[Speaker]
-    before: Speaker | None
-    goes_on: bool
-
-    def cause(self, speaker: Speaker) -> Drift | None:
-        """The drift: none where all of it is another agent's, or another conversation's."""
-        others = self.others
-        if self.goes_on:
-            others = {one for one in others if one.opening == speaker.opening}
-        if not all(map(speaker.is_another, self.left_out | others)):
-            return Drift.HISTORY
-        if self.before is not None and not speaker.is_another(self.before):
-            return Drift.TOOLS
-        return None
-
-    @property
-    def is_any(self) -> bool:
-        """Whether there are replies in it that it did not get."""
-        return bool(self.others) or self.before is not None
 
 
 def _offers(request: ChatRequest, conversation: Conversation) -> bool:

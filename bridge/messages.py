@@ -10,6 +10,7 @@ and all, and is what gets rendered again if it must be. The *agent's* view (``Re
 ``Reply.is_sent_back_as`` recognises it.
 """
 
+import hashlib
 import json
 import traceback
 from collections.abc import Mapping, Sequence
@@ -336,11 +337,11 @@ class Reply:
             return False
         if sent["role"] != "assistant" or key_as_reply(sent) != self.key:
             return False
-        thoughts = _thoughts(sent["content"])
+        thoughts = thoughts_of(sent["content"])
         return not thoughts or thoughts.strip() in ("", (self.reasoning or "").strip())
 
 
-def _thoughts(content: str | list[ContentPart]) -> str | None:
+def thoughts_of(content: str | list[ContentPart]) -> str | None:
     """The thinking in a message's content; None when there is none."""
     parts = content if isinstance(content, list) else []
     thoughts = [part["thinking"] for part in parts if part["type"] == "thinking"]
@@ -360,7 +361,8 @@ def read_reply(
     Args:
         parsed: From ``renderer.parse_response``; its content may be text or a list of parts.
         truncated: The action was cut at its token cap.
-        call_ids: Prefix of the ids for tool calls whose format has none.
+        call_ids: What the ids of tool calls are made of whose format has none; of each reply
+            another.
         prompt_tokens: Length of the observation.
         completion_tokens: Length of the action.
     """
@@ -368,9 +370,9 @@ def read_reply(
     text = content if isinstance(content, str) else ""
     if not isinstance(content, str):
         text = "".join(part["text"] for part in content if part["type"] == "text")
-    reasoning = _thoughts(content)
+    reasoning = thoughts_of(content)
     calls = tuple(
-        call if call.id else call.model_copy(update={"id": f"{call_ids}-{number}"})
+        call if call.id else call.model_copy(update={"id": call_id(f"{call_ids}-{number}")})
         for number, call in enumerate(parsed.get("tool_calls") or ())
     )
     if calls:
@@ -382,6 +384,11 @@ def read_reply(
         text += lost
         parsed = _with_text(parsed, lost)
     return Reply(parsed, text, reasoning, calls, unparsed, finish, prompt_tokens, completion_tokens)
+
+
+def call_id(name: str) -> str:
+    """An id in the form of OpenAI's, the same for the same name."""
+    return f"call_{hashlib.blake2b(name.encode(), digest_size=12).hexdigest()}"
 
 
 def _with_text(message: Message, text: str) -> Message:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from tinker_cookbook.completers import StopCondition, TokensWithLogprobs
 from tinker_cookbook.rl.types import Observation
 
-from evert.bridge.conversation import Conversation, Drift
+from evert.bridge.conversation import Conversation
+from evert.bridge.drift import Break
 from evert.bridge.inbox import ParkedCall
 from evert.bridge.limits import response_limit
 from evert.bridge.options import EnvSettings
@@ -20,14 +21,14 @@ class Outstanding:
     Attributes:
         call: The parked call.
         conversation: What the prompt is of.
-        drift: The drift it met.
+        drift: The drift it met; None: none.
         prompt: The observation, once it was made to be sampled ahead of the runner (``ahead.py``).
         sampling: What samples it; None: the runner will.
     """
 
     call: ParkedCall
     conversation: Conversation
-    drift: Drift | None = None
+    drift: Break | None = None
     prompt: tuple[Observation, StopCondition] | None = None
     sampling: "asyncio.Task[TokensWithLogprobs] | None" = None
 

@@ -29,6 +29,7 @@ from tinker_cookbook.renderers.base import (
     ParseTermination,
     RenderContext,
     Renderer,
+    ToolCall,
     ToolSpec,
     TrainOnWhat,
 )
@@ -200,6 +201,22 @@ class PromptRenderer:
                 f"{len(tools)} tools. Use a renderer with tools (qwen3_instruct, llama3 has none) "
                 "or put the tools into the prompt as text."
             ) from None
+
+    @cached_property
+    def shows_ids(self) -> bool:
+        """Whether prompts show the ids of tool calls, or cannot be made without known ones."""
+        body = ToolCall.FunctionBody(name="f", arguments="{}")
+
+        def shown(call_id: str) -> FlatPrompt:
+            call = ToolCall(id=call_id, function=body)
+            said = Message(role="assistant", content="", tool_calls=[call])
+            result = Message(role="tool", content="", tool_call_id=call_id, name="f")
+            return self.full([Message(role="user", content=""), said, result])
+
+        try:
+            return shown("a") != shown("b")
+        except RendererMismatchError:
+            return True
 
     @contextmanager
     def _refusing(self, *but: type[Exception]) -> Iterator[None]:

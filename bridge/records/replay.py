@@ -5,10 +5,8 @@ in another order, and are found by their prompts. A prompt that the record has n
 agent itself differs: with the same replies, it asked for something else.
 """
 
-import json
 from collections.abc import Sequence
-from itertools import zip_longest
-from typing import Any, Unpack
+from typing import Unpack
 
 import tinker
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
@@ -16,6 +14,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
 from evert.bridge.agent import NO_TASK, Agent
+from evert.bridge.differences import in_field, in_messages, shortened, words
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import ReplayError
 from evert.bridge.options import EnvOptions
@@ -23,9 +22,6 @@ from evert.bridge.records.record import RolloutRecord
 from evert.bridge.records.rows import Row, as_message
 from evert.bridge.requests import ChatRequest
 from evert.bridge.tokens import FlatPrompt, flatten
-
-AROUND = 40
-"""Characters that are shown on each side of a difference."""
 
 
 class ReplayPolicy(TokenCompleter):
@@ -98,8 +94,8 @@ class ReplayPolicy(TokenCompleter):
         if request is None:
             return f"{where}: {_in_tokens(self.record.prompts[turn], prompt)}"
         tools = self.record.tools(turn) if then else []
-        found = _in_messages(then, now) or _in_field("tools", tools, request.tools)
-        return f"{where}: {found or self._elsewhere(prompt)}"
+        found = in_messages(then, now) or in_field("tools", tools, request.tools)
+        return f"{where}: {f'{found} {_ADVICE}' if found else self._elsewhere(prompt)}"
 
     def _asked(self, turn: int) -> list[Row]:
         return self.record.asked(turn) if "call" in self.record.row["steps"][turn] else []
@@ -148,58 +144,11 @@ async def replay(
 
 # -- differences, in words -----------------------------------------------------------------------
 
-
-def _in_messages(then: Sequence[Row], now: Sequence[Row]) -> str:
-    """The first message that is another; "" where all say the same."""
-    for index, (old, new) in enumerate(zip_longest(then, now)):
-        if old is None or new is None:
-            extra = new if old is None else old
-            what = "is new" if old is None else "is missing"
-            return f"messages[{index}] {what}: {_short(_words(extra))}. {_ADVICE}"
-        for field in sorted({*old, *new} - _UNSEEN):
-            if _said(old, field) != _said(new, field):
-                place = f"messages[{index}].{field} of the {old.get('role')}"
-                return _in_field(place, old.get(field), new.get(field))
-    return ""
-
-
-_UNSEEN = {"reasoning_content", "reasoning", "name", "refusal", "annotations", "audio"}
-"""Fields that agents leave out, or an SDK adds, of what is the same message."""
-
 _ADVICE = "The replies were the same: look for what else the agent goes by (time, chance, a tool)."
 
 
-def _said(message: Row, field: str) -> Any:
-    """A field without what says nothing: agents strip replies, and leave empty fields out."""
-    value = message.get(field)
-    if field == "tool_calls":
-        return [call.get("function") for call in value or []]
-    return (value or "").strip() if isinstance(value, str | None) else value
-
-
-def _in_field(place: str, then: Any, now: Any) -> str:
-    if then == now or (not then and not now):
-        return ""
-    old, new = _words(then), _words(now)
-    start = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), None)
-    start = min(len(old), len(new)) if start is None else start
-    return f"{place} was {_short(old, start)} and is now {_short(new, start)}. {_ADVICE}"
-
-
-def _words(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, ensure_ascii=False, default=repr)
-
-
-def _short(text: str, place: int = 0) -> str:
-    """A text around a place."""
-    start, end = max(0, place - AROUND), place + AROUND
-    return f"{'…' * (start > 0)}{text[start:end]!r}{'…' * (end < len(text))}"
-
-
 def _quoted(messages: Sequence[Row]) -> str:
-    return f", with {_short(_words(messages[-1].get('content')))}" if messages else ""
+    return f", with {shortened(words(messages[-1].get('content')))}" if messages else ""
 
 
 def _in_tokens(then: FlatPrompt, now: FlatPrompt) -> str:

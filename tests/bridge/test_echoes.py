@@ -6,13 +6,18 @@
 4. Arguments that a framework completed are counted, and keep them where the option or the agent
    says so.
 5. A handoff is counted as one, and no drift.
+6. Ids of tool calls may be renamed, each to one of its own: that is no drift, unless the template
+   shows them. What is drift says which field of which message differed.
 """
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
+from tests.bridge.conftest import tokenizer_for_all_families
+from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
@@ -280,6 +285,133 @@ async def test_completed_arguments_are_a_datum_more_otherwise_and_named() -> Non
 
     assert len(trajectory_to_data(trajectory, 1.0)) == 4
     assert metrics.items() >= {"lineages": 4, "drift": 3, "drift/completed_arguments": 3}.items()
+
+
+# -- ids -----------------------------------------------------------------------------------------
+
+
+def renaming(rename: Callable[[str, int], tuple[str, str]]) -> Callable[[AgentClient], Any]:
+    """An agent that sends calls and their results under the ids that ``rename`` makes of one."""
+
+    async def agent(client: AgentClient) -> float:
+        history: list[Any] = [{"role": "user", "content": "go"}]
+        while True:
+            completion = await client.chat.completions.create(messages=history, tools=CHAT_TOOLS)
+            message = completion.choices[0].message
+            client.log(ids=[made.id for made in message.tool_calls or ()])
+            if not message.tool_calls:
+                return 1.0
+            sent, results = message.model_dump(exclude_none=True), list[Any]()
+            for number, made in enumerate(sent["tool_calls"]):
+                made["id"], answered = rename(made["id"], len(history) + number)
+                results.append({"role": "tool", "tool_call_id": answered, "content": made["id"]})
+            history = [*map(dict, history), sent, *results]  # of its own making each time
+
+    return agent
+
+
+IDS: list[Callable[[str, int], tuple[str, str]]] = [
+    lambda id, place: (id, id),
+    lambda id, place: (f"call_{place:024}",) * 2,
+    lambda id, place: (id[::-1],) * 2,
+]
+
+
+@pytest.mark.parametrize("rename", IDS)
+async def test_a_consistent_renaming_of_ids_is_no_drift(rename: Any) -> None:
+    trajectory = await play(renaming(rename), [TWO, call(path="c"), TWO])
+
+    assert_whole(trajectory)
+
+
+OTHER_IDS: list[tuple[Callable[[str, int], tuple[str, str]], str]] = [
+    (lambda id, place: ("mine", id), r"messages\[1\]\.tool_calls\[0\]\.id of the assistant was "),
+    (lambda id, place: ("mine", "mine"), r"messages\[1\]\.tool_calls\[0\]\.id of the assistant"),
+]
+
+
+@pytest.mark.parametrize(("rename", "where"), OTHER_IDS)
+async def test_ids_that_say_something_else_are_drift_and_named(rename: Any, where: str) -> None:
+    trajectory = await play(renaming(rename), [TWO])
+    first = trajectory.transitions[0]
+
+    assert first.logs["drift"] == "history"
+    assert re.match(where, str(first.logs["drift_at"]))
+    assert len(trajectory_to_data(trajectory, 1.0)) == 2
+
+
+async def test_a_renamed_id_that_the_template_shows_is_drift() -> None:
+    renderer = get_renderer("kimi_k2", tokenizer_for_all_families(), model_name="test")
+    called = (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.edit:0"
+        "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>"
+    )
+    causes = list[object]()
+    for rename in IDS:
+        policy = ScriptedPolicy([called, "done"], renderer=renderer)
+        env = ChatAgentEnv(renaming(rename), renderer=renderer)
+        trajectory = await do_single_rollout(policy, env)
+        causes.append(trajectory.transitions[0].logs["drift"])
+
+    assert causes == ["retokenised", "history", "history"]
+    assert "'functions.edit:0'" in str(trajectory.transitions[0].logs["drift_at"])
+
+
+async def test_ids_look_like_openais_are_unique_and_the_same_each_time() -> None:
+    def ids(trajectory: Trajectory) -> list[str]:
+        return [str(turn.logs["ids"]) for turn in trajectory.transitions]
+
+    first, second = [await play(renaming(IDS[0]), [TWO, call(path="c")]) for _ in range(2)]
+
+    found = re.findall(r"call_[A-Za-z0-9]{24}\b", str(ids(first)))
+    assert len(set(found)) == len(found) == 3
+    assert ids(first) == ids(second)
+
+
+CHANGES: list[tuple[Callable[[list[Any]], object], str, str]] = [
+    (
+        lambda sent: sent[1]["tool_calls"][0]["function"].update(arguments='{"path": "z"}'),
+        "history",
+        "messages[1].tool_calls[0].function.arguments.path of the assistant was 'a' and is now "
+        "'z'.",
+    ),
+    (
+        lambda sent: sent[1]["tool_calls"][0]["function"].update(arguments='{"path":"a", "n":1}'),
+        "completed_arguments",
+        "messages[1].tool_calls[0].function.arguments.n of the assistant was 'null' and is now "
+        "'1'.",
+    ),
+    (
+        lambda sent: sent[0].update(content="stop"),
+        "history",
+        "messages[0].content of the user was 'go' and is now 'stop'.",
+    ),
+    (
+        lambda sent: sent.__setitem__(slice(1, 3), [{"role": "user", "content": "And?"}]),
+        "history",
+        "messages[1].role of the assistant was 'assistant' and is now 'user'.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "cause", "where"), CHANGES)
+async def test_drift_says_which_field_of_which_message_differed(
+    change: Any, cause: str, where: str
+) -> None:
+    async def agent(client: AgentClient) -> float:
+        sent: list[Any] = [{"role": "user", "content": "go"}]
+        completion = await client.chat.completions.create(messages=sent, tools=CHAT_TOOLS)
+        message = completion.choices[0].message.model_dump(exclude_none=True)
+        [made] = message["tool_calls"]
+        sent += [message, {"role": "tool", "tool_call_id": made["id"], "content": "ok"}]
+        change(sent)
+        await client.chat.completions.create(messages=sent, tools=CHAT_TOOLS)
+        return 1.0
+
+    trajectory = await play(agent, [call(path="a")])
+
+    assert trajectory.transitions[0].logs["drift"] == cause
+    assert trajectory.transitions[0].logs["drift_at"] == where
 
 
 # -- handoffs ------------------------------------------------------------------------------------

@@ -37,8 +37,9 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from evert.bridge.actions import read_action
 from evert.bridge.base import default_renderer
-from evert.bridge.conversation import Conversation, Drift
+from evert.bridge.conversation import Conversation
 from evert.bridge.dialects.chat_completions import completion
+from evert.bridge.drift import Drift
 from evert.bridge.limits import PromptLimit
 from evert.bridge.lineage import ConversationBook
 from evert.bridge.messages import Reply, read_reply
@@ -556,7 +557,8 @@ def test_another_history_is_drift(change: Callable[[Messages], None]) -> None:
     after = talk.ask(messages)
     assert talk.prompt(after) == talk.renderer.full(after.messages)
     assert (talk.book.lineages, talk.book.drift) == (2, {Drift.HISTORY: 1})
-    assert talk.book.latest_drift is Drift.HISTORY
+    assert talk.book.latest_drift is not None
+    assert talk.book.latest_drift.cause is Drift.HISTORY
 
 
 def test_a_new_conversation_with_the_same_system_prompt_is_no_drift() -> None:

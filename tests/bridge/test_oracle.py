@@ -25,8 +25,9 @@ from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Message, TextPart, ThinkingPart, ToolCall
 
 from evert.bridge.actions import read_action
-from evert.bridge.conversation import Conversation, Drift
+from evert.bridge.conversation import Conversation
 from evert.bridge.dialects.chat_completions import completion
+from evert.bridge.drift import Drift
 from evert.bridge.lineage import ConversationBook
 from evert.bridge.messages import Reply, read_message, read_tools
 from evert.bridge.rendering import PromptRenderer
@@ -260,7 +261,7 @@ class Episode:
         self, thread: Thread, conversation: Conversation, prompt: FlatPrompt, is_handed: bool
     ) -> None:
         drift = self.book.latest_drift
-        if drift is Drift.HISTORY or is_handed:
+        if (drift is not None and drift.cause is Drift.HISTORY) or is_handed:
             assert not thread.is_as_said()
             thread.forget_all_but(conversation.messages)
         kept: FlatPrompt = []

@@ -35,6 +35,7 @@ from tinker_cookbook.rl.types import Trajectory
 from evert import AgentClient, BlockingAgentClient, ChatAgentEnv, ProcessAgent, ScriptedPolicy
 from evert.bridge import options, tracers
 from evert.bridge.errors import AgentError, MissingPackageError
+from evert.bridge.messages import call_id
 from evert.bridge.seats import seat_envs
 
 HELLO: Any = [{"role": "user", "content": "Hello?"}]
@@ -369,7 +370,7 @@ async def test_a_tool_takes_from_the_reply_that_calls_it_to_its_result(
         "gen_ai.operation.name": "execute_tool",
         "gen_ai.tool.type": "function",
         "gen_ai.tool.name": "add",
-        "gen_ai.tool.call.id": "call-0-0",
+        "gen_ai.tool.call.id": call_id("call-0-0"),
     }
     for tool in (add, look):
         assert tool.sent.start_time_unix_nano == first.sent.end_time_unix_nano

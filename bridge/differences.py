@@ -1,0 +1,133 @@
+"""The first message that is another than it was, in words."""
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from tinker_cookbook.renderers.base import ContentPart, Message, TextPart, ThinkingPart
+
+from evert.bridge.messages import Reply, thoughts_of
+
+AROUND = 40
+"""Characters that are shown on each side of a difference."""
+
+_UNSEEN = {"reasoning_content", "reasoning", "name", "refusal", "annotations", "audio"}
+"""Fields that agents leave out, or an SDK adds, of what is the same message."""
+
+_IDS = {"id", "tool_call_id"}
+
+
+def in_messages(then: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> str:
+    """The first field of the first message that differs; "" where all say the same.
+
+    Ids of tool calls are looked at last: agents may rename them.
+    """
+    return _in_messages(then, now, _IDS) or _in_messages(then, now, set())
+
+
+def _in_messages(
+    then: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]], unseen: set[str]
+) -> str:
+    for index, (old, new) in enumerate(zip_longest(then, now)):
+        if old is None or new is None:
+            what = "is new" if old is None else "is missing"
+            return f"messages[{index}] {what}: {shortened(words(new if old is None else old))}."
+        fields = {*old, *new} - _UNSEEN - unseen
+        for field in sorted(fields, key=lambda field: (field != "role", field)):
+            if found := _first(field, _said(old.get(field)), _said(new.get(field)), unseen):
+                place, before, after = found
+                return _changed(
+                    f"messages[{index}].{place} of the {old.get('role')}", before, after
+                )
+    return ""
+
+
+def in_field(place: str, then: Any, now: Any) -> str:
+    """What differs in a field; "" where nothing does, or both are empty."""
+    found = _first(place, _said(then), _said(now), set())
+    return _changed(*found) if found else ""
+
+
+def _said(value: Any) -> Any:
+    """A field without what says nothing: agents strip replies, and leave empty fields out."""
+    if isinstance(value, list):
+        return [_call(part) for part in value] or None
+    return (value.strip() if isinstance(value, str) else value) or None
+
+
+def _call(part: Any) -> Any:
+    """A tool call in a list, its arguments as what they say; anything else as it is."""
+    function = part.get("function") if isinstance(part, Mapping) else None
+    if not isinstance(function, Mapping) or "arguments" not in function:
+        return part
+    try:
+        arguments = json.loads(function["arguments"])
+    except (TypeError, ValueError, RecursionError):
+        arguments = function["arguments"]
+    return {"id": part.get("id"), "function": {**function, "arguments": arguments}}
+
+
+def _first(place: str, then: Any, now: Any, unseen: set[str]) -> tuple[str, Any, Any] | None:
+    """The innermost place where two JSON values differ, and what stands there."""
+    if isinstance(then, Mapping) and isinstance(now, Mapping):
+        keys = [key for key in {**then, **now} if key not in unseen]
+        pairs = [(f"{place}.{key}", then.get(key), now.get(key)) for key in keys]
+    elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
+        pairs = [(f"{place}[{i}]", a, b) for i, (a, b) in enumerate(zip(then, now, strict=True))]
+    else:
+        return None if then == now else (place, then, now)
+    return next((found for pair in pairs if (found := _first(*pair, unseen))), None)
+
+
+def _changed(place: str, then: Any, now: Any) -> str:
+    old, new = words(then), words(now)
+    start = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), None)
+    start = min(len(old), len(new)) if start is None else start
+    return f"{place} was {shortened(old, start)} and is now {shortened(new, start)}."
+
+
+def sent_back(reply: Reply) -> Message:
+    """A reply as an agent sends it back that leaves nothing out."""
+    content: list[ContentPart] = [TextPart(type="text", text=reply.prefill + reply.text)]
+    if reply.reasoning:
+        content.insert(0, ThinkingPart(type="thinking", thinking=reply.reasoning))
+    return Message(role="assistant", content=content, tool_calls=[*reply.tool_calls])
+
+
+def as_rows(then: Sequence[Message], now: Sequence[Message]) -> tuple[list[Any], list[Any]]:
+    """Messages that an agent sent and sends as plain rows, as far as both have any.
+
+    Thinking that is not sent is no difference.
+    """
+    sent = [_row(message) for message in now[: len(then)]]
+    known = [_row(message) for message in then]
+    for old, new in zip(known, sent, strict=False):
+        old["thinking"] = old["thinking"] if new["thinking"] else None
+    return known, sent
+
+
+def _row(message: Message) -> dict[str, Any]:
+    content, calls = message["content"], message.get("tool_calls", ())
+    parts = [TextPart(type="text", text=content)] if isinstance(content, str) else content
+    text = "".join(part["text"] for part in parts if part["type"] == "text")
+    others = [part for part in parts if part["type"] not in ("text", "thinking")]
+    return {
+        **message,
+        "content": [text, *others] if others else text,
+        "thinking": thoughts_of([*parts]),
+        "tool_calls": [call.model_dump(mode="json") for call in calls],
+    }
+
+
+def words(value: Any) -> str:
+    """A value as text."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, default=repr)
+
+
+def shortened(text: str, place: int = 0) -> str:
+    """A text around a place."""
+    start, end = max(0, place - AROUND), place + AROUND
+    return f"{'…' * (start > 0)}{text[start:end]!r}{'…' * (end < len(text))}"

@@ -1,0 +1,137 @@
+"""What keeps a known reply from going on token for token, and where it was found."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers.base import Message, TextPart
+
+from evert.bridge.index import Speaker
+from evert.bridge.rendering import PromptRenderer
+from evert.bridge.tokens import Chunk, FlatPrompt
+
+SHOWN = 16
+"""Tokens that are shown of each side, from shortly before a difference on."""
+
+
+class Drift(StrEnum):
+    """The causes (see ``lineage.py``)."""
+
+    TEMPLATE = "template"
+    RETOKENISED = "retokenised"
+    COMPLETED_ARGUMENTS = "completed_arguments"
+    TOOLS = "tools"
+    HISTORY = "history"
+
+
+class Break(NamedTuple):
+    """A drift that an observation met.
+
+    Attributes:
+        cause: Its cause.
+        where: Which field of which message differed, and how; "" where that cannot be said.
+    """
+
+    cause: Drift
+    where: str = ""
+
+
+class Met(NamedTuple):
+    """What a request meets that is not as it was.
+
+    Attributes:
+        others: Who got the replies in it that are not on its way.
+        left_out: Who got a reply where it holds another message, or none.
+        before: Who got the latest reply on its way, with other tools; None: it has the same.
+        goes_on: Whether a conversation goes on with it, and so keeps all of its own.
+    """
+
+    others: set[Speaker]
+    left_out: set[Speaker]
+    before: Speaker | None
+    goes_on: bool
+
+    def cause(self, speaker: Speaker) -> Drift | None:
+        """The drift: none where all of it is another agent's, or another conversation's."""
+        others = self.others
+        if self.goes_on:
+            others = {one for one in others if one.opening == speaker.opening}
+        if not all(map(speaker.is_another, self.left_out | others)):
+            return Drift.HISTORY
+        if self.before is not None and not speaker.is_another(self.before):
+            return Drift.TOOLS
+        return None
+
+    @property
+    def is_any(self) -> bool:
+        """Whether there are replies in it that it did not get."""
+        return bool(self.others) or self.before is not None
+
+
+def restarts(drift: Break | None) -> bool:
+    """Whether the token sequence begins anew, as the renderer shows it now."""
+    return drift is not None and drift.cause is Drift.TEMPLATE
+
+
+def break_of(
+    shown: FlatPrompt, sampled: list[int], renderer: PromptRenderer, place: str
+) -> Break | None:
+    """What came between a reply as it was sampled and as the renderer shows it as history.
+
+    Args:
+        shown: The reply as history.
+        sampled: The reply as it was sampled.
+        renderer: Of the policy.
+        place: The message, in words.
+    """
+    if shown == sampled:
+        return None
+    tokens = [token for token in shown if isinstance(token, int)]
+    if not tokens or len(tokens) < len(shown):
+        cause = Drift.TEMPLATE
+    elif renderer.differ_in_spelling(tokens, sampled):  # of marks that made no thought and no call
+        return None
+    else:
+        cause = Drift.RETOKENISED if _say_the_same(tokens, sampled, renderer) else Drift.TEMPLATE
+    return Break(cause, in_rendering(place, shown, sampled, renderer))
+
+
+def in_rendering(
+    place: str,
+    shown: Sequence[int | Chunk],
+    known: Sequence[int | Chunk],
+    renderer: PromptRenderer,
+) -> str:
+    """The first tokens in which a rendering is not what was there before, in words."""
+    pairs = enumerate(zip(shown, known, strict=False))
+    first = next((i for i, (a, b) in pairs if a != b), min(len(shown), len(known)))
+    start = max(0, first - SHOWN // 4)
+    now, then = (
+        renderer.decode([t for t in side[start : start + SHOWN] if isinstance(t, int)])
+        for side in (shown, known)
+    )
+    return f"{place}: the template shows {now!r} where {then!r} stood"
+
+
+def _say_the_same(shown: list[int], sampled: list[int], renderer: PromptRenderer) -> bool:
+    try:
+        (rendered, ended), (said, end) = renderer.parse(shown), renderer.parse(sampled)
+    except (RendererError, RecursionError):  # an end of turn in its middle, say: no message at all
+        return False
+    return ended == end and _what_it_says(rendered) == _what_it_says(said)
+
+
+def _what_it_says(message: Message) -> tuple[list[str], list[str], Sequence[Any]]:
+    """A reply's thinking, text and tool calls, without what templates set as they like.
+
+    That is the white space between them, and where a tool call stands that could not be parsed.
+    """
+    content = message["content"]
+    parts = [TextPart(type="text", text=content)] if isinstance(content, str) else content
+    broken = [call.raw_text for call in message.get("unparsed_tool_calls", ())]
+    text = "".join(part["text"] for part in parts if part["type"] == "text")
+    if any(raw not in text for raw in broken):
+        text += "".join(raw for raw in broken)
+    thinking = "".join(part["thinking"] for part in parts if part["type"] == "thinking")
+    return thinking.split(), text.split(), message.get("tool_calls", ())
