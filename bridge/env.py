@@ -162,7 +162,8 @@ class ChatAgentEnv(Env):
         self.turn_lineages.append(lineage)
         self.turn_callers.append(caller)
         if self.transcript is not None:
-            self.transcript.note(outstanding.call.request, outstanding.conversation)
+            request, met = outstanding.call.request, self._turns.overlap.is_met
+            self.transcript.note(request, outstanding.conversation, met=met)
         upcoming = await self._turns.resume(outstanding, turn)
         if isinstance(upcoming, Ending):
             self._turns.forget()

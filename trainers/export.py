@@ -127,7 +127,7 @@ def _as_text(message: Mapping[str, Any]) -> dict[str, str]:
             f"own, or with more than text: {message!s:.200}. chat_sl reads texts; leave it out."
         )
     role = "system" if message["role"] == "developer" else str(message["role"])
-    return {"role": role, "content": "".join(str(part["text"]) for part in parts)}
+    return {"role": role, "content": "".join(str(part.get("text", "")) for part in parts)}
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import tinker
-from pydantic import TypeAdapter
+from pydantic_core import from_json
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.rl.types import Trajectory, Transition
 
@@ -20,14 +20,13 @@ from evert.bridge.agent import NO_TASK
 from evert.bridge.errors import RecordError
 from evert.bridge.logprobs import remembering
 from evert.bridge.records.rows import SCHEMA, Row
+from evert.bridge.records.schema import CHUNK, check_row
 from evert.bridge.tokens import FlatPrompt, chunks_of
 
 logger = logging.getLogger(__name__)
 
 ROLLOUTS = "rollouts"
 """Folder, or with ``.jsonl`` file, of the rollouts in the folder of a run or of an evaluation."""
-
-_CHUNK: TypeAdapter[tinker.ModelInputChunk] = TypeAdapter(tinker.ModelInputChunk)
 
 
 class RolloutRecord:
@@ -40,7 +39,7 @@ class RolloutRecord:
         row: The same; ``docs/records.md`` lists its fields.
 
     Raises:
-        RecordError: It is none of this version's schema.
+        RecordError: It is none of this version's schema, or a field is amiss.
     """
 
     def __init__(self, row: Mapping[str, Any]) -> None:
@@ -54,6 +53,7 @@ class RolloutRecord:
                 "Name a run or an evaluation that was made with record=True. (The Cookbook's own "
                 "summaries of rollouts have neither tokens nor messages.)"
             )
+        check_row(row)
         self.row = row
 
     def __repr__(self) -> str:
@@ -166,9 +166,13 @@ class RolloutRecord:
         found: list[Row] = self._begun(turn).get("tools", [])
         return found
 
+    def has_met(self, turn: int) -> bool:
+        """Whether calls made at the same time were sampled so when this turn was played."""
+        return bool(self.row["steps"][turn].get("call", {}).get("met"))
+
     def last_turns(self) -> list[int]:
         """The turns that conversations end with: no other goes on from their replies."""
-        calls = [step.get("call") or {} for step in self.row["steps"][: self.turns]]
+        calls = [step.get("call", {}) for step in self.row["steps"][: self.turns]]
         gone_on = {call.get("after") for call in calls}
         given = [self.row["steps"][turn].get("reply") is not None for turn in range(self.turns)]
         last = self.turns - 1  # what ended the episode was the end of a conversation, too
@@ -207,7 +211,7 @@ class RolloutRecord:
 
 
 def _element(token: Any) -> Any:
-    return token if isinstance(token, int) else _CHUNK.validate_python(token)
+    return token if isinstance(token, int) else CHUNK.validate_python(token)
 
 
 # -- files ---------------------------------------------------------------------------------------
@@ -248,32 +252,47 @@ def read_records(
         One a rollout; the groups of an iteration stand in the order in which they were over.
 
     Raises:
-        RecordError: There are none, or some of another schema.
+        RecordError: There are none, or a line is damaged or of another schema: names it.
     """
     for file in record_files(path):
         broken = 0
         with file.open("rb") as lines:
-            for line in lines:
+            for number, line in enumerate(lines, 1):
                 read(len(line))
-                row = _row(line)
-                if row is None:
-                    broken += bool(line.strip())
-                    continue
-                yield _record(row, file)
+                try:
+                    row = _row(line)
+                    if row is not None:
+                        yield RolloutRecord(row)
+                except RecordError as error:
+                    raise RecordError(f"{file}, line {number}: {error}") from None
+                broken += row is None and bool(line.strip())
         if broken:
             logger.warning("%s: %d broken lines are left out, as a kill leaves them.", file, broken)
 
 
 def _row(line: bytes) -> Row | None:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
+    """The row of a line; None for the beginning of one, or nothing.
+
+    Raises:
+        RecordError: It is something else.
+    """
+    if not (line := line.strip()):
         return None
-    return row if isinstance(row, dict) else None
-
-
-def _record(row: Row, file: Path) -> RolloutRecord:
     try:
-        return RolloutRecord(row)
-    except RecordError as error:
-        raise RecordError(f"{file}: {error}") from None
+        row = _parsed(line)
+    except (ValueError, RecursionError) as error:
+        try:
+            from_json(line, allow_partial="trailing-strings")
+        except ValueError:
+            raise RecordError(f"The line is no JSON: {error}. Take it out.") from None
+        return None
+    if not isinstance(row, dict):
+        raise RecordError(f"The line is {row!r:.80}; expected a rollout. Take it out.")
+    return row
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return from_json(line)
+    except ValueError:  # it takes no lone surrogates, and no more than 200 levels
+        return json.loads(line)

@@ -1,10 +1,12 @@
 """``ReplayPolicy``: a record in the place of a model, and ``replay``: an agent against its record.
 
 Each call gets the tokens that its prompt got then. Calls that an agent makes side by side may come
-in another order, and are found by their prompts. A prompt that the record has not is where the
+in another order, and are found by their prompts; ``replay`` answers them in the order in which they
+were answered then. A prompt that the record has not is where the
 agent itself differs: with the same replies, it asked for something else.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import Unpack
 
@@ -18,6 +20,7 @@ from evert.bridge.differences import in_field, in_messages, shortened, words
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import ReplayError
 from evert.bridge.options import EnvOptions
+from evert.bridge.parallel import MAX_CALLS, do_parallel_rollout
 from evert.bridge.records.record import RolloutRecord
 from evert.bridge.records.rows import Row, as_message
 from evert.bridge.requests import ChatRequest
@@ -39,6 +42,7 @@ class ReplayPolicy(TokenCompleter):
     def __init__(self, record: RolloutRecord, env: ChatAgentEnv | None = None) -> None:
         self.record = record
         self.left = list(range(record.turns))
+        self._claimed = set[int]()  # asked, and waiting for others
         self._env = env
 
     async def __call__(
@@ -61,7 +65,7 @@ class ReplayPolicy(TokenCompleter):
         """
         prompt, prompts = flatten(model_input.chunks), self.record.prompts
         for turn in self.left:
-            if prompts[turn] == prompt:
+            if turn not in self._claimed and prompts[turn] == prompt:
                 return turn
         request = self._env.request_of(model_input) if self._env is not None else None
         raise ReplayError(self._difference(prompt, request))
@@ -109,6 +113,36 @@ class ReplayPolicy(TokenCompleter):
         )
 
 
+class _InOrder(ReplayPolicy):
+    """The same for calls that met: each reply waits for those that came before it then."""
+
+    def __init__(self, record: RolloutRecord, env: ChatAgentEnv) -> None:
+        super().__init__(record, env)
+        self._overlap = env._turns.overlap
+        self._patience = env._settings.agent_timeout
+        self._moved = asyncio.Event()
+
+    async def __call__(
+        self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
+    ) -> TokensWithLogprobs:
+        turn = self.find(model_input)
+        self._claimed.add(turn)
+        self._overlap.is_met |= self.record.has_met(turn)
+        try:
+            async with asyncio.timeout(self._patience):
+                while self.left[0] != turn:
+                    await self._moved.wait()
+        except TimeoutError:
+            raise ReplayError(
+                f"The agent differs from its record at turn {self.left[0]}: it does not make that "
+                f"call{_quoted(self._asked(self.left[0]))} within agent_timeout={self._patience} s."
+            ) from None
+        self.left.remove(turn)
+        self._moved.set()
+        self._moved = asyncio.Event()
+        return self.record.action(turn)
+
+
 async def replay(
     record: RolloutRecord,
     agent: Agent,
@@ -116,6 +150,8 @@ async def replay(
     **options: Unpack[EnvOptions],
 ) -> Trajectory:
     """Play an agent again, with the replies and the seed that it got then and no model.
+
+    Calls that were sampled at the same time get their replies in the order in which they got them.
 
     Args:
         record: Of the rollout.
@@ -133,9 +169,14 @@ async def replay(
     """
     task = record.task if task is NO_TASK else task
     env = ChatAgentEnv(agent, task, seed=record.row["seed"], **options)
-    policy = ReplayPolicy(record, env)
+    met = any(map(record.has_met, range(record.turns)))
+    policy = _InOrder(record, env) if met else ReplayPolicy(record, env)
     try:
-        trajectory = await do_single_rollout(policy, env)
+        if met:
+            most = max(MAX_CALLS, record.turns)
+            trajectory = await do_parallel_rollout(policy, env, most)
+        else:
+            trajectory = await do_single_rollout(policy, env)
     finally:
         await env.close()
     policy.check_over()

@@ -167,6 +167,7 @@ def _fields(asked: Asked) -> Row:
         "model": request.model,
         "max_tokens": request.max_tokens,
         "stop": [*request.stop],
+        "met": asked.met,
     }
     return {name: value for name, value in fields.items() if value}
 

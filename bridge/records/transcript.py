@@ -21,6 +21,7 @@ class Asked:
         messages: Those after that reply, as the agent sent them; all of them without one.
         key: Its conversation, and what the reply is to be among the points of that.
         points: Those; an Env lets go of its conversations when it ends.
+        met: Whether calls had met by then: those made at the same time are sampled so.
     """
 
     request: ChatRequest
@@ -28,6 +29,7 @@ class Asked:
     messages: list[Any]
     key: tuple[Conversation, int]
     points: list[Point]
+    met: bool
 
 
 class Transcript:
@@ -41,7 +43,7 @@ class Transcript:
         self.calls: list[Asked] = []
         self._answers: dict[tuple[Conversation, int], int] = {}
 
-    def note(self, request: ChatRequest, conversation: Conversation) -> None:
+    def note(self, request: ChatRequest, conversation: Conversation, *, met: bool) -> None:
         """Take note of a call whose action has come, before the agent gets it."""
         points, after, start = conversation.points, None, 0
         if points:
@@ -50,7 +52,7 @@ class Transcript:
             start = 0 if after is None else last.sent + 1
         key = conversation, len(points)
         self._answers[key] = len(self.calls)
-        self.calls.append(Asked(request, after, conversation.sent[start:], key, points))
+        self.calls.append(Asked(request, after, conversation.sent[start:], key, points, met))
 
     def reply(self, turn: int) -> Reply | None:
         """What the agent got in answer to a turn's call; None where it got nothing.

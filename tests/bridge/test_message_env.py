@@ -134,7 +134,8 @@ def played(env: Env, say: Sequence[str], renderer: Any, **options: Any) -> Traje
 def told(turn: Transition) -> tuple[Any, ...]:
     """What a transition carries, but for what only an Env with tokens knows."""
     metrics = {k: v for k, v in turn.metrics.items() if not k.startswith(("lineages", "drift"))}
-    logs = {k: v for k, v in turn.logs.items() if k not in ("caller", "lineage", "drift")}
+    tokens = "caller", "lineage", "drift", "drift_at"
+    logs = {k: v for k, v in turn.logs.items() if k not in tokens}
     return turn.ob.to_ints(), turn.ac.tokens, turn.reward, turn.episode_done, metrics, logs
 
 

@@ -24,7 +24,15 @@ from tinker_cookbook.renderers.base import Message, ToolCall, UnparsedToolCall
 
 from evert.bridge.base import default_renderer
 from evert.bridge.dialects.chat_completions import completion
-from evert.bridge.messages import ROLES, Reply, as_fields, read_message, read_reply, read_tools
+from evert.bridge.messages import (
+    ROLES,
+    Reply,
+    as_fields,
+    call_id,
+    read_message,
+    read_reply,
+    read_tools,
+)
 
 CALL = {"id": "call-1", "type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}}
 
@@ -518,7 +526,11 @@ def test_parts_without_thinking_have_no_reasoning() -> None:
 def test_calls_without_an_id_get_one_each() -> None:
     reply = replied("", calls=[tool_call(None), tool_call("own"), tool_call(None)])
 
-    assert [call.id for call in reply.tool_calls] == ["call-7-0", "own", "call-7-2"]
+    assert [call.id for call in reply.tool_calls] == [
+        call_id("call-7-0"),
+        "own",
+        call_id("call-7-2"),
+    ]
     assert [call.id for call in reply.parsed.get("tool_calls", [])] == [
         None,
         "own",

@@ -1,12 +1,14 @@
 """Agents played again from their records, and where they differ.
 
-same         the replies of the record give the transitions of the record
+same         the replies of the record give the transitions of the record, calls that met included
 differences  the first turn at which the agent itself differs, and the message
 branches     from a turn on, sampled anew; each sampled token is trained once
 """
 
 import asyncio
+import re
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +116,75 @@ async def test_calls_made_side_by_side_are_found_in_whatever_order(tmp_path: Pat
     again = await replay(record, gathers)
 
     assert [turn.reward for turn in again.transitions] == [0.0, 0.0, 1.0]
+
+
+class Slow(ScriptedPolicy):
+    """Says what it was asked, the later names the sooner."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda prompt: f"you are {self._name(prompt)}")
+
+    @staticmethod
+    def _name(prompt: str) -> str:
+        return re.findall(r"I am (\w+)", prompt)[-1]
+
+    async def __call__(self, model_input: Any, stop: Any, **options: Any) -> TokensWithLogprobs:
+        """The next reply."""
+        name = self._name(base_tokenizer().decode(model_input.to_ints()))
+        await asyncio.sleep(0.01 * (3 - "ABC".index(name[0])))
+        return await super().__call__(model_input, stop, **options)
+
+
+class Meets:
+    """Sub-agents at the same time, each noting what it got and asking once more."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    async def __call__(self, client: Any) -> float:
+        await asyncio.gather(*map(partial(self.sub, client), self.names))
+        return 0.5
+
+    async def sub(self, client: Any, name: str) -> None:
+        messages: list[Any] = [{"role": "user", "content": f"I am {name}"}]
+        for _ in range(2):
+            completion = await client.chat.completions.create(messages=messages)
+            client.reward(ord(name[0]) - 64)
+            client.log(who=name)
+            client.metric("replies", len(messages))
+            messages.append(completion.choices[0].message)
+            messages.append({"role": "user", "content": f"I am {name}!"})
+
+
+async def recorded_together(path: Path, agent: Any) -> tuple[RolloutRecord, Trajectory]:
+    recorder = Recorder(path / "rollouts.jsonl")
+    env = recorder.watch(ChatAgentEnv(agent))
+    played = await do_parallel_rollout(Slow(), env)
+    recorder.add([played], [env])
+    [record] = read_records(path)
+    return record, played
+
+
+async def test_calls_that_met_are_played_as_they_were_played(tmp_path: Path) -> None:
+    record, played = await recorded_together(tmp_path, Meets("A", "B", "C"))
+    again = await replay(record, Meets("A", "B", "C"))
+
+    noted = [turn.logs["who"] for turn in played.transitions]
+    assert noted[0] == "C"
+    assert facts(again) == facts(played)
+    assert [turn.logs for turn in again.transitions] == [turn.logs for turn in played.transitions]
+
+
+async def test_a_call_that_met_others_and_is_not_made_is_named(tmp_path: Path) -> None:
+    record, _ = await recorded_together(tmp_path, Meets("A", "C"))
+
+    with pytest.raises(
+        ReplayError,
+        match=r"turn 0: it does not make that call, with 'I am C' within agent_timeout=0\.2 s",
+    ):
+        await replay(record, Meets("A"), agent_timeout=0.2)
+    with pytest.raises(ReplayError, match="is now 'I am Bob'"):
+        await replay(record, Meets("A", "Bob"), agent_timeout=0.2)
 
 
 async def test_what_an_agent_draws_is_drawn_again(tmp_path: Path) -> None:

@@ -1,0 +1,118 @@
+"""What a row has to hold to be read, and ``check_row``, which says what it does not.
+
+Fields that evert does not read are not looked at, so that a row may hold more.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, NotRequired
+
+import tinker
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+
+from evert.bridge.actions import LARGEST_ID
+from evert.bridge.errors import RecordError, repr_of
+
+CHUNK: TypeAdapter[tinker.ModelInputChunk] = TypeAdapter(tinker.ModelInputChunk)
+
+_Token = Annotated[int, Field(ge=0, le=LARGEST_ID)]
+_Chunk = Annotated[dict[str, Any], AfterValidator(CHUNK.validate_python)]
+_Number = Annotated[float, Field(allow_inf_nan=False)]
+_Earlier = Annotated[int, Field(ge=0)] | None
+
+
+class _Message(TypedDict):
+    role: str
+    content: NotRequired[str | list[dict[str, Any]] | None]
+    tool_calls: NotRequired[list[dict[str, Any]] | None]
+
+
+class _Prompt(TypedDict):
+    after: _Earlier
+    tokens: list[_Token | _Chunk]
+
+
+class _Call(TypedDict):
+    after: _Earlier
+    messages: list[_Message]
+    tools: NotRequired[list[dict[str, Any]]]
+    prefix: NotRequired[list[_Message]]
+    met: NotRequired[bool]
+
+
+class _Step(TypedDict):
+    ob_len: int
+    ac_len: int
+    reward: _Number
+    episode_done: bool
+    metrics: dict[str, float | bool]
+    logs: dict[str, Any]
+    prompt: _Prompt
+    tokens: list[_Token]
+    logprobs: list[float] | None
+    stop_reason: str
+    text: str
+    call: NotRequired[_Call]
+    reply: NotRequired[_Message | None]
+
+
+class _Row(TypedDict):
+    iteration: int
+    group_idx: int
+    traj_idx: int
+    total_reward: _Number
+    agent: str
+    renderer: str
+    tokenizer: str | None
+    seat: str | None
+    seed: int | None
+    stop_reason: str | None
+    task_repr: NotRequired[str]
+    steps: list[_Step]
+
+
+_ROW = TypeAdapter(_Row)
+
+
+def check_row(row: Mapping[str, Any]) -> None:
+    """Check that a row can be read.
+
+    Raises:
+        RecordError: It cannot; names the first field that is amiss.
+    """
+    try:
+        _ROW.validate_python(row, strict=True)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False)[0]
+        place = _place(row, found["loc"])
+        missing = found["type"] == "missing"
+        what = "is missing" if missing else f"is {repr_of(found['input'])}; {found['msg']}"
+        raise _damaged(f"{place} {what}") from None
+    for number, step in enumerate(row["steps"]):
+        for field in ("prompt", "call"):
+            after = step.get(field, {}).get("after")
+            if after is not None and after >= number:
+                place = f"steps[{number}].{field}.after"
+                raise _damaged(f"{place} is {after}; expected null or a step before {number}")
+        after = step.get("call", {}).get("after")
+        if after is not None and "call" not in row["steps"][after]:
+            raise _damaged(f"steps[{number}].call.after is {after}, and that step has no call")
+        given, logprobs = len(step["tokens"]), step["logprobs"]
+        if logprobs is not None and len(logprobs) != given:
+            what = f"has {len(logprobs)} values; expected one for each of {given} tokens"
+            raise _damaged(f"steps[{number}].logprobs {what}")
+
+
+def _damaged(what: str) -> RecordError:
+    return RecordError(f"A record is damaged: {what}. Take its line out, or record anew.")
+
+
+def _place(value: Any, location: tuple[int | str, ...]) -> str:
+    """A field's path, without the members of unions that pydantic names in it."""
+    place = ""
+    for number, key in enumerate(location):
+        if isinstance(value, list) and isinstance(key, int):
+            place, value = f"{place}[{key}]", value[key]
+        elif isinstance(value, dict) and (key in value or number == len(location) - 1):
+            place, value = f"{place}.{key}", value.get(key)
+    return place.removeprefix(".")
