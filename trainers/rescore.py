@@ -10,8 +10,9 @@ import inspect
 import json
 import math
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from statistics import correlation, fmean
 from typing import TYPE_CHECKING, Any, cast
@@ -125,14 +126,11 @@ async def _rescored(
     records: "Iterable[RolloutRecord]", reward: Callable[..., Any], parallel: int
 ) -> list[Rescored]:
     """Score rollouts, some side by side; in their order."""
-    found, waiting = list[Rescored](), list[Awaitable[Rescored]]()
-    for record in records:
-        waiting.append(_scored(record, reward))
-        if len(waiting) == parallel:
-            found += await asyncio.gather(*waiting)
-            waiting = []
-            await asyncio.sleep(0)  # Ctrl-C, where no reward awaits anything
-    return found + list(await asyncio.gather(*waiting))
+    found, rest = list[Rescored](), iter(records)
+    while some := [*islice(rest, parallel)]:  # read before any is scored: a line may be damaged
+        found += await asyncio.gather(*(_scored(record, reward) for record in some))
+        await asyncio.sleep(0)  # Ctrl-C, where no reward awaits anything
+    return found
 
 
 async def _scored(record: "RolloutRecord", reward: Callable[..., Any]) -> Rescored:

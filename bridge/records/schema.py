@@ -16,7 +16,7 @@ from evert.bridge.errors import RecordError, repr_of
 CHUNK: TypeAdapter[tinker.ModelInputChunk] = TypeAdapter(tinker.ModelInputChunk)
 
 _Token = Annotated[int, Field(ge=0, le=LARGEST_ID)]
-_Chunk = Annotated[dict[str, Any], AfterValidator(CHUNK.validate_python)]
+_Chunk = Annotated[dict[str, Any], AfterValidator(lambda chunk: _check_chunk(chunk))]
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 _Earlier = Annotated[int, Field(ge=0)] | None
 
@@ -83,11 +83,15 @@ def check_row(row: Mapping[str, Any]) -> None:
     try:
         _ROW.validate_python(row, strict=True)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False)[0]
-        place = _place(row, found["loc"])
-        missing = found["type"] == "missing"
-        what = "is missing" if missing else f"is {repr_of(found['input'])}; {found['msg']}"
-        raise _damaged(f"{place} {what}") from None
+        found = error.errors(include_url=False, include_context=False)
+        # of a union's members, the one that has a value of its type says what is wrong with it
+        first = next((one for one in found if not one["type"].endswith("_type")), found[0])
+        place, missing = _place(row, first["loc"]), first["type"] == "missing"
+        if missing:
+            raise _damaged(
+                f"{place}.{first['loc'][-1]}".removeprefix(".") + " is missing"
+            ) from None
+        raise _damaged(f"{place} is {repr_of(first['input'])}; {first['msg']}") from None
     for number, step in enumerate(row["steps"]):
         for field in ("prompt", "call"):
             after = step.get(field, {}).get("after")
@@ -103,6 +107,14 @@ def check_row(row: Mapping[str, Any]) -> None:
             raise _damaged(f"steps[{number}].logprobs {what}")
 
 
+def _check_chunk(chunk: dict[str, Any]) -> dict[str, Any]:
+    try:
+        CHUNK.validate_python(chunk)
+    except ValidationError:
+        raise ValueError("it is no chunk of a prompt") from None
+    return chunk
+
+
 def _damaged(what: str) -> RecordError:
     return RecordError(f"A record is damaged: {what}. Take its line out, or record anew.")
 
@@ -110,9 +122,9 @@ def _damaged(what: str) -> RecordError:
 def _place(value: Any, location: tuple[int | str, ...]) -> str:
     """A field's path, without the members of unions that pydantic names in it."""
     place = ""
-    for number, key in enumerate(location):
+    for key in location:
         if isinstance(value, list) and isinstance(key, int):
             place, value = f"{place}[{key}]", value[key]
-        elif isinstance(value, dict) and (key in value or number == len(location) - 1):
-            place, value = f"{place}.{key}", value.get(key)
+        elif isinstance(value, dict) and key in value:
+            place, value = f"{place}.{key}", value[key]
     return place.removeprefix(".")

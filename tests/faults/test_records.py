@@ -1,0 +1,158 @@
+"""The table of damages to records: each is played, and every reader sees what the table says.
+
+1. ``read_records`` and the commands that read records end with the error that the table has, or
+   with none; a replay of what is read says where the agent differs.
+2. Whatever one damage is done to a line: reading it ends, with a ``RecordError`` or a record that
+   can be used.
+"""
+
+import asyncio
+import copy
+import io
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from tests.faults.records import CALL, TABLE, Damage, agent, reply, worth
+from tests.faults.scene import is_as, line
+
+from evert import ChatAgentEnv, Recorder, ScriptedPolicy, explain, read_records, replay
+from evert.bridge.errors import EvertError, RecordError
+from evert.bridge.parallel import do_parallel_rollout
+from evert.trainers import export, rescore
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+    """Two rollouts, as they are written down."""
+
+    async def play() -> None:
+        for task in ("1 + 1?", "2 + 2?"):
+            env = recorder.watch(ChatAgentEnv(agent, task))
+            trajectory = await do_parallel_rollout(ScriptedPolicy(reply), env)
+            recorder.add([trajectory], [env], about={"model": "none"})
+
+    recorder = Recorder(tmp_path_factory.mktemp("whole") / "rollouts.jsonl")
+    asyncio.run(play())
+    return recorder.path.read_bytes().splitlines()
+
+
+@contextmanager
+def no_hang() -> Iterator[None]:
+    """Raise in a block that does not end."""
+    signal.alarm(60)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
+async def replayed(path: Path) -> str:
+    """What replays of a file's last record end with; "" with its rewards."""
+    try:
+        record = [*read_records(path)][-1]
+        again = await replay(record, agent, agent_timeout=0.3)
+    except EvertError as error:
+        return line(error)
+    same = [turn.reward for turn in again.transitions] == [s["reward"] for s in record.row["steps"]]
+    return "" if same else "other rewards"
+
+
+@pytest.mark.parametrize("damage", TABLE, ids=str)
+def test_every_reader_sees_what_the_table_says(
+    damage: Damage, lines: list[bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "rollouts.jsonl", tmp_path / "out.jsonl"
+    path.write_bytes(b"\n".join([lines[0], damage.done(lines[1]), b""]))
+    sees = f"RecordError: {damage.sees}" if damage.sees else ""
+
+    with no_hang():
+        assert is_as(asyncio.run(replayed(path)), sees or damage.replays)
+        for main, named in (
+            (export.main, []),
+            (rescore.main, ["reward=tests.faults.records:worth"]),
+        ):
+            status = main([f"run={path}", f"out={out}", *named])
+            printed = " ".join(capsys.readouterr().err.split())
+            assert (status, out.exists()) == ((1, False) if sees else (0, True)), printed
+            assert is_as(printed, f"…{damage.sees}" if sees else "…"), printed
+            out.unlink(missing_ok=True)
+
+
+def test_the_table_is_long_and_repeats_nothing() -> None:
+    assert len(TABLE) >= 20
+    assert len(set(map(str, TABLE))) == len(TABLE)
+
+
+# -- any damage ------------------------------------------------------------------------------------
+
+VALUES: list[Any] = [
+    None, True, -1, 0, 1, 3, 2**33, 10**400, 0.5, 1e308, float("nan"), float("-inf"), "", "x",
+    "\ud800", "../..", "<think>", CALL, [], [[]], [0], ["x"], [None], {}, {"a": 1},
+    {"type": "text"}, {"type": "image"}, {"role": "user"}, {"after": 0}, [{"role": "tool"}],
+]  # fmt: skip
+
+
+def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The places of all fields and elements; of long lists the first few."""
+    items: list[tuple[Any, Any]] = []
+    if isinstance(value, dict):
+        items = [*value.items()]
+    elif isinstance(value, list):
+        items = [*enumerate(value[:4])]
+    for key, inner in items:
+        yield (*place, key)
+        yield from places(inner, (*place, key))
+
+
+def damaged(data: st.DataObject, whole: bytes) -> bytes:
+    """A line with one damage."""
+    kind = data.draw(st.sampled_from(["cut", "flip", "drop", *["put"] * 4]))
+    if kind in ("cut", "flip"):
+        at = data.draw(st.integers(0, len(whole) - 1))
+        rest = b"" if kind == "cut" else bytes([data.draw(st.integers(0, 255))]) + whole[at + 1 :]
+        return whole[:at] + rest
+    row: Any = copy.deepcopy(json.loads(whole))
+    *way, last = data.draw(st.sampled_from([*places(row)]))
+    at = row
+    for key in way:
+        at = at[key]
+    if kind == "drop":
+        del at[last]
+    else:
+        at[last] = data.draw(st.sampled_from(VALUES))
+    return json.dumps(row).encode()
+
+
+def use(path: Path) -> None:
+    """All that can be done with the records of a file."""
+    for record in read_records(path):
+        turns = range(record.turns)
+        assert isinstance(repr(record) + record.text, str)
+        assert isinstance(worth(record), float)
+        assert all(isinstance(record.asked(turn) + record.tools(turn), list) for turn in turns)
+        for turn in record.last_turns():
+            with suppress(RecordError):  # it holds more than text
+                export.conversation(record, turn)
+        explain(record.trajectory(), console=Console(file=io.StringIO()))
+
+
+@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_any_damage_is_told_or_does_no_harm(
+    data: st.DataObject, lines: list[bytes], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("damaged") / "rollouts.jsonl"
+    path.write_bytes(b"\n".join([lines[0], damaged(data, lines[1]), b""]))
+
+    with no_hang():
+        with suppress(RecordError):
+            use(path)
+        asyncio.run(replayed(path))
