@@ -25,7 +25,9 @@ Read in this order:
     images.py        images are data, and who may be asked for one
     tokens.py        a growing token sequence
     index.py         which beginnings of conversations are known
-    echoes.py        tool calls that come back completed
+    echoes.py        tool calls that come back completed, or under other ids
+    differences.py   the first message that is another, in words
+    drift.py         what keeps a known reply from going on, and where
     conversation.py  one conversation, in messages and in exact tokens
     lineage.py       which conversation a call continues; drift
     actions.py       what sampled tokens say, and what if they do not parse

@@ -29,6 +29,7 @@ from tinker_cookbook.renderers.base import (
     ParseTermination,
     RenderContext,
     Renderer,
+    TextPart,
     ToolCall,
     ToolSpec,
     TrainOnWhat,
@@ -105,7 +106,7 @@ class PromptRenderer:
         if isinstance(content, list) and not self.takes_images:
             _refuse_images(content, type(self.renderer).__name__)
         if self._text_frames and message["role"] != "assistant":
-            self._refuse_frames(content)
+            _refuse_frames(content, self._text_frames, type(self.renderer).__name__)
         marked = self._control.mark_message(message)
         if marked is not message:
             self._check_spells()
@@ -125,20 +126,6 @@ class PromptRenderer:
             ]
         headers = [self.decode(one.header.tokens) for one in rendered if one.header is not None]
         return [stop.replace(headers[0], header) for stop in stops for header in headers]
-
-    def _refuse_frames(self, content: str | list[ContentPart]) -> None:
-        text = (
-            content
-            if isinstance(content, str)
-            else "".join(part["text"] for part in content if part["type"] == "text")
-        )
-        found = next((frame for frame in self._text_frames if frame in text), None)
-        if found is not None:
-            raise RendererMismatchError(
-                f"{type(self.renderer).__name__} frames messages with plain text, and this one "
-                f"holds {found!r}, which would begin another: {text!r:.200}. Send other words, or "
-                "take a renderer with control tokens."
-            )
 
     def _check_spells(self) -> None:
         if not self._encodes_here:
@@ -338,6 +325,18 @@ def _refuse_images(content: Sequence[ContentPart], name: str) -> None:
         raise RendererMismatchError(
             f"A message holds a part of type {kinds.pop()!r}, and {name} has no image processor. "
             "Use a vision renderer (qwen3_vl_instruct, ...) made with one, or send text."
+        )
+
+
+def _refuse_frames(content: str | list[ContentPart], frames: Sequence[str], name: str) -> None:
+    parts = content if isinstance(content, list) else [TextPart(type="text", text=content)]
+    text = "".join(part["text"] for part in parts if part["type"] == "text")
+    found = next((frame for frame in frames if frame in text), None)
+    if found is not None:
+        raise RendererMismatchError(
+            f"{name} frames messages with plain text, and this one holds {found!r}, which would "
+            f"begin another: {text!r:.200}. Send other words, or take a renderer with control "
+            "tokens."
         )
 
 

@@ -159,16 +159,12 @@ class RolloutRecord:
         messages = [*self._conversation(turn, self._said), self._said(turn)]
         prefix = self._begun(turn).get("prefix", [])
         has_system = bool(prefix) and messages[0]["role"] in ("system", "developer")
-        return [*prefix, *messages[has_system and isinstance(messages[0]["content"], str) :]]
+        return [*prefix, *messages[has_system and isinstance(messages[0].get("content"), str) :]]
 
     def tools(self, turn: int) -> list[Row]:
         """The tools of the call that a turn answered; none: []."""
         found: list[Row] = self._begun(turn).get("tools", [])
         return found
-
-    def has_met(self, turn: int) -> bool:
-        """Whether calls made at the same time were sampled so when this turn was played."""
-        return bool(self.row["steps"][turn].get("call", {}).get("met"))
 
     def last_turns(self) -> list[int]:
         """The turns that conversations end with: no other goes on from their replies."""

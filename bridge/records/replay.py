@@ -127,7 +127,7 @@ class _InOrder(ReplayPolicy):
     ) -> TokensWithLogprobs:
         turn = self.find(model_input)
         self._claimed.add(turn)
-        self._overlap.is_met |= self.record.has_met(turn)
+        self._overlap.is_met |= _has_met(self.record, turn)
         try:
             async with asyncio.timeout(self._patience):
                 while self.left[0] != turn:
@@ -141,6 +141,11 @@ class _InOrder(ReplayPolicy):
         self._moved.set()
         self._moved = asyncio.Event()
         return self.record.action(turn)
+
+
+def _has_met(record: RolloutRecord, turn: int) -> bool:
+    """Whether calls made at the same time were sampled so when a turn was played."""
+    return bool(record.row["steps"][turn].get("call", {}).get("met"))
 
 
 async def replay(
@@ -169,7 +174,7 @@ async def replay(
     """
     task = record.task if task is NO_TASK else task
     env = ChatAgentEnv(agent, task, seed=record.row["seed"], **options)
-    met = any(map(record.has_met, range(record.turns)))
+    met = any(_has_met(record, turn) for turn in range(record.turns))
     policy = _InOrder(record, env) if met else ReplayPolicy(record, env)
     try:
         if met:

@@ -298,7 +298,7 @@ def renaming(rename: Callable[[str, int], tuple[str, str]]) -> Callable[[AgentCl
         while True:
             completion = await client.chat.completions.create(messages=history, tools=CHAT_TOOLS)
             message = completion.choices[0].message
-            client.log(ids=[made.id for made in message.tool_calls or ()])
+            client.log(ids=" ".join(made.id for made in message.tool_calls or ()))
             if not message.tool_calls:
                 return 1.0
             sent, results = message.model_dump(exclude_none=True), list[Any]()

@@ -260,8 +260,9 @@ class Episode:
     def check(
         self, thread: Thread, conversation: Conversation, prompt: FlatPrompt, is_handed: bool
     ) -> None:
-        drift = self.book.latest_drift
-        if (drift is not None and drift.cause is Drift.HISTORY) or is_handed:
+        met = self.book.latest_drift
+        drift = None if met is None else met.cause
+        if drift is Drift.HISTORY or is_handed:
             assert not thread.is_as_said()
             thread.forget_all_but(conversation.messages)
         kept: FlatPrompt = []

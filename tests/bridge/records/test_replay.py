@@ -126,7 +126,7 @@ class Slow(ScriptedPolicy):
 
     @staticmethod
     def _name(prompt: str) -> str:
-        return re.findall(r"I am (\w+)", prompt)[-1]
+        return str(re.findall(r"I am (\w+)", prompt)[-1])
 
     async def __call__(self, model_input: Any, stop: Any, **options: Any) -> TokensWithLogprobs:
         """The next reply."""
