@@ -190,7 +190,7 @@ def _tools(asked: Asked, env: ChatAgentEnv) -> Row:
 
 
 def _is_system(message: Row) -> bool:
-    return message.get("role") in ("system", "developer") and isinstance(message["content"], str)
+    return message.get("role") in ("system", "developer") and isinstance(message.get("content"), str)
 
 
 def as_message(message: object) -> Row:
