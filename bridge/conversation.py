@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import tinker
 from tinker_cookbook.renderers.base import Message, ToolCall
 
-from evert.bridge.drift import Break, Drift, break_of, in_rendering, restarts
+from evert.bridge.drift import Drift, drift_of
 from evert.bridge.echoes import is_completed
 from evert.bridge.formats import ReplyFormat
 from evert.bridge.index import START, Index, Speaker
@@ -221,7 +221,7 @@ class Conversation:
         renderer: PromptRenderer,
         limit: PromptLimit = ANY_LENGTH,
         most: int | None = None,
-    ) -> Break | None:
+    ) -> Drift | None:
         """Add messages after the last action, and make the tokens for them; all or nothing.
 
         Args:
@@ -249,7 +249,7 @@ class Conversation:
             drift = render(start, renderer, most)
             self.opened = renderer.spell(self.prefill) if self.prefill else []
             length = self.log.length + length_of(self.tail) + len(self.suffix) + len(self.opened)
-            longest = limit.longest(None if restarts(drift) else self.first)
+            longest = limit.longest(None if drift is Drift.TEMPLATE else self.first)
             if longest is not None and length > longest:
                 raise context_length_exceeded(length, longest)
         except BaseException:
@@ -266,44 +266,32 @@ class Conversation:
                 self.last_user = len(self.messages)
             self.messages.append(message)
 
-    @property
-    def _latest_reply(self) -> str:
-        """The latest reply among the agent's messages, in words."""
-        if not self.points:
-            return "the reply"
-        return f"messages[{self.points[-1].sent}].content of the assistant"
-
-    def _render_tail(self, start: int, renderer: PromptRenderer, most: int | None) -> Break | None:
-        drift: Break | None = None
+    def _render_tail(self, start: int, renderer: PromptRenderer, most: int | None) -> Drift | None:
+        drift: Drift | None = None
         if self.action:
             check_tokens(len(self.action), most)
             shown = renderer.as_history(self.messages, start - 1, self.last_user)
-            drift = break_of(shown, self.action, renderer, self._latest_reply)
-            if restarts(drift):
+            drift = drift_of(shown, self.action, renderer)
+            if drift is Drift.TEMPLATE:
                 check_tokens(self.log.length, most)
                 self.log, start = TokenLog(), 0
         self.tail = self.tail + renderer.tail(self.messages, start, self.last_user)
         self.suffix = renderer.suffix(self.messages, self.last_user)
         return drift
 
-    def _render_whole(self, start: int, renderer: PromptRenderer, most: int | None) -> Break | None:
+    def _render_whole(self, start: int, renderer: PromptRenderer, most: int | None) -> Drift | None:
         """For templates that look at everything: render it all, but keep what was sampled."""
         check_tokens(self.log.length, most)
         whole = renderer.full(self.messages)
         known = _shown_again(whole, self.shown, renderer)
-        drift: Break | None
-        if known is None:
-            where = in_rendering("an earlier message", whole, self.shown, renderer)
-            drift = Break(Drift.TEMPLATE, where)
-        else:
+        drift: Drift | None = Drift.TEMPLATE
+        if known is not None:
             shown = _opening(whole[known:], self.action, renderer)
-            drift = break_of(shown, self.action, renderer, self._latest_reply)
-            if drift is None and (opened := self.shown[known:]):
-                said = [*opened, *self.action]
-                where = in_rendering(self._latest_reply, shown, said, renderer)
-                drift = Break(Drift.RETOKENISED, where)
+            drift = drift_of(shown, self.action, renderer)
+            if known < len(self.shown):  # the thought that the prompt opened is not shown
+                drift = drift or Drift.RETOKENISED
             known += len(shown)
-        if restarts(drift):
+        if drift is Drift.TEMPLATE:
             self.log, known = TokenLog(), 0
         self.shown, self.tail = whole[:known], whole[known:]
         return drift

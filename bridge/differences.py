@@ -5,9 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from tinker_cookbook.renderers.base import ContentPart, Message, TextPart, ThinkingPart
-
-from evert.bridge.messages import Reply, thoughts_of
+from evert.bridge.messages import Reply
 
 AROUND = 40
 """Characters that are shown on each side of a difference."""
@@ -52,6 +50,9 @@ def in_field(place: str, then: Any, now: Any) -> str:
 def _said(value: Any) -> Any:
     """A field without what says nothing: agents strip replies, and leave empty fields out."""
     if isinstance(value, list):
+        texts = [part["text"] for part in value if isinstance(part, Mapping) and "text" in part]
+        if texts and len(texts) == len(value):
+            return "".join(map(str, texts)).strip() or None  # one text is the same message
         return [_call(part) for part in value] or None
     return (value.strip() if isinstance(value, str) else value) or None
 
@@ -87,37 +88,14 @@ def _changed(place: str, then: Any, now: Any) -> str:
     return f"{place} was {shortened(old, start)} and is now {shortened(new, start)}."
 
 
-def sent_back(reply: Reply) -> Message:
-    """A reply as an agent sends it back that leaves nothing out."""
-    content: list[ContentPart] = [TextPart(type="text", text=reply.prefill + reply.text)]
-    if reply.reasoning:
-        content.insert(0, ThinkingPart(type="thinking", thinking=reply.reasoning))
-    return Message(role="assistant", content=content, tool_calls=[*reply.tool_calls])
-
-
-def as_rows(then: Sequence[Message], now: Sequence[Message]) -> tuple[list[Any], list[Any]]:
-    """Messages that an agent sent and sends as plain rows, as far as both have any.
-
-    Thinking that is not sent is no difference.
-    """
-    sent = [_row(message) for message in now[: len(then)]]
-    known = [_row(message) for message in then]
-    for old, new in zip(known, sent, strict=False):
-        old["thinking"] = old["thinking"] if new["thinking"] else None
-    return known, sent
-
-
-def _row(message: Message) -> dict[str, Any]:
-    content, calls = message["content"], message.get("tool_calls", ())
-    parts = [TextPart(type="text", text=content)] if isinstance(content, str) else content
-    text = "".join(part["text"] for part in parts if part["type"] == "text")
-    others = [part for part in parts if part["type"] not in ("text", "thinking")]
-    return {
-        **message,
-        "content": [text, *others] if others else text,
-        "thinking": thoughts_of([*parts]),
-        "tool_calls": [call.model_dump(mode="json") for call in calls],
-    }
+def reply_message(reply: Reply) -> dict[str, Any]:
+    """A reply as the message that the agent got."""
+    message: dict[str, Any] = {"role": "assistant", "content": reply.text}
+    if reply.reasoning is not None:
+        message["reasoning_content"] = reply.reasoning
+    if reply.tool_calls:
+        message["tool_calls"] = [call.model_dump(mode="json") for call in reply.tool_calls]
+    return message
 
 
 def words(value: Any) -> str:

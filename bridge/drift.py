@@ -9,10 +9,7 @@ from tinker_cookbook.renderers.base import Message, TextPart
 
 from evert.bridge.index import Speaker
 from evert.bridge.rendering import PromptRenderer
-from evert.bridge.tokens import Chunk, FlatPrompt
-
-SHOWN = 16
-"""Tokens that are shown of each side, from shortly before a difference on."""
+from evert.bridge.tokens import FlatPrompt
 
 
 class Drift(StrEnum):
@@ -69,49 +66,16 @@ class Met(NamedTuple):
         return bool(self.others) or self.before is not None
 
 
-def restarts(drift: Break | None) -> bool:
-    """Whether the token sequence begins anew, as the renderer shows it now."""
-    return drift is not None and drift.cause is Drift.TEMPLATE
-
-
-def break_of(
-    shown: FlatPrompt, sampled: list[int], renderer: PromptRenderer, place: str
-) -> Break | None:
-    """What came between a reply as it was sampled and as the renderer shows it as history.
-
-    Args:
-        shown: The reply as history.
-        sampled: The reply as it was sampled.
-        renderer: Of the policy.
-        place: The message, in words.
-    """
+def drift_of(shown: FlatPrompt, sampled: list[int], renderer: PromptRenderer) -> Drift | None:
+    """What came between a reply as it was sampled and as the renderer shows it as history."""
     if shown == sampled:
         return None
     tokens = [token for token in shown if isinstance(token, int)]
     if not tokens or len(tokens) < len(shown):
-        cause = Drift.TEMPLATE
-    elif renderer.differ_in_spelling(tokens, sampled):  # of marks that made no thought and no call
+        return Drift.TEMPLATE
+    if renderer.differ_in_spelling(tokens, sampled):  # of marks that made no thought and no call
         return None
-    else:
-        cause = Drift.RETOKENISED if _say_the_same(tokens, sampled, renderer) else Drift.TEMPLATE
-    return Break(cause, in_rendering(place, shown, sampled, renderer))
-
-
-def in_rendering(
-    place: str,
-    shown: Sequence[int | Chunk],
-    known: Sequence[int | Chunk],
-    renderer: PromptRenderer,
-) -> str:
-    """The first tokens in which a rendering is not what was there before, in words."""
-    pairs = enumerate(zip(shown, known, strict=False))
-    first = next((i for i, (a, b) in pairs if a != b), min(len(shown), len(known)))
-    start = max(0, first - SHOWN // 4)
-    now, then = (
-        renderer.decode([t for t in side[start : start + SHOWN] if isinstance(t, int)])
-        for side in (shown, known)
-    )
-    return f"{place}: the template shows {now!r} where {then!r} stood"
+    return Drift.RETOKENISED if _say_the_same(tokens, sampled, renderer) else Drift.TEMPLATE
 
 
 def _say_the_same(shown: list[int], sampled: list[int], renderer: PromptRenderer) -> bool:

@@ -34,15 +34,15 @@ from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Message
 
 from evert.bridge.conversation import Conversation, Point, keep
-from evert.bridge.differences import as_rows, in_field, in_messages, sent_back
-from evert.bridge.drift import Break, Drift, Met, restarts
+from evert.bridge.differences import in_field, in_messages, reply_message
+from evert.bridge.drift import Break, Drift, Met
 from evert.bridge.echoes import follow_echoes
 from evert.bridge.errors import RendererMismatchError
 from evert.bridge.images import Images
 from evert.bridge.index import START, Index, Speaker, key_as_reply
 from evert.bridge.limits import ANY_LENGTH, PromptLimit
 from evert.bridge.long_text import check_text
-from evert.bridge.messages import read_message, read_tools, refuse
+from evert.bridge.messages import as_fields, read_message, read_tools, refuse
 from evert.bridge.rendering import PromptRenderer
 from evert.bridge.requests import ChatRequest, bad_request
 
@@ -280,23 +280,25 @@ class ConversationBook:
         conversation.format = request.format
         conversation.reply = None
         self.handoffs += way.is_handed
-        met = None if way.cause is None else Break(way.cause, where)
-        self._note(conversation, met, drift)
+        self._note(conversation, way.cause, drift, where)
 
-    def _note(self, conversation: Conversation, met: Break | None, drift: Break | None) -> None:
+    def _note(
+        self, conversation: Conversation, cause: Drift | None, drift: Drift | None, where: str = ""
+    ) -> None:
         """Count what an observation met, and the lineage if one begins with it."""
         begins = conversation.lineage < 0
-        if begins and not restarts(drift):
+        if begins and drift is Drift.RETOKENISED:
             drift = None  # counted when the reply was first gone on from
-        if begins or restarts(drift):
+        if begins or drift is Drift.TEMPLATE:
             conversation.lineage = self.lineages
             conversation.first = conversation.length
             self.lineages += 1
-        if met is None or (met.cause is Drift.COMPLETED_ARGUMENTS and restarts(drift)):
-            met = drift
-        if met is not None:
-            self.drift[met.cause] += 1
-            self.latest_drift = met
+        if cause is None or (cause is Drift.COMPLETED_ARGUMENTS and drift is Drift.TEMPLATE):
+            cause, last = drift, conversation.points[-1:]
+            where = "".join(f"messages[{one.sent}].content of the assistant" for one in last)
+        if cause is not None:
+            self.drift[cause] += 1
+            self.latest_drift = Break(cause, where)
 
     def _where(self, cause: Drift, request: ChatRequest, caller: str) -> str:
         """Which field differs from what the agent sent before; "" where that cannot be said."""
@@ -306,8 +308,8 @@ class ConversationBook:
             known = [self._latest.get(caller), *reversed(self._recent)]
             own = [one for one in known if one and not speaker.is_another(one.speaker)]
             own.sort(key=lambda one: one.speaker.opening != speaker.opening)
-            replies = [sent_back(one) for one in [own[0].reply] if one is not None]
-            then = read_all(own[0].sent, 0, {}) + replies
+            reply = own[0].reply
+            then = [*own[0].sent, *([] if reply is None else [reply_message(reply)])]
             tools = in_field("tools", own[0].tools, request.tools)
         except (
             Exception
@@ -315,7 +317,8 @@ class ConversationBook:
             return ""
         if cause is Drift.TOOLS:
             return tools
-        return in_messages(*as_rows(then, read)) or tools
+        now = request.messages[: len(then)]
+        return in_messages(*([as_fields(one, 0) for one in side] for side in (then, now))) or tools
 
 
 class _Way(NamedTuple):

@@ -337,11 +337,11 @@ class Reply:
             return False
         if sent["role"] != "assistant" or key_as_reply(sent) != self.key:
             return False
-        thoughts = thoughts_of(sent["content"])
+        thoughts = _thoughts(sent["content"])
         return not thoughts or thoughts.strip() in ("", (self.reasoning or "").strip())
 
 
-def thoughts_of(content: str | list[ContentPart]) -> str | None:
+def _thoughts(content: str | list[ContentPart]) -> str | None:
     """The thinking in a message's content; None when there is none."""
     parts = content if isinstance(content, list) else []
     thoughts = [part["thinking"] for part in parts if part["type"] == "thinking"]
@@ -370,7 +370,7 @@ def read_reply(
     text = content if isinstance(content, str) else ""
     if not isinstance(content, str):
         text = "".join(part["text"] for part in content if part["type"] == "text")
-    reasoning = thoughts_of(content)
+    reasoning = _thoughts(content)
     calls = tuple(
         call if call.id else call.model_copy(update={"id": call_id(f"{call_ids}-{number}")})
         for number, call in enumerate(parsed.get("tool_calls") or ())

@@ -20,9 +20,10 @@ from tinker_cookbook.rl.rollout_logging import serialize_rollout_summaries
 from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup, Transition
 
 from evert.bridge.agent import NO_TASK, agent_name
+from evert.bridge.differences import reply_message
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import repr_of
-from evert.bridge.messages import Reply, as_fields, read_tools
+from evert.bridge.messages import as_fields, read_tools
 from evert.bridge.records.transcript import Asked, Transcript
 from evert.bridge.rendering import PromptRenderer, prompt_renderer
 from evert.bridge.tokens import FlatPrompt, flatten
@@ -190,23 +191,15 @@ def _tools(asked: Asked, env: ChatAgentEnv) -> Row:
 
 
 def _is_system(message: Row) -> bool:
-    return message.get("role") in ("system", "developer") and isinstance(message.get("content"), str)
+    return message.get("role") in ("system", "developer") and isinstance(
+        message.get("content"), str
+    )
 
 
 def as_message(message: object) -> Row:
     """A message of an agent's as JSON has it."""
     found: Row = json.loads(json.dumps(dict(as_fields(message, 0)), default=_json))
     return found
-
-
-def reply_message(reply: Reply) -> Row:
-    """A reply as the message that the agent got."""
-    message: Row = {"role": "assistant", "content": reply.text}
-    if reply.reasoning is not None:
-        message["reasoning_content"] = reply.reasoning
-    if reply.tool_calls:
-        message["tool_calls"] = [call.model_dump(mode="json") for call in reply.tool_calls]
-    return message
 
 
 def _json(value: Any) -> Any:

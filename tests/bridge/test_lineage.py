@@ -232,6 +232,23 @@ def test_an_odd_spelling_is_counted_at_the_next_turn_and_at_no_later_one(
     assert (talk.book.lineages, talk.book.drift) == (1, {Drift.RETOKENISED: 1})
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("qwen3_5", "hello"), ("qwen3_5", "again"), ("deepseekv3_thinking", "</think>hello")],
+)
+def test_an_opened_thought_that_is_not_shown_again_is_retokenised(
+    name: str, text: str, make_renderer: MakeRenderer
+) -> None:
+    talk = Talk(make_renderer(name))
+    messages, counted = [user("one?")], list[int]()
+    for _ in range(3):
+        conversation = talk.ask(messages)
+        counted.append(talk.book.drift[Drift.RETOKENISED])
+        messages += [said(talk.say(conversation, text).text), user("two?")]
+    assert counted == [0, 1, 2]
+    assert talk.book.lineages == 1
+
+
 def test_messages_injected_after_an_odd_spelling_are_no_drift(
     make_renderer: MakeRenderer,
 ) -> None:
