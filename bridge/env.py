@@ -60,8 +60,8 @@ class ChatAgentEnv(Env):
         seed: Of what the agent draws (``client.seed``, ``client.rng``); None: another each time.
         **options: ``renderer``, ``policy_names``, ``limits``, ``context_length``,
             ``agent_timeout``, ``on_agent_error``, ``on_truncation``, ``parse_error_policy``,
-            ``context_overflow_reward``, ``close_timeout``, ``models``, ``format_retries``,
-            ``keep_completed_arguments``, ``image_hosts``, ``traces``: see
+            ``context_overflow_reward``, ``close_timeout``, ``models``, ``model_timeout``,
+            ``format_retries``, ``keep_completed_arguments``, ``image_hosts``, ``traces``: see
             ``evert.bridge.options``. An agent may bring some itself, as its ``env_options``.
 
     Attributes:
@@ -93,7 +93,11 @@ class ChatAgentEnv(Env):
         self._settings = settings = settings_of({**own_options(agent), **options})
         self._renderer = prompt_renderer(settings.renderer)
         self._frozen = frozen_models(
-            settings.models or {}, settings.names, self._renderer, settings.image_hosts
+            settings.models or {},
+            settings.names,
+            self._renderer,
+            settings.image_hosts,
+            settings.model_timeout,
         )
         self.task = task
         self.seed = seed

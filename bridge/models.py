@@ -10,6 +10,7 @@ are no transitions, and nothing is trained on them. A frozen model is one of
     a function from the messages to the reply's text: a player without a model
 """
 
+import asyncio
 import codecs
 import itertools
 import json
@@ -35,9 +36,12 @@ from evert.bridge.logprobs import unavailable, with_logprobs
 from evert.bridge.long_text import rendered
 from evert.bridge.messages import Reply, TokenLogprob, as_fields, read_message, read_reply
 from evert.bridge.rendering import PromptRenderer
-from evert.bridge.requests import ChatRequest, bad_request
+from evert.bridge.requests import ChatRequest, bad_request, no_answer
 from evert.bridge.routes import FrozenAnswer
 from evert.bridge.weights import MAX_TOKENS, FrozenSampler, TinkerModel, open_weights
+
+MODEL_TIMEOUT = 600.0
+"""Seconds in which a frozen model has to reply, where nobody says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class RemoteModel:
         model: Its name there.
         base_url: For example ``https://api.openai.com/v1``.
         api_key_env: Environment variable that holds the key; read at each call, never stored.
-        timeout: Seconds for a call.
+        timeout: Seconds for a call, with whatever is asked again meanwhile.
         temperature: Of sampling; None for the endpoint's own.
 
     The agent's fields that count are passed on; errors reach the agent as the SDK raises them.
@@ -192,6 +196,7 @@ def frozen_models(
     policy: Sequence[str],
     renderer: PromptRenderer,
     image_hosts: str | Sequence[str] = (),
+    timeout: float | None = MODEL_TIMEOUT,
 ) -> dict[str, FrozenAnswer]:
     """What answers the calls to each name.
 
@@ -200,6 +205,7 @@ def frozen_models(
         policy: Names that none of them may have.
         renderer: Of the policy.
         image_hosts: Where images may be fetched (``images.py``).
+        timeout: Seconds in which one has to reply; a ``RemoteModel`` has its own. None: for ever.
 
     Raises:
         InvalidModelError: One is no model, or has a name of the policy's.
@@ -211,7 +217,27 @@ def frozen_models(
                 "(policy_names=...), or leave the entry out."
             )
     images = Images(image_hosts)
-    return {name: _answers(name, model, renderer, images) for name, model in models.items()}
+    return {
+        name: partial(
+            _in_time,
+            _answers(name, model, renderer, images),
+            model.timeout if isinstance(model, RemoteModel) else timeout,
+        )
+        for name, model in models.items()
+    }
+
+
+async def _in_time(answer: FrozenAnswer, seconds: float | None, request: ChatRequest) -> Reply:
+    """A model's reply, or the error that none came; the model may swallow that it is cancelled."""
+    asked = asyncio.ensure_future(answer(request))
+    asked.add_done_callback(lambda done: done.cancelled() or done.exception())
+    try:
+        done, _ = await asyncio.wait({asked}, timeout=seconds)
+    finally:
+        asked.cancel()
+    if not done:
+        raise no_answer(request.model, seconds)
+    return asked.result()
 
 
 def _answers(

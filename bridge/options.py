@@ -20,7 +20,7 @@ from evert.bridge.agent import Agent, agent_name, unwrapped
 from evert.bridge.errors import InvalidAgentError, MissingPackageError
 from evert.bridge.images import read_hosts
 from evert.bridge.limits import MIN_CONTEXT
-from evert.bridge.models import FrozenModel
+from evert.bridge.models import MODEL_TIMEOUT, FrozenModel
 from evert.bridge.routes import DEFAULT_POLICY_NAME, read_policy_names
 
 
@@ -38,6 +38,7 @@ class EnvOptions(TypedDict, total=False):
     context_overflow_reward: float
     close_timeout: float
     models: Mapping[str, FrozenModel] | None
+    model_timeout: float | None
     format_retries: int
     keep_completed_arguments: bool
     image_hosts: str | Sequence[str]
@@ -67,6 +68,9 @@ class EnvSettings:
         context_overflow_reward: Added when an episode ends because its prompt grew too long.
         close_timeout: Seconds that ``close`` waits for the agent, twice.
         models: Models that the agent may call beside the policy, by name (``models.py``).
+        model_timeout: Seconds in which one of these has to reply, while which the agent's clock
+            stands still; else its call fails with a 408 (code ``model_timeout``). A ``RemoteModel``
+            has a timeout of its own. None: for ever.
         format_retries: How often a reply is asked for again that is not as ``response_format`` or
             a forced ``tool_choice`` has it; each time is a transition.
         keep_completed_arguments: Whether a reply stays as it was sampled though a tool call of it
@@ -93,6 +97,7 @@ class EnvSettings:
     context_overflow_reward: float = -0.1
     close_timeout: float = 5.0
     models: Mapping[str, FrozenModel] | None = None
+    model_timeout: float | None = MODEL_TIMEOUT
     format_retries: int = 2
     keep_completed_arguments: bool = False
     image_hosts: str | Sequence[str] = ()

@@ -9,6 +9,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from evert import (
     ScriptedPolicy,
 )
 from evert.bridge.base import BASE_MODEL
-from evert.bridge.errors import InvalidModelError
+from evert.bridge.errors import AgentError, InvalidModelError
 from evert.bridge.models import RemoteModel
 
 HELLO: Any = [{"role": "user", "content": "Hello?"}]
@@ -571,6 +572,71 @@ async def test_a_judges_time_is_not_the_agents() -> None:
 
     trajectory = await play(agent, models={"judge": Slow(0.2)}, agent_timeout=0.4)
     assert trajectory.transitions[-1].reward == 1.0
+
+
+class Stubborn(Slow):
+    """Takes no notice of being cancelled, either."""
+
+    async def __call__(self, messages: list[Message]) -> Message:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        return await super().__call__(messages)
+
+
+@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize("judge", [Slow(60), Stubborn(60)], ids=["slow", "stubborn"])
+async def test_a_frozen_model_that_never_replies_is_an_error_that_names_it(
+    sync: bool, judge: Slow
+) -> None:
+    async def asks(client: AgentClient) -> float:
+        await ask(client, "judge")
+        return 1.0
+
+    def asks_in_a_thread(client: BlockingAgentClient) -> float:
+        client.chat.completions.create(model="judge", messages=HELLO)
+        return 1.0
+
+    agent = asks_in_a_thread if sync else asks
+    with pytest.raises(AgentError, match="'judge' gave no reply within 0.05 s") as caught:
+        await play(agent, models={"judge": judge}, model_timeout=0.05, agent_timeout=0.01)
+
+    cause = caught.value.__cause__
+    assert isinstance(cause, openai.APIStatusError)
+    assert (cause.status_code, cause.code) == (408, "model_timeout")
+
+
+async def test_a_remote_model_that_never_replies_has_a_time_limit_of_its_own() -> None:
+    async def agent(client: AgentClient) -> float:
+        await ask(client, "far")
+        return 1.0
+
+    async with dripping() as url:
+        model = RemoteModel("far-away", url, timeout=0.2)
+        with pytest.raises(AgentError, match="'far' gave no reply within 0.2 s"):
+            await play(agent, models={"far": model}, model_timeout=None)
+
+
+@asynccontextmanager
+async def dripping() -> AsyncIterator[str]:
+    """The address of a server that sends a header now and then, and never an answer."""
+    connections: list[asyncio.Task[None] | None] = []
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(asyncio.current_task())
+        writer.write(b"HTTP/1.1 200 OK\r\n")
+        with closing(writer), suppress(ConnectionError):
+            while True:
+                writer.write(b"x-header: y\r\n")
+                await writer.drain()
+                await asyncio.sleep(0.02)
+
+    server = await asyncio.start_server(drip, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        server.close()
+        await asyncio.gather(*filter(None, connections))
 
 
 async def test_a_straggler_that_waits_for_a_judge_is_told_that_the_episode_is_over() -> None:

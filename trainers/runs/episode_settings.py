@@ -41,6 +41,9 @@ class EpisodeSettings:
     agent_timeout: float | None = size(
         600.0, "seconds an agent may take between calls; None: for ever", 0, or_more=False
     )
+    model_timeout: float | None = size(
+        600.0, "seconds a frozen model has to reply; None: for ever", 0, or_more=False
+    )
     on_agent_error: float | None = chz.field(
         default=None,
         doc="reward of an episode whose agent raises or is too slow; None: it gets none, and is "
