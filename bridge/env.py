@@ -92,13 +92,8 @@ class ChatAgentEnv(Env):
         self._options = options
         self._settings = settings = settings_of({**own_options(agent), **options})
         self._renderer = prompt_renderer(settings.renderer)
-        self._frozen = frozen_models(
-            settings.models or {},
-            settings.names,
-            self._renderer,
-            settings.image_hosts,
-            settings.model_timeout,
-        )
+        rest = settings.image_hosts, settings.model_timeout
+        self._frozen = frozen_models(settings.models or {}, settings.names, self._renderer, *rest)
         self.task = task
         self.seed = seed
         self._turns = Turns(self._form.name, settings, self._renderer)

@@ -3,7 +3,7 @@
 One prompt holds the transcripts, numbered, and asks for the numbers, best first. Models answer
 badly: a reply that is no ranking is asked for again, and then the group's rewards are all the same,
 so that it teaches nothing, and is counted (``FAILED``). So it goes where the endpoint is overloaded
-or the prompt is too long; what will not mend itself (a key that is refused) ends the run.
+or slow, or the prompt is too long; what will not mend itself (a key that is refused) ends the run.
 """
 
 import logging
@@ -175,7 +175,7 @@ def _passes(error: openai.APIError) -> bool:
     """Whether the next group may fare better."""
     if isinstance(error, openai.APIStatusError):
         is_busy = error.status_code in (408, 409, 429) or error.status_code >= 500
-        return is_busy or error.code == "context_length_exceeded"
+        return is_busy or error.code in ("context_length_exceeded", "model_timeout")
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, EvertError):  # evert lets no call out
         cause = cause.__cause__ or cause.__context__

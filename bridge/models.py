@@ -36,7 +36,7 @@ from evert.bridge.logprobs import unavailable, with_logprobs
 from evert.bridge.long_text import rendered
 from evert.bridge.messages import Reply, TokenLogprob, as_fields, read_message, read_reply
 from evert.bridge.rendering import PromptRenderer
-from evert.bridge.requests import ChatRequest, bad_request, no_answer
+from evert.bridge.requests import ChatRequest, bad_request
 from evert.bridge.routes import FrozenAnswer
 from evert.bridge.weights import MAX_TOKENS, FrozenSampler, TinkerModel, open_weights
 
@@ -217,14 +217,11 @@ def frozen_models(
                 "(policy_names=...), or leave the entry out."
             )
     images = Images(image_hosts)
-    return {
-        name: partial(
-            _in_time,
-            _answers(name, model, renderer, images),
-            model.timeout if isinstance(model, RemoteModel) else timeout,
-        )
-        for name, model in models.items()
-    }
+    answers: dict[str, FrozenAnswer] = {}
+    for name, model in models.items():
+        seconds = model.timeout if isinstance(model, RemoteModel) else timeout
+        answers[name] = partial(_in_time, _answers(name, model, renderer, images), seconds)
+    return answers
 
 
 async def _in_time(answer: FrozenAnswer, seconds: float | None, request: ChatRequest) -> Reply:
@@ -236,7 +233,12 @@ async def _in_time(answer: FrozenAnswer, seconds: float | None, request: ChatReq
     finally:
         asked.cancel()
     if not done:
-        raise no_answer(request.model, seconds)
+        raise bad_request(
+            f"The model {request.model!r} gave no reply within {seconds:g} s. Look whether it is "
+            "alive; if it is slow, raise model_timeout (of a RemoteModel: its timeout).",
+            param="model",
+            code="model_timeout",
+        )
     return asked.result()
 
 

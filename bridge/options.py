@@ -68,9 +68,8 @@ class EnvSettings:
         context_overflow_reward: Added when an episode ends because its prompt grew too long.
         close_timeout: Seconds that ``close`` waits for the agent, twice.
         models: Models that the agent may call beside the policy, by name (``models.py``).
-        model_timeout: Seconds in which one of these has to reply, while which the agent's clock
-            stands still; else its call fails with a 408 (code ``model_timeout``). A ``RemoteModel``
-            has a timeout of its own. None: for ever.
+        model_timeout: Seconds in which one of these has to reply; else the call is a 400 (code
+            ``model_timeout``). A ``RemoteModel`` has a timeout of its own. None: for ever.
         format_retries: How often a reply is asked for again that is not as ``response_format`` or
             a forced ``tool_choice`` has it; each time is a transition.
         keep_completed_arguments: Whether a reply stays as it was sampled though a tool call of it

@@ -252,21 +252,6 @@ def bad_request(
     )
 
 
-def no_answer(model: str, seconds: float | None) -> openai.APIStatusError:
-    """The error for a frozen model that does not reply in time: HTTP 408, ``model_timeout``."""
-    httpx = _sdk_http_library()
-    message = (
-        f"The model {model!r} gave no reply within {seconds:g} s. Look whether it is alive and how "
-        "much it has to do; raise model_timeout (of a RemoteModel: its timeout) if it is slow."
-    )
-    request = httpx.Request("POST", "http://evert.invalid/v1/chat/completions")
-    return openai.APIStatusError(
-        message,
-        response=httpx.Response(408, request=request),
-        body={"message": message, "type": "timeout", "param": "model", "code": "model_timeout"},
-    )
-
-
 def context_length_exceeded(length: int, limit: int) -> openai.BadRequestError:
     """The error on which agents compact their history: code ``context_length_exceeded``.
 

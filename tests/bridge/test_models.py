@@ -601,8 +601,8 @@ async def test_a_frozen_model_that_never_replies_is_an_error_that_names_it(
         await play(agent, models={"judge": judge}, model_timeout=0.05, agent_timeout=0.01)
 
     cause = caught.value.__cause__
-    assert isinstance(cause, openai.APIStatusError)
-    assert (cause.status_code, cause.code) == (408, "model_timeout")
+    assert isinstance(cause, openai.BadRequestError)
+    assert cause.code == "model_timeout"
 
 
 async def test_a_remote_model_that_never_replies_has_a_time_limit_of_its_own() -> None:

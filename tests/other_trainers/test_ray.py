@@ -3,6 +3,7 @@
 1. Two steps earn what they earn in this process, agents that are closures included.
 2. Workers that are killed: every group is accounted for.
 3. Errors are the agent's own; a task that kills its workers is named.
+4. A worker that is stopped is told from a slow one.
 """
 
 import asyncio
@@ -117,6 +118,26 @@ async def test_an_agents_error_is_its_own(rollouts: RayRollouts) -> None:
         await play(rollouts, None, builder=builder, strategy=FailFast())
 
     assert isinstance(caught.value.__cause__, LookupError)
+
+
+async def test_a_stopped_actor_is_told_from_a_slow_one(tmp_path: Path) -> None:
+    flag = tmp_path / "stopped"
+
+    def stop_once() -> None:
+        import signal
+
+        if not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    async def agent(client: Any, task: float) -> float:
+        await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
+        stop_once()
+        return task
+
+    with RayRollouts(1, 2, worker_timeout=10.0) as executor:
+        assert rewards(await play(executor, agent, 3.0, size=1)) == [3.0]
+        assert executor.lost_groups == 1
 
 
 async def test_shutting_down_leaves_no_actor_and_the_ray_it_found() -> None:

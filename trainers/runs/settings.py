@@ -86,6 +86,12 @@ class TrainSettings(EpisodeSettings):
     )
     rollout_workers: int | None = size(None, "pool, ray: processes; None: one a core")
     groups_per_worker: int = size(16, "pool, ray: most groups that a process plays side by side")
+    worker_timeout: float | None = size(
+        60.0,
+        "pool, ray: seconds in which a worker's event loop has to answer; None: for ever",
+        0,
+        or_more=False,
+    )
     ray_address: str | None = chz.field(
         default=None, doc="ray: of a cluster; None: RAY_ADDRESS, or a Ray of its own here"
     )
@@ -191,8 +197,8 @@ BY_PATH = ("agent", "train_tasks", "test_tasks", "sampler", "demonstrations")
 RESUMABLE = frozenset(
     {"wandb_project", "wandb_name", "tags", "tensorboard"}
     | {"log_path", "steps", "eval_every", "save_every", "samples", "engine", "base_url", "threads"}
-    | {"failed_steps", "record", "rollouts", "rollout_workers", "groups_per_worker", "ray_address"}
-    | {"trust_remote_code"}
+    | {"failed_steps", "record", "rollouts", "rollout_workers", "groups_per_worker"}
+    | {"worker_timeout", "ray_address", "trust_remote_code"}
 )
 """Settings that a resumed run may change: they leave what was learned so far as it is."""
 

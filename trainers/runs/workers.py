@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from evert.trainers.workers.executor import WorkerExecutor
 
 
-WORKERS = frozenset({"rollouts", "rollout_workers", "groups_per_worker", "ray_address"})
+WORKERS = frozenset(
+    {"rollouts", "rollout_workers", "groups_per_worker", "worker_timeout", "ray_address"}
+)
 """The settings that say where episodes are played."""
 
 
@@ -59,14 +61,15 @@ def rollout_workers(settings: "TrainSettings") -> "Iterator[WorkerExecutor | Non
 
 def _made(settings: "TrainSettings") -> "WorkerExecutor":
     number, room = settings.rollout_workers, settings.groups_per_worker
+    timeout = settings.worker_timeout
     if settings.rollouts == "pool":
         from evert.trainers.workers.pool import PoolRollouts
 
-        return PoolRollouts(number, room)
+        return PoolRollouts(number, room, worker_timeout=timeout)
     from evert.trainers.workers.actors import RayRollouts
 
     try:
-        return RayRollouts(number, room, address=settings.ray_address)
+        return RayRollouts(number, room, address=settings.ray_address, worker_timeout=timeout)
     except ConnectionError as error:
         raise RecipeError(
             f"ray_address={settings.ray_address}: {error} Start a cluster there (ray start "

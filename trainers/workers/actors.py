@@ -2,7 +2,7 @@
 
 Each is an actor with one event loop, on which its groups play side by side. Ray restarts and
 retries nothing: a dead actor's groups come back to the executor, which counts them, and another
-actor takes its place.
+actor takes its place, unless Ray itself has died on this machine.
 """
 
 import asyncio
@@ -10,20 +10,32 @@ import importlib
 import logging
 import os
 import sys
+from contextlib import suppress
 from typing import Any
 
 from evert.bridge.errors import MissingPackageError
 from evert.trainers.engine.machine import cores
-from evert.trainers.workers.crew import Worker, WorkerLost
+from evert.trainers.workers.crew import ANSWER_SECONDS, Worker, WorkerLost, answers
+from evert.trainers.workers.errors import WorkerError
 from evert.trainers.workers.executor import WorkerExecutor
 
 logger = logging.getLogger(__name__)
 
 PATIENCE = 60.0
-"""Seconds for which nothing is said of an actor that is not there yet."""
+"""Seconds after which it is asked, and said, why an actor is not there yet."""
 NO_ROOM = (
     "A worker waits for room on the Ray cluster (`ray status` says what is free). Ask for fewer "
     "workers, or for less for each (num_cpus=); those that have started play meanwhile."
+)
+NODE_DIED = (
+    "Ray's node on this machine has died: no group can be played any more. Its logs say of what "
+    "(/tmp/ray/session_latest/logs; most often memory). Start Ray again and go on with the run by "
+    "the same command, or play in processes of this machine (rollouts=pool)."
+)
+NOT_STARTED = (
+    "Ray cannot be started on this machine ({}: {}). Try again when it has less to do; or start "
+    "Ray by itself (`ray start --head`) and name it (ray_address=auto); or do without Ray "
+    "(rollouts=pool)."
 )
 OWN = "local"
 """The address of a Ray of one's own on this machine."""
@@ -45,14 +57,16 @@ class RayRollouts(WorkerExecutor):
             Ray of its own on this machine.
         host: Address of this machine at which workers sample from its engine; None: loopback where
             all nodes are this machine, else the one by which Ray knows it.
+        worker_timeout: As of ``PoolRollouts``.
         **options: Of each actor: ``num_cpus`` (1), ``resources``, ``runtime_env``, ...
 
     Attributes:
         lost_groups: How often a group was lost with its worker so far.
 
     Raises:
-        ValueError: A number below 1.
+        ValueError: A number below 1, or a time that is not above 0.
         ConnectionError: There is no cluster at the address.
+        WorkerError: Ray cannot be started.
         MissingPackageError: Ray is not installed.
     """
 
@@ -65,6 +79,7 @@ class RayRollouts(WorkerExecutor):
         *,
         address: str | None = None,
         host: str | None = None,
+        worker_timeout: float | None = ANSWER_SECONDS,
         **options: Any,
     ) -> None:
         number = cores() if workers is None else workers
@@ -74,27 +89,31 @@ class RayRollouts(WorkerExecutor):
             _start_ray(ray, address or os.environ.get("RAY_ADDRESS") or OWN, max(number, cores()))
         nodes = [node for node in ray.nodes() if node["Alive"]]
         near = "127.0.0.1" if len(nodes) == 1 else ray.util.get_node_ip_address()
-        # Beside the groups there is ``wait``, which never ends.
-        options = {"num_cpus": 1, **options, "max_concurrency": groups_per_worker + 1}
+        # Beside the groups there are ``wait``, which never ends, and ``ready``.
+        options = {"num_cpus": 1, **options, "max_concurrency": groups_per_worker + 2}
         self._actor = ray.remote(Actor).options(**options)
-        super().__init__(number, groups_per_worker, host or near)
+        self._node = ray.get_runtime_context().get_node_id()
+        super().__init__(number, groups_per_worker, host or near, worker_timeout)
 
     async def start_worker(self) -> Worker:
         """Start an actor; where the cluster has no room for one, wait until it has.
 
         Raises:
             WorkerLost: It died before it was ready.
+            WorkerError: Ray has died.
         """
         worker = RayWorker(self._actor.remote(sys.path))
-        loop = asyncio.get_running_loop()
-        waiting = loop.call_later(PATIENCE, logger.warning, "%s", NO_ROOM)
         try:
-            await worker.ready()
+            while not await answers(worker, PATIENCE):
+                nodes = await asyncio.to_thread(_ray().nodes)
+                if self._node not in [node["NodeID"] for node in nodes if node["Alive"]]:
+                    raise WorkerError(NODE_DIED)
+                logger.warning("%s", NO_ROOM)
+            if worker.lost is not None:
+                raise worker.lost
         except BaseException:
             await worker.end()
             raise
-        finally:
-            waiting.cancel()
         return worker
 
     def _release(self) -> None:
@@ -120,7 +139,13 @@ def _ray() -> Any:
 def _start_ray(ray: Any, address: str, cpus: int) -> None:
     """Use a cluster, or start a Ray with as many CPUs as there are to be workers."""
     own = {"num_cpus": cpus, "include_dashboard": False} if address == OWN else {}
-    ray.init(address, log_to_driver=False, logging_level="ERROR", **own)
+    try:
+        ray.init(address, log_to_driver=False, logging_level="ERROR", **own)
+    except (ConnectionError, ValueError):
+        raise
+    except Exception as error:
+        ray.shutdown()
+        raise WorkerError(NOT_STARTED.format(type(error).__name__, _first_lines(error))) from error
 
 
 class Actor:
@@ -156,19 +181,19 @@ class RayWorker:
 
     Attributes:
         pid: Its process's id, on its own machine; None: it is not ready.
+        lost: What became of it; None: it lives, as far as is known.
     """
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
+        self._why = ""
         self.pid: int | None = None
+        self.lost: WorkerLost | None = None
 
     async def ready(self) -> None:
-        """Wait until it is there.
-
-        Raises:
-            WorkerLost: It died before.
-        """
-        self.pid = await _answer(self._actor.ready.remote())
+        """Wait until its event loop answers, or it has died."""
+        with suppress(WorkerLost):
+            self.pid = await self._answer(self._actor.ready.remote())
 
     async def play(self, parcel: bytes) -> bytes:
         """What came of a group; cancelled, the group is given up.
@@ -178,7 +203,7 @@ class RayWorker:
         """
         reference = self._actor.play.remote(parcel)
         try:
-            data: bytes = await _answer(reference)
+            data: bytes = await self._answer(reference)
         except BaseException:
             _ray().cancel(reference)
             raise
@@ -186,26 +211,27 @@ class RayWorker:
 
     async def gone(self) -> None:
         """Wait until it has died."""
-        try:
-            await _answer(self._actor.wait.remote())
-        except WorkerLost:
-            return
+        with suppress(WorkerLost):
+            await self._answer(self._actor.wait.remote())
 
-    async def end(self) -> None:
-        """Kill it."""
+    async def end(self, why: str = "") -> None:
+        """Kill it; what is said of it is why, or what Ray says."""
+        if why:
+            self._why = f"process {self.pid} {why} and was killed"
         _ray().kill(self._actor)
 
+    async def _answer(self, reference: Any) -> Any:
+        """What a call of the actor returns.
 
-async def _answer(reference: Any) -> Any:
-    """What a call of an actor returns.
-
-    Raises:
-        WorkerLost: The actor died.
-    """
-    try:
-        return await reference
-    except _ray().exceptions.RayError as error:
-        raise WorkerLost(f"{type(error).__name__}: {_first_lines(error)}") from error
+        Raises:
+            WorkerLost: It died.
+        """
+        try:
+            return await reference
+        except _ray().exceptions.RayError as error:
+            said = self._why or f"{type(error).__name__}: {_first_lines(error)}"
+            self.lost = WorkerLost(said)
+            raise self.lost from error
 
 
 def _first_lines(error: Exception) -> str:

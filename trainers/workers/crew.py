@@ -3,9 +3,12 @@
 All of it lives on the executor's event loop. A group goes to the worker that has the fewest. One
 that was lost before may be what its workers die of: it is played *alone*, on a worker that has
 nothing else, so that no other group is lost with it, and it is known then whose fault it was.
+
+Each worker is asked now and then whether its event loop runs; one that does not answer is killed.
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -13,6 +16,16 @@ from typing import Protocol
 
 from evert.trainers.workers.errors import WorkerError
 
+logger = logging.getLogger(__name__)
+
+ANSWER_SECONDS = 60.0
+"""Seconds in which a worker has to answer."""
+WAITS = 4
+"""Parts in which they are waited for: who stood still itself meanwhile takes nobody for dead."""
+SILENT = (
+    "gave no answer for {:g} s (it is stopped, its event loop is blocked, where its standard error "
+    "says, or its pipe is broken)"
+)
 MOST_STARTS = 3
 """How often in a row a worker may die before it is ready."""
 
@@ -32,12 +45,16 @@ class Worker(Protocol):
         """
         ...
 
+    async def ready(self) -> None:
+        """Wait until its event loop answers, or it has died."""
+        ...
+
     async def gone(self) -> None:
         """Wait until it has died."""
         ...
 
-    async def end(self) -> None:
-        """End it, and all that it plays."""
+    async def end(self, why: str = "") -> None:
+        """End it, and all that it plays; at once where there is a reason, which is what is said."""
         ...
 
 
@@ -63,12 +80,18 @@ class Crew:
         start: Starts one; raises if it dies before it is ready.
         workers: How many.
         groups_per_worker: Most groups that one plays at a time.
+        patience: Seconds in which one has to answer; None: it need not.
     """
 
     def __init__(
-        self, start: Callable[[], Awaitable[Worker]], workers: int, groups_per_worker: int
+        self,
+        start: Callable[[], Awaitable[Worker]],
+        workers: int,
+        groups_per_worker: int,
+        patience: float | None,
     ) -> None:
         self._start = start
+        self._patience = patience
         self._room = groups_per_worker
         self._places = [Place() for _ in range(workers)]
         self._waiting = deque[asyncio.Future[Place]]()
@@ -114,20 +137,36 @@ class Crew:
         while starts < MOST_STARTS:
             try:
                 worker = await self._start()
+            except WorkerError as error:  # there will be none
+                self._fail(str(error))
+                return
             except Exception as error:
                 lost = isinstance(error, WorkerLost)
                 starts, why = starts + 1, str(error) if lost else f"{type(error).__name__}: {error}"
                 continue
             starts, place.worker = 0, worker
             self._deal()
+            watching = asyncio.create_task(self._watch(worker))
             try:
                 await worker.gone()
             finally:
+                watching.cancel()
                 place.worker = None
                 await worker.end()
         self._places.remove(place)
         if not self._places:
-            self._fail(why)
+            self._fail(
+                f"No worker can be started: each died {MOST_STARTS} times before it was ready. The "
+                f"last time {why}. What it printed says more. Is evert installed where workers "
+                "run, and is there enough memory?"
+            )
+
+    async def _watch(self, worker: Worker) -> None:
+        """Kill a worker that does not answer in time."""
+        if self._patience is not None:
+            while await answers(worker, self._patience):  # noqa: ASYNC110
+                await asyncio.sleep(self._patience / WAITS)
+            await worker.end(SILENT.format(self._patience))
 
     async def _place(self, queue: "deque[asyncio.Future[Place]]") -> Place:
         if self._error is not None:
@@ -164,14 +203,21 @@ class Crew:
             waiting.set_result(free)
 
     def _fail(self, why: str) -> None:
-        self._error = WorkerError(
-            f"No worker can be started: each died {MOST_STARTS} times before it was ready, the "
-            f"last one {why}. What it printed says more. Is evert installed where workers run, "
-            "and is there enough memory?"
-        )
+        self._error = WorkerError(why)
         for waiting in (*self._alone, *self._waiting):
             if not waiting.done():
                 waiting.set_exception(self._error)
+
+
+async def answers(worker: Worker, seconds: float) -> bool:
+    """Whether a worker answers in time, or dies: it is the silent that has to be told apart."""
+    asking = asyncio.ensure_future(worker.ready())
+    try:
+        for _ in range(WAITS):
+            await asyncio.wait({asking}, timeout=seconds / WAITS)
+        return asking.done()
+    finally:
+        asking.cancel()
 
 
 def _next(queue: "deque[asyncio.Future[Place]]") -> "asyncio.Future[Place] | None":

@@ -22,7 +22,7 @@ from tinker_cookbook.rl.types import TrajectoryGroup
 from evert.bridge.agent import agent_name
 from evert.bridge.errors import repr_of
 from evert.bridge.group import ChatAgentGroupBuilder
-from evert.trainers.workers.crew import Crew, Worker, WorkerLost
+from evert.trainers.workers.crew import ANSWER_SECONDS, Crew, Worker, WorkerLost
 from evert.trainers.workers.errors import LostGroupError, WorkerError
 from evert.trainers.workers.offers import Offers
 from evert.trainers.workers.travel import Outcome, unpack
@@ -45,23 +45,33 @@ class WorkerExecutor(Executor):
         workers: How many.
         groups_per_worker: Most groups that one plays at a time, on one event loop.
         host: Interface of this process at which workers sample from its engine.
+        worker_timeout: Seconds in which a worker has to answer; None: it need not.
 
     Attributes:
-        workers, groups_per_worker: As given.
+        workers, groups_per_worker, worker_timeout: As given.
         lost_groups: How often a group was lost with its worker so far.
 
     Raises:
-        ValueError: A number below 1.
+        ValueError: A number below 1, or a time that is not above 0.
     """
 
     kind: ClassVar[str] = "workers"
     """What they are, in words."""
 
-    def __init__(self, workers: int, groups_per_worker: int, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self,
+        workers: int,
+        groups_per_worker: int,
+        host: str = "127.0.0.1",
+        worker_timeout: float | None = ANSWER_SECONDS,
+    ) -> None:
         for name, number in (("workers", workers), ("groups_per_worker", groups_per_worker)):
             if number < 1:
                 raise ValueError(f"{name} must be at least 1, got {number}.")
+        if worker_timeout is not None and not worker_timeout > 0:
+            raise ValueError(f"worker_timeout must be above 0, or None, got {worker_timeout}.")
         self.workers = workers
+        self.worker_timeout = worker_timeout
         self.lost_groups = 0
         self.groups_per_worker = groups_per_worker
         self._offers = Offers(host)
@@ -131,7 +141,8 @@ class WorkerExecutor(Executor):
             runner.run(self._work())
 
     async def _work(self) -> None:
-        self._crew = Crew(self.start_worker, self.workers, self.groups_per_worker)
+        made_of = self.workers, self.groups_per_worker, self.worker_timeout
+        self._crew = Crew(self.start_worker, *made_of)
         try:
             await self._over.wait()
             while self._groups:
@@ -186,19 +197,21 @@ class WorkerExecutor(Executor):
         lost = WorkerLost()
         for losses in range(MOST_LOSSES):
             try:
-                came: Outcome = unpack(await self._crew.play(parcel, alone=losses >= ALONE_AFTER))
+                data = await self._crew.play(parcel, alone=losses >= ALONE_AFTER)
+                came: Outcome = unpack(data, _name(task))
                 return came
             except WorkerLost as error:
                 lost = error
             self.lost_groups += 1
-            logger.warning("%s was lost: its worker died, %s.", _name(task), lost)
+            logger.warning("%s was lost with its worker: %s.", _name(task), lost)
             if (hear_of_loss := getattr(task.strategy, "hear_of_loss", None)) is not None:
                 tell(hear_of_loss, str(lost))
         raise LostGroupError(
             f"{_name(task)} was lost with its worker {MOST_LOSSES} times, the last time with "
-            f"nothing else on that worker: it died, {lost}. Look for what ends the process there: "
-            "memory, os._exit, a crash in a C extension. Played in the trainer's own process, the "
-            "same would end the run."
+            f"nothing else on that worker: {lost}. Look for what ends the process there (memory, "
+            "os._exit, a crash in a C extension), or blocks its event loop for longer than "
+            "worker_timeout (an async agent that computes). Played in the trainer's own process, "
+            "the same would end or block the run."
         )
 
 

@@ -2,7 +2,8 @@
 
 Each is a fresh interpreter (nothing is forked, and ``__main__`` is not imported again), in a
 session of its own: Ctrl-C is the trainer's. They talk over the process's standard streams, so that
-one whose trainer is gone, however it went, reads the end and ends itself.
+one whose trainer is gone, however it went, reads the end and ends itself. What a dead worker has
+forked may hold them open: the process itself is watched, too.
 """
 
 import asyncio
@@ -10,15 +11,19 @@ import itertools
 import os
 import signal
 import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import PIPE, SubprocessStreamProtocol
 from contextlib import suppress
 from typing import Any
 
 from evert.trainers.engine.machine import cores
-from evert.trainers.workers.crew import Worker, WorkerLost
+from evert.trainers.workers.crew import ANSWER_SECONDS, Worker, WorkerLost, answers
 from evert.trainers.workers.executor import WorkerExecutor
-from evert.trainers.workers.process import BOOT, END_SECONDS, HEAD, frame, read_head
+from evert.trainers.workers.process import BOOT, END_SECONDS, HEAD, READY, frame, read_head
 
+START_SECONDS = 300.0
+"""How long a worker may take to be ready: it imports much, perhaps beside many others."""
+REST_SECONDS = 2.0
+"""How long the streams and the process may outlive each other."""
 SPARE_SECONDS = 5.0
 """How long an ending worker may take beyond what its groups may."""
 
@@ -32,138 +37,170 @@ class PoolRollouts(WorkerExecutor):
     Args:
         workers: Number of processes; None: one a core that this process may use.
         groups_per_worker: Most groups that one plays at a time, on its event loop.
+        worker_timeout: Seconds in which a worker's event loop has to answer: one that is stopped or
+            blocked is killed. Blocking agents do not block it, having threads of their own; async
+            agents that compute do, and C code that keeps the GIL. None: for ever.
 
     Attributes:
         lost_groups: How often a group was lost with its worker so far.
 
     Raises:
-        ValueError: A number below 1.
+        ValueError: A number below 1, or a time that is not above 0.
     """
 
     kind = "processes of this machine"
 
-    def __init__(self, workers: int | None = None, groups_per_worker: int = 16) -> None:
-        super().__init__(cores() if workers is None else workers, groups_per_worker)
+    def __init__(
+        self,
+        workers: int | None = None,
+        groups_per_worker: int = 16,
+        *,
+        worker_timeout: float | None = ANSWER_SECONDS,
+    ) -> None:
+        number = cores() if workers is None else workers
+        super().__init__(number, groups_per_worker, worker_timeout=worker_timeout)
 
     async def start_worker(self) -> Worker:
         """Start a process.
 
         Raises:
-            WorkerLost: It died before it was ready.
+            WorkerLost: It died before it was ready, or was not ready in time.
         """
         path = [os.path.join(os.getcwd(), folder) for folder in sys.path]
         command = sys.executable, "-c", BOOT, repr(path)
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=PIPE, stdout=PIPE, limit=2**22, start_new_session=True
+        start = asyncio.get_running_loop().subprocess_exec
+        _, worker = await start(
+            PoolWorker, *command, stdin=PIPE, stdout=PIPE, stderr=None, start_new_session=True
         )
-        worker = PoolWorker(process)
         try:
-            await worker.greet()
+            if not await answers(worker, START_SECONDS):
+                await worker.end(f"was not ready after {START_SECONDS:g} s")
+            if worker.lost is not None:
+                raise worker.lost
         except BaseException:
-            with suppress(ProcessLookupError):
-                process.kill()
+            await worker.end("was not needed any more")
             raise
         return worker
 
 
-class PoolWorker:
-    """A process that plays groups (``process.py``)."""
+class PoolWorker(SubprocessStreamProtocol):
+    """A process that plays groups (``process.py``), as the protocol of its streams.
 
-    def __init__(self, process: Process) -> None:
-        self._process = process
-        self._numbers = itertools.count(1)
+    Attributes:
+        pid: The process's id.
+        lost: What became of it; None: it lives.
+    """
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        super().__init__(limit=2**22, loop=loop)
+        self.lost: WorkerLost | None = None
+        self._exited: asyncio.Future[None] = loop.create_future()
+        self._numbers = itertools.count(READY + 1)
         self._answers: dict[int, asyncio.Future[bytes]] = {}
-        self._reading: asyncio.Task[None] | None = None
+        self._why = ""
 
-    @property
-    def pid(self) -> int:
-        """The process's id."""
-        return self._process.pid
+    def connection_made(self, transport: Any) -> None:
+        """The process was started."""
+        super().connection_made(transport)
+        self.pid, self._process = transport.get_pid(), transport
+        self._attending = asyncio.create_task(self._attend())
 
-    async def greet(self) -> None:
-        """Wait until the process is ready.
-
-        Raises:
-            WorkerLost: It died before.
-        """
-        try:
-            await self._receive()  # READY
-        except (OSError, EOFError):
-            raise WorkerLost(await self._ending()) from None
-        self._reading = asyncio.create_task(self._read())
+    def process_exited(self) -> None:
+        """The process is over; others may have its streams open still."""
+        super().process_exited()
+        self._exited.set_result(None)
 
     async def play(self, parcel: bytes) -> bytes:
         """What came of a group; cancelled, the group is given up.
 
         Raises:
-            WorkerLost: The process died.
+            WorkerLost: The process died, or gave the group up by itself, and was killed.
         """
         number = next(self._numbers)
-        answer = self._answers[number] = asyncio.get_running_loop().create_future()
-        if self._reading is None or self._reading.done():
-            raise WorkerLost(await self._ending())
         try:
-            self._send(number, parcel)
-            data: bytes = await answer
-            return data
+            data = await self._asked(number, parcel)
         except asyncio.CancelledError:
             self._send(number, b"")
             raise
-        except EOFError:
-            raise WorkerLost(await self._ending()) from None
-        finally:
-            self._answers.pop(number, None)
+        if not data:
+            await self.end("gave a group up that it was to play")
+            raise self.lost or WorkerLost()
+        return data
+
+    async def ready(self) -> None:
+        """Wait until its event loop answers, or it has died."""
+        with suppress(WorkerLost):
+            await self._asked(READY, b"")
 
     async def gone(self) -> None:
-        """Wait until it has died."""
-        if self._reading is not None:
-            await asyncio.wait([self._reading])
+        """Wait until it has died, or says no more."""
+        await asyncio.wait([self._attending])
 
-    async def end(self) -> None:
-        """Have the process give up its groups and end; one that does not is killed."""
-        stdin: Any = self._process.stdin
+    async def end(self, why: str = "") -> None:
+        """Have the process give up its groups and end; what is left of it is killed.
+
+        Args:
+            why: It is to end at once, and this is said of it: "gave no answer for 60 s".
+        """
+        self._why = why or self._why
+        patience = REST_SECONDS if self._why else END_SECONDS + SPARE_SECONDS
+        stdin: Any = self.stdin
         stdin.close()
-        try:
-            async with asyncio.timeout(END_SECONDS + SPARE_SECONDS):
-                await self._process.wait()
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
-        finally:
-            if self._reading is not None:
-                self._reading.cancel()
+        with suppress(ProcessLookupError):
+            if self._why:
+                self._process.send_signal(signal.SIGABRT)  # it writes where its threads stand
+        await asyncio.wait([self._exited], timeout=patience)
+        with suppress(OSError):
+            os.killpg(self.pid, signal.SIGKILL)  # it, or what it has forked
+        await asyncio.wait([self._exited, self._attending], timeout=SPARE_SECONDS)
+        self._process.close()
+
+    async def _attend(self) -> None:
+        """Hand out what comes back, until there is no more; what it plays then is lost."""
+        reading = asyncio.create_task(self._read())
+        await asyncio.wait([reading, self._exited], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([reading, self._exited], timeout=REST_SECONDS)
+        reading.cancel()
+        if not self._exited.done():
+            self._why = self._why or "closed its pipe"
+        self.lost = WorkerLost(f"process {self.pid} {self._ending()}")
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(self.lost)
 
     async def _read(self) -> None:
-        """Hand out what comes back, until the process is gone."""
-        try:
+        stdout: Any = self.stdout
+        with suppress(OSError, EOFError):
             while True:
-                number, data = await self._receive()
+                number, size = read_head(await stdout.readexactly(HEAD))
+                data = await stdout.readexactly(size)
                 if (answer := self._answers.get(number)) is not None and not answer.done():
                     answer.set_result(data)
-        except (OSError, EOFError):
-            for answer in self._answers.values():
-                if not answer.done():
-                    answer.set_exception(EOFError())
+
+    async def _asked(self, number: int, data: bytes) -> bytes:
+        """The answer to a frame."""
+        if self.lost is not None:
+            raise self.lost
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
+        try:
+            self._send(number, data)
+            return await answer
+        finally:
+            del self._answers[number]
 
     def _send(self, number: int, data: bytes) -> None:
-        stdin: Any = self._process.stdin
+        stdin: Any = self.stdin
         if not stdin.is_closing():
             stdin.write(frame(number, data))
 
-    async def _receive(self) -> tuple[int, bytes]:
-        """What the process says next.
-
-        Raises:
-            EOFError: It says no more.
-        """
-        stdout: Any = self._process.stdout
-        number, size = read_head(await stdout.readexactly(HEAD))
-        return number, await stdout.readexactly(size)
-
-    async def _ending(self) -> str:
+    def _ending(self) -> str:
         """How the process ended, in words."""
-        code = await self._process.wait()
+        if self._why:
+            return f"{self._why} and was killed"
+        code = self._process.get_returncode()
         if code >= 0:
-            return f"exit status {code}"
+            return f"ended with exit status {code}"
         name = signal.Signals(-code).name
-        return f"killed by {name}" + " (out of memory?)" * (name == "SIGKILL")
+        return f"was killed by {name}" + " (out of memory?)" * (name == "SIGKILL")

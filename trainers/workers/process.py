@@ -1,18 +1,19 @@
 """The process of a pool's worker: reads groups, plays them on one event loop, writes what came.
 
-Both ways it is frames of a number and bytes: groups, and a group's number with nothing when it is
-given up; back come ``READY`` and the outcomes, by the groups' numbers. At the end of what there is
-to read, the trainer is done, or gone: groups are given up, and that is all. What an agent prints
-goes to standard error.
+Both ways it is frames of a number and bytes: groups, a group's number with nothing to give it up,
+and ``READY`` to ask whether the event loop runs. Back come ``READY`` and what came of each group,
+nothing if it was given up. At the end of what there is to read, the trainer is done, or gone:
+groups are given up, and that is all. What an agent prints goes to standard error, and so do the
+stacks of all threads when the process crashes.
 """
 
 import asyncio
+import faulthandler
 import os
 import struct
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import BinaryIO
 
 BOOT = (
@@ -45,6 +46,7 @@ def main() -> None:
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
+    faulthandler.enable()
     asyncio.run(_serve(requests, replies))
 
 
@@ -56,24 +58,29 @@ async def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
     groups: dict[int, asyncio.Task[None]] = {}
 
     def say(number: int, data: bytes) -> None:
-        with suppress(OSError):  # nobody listens any more, as the reader will find
+        try:
             replies.write(frame(number, data))
             replies.flush()
+        except (OSError, MemoryError):  # nobody hears us any more
+            take(None)
 
     async def group(number: int, data: bytes) -> None:
+        outcome = b""
         try:
-            say(number, await play(data))
+            outcome = await play(data)
         finally:
             del groups[number]
+            say(number, outcome)
 
     def take(found: Frame | None) -> None:
         loop.call_soon_threadsafe(inbox.put_nowait, found)
 
     threading.Thread(target=_read, args=(requests, take), daemon=True).start()
-    say(READY, b"")
     while (found := await inbox.get()) is not None:
         number, data = found
-        if data:
+        if number == READY:
+            say(READY, b"")
+        elif data:
             groups[number] = asyncio.create_task(group(number, data))
         elif number in groups:
             groups[number].cancel()
@@ -87,7 +94,9 @@ async def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
 
 def _read(requests: BinaryIO, take: Callable[[Frame | None], None]) -> None:
     """Hand over each frame, and None at the end."""
-    while len(head := requests.read(HEAD)) == HEAD:
-        number, size = read_head(head)
-        take((number, requests.read(size)))
-    take(None)
+    try:
+        while len(head := requests.read(HEAD)) == HEAD:
+            number, size = read_head(head)
+            take((number, requests.read(size)))
+    finally:
+        take(None)

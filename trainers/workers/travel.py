@@ -94,8 +94,12 @@ def pack(value: Any, stand_in: Callable[[Any], Any] = lambda found: None) -> byt
     return file.getvalue()
 
 
-def unpack(data: bytes) -> Any:
+def unpack(data: bytes, whose: str = "This") -> Any:
     """What was packed.
+
+    Args:
+        data: The bytes.
+        whose: What they are of, for the message.
 
     Raises:
         WorkerError: It cannot be read here; most often a module is missing.
@@ -104,9 +108,9 @@ def unpack(data: bytes) -> Any:
         return pickle.loads(data)
     except Exception as error:
         raise WorkerError(
-            f"{type(error).__name__}: {text_of(error)}. What came from the other process cannot be "
-            "read here: modules of agents, tasks and exceptions have to be importable on both "
-            "sides, in the same version."
+            f"{whose}: {type(error).__name__}: {text_of(error)}. What came from the other process "
+            "cannot be read here: modules of agents, tasks and exceptions have to be importable on "
+            "both sides, in the same version."
         ) from error
 
 

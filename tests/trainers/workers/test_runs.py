@@ -26,6 +26,8 @@ from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.settings import TrainSettings
 from evert.trainers.runs.tally import EpisodesFailedError
 from evert.trainers.runs.workers import check_workers
+from evert.trainers.workers.actors import _start_ray
+from evert.trainers.workers.errors import WorkerError
 from evert.trainers.workers.pool import PoolRollouts
 
 OWN: dict[str, Any] = {
@@ -128,7 +130,7 @@ def test_lost_groups_are_in_the_metrics_and_said_once(tmp_path: Path) -> None:
     lost = [row["rollout/lost_groups"] for row in folder.steps()]
     assert len(lost) == 2
     assert sum(lost) >= 1.0
-    assert "a worker died (killed by SIGKILL (out of memory?)); the groups that were lost" in said
+    assert "was killed by SIGKILL (out of memory?)); the groups that were lost" in said
     assert said.count("a worker died") == 1
 
 
@@ -157,6 +159,24 @@ def test_a_run_that_only_fails_ends_as_it_does_without_workers(tmp_path: Path) -
 def test_settings_that_ask_for_two_things_are_refused(values: Any, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         check_workers(TrainSettings(**{**OWN, **values}))
+
+
+def test_a_ray_that_cannot_be_started_is_said_with_what_to_do() -> None:
+    class Busy:
+        """Ray on a machine that is busy."""
+
+        shut = 0
+
+        def init(self, *args: Any, **options: Any) -> None:
+            raise Exception("The current node timed out during startup. This could happen")
+
+        def shutdown(self) -> None:
+            self.shut += 1
+
+    busy = Busy()
+    with pytest.raises(WorkerError, match="Ray cannot be started on this machine .*timed out"):
+        _start_ray(busy, "local", 1)
+    assert busy.shut == 1
 
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")

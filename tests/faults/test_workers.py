@@ -1,0 +1,165 @@
+"""Whatever a worker of a pool does, its trainer learns of it in time, and nothing is left.
+
+1. An agent that hurts its worker once is played again; the loss is told with its cause.
+2. A worker that does wrong each time costs its group, which is named.
+3. Meanwhile the executor's event loop never stands still, and no process stays behind.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.faults import stalls
+from tests.faults.scene import is_as, line
+from tests.faults.workers import DEEDS, PROGRAMS, Deed, Program, agent_of
+from tests.trainers.workers.conftest import play, says_task
+
+from evert.trainers.workers import pool
+from evert.trainers.workers.pool import PoolRollouts
+
+Group = tuple[Callable[..., Any], object]
+"""An agent and its task."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What came of some groups.
+
+    Attributes:
+        lines: What the trainer got for each, as a line.
+        told: What it was told meanwhile.
+        stall: The longest time that the executor's loop stood still, in seconds.
+        left: Processes that are left.
+    """
+
+    lines: list[str]
+    told: list[str]
+    stall: float
+    left: list[psutil.Process]
+
+
+class Told(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep it."""
+        self.messages.append(record.getMessage())
+
+
+def seen_of(
+    groups: Sequence[Group], mark: Path, monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> Seen:
+    """Play groups in a pool of their own, and look at all that there is to see."""
+    monkeypatch.syspath_prepend(str(mark))  # workers have the path as an argument
+    told, logger = Told(), logging.getLogger("evert.trainers.workers")
+    logger.addHandler(told)
+    try:
+        with PoolRollouts(groups_per_worker=1, **options) as executor:
+            lines, stall = asyncio.run(_played(executor, groups))
+    finally:
+        logger.removeHandler(told)
+    return Seen(lines, told.messages, stall, _left(str(mark)))
+
+
+async def _played(executor: PoolRollouts, groups: Sequence[Group]) -> tuple[list[str], float]:
+    over = asyncio.Event()
+
+    async def watch() -> float:
+        async with stalls.watched() as stall:
+            await over.wait()
+        return stall.longest
+
+    watching = asyncio.run_coroutine_threadsafe(watch(), executor._loop)
+    lines = await asyncio.gather(*(_outcome(executor, *group) for group in groups))
+    executor._loop.call_soon_threadsafe(over.set)
+    return lines, await asyncio.wrap_future(watching)
+
+
+async def _outcome(executor: PoolRollouts, agent: Any, task: object) -> str:
+    try:
+        return line(await play(executor, agent, task, size=1))
+    except Exception as error:
+        return line(error)
+
+
+def _left(mark: str) -> list[psutil.Process]:
+    """Processes with the mark, as soon as there are none, or after a while."""
+    found: list[psutil.Process] = []
+    for _ in range(100):
+        found = [
+            process
+            for process in psutil.process_iter(["cmdline", "status"])
+            if process.info["status"] != psutil.STATUS_ZOMBIE
+            and any(mark in argument for argument in process.info["cmdline"] or ())
+        ]
+        if not found:
+            break
+        time.sleep(0.02)
+    return found
+
+
+# -- 1. once --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """All deeds in one pool; each group is alone on its worker."""
+    folder = tmp_path_factory.mktemp("deeds")
+    groups = [(agent_of(deed, folder / deed.name), deed.name) for deed in DEEDS]
+    with pytest.MonkeyPatch.context() as patch:
+        return seen_of(groups, folder, patch, workers=2)
+
+
+@pytest.mark.parametrize("deed", DEEDS, ids=str)
+def test_what_an_agent_does_to_its_worker_is_told_and_played_again(deed: Deed, once: Seen) -> None:
+    seen = once.lines[DEEDS.index(deed)]
+    told = [message for message in once.told if f"task '{deed.name}'" in message]
+
+    assert is_as(seen, deed.trainer_sees), seen
+    assert not deed.told or any(is_as(message, deed.told) for message in told), told
+    assert bool(told) == bool(deed.told)
+
+
+def test_nothing_is_left_of_workers_that_were_hurt_and_the_loop_ran_on(once: Seen) -> None:
+    assert once.left == []
+    assert once.stall < stalls.LONGEST
+
+
+# -- 2. each time ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=str)
+def test_a_worker_that_does_wrong_each_time_is_told_from_a_slow_one(
+    program: Program,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(pool, "BOOT", program.boot)
+    monkeypatch.setattr(pool, "START_SECONDS", program.start_seconds)
+    seen = seen_of(
+        [(says_task(), 1.0)], tmp_path, monkeypatch, workers=1, worker_timeout=program.seconds
+    )
+
+    [came] = seen.lines
+    assert is_as(came, program.trainer_sees), came
+    assert is_as("; ".join(seen.told), program.told), seen.told
+    assert program.printed in capfd.readouterr().err
+    assert seen.left == []
+    assert seen.stall < stalls.LONGEST
+
+
+def test_the_rows_are_many_and_repeat_nothing() -> None:
+    names = [str(row) for row in (*DEEDS, *PROGRAMS)]
+    assert len(names) >= 15
+    assert len({*names}) == len(names)

@@ -1,0 +1,237 @@
+"""Workers of a pool that do wrong, and what their trainer sees of it.
+
+    DEEDS       what an agent does to the worker that it is played in, once: then it is played again
+    PROGRAMS    what a worker is in place of evert's own program, each time that one is started
+
+A row has one line each for what the trainer gets for the group and for what it is told meanwhile;
+``…`` stands for anything. What travels is made inside functions, so that it goes by value.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evert.trainers.workers import process
+
+PLAYED = "completed 1 in 1"
+"""A group that was played, in the end."""
+
+
+@dataclass(frozen=True)
+class Deed:
+    """What an agent does once.
+
+    Attributes:
+        name: Of the row, and the task of its group.
+        does: What is done in the worker, from the event loop of its groups.
+        trainer_sees: What comes of the group.
+        told: What is said of that; empty: nothing is.
+    """
+
+    name: str
+    does: Callable[[], Any]
+    trainer_sees: str = PLAYED
+    told: str = ""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def agent_of(deed: Deed, flag: Path) -> Callable[..., Any]:
+    """An agent that does it if the file is not there yet."""
+    does = deed.does
+
+    def once() -> Any:
+        if flag.exists():
+            return 1.0
+        flag.touch()
+        return does()
+
+    async def agent(client: Any, task: str) -> Any:
+        await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
+        return once()
+
+    return agent
+
+
+def _deeds() -> list[Deed]:
+    def kills_itself_beside_a_child() -> None:
+        import os
+        import signal
+        import time
+
+        if os.fork() == 0:
+            time.sleep(600)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def closes_all_descriptors() -> float:
+        import os
+
+        os.closerange(3, 64)
+        return 1.0
+
+    def cancels_its_group() -> None:
+        import asyncio
+
+        for task in asyncio.all_tasks():
+            if "group" in repr(task.get_coro()):
+                task.cancel()
+        raise asyncio.CancelledError
+
+    def has_no_memory() -> bytearray:
+        return bytearray(2**60)
+
+    def earns_what_cannot_be_pickled() -> Any:
+        import threading
+
+        from evert import Outcome
+
+        return Outcome(1.0, logs={"lock": threading.Lock()})  # type: ignore[dict-item]
+
+    lost = "The group of the agent … on the task '{}' was lost with its worker: process … {}."
+    told = [
+        ("SIGKILL beside a child", kills_itself_beside_a_child, "was killed by SIGKILL (out of…"),
+        ("closed descriptors", closes_all_descriptors, "…"),
+        (
+            "a cancelled group",
+            cancels_its_group,
+            "gave a group up that it was to play and was killed",
+        ),
+    ]
+    return [
+        *(Deed(name, does, told=lost.format(name, line)) for name, does, line in told),
+        Deed("no memory", has_no_memory, "AgentError.MemoryError: …"),
+        Deed("no pickle", earns_what_cannot_be_pickled, "…cannot pickle '_thread.lock' object…"),
+    ]
+
+
+DEEDS = _deeds()
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a worker is in place of evert's own.
+
+    Attributes:
+        name: Of the row.
+        text: The program; ``group()`` is the number of the next group, until which it is well.
+        trainer_sees: What comes of the group.
+        told: All that is said of it meanwhile.
+        seconds: In which it has to answer.
+        start_seconds: In which it has to be ready.
+        printed: What is on its standard error.
+    """
+
+    name: str
+    text: str
+    trainer_sees: str
+    told: str = ""
+    seconds: float = 30.0
+    start_seconds: float = 60.0
+    printed: str = ""
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def boot(self) -> str:
+        """The whole program."""
+        return WELL + self.text
+
+
+WELL = f"""
+import os, signal, struct, sys, time
+head = struct.Struct({process._HEAD.format!r})
+def say(number, data=b"", size=None):
+    os.write(1, head.pack(number, len(data) if size is None else size) + data)
+def group():
+    while True:
+        number, size = head.unpack(sys.stdin.buffer.read(head.size))
+        sys.stdin.buffer.read(size)
+        if number != {process.READY}:
+            return number
+        say({process.READY})
+"""
+
+BLOCKS = """
+import ast, types
+async def play(group):
+    time.sleep(60)
+there = types.ModuleType("playing")
+there.play, there.become_worker = play, lambda: None
+sys.modules["evert.trainers.workers.playing"] = there
+sys.path[:] = ast.literal_eval(sys.argv.pop())
+from evert.trainers.workers.process import main
+main()
+"""
+
+LOST = (
+    "LostGroupError: The group of …agent on the task 1.0 was lost with its worker 3 times…: {}. …"
+)
+NONE = "WorkerError: No worker can be started: each died 3 times… The last time {}. …"
+SILENT = "process … gave no answer for 0.5 s (…) and was killed"
+
+PROGRAMS = [
+    Program(
+        name,
+        text,
+        LOST.format(f"process … {how}"),
+        f"…was lost with its worker: process … {how}.…",
+    )
+    for name, text, how in (
+        ("exits when it is given a group", "group(); os._exit(7)", "ended with exit status 7"),
+        ("ends as if all were well", "group()", "ended with exit status 0"),
+        ("crashes", "group(); os.kill(os.getpid(), 11)", "was killed by SIGSEGV"),
+        ("is terminated", "group(); os.kill(os.getpid(), 15)", "was killed by SIGTERM"),
+        (
+            "closes its pipe",
+            "group(); os.close(1); time.sleep(60)",
+            "closed its pipe and was killed",
+        ),
+        (
+            "dies in the middle of a frame",
+            "say(group(), b'half', 10); os._exit(1)",
+            "ended with exit status 1",
+        ),
+        (
+            "has nothing to say of a group",
+            "say(group()); group()",
+            "gave a group up that it was to play…",
+        ),
+    )
+] + [
+    Program(name, text, LOST.format(SILENT), f"…was lost with its worker: {SILENT}.…", 0.5)
+    for name, text in (
+        ("is silent", "group(); time.sleep(60)"),
+        ("is stopped", "group(); os.kill(os.getpid(), signal.SIGSTOP)"),
+        ("prints to its pipe", "group(); os.write(1, b'Hello, trainer! ' * 9); group()"),
+        ("sends half a frame", "say(group(), b'half', 10**6); group()"),
+        ("sends a frame of 2^63 bytes", "say(group(), b'much', 2**63); group()"),
+    )
+]
+
+PROGRAMS += [
+    Program(
+        "sends what is no pickle",
+        "say(group(), b'garbage'); group()",
+        "WorkerError: The group of …agent on the task 1.0: UnpicklingError: …cannot be read here…",
+    ),
+    Program(
+        "blocks its event loop",
+        BLOCKS,
+        LOST.format(SILENT),
+        f"…was lost with its worker: {SILENT}.…",
+        0.5,
+        printed="in play",
+    ),
+    Program("cannot import", "import no_such_module", NONE.format("process … exit status 1")),
+    Program("is killed at its start", "os.kill(os.getpid(), 9)", NONE.format("…by SIGKILL…")),
+    Program(
+        "is never ready",
+        "time.sleep(60)",
+        NONE.format("process … was not ready after 0.5 s and was killed"),
+        start_seconds=0.5,
+    ),
+]
