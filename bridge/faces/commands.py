@@ -2,7 +2,8 @@
 
 ``Place`` is where an episode's commands run: its folders, its environment, and what stands for
 ``{task}`` and the like. ``Place.run`` runs one to its end and returns a ``ProcessResult``. What a
-command writes goes to files; only their ends are ever read, so that no output is too long.
+command writes goes to files without a name; only their ends are ever read, so that no output is too
+long. What it leaves may be anything: ``read_left`` reads regular files, up to a size, and no link.
 """
 
 import asyncio
@@ -12,13 +13,15 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import psutil
 
@@ -29,17 +32,17 @@ from evert.bridge.secrets import LONGEST_KEY, redacted_end
 
 SUPERVISOR = [sys.executable, "-I", "-S", supervisor.__file__]
 
-PATIENCE = 30.0
+PATIENCE = 30
 """Seconds that what a command started may take to end once it is killed."""
 
 SHOWN_OUTPUT = 2000
 """Bytes of the end of each output that a message shows."""
 
-MARK = "EVERT_REWARD_FILE"
+MARK = "EVERT_EPISODE"
 """The environment variable by which a process is known to belong to an episode."""
 
-IN_HOME = "{home}/"
-"""How the name of a file begins that is laid into the episode's home."""
+IN_HOME, IN_JUDGE = "{home}/", "{judge}/"
+"""How the name of a file begins that is laid into the episode's home, or the judge's folder."""
 
 LONGEST_VARIABLE = 100_000
 """Bytes of an environment variable; systems have a limit, and a program with a longer one cannot
@@ -58,7 +61,7 @@ class ProcessResult:
         status: Exit status; negative: the signal that ended it.
         stdout: What it wrote; of more than a megabyte the end.
         stderr: What it wrote to the other; of more than a megabyte the end.
-        folder: Where it ran; its files are still there.
+        folder: Where it ran; its files are still there, but may be anything: see ``read``.
     """
 
     status: int
@@ -66,30 +69,40 @@ class ProcessResult:
     stderr: str
     folder: Path
 
+    def read(self, name: str) -> str | None:
+        """The text of a file that the command left, by its name in ``folder``.
+
+        None: it is not there, no regular file (a link, a named pipe), or longer than a megabyte.
+        """
+        try:
+            return read_left(self.folder, name).decode(errors="replace")
+        except (OSError, ValueError):
+            return None
+
 
 @dataclass(slots=True)
 class Place:
     """Where an episode's commands run.
 
     Attributes:
-        scratch: A folder of the episode, for their outputs.
+        own: The folders to remove should the trainer die.
         folder: Where they run.
-        home: A further folder of the episode, for configuration that is not the agent's work.
+        rooms: Where files are laid whose names begin so; others are for another place.
         task: What is filled in for ``{task}``; ``NO_TASK``: nothing.
         values: What is filled in for the other placeholders, by name.
         env: Their environment variables.
         install: How to get the program; empty: as any.
-        running: The latest command and the files of its two outputs; None before the first.
+        last_words: What the latest command wrote last, for a message; empty before the first.
     """
 
-    scratch: Path
+    own: Sequence[Path]
     folder: Path
-    home: Path
+    rooms: Mapping[str, Path]
     task: Any
     values: Mapping[str, str]
     env: dict[str, str] = field(default_factory=dict)
     install: str = ""
-    running: tuple[str, Path, Path] | None = None
+    last_words: str = ""
 
     def fill(self, text: str, variables: Mapping[str, str] | None = None) -> str:
         """The text with its placeholders filled in; what is filled in is not filled in again.
@@ -122,16 +135,20 @@ class Place:
             ) from None
 
     def lay(self, files: Mapping[str, str | bytes | Path]) -> None:
-        """Write files, and copy those that are paths, folders whole.
+        """Write the files of this place, and copy those that are paths, folders whole.
 
         Raises:
             OSError: One cannot be read or written.
             InvalidAgentError: As ``fill``.
         """
         for name, content in files.items():
-            inner = name.removeprefix(IN_HOME)
-            path = (self.folder if inner == name else self.home) / inner
+            room, inner = room_of(name)
+            if room not in self.rooms:
+                continue
+            path = self.rooms[room] / inner
             path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.is_dir():  # an earlier command may have left a link or a named pipe
+                path.unlink(missing_ok=True)
             if isinstance(content, str):
                 path.write_text(self.fill(content), encoding="utf-8")
             elif isinstance(content, bytes):
@@ -153,58 +170,51 @@ class Place:
             InvalidAgentError: A placeholder cannot be filled in.
         """
         filled = [self.fill(argument) for argument in command]
-        out, err = self.scratch / f"{role}.out", self.scratch / f"{role}.err"
-        process = self._supervised(filled, out, err)
-        try:
-            self.running = (f"{role} {filled[0]!r}", out, err)
-            said = (await _said(process)).split()
-            if said and said[0] == b"failed":
-                self.running = None
-                why = OSError(int(said[1]), os.strerror(int(said[1])))
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            process, said = self._supervised(filled, out, err), b""
+            try:
+                said = await _said(process)
+            finally:
+                try:
+                    await _ended(process, self.env[MARK])
+                finally:
+                    self.last_words = f"The {role} {filled[0]!r} wrote last: {_shown(err, out)}"
+            word, number = said.split() or (b"ended", -signal.SIGKILL)  # its supervisor was killed
+            if word == b"failed":
+                self.last_words = ""
+                why = OSError(int(number), os.strerror(int(number)))
                 raise CommandError(self._not_started(filled[0], why))
-        finally:
-            await _ended(process, self.env[MARK])
-        status = int(said[1]) if said else -signal.SIGKILL  # its supervisor was killed, too
-        return ProcessResult(status, end_of(out), end_of(err), self.folder)
+            stdout, stderr = [await asyncio.to_thread(end_of, one) for one in (out, err)]
+        return ProcessResult(int(number), stdout, stderr, self.folder)
 
-    def report(self) -> str:
-        """What the latest command wrote last, for a message; empty when there is none."""
-        if self.running is None:
-            return ""
-        name, *outputs = self.running
-        tails = [end_of(path, SHOWN_OUTPUT + LONGEST_KEY) for path in reversed(outputs)]
-        tails = [redacted_end(tail, SHOWN_OUTPUT).strip() for tail in tails]
-        named = zip(("stderr", "stdout"), tails, strict=True)
-        ends = "; ".join(f"{output} {end!r}" for output, end in named if end) or "nothing"
-        return f"The {name} wrote last: {ends}"
-
-    def _supervised(self, command: list[str], out: Path, err: Path) -> "Process":
+    def _supervised(self, command: list[str], out: IO[bytes], err: IO[bytes]) -> "Process":
         """Start the supervisor of a command; a word to it, or the end of its input, ends it all.
 
         Raises:
             CommandError: The arguments cannot be handed to a program.
         """
-        with out.open("w+b") as stdout, err.open("w+b") as stderr:
-            outputs = [stdout.fileno(), stderr.fileno()]
-            options = [*outputs, self.scratch, "LC_CTYPE" in self.env]
-            try:
-                return subprocess.Popen(
-                    [*SUPERVISOR, *map(str, options), *command],
-                    cwd=self.folder,
-                    env=self.env,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=stderr,
-                    pass_fds=outputs,
-                    start_new_session=True,
-                )
-            except (OSError, ValueError) as error:  # ValueError: a null character in an argument
-                raise CommandError(self._not_started(command[0], error)) from error
+        outputs = [out.fileno(), err.fileno()]
+        options = [*outputs, "LC_CTYPE" in self.env, len(self.own), *self.own]
+        try:
+            return subprocess.Popen(
+                [*SUPERVISOR, *map(str, options), *command],
+                cwd=self.folder,
+                env=self.env,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=err,
+                pass_fds=outputs,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:  # ValueError: a null character in an argument
+            raise CommandError(self._not_started(command[0], error)) from error
 
     def _not_started(self, program: str, error: OSError | ValueError) -> str:
-        if isinstance(error, OSError) and error.errno == errno.E2BIG:
+        too_long = isinstance(error, OSError) and error.errno == errno.E2BIG
+        if too_long or isinstance(error, ValueError):
+            why = "are too long" if too_long else f"hold what no argument can: {error}"
             return (
-                f"The program {program!r} cannot be started: its arguments are too long. The task "
+                f"The program {program!r} cannot be started: its arguments {why}. The task "
                 "is in the file that EVERT_TASK_FILE names, too, or lay it out in a setup function."
             )
         if not isinstance(error, FileNotFoundError):
@@ -226,19 +236,50 @@ def _named(name: str, variables: Mapping[str, str]) -> str:
         ) from None
 
 
+def room_of(name: str) -> tuple[str, str]:
+    """How the name of a file begins, and its name there."""
+    room = next(room for room in (IN_HOME, IN_JUDGE, "") if name.startswith(room))
+    return room, name.removeprefix(room)
+
+
 def task_text(task: object) -> str:
     """A task as a command is told it: text as it is, anything else as JSON."""
     return "" if task is NO_TASK else task if isinstance(task, str) else json.dumps(task)
 
 
-def end_of(path: Path, size: int = supervisor.KEPT_OUTPUT) -> str:
-    """The last ``size`` bytes of a file as text; empty when there is no file."""
+def end_of(file: IO[bytes], size: int = supervisor.KEPT_OUTPUT) -> str:
+    """The last ``size`` bytes of an output as text."""
+    start = max(0, os.fstat(file.fileno()).st_size - size)
+    return os.pread(file.fileno(), size, start).decode(errors="replace")
+
+
+def _shown(stderr: IO[bytes], stdout: IO[bytes]) -> str:
+    ends = {"stderr": stderr, "stdout": stdout}
+    read = {name: end_of(file, SHOWN_OUTPUT + LONGEST_KEY) for name, file in ends.items()}
+    kept = {name: redacted_end(text, SHOWN_OUTPUT).strip() for name, text in read.items()}
+    return "; ".join(f"{name} {text!r}" for name, text in kept.items() if text) or "nothing"
+
+
+def read_left(folder: Path, name: str, most: int = 2**20) -> bytes:
+    """Read a file of at most so many bytes that a command left in a folder, whatever it is by now.
+
+    Raises:
+        OSError: There is none, or it cannot be read.
+        ValueError: It is no regular file, or too long; or a link or its name leads elsewhere.
+    """
+    path = folder / name
+    if os.path.realpath(path) != str(path) or not path.is_relative_to(folder):
+        raise ValueError("a link or its name leads elsewhere")
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - size))
-            return file.read(size).decode(errors="replace")
-    except OSError:
-        return ""
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise ValueError("it is no regular file")
+        content = os.pread(file, most + 1, 0)
+    finally:
+        os.close(file)
+    if len(content) > most:
+        raise ValueError(f"it is longer than {most} bytes")
+    return content
 
 
 # -- processes -------------------------------------------------------------------------------------
@@ -270,15 +311,26 @@ async def _ended(process: Process, mark: str) -> None:
         os.write(process.stdin.fileno(), b"\n")
     process.stdin.close()
     try:
-        async with asyncio.timeout(PATIENCE):
-            while await _said(process):
-                pass
-    except TimeoutError:
-        raise CommandError(_not_ended(process.pid)) from None
+        for _ in range(PATIENCE):
+            process.send_signal(signal.SIGCONT)  # what it ends may have stopped it
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await _gone(process)
+                break
+            await asyncio.to_thread(_kill_family, process, mark)
+        else:
+            raise CommandError(_not_ended(process.pid))
     finally:
         process.stdout.close()
-    if process.wait() != 0 or sys.platform != "linux":
-        await asyncio.to_thread(_kill_marked, mark)
+    if process.returncode != 0 or sys.platform != "linux":
+        await asyncio.to_thread(_kill_family, process, mark)
+
+
+async def _gone(process: Process) -> None:
+    while await _said(process):
+        pass
+    while process.poll() is None:  # noqa: ASYNC110  # nothing tells an event loop
+        await asyncio.sleep(0.001)
 
 
 def _not_ended(supervisor: int) -> str:
@@ -292,12 +344,15 @@ def _not_ended(supervisor: int) -> str:
     return f"The command did not end within {PATIENCE} seconds of being killed."
 
 
-def _kill_marked(mark: str) -> None:
-    """Kill what carries an episode's environment, where there is no supervisor that knows more."""
+def _kill_family(process: Process, mark: str) -> None:
+    """Kill what is below a supervisor that cannot do so, and what carries the episode's mark."""
     family = [process for process in psutil.process_iter() if _is_marked(process, mark)]
-    for process in family:
+    with suppress(psutil.Error):
+        if process.returncode is None:  # else its number may be another's
+            family += psutil.Process(process.pid).children(recursive=True)
+    for member in family:
         with suppress(psutil.Error):
-            process.kill()
+            member.kill()
     psutil.wait_procs(family, timeout=2)
 
 

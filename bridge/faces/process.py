@@ -5,6 +5,7 @@ The command finds the model where it looks for any: ``OPENAI_BASE_URL`` and ``OP
 lead to its rollout. Of the trainer's environment it gets what tells no secret (``variables.py``).
 It runs in a folder of its own, with the files it is given, and nothing that it started outlives it
 or its Env (``commands.py``). Ready ones for well-known programs are in ``evert.agents``.
+A judge runs when nothing of the agent is left to run, in a folder that is made only then.
 """
 
 import asyncio
@@ -23,10 +24,13 @@ from evert.bridge.errors import CommandError, InvalidAgentError, RewardError
 from evert.bridge.faces.client import AgentClient
 from evert.bridge.faces.commands import (
     IN_HOME,
+    IN_JUDGE,
     LONGEST_VARIABLE,
     MARK,
     Place,
     ProcessResult,
+    read_left,
+    room_of,
     task_text,
 )
 from evert.bridge.faces.supervisor import remove
@@ -38,6 +42,9 @@ logger = logging.getLogger(__name__)
 
 LOGGED_OUTPUT = 4000
 """Characters of the end of each output that go to the transition's logs."""
+
+LONGEST_REWARD = 2**16
+"""Bytes of a reward that a command writes, with its metrics."""
 
 ProcessSetup: TypeAlias = Sequence[str] | Callable[[Path, Any], Any]
 ProcessReward: TypeAlias = (
@@ -52,20 +59,24 @@ class ProcessAgent:
     ``{task}`` by the task (text as it is, anything else as JSON), ``{task[name]}`` by a part of it,
     ``{folder}`` and ``{home}`` by the episode's two folders, ``{model}``, ``{base_url}``,
     ``{root_url}`` and ``{api_key}`` by what they say. The model and the task are in the environment
-    as well: ``addresses``; ``EVERT_TASK``, unless it is longer than 100 kB, and the file that
-    ``EVERT_TASK_FILE`` names. ``HOME`` and ``TMPDIR`` are the episode's own.
+    as well: ``addresses``; ``EVERT_TASK``, unless it is longer than 100 kB or holds a null
+    character or half a surrogate pair, and the file that ``EVERT_TASK_FILE`` names. ``HOME`` and
+    ``TMPDIR`` are the episode's own.
 
     Args:
         command: Program and arguments.
         files: What is laid into the folder before: text, bytes, or the ``Path`` of a file or a
             folder to copy, by name. ``"{home}/name"`` goes to a folder beside it, for configuration
-            that is not the agent's work.
+            that is not the agent's work; ``"{judge}/name"`` to the folder of the reward command.
         setup: Run in the folder before the command: another command, or a function of the folder
             and the task.
-        reward: "exit": 1.0 for exit status 0, else 0.0. "file": what the command writes to the file
-            named by ``EVERT_REWARD_FILE``: a number, or JSON with "reward" and "metrics". Another
-            command, run in the folder after it: 1.0 for its exit status 0, else 0.0. Or a function
-            of the ``ProcessResult`` and the task that returns what an agent returns.
+        reward: Who judges. A command: 1.0 for its exit status 0, else 0.0. It runs when all that
+            the agent started has ended, in a folder and with a home that are made only then;
+            ``{folder}`` is where the agent ran. A function of the ``ProcessResult`` and the task,
+            at the same time, returns what an agent returns. Two are for commands that score
+            themselves, and run nothing that a policy wrote: "exit": 1.0 for exit status 0, else
+            0.0. "file": what the command writes to the file named by ``EVERT_REWARD_FILE``: a
+            number, or JSON with "reward" and "metrics".
         cwd: Where to run. None: a new folder an episode, removed after it.
         env: Further environment variables; None takes one away. ``"{env[NAME]}"`` in one hands
             over that variable of the trainer's, as it is when an episode begins.
@@ -78,7 +89,7 @@ class ProcessAgent:
 
     Raises:
         InvalidAgentError: A command is no non-empty list of strings, ``reward`` or ``setup`` is
-            none, or a file is none or would lie outside.
+            none, a judge is not told where the agent ran, or a file is none or would lie outside.
     """
 
     def __init__(
@@ -111,6 +122,8 @@ class ProcessAgent:
             )
         self.command = list(command)
         self.files = _checked(files or {})
+        if cwd is None:  # else the judge may know where it is
+            _check_looks(reward, self.files)
         self.setup = setup
         self.reward = reward
         self.cwd = cwd
@@ -138,8 +151,12 @@ class ProcessAgent:
                 self._check_end(result, client)
                 return await self._reward(result, place, client)
 
-    def _place(self, client: AgentClient, task: Any, scratch: Path) -> Place:
-        folder = Path(self.cwd) if self.cwd is not None else scratch / "work"
+    def _place(
+        self, client: AgentClient, task: Any, scratch: Path, judged: Place | None = None
+    ) -> Place:
+        """Make the folders and variables of an episode's commands, or of what judges them."""
+        outside = self.cwd is not None and judged is None
+        folder = Path(self.cwd or "").resolve() if outside else scratch / "work"
         home, temporary = scratch / "home", scratch / "tmp"
         for one in (folder, home, temporary):
             one.mkdir(parents=True, exist_ok=True)
@@ -149,10 +166,12 @@ class ProcessAgent:
             "base_url": address.base_url,
             "root_url": address.root_url,
             "api_key": address.api_key,
-            "folder": str(folder.absolute()),
+            "folder": str(judged.folder if judged else folder),
             "home": str(home),
         }
-        place = Place(scratch, folder, home, task, values, install=self.install)
+        folders = [scratch, *(judged.own if judged else ())]
+        rooms = {IN_JUDGE if judged else "": folder, IN_HOME: home}
+        place = Place(folders, folder, rooms, task, values, install=self.install)
         own = {
             name: text if text is None else place.fill(text, os.environ)
             for name, text in self.env.items()
@@ -166,7 +185,8 @@ class ProcessAgent:
             "TMPDIR": str(temporary),
             **addresses(address, client.model, self.host),
             **_of_task(task, scratch / "task"),
-            MARK: str(scratch / "reward"),
+            **({"EVERT_REWARD_FILE": str(scratch / "reward")} if self.reward == "file" else {}),
+            MARK: str(scratch),
             **(trace.variables() if (trace := client._endpoint.episode.trace) else {}),
             **own,
         }
@@ -201,17 +221,21 @@ class ProcessAgent:
         if self.reward == "exit":
             return float(result.status == 0)
         if self.reward == "file":
-            return self._written_reward(result, Path(place.env[MARK]))
-        if not callable(self.reward):
-            judged = await place.run(self.reward, "reward")
-            _log(client, judged, "reward_status", "reward_stdout", "reward_stderr")
-            return float(judged.status == 0)
-        return await _called(self.reward, result, _none_without(place.task))
+            return await asyncio.to_thread(self._written_reward, result, place.own[0])
+        if callable(self.reward):
+            return await _called(self.reward, result, _none_without(place.task))
+        async with _scratch() as scratch:
+            judge = self._place(client, place.task, scratch, place)
+            with _reporting(client, judge):
+                await asyncio.to_thread(judge.lay, self.files)
+                judged = await judge.run(self.reward, "reward")
+        _log(client, judged, "reward_status", "reward_stdout", "reward_stderr")
+        return float(judged.status == 0)
 
-    def _written_reward(self, result: ProcessResult, file: Path) -> Any:
+    def _written_reward(self, result: ProcessResult, scratch: Path) -> Any:
         try:
-            value = json.loads(file.read_text())
-        except (OSError, ValueError) as error:
+            value = json.loads(read_left(scratch, "reward", LONGEST_REWARD).decode())
+        except (OSError, ValueError, RecursionError) as error:
             raise RewardError(
                 f"The command {self.command[0]} left no reward in EVERT_REWARD_FILE ({error}); it "
                 f"ended with status {result.status}."
@@ -226,8 +250,8 @@ def _of_task(task: Any, file: Path) -> dict[str, str]:
     text = task_text(task)
     content = text.encode(errors="replace")
     file.write_bytes(content)
-    short = {"EVERT_TASK": text} if len(content) <= LONGEST_VARIABLE else {}
-    return {**short, "EVERT_TASK_FILE": str(file)}
+    fits = len(content) <= LONGEST_VARIABLE and "\0" not in text and content.decode() == text
+    return {**({"EVERT_TASK": text} if fits else {}), "EVERT_TASK_FILE": str(file)}
 
 
 def _log(client: AgentClient, result: ProcessResult, status: str, out: str, err: str) -> None:
@@ -248,11 +272,11 @@ def _is_command(value: object) -> bool:
 def _checked(files: Mapping[str, str | bytes | Path]) -> dict[str, str | bytes | Path]:
     """The files, whose names lead nowhere but into the episode's folders."""
     for name, content in files.items():
-        path = PurePath(name.removeprefix(IN_HOME))
+        path = PurePath(room_of(name)[1])
         if path.is_absolute() or ".." in path.parts:
             raise InvalidAgentError(
                 f"The file {name!r} would lie outside of the episode's folder; expected a relative "
-                "path without '..', or one that begins with '{home}/'."
+                "path without '..', or one that begins with '{home}/' or '{judge}/'."
             )
         if not isinstance(content, (str, bytes, Path)):
             raise InvalidAgentError(
@@ -266,10 +290,23 @@ def _checked(files: Mapping[str, str | bytes | Path]) -> dict[str, str | bytes |
     return dict(files)
 
 
+def _check_looks(reward: ProcessReward, files: Mapping[str, str | bytes | Path]) -> None:
+    """Refuse a judge that is not told where the agent ran, so that it would find nothing."""
+    told = [text for name, text in files.items() if room_of(name)[0] == IN_JUDGE]
+    told += [] if callable(reward) or reward in ("exit", "file") else [*reward]
+    if told and not any("{folder}" in str(text) for text in told):
+        raise InvalidAgentError(
+            f"reward={reward!r} does not say where the agent ran: a judge runs in a folder of its "
+            "own, made when the agent has ended. Expected '{folder}' among its arguments: "
+            "reward=['python3', 'check.py', '{folder}'] with files={'{judge}/check.py': ...}."
+        )
+
+
 @asynccontextmanager
 async def _scratch() -> AsyncIterator[Path]:
     """A new folder, removed in the end; what cannot be removed fails no episode."""
-    folder = tempfile.mkdtemp(prefix="evert-")
+    real = os.path.realpath(tempfile.gettempdir())  # noqa: ASYNC240
+    folder = tempfile.mkdtemp(prefix="evert-", dir=real)
     try:
         yield Path(folder)
     finally:
@@ -283,8 +320,7 @@ def _reporting(client: AgentClient, place: Place) -> Iterator[None]:
     try:
         yield
     except BaseException:  # a timeout cancels the agent
-        said = place.report()  # now, since the folder is about to go
-        client._endpoint.episode.hints.append(lambda: said)
+        client._endpoint.episode.hints.append(lambda: place.last_words)
         raise
 
 

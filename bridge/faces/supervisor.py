@@ -1,6 +1,6 @@
 """A command's supervisor: a process of its own, which ends when nothing is left of the command.
 
-    python -I -S supervisor.py OUT ERR SCRATCH KEEP_LC_CTYPE COMMAND...
+    python -I -S supervisor.py OUT ERR KEEP_LC_CTYPE COUNT FOLDER... COMMAND...
 
 ``commands.py`` starts one for each command. The command runs in a session of its own below it, and
 whatever that starts stays below it, too: on Linux the supervisor is the "subreaper", to whom every
@@ -8,8 +8,12 @@ descendant falls that loses its parent. So, when it has no child left, it has no
 
 It ends all of them when the command has ended, when it is told to (a word comes in by its standard
 input), or when the trainer is gone, however that went: the kernel closes the other end, and signals
-the supervisor, since a fork of the trainer's may still hold that end open. Then it removes
-``SCRATCH``. It prints one line: "ended STATUS", or "failed ERRNO" where there is no such program.
+the supervisor, since a fork of the trainer's may still hold that end open. Then it removes the
+``COUNT`` folders. It prints one line: "ended STATUS", or "failed ERRNO" where there is no such
+program.
+
+The command may signal it, too: what nobody can block is SIGKILL, and SIGSTOP, after which it goes
+on at the SIGCONT that the trainer sends at the end, and the kernel when the trainer dies.
 
 The command's outputs come through pipes into the files ``OUT`` and ``ERR`` (descriptors), of which
 only the end is kept, so that a flood fills no disk. It imports nothing of ours, to start soon.
@@ -34,8 +38,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.0005, 0.1
 LAST_WORD = 10.0
 """Seconds that a trainer has to say that it is still there, or to be gone."""
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+HEARD = (signal.SIGCHLD, signal.SIGCONT, *ENDING)
 LIFELINE, REPORTS = 0, 1
 """Descriptors that lead to the trainer."""
 
@@ -71,11 +76,13 @@ class Tail:
 def main() -> None:
     """Run the command that the arguments name, and end with all that it started."""
     trainer = os.getppid()
-    out, err, scratch, keeps_lc_ctype, *command = sys.argv[1:]
+    out, err, keeps_lc_ctype, count, *rest = sys.argv[1:]
+    folders, command = rest[: int(count)], rest[int(count) :]
     if keeps_lc_ctype != "True":
         os.environ.pop("LC_CTYPE", None)  # Python sets it for itself, where no locale is set
     _on_linux(PR_SET_CHILD_SUBREAPER, 1)
-    _on_linux(PR_SET_PDEATHSIG, signal.SIGTERM)
+    _on_linux(PR_SET_PDEATHSIG, signal.SIGCONT)
+    _on_linux(PR_SET_DUMPABLE, 0)  # nobody but root looks into it, or traces it
     alarm = _alarm()
     for file in (int(out), int(err)):
         os.set_inheritable(file, False)
@@ -88,7 +95,7 @@ def main() -> None:
     for tail in tails:
         os.close(tail.entrance)
     try:
-        _watch(pid, tails, alarm)
+        _watch(pid, tails, alarm, trainer)
     finally:  # whatever goes wrong here
         _end_all(pid)
     for tail in tails:  # what is left in the pipe, though somebody else may hold it, and write on
@@ -96,7 +103,8 @@ def main() -> None:
             tail.pump()
     os.close(REPORTS)
     if _is_abandoned() or os.getppid() != trainer:
-        remove(scratch)
+        for folder in folders:
+            remove(folder)
 
 
 def _is_abandoned() -> bool:
@@ -117,9 +125,9 @@ def _alarm() -> int:
     os.set_blocking(alarm, False)
     os.set_blocking(entrance, False)
     signal.set_wakeup_fd(entrance, warn_on_full_buffer=False)
-    for number in (signal.SIGCHLD, *ENDING):
+    for number in HEARD:
         signal.signal(number, lambda *_: None)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals() - {*HEARD})
     return alarm
 
 
@@ -156,10 +164,11 @@ def _become(command: list[str], tails: list[Tail], supervisor: int) -> None:
         os.dup2(tail.entrance, number)
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python
         signal.signal(ignored, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.execvp(command[0], command)
 
 
-def _watch(pid: int, tails: list[Tail], alarm: int) -> None:
+def _watch(pid: int, tails: list[Tail], alarm: int, trainer: int) -> None:
     """Write down what the command says until it has ended, or is to end."""
     sources = {tail.source: tail for tail in tails}
     poll = select.poll()
@@ -170,7 +179,7 @@ def _watch(pid: int, tails: list[Tail], alarm: int) -> None:
             if source == LIFELINE:
                 return
             if source == alarm:
-                if set(os.read(alarm, CHUNK)) & set(ENDING):
+                if {*os.read(alarm, CHUNK)} & {*ENDING} or os.getppid() != trainer:
                     return
                 if (status := _collected(pid)) is not None:
                     _report(f"ended {status}")
@@ -245,26 +254,21 @@ def _parent(process: str) -> int:
 
 
 def remove(folder: str) -> str:
-    """Remove a folder, whatever its files' permissions; nothing that is mounted in it.
+    """Remove a folder, whatever its depth and its files' permissions; no link is followed.
 
     Returns:
         Why it is still there; empty when it is gone.
     """
-    import shutil
+    import subprocess
 
-    if mounted := _mounts_in(os.path.realpath(folder)):
+    parent, name = os.path.split(folder)
+    if mounted := _mounts_in(os.path.join(os.path.realpath(parent), name)):
         return f"something is mounted in it: {', '.join(mounted)}"
-    shutil.rmtree(folder, ignore_errors=True)
-    if not os.path.lexists(folder):
-        return ""
-    with suppress(OSError):
-        os.chmod(folder, 0o700)
-    for parent, names, _ in os.walk(folder):
-        for name in names:
-            if not os.path.islink(path := os.path.join(parent, name)):
-                with suppress(OSError):
-                    os.chmod(path, 0o700)
-    shutil.rmtree(folder, ignore_errors=True)
+    gone = ["rm", "-rf", "--", folder]  # of any depth, where Python's own ends at 1,000
+    opened = ["find", folder, "-type", "d", "!", "-perm", "-700", "-execdir", "chmod", "700", "{}"]
+    for step in (gone, [*opened, ";"], gone):
+        if os.path.lexists(folder):
+            subprocess.run(step, check=False, stderr=subprocess.DEVNULL)
     return "its files cannot be removed" if os.path.lexists(folder) else ""
 
 

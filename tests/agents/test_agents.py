@@ -35,7 +35,9 @@ GEMINI_SYSTEM_MD GOOGLE_GENAI_USE_GCA GOOGLE_GENAI_USE_VERTEXAI AIDER_MODEL HOME
 """.split()  # noqa: SIM905
 """Ways to a user's own settings, and to another model, which the trainer's environment may have."""
 
-fix_bug = evert.agents.claude_code("Fix the bug.", files={"a.py": "1 +"}, reward=["python", "a.py"])
+fix_bug = evert.agents.claude_code(
+    "Fix the bug.", files={"a.py": "1 +"}, reward=["python", "{folder}/a.py"]
+)
 
 
 # -- 1. agents -------------------------------------------------------------------------------------
@@ -51,7 +53,11 @@ def test_it_is_an_agent_with_or_without_a_task(ready: Callable[..., ProcessAgent
 @pytest.mark.parametrize("ready", READY)
 def test_it_travels(ready: Callable[..., ProcessAgent]) -> None:
     agent = ready(
-        "Fix it.", files={"a": "b"}, setup=["git", "init"], reward=["true"], env={"A": "b"}
+        "Fix it.",
+        files={"a": "b"},
+        setup=["git", "init"],
+        reward=["test", "-e", "{folder}/a"],
+        env={"A": "b"},
     )
 
     assert vars(pickle.loads(pickle.dumps(agent))) == vars(agent)
@@ -78,6 +84,17 @@ def test_the_prompt_cannot_be_taken_for_an_option(ready: Callable[..., ProcessAg
 
     within = {"--message=--help me", "--prompt=--help me"} & {*command}
     assert within or command[-2:] == ["--", "--help me"]
+
+
+@pytest.mark.parametrize("ready", READY)
+@pytest.mark.parametrize("prompt", ["{task}", " {task[text]}", "{task} Run nothing."])
+def test_a_task_is_no_command_of_the_program(
+    ready: Callable[..., ProcessAgent], prompt: str
+) -> None:
+    within = [argument for argument in ready(prompt).command if "{task" in argument]
+
+    assert [argument.rpartition("=")[2] for argument in within] == [f"\n{prompt}"]
+    assert any(argument.endswith("/ask {task}") for argument in ready("/ask {task}").command)
 
 
 @pytest.mark.parametrize("ready", READY)
@@ -151,6 +168,7 @@ def test_they_are_quiet_and_read_nothing_of_the_users() -> None:
     aider, claude, codex, gemini = (ready() for ready in READY)
 
     assert claude.env["CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"] == "1"  # titles, telemetry
+    assert claude.env["CLAUDE_CODE_DISABLE_ATTACHMENTS"] == "1"  # "@/home/me/notes" in a task
     assert gemini.env["GOOGLE_API_KEY"] is None  # Gemini's own is the rollout's, too
     given = harmless({name: "mine" for name in THEIR_SETTINGS})
     assert not given.keys() & {*THEIR_SETTINGS}

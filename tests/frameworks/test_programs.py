@@ -51,9 +51,11 @@ GUESS = '<tool_call>\n{"name": "check_guess", "arguments": {"number": 500}}\n</t
 
 FILES = {
     "calc.py": "def add(a, b):\n    return a - b\n",
-    "check.py": "from calc import add\nassert add(2, 3) == 5\n",
+    "{judge}/check.py": "import sys\nsys.path.append(sys.argv[1])\n"
+    "from calc import add\nassert add(2, 3) == 5\n",
 }
-CHECK = [sys.executable, "check.py"]
+CHECK = [sys.executable, "check.py", "{folder}"]
+MADE = ["test", "-e", "{folder}/made"]
 PATCH = """apply_patch <<'END'
 *** Begin Patch
 *** Update File: calc.py
@@ -191,11 +193,9 @@ async def test_aider_mends_a_file() -> None:
 async def test_claude_code_may_do_what_it_is_allowed_to_and_no_more() -> None:
     make = [call("Bash", command="""python3 -c 'open("made", "w")'"""), "Done."]
     python = ["Bash(python3 *)"]
-    allowed = claude("Go.", lean=True, tools=python, reward=["test", "-e", "made"])
-    denied = claude("Go.", lean=True, reward=["test", "-e", "made"])
-    everything = claude(
-        "Go.", lean=True, permission_mode="bypassPermissions", reward=["test", "-e", "made"]
-    )
+    allowed = claude("Go.", lean=True, tools=python, reward=MADE)
+    denied = claude("Go.", lean=True, reward=MADE)
+    everything = claude("Go.", lean=True, permission_mode="bypassPermissions", reward=MADE)
 
     earned = [(await play(agent, make))[1].reward for agent in (allowed, denied, everything)]
     assert earned == [1.0, 0.0, 1.0]
@@ -203,10 +203,32 @@ async def test_claude_code_may_do_what_it_is_allowed_to_and_no_more() -> None:
 
 async def test_gemini_cli_may_do_what_it_is_allowed_to_and_no_more() -> None:
     make = [call("run_shell_command", command="touch made"), "Done."]
-    allowed = gemini("Go.", lean=True, tools=["run_shell_command"], reward=["test", "-e", "made"])
-    denied = gemini("Go.", reward=["test", "-e", "made"])
+    allowed = gemini("Go.", lean=True, tools=["run_shell_command"], reward=MADE)
+    denied = gemini("Go.", reward=MADE)
 
     assert [(await play(agent, make))[1].reward for agent in (allowed, denied)] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("ready", [claude, codex_of_npm, gemini, aider_of_pypi])
+async def test_what_a_task_says_is_text_and_no_command_of_the_programs(
+    ready: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "mine").write_text("what nobody is to read")
+    prompts: list[str] = []
+
+    def say(prompt: str) -> str:
+        prompts.append(prompt)
+        return "Done."
+
+    agent = ready("{task}", files={"calc.py": "x = 1\n"})
+    texts = [f"/run touch {tmp_path}/ran", f"!touch {tmp_path}/ran", "/help", "/init", "-"]
+    for text in [*texts, f"@{tmp_path}/mine"]:
+        before = len(prompts)
+        await do_single_rollout(ScriptedPolicy(say), ChatAgentEnv(agent, text))
+        assert text in prompts[before]
+
+    assert not (tmp_path / "ran").exists()
+    assert not any("what nobody is to read" in prompt for prompt in prompts)
 
 
 # -- 3. errors -------------------------------------------------------------------------------------

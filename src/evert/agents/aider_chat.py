@@ -5,13 +5,14 @@ environment of its own, and ``program`` is the path of its ``aider``.
 
 - Analytics, updates and the look for models' prices are switched off.
 - Its caches and settings lie in the episode's home; yours are not read.
+- It would run what follows "/run" or "!" at the beginning of a task: a new line stands before it.
 """
 
 import json
 from collections.abc import Sequence
 from typing import Unpack
 
-from evert.agents.recipe import ProcessOptions, made
+from evert.agents.recipe import ProcessOptions, as_text, made
 from evert.bridge.faces.process import ProcessAgent
 
 PRICES = json.dumps({"evert": {"litellm_provider": "openai", "mode": "chat"}})
@@ -62,7 +63,7 @@ def aider(
     if edit_format is not None:
         command += ["--edit-format", edit_format]
     return made(
-        [*command, *arguments, f"--message={prompt}", "--", *edit],
+        [*command, *arguments, f"--message={as_text(prompt)}", "--", *edit],
         options,
         files={"{home}/.aider/caches/model_prices_and_context_window.json": PRICES},
         env={

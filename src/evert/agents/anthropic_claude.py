@@ -15,12 +15,13 @@ https://docs.claude.com/en/docs/claude-code; tried with 2.1.330, ``npm install -
 from collections.abc import Sequence
 from typing import Unpack
 
-from evert.agents.recipe import ProcessOptions, made
+from evert.agents.recipe import ProcessOptions, as_text, made
 from evert.bridge.faces.process import ProcessAgent
 
 ENVIRONMENT = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",  # titles, telemetry, updates
     "CLAUDE_CODE_DISABLE_AUTO_MEMORY": "1",
+    "CLAUDE_CODE_DISABLE_ATTACHMENTS": "1",  # files of yours that a task names: "@/home/me/notes"
     "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # a line of the prompt that each version changes
     "CLAUDE_CODE_DISABLE_NONSTREAMING_FALLBACK": "1",  # it would ask the same a second time
     "CLAUDE_CODE_MAX_RETRIES": "0",
@@ -73,7 +74,7 @@ def claude_code(
     if permission_mode == "bypassPermissions":
         env["IS_SANDBOX"] = "1"  # else it refuses to run as root, whom containers know only
     return made(
-        [*command, *arguments, "--", prompt],
+        [*command, *arguments, "--", as_text(prompt)],
         options,
         env=env,
         env_options={"keep_completed_arguments": True},

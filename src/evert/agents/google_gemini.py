@@ -4,6 +4,7 @@ https://geminicli.com; tried with 0.61.0, ``npm install -g @google/gemini-cli``.
 
 - Its settings lie in the episode's home, with the key as the way to sign in: by the address alone
   it takes itself to be behind a gateway, and stops. Yours are not read.
+- A file of the folder that a task names, "@calc.py", is added to the prompt; none of elsewhere.
 - Updates, statistics and the search for loops, for which it would ask the model, are switched off.
 """
 
@@ -11,7 +12,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Unpack
 
-from evert.agents.recipe import ProcessOptions, made
+from evert.agents.recipe import ProcessOptions, as_text, made
 from evert.bridge.faces.process import ProcessAgent
 
 SETTINGS: dict[str, Any] = {
@@ -77,7 +78,7 @@ def gemini_cli(
         env["GEMINI_SYSTEM_MD"] = "{home}/.gemini/system.md"
     command = [program, "--model", "{model}", "--approval-mode", approval_mode]
     return made(
-        [*command, *arguments, f"--prompt={prompt}"],
+        [*command, *arguments, f"--prompt={as_text(prompt)}"],
         options,
         files=files,
         env=env,

@@ -10,7 +10,7 @@ https://developers.openai.com/codex; tried with 0.169.0, ``npm install -g @opena
 from collections.abc import Sequence
 from typing import Unpack
 
-from evert.agents.recipe import ProcessOptions, made
+from evert.agents.recipe import ProcessOptions, as_text, made
 from evert.bridge.faces.process import ProcessAgent
 
 CONFIG = """\
@@ -97,7 +97,7 @@ def codex(
         files["{home}/.codex/instructions.md"] = INSTRUCTIONS
     command = [program, "exec", "--skip-git-repo-check", "--color", "never", "-m", "{model}"]
     return made(
-        [*command, "--sandbox", sandbox, *arguments, "--", prompt],
+        [*command, "--sandbox", sandbox, *arguments, "--", as_text(prompt)],
         options,
         files=files,
         env={},

@@ -23,6 +23,15 @@ class ProcessOptions(TypedDict, total=False):
     host: str
 
 
+def as_text(prompt: str) -> str:
+    """A prompt whose task no program takes for a command of its own: "/run", "!ls", "-".
+
+    Programs look for those at the very beginning, where a new line now stands. A command that the
+    author of the prompt wrote there, "/ask {task}", stays one.
+    """
+    return f"\n{prompt}" if prompt.lstrip().startswith("{") else prompt
+
+
 def made(
     command: Sequence[str],
     options: ProcessOptions,

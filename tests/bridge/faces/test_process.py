@@ -216,10 +216,10 @@ async def test_a_reward_function_may_block_without_holding_up_the_others() -> No
 
 @pytest.mark.parametrize(("made", "reward"), [("seven", 1.0), ("eight", 0.0)])
 async def test_a_reward_may_be_a_command_that_judges_the_folder(made: str, reward: float) -> None:
-    judge = "import sys; print('judged'); sys.exit(open('made').read() != sys.argv[1])"
+    judge = "import sys; print('judged'); sys.exit(open(sys.argv[1]).read() != sys.argv[2])"
     agent = python(
         f'ask("x"); open("made", "w").write("{made}"); raise SystemExit(3)',
-        reward=[sys.executable, "-c", judge, "{task}"],
+        reward=[sys.executable, "-c", judge, "{folder}/made", "{task}"],
     )
     last = (await play(agent, task="seven")).transitions[-1]
 
@@ -227,6 +227,39 @@ async def test_a_reward_may_be_a_command_that_judges_the_folder(made: str, rewar
     assert last.logs["exit_status"] == 3
     assert last.logs["reward_status"] == 1 - reward
     assert last.logs["reward_stdout"] == "judged\n"
+
+
+async def test_a_judge_has_files_a_folder_and_a_home_that_the_agent_never_saw() -> None:
+    look = (
+        "print(*(os.environ[name] for name in ('HOME', 'TMPDIR', 'EVERT_TASK_FILE')), sys.argv[1])"
+    )
+    seen = "print(sorted(os.listdir('.')), sorted(os.listdir(os.environ['HOME'])))"
+    agent = python(
+        f"import sys; ask('x'); {look}; {seen}; print('EVERT_REWARD_FILE' in os.environ)",
+        "{folder}",
+        files={
+            "mine": "",
+            "{home}/config": "",
+            "{judge}/look.py": f"import os, sys\n{look}\n{seen}",
+        },
+        reward=[sys.executable, "look.py", "{folder}"],
+    )
+    logs = (await play(agent)).transitions[-1].logs
+    first, listing, has_file = str(logs["stdout"]).splitlines()
+    then, judges_listing = str(logs["reward_stdout"]).splitlines()
+
+    assert (listing, has_file) == ("['mine'] ['config']", "False")
+    assert judges_listing == "['look.py'] ['config']"
+    assert first.split()[3] == then.split()[3]
+    assert not {*first.split()[:3]} & {*then.split()[:3]}
+
+
+def test_a_judge_that_is_not_told_where_the_agent_ran_is_refused(tmp_path: Path) -> None:
+    for reward in (["python3", "check.py"], ["test", "-e", "made"]):
+        with pytest.raises(InvalidAgentError, match="does not say where the agent ran"):
+            ProcessAgent(["ls"], reward=reward)
+        ProcessAgent(["ls"], reward=reward, cwd=tmp_path)
+        ProcessAgent(["ls"], reward=reward, files={"{judge}/check.py": "where = '{folder}'"})
 
 
 # -- 3. the process tree ---------------------------------------------------------------------------

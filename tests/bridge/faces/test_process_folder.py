@@ -7,6 +7,7 @@
 """
 
 import asyncio
+import os
 import sys
 import time
 from pathlib import Path
@@ -71,6 +72,18 @@ async def test_a_file_of_the_home_is_beside_the_folder_and_gone_with_it() -> Non
     assert text == "key=[ROLLOUT_KEY]"
     assert Path(home).name == "a"
     assert not is_there(home)
+
+
+async def test_a_file_replaces_what_an_earlier_episode_left_in_its_place(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "work" / "link").symlink_to(tmp_path / "precious")
+    os.mkfifo(tmp_path / "work" / "pipe")
+    files: dict[str, str | bytes | Path] = {"link": "a", "pipe": b"b"}
+    agent = python(SHOW, "link", "pipe", files=files, cwd=tmp_path / "work")
+
+    assert await output(agent) == "a|b"
+    assert (tmp_path / "precious").read_text() == "mine"
 
 
 # -- 2. setup --------------------------------------------------------------------------------------

@@ -54,7 +54,9 @@ async def test_a_command_its_setup_and_its_judge_see_no_secret() -> None:
 
     into = "import json, os; open('of_setup', 'w').write(json.dumps(dict(os.environ)))"
     await play(python(f"{SHOW}; ask('x')", setup=[sys.executable, "-c", into], reward=read))
-    last = (await play(python("ask('x')", reward=[sys.executable, "-c", SHOW]))).transitions[-1]
+    last = (
+        await play(python("ask('x')", reward=[sys.executable, "-c", SHOW, "{folder}"]))
+    ).transitions[-1]
 
     for text in (*seen, str(last.logs["reward_stdout"])):
         assert "EVERT_MODEL" in text
@@ -79,7 +81,7 @@ print(json.dumps([dict(os.environ), tempfile.gettempdir(), os.getcwd()]))
 async def test_a_locale_is_neither_lost_nor_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LANG", "LC_ALL", "LC_CTYPE"):
         monkeypatch.delenv(name, raising=False)
-    show = ["sh", "-c", "env | grep -c '^LC_CTYPE'; true"]
+    show = ["sh", "-c", "env | grep -c '^LC_CTYPE'; true", "{folder}"]
     none = (await play(python("ask('x')", reward=show))).transitions[-1]
     monkeypatch.setenv("LC_CTYPE", "C.UTF-8")
     one = (await play(python("ask('x')", reward=show))).transitions[-1]
@@ -148,7 +150,7 @@ async def test_a_program_that_was_installed_for_its_user_is_found(tmp_path: Path
     module = tmp_path / "lib" / f"python3.{sys.version_info.minor}" / "site-packages" / "theirs.py"
     module.parent.mkdir(parents=True)
     module.write_text("answer = 42")
-    show = [OUTSIDE, "-c", "import theirs; print(theirs.answer)"]
+    show = [OUTSIDE, "-c", "import theirs; print(theirs.answer)", "{folder}"]
     agent = python("ask('x')", reward=show, env={"PYTHONUSERBASE": str(tmp_path)})
 
     assert (await play(agent)).transitions[-1].logs["reward_stdout"] == "42\n"

@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from benchmarks.processes import (
     HOSTILE,
@@ -33,7 +34,7 @@ from tests.bridge.faces.test_process import play, python
 
 from evert import ChatAgentEnv, ProcessAgent
 from evert.bridge.faces.commands import ProcessResult
-from evert.bridge.faces.supervisor import KEPT_OUTPUT, remove
+from evert.bridge.faces.supervisor import CHUNK, KEPT_OUTPUT, Tail, remove
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux finds every descendant")
 
@@ -97,6 +98,40 @@ def test_a_fork_of_the_trainer_keeps_no_command_alive() -> None:
     assert len(forks) == 1
 
 
+STOPPED = """
+import asyncio, sys
+from evert import ChatAgentEnv, ProcessAgent
+
+STOP = "import os, signal, time; os.kill(os.getppid(), signal.SIGSTOP); time.sleep(600)"
+agent = ProcessAgent([sys.executable, "-c", STOP, sys.argv[1] + "-command"])
+asyncio.run(ChatAgentEnv(agent).initial_observation())
+"""
+
+
+@linux
+def test_a_trainer_that_is_killed_leaves_no_supervisor_that_its_command_stopped(
+    tmp_path: Path,
+) -> None:
+    mark = new_mark()
+    command = [sys.executable, "-W", "ignore", "-c", STOPPED, mark]
+    trainer = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path)})
+    stopped = wait_for(
+        lambda: [*map(status_of, marked(f"{mark}-command"))].count(psutil.STATUS_STOPPED) == 1
+    )
+    trainer.kill()
+    trainer.wait()
+
+    assert stopped
+    assert wait_for(lambda: not marked(f"{mark}-command"))
+    assert wait_for(lambda: not os.listdir(tmp_path))
+
+
+def status_of(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return str(process.status())
+    return "gone"
+
+
 # -- 3. the supervisor's death ---------------------------------------------------------------------
 
 
@@ -121,17 +156,27 @@ time.sleep(600)
 
 
 async def test_a_flood_of_output_fills_no_disk_and_its_end_is_kept() -> None:
-    sizes: list[int] = []
-
     def score(result: ProcessResult, task: Any) -> float:
-        sizes.append((result.folder.parent / "command.out").stat().st_size)
-        return float(result.stdout.endswith("y\nend\n"))
+        return float(result.stdout.endswith("y\nend\n") and len(result.stdout) == KEPT_OUTPUT)
 
     code = "import sys; ask('x'); sys.stdout.write('y\\n' * 10_000_000 + 'end\\n')"
     last = (await play(python(code, reward=score))).transitions[-1]
 
     assert last.reward == 1.0
-    assert KEPT_OUTPUT <= sizes[0] <= 2 * KEPT_OUTPUT
+
+
+def test_the_file_of_an_output_does_not_grow(tmp_path: Path) -> None:
+    with (tmp_path / "output").open("w+b") as file:
+        tail = Tail(file.fileno())
+        for number in range(200):
+            os.write(tail.entrance, b"%4d" % number * (CHUNK // 4))
+            tail.pump()
+            assert os.fstat(file.fileno()).st_size <= 2 * KEPT_OUTPUT
+        ends = [file.seek(-KEPT_OUTPUT, os.SEEK_END), file.read(4), file.read()[-4:]]
+        os.close(tail.entrance)
+        os.close(tail.source)
+
+    assert ends[1:] == [b" 184", b" 199"]
 
 
 async def test_a_command_may_close_its_outputs_and_go_on() -> None:

@@ -1,0 +1,87 @@
+"""The table of leavings: each command is played, and the trainer sees what the table says.
+
+1. Every row ends, and its line is the table's.
+2. The event loop was free: it spent no quarter of a second of processor time on anything.
+3. Nothing is left: no process, folder, descriptor or thread; and what is the user's is untouched.
+"""
+
+import asyncio
+import os
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.bridge.faces.test_process import marked
+from tests.faults import stalls
+from tests.faults.commands import TABLE, Leaving
+from tests.faults.scene import NOTHING, Inventory, is_as, settled
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux finds every descendant")
+
+PATIENCE = 120
+"""Seconds after which a row hangs."""
+
+
+@pytest.fixture(autouse=True)
+def _folders_are_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests run at the same time, and their folders would count."""
+    (tmp_path / "episodes").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "episodes"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _what_is_imported_lazily_is_there(tmp_path_factory: pytest.TempPathFactory) -> None:
+    asyncio.run(TABLE[0].play(tmp_path_factory.mktemp("mine"), "no mark"))
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Iterator[Path]:
+    """A folder of the user's, which is as it was when a row has ended."""
+    folder = tmp_path / "user" / "mine"
+    (folder / "inner").mkdir(parents=True)
+    for name in ("mine", "number", "reward", "inner/deep"):
+        (folder / name).write_text("0.25")
+        (folder / name).chmod(0o640)
+    folder.chmod(0o750)
+    before = state(folder)
+    yield folder
+    assert state(folder) == before
+
+
+def state(folder: Path) -> dict[str, tuple[int, str]]:
+    everything = [folder, *folder.rglob("*")]
+    return {
+        str(one): (one.lstat().st_mode, one.read_text() if one.is_file() else "")
+        for one in everything
+    }
+
+
+async def play(row: Leaving, mine: Path, mark: str) -> tuple[str, float, str]:
+    """What the trainer saw, how long the loop stood still, and what is left."""
+    before = Inventory.now()
+    async with stalls.watched() as stall:
+        seen = await row.play(mine, mark)
+    return seen, stall.longest, await settled(before, NOTHING)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=str)
+def test_a_command_cannot_harm_its_trainer(row: Leaving, mine: Path) -> None:
+    mark = f"evert-test-{uuid.uuid4()}"
+    with stalls.no_longer_than(PATIENCE):
+        seen, stood_still, left = asyncio.run(play(row, mine, mark))
+    survivors = marked(mark)
+    for one in survivors:
+        one.kill()
+
+    assert is_as(seen, row.sees), f"\n  saw      {seen:.2000}\n  expected {row.sees}"
+    assert stood_still < stalls.LONGEST
+    assert left == NOTHING
+    assert not survivors
+    assert not os.listdir(tempfile.gettempdir())
+
+
+def test_the_table_repeats_nothing() -> None:
+    assert len(set(map(str, TABLE))) == len(TABLE) >= 60
