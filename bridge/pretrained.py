@@ -16,7 +16,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -130,11 +130,7 @@ def register_folder(name: str) -> None:
     # The Cookbook takes "folder:variant" for the folder.
     for folder in (Path(name).expanduser(), Path(name.split(":")[0])):
         if folder.is_dir() and not is_tokenizer_registered(name):
-            register_tokenizer(name, partial(_tokenizer, name, str(folder)))
-
-
-def _tokenizer(name: str, folder: str) -> Any:
-    return _loaded(name, folder, code_is_trusted())
+            register_tokenizer(name, lambda at=str(folder): _loaded(name, at, code_is_trusted()))  # type: ignore[misc]
 
 
 @cache

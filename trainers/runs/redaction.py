@@ -20,6 +20,7 @@ def redacting() -> Iterator[None]:
     from tinker_cookbook.utils import ml_log
 
     make_record, dump = logging.getLogRecordFactory(), ml_log.dump_config
+    code = ml_log.code_state  # the difference to what was committed, which goes to code.diff
 
     def record_of(*args: Any, **kwargs: Any) -> logging.LogRecord:
         return _without_secrets(make_record(*args, **kwargs))
@@ -28,12 +29,12 @@ def redacting() -> Iterator[None]:
         return redacted_tree(dump(config))
 
     logging.setLogRecordFactory(record_of)
-    ml_log.dump_config = dump_config
+    ml_log.dump_config, ml_log.code_state = dump_config, lambda: redacted(code())
     try:
         yield
     finally:
         logging.setLogRecordFactory(make_record)
-        ml_log.dump_config = dump
+        ml_log.dump_config, ml_log.code_state = dump, code
 
 
 def _without_secrets(record: logging.LogRecord) -> logging.LogRecord:
