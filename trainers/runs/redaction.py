@@ -17,8 +17,9 @@ from evert.bridge.secrets import redacted, redacted_tree
 @contextmanager
 def redacting() -> Iterator[None]:
     """Keep secrets out of logs and of the Cookbook's configuration inside the block."""
-    from tinker_cookbook.utils import ml_log
+    from tinker_cookbook.utils import ml_log as cookbook
 
+    ml_log: Any = cookbook
     make_record, dump = logging.getLogRecordFactory(), ml_log.dump_config
     code = ml_log.code_state  # the difference to what was committed, which goes to code.diff
 
