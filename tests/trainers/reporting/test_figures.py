@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.collections import LineCollection
 from PIL import Image
 
 from evert.trainers.evaluation.scores import Score
@@ -142,6 +143,7 @@ def test_a_score_has_its_interval_where_it_is_known() -> None:
     known = Curve([1, 2, 3], [1.0, 2.0, 3.0], [0.0, 0.5, 0.75], [0.25, math.nan, 0.5])
     (axes,) = draw_panel("Reward", "mean", [("a", known)]).axes
     (bars,) = axes.collections
+    assert isinstance(bars, LineCollection)
     drawn = [[float(y) for _, y in each] for each in bars.get_segments()]
     assert drawn[0] == [-0.25, 0.25]
     assert drawn[2] == [0.25, 1.25]

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -34,7 +35,8 @@ def test_what_transformers_imports_lazily_is_there_before_two_threads_use_it(
 
 
 def test_gpt_2_takes_no_adapter_and_the_error_says_what_to_do() -> None:
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=1))
+    sizes: dict[str, Any] = {"vocab_size": 16, "n_embd": 8, "n_layer": 1, "n_head": 1}
+    model = GPT2LMHeadModel(GPT2Config(**sizes))
 
     with pytest.raises(ModelNotFoundError, match="no linear layer to adapt") as raised:
         attach_lora(model, 4, seed=0)
