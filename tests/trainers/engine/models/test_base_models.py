@@ -36,7 +36,7 @@ def test_what_transformers_imports_lazily_is_there_before_two_threads_use_it(
 
 def test_gpt_2_takes_no_adapter_and_the_error_says_what_to_do() -> None:
     sizes: dict[str, Any] = {"vocab_size": 16, "n_embd": 8, "n_layer": 1, "n_head": 1}
-    model = GPT2LMHeadModel(GPT2Config(**sizes))
+    model = GPT2LMHeadModel(GPT2Config(**sizes))  # type: ignore[no-untyped-call]
 
     with pytest.raises(ModelNotFoundError, match="no linear layer to adapt") as raised:
         attach_lora(model, 4, seed=0)
