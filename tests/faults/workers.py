@@ -97,7 +97,7 @@ def _deeds() -> list[Deed]:
         (
             "a cancelled group",
             cancels_its_group,
-            "gave a group up that it was to play and was killed",
+            "was killed, since it gave a group up…",
         ),
     ]
     return [
@@ -171,7 +171,7 @@ LOST = (
     "LostGroupError: The group of …agent on the task 1.0 was lost with its worker 3 times…: {}. …"
 )
 NONE = "WorkerError: No worker can be started: each died 3 times… The last time {}. …"
-SILENT = "process … gave no answer for 0.5 s (…) and was killed"
+SILENT = "process … was killed, since it gave no answer for 0.5 s: …(its standard error says where)"
 
 PROGRAMS = [
     Program(
@@ -188,7 +188,7 @@ PROGRAMS = [
         (
             "closes its pipe",
             "group(); os.close(1); time.sleep(60)",
-            "closed its pipe and was killed",
+            "was killed, since it closed its pipe",
         ),
         (
             "dies in the middle of a frame",
@@ -198,7 +198,7 @@ PROGRAMS = [
         (
             "has nothing to say of a group",
             "say(group()); group()",
-            "gave a group up that it was to play…",
+            "was killed, since it gave a group up…",
         ),
     )
 ] + [
@@ -226,12 +226,18 @@ PROGRAMS += [
         0.5,
         printed="in play",
     ),
-    Program("cannot import", "import no_such_module", NONE.format("process … exit status 1")),
-    Program("is killed at its start", "os.kill(os.getpid(), 9)", NONE.format("…by SIGKILL…")),
-    Program(
-        "is never ready",
-        "time.sleep(60)",
-        NONE.format("process … was not ready after 0.5 s and was killed"),
-        start_seconds=0.5,
+    *(
+        Program(
+            name,
+            text,
+            NONE.format(f"process … {how}"),
+            "; ".join([f"A worker could not be started: process … {how}."] * 3),
+            start_seconds=seconds,
+        )
+        for name, text, how, seconds in (
+            ("cannot import", "import no_such_module", "ended with exit status 1", 60.0),
+            ("is killed at its start", "os.kill(os.getpid(), 9)", "was killed by SIGKILL…", 60.0),
+            ("is never ready", "time.sleep(60)", "was killed, since it was not ready after…", 0.5),
+        )
     ),
 ]

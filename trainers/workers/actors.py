@@ -217,7 +217,7 @@ class RayWorker:
     async def end(self, why: str = "") -> None:
         """Kill it; what is said of it is why, or what Ray says."""
         if why:
-            self._why = f"process {self.pid} {why} and was killed"
+            self._why = f"process {self.pid} was killed, since it {why}"
         _ray().kill(self._actor)
 
     async def _answer(self, reference: Any) -> Any:

@@ -23,8 +23,8 @@ ANSWER_SECONDS = 60.0
 WAITS = 4
 """Parts in which they are waited for: who stood still itself meanwhile takes nobody for dead."""
 SILENT = (
-    "gave no answer for {:g} s (it is stopped, its event loop is blocked, where its standard error "
-    "says, or its pipe is broken)"
+    "gave no answer for {:g} s: it is stopped, its pipe is broken, or its event loop is blocked "
+    "(its standard error says where)"
 )
 MOST_STARTS = 3
 """How often in a row a worker may die before it is ready."""
@@ -143,6 +143,7 @@ class Crew:
             except Exception as error:
                 lost = isinstance(error, WorkerLost)
                 starts, why = starts + 1, str(error) if lost else f"{type(error).__name__}: {error}"
+                logger.warning("A worker could not be started: %s.", why)
                 continue
             starts, place.worker = 0, worker
             self._deal()

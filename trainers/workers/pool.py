@@ -150,11 +150,13 @@ class PoolWorker(SubprocessStreamProtocol):
         with suppress(ProcessLookupError):
             if self._why:
                 self._process.send_signal(signal.SIGABRT)  # it writes where its threads stand
-        await asyncio.wait([self._exited], timeout=patience)
-        with suppress(OSError):
-            os.killpg(self.pid, signal.SIGKILL)  # it, or what it has forked
-        await asyncio.wait([self._exited, self._attending], timeout=SPARE_SECONDS)
-        self._process.close()
+        try:
+            await asyncio.wait([self._exited], timeout=patience)
+        finally:  # whoever waits may be cancelled
+            with suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)  # it, or what it has forked
+            await asyncio.wait([self._exited, self._attending], timeout=SPARE_SECONDS)
+            self._process.close()
 
     async def _attend(self) -> None:
         """Hand out what comes back, until there is no more; what it plays then is lost."""
@@ -198,7 +200,7 @@ class PoolWorker(SubprocessStreamProtocol):
     def _ending(self) -> str:
         """How the process ended, in words."""
         if self._why:
-            return f"{self._why} and was killed"
+            return f"was killed, since it {self._why}"
         code = self._process.get_returncode()
         if code >= 0:
             return f"ended with exit status {code}"
