@@ -115,6 +115,7 @@ bench: .venv/developing
 	$(BIN)/python benchmarks/learning.py
 	$(BIN)/python benchmarks/curriculum.py
 	$(BIN)/python benchmarks/intervals.py
+	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/serving.py
 	$(BIN)/python benchmarks/workers.py
@@ -134,6 +135,7 @@ smoke: .venv/developing
 	$(BIN)/python benchmarks/faces.py --quick
 	$(BIN)/python benchmarks/engine.py --quick
 	$(BIN)/python benchmarks/intervals.py --quick
+	$(BIN)/python benchmarks/startup.py --quick
 	$(BIN)/python benchmarks/scale.py --quick
 
 credit: .venv/developing

@@ -69,6 +69,21 @@ def _no_pair(argument: str, known: Collection[str], bare: str) -> str:
     return f"Got {argument!r}; settings are given as key=value.{hint}"
 
 
+def check_name(key: str, known: Collection[str], called: Callable[[str], str] = str) -> None:
+    """Check that there is such a setting.
+
+    Args:
+        key: The name.
+        known: The names there are.
+        called: From a name to what the user calls it, for the message.
+
+    Raises:
+        UsageError: There is none.
+    """
+    if key not in known:
+        raise UsageError(f"There is no setting {called(key)!r}.{_near(key, known)}")
+
+
 def _near(key: str, known: Collection[str]) -> str:
     near = difflib.get_close_matches(key, known, n=1)
     return f" Did you mean {near[0]!r}?" if near else _more(known)

@@ -15,7 +15,9 @@ table: each episode is drawn from a seed of its own. The parts are in ``evaluati
 
 import shlex
 import sys
+import textwrap
 import time
+from asyncio import Semaphore
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -33,8 +35,12 @@ from evert.trainers.arguments import read_pairs, settings_help
 from evert.trainers.command import run_async, run_command
 from evert.trainers.evaluation.settings import EvaluateSettings, read_evaluate_settings
 from evert.trainers.runs import folder as run_folder
+from evert.trainers.runs.fields import at_a_time
 from evert.trainers.runs.files import EVALUATION, RunFolderError
 from evert.trainers.runs.folder import RunFolder
+from evert.trainers.runs.frozen_models import pinned
+from evert.trainers.runs.named_models import find_model
+from evert.trainers.runs.names import check_names
 from evert.trainers.runs.origin import origin
 
 if TYPE_CHECKING:
@@ -43,6 +49,8 @@ if TYPE_CHECKING:
 
 PROGRAM = ("python", "-m", "evert.trainers.evaluate")
 SCORES = "scores.csv"
+SHOWN = 3
+"""Tasks whose answers are shown below the table."""
 SPLITS_FIGURE, CATEGORIES_FIGURE = "splits.png", "categories.png"
 
 USAGE = """\
@@ -88,6 +96,7 @@ def _usage(arguments: Sequence[str]) -> str:
 
 def _run(program: Sequence[str], arguments: Sequence[str]) -> None:
     settings = _read(arguments)
+    _check_names(settings)
     with trusting_code(settings.trust_remote_code):
         _run_with(program, settings)
 
@@ -115,6 +124,20 @@ def _read(arguments: Sequence[str]) -> EvaluateSettings:
     given = read_pairs(arguments, KEYS, "env")
     recorded = run_folder.recorded_settings(given.get("out", ""), EVALUATION, EvaluateSettings)
     return read_evaluate_settings(given, recorded)
+
+
+def _check_names(settings: EvaluateSettings) -> None:
+    """Find a name that leads nowhere, before torch is imported.
+
+    Raises:
+        EvertError: There is one.
+    """
+    players = settings.players
+    for name in settings.models:
+        if name not in players:
+            find_model(name, players)
+    pinned(settings.beside, {})
+    check_names(settings)
 
 
 def _open(settings: EvaluateSettings) -> Path:
@@ -168,7 +191,7 @@ def _play(
 ) -> None:
     import openai
 
-    from evert.bridge.records.record import ROLLOUTS
+    from evert.bridge.records.files import ROLLOUTS
     from evert.bridge.records.recorder import Recorder
     from evert.trainers.evaluation.contestants import OPENAI_KEY
     from evert.trainers.evaluation.episodes import play
@@ -181,10 +204,11 @@ def _play(
     began, settings = time.monotonic(), contestant.settings
     record = Recorder(log.folder / f"{ROLLOUTS}.jsonl") if settings.record else None
     with contestant.ready(say) as player, _progress(contestant.name, len(todo), console) as done:
-        success, parallel = settings.success, settings.parallel
+        places = Semaphore(at_a_time(settings.parallel))
         try:
-            player = replace(player, record=record, opponents=settings.opponents())
-            run_async(play(todo, player, log.add, done, success=success, parallel=parallel))
+            opponents = settings.opponents()
+            player = replace(player, record=record, opponents=opponents, dialogues=SHOWN)
+            run_async(play(todo, player, log.add, done, success=settings.success, places=places))
         except openai.OpenAIError as error:
             raise EvaluationError(
                 f"{contestant.name}: the endpoint does not answer as it should: "
@@ -243,6 +267,7 @@ def _report(
         failed = failures([episode for episode in played if episode.model == model])
         if failed.count:
             console.print(f"{model}: {failed.said()}", soft_wrap=True)
+        _show_answers([episode for episode in played if episode.model == model], console)
     folder.write(SCORES, scores.as_csv([*shown, *categories]))
     save(draw_splits(title, splits), folder.path / SPLITS_FIGURE)
     files = [SCORES, SPLITS_FIGURE]
@@ -250,6 +275,16 @@ def _report(
         save(draw_categories(title, categories), folder.path / CATEGORIES_FIGURE)
         files.append(CATEGORIES_FIGURE)
     console.print(f"{folder.path}: {', '.join(files)}", soft_wrap=True)
+
+
+def _show_answers(played: Sequence["Episode"], console: Console) -> None:
+    """Show what a model answered last in the first episodes of a few tasks."""
+    said = {(e.split, e.task): e for e in reversed(played) if e.dialogue}  # the first seed stays
+    for episode in [*reversed(said.values())][:SHOWN]:
+        reward = "no reward" if episode.reward is None else f"reward {episode.reward:g}"
+        texts = episode.target, episode.dialogue[-1]["said"]
+        task, answer = (textwrap.shorten(text, 100, placeholder=" ...") for text in texts)
+        console.print(f'{episode.model}, task {task}: "{answer}" ({reward})', soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from evert.bridge.errors import RecordError
 from evert.trainers.arguments import read_pairs, read_settings, settings_help
 from evert.trainers.command import run_command
 from evert.trainers.runs.files import write_whole
+from evert.trainers.runs.recorded import progress
 
 if TYPE_CHECKING:
     from evert.bridge.records.record import RolloutRecord
@@ -75,8 +76,6 @@ def export(settings: ExportSettings, console: Console) -> None:
     Raises:
         RecordError: There is none to write.
     """
-    from evert.trainers.runs.recorded import progress
-
     read = kept = 0
     lines, left_out = list[str](), list[str]()
     with progress(settings.run, "exporting", console) as records:

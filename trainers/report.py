@@ -80,10 +80,9 @@ def parse(arguments: Sequence[str]) -> tuple[list[Path], ReportSettings]:
     """Read the command line: the runs, each once, and how the report is made.
 
     Raises:
-        ReportError: There is no run in it, or there are too many.
+        ReportError: There is no run in it.
         EvertError: There is no such setting, or its value cannot be.
     """
-    from evert.trainers.reporting.figures.style import MOST_LINES
     from evert.trainers.reporting.run import ReportError
 
     pairs = [each for each in arguments if _is_setting(each) and not Path(each).exists()]
@@ -92,11 +91,6 @@ def parse(arguments: Sequence[str]) -> tuple[list[Path], ReportSettings]:
     paths = list({path.resolve(): path for path in named}.values())
     if not paths:
         raise ReportError("No run to report. Name the folder of a run, for example runs/NAME.")
-    if len(paths) > MOST_LINES:
-        raise ReportError(
-            f"Got {len(paths)} runs; a figure can tell {MOST_LINES} apart. Name fewer, or make "
-            "several reports."
-        )
     return paths, settings
 
 
@@ -111,16 +105,24 @@ def write_report(paths: Sequence[Path], settings: ReportSettings) -> Path:
         Where the page is.
 
     Raises:
-        ReportError: A folder is no run, or there can be no folder for the report.
+        ReportError: A folder is no run, there are too many, or the report can have no folder.
         RunFolderError: A file cannot be written.
     """
-    from evert.trainers.reporting.comparison import labels
-    from evert.trainers.reporting.page import render
     from evert.trainers.reporting.run import ReportError, read_run
+
+    runs = [read_run(path) for path in paths]
+
+    from evert.trainers.reporting.comparison import labels
+    from evert.trainers.reporting.figures.style import MOST_LINES
+    from evert.trainers.reporting.page import render
     from evert.trainers.reporting.sections import Report
     from evert.trainers.reporting.tokens import count_tokens
 
-    runs = [read_run(path) for path in paths]
+    if len(runs) > MOST_LINES:
+        raise ReportError(
+            f"Got {len(runs)} runs; a figure can tell {MOST_LINES} apart. Name fewer, or make "
+            "several reports."
+        )
     out = Path(settings.out).expanduser() if settings.out else paths[0] / "report"
     tokens = [count_tokens(run) for run in runs]
     report = Report(runs, labels(runs), tokens, settings.prices, settings.smooth, out)

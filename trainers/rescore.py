@@ -22,9 +22,11 @@ from rich.console import Console
 from rich.table import Table
 
 from evert.bridge.errors import InvalidAgentError, RecordError
+from evert.bridge.imports import resolve
 from evert.trainers.arguments import read_pairs, read_settings, settings_help
 from evert.trainers.command import run_async, run_command
 from evert.trainers.runs.files import write_whole
+from evert.trainers.runs.recorded import progress
 from evert.trainers.runs.settings import size
 
 if TYPE_CHECKING:
@@ -106,9 +108,6 @@ def rescore(settings: RescoreSettings, console: Console) -> list[Rescored]:
         InvalidAgentError: The function is none.
         RewardError: What it returned is no finite number.
     """
-    from evert.bridge.imports import resolve
-    from evert.trainers.runs.recorded import progress
-
     reward = resolve(settings.reward, "reward", InvalidAgentError)
     if not callable(reward):
         raise InvalidAgentError(

@@ -104,12 +104,13 @@ def serving(settings: ServeSettings) -> Iterator[str]:
         ModelNameError: There is no such model, or it is not on this machine.
         ServeError: The address cannot be listened on.
     """
+    found = _weights(settings.model)
+
     import tinker
 
     from evert.trainers.engine.engine import embedded_engine
     from evert.trainers.serving.service import PolicyService
 
-    found = _weights(settings.model)
     base = found.base_model or ""
     threads = 1 if settings.threads is None and base in BASES else settings.threads
     with (

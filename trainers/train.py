@@ -33,12 +33,14 @@ from evert.trainers.command import run_async, run_command, seeded
 from evert.trainers.runs import files
 from evert.trainers.runs import folder as run_folder
 from evert.trainers.runs.engine_choice import choose_engine, context_of, running_engine, say
+from evert.trainers.runs.fields import at_a_time
 from evert.trainers.runs.folder import RunFolder, open_run
 from evert.trainers.runs.frozen_models import in_words as frozen_in_words
-from evert.trainers.runs.progress import quiet_progress_bars
+from evert.trainers.runs.progress import logging_to, quiet_progress_bars
 from evert.trainers.runs.recipes import choose_recipe
 from evert.trainers.runs.resuming import clean_up, settings_of_run, take_up
 from evert.trainers.runs.settings import TrainSettings, check_settings
+from evert.trainers.runs.workers import rollout_workers
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -177,13 +179,12 @@ def run(
         EvertError: The run could not be done; the message says why.
         KeyboardInterrupt: Ctrl-C; the folder can be resumed.
     """
-    from evert.trainers.runs.progress import logging_to
-    from evert.trainers.runs.summary import summarise
-    from evert.trainers.runs.tracking import final_scores, tracking
-    from evert.trainers.runs.workers import rollout_workers
-
     began = time.monotonic()
     check_settings(settings)
+
+    from evert.trainers.runs.summary import summarise
+    from evert.trainers.runs.tracking import final_scores, tracking
+
     choice = choose_engine(settings)
     with seeded(settings.seed), open_run(settings, go_on) as folder:
         about = take_up(folder, settings, command, choice.kind, console)
@@ -237,7 +238,7 @@ async def _run(
 ) -> "Report":
     from evert.trainers.evaluation.held_out import score_weights
     from evert.trainers.runs.cookbook import cookbook_config
-    from evert.trainers.runs.rollouts import strategy_of
+    from evert.trainers.runs.rollouts import Counted, strategy_of
     from evert.trainers.runs.summary import Report
     from evert.trainers.runs.tally import Tally
     from evert.trainers.runs.warm_up import warm_up
@@ -252,7 +253,8 @@ async def _run(
     )
     config = chz.replace(config, rollout_error_tolerance=strategy_of(config))
     _, held_out = await config.dataset_builder()
-    score = partial(score_weights, config, held_out, samples=settings.samples)
+    at_once = at_a_time(settings.parallel)
+    score = partial(score_weights, config, held_out, samples=settings.samples, parallel=at_once)
     before = await _score_before(config, folder, warm, score)
     start = folder.steps_done()
     tally = Tally(folder, say, start, settings.steps, settings.failed_steps)
@@ -266,6 +268,9 @@ async def _run(
     if workers is not None:
         say(f"rollouts: {workers}")
         tally.count_lost(None)
+    places = asyncio.Semaphore(max(1, at_once // settings.test_group_size))
+    strategy = Counted(config.effective_rollout_strategy(), tally, places)
+    config = chz.replace(config, rollout_error_tolerance=strategy)
     await _train(config, folder, console, logger, tally, workers)
     seconds = time.monotonic() - began
     after = await score(model_path=await _trained(config, folder))
@@ -336,20 +341,18 @@ async def _train(
     tally: "Tally",
     workers: "Executor | None",
 ) -> None:
-    """The Cookbook's ``main``, with its rollouts counted, its progress shown and tracked."""
+    """The Cookbook's ``main``, with its progress shown and tracked."""
     from tinker_cookbook.rl import train as cookbook
 
     from evert.trainers.runs.progress import display, follow, quietly
-    from evert.trainers.runs.rollouts import Counted
+    from evert.trainers.runs.steps import with_before
     from evert.trainers.runs.tally import nothing_to_learn
 
     total = config.max_steps or 0
-    strategy = Counted(config.effective_rollout_strategy(), tally)
-    config = chz.replace(config, rollout_error_tolerance=strategy)
 
     def take(row: Mapping[str, Any]) -> None:
         step = row.get("step", total)
-        whole = {**tally.row(step), **row}
+        whole = {**tally.row(step), **with_before(row, folder.path)}
         show(whole)
         if step < total:  # else of no step: what the Cookbook 0.6 ends with
             logger.log_metrics(whole, step)

@@ -19,14 +19,12 @@ from tinker_cookbook.rl.types import Trajectory, Transition
 from evert.bridge.agent import NO_TASK
 from evert.bridge.errors import RecordError
 from evert.bridge.logprobs import remembering
+from evert.bridge.records.files import record_files
 from evert.bridge.records.rows import SCHEMA, Row
 from evert.bridge.records.schema import CHUNK, check_row
 from evert.bridge.tokens import FlatPrompt, chunks_of
 
 logger = logging.getLogger(__name__)
-
-ROLLOUTS = "rollouts"
-"""Folder, or with ``.jsonl`` file, of the rollouts in the folder of a run or of an evaluation."""
 
 
 class RolloutRecord:
@@ -211,26 +209,6 @@ def _element(token: Any) -> Any:
 
 
 # -- files ---------------------------------------------------------------------------------------
-
-
-def record_files(path: str | Path) -> list[Path]:
-    """The files of the rollouts that a run, an evaluation, a folder or a file has.
-
-    Raises:
-        RecordError: There are none.
-    """
-    path = Path(path).expanduser()
-    found = [path] if path.is_file() else []
-    for folder in (path / ROLLOUTS, path):
-        found = found or sorted(folder.glob("[0-9]*.jsonl"))
-    single = path / f"{ROLLOUTS}.jsonl"
-    found = found or ([single] if single.is_file() else [])
-    if not found:
-        raise RecordError(
-            f"{path} holds no rollouts. Name the folder of a run or of an evaluation that was made "
-            "with record=True, or a file that a Recorder wrote."
-        )
-    return found
 
 
 def read_records(

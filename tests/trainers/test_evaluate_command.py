@@ -92,8 +92,16 @@ def test_weights_of_the_embedded_engine_are_evaluated(
     code = run(*IDENTITY, "split=test", "max_tasks=6", "seeds=3", f"out={tmp_path}/e")
 
     assert code == 0
-    assert "evert-tiny: engine: embedded on cpu, 1 thread" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "evert-tiny: engine: embedded on cpu, 1 thread" in shown
     played = episodes(tmp_path / "e")
+    answers = [line for line in shown.splitlines() if line.startswith("evert-tiny, task ")]
+    first = {e.target: e for e in reversed(played) if e.seed == 0 and e.dialogue}
+    assert len(answers) == len(first) == evaluate.SHOWN
+    for line in answers:
+        told = first[line.removeprefix("evert-tiny, task ").partition(":")[0]]
+        said = " ".join(told.dialogue[-1]["said"].split())
+        assert line.endswith(f': "{said}" (reward {told.reward:g})')
     assert len(played) == 18
     assert {episode.turns for episode in played} == {1}
     assert all(0 < episode.tokens <= 12 for episode in played)

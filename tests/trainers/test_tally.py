@@ -15,7 +15,8 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import anthropic
 import openai
@@ -49,7 +50,7 @@ from evert.trainers.runs.failures import (
 )
 from evert.trainers.runs.files import BATCHES
 from evert.trainers.runs.folder import RunFolder
-from evert.trainers.runs.rollouts import Counted, GroupFailedError, LeaveOut
+from evert.trainers.runs.rollouts import Counted, GroupFailedError, LeaveOut, strategy_of
 from evert.trainers.runs.steps import FAILED, SKIPPED
 from evert.trainers.runs.tally import Account, EpisodesFailedError, Tally, read_batches
 
@@ -365,6 +366,46 @@ async def test_what_is_no_failure_of_the_agent_comes_through() -> None:
 
     with pytest.raises(RuntimeError, match="no sampler"):
         await do_group_rollout(builder(works), Broken([]), LeaveOut())
+
+
+async def gathers(client: AgentClient) -> float:
+    await asyncio.gather(*(call(client, f"{number}?") for number in range(8)))
+    return 1.0
+
+
+class Counting(ScriptedPolicy):
+    """Knows how many calls were sampled at a time."""
+
+    now = most = 0
+
+    async def __call__(self, *arguments: Any, **options: Any) -> Any:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0.01)
+        self.now -= 1
+        return await super().__call__(*arguments, **options)
+
+
+@pytest.mark.parametrize("asked", [None, FailFast(), RetryOnFailure(max_retries=1)])
+async def test_a_run_samples_calls_together_that_an_agent_makes_at_once(asked: Any) -> None:
+    config = SimpleNamespace(
+        rollout_error_tolerance=asked, effective_rollout_strategy=lambda: asked
+    )
+    policy = Counting(lambda prompt: "Yes.")
+    await do_group_rollout(builder(gathers, 1), policy, strategy_of(cast(Any, config)))
+    assert policy.most == 8
+
+
+async def test_so_many_groups_of_held_out_tasks_are_played_at_a_time(tmp_path: Path) -> None:
+    """Those of a batch are played together: the Cookbook waits for all of them."""
+    told, places = Told(tmp_path), asyncio.Semaphore(2)
+    for batch, most in ((None, 2), (Batch(0, 5), 5)):
+        groups, policy = [builder(works, 1) for _ in range(5)], Counting(lambda prompt: "Yes.")
+        for group in groups:
+            group.batch = batch
+        strategy = Counted(LeaveOut(), told.tally, places)
+        await asyncio.gather(*(do_group_rollout(group, policy, strategy) for group in groups))
+        assert policy.most == most
 
 
 # -- 4. the tally ---------------------------------------------------------------------------------

@@ -449,12 +449,23 @@ def test_a_long_run_prints_a_line_now_and_then(tmp_path: Path) -> None:
     assert shown[-1].startswith("training: step 100/100  reward 0.50  ")
 
 
-def test_a_resumed_run_is_shown_with_the_scores_from_before(tmp_path: Path) -> None:
+def test_a_held_out_score_is_shown_once_with_the_steps_that_it_is_of(tmp_path: Path) -> None:
     written = io.StringIO()
-    (tmp_path / METRICS).write_text(json.dumps(step_row(0, held_out=0.25)) + "\n")
-    with display(Console(file=written), tmp_path, 2) as show:
-        show(step_row(1))
-    assert "step 2/2  reward 0.50  held-out 0.25" in written.getvalue()
+    with display(Console(file=written), tmp_path, 4) as show:
+        for step, held_out in enumerate((0.25, None, 0.75, None)):
+            show(step_row(step, held_out))
+    ends = [line.partition("reward 0.50")[2] for line in written.getvalue().splitlines()]
+    shown = [end.rpartition("  ")[0].strip() for end in ends]
+    assert shown == ["held-out 0.25 before", "", "held-out 0.75 after 2", ""]
+
+
+def test_a_run_has_one_score_of_its_untrained_weights(tmp_path: Path) -> None:
+    """The Cookbook's of step 0 is of other episodes than the one in the table."""
+    rows = [step_row(0, held_out=-0.27), step_row(1, held_out=0.1)]
+    assert steps_of(tmp_path, rows) == rows
+    scores = {"greedy": {"reward": -1.0}, "temperature_1": {"reward": -0.17}}
+    (tmp_path / BEFORE).write_text(json.dumps({"scores": scores}))
+    assert [row[HELD_OUT_REWARD] for row in steps_of(tmp_path, rows)] == [-0.17, 0.1]
 
 
 def test_a_terminal_gets_a_bar_and_a_pipe_does_not(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from evert.trainers.runs.failures import (
     failure_in,
     failure_of,
 )
+from evert.trainers.runs.fields import at_a_time
 from evert.trainers.runs.files import drop_broken_lines, read_jsonl
 
 EPISODES = "episodes.jsonl"
@@ -182,7 +183,7 @@ class Player:
         strict: Whether an agent's failure is raised; else it is an episode without a reward.
         endpoints_fail: Whether an endpoint of the agent's own that does not answer is a failure of
             the agent's like any other; else it is raised.
-        dialogues: Whether they are written down.
+        dialogues: Of how many tasks of a split they are written down.
         record: Writes every rollout down; None: nobody does.
     """
 
@@ -193,7 +194,7 @@ class Player:
     opponents: Opponents | None = None
     strict: bool = False
     endpoints_fail: bool = False
-    dialogues: bool = False
+    dialogues: int = 0
     record: Recorder | None = None
 
 
@@ -202,7 +203,7 @@ async def play(
     player: Player,
     *when_over: Callable[[Episode], None],
     success: float = 1.0,
-    parallel: int = 256,
+    places: asyncio.Semaphore | None = None,
 ) -> list[Episode]:
     """Play episodes side by side.
 
@@ -211,7 +212,7 @@ async def play(
         player: Who plays.
         *when_over: Get each episode when it is over.
         success: Reward from which an episode is a success.
-        parallel: Most episodes at a time.
+        places: One for each episode that may be played at a time; None: ``at_a_time``.
 
     Returns:
         How they went, in the order in which they were planned.
@@ -220,10 +221,10 @@ async def play(
         openai.OpenAIError: An endpoint cannot answer.
         EvertError: Something else than the agent failed; or the agent, if the player is strict.
     """
-    places = asyncio.Semaphore(parallel)
+    free = places or asyncio.Semaphore(at_a_time(None))
 
     async def one(episode: Episode, task: Any) -> Episode:
-        async with places:
+        async with free:
             over = await _play_one(episode, task, player, success)
         for tell in when_over:
             tell(over)
@@ -335,7 +336,7 @@ def _told(
         dialogue=[
             turn
             for env, trajectory in zip(envs, trajectories, strict=True)
-            if player.dialogues
+            if episode.task < player.dialogues
             for turn in dialogue(trajectory, env.renderer.tokenizer)
         ],
     )

@@ -1,7 +1,7 @@
 """Held-out tasks before and after training: episodes and scores as ``evert evaluate`` has them.
 
-Every held-out task is played twice, greedily and at temperature 1, all at the same time, so that
-the sampler has full batches. The dialogues of the first greedy episodes are kept as samples.
+Every held-out task is played greedily and at temperature 1, both ways side by side, at most
+``parallel`` episodes at a time. The dialogues of the first greedy episodes are kept as samples.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ def read_evaluation(record: Mapping[str, Any]) -> Evaluation:
 
 
 async def score_weights(
-    config: "Config", dataset: RLDataset | None, *, samples: int, **weights: Any
+    config: "Config", dataset: RLDataset | None, *, samples: int, parallel: int, **weights: Any
 ) -> Evaluation | None:
     """Evaluate some weights of the engine in use.
 
@@ -75,6 +75,7 @@ async def score_weights(
         dataset: Held-out tasks: a group of episodes of each at temperature 1, and one greedily;
             None where the run has none.
         samples: Of how many tasks the greedy episode is written down.
+        parallel: Most episodes at a time.
         **weights: ``base_model`` or ``model_path``, as ``create_sampling_client_async`` takes them.
 
     Returns:
@@ -93,28 +94,32 @@ async def score_weights(
         )
     service = tinker.ServiceClient(base_url=config.base_url)
     client = await service.create_sampling_client_async(**weights)
-    group, tasks = dataset.group(0), {"test": dataset.tasks}
+    group, places = dataset.group(0), asyncio.Semaphore(parallel)
 
     async def played(temperature: float) -> list[Episode]:
-        greedy = temperature == 0  # its episodes of a task are all the same: one will do
-        count = 1 if greedy else dataset.group_size
+        count = dataset.group_size if temperature else 1  # greedy ones are all the same
         seeds = range(dataset.seed * count, (dataset.seed + 1) * count)
-        episodes = planned(config.model_name, "", tasks, seeds)
         player = Player(
             lambda seed: group.agent,
             lambda env, seed: SeededPolicy(client, config.max_tokens, temperature, seed),
             group.options,
             group.seats,
-            strict=isinstance(config.effective_rollout_strategy(), FailFast),
+            strict=_fails_fast(config),
             endpoints_fail=True,
-            dialogues=greedy,
+            dialogues=0 if temperature else samples,
             opponents=dataset.opponents,
         )
-        return await play(episodes, player, parallel=len(episodes))
+        todo = planned(config.model_name, "", {"test": dataset.tasks}, seeds)
+        return await play(todo, player, places=places)
 
     found = await asyncio.gather(*map(played, TEMPERATURES.values()))
     ways = {way: scores(its, "split")[0] for way, its in zip(TEMPERATURES, found, strict=True)}
-    return Evaluation(ways, found[0][:samples], failures([e for its in found for e in its]))
+    return Evaluation(ways, found[0][:samples], failures([*found[0], *found[1]]))
+
+
+def _fails_fast(config: "Config") -> bool:
+    strategy = config.effective_rollout_strategy()
+    return isinstance(getattr(strategy, "inner", strategy), FailFast)
 
 
 # -- samples, for people to read -----------------------------------------------------------------

@@ -8,7 +8,7 @@ import chz
 from evert.envs.games import Game, games
 from evert.trainers.arguments import gather, read_settings
 from evert.trainers.runs.episode_settings import EpisodeSettings
-from evert.trainers.runs.fields import Dtype, RecipeError, by_path, size, trust
+from evert.trainers.runs.fields import Dtype, RecipeError, by_path, parallel, size, trust
 from evert.trainers.runs.opponents import opponent, own_opponent
 from evert.trainers.runs.recipes import choose_recipe, game_name, game_of, gym_of
 from evert.trainers.runs.settings import GYM, TrainSettings
@@ -76,7 +76,7 @@ class EvaluateSettings(EpisodeSettings):
     record: bool = chz.field(
         default=False, doc="whether every rollout is written to OUT/rollouts.jsonl"
     )
-    parallel: int = size(256, "episodes played at a time")
+    parallel: int | None = parallel()
     out: str | None = chz.field(
         default=None, doc="folder, new or to go on with; None: evaluations/<env>-<date-time>"
     )

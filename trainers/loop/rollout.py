@@ -34,6 +34,7 @@ from evert.trainers.evaluation.episodes import together
 from evert.trainers.evaluation.policies import SeededPolicy
 from evert.trainers.loop.batch import Batch, Played
 from evert.trainers.runs.failures import Failure, Failures, failure_in, failure_of
+from evert.trainers.runs.fields import at_a_time
 from evert.trainers.serving.client import ServedSamplingClient
 
 
@@ -66,7 +67,7 @@ async def rollout(
     max_tokens: int = 256,
     temperature: float = 1.0,
     seed: int = 0,
-    parallel: int = 256,
+    parallel: int | None = None,
     group_reward: GroupReward | None = None,
     record: Recorder | None = None,
     **options: Unpack[EnvOptions],
@@ -85,7 +86,7 @@ async def rollout(
         max_tokens: Of one reply, at most.
         temperature: Of the sampling.
         seed: Of all that is sampled, and of what agents draw; another for each step.
-        parallel: Most episodes at a time.
+        parallel: Most episodes at a time; None: 16 a core, at most 256.
         group_reward: Further rewards that compare a group's trajectories.
         record: Writes every trajectory down; None: nobody does.
         **options: Of ``ChatAgentEnv``. ``renderer`` and ``context_length`` are those of the
@@ -104,7 +105,7 @@ async def rollout(
     build = partial(ChatAgentGroupBuilder, agent, group_size=group_size, seats=names)
     build = partial(build, group_reward=group_reward, record=record)
     builders = [build(task=t, seed=seed_of(seed, n), **options) for n, t in enumerate(tasks)]
-    groups = await _play_all(builders, draws, asyncio.Semaphore(parallel))
+    groups = await _play_all(builders, draws, asyncio.Semaphore(at_a_time(parallel)))
     return _batch(tasks, group_size, names, groups)
 
 

@@ -18,17 +18,18 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evert.bridge.errors import EvertError
-from evert.trainers.evaluation.scores import Score
 from evert.trainers.reporting.metrics import HELD_OUT, TRAIN, Curve, clock, curves, read_curve
 from evert.trainers.runs import files
 from evert.trainers.runs import folder as run_folder
-from evert.trainers.runs.failures import Failures
 from evert.trainers.runs.files import METRICS, read_json, read_jsonl
 from evert.trainers.runs.steps import HELD_OUT_REWARD, read_steps
-from evert.trainers.runs.tally import read_batches
+
+if TYPE_CHECKING:  # these import torch, for which a mistyped name should not wait
+    from evert.trainers.evaluation.scores import Score
+    from evert.trainers.runs.failures import Failures
 
 CONFIG = "config.json"
 EPISODE_TOKENS = "report/ac_tokens_per_episode"
@@ -51,12 +52,12 @@ class Run:
     settings: dict[str, Any]
     rows: list[dict[str, float]]
     """Metrics of each step, in order, finite numbers only."""
-    before: dict[str, Score]
-    after: dict[str, Score]
+    before: "dict[str, Score]"
+    after: "dict[str, Score]"
     """Held-out scores, by how the weights played; empty where they were not scored."""
     final: float | None
     """Held-out mean reward of the last weights, at temperature 1; None where it is not known."""
-    failures: Failures
+    failures: "Failures"
     """Of the episodes in training; of a run of the Cookbook's own, of none."""
     skipped: int
     """Batches that nothing could be learned from."""
@@ -103,6 +104,8 @@ def read_run(path: Path) -> Run:
     config = read_json(path / CONFIG) or {}
     if not facts and not (config and (path / METRICS).is_file()):
         raise ReportError(_no_run(path))
+    from evert.trainers.runs.tally import read_batches
+
     before = read_json(path / files.BEFORE) or {}
     result = read_json(path / files.RESULT) or {}
     held_out = _mapping(result.get("held_out"))
@@ -155,8 +158,10 @@ def _mapping(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _scores(found: object) -> dict[str, Score]:
+def _scores(found: object) -> "dict[str, Score]":
     """Scores by how the weights played; none where another version of evert wrote them."""
+    from evert.trainers.evaluation.scores import Score
+
     try:
         return {how: Score(**_mapping(score)) for how, score in _mapping(found).items()}
     except TypeError:

@@ -5,6 +5,7 @@ In reading order:
     settings.py         every value of a run, one a command-line key
     episode_settings.py those of its episodes: an Env's options
     fields.py           settings that check themselves
+    names.py            the names in them, checked before torch is imported
     recipes.py          the game that is named, and its recipe
     named_models.py     a model by name: a base, a run, an endpoint
     frozen_models.py    the models beside the policy, by name

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import chz
 
-from evert.bridge.records.record import ROLLOUTS
+from evert.bridge.records.files import ROLLOUTS
 from evert.trainers.arguments import UsageError, fields_of, help_line, in_words, read_settings
 from evert.trainers.runs.episode_settings import EpisodeSettings, env_options
 from evert.trainers.runs.files import SAMPLER

@@ -181,7 +181,7 @@ class Failures:
         return self.found[0][0] if self.found else None
 
     def summary(self) -> str:
-        """One line: how many failed, and of which kinds."""
+        """One line: how many failed, or were scored all the same, and of which kinds."""
         kinds = ", ".join(f"{count} {_plural(kind, count)}" for kind, count in self.kinds.items())
         scored = " and were scored" * (bool(self.found) and all(f.is_scored for f, _ in self.found))
         failed = f"{self.count} of {self.episodes} episodes failed{scored}"

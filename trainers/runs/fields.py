@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeAlias
 import chz
 
 from evert.bridge.errors import EvertError
+from evert.trainers.engine.machine import cores
 
 Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 """Type of a model's weights on the embedded engine."""
@@ -13,6 +14,10 @@ Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 
 class RecipeError(EvertError, ValueError):
     """The settings do not describe a run: an unknown game, a value missing, or two at odds."""
+
+
+class DemonstrationsError(EvertError, ValueError):
+    """There are no demonstrations where a recipe or a user points, or too few."""
 
 
 def size(default: Any, doc: str, minimum: float = 1, *, or_more: bool = True) -> Any:
@@ -34,6 +39,22 @@ def size(default: Any, doc: str, minimum: float = 1, *, or_more: bool = True) ->
             raise RecipeError(f"{name} must be {bound}, got {value}.")
 
     return chz.field(default=default, doc=doc, validator=check)
+
+
+def parallel() -> Any:
+    """The field of how many episodes are played at a time; ``at_a_time`` reads it."""
+    return size(
+        None,
+        "episodes of held-out tasks and evaluations played at a time; None: 16 a core, at most 256",
+    )
+
+
+def at_a_time(given: int | None) -> int:
+    """Most episodes at a time: as given; None: what fits this machine.
+
+    Each may be a thread of the agent's, or several processes of a command's.
+    """
+    return min(16 * cores(), 256) if given is None else given
 
 
 def by_path(doc: str) -> Any:

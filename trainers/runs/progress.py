@@ -56,20 +56,26 @@ def display(console: Console, folder: Path, total: int, doing: str = "training")
     columns = ("{task.description}", BarColumn(), *texts, TimeElapsedColumn())
     bar = Progress(*columns, console=console, disable=not console.is_terminal)
     task = bar.add_task(doing, total=total, completed=latest.get("step", -1) + 1, scores="")
-    every, began = max(1, -(-total // LINES)), time.monotonic()
+    every, began, held_out = max(1, -(-total // LINES)), time.monotonic(), ""
 
     def take(row: Mapping[str, Any]) -> None:
+        nonlocal held_out
         latest.update(row)
+        if HELD_OUT_REWARD in row:
+            when = f"after {row['step']}" if row.get("step") else "before"
+            held_out = f"held-out {row[HELD_OUT_REWARD]:.2f} {when}"
         if not is_step(row):
             return
-        step, named = row["step"] + 1, {"reward": TRAIN_REWARD, "held-out": HELD_OUT_REWARD}
-        parts = [f"{n} {latest[key]:.2f}" for n, key in named.items() if key in latest]
+        step = row["step"] + 1
+        parts = [f"reward {latest[TRAIN_REWARD]:.2f}"] if TRAIN_REWARD in latest else []
+        parts += [held_out] if held_out else []
         parts += [f"failed {latest[FAILED]:.0%}"] if latest.get(FAILED) else []
         scores = "  ".join(parts)
         bar.update(task, completed=step, scores=scores)
         if not console.is_terminal and (step % every == 0 or step == total):
             line = f"{doing}: step {step}/{total}  {scores}  {time.monotonic() - began:.0f} s"
             console.print(line, soft_wrap=True)
+            held_out = ""  # each score is said once
 
     with bar:
         yield take

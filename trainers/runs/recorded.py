@@ -3,15 +3,19 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
 
-from evert.bridge.records.record import RolloutRecord, read_records, record_files
+from evert.bridge.records.files import record_files
+
+if TYPE_CHECKING:
+    from evert.bridge.records.record import RolloutRecord
 
 
 @contextmanager
-def progress(path: str, doing: str, console: Console) -> Iterator[Iterator[RolloutRecord]]:
+def progress(path: str, doing: str, console: Console) -> "Iterator[Iterator[RolloutRecord]]":
     """Read the rollouts inside the block, on a terminal with a bar.
 
     Args:
@@ -23,6 +27,8 @@ def progress(path: str, doing: str, console: Console) -> Iterator[Iterator[Rollo
         RecordError: There are none, or some of another schema.
     """
     size = sum(file.stat().st_size for file in record_files(Path(path)))
+    from evert.bridge.records.record import read_records
+
     columns = "{task.description}", BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
     bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
     task = bar.add_task(doing, total=size)

@@ -6,18 +6,19 @@ The Cookbook asks a ``RolloutStrategy`` to play each group, which is where episo
     Accounted   any strategy, with the account of the one group that it plays
     Counted     any strategy, with the accounts of its groups told to a ``Tally``
 
-What is no failure of the agent (the engine's errors, a broken reward of the group) stops the run.
+Calls that an agent makes at the same time are sampled so (``bridge/parallel.py``). What is no
+failure of the agent (the engine's errors, a broken reward of the group) stops the run.
 """
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError
 from tinker_cookbook.rl.rollout_strategy import RolloutResult, RolloutStrategy
-from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.train import Config
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RolloutError, Trajectory
 
@@ -25,6 +26,7 @@ from evert.bridge.dialogue import dialogue
 from evert.bridge.endings import AGENT_ERROR, AGENT_TIMEOUT
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.group import Batch
+from evert.bridge.parallel import ParallelRollouts, do_parallel_rollout
 from evert.bridge.secrets import redacted_logs
 from evert.trainers.runs.failures import Failure, failure_of
 from evert.trainers.runs.tally import Account, Tally
@@ -80,7 +82,7 @@ class LeaveOut(RolloutStrategy):
 
 async def _played(policy: TokenCompleter, env: Env) -> Trajectory | FailedRollout:
     try:
-        return await do_single_rollout(policy, env)
+        return await do_parallel_rollout(policy, env)
     except Exception as error:
         failure = failure_of(error)
         if failure is None:
@@ -92,7 +94,8 @@ def strategy_of(config: Config) -> RolloutStrategy:
     """The strategy that a configuration asks for; ``LeaveOut`` where it asks for none."""
     if config.rollout_error_tolerance is None:
         return LeaveOut()
-    return config.effective_rollout_strategy()
+    asked = config.effective_rollout_strategy()
+    return asked if isinstance(asked, ParallelRollouts) else ParallelRollouts(asked)
 
 
 class Accounted(RolloutStrategy):
@@ -145,11 +148,16 @@ class Counted(RolloutStrategy):
     Args:
         inner: The strategy.
         tally: Is told of every group of a training batch.
+        held_out: One place for each group of held-out tasks that may be played at a time; None: as
+            many as there are.
     """
 
-    def __init__(self, inner: RolloutStrategy, tally: Tally) -> None:
+    def __init__(
+        self, inner: RolloutStrategy, tally: Tally, held_out: asyncio.Semaphore | None = None
+    ) -> None:
         self.inner = inner  # the Cookbook writes what has no underscore into config.json
         self._tally = tally
+        self._held_out = held_out
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Counted":
         return self  # a configuration is copied to be written down; there is one tally
@@ -172,8 +180,10 @@ class Counted(RolloutStrategy):
                 without ends the run, also where nobody awaits the group.
         """
         there = Accounted(self.inner)
+        is_held_out = getattr(env_group_builder, "batch", None) is None
         try:
-            result = await there.execute(env_group_builder, policy)
+            async with (self._held_out if is_held_out else None) or nullcontext():
+                result = await there.execute(env_group_builder, policy)
         except Exception as error:
             self.hear(env_group_builder, there.account, error)
             raise

@@ -22,9 +22,10 @@ from evert.bridge.secrets import redacted_tree
 from evert.envs.games import games
 from evert.trainers.arguments import gather, read_settings
 from evert.trainers.runs.episode_settings import EpisodeSettings
-from evert.trainers.runs.fields import Dtype, by_path, trust
+from evert.trainers.runs.fields import Dtype, by_path, parallel, trust
 from evert.trainers.runs.fields import RecipeError as RecipeError
 from evert.trainers.runs.fields import size as size
+from evert.trainers.runs.names import check_names
 from evert.trainers.runs.recipes import choose_recipe, game_name, gym_of, path_of
 
 
@@ -133,6 +134,7 @@ class TrainSettings(EpisodeSettings):
     save_every: int = size(
         5, "steps between kept checkpoints; embedded runs also save every step", 0
     )
+    parallel: int | None = parallel()
     samples: int = size(4, "held-out tasks written down before and after", 0)
     record: bool = chz.field(
         default=False, doc="whether every training rollout is written to RUN/rollouts"
@@ -149,7 +151,15 @@ class TrainSettings(EpisodeSettings):
 
     @chz.validate
     def _agent(self) -> None:
-        if is_missing(self.agent) or is_missing(self.train_tasks):
+        if is_missing(self.agent) != is_missing(self.train_tasks):
+            given, lost = "agent", "train_tasks"
+            if is_missing(self.agent):
+                given, lost = lost, given
+            raise RecipeError(
+                f"{lost}= is missing: got {given}={path_of(getattr(self, given))} alone. Pass "
+                "both: agent=package.module:function train_tasks=package.module:TASKS."
+            )
+        if is_missing(self.agent):
             lost = f" log_path={self.log_path} holds no run to go on with." if self.log_path else ""
             raise RecipeError(
                 f"No agent to train.{lost} Pass env= with one of {', '.join(games())}, or an agent "
@@ -197,7 +207,7 @@ BY_PATH = ("agent", "train_tasks", "test_tasks", "sampler", "demonstrations")
 RESUMABLE = frozenset(
     {"wandb_project", "wandb_name", "tags", "tensorboard"}
     | {"log_path", "steps", "eval_every", "save_every", "samples", "engine", "base_url", "threads"}
-    | {"failed_steps", "record", "rollouts", "rollout_workers", "groups_per_worker"}
+    | {"failed_steps", "record", "parallel", "rollouts", "rollout_workers", "groups_per_worker"}
     | {"worker_timeout", "ray_address", "trust_remote_code"}
 )
 """Settings that a resumed run may change: they leave what was learned so far as it is."""
@@ -282,6 +292,11 @@ def check_settings(settings: TrainSettings) -> None:
     Raises:
         EvertError: The agent, the tasks, the model, a tracker or a value cannot be used.
     """
+    _check_known(settings)
+    check_names(settings)
+    if not settings.model_name.startswith(("/", ".", "~")):
+        renderer_of(settings)
+
     from evert.bridge.curriculum import make_sampler
     from evert.bridge.dataset import load_tasks
     from evert.bridge.group import load_agent
@@ -296,7 +311,6 @@ def check_settings(settings: TrainSettings) -> None:
     check_workers(settings)
     check_engine(settings)
     _check_renderer(settings)
-    _check_known(settings)
     agent, tasks = load_agent(settings.agent), load_tasks(settings.train_tasks)
     if not is_missing(settings.test_tasks):
         load_tasks(settings.test_tasks)

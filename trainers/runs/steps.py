@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evert.trainers.runs.files import BATCHES, read_jsonl
+from evert.trainers.runs.files import BATCHES, BEFORE, read_json, read_jsonl
 
 TRAIN_REWARD = "env/all/reward/total"
 HELD_OUT_REWARD = "test/env/all/reward/total"
@@ -25,11 +25,24 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
     for row in read_jsonl(path):
         if isinstance(step := row.get("step"), int):
+            row = with_before(row, path.parent)
             held_out, there = _held_out(row), found.get(step, {})
             found[step] = _held_out(there) | row if is_step(row) else there | held_out
     for batch in read_jsonl(path.with_name(BATCHES)):
         found.get(batch.get("step", -1), {}).update(batch.get("metrics", {}))
     return [found[step] for step in sorted(found) if is_step(found[step])]
+
+
+def with_before(row: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """A row of a run's metrics, with one held-out reward of the untrained weights: the run's own.
+
+    The Cookbook scores the same weights once more at step 0, by other episodes.
+    """
+    scores = (read_json(folder / BEFORE) or {}).get("scores") if row.get("step") == 0 else None
+    if not scores or HELD_OUT_REWARD not in row:
+        return {**row}
+    own = scores.get("temperature_1", {}).get("reward")
+    return {**row, HELD_OUT_REWARD: row[HELD_OUT_REWARD] if own is None else own}
 
 
 def _held_out(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from rich.console import Console
 from tinker_cookbook.checkpoint_utils import CheckpointRecord
 from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatasetBuilder
 
-from evert.bridge.errors import EvertError
 from evert.bridge.imports import resolve
+from evert.trainers.runs.fields import DemonstrationsError as DemonstrationsError
 from evert.trainers.runs.files import CHECKPOINTS, read_jsonl
 from evert.trainers.runs.folder import WARM_UP
 from evert.trainers.runs.recipes import path_of
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
 
 Demonstrations: TypeAlias = Callable[[int], Iterator[list[Mapping[str, Any]]]]
 """From a seed to conversations, each a list of messages; what the assistant says is learned."""
-
-
-class DemonstrationsError(EvertError, ValueError):
-    """There are no demonstrations where a recipe or a user points, or too few."""
 
 
 def load_demonstrations(demonstrations: Demonstrations | str) -> Demonstrations:

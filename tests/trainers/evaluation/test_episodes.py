@@ -107,7 +107,7 @@ async def test_no_more_are_played_at_a_time_than_was_said() -> None:
         playing.remove(task)
         return 0.0
 
-    await play(plan(*range(12)), player(agent), parallel=3)
+    await play(plan(*range(12)), player(agent), places=asyncio.Semaphore(3))
 
     assert most == 3
 
@@ -126,7 +126,7 @@ async def test_an_episode_has_its_reward_turns_counts_and_transcript() -> None:
 
 
 async def test_a_dialogue_says_what_is_new_at_each_turn() -> None:
-    (episode,) = await play(plan("hello"), player(echo, dialogues=True))
+    (episode,) = await play(plan("hello"), player(echo, dialogues=2))
 
     first, second = episode.dialogue
     assert "hello" in first["told"]
@@ -191,7 +191,7 @@ async def test_an_endpoint_of_the_agents_own_that_is_down_is_no_failure_of_the_a
 
 async def test_the_log_has_what_was_played(tmp_path: Path) -> None:
     log = EpisodeLog(tmp_path)
-    found = await play(plan("a", "b", seeds=2), player(echo, dialogues=True), log.add)
+    found = await play(plan("a", "b", seeds=2), player(echo, dialogues=2), log.add)
 
     again = EpisodeLog(tmp_path)
     assert again.by_key == log.by_key == {episode.key: episode for episode in found}

@@ -44,7 +44,7 @@ def tasks(agent: Any = identity_agent, seed: int = 0, **options: Any) -> AgentDa
 async def score(
     dataset: RLDataset | None, samples: int = 2, config: Any = CONFIG
 ) -> Evaluation | None:
-    return await score_weights(config, dataset, samples=samples, base_model=BASE_MODEL)
+    return await score_weights(config, dataset, samples=samples, parallel=4, base_model=BASE_MODEL)
 
 
 async def found(dataset: AgentDataset, samples: int = 2, config: Any = CONFIG) -> Evaluation:
@@ -84,6 +84,23 @@ async def test_the_first_greedy_episodes_are_there_to_read() -> None:
     text = samples_markdown("identity", [first], [second])
     assert "## Task 1000" in text
     assert f">>> {turn['said']}" in text
+
+
+@pytest.mark.usefixtures("engine")
+async def test_both_ways_together_play_as_many_episodes_as_they_may() -> None:
+    """An agent may be a thread, or several processes."""
+    alive, most = 0, 0
+
+    async def agent(client: Any, task: int) -> float:
+        nonlocal alive, most
+        alive += 1
+        most = max(most, alive)
+        await client.chat.completions.create(messages=[{"role": "user", "content": f"{task}"}])
+        alive -= 1
+        return 0.0
+
+    await found(tasks(agent))  # 15 episodes
+    assert most == 4
 
 
 async def test_without_held_out_tasks_there_is_no_score() -> None:
@@ -136,6 +153,7 @@ async def test_unless_failing_has_a_reward() -> None:
     assert evaluation.failures.summary() == (
         "5 of 15 episodes failed and were scored (5 agent errors)"
     )
+    assert evaluation.failures.kinds == {"agent_error": 5}
 
 
 @pytest.mark.usefixtures("engine")

@@ -15,6 +15,7 @@ import html.parser
 import json
 import math
 import random
+import shutil
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -737,6 +738,8 @@ def test_a_mistake_is_a_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made.write()
+    for number in range(20):
+        shutil.copytree(made.path, made.path.parent / f"run{number}")
     monkeypatch.chdir(made.path.parent)
     assert report.main(arguments) == 1
     shown = capsys.readouterr().err

@@ -1,0 +1,28 @@
+"""Where rollouts on record are; found without an import of torch."""
+
+from pathlib import Path
+
+from evert.bridge.errors import RecordError
+
+ROLLOUTS = "rollouts"
+"""Folder, or with ``.jsonl`` file, of the rollouts in the folder of a run or of an evaluation."""
+
+
+def record_files(path: str | Path) -> list[Path]:
+    """The files of the rollouts that a run, an evaluation, a folder or a file has.
+
+    Raises:
+        RecordError: There are none.
+    """
+    path = Path(path).expanduser()
+    found = [path] if path.is_file() else []
+    for folder in (path / ROLLOUTS, path):
+        found = found or sorted(folder.glob("[0-9]*.jsonl"))
+    single = path / f"{ROLLOUTS}.jsonl"
+    found = found or ([single] if single.is_file() else [])
+    if not found:
+        raise RecordError(
+            f"{path} holds no rollouts. Name the folder of a run or of an evaluation that was made "
+            "with record=True, or a file that a Recorder wrote."
+        )
+    return found

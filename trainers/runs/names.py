@@ -1,0 +1,75 @@
+"""The names in settings, checked before torch is imported: a mistyped one is answered at once.
+
+Tinker and the Cookbook import torch, which takes seconds. What fields the Cookbook's classes have
+is therefore read off its source.
+"""
+
+import ast
+from collections.abc import Collection
+from importlib.resources import files
+
+from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
+from evert.bridge.imports import resolve
+from evert.trainers.arguments import check_name
+from evert.trainers.runs.episode_settings import EpisodeSettings
+from evert.trainers.runs.fields import DemonstrationsError
+
+FIELDS = {
+    "limits": ("rl/rollout_limits.py", "RolloutLimits"),
+    "parse_error_policy": ("rl/rollout_limits.py", "ParseErrorPolicy"),
+    "cookbook": ("rl/train.py", "Config"),
+}
+"""Settings that are mappings -> the Cookbook's class that has their keys, and where it stands."""
+
+PATHS = {
+    "agent": ("agent", InvalidAgentError),
+    "train_tasks": ("tasks", InvalidDatasetError),
+    "test_tasks": ("tasks", InvalidDatasetError),
+    "sampler": ("sampler", InvalidDatasetError),
+    "demonstrations": ("demonstrations", DemonstrationsError),
+}
+"""Settings that are import paths -> what they name, and what is raised where nothing is there."""
+
+
+def check_names(settings: EpisodeSettings) -> None:
+    """Find a name in the settings of a run or an evaluation that leads nowhere.
+
+    Raises:
+        UsageError: A limit, or a field of the Cookbook's, that there is not.
+        InvalidAgentError, InvalidDatasetError, DemonstrationsError: Nothing is at an import path,
+            or tasks are no sequence, or there is none.
+    """
+    for name, where in FIELDS.items():
+        for path in getattr(settings, name, ()):
+            check_name(path.partition(".")[0], _fields(*where), lambda key, of=name: f"{of}.{key}")
+    given = {key: getattr(settings, key, None) for key in PATHS}
+    for key in sorted(given, key=lambda key: _is_own(given[key])):
+        value, (what, error) = given[key], PATHS[key]
+        found, called = value, key
+        if isinstance(value, str):
+            found, called = resolve(value, what, error) if value else None, f"{key}={value}"
+        if what == "tasks" and found is not None:
+            _check_tasks(called, found)
+
+
+def _is_own(path: object) -> bool:
+    """Whether it is a path of evert's, which is no one's mistake, and may import torch."""
+    return isinstance(path, str) and path.startswith("evert.")
+
+
+def _fields(file: str, kind: str) -> Collection[str]:
+    """The fields of one of the Cookbook's classes."""
+    tree = ast.parse((files("tinker_cookbook") / file).read_text(encoding="utf-8"))
+    [found] = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == kind]
+    lines = [line.target for line in found.body if isinstance(line, ast.AnnAssign)]
+    return [line.id for line in lines if isinstance(line, ast.Name)]
+
+
+def _check_tasks(called: str, tasks: object) -> None:
+    if not hasattr(tasks, "__len__") or not hasattr(tasks, "__getitem__"):
+        raise InvalidDatasetError(
+            f"{called} is a {type(tasks).__name__}; expected a sequence (with a length and an "
+            "index). Make a list of it: TASKS = [...]."
+        )
+    if len(tasks) == 0:
+        raise InvalidDatasetError(f"{called} has no task; expected at least one.")
