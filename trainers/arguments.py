@@ -70,16 +70,7 @@ def _no_pair(argument: str, known: Collection[str], bare: str) -> str:
 
 
 def check_name(key: str, known: Collection[str], called: Callable[[str], str] = str) -> None:
-    """Check that there is such a setting.
-
-    Args:
-        key: The name.
-        known: The names there are.
-        called: From a name to what the user calls it, for the message.
-
-    Raises:
-        UsageError: There is none.
-    """
+    """Refuse a setting that is not known; ``called`` is as for ``read_settings``."""
     if key not in known:
         raise UsageError(f"There is no setting {called(key)!r}.{_near(key, known)}")
 

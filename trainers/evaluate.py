@@ -127,11 +127,7 @@ def _read(arguments: Sequence[str]) -> EvaluateSettings:
 
 
 def _check_names(settings: EvaluateSettings) -> None:
-    """Find a name that leads nowhere, before torch is imported.
-
-    Raises:
-        EvertError: There is one.
-    """
+    """Find a name that leads nowhere, before torch is imported."""
     players = settings.players
     for name in settings.models:
         if name not in players:

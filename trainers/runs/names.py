@@ -43,18 +43,14 @@ def check_names(settings: EpisodeSettings) -> None:
         for path in getattr(settings, name, ()):
             check_name(path.partition(".")[0], _fields(*where), lambda key, of=name: f"{of}.{key}")
     given = {key: getattr(settings, key, None) for key in PATHS}
-    for key in sorted(given, key=lambda key: _is_own(given[key])):
+    own = {key for key, path in given.items() if isinstance(path, str) and path[:6] == "evert."}
+    for key in sorted(given, key=own.__contains__):  # evert's own last: a game may import torch
         value, (what, error) = given[key], PATHS[key]
         found, called = value, key
         if isinstance(value, str):
             found, called = resolve(value, what, error) if value else None, f"{key}={value}"
         if what == "tasks" and found is not None:
             _check_tasks(called, found)
-
-
-def _is_own(path: object) -> bool:
-    """Whether it is a path of evert's, which is no one's mistake, and may import torch."""
-    return isinstance(path, str) and path.startswith("evert.")
 
 
 def _fields(file: str, kind: str) -> Collection[str]:
