@@ -7,6 +7,7 @@ is therefore read off its source.
 import ast
 from collections.abc import Collection
 from importlib.resources import files
+from typing import Any
 
 from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
 from evert.bridge.imports import resolve
@@ -61,7 +62,7 @@ def _fields(file: str, kind: str) -> Collection[str]:
     return [line.id for line in lines if isinstance(line, ast.Name)]
 
 
-def _check_tasks(called: str, tasks: object) -> None:
+def _check_tasks(called: str, tasks: Any) -> None:
     if not hasattr(tasks, "__len__") or not hasattr(tasks, "__getitem__"):
         raise InvalidDatasetError(
             f"{called} is a {type(tasks).__name__}; expected a sequence (with a length and an "
