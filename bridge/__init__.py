@@ -11,6 +11,7 @@ Read in this order:
     dialects/        the APIs agents speak: chat completions, responses, Anthropic's messages
     faces/           the ways in: the handle, real SDKs, take-over, a loopback server, commands
     inbox.py         one trained role: calls that wait, notes, the clock
+    refusals.py      an agent whose calls are refused again and again
     routes.py        which inbox or frozen model a model name leads to
     episode.py       one run of an agent: its life, and what is released with it
     models.py        the models beside the policy, by name

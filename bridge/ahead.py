@@ -10,13 +10,27 @@ begun with is the policy's, as without ``Ahead``: that of an agent whose calls n
 import asyncio
 import contextvars
 from collections.abc import Awaitable
-from functools import partial
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 import tinker
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.types import Observation
 
 from evert.bridge.logprobs import remembering
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Begun:
+    """A sample that was begun; it is forgotten with whoever holds this, and so is its result.
+
+    Attributes:
+        observation: The prompt.
+        task: What samples it.
+    """
+
+    observation: Observation
+    task: "asyncio.Task[TokensWithLogprobs]"
 
 
 class Ahead(TokenCompleter):
@@ -31,7 +45,7 @@ class Ahead(TokenCompleter):
         self.max_calls = max_calls
         self._policy = policy
         self._context = contextvars.copy_context()  # of whoever plays: an agent's takes calls over
-        self._begun: dict[int, tuple[Observation, asyncio.Task[TokensWithLogprobs]]] = {}
+        self._begun: WeakValueDictionary[int, Begun] = WeakValueDictionary()
 
     def begin(
         self,
@@ -39,7 +53,7 @@ class Ahead(TokenCompleter):
         stop: StopCondition,
         max_tokens: int | None,
         seconds: float | None,
-    ) -> "asyncio.Task[TokensWithLogprobs]":
+    ) -> Begun:
         """Sample an observation that a runner will ask for: this object, not one like it.
 
         Args:
@@ -53,15 +67,9 @@ class Ahead(TokenCompleter):
             name="evert sample",
             context=self._context.copy(),
         )
-        self._begun[id(observation)] = observation, task
-        task.add_done_callback(partial(self._is_over, observation))
-        return task
-
-    def _is_over(self, observation: Observation, task: "asyncio.Task[TokensWithLogprobs]") -> None:
-        if task.cancelled():
-            self._begun.pop(id(observation), None)
-        else:
-            task.exception()  # the runner gets it; it may not ask
+        task.add_done_callback(_retrieve)
+        begun = self._begun[id(observation)] = Begun(observation, task)
+        return begun
 
     async def _sample(
         self,
@@ -85,15 +93,20 @@ class Ahead(TokenCompleter):
     ) -> TokensWithLogprobs:
         """The sample that was begun with, cut at ``max_tokens``; else one of the policy's."""
         begun = self._begun.pop(id(model_input), None)
-        if begun is None:
+        if begun is None or begun.task.cancelled():
             return await self._ask(model_input, stop, max_tokens)
-        return shortened(await begun[1], max_tokens)
+        return shortened(await begun.task, max_tokens)
 
     def cancel(self) -> None:
         """Stop what no runner will ask for."""
-        for _, task in self._begun.values():
-            task.cancel()
+        for begun in [*self._begun.values()]:
+            begun.task.cancel()
         self._begun.clear()
+
+
+def _retrieve(task: "asyncio.Task[TokensWithLogprobs]") -> None:
+    if not task.cancelled():
+        task.exception()  # the runner gets it; it may not ask
 
 
 def shortened(sampled: TokensWithLogprobs, max_tokens: int | None) -> TokensWithLogprobs:

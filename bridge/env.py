@@ -32,7 +32,7 @@ from evert.bridge.conversation import Conversation
 from evert.bridge.diagnosis import CALLER, LINEAGE, drift_logs
 from evert.bridge.drift import Drift
 from evert.bridge.endings import IDLE, NO_CALL, Ending
-from evert.bridge.episode import Episode, give_threads
+from evert.bridge.episode import Episode, Life
 from evert.bridge.errors import EnvStateError
 from evert.bridge.faces import takeover
 from evert.bridge.faces.client import AgentClient, BlockingAgentClient
@@ -40,8 +40,9 @@ from evert.bridge.faces.endpoint import Endpoint
 from evert.bridge.inbox import Inbox
 from evert.bridge.limits import LiveLimits
 from evert.bridge.logprobs import SampledTokens
-from evert.bridge.long_text import rendered
+from evert.bridge.long_text import LongTexts
 from evert.bridge.models import frozen_models
+from evert.bridge.offloop import give_threads
 from evert.bridge.options import EnvOptions, own_options, settings_of
 from evert.bridge.outstanding import Outstanding
 from evert.bridge.records.transcript import Transcript
@@ -92,11 +93,11 @@ class ChatAgentEnv(Env):
         self._options = options
         self._settings = settings = settings_of({**own_options(agent), **options})
         self._renderer = prompt_renderer(settings.renderer)
-        rest = settings.image_hosts, settings.model_timeout
-        self._frozen = frozen_models(settings.models or {}, settings.names, self._renderer, *rest)
         self.task = task
         self.seed = seed
         self._turns = Turns(self._form.name, settings, self._renderer)
+        rest = self._turns.images, settings.model_timeout
+        self._frozen = frozen_models(settings.models or {}, settings.names, self._renderer, *rest)
         self.agent = agent
         self.transcript: Transcript | None = None
         self.turn_lineages: list[int] = []
@@ -187,7 +188,7 @@ class ChatAgentEnv(Env):
         outstanding = self._turns.take_back()
         try:
             inject = partial(self._turns.book.inject, outstanding.conversation, messages)
-            await rendered(self._renderer, inject)
+            await LongTexts(self._renderer).rendered(inject)
             outstanding.prompt = None  # what was sampled ahead is of another prompt
         finally:
             observation = self._turns.hand_out(outstanding)
@@ -273,7 +274,7 @@ class ChatAgentEnv(Env):
 
     def __del__(self) -> None:
         turns: Turns | None = getattr(self, "_turns", None)
-        if turns is None or turns.episode is None or turns.is_closed or turns.episode.is_over:
+        if turns is None or turns.episode is None or turns.episode.life is not Life.RUNNING:
             return
         turns.episode.drop()  # else its thread would wait for ever
         warnings.warn(

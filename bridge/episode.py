@@ -17,13 +17,9 @@ import concurrent.futures
 import contextvars
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from enum import StrEnum
-from functools import cache
 from typing import TYPE_CHECKING, Any
-
-import openai
 
 from evert.bridge.agent import AgentForm
 from evert.bridge.errors import (
@@ -34,6 +30,7 @@ from evert.bridge.errors import (
 )
 from evert.bridge.inbox import AgentEnd, Inbox, ParkedCall
 from evert.bridge.messages import Reply
+from evert.bridge.refusals import Refusals
 from evert.bridge.requests import ChatRequest
 from evert.bridge.routes import FrozenAnswer, Routes
 from evert.bridge.seeds import Draws
@@ -44,8 +41,11 @@ if TYPE_CHECKING:
 REFUSALS_BEFORE_ABORT = 3
 """Calls made after the end before an agent that goes on calling gets ``AgentAborted``."""
 
-AGENT_THREADS = 1024
-"""Threads that the agents of one event loop may block at once; each is made when it is needed."""
+JOINED_AT_ONCE = 0.005
+"""Seconds in which an agent's thread ends that has nothing left to do."""
+
+_left_behind: set["asyncio.Task[None]"] = set()
+"""Agents that ignore every end; kept, since one that is collected is resumed by the collector."""
 
 
 class Life(StrEnum):
@@ -71,6 +71,7 @@ class Episode:
         life: Running, ended or closed.
         has_called: Whether the agent has called a model that is there.
         inboxes: One a role, in the order of ``roles``.
+        refusals: What holds back an agent whose calls are refused again and again.
         routes: Who answers which model name.
         trace: What writes its spans (``traces.py``); None: nothing does.
         hints: What may explain a failure of the agent, each a sentence or nothing; asked for when
@@ -100,7 +101,8 @@ class Episode:
         self.routes = Routes(
             {name: inbox for names, inbox in named for name in names}, frozen or {}
         )
-        self.hints: list[Callable[[], str]] = [self.routes.hint]
+        self.refusals = Refusals()
+        self.hints: list[Callable[[], str]] = [self.routes.hint, self.refusals.hint]
         self._held: AsyncExitStack | None = None
         self._holding = threading.Lock()
         self._late_calls = 0
@@ -163,7 +165,10 @@ class Episode:
         if self.life is Life.RUNNING:
             self.life = Life.ENDED
         if self._thread is not None:
-            self._thread.join()  # its last act was to schedule this
+            self._thread.join(JOINED_AT_ONCE)  # its last act was to schedule this
+            if self._thread.is_alive():  # it runs finalizers, which the loop does not wait for
+                self.loop.call_later(20 * JOINED_AT_ONCE, self._on_end, end)
+                return
         self._over.set()
         self._stop_asking()
         ended = EpisodeEndedError(
@@ -225,6 +230,8 @@ class Episode:
                     continue
         finally:
             await self.release()
+        if self._task is not None and self._late_calls > REFUSALS_BEFORE_ABORT:
+            _leave_behind(self._task)
         return self.is_over
 
     def abandon(self) -> None:
@@ -272,6 +279,8 @@ class Episode:
             EpisodeEndedError: The agent had already ended.
             AgentAborted: It was told so several times.
         """
+        if self.life is not Life.RUNNING:  # first of all: here an agent that is collected stops
+            await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
         task = asyncio.current_task()
         caller = task.get_name() if task is not None else ""
@@ -284,9 +293,8 @@ class Episode:
             self._arrive_from_outside(ParkedCall(request, caller, speaker, future, loop))
         try:
             return await future  # type: ignore[no-any-return]
-        except (EnvClosedError, EpisodeEndedError):
-            # An agent that tries again at once would keep the loop from ever cancelling it.
-            await asyncio.sleep(0)
+        except (Exception, AgentAborted) as error:
+            await self.refusals.hold_back(error)
             raise
 
     def call_blocking(
@@ -307,7 +315,11 @@ class Episode:
         future: concurrent.futures.Future[Reply] = concurrent.futures.Future()
         thread = threading.current_thread()
         self._arrive_from_outside(ParkedCall(request, thread.name, thread, future, None))
-        return future.result()
+        try:
+            return future.result()
+        except (Exception, AgentAborted) as error:
+            self.refusals.hold_back_blocking(error)
+            raise
 
     def _arrive_from_outside(self, call: ParkedCall) -> None:
         try:
@@ -322,10 +334,11 @@ class Episode:
             return
         try:
             target = self.routes.find(call.request.model)
-        except openai.BadRequestError as error:
+        except Exception as error:  # a 400, or whatever an agent's own kind of string raises
             call.refuse(error)
             return
         self.has_called = True
+        self.refusals.end()
         if isinstance(target, Inbox):
             target.put(call)
             return
@@ -370,27 +383,13 @@ def check_running(episode: Episode) -> None:
         raise episode._refusal()
 
 
+def _leave_behind(task: "asyncio.Task[None]") -> None:
+    """Let the event loop end without an agent that ignores every end: it waits for all tasks."""
+    if not task.done():
+        _left_behind.add(task)
+        task.add_done_callback(_left_behind.discard)
+        asyncio._unregister_task(task)
+
+
 def _given_up(call: ParkedCall) -> RuntimeError:
     return RuntimeError(f"The model {call.request.model!r} gave its own call up (cancelled).")
-
-
-def give_threads(loop: asyncio.AbstractEventLoop) -> None:
-    """Give an event loop's default executor enough threads for frameworks that block in them.
-
-    They run blocking clients there, and its default is a handful of threads: as many agents would
-    wait in them, and the rest could never make the calls that a trainer waits for. An executor that
-    somebody chose is left alone.
-    """
-    present = getattr(loop, "_default_executor", None)
-    size = getattr(present, "_max_workers", 0)
-    if present is None or (type(present) is ThreadPoolExecutor and size == _default_size()):
-        loop.set_default_executor(ThreadPoolExecutor(AGENT_THREADS, thread_name_prefix="asyncio"))
-        if present is not None:
-            present.shutdown(wait=False)  # what it was given, it still does
-
-
-@cache
-def _default_size() -> int:
-    pool = ThreadPoolExecutor()
-    pool.shutdown()
-    return pool._max_workers

@@ -292,7 +292,7 @@ def _addresses(messages: Sequence[Any]) -> Iterator[str]:
             image = part.get("image_url", part.get("image")) if isinstance(part, Mapping) else None
             url = image.get("url") if isinstance(image, Mapping) else image
             if isinstance(url, str):
-                yield url
+                yield str.__str__(url)
 
 
 # -- bytes ---------------------------------------------------------------------------------------

@@ -197,9 +197,9 @@ class _MessageTurns(Turns):
         if (reason := self._spent()) is not None:
             return await self._stop(reason)
         try:
-            await self._images.fetch(call.request.messages)
+            await self.images.fetch(call.request.messages)
             told = _Told(*self._messages(call.request))
-            told.messages = await self._images.all_shown(told.messages)
+            told.messages = await self.images.all_shown(told.messages)
         except openai.BadRequestError as error:
             self.check_usable()
             await self._refuse(call, error)

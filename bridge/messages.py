@@ -42,6 +42,8 @@ ROLES = {
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
+_plain = str.__str__  # without what a subclass of the agent's does when it is compared
+
 
 class CookbookMessage(dict[str, Any]):
     """A message that is in the Cookbook's form already: taken as it is, whatever its role."""
@@ -119,7 +121,7 @@ def _read_message(fields: Mapping[str, Any], index: int, tool_names: Mapping[str
     elif role == "tool":
         _read_tool_result(fields, tool_names, result)
     elif fields.get("name"):
-        result["name"] = str(fields["name"])
+        result["name"] = _plain(str(fields["name"]))
     return result
 
 
@@ -128,7 +130,7 @@ def _read_content(
 ) -> str | list[ContentPart]:
     content = fields.get("content")
     if isinstance(content, str):
-        return content
+        return _plain(content)
     if content is None and may_be_empty:
         return ""
     if isinstance(content, (list, tuple)):
@@ -147,13 +149,13 @@ def _read_part(part: object, index: int, number: int) -> ContentPart:
     if isinstance(part, Mapping):
         kind = part.get("type")
         if kind in ("text", "input_text", "output_text") and isinstance(part.get("text"), str):
-            return TextPart(type="text", text=part["text"])
+            return TextPart(type="text", text=_plain(part["text"]))
         if kind == "thinking" and isinstance(part.get("thinking"), str):
-            return ThinkingPart(type="thinking", thinking=part["thinking"])
+            return ThinkingPart(type="thinking", thinking=_plain(part["thinking"]))
         image = part.get("image_url")
         url = image.get("url") if isinstance(image, Mapping) else image
         if kind == "image_url" and isinstance(url, str):
-            return ImagePart(type="image", image=url)
+            return ImagePart(type="image", image=_plain(url))
         if kind == "image" and "image" in part:
             return ImagePart(type="image", image=part["image"])
     place = f"messages[{index}].content[{number}]"
@@ -167,7 +169,7 @@ def _read_assistant(fields: Mapping[str, Any], calls: Any, index: int, result: M
     if isinstance(reasoning, str) and reasoning:
         content = result["content"]
         text = [TextPart(type="text", text=content)] if isinstance(content, str) else content
-        result["content"] = [ThinkingPart(type="thinking", thinking=reasoning), *text]
+        result["content"] = [ThinkingPart(type="thinking", thinking=_plain(reasoning)), *text]
     if calls and not isinstance(calls, (list, tuple)):
         raise bad_request(
             f"messages[{index}].tool_calls must be a list of calls, got {calls!r:.200}.",
@@ -199,7 +201,8 @@ def _read_tool_call(call: object, place: str) -> ToolCall:
         raise bad_request(
             f"{place}.function.arguments is no JSON ({error}): {arguments!r:.200}.", param=place
         ) from None
-    return ToolCall(id=call_id, function=ToolCall.FunctionBody(name=name, arguments=arguments))
+    function = ToolCall.FunctionBody(name=_plain(name), arguments=_plain(arguments))
+    return ToolCall(id=call_id and _plain(call_id), function=function)
 
 
 def _read_tool_result(
@@ -207,10 +210,10 @@ def _read_tool_result(
 ) -> None:
     call_id = fields.get("tool_call_id")
     if call_id:
-        result["tool_call_id"] = str(call_id)
+        result["tool_call_id"] = _plain(str(call_id))
     name = fields.get("name") or tool_names.get(str(call_id))
     if name:
-        result["name"] = str(name)
+        result["name"] = _plain(str(name))
 
 
 def read_tools(tools: Sequence[Any]) -> list[ToolSpec]:

@@ -33,7 +33,7 @@ from evert.bridge.formats import ANY_OBJECT, ReplyFormat
 from evert.bridge.images import Images
 from evert.bridge.lineage import ConversationBook
 from evert.bridge.logprobs import unavailable, with_logprobs
-from evert.bridge.long_text import rendered
+from evert.bridge.long_text import LongTexts
 from evert.bridge.messages import Reply, TokenLogprob, as_fields, read_message, read_reply
 from evert.bridge.rendering import PromptRenderer
 from evert.bridge.requests import ChatRequest, bad_request
@@ -195,7 +195,7 @@ def frozen_models(
     models: Mapping[str, FrozenModel],
     policy: Sequence[str],
     renderer: PromptRenderer,
-    image_hosts: str | Sequence[str] = (),
+    images: Images | None = None,
     timeout: float | None = MODEL_TIMEOUT,
 ) -> dict[str, FrozenAnswer]:
     """What answers the calls to each name.
@@ -204,7 +204,7 @@ def frozen_models(
         models: By name.
         policy: Names that none of them may have.
         renderer: Of the policy.
-        image_hosts: Where images may be fetched (``images.py``).
+        images: Those of the episode; None: only such as come as data.
         timeout: Seconds in which one has to reply; a ``RemoteModel`` has its own. None: for ever.
 
     Raises:
@@ -216,7 +216,7 @@ def frozen_models(
                 f"models={{{name!r}: ...}} has the policy's own name. Name the policy otherwise "
                 "(policy_names=...), or leave the entry out."
             )
-    images = Images(image_hosts)
+    images = images or Images()
     answers: dict[str, FrozenAnswer] = {}
     for name, model in models.items():
         seconds = model.timeout if isinstance(model, RemoteModel) else timeout
@@ -303,7 +303,7 @@ async def _ask_for_tokens(
 ) -> Reply:
     await images.fetch(request.messages)
     book = ConversationBook(renderer, images=images)
-    conversation = await rendered(renderer, partial(book.observe, request, ""))
+    conversation = await LongTexts(renderer).rendered(partial(book.observe, request, ""), request)
     action = await completer(
         conversation.prompt(), renderer.stop_with(request.stop), max_tokens=request.max_tokens
     )

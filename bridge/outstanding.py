@@ -1,11 +1,11 @@
 """``Outstanding``: an observation that waits for its action, and how long that may be."""
 
-import asyncio
 from dataclasses import dataclass
 
-from tinker_cookbook.completers import StopCondition, TokensWithLogprobs
+from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.rl.types import Observation
 
+from evert.bridge.ahead import Begun
 from evert.bridge.conversation import Conversation
 from evert.bridge.drift import Break
 from evert.bridge.inbox import ParkedCall
@@ -30,7 +30,7 @@ class Outstanding:
     conversation: Conversation
     drift: Break | None = None
     prompt: tuple[Observation, StopCondition] | None = None
-    sampling: "asyncio.Task[TokensWithLogprobs] | None" = None
+    sampling: Begun | None = None
 
     def cap(self, settings: EnvSettings) -> int | None:
         """Most tokens of the reply: the agent's own cap, or what there is room for; None: any."""

@@ -71,7 +71,7 @@ class Overlap:
         timeout = self._settings.limits.sampling_turn_timeout_seconds
         outstanding.sampling = ahead.begin(prompt, stop, budget, timeout)
         inbox.ahead[call] = outstanding
-        outstanding.sampling.add_done_callback(lambda _: inbox.is_sampled(call))
+        outstanding.sampling.task.add_done_callback(lambda _: inbox.is_sampled(call))
         return True
 
     def look(self, lent: Outstanding) -> None:
@@ -105,4 +105,4 @@ class Overlap:
         """Sample no more: the episode is over."""
         for outstanding in self._account.inbox.ahead.values() if self._account.inbox else ():
             if outstanding.sampling is not None:
-                outstanding.sampling.cancel()
+                outstanding.sampling.task.cancel()

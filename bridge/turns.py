@@ -40,7 +40,7 @@ from evert.bridge.inbox import AgentEnd, Inbox, ParkedCall
 from evert.bridge.limits import prompt_limit
 from evert.bridge.lineage import ConversationBook
 from evert.bridge.logprobs import with_logprobs
-from evert.bridge.long_text import check_tokens, rendered
+from evert.bridge.long_text import LongTexts, check_tokens
 from evert.bridge.messages import Reply
 from evert.bridge.options import EnvSettings
 from evert.bridge.outstanding import Outstanding
@@ -84,6 +84,7 @@ class Turns:
         share: From the agent's return value to the part that is this Env's.
         account: What the episode has come to.
         book: Its conversations.
+        images: Those of the episode, frozen models' too.
         parse_errors: What is done about replies that do not parse.
         tool_budget: How many tool calls may still be made.
         episode: The episode; None before it begins.
@@ -103,18 +104,19 @@ class Turns:
         self.parse_errors = ParseErrors(settings.parse_error_policy)
         self.tool_budget = ToolBudget(settings.limits.max_tool_calls)
         self._limit = prompt_limit(settings.limits, settings.context_length)
-        self._images = Images(settings.image_hosts)
+        self.images = Images(settings.image_hosts)
         self.book = ConversationBook(
             renderer,
             self._limit,
             keeps_completed=settings.keep_completed_arguments,
-            images=self._images,
+            images=self.images,
         )
         self.account = Account(agent, self.book, settings)
         self.episode: Episode | None = None
         self.is_closed = False
         self.outstanding: Outstanding | None = None
         self.overlap = Overlap(settings, renderer, self.account)
+        self._long_texts = LongTexts(renderer, self._limit.tokens)
 
     async def begin(self, episode: Episode, inbox: Inbox) -> Upcoming:
         """The first prompt of an episode that has begun, or its end without one."""
@@ -166,10 +168,9 @@ class Turns:
         if not call.request.train:
             turn.metrics |= UNTRAINED
         if turn.truncated and self._settings.on_truncation == "end":
-            await self.close()
+            await self._end()
             return self.account.cut()
-        reply, problem = await rendered(self._renderer, partial(self._read, outstanding, turn))
-        self.check_usable()
+        reply, problem = await self._long_texts.rendered(partial(self._read, outstanding, turn))
         self.account.tools.count(call.request, reply)
         self.account.was_cut = reply.finish_reason == "length"
         verdict = self.parse_errors.judge(reply, problem, turn.metrics, turn.logs, row)
@@ -254,11 +255,10 @@ class Turns:
             return await self._stop(reason)
         conversation = outstanding.conversation
         conversation.record(turn.tokens, reply, self._renderer, is_seen=False)
-        await rendered(self._renderer, partial(self.book.inject, conversation, [correction]))
-        self.check_usable()
+        await self._long_texts.rendered(partial(self.book.inject, conversation, [correction]))
         longest = self._limit.longest(conversation.first)
         if longest is not None and conversation.length > longest:
-            await self.close()
+            await self._end()
             return self.account.overflown()
         again = Outstanding(outstanding.call, conversation)
         return await self._advance() if self.overlap.takes(again) else again
@@ -274,7 +274,7 @@ class Turns:
             try:
                 event = await inbox.take(self._settings.agent_timeout, self.overlap.most)
             except AgentTimeoutError as error:
-                await self.close()
+                await self._end()
                 return self.account.of_timeout(error)
             except EnvClosedError:
                 if self.is_closed:
@@ -301,17 +301,15 @@ class Turns:
         if (reason := self._spent()) is not None:
             return await self._stop(reason)
         try:
-            await self._images.fetch(call.request.messages)
+            await self.images.fetch(call.request.messages)
             self.check_usable()
-            conversation = await rendered(
-                self._renderer, partial(self.book.observe, call.request, call.caller)
-            )
+            observe = partial(self.book.observe, call.request, call.caller)
+            conversation = await self._long_texts.rendered(observe, call.request)
         except openai.BadRequestError as error:
             if await self._refuse(call, error):
                 return None
-            await self.close()
+            await self._end()
             return self.account.overflown()
-        self.check_usable()
         self._refusals, self.account.overflow = 0, None
         return Outstanding(call, conversation, self.book.latest_drift)
 
@@ -335,7 +333,7 @@ class Turns:
             return True
         if is_overflow:
             return False
-        await self.close()
+        await self._end()
         text = (
             f"The agent {self._agent} made {self._refusals} requests in a row that were "
             f"refused; the last refusal: {error}"
@@ -346,7 +344,7 @@ class Turns:
 
     async def _stop(self, reason: StopReason) -> Ending:
         """End an episode whose agent would go on."""
-        await self.close()
+        await self._end()
         return self.account.ending(reason)
 
     def check_usable(self) -> None:
@@ -369,6 +367,10 @@ class Turns:
     async def close(self) -> None:
         """Give the episode up; see ``ChatAgentEnv.close``."""
         self.is_closed, self.outstanding = True, None
+        await self._end()
+
+    async def _end(self) -> None:
+        """Let the episode be over though its agent would go on."""
         episode, patience = self.episode, self._settings.close_timeout
         if episode is None:
             return
@@ -381,15 +383,15 @@ class Turns:
             elsewhere = asyncio.run_coroutine_threadsafe(self._close(episode), episode.loop)
             ended = await asyncio.wrap_future(elsewhere)
         if not ended:
-            logger.error(
+            text = (
                 "The agent %s did not end within %s s of being cancelled; it is left behind. It "
-                "swallows cancellation, or blocks in a thread.",
-                self._agent,
-                2 * patience,
+                "swallows cancellation, or blocks in a thread."
             )
+            logger.error(text, self._agent, 2 * patience)
 
     async def _close(self, episode: Episode) -> bool:
-        self._images.close()
+        self.images.close()
+        self._long_texts.stop()
         self.overlap.stop()
         return await episode.close(self._settings.close_timeout)
 

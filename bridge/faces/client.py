@@ -226,8 +226,13 @@ class AsyncChat(_Chat):
             EnvClosedError: The rollout was given up.
             EpisodeEndedError: The agent function has already returned.
         """
-        request = _read(fields, self._endpoint)
-        return self._completion(await self._endpoint.episode.call(request), request)
+        episode = self._endpoint.episode
+        try:
+            request = _read(fields, self._endpoint)
+        except Exception as error:
+            await episode.refusals.hold_back(error)
+            raise
+        return self._completion(await episode.call(request), request)
 
 
 class BlockingChat(_Chat):
@@ -240,8 +245,13 @@ class BlockingChat(_Chat):
             openai.BadRequestError, EnvClosedError, EpisodeEndedError: As ``AsyncChat.create``.
             BlockingCallError: Called on the Env's own event loop, which has to answer it.
         """
-        request = _read(fields, self._endpoint)
-        return self._completion(self._endpoint.episode.call_blocking(request), request)
+        episode = self._endpoint.episode
+        try:
+            request = _read(fields, self._endpoint)
+        except Exception as error:
+            episode.refusals.hold_back_blocking(error)
+            raise
+        return self._completion(episode.call_blocking(request), request)
 
 
 async def ask(client: AgentClient, request: ChatRequest, **changes: Any) -> Reply:

@@ -241,11 +241,15 @@ class Endpoint:
         return await call.wait(self.episode.call(call.request, headers))
 
     async def read_soon(self, method: str, path: str, content: bytes) -> Call | Answer:
-        """As ``read``, in a thread where it would hold the event loop."""
+        """As ``read``, in a thread where it would hold the event loop; a refusal is held back."""
         most = LONG_PROMPT if path.rstrip("/").endswith(COUNTS) else LONG_BODY
         if len(content) <= most:
-            return self.read(method, path, content)
-        return await off_loop(self.read, method, path, content)
+            call = self.read(method, path, content)
+        else:
+            call = await off_loop(self.read, method, path, content)
+        if isinstance(call, Answer) and call.status >= 400:
+            await self.episode.refusals.hold_back(call.content.decode())
+        return call
 
     def answer_blocking(
         self, method: str, path: str, content: bytes, headers: Mapping[str, str] | None = None
@@ -257,6 +261,8 @@ class Endpoint:
         """
         call = self.read(method, path, content)
         if isinstance(call, Answer):
+            if call.status >= 400:
+                self.episode.refusals.hold_back_blocking(call.content.decode())
             return call
         try:
             return call.answered(self.episode.call_blocking(call.request, headers))

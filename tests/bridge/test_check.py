@@ -21,6 +21,7 @@ import tinker
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.renderers.base import Message, RenderContext, RenderedMessage
 from tinker_cookbook.renderers.qwen3 import Qwen3InstructRenderer
+from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.types import ActionExtra, StepResult
 
 from evert.bridge.agent import Outcome
@@ -509,3 +510,7 @@ def test_rule_3_a_renderer_that_rewrites_history_though_it_says_it_does_not() ->
     )
     assert message.startswith("Rule 3: ")
     assert "Forgetful shows a message otherwise once others follow" in message
+
+
+def test_an_env_that_a_limit_ends_passes() -> None:
+    check_env(ChatAgentEnv(good_over_three_turns, limits=RolloutLimits(max_turns=1)))

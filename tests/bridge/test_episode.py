@@ -10,6 +10,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,7 @@ from evert.bridge.faces.client import AgentClient, BlockingAgentClient
 from evert.bridge.faces.endpoint import Endpoint
 from evert.bridge.inbox import AgentEnd, ParkedCall
 from evert.bridge.messages import Reply
+from evert.bridge.offloop import give_threads
 from evert.bridge.rendering import prompt_renderer
 from evert.bridge.requests import bad_request
 
@@ -456,3 +458,32 @@ async def test_an_agent_that_cannot_be_stopped_is_reported() -> None:
     release.set()
     assert await episode.close(1)
     assert not threads()
+
+
+class Hiding(asyncio.SelectorEventLoop):
+    """Does not show its executor, as uvloop's loop does not."""
+
+    __slots__ = ("kept",)
+
+    def set_default_executor(self, executor: Any) -> None:
+        self.kept = executor
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "_default_executor" and not self.is_closed():
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("size", [None, 3])
+def test_a_loop_that_hides_its_executor_keeps_what_it_has(size: int | None) -> None:
+    loop = Hiding()
+    chosen = None if size is None else ThreadPoolExecutor(size)
+    if chosen is not None:
+        loop.set_default_executor(chosen)
+    give_threads(loop)
+    first = loop.kept
+    give_threads(loop)
+    assert loop.kept is first
+    assert chosen in (None, first)
+    first.shutdown()
+    loop.close()

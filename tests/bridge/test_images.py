@@ -598,3 +598,13 @@ async def test_tokens_are_counted_of_data_and_nothing_is_fetched_for_it(host: Ho
 
     assert found.reward == 1.0
     assert host.asked == []
+
+
+def test_frozen_models_share_the_images_of_the_episode() -> None:
+    async def agent(client: AgentClient) -> float:
+        return 1.0
+
+    env = ChatAgentEnv(agent, models={"judge": lambda messages: "Yes."}, image_hosts="a.example")
+    in_time = env._frozen["judge"]
+    assert isinstance(in_time, functools.partial)
+    assert env._turns.images in in_time.args[0].args

@@ -5,14 +5,25 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import openai
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import BaseModel
 from tinker_cookbook.renderers import Message, Renderer
+from tinker_cookbook.rl.types import InitialObservationOverflow
 
 from evert import AgentClient, ChatAgentEnv
+from evert.bridge.base import default_renderer
 from evert.bridge.literals import MarkedTokenizer
-from evert.bridge.long_text import LONG_TEXT, LongTextError, check_text, check_tokens
-from evert.bridge.rendering import PromptRenderer, prompt_renderer
+from evert.bridge.long_text import (
+    LONG_TEXT,
+    LongTextError,
+    check_text,
+    check_tokens,
+    least_tokens,
+)
+from evert.bridge.rendering import PromptRenderer, prompt_renderer, with_tokenizer
 
 
 def user(text: str) -> dict[str, Any]:
@@ -194,3 +205,48 @@ def test_tokens_stand_for_some_characters_each() -> None:
     check_tokens(5, None)
     with pytest.raises(LongTextError):
         check_tokens(6, 20)
+
+
+# -- what must be too long -------------------------------------------------------------------------
+
+
+@given(
+    st.text(
+        st.one_of(st.sampled_from("  aeZ0.\u0301\u1100\u1161\n\t"), st.characters(codec="utf-8")),
+        max_size=400,
+    )
+)
+def test_no_prompt_has_fewer_tokens_than_is_said_of_it(text: str) -> None:
+    renderer = prompt_renderer(None)
+    message = Message(role="user", content=text)
+    assert least_tokens([message], renderer) <= len(renderer.full([renderer.escape(message)]))
+
+
+@pytest.mark.parametrize(("text", "least"), [("word " * 1000, 999), ("x" * 1600, 100)])
+def test_words_and_characters_say_how_long_a_prompt_is_at_least(text: str, least: int) -> None:
+    assert least_tokens([user(text)], prompt_renderer(None)) >= least
+
+
+def test_nothing_is_known_of_replies_and_of_renderers_that_may_hide_something() -> None:
+    class Hiding(type(default_renderer())):  # type: ignore[misc]
+        """Of somebody else's."""
+
+    hiding = with_tokenizer(default_renderer(), default_renderer().tokenizer)
+    hiding.__class__ = Hiding
+    assert least_tokens([user("word " * 1000)], PromptRenderer(hiding)) == 0
+    reply = {"role": "assistant", "content": "word " * 1000}
+    assert least_tokens([reply], prompt_renderer(None)) == 0
+
+
+async def test_what_must_be_too_long_is_refused_before_it_is_encoded(
+    encoded: Mapping[bool, list[int]],
+) -> None:
+    async def agent(client: AgentClient) -> float:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(messages=[user("word " * 100_000)])
+        assert refused.value.code == "context_length_exceeded"
+        return 1.0
+
+    env = ChatAgentEnv(agent, context_length=4096)
+    assert isinstance(await env.initial_observation(), InitialObservationOverflow)
+    assert max(map(max, encoded.values())) < 100_000

@@ -13,6 +13,7 @@
 import asyncio
 import itertools
 import pickle
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -38,7 +39,7 @@ from tinker_cookbook.rl.rollout_strategy import (
 from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 from tinker_cookbook.rl.types import EnvGroupBuilder, StopReason, Trajectory, Transition
 
-from evert.bridge.ahead import shortened
+from evert.bridge.ahead import Ahead, shortened
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import AgentError
 from evert.bridge.faces.client import AgentClient, BlockingAgentClient
@@ -728,3 +729,16 @@ async def test_envs_of_others_are_played_as_they_are() -> None:
     played = await do_parallel_rollout(policy, env())
 
     assert played.transitions == (await do_single_rollout(policy, env())).transitions
+
+
+async def test_a_sample_that_nobody_will_ask_for_is_forgotten() -> None:
+    ahead = Ahead(ScriptedPolicy(lambda prompt: "Fine."), 4)
+    stop: list[int] = []
+    begun = ahead.begin(tinker.ModelInput.from_ints([1]), stop, None, None)
+    sample = weakref.ref(await begun.task)
+    assert (await ahead(begun.observation, stop)) is sample()
+    begun = ahead.begin(tinker.ModelInput.from_ints([2]), stop, None, None)
+    sample = weakref.ref(await begun.task)
+    del begun
+    await asyncio.sleep(0)
+    assert sample() is None

@@ -1,6 +1,6 @@
 """The table: all rows, by who does wrong."""
 
-from tests.faults import behaving, groups, policies, raising, trainers
+from tests.faults import behaving, groups, policies, raising, starving, trainers
 
 TABLE = [
     *raising.FAULTS,
@@ -8,4 +8,5 @@ TABLE = [
     *policies.FAULTS,
     *trainers.FAULTS,
     *groups.FAULTS,
+    *starving.FAULTS,
 ]

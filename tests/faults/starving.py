@@ -1,0 +1,352 @@
+"""Agents that would keep the event loop or its threads for themselves: nobody else has to wait.
+
+Each row is watched (``stalls.py``): its trainer's line ends with the stall, if there was one.
+"""
+
+import asyncio
+import contextlib
+import threading
+from typing import Any
+
+from tests.faults import stalls
+from tests.faults.scene import Agent, Fault, Play, Scene, asking, line, rollout, tokens
+from tinker_cookbook.rl.rollout_limits import RolloutLimits
+from tinker_cookbook.rl.rollouts import do_single_rollout
+
+from evert import ChatAgentEnv, ScriptedPolicy
+
+MANY = 2000
+WORDS = "The quick brown fox. " * 100_000
+LETTERS = "a" * 2_000_000
+
+
+def watched(play: Play) -> Play:
+    """The same, which says if the event loop stood still."""
+
+    async def and_watch(scene: Scene) -> str:
+        async with stalls.watched() as stall:
+            try:
+                result = line(await play(scene))
+            except Exception as error:
+                result = line(error)
+        return result if stall.longest < stalls.LONGEST else f"{result}: {stall.longest:.2f} s"
+
+    return and_watch
+
+
+async def begun_and_closed(scene: Scene) -> list[object]:
+    """The rollout is given up while its first prompt is made."""
+    env = scene.env()
+    first = asyncio.create_task(env.initial_observation())
+    await asyncio.sleep(0.05)
+    await env.close()
+    return [(await asyncio.gather(first, return_exceptions=True))[0], "closed"]
+
+
+async def stepped_and_closed(scene: Scene) -> list[object]:
+    """One step, then the rollout is given up."""
+    env = scene.env()
+    await env.initial_observation()
+    taken = await env.step(tokens("Fine."))
+    await env.close()
+    return [taken, "closed"]
+
+
+async def beside_two_that_are_closed(scene: Scene) -> list[object]:
+    """Two are given up whose texts take seconds; a third has a text of its own to be rendered."""
+    closing = [asyncio.create_task(begun_and_closed(scene)) for _ in range(2)]
+    await asyncio.sleep(0.02)
+
+    async def third(client: Any) -> float:
+        await client.chat.completions.create(**asking("y " * 15_000))
+        return 1.0
+
+    env = ChatAgentEnv(third, agent_timeout=10.0)
+    result = await do_single_rollout(ScriptedPolicy(["Fine."]), env)
+    await asyncio.gather(*closing)
+    return [result]
+
+
+# -- who retries -----------------------------------------------------------------------------------
+
+
+def retrying(**fields: Any) -> Agent:
+    """An agent that makes the same call until all is over, whatever it gets."""
+
+    async def agent(client: Any, scene: Scene) -> float:
+        while not scene.over.is_set():
+            with contextlib.suppress(BaseException):
+                await client.chat.completions.create(**asking("Hi", **fields))
+        return 1.0
+
+    return agent
+
+
+def retrying_in_a_thread(**fields: Any) -> Agent:
+    """The same in a thread."""
+
+    def agent(client: Any, scene: Scene) -> float:
+        while not scene.over.is_set():
+            with contextlib.suppress(BaseException):
+                client.chat.completions.create(**asking("Hi", **fields))
+        return 1.0
+
+    return agent
+
+
+def persistent(**fields: Any) -> Agent:
+    """An agent that makes the same bad call again and again, until it is cancelled."""
+
+    async def agent(client: Any, scene: Scene) -> float:
+        while True:
+            with contextlib.suppress(Exception):
+                await client.chat.completions.create(**asking("Hi", **fields))
+
+    return agent
+
+
+async def persistent_with_an_sdk(client: Any, scene: Scene) -> float:
+    while True:
+        with contextlib.suppress(Exception):
+            await client.openai.chat.completions.create(**asking("Hi", model="policy", n=2))
+
+
+def persistent_in_a_thread(client: Any, scene: Scene) -> float:
+    while not scene.over.is_set():
+        with contextlib.suppress(Exception):
+            client.chat.completions.create(**asking("Hi", n=2))
+    return 1.0
+
+
+async def retries_in_new_tasks(client: Any, scene: Scene) -> float:
+    while not scene.over.is_set():
+        with contextlib.suppress(BaseException):
+            await asyncio.wait_for(client.chat.completions.create(**asking("Hi")), 10)
+    return 1.0
+
+
+async def asks_for_many_when_closed(client: Any, scene: Scene) -> float:
+    await scene.ask(client)
+    try:
+        await scene.ask(client)
+    finally:
+        calls = [client.chat.completions.create(**asking("Hi")) for _ in range(MANY)]
+        told = await asyncio.gather(*calls, return_exceptions=True)
+        scene.saw.append(f"{sum(isinstance(one, BaseException) for one in told)} refused")
+    return 1.0
+
+
+async def asks_for_many(client: Any, scene: Scene) -> float:
+    await scene.ask(client)
+    calls = [client.chat.completions.create(**asking("Hi", n=2)) for _ in range(MANY)]
+    told = await asyncio.gather(*calls, return_exceptions=True)
+    scene.saw.append(f"{sum(isinstance(one, Exception) for one in told)} refused")
+    return 1.0
+
+
+NEVER = "AgentTimeoutError: The agent … neither called the model nor ended within …"
+SHORT = {"agent_timeout": 0.3, "close_timeout": 0.1}
+TWO_TURNS = {"limits": RolloutLimits(max_turns=2), "close_timeout": 0.1}
+
+RETRIES = [
+    *(
+        Fault(
+            name=f"the agent makes its call for ever, {how}",
+            moment="after the end",
+            agent=agent,
+            play=watched(rollout),
+            trainer_sees="max_turns 0 in 2",
+            process_sees=left,
+            options=TWO_TURNS,
+        )
+        for how, agent, left in (
+            ("whatever it gets", retrying(), "nothing"),
+            ("each in a task of its own", retries_in_new_tasks, "nothing"),
+            ("in a thread", retrying_in_a_thread(), "1 thread"),
+        )
+    ),
+    *(
+        Fault(
+            name=f"the agent makes a bad call for ever, {how}",
+            moment="before the first call",
+            agent=agent,
+            play=watched(rollout),
+            trainer_sees=f"{NEVER}Its latest requests were refused: {why}…",
+            process_sees=left,
+            options={**SHORT, "models": {"judge": lambda messages: "Yes."}},
+        )
+        for how, agent, why, left in (
+            ("with n=2", persistent(n=2), "…'n'=2 is not supported", "nothing"),
+            ("with an SDK", persistent_with_an_sdk, "…'n'=2 is not supported", "nothing"),
+            ("in a thread", persistent_in_a_thread, "…'n'=2 is not supported", "1 thread"),
+            ("to no model", persistent(model="none"), "…'none'", "nothing"),
+        )
+    ),
+    Fault(
+        name="the agent makes two thousand calls at once",
+        moment="in close",
+        agent=asks_for_many_when_closed,
+        play=watched(stepped_and_closed),
+        trainer_sees="goes on; closed",
+        agent_sees=f"Fine.; CancelledError; {MANY} refused",
+        options={"close_timeout": 10.0},
+    ),
+    Fault(
+        name="the agent makes two thousand bad calls at once",
+        moment="between calls",
+        agent=asks_for_many,
+        play=watched(rollout),
+        trainer_sees="completed 1 in 1",
+        agent_sees=f"Fine.; {MANY} refused",
+    ),
+]
+
+
+# -- what is long ----------------------------------------------------------------------------------
+
+
+def sending(text: str) -> Agent:
+    """An agent that sends this, and less when it is too long."""
+
+    async def agent(client: Any, scene: Scene) -> float:
+        with contextlib.suppress(Exception):
+            await scene.ask(client, text)
+        await scene.ask(client)
+        return 1.0
+
+    return agent
+
+
+LONG = [
+    *(
+        Fault(
+            name=f"the agent sends two megabytes of {what}",
+            moment="before the first call",
+            agent=sending(text),
+            play=watched(rollout),
+            trainer_sees="completed 1 in 1",
+            agent_sees="BadRequestError context_length_exceeded; Fine.",
+            options={"context_length": 4096},
+        )
+        for what, text in (("words", WORDS), ("one letter", LETTERS))
+    ),
+    Fault(
+        name="the Env is closed while its prompt is made",
+        moment="in close",
+        agent=sending(WORDS),
+        play=watched(begun_and_closed),
+        trainer_sees="EnvClosedError: The environment was closed before its prompt.; closed",
+        agent_sees="…",
+    ),
+    Fault(
+        name="two Envs are closed whose prompts take seconds",
+        moment="in close",
+        agent=sending(WORDS),
+        play=watched(beside_two_that_are_closed),
+        trainer_sees="completed 1 in 1",
+        agent_sees="…",
+    ),
+]
+
+
+# -- what a thread leaves, and strings that lie ----------------------------------------------------
+
+
+class Slow:
+    """Is finalized when the event loop has had a turn."""
+
+    def __init__(self, scene: Scene, turn: threading.Event) -> None:
+        self._given = scene, turn
+
+    def __del__(self) -> None:
+        scene, turn = self._given
+        scene.saw.append("a turn" if turn.wait(10) else "no turn")
+
+
+def finalizes_slowly(client: Any, scene: Scene) -> float:
+    scene.ask_blocking(client)
+    local, turn = threading.local(), threading.Event()
+    scene.kept += [local, turn]
+    local.slow = Slow(scene, turn)
+    return 1.0
+
+
+async def with_a_turn(scene: Scene) -> object:
+    playing = asyncio.create_task(rollout(scene))
+    for _ in range(1000):
+        await asyncio.sleep(0.01)
+        if len(scene.kept) == 2:
+            break
+    await asyncio.sleep(0.1)  # its thread has come to its end
+    scene.kept[1].set()
+    return await playing
+
+
+class Unequal(str):
+    """Cannot be compared."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        raise ZeroDivisionError
+
+
+class Short(str):
+    """Says that it is short."""
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        return 1
+
+
+class Endless(str):
+    """Has no length."""
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        raise ZeroDivisionError
+
+
+def saying_twice(text: str) -> Agent:
+    """An agent whose two calls hold a string of its own kind."""
+
+    async def agent(client: Any, scene: Scene) -> float:
+        asked = asking(text)["messages"]
+        await scene.ask(client, text)
+        more = [*asked, {"role": "assistant", "content": "Fine."}, *asked]
+        await scene.ask(client, "", messages=more)
+        return 1.0
+
+    return agent
+
+
+LIES = [
+    Fault(
+        name="a thread's finalizer waits for the event loop",
+        moment="after its return",
+        agent=finalizes_slowly,
+        play=watched(with_a_turn),
+        trainer_sees="completed 1 in 1",
+        agent_sees="Fine.; a turn",
+    ),
+    *(
+        Fault(
+            name=f"the agent sends a string that {what}",
+            moment="between calls",
+            agent=saying_twice(text),
+            play=watched(rollout),
+            trainer_sees="completed 1 in 2",
+            agent_sees="Fine.; Fine.",
+        )
+        for what, text in (
+            ("cannot be compared", Unequal("Hi")),
+            ("says that it is short", Short("y " * 100_000)),
+            ("has no length", Endless("Hi")),
+        )
+    ),
+]
+
+FAULTS = [*RETRIES, *LONG, *LIES]
