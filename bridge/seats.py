@@ -38,6 +38,7 @@ from evert.bridge.errors import (
     EnvStateError,
     InvalidDatasetError,
     RewardError,
+    text_of,
 )
 from evert.bridge.inbox import Inbox
 from evert.bridge.models import FrozenModel
@@ -214,7 +215,9 @@ class _Table:
         self.seats = seats
         self.seed = seed
         self.taken: set[str] = set()
+        self.loop: asyncio.AbstractEventLoop | None = None  # of those who have taken theirs
         self.episode: Episode | None = None
+        self.problem: BaseException | None = None
         self._settled = asyncio.Event()
 
     @property
@@ -230,9 +233,14 @@ class _Table:
         """The episode and the seat's inbox, once all seats are taken.
 
         Raises:
-            EnvClosedError: The episode was given up before.
+            EnvClosedError: The episode was given up before, or its agent could not be started.
         """
         await self._settled.wait()
+        if self.problem is not None:
+            raise EnvClosedError(
+                f"The episode has no agent: it could not be started when the last seat was taken. "
+                f"{type(self.problem).__name__}: {text_of(self.problem)}"
+            ) from self.problem
         if self.episode is None:
             missing = [seat for seat in self.seats if seat not in self.taken]
             raise EnvClosedError(
@@ -287,13 +295,19 @@ class SeatEnv(ChatAgentEnv):
         """
         table = self.table
         table.taken.add(self.seat)
+        table.loop = loop = asyncio.get_running_loop()
         if table.may_begin:
             roles = [[seat_model(seat)] for seat in table.seats]
-            loop = asyncio.get_running_loop()
             made_of = self._form, loop, roles, self._frozen, table.seed
-            table.episode = new_episode(self._settings.traces, *made_of)
-            self._start(table.episode)
-            table.settle()
+            try:
+                episode = new_episode(self._settings.traces, *made_of)
+                self._start(episode)
+                table.episode = episode
+            except BaseException as error:
+                table.problem = error
+                raise
+            finally:
+                table.settle()
             self._group.begins(table)
         else:
             self._group.waits(self)
@@ -322,6 +336,10 @@ class SeatEnv(ChatAgentEnv):
 
     async def close(self) -> None:
         """Give the episode up, at every seat; see ``ChatAgentEnv.close``."""
+        loop = self.table.loop
+        if loop is not None and loop is not asyncio.get_running_loop() and loop.is_running():
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.close(), loop))
+            return
         self.table.settle()  # whoever waits for the others learns that it is over
         self._turns.episode = self._turns.episode or self.table.episode
         await super().close()

@@ -130,6 +130,8 @@ def install() -> None:
     if _is_installed:
         return
     with _lock:
+        if _is_installed:  # by another thread, meanwhile
+            return
         try:
             _patch_all()
         except BaseException:

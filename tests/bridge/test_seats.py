@@ -452,3 +452,30 @@ async def test_a_builder_serves_one_group_after_the_other() -> None:
     for _ in range(2):
         group = await do_group_rollout(builder, policy())
         assert len(group.trajectories_G) == 4
+
+
+async def test_seats_are_told_at_once_when_the_agent_cannot_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(env: SeatEnv, episode: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(SeatEnv, "_start", fails)
+    envs = seat_envs(duel, ["a", "b"], agent_timeout=100.0)
+    told = asyncio.gather(*(env.initial_observation() for env in envs), return_exceptions=True)
+    first, last = await asyncio.wait_for(told, 50)
+    assert isinstance(first, EnvClosedError)
+    assert "could not be started when the last seat was taken. RuntimeError: can't" in str(first)
+    assert isinstance(last, RuntimeError)
+    await asyncio.gather(*(env.close() for env in envs))
+
+
+async def test_a_seat_is_closed_from_another_event_loop() -> None:
+    first, second = seat_envs(duel, ["a", "b"])
+    waiting = asyncio.create_task(first.initial_observation())
+    await asyncio.sleep(0)
+    # asyncio's debug mode refuses what is not safe between threads
+    asyncio.get_running_loop().set_debug(True)
+    await asyncio.to_thread(asyncio.run, second.close())
+    with pytest.raises(EnvClosedError, match="given up before its agent began"):
+        await asyncio.wait_for(waiting, 50)

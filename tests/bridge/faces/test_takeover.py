@@ -1105,3 +1105,22 @@ async def test_evert_s_own_calls_to_a_model_of_the_policys_name_are_never_taken_
     assert reward(trajectory) == 1.0
     assert len(trajectory.transitions) == 1
     assert [body["messages"] for _, _, body in elsewhere.asked] == [messages("The secret is 7.")]
+
+
+def test_take_over_is_installed_once_by_however_many_threads() -> None:
+    takeover.remove()
+    before = len(sys.meta_path)
+    start = threading.Barrier(8)
+
+    def install() -> None:
+        start.wait()
+        takeover.install()
+
+    threads = [threading.Thread(target=install) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(sys.meta_path) <= before + 1
+    takeover.remove()
+    assert len(sys.meta_path) == before
