@@ -25,7 +25,7 @@ def register() -> Iterator[Callable[..., EnvSpec]]:
 
 
 @pytest.fixture
-def leftovers() -> Callable[[], dict[str, list[Any]]]:
+def leftovers() -> Callable[..., dict[str, list[Any]]]:
     """Threads and files that were not there when the test began; empty when there are none."""
     env = gymnasium.make("evert/Identity-v0")  # loads the tokenizer, whatever that opens
     env.reset()
@@ -33,18 +33,18 @@ def leftovers() -> Callable[[], dict[str, list[Any]]]:
     threads = set(threading.enumerate())
     files = _open_files()
 
-    def found() -> dict[str, list[Any]]:
-        deadline = time.monotonic() + 5.0  # what is just ending may end
+    def found(expected: dict[str, list[Any]] | None = None) -> dict[str, list[Any]]:
+        """What is left, as soon as it is what is expected (None: nothing), or after a while."""
+        deadline = time.monotonic() + 60.0  # what is just ending may end
         while True:
             gc.collect()
             new_threads = [t.name for t in threading.enumerate() if t not in threads]
             new_files = sorted(_open_files() - files)
-            left = {"threads": new_threads, "files": new_files}
-            if not (new_threads or new_files):
-                return {}
-            if time.monotonic() > deadline:
-                return {kind: names for kind, names in left.items() if names}
-            time.sleep(0.02)
+            named = {"threads": new_threads, "files": new_files}
+            left = {kind: names for kind, names in named.items() if names}
+            if left == (expected or {}) or time.monotonic() > deadline:
+                return left
+            time.sleep(0.5)  # a collection holds up the very threads that are to end
 
     return found
 

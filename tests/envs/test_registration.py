@@ -34,7 +34,7 @@ HEAVY = "('torch', 'tinker', 'tinker_cookbook', 'transformers', 'openai', 'rich'
 def python(code: str, *options: str) -> str:
     """What ``code`` prints in a process of its own, where every warning is an error."""
     command = [sys.executable, "-W", "error", *options, "-c", code]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     return result.stdout
