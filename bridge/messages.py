@@ -41,7 +41,6 @@ ROLES = {
 """Role an agent may use -> role the renderers know."""
 
 FinishReason = Literal["stop", "length", "tool_calls"]
-
 _plain = str.__str__  # without what a subclass of the agent's does when it is compared
 
 
@@ -201,8 +200,8 @@ def _read_tool_call(call: object, place: str) -> ToolCall:
         raise bad_request(
             f"{place}.function.arguments is no JSON ({error}): {arguments!r:.200}.", param=place
         ) from None
-    function = ToolCall.FunctionBody(name=_plain(name), arguments=_plain(arguments))
-    return ToolCall(id=call_id and _plain(call_id), function=function)
+    called = ToolCall.FunctionBody(name=_plain(name), arguments=_plain(arguments))
+    return ToolCall(id=call_id and _plain(call_id), function=called)
 
 
 def _read_tool_result(
@@ -211,8 +210,7 @@ def _read_tool_result(
     call_id = fields.get("tool_call_id")
     if call_id:
         result["tool_call_id"] = _plain(str(call_id))
-    name = fields.get("name") or tool_names.get(str(call_id))
-    if name:
+    if name := fields.get("name") or tool_names.get(str(call_id)):
         result["name"] = _plain(str(name))
 
 

@@ -220,8 +220,8 @@ class Turns:
         """
         check_tokens(len(turn.tokens), most)
         request = outstanding.call.request
-        ids, length = f"call-{self.account.turns - 1}", outstanding.conversation.length
-        opened = outstanding.conversation.opened
+        ids, here = f"call-{self.account.turns - 1}", outstanding.conversation
+        length, opened = here.length, here.opened
         reply, problem = read_action(
             turn.tokens,
             renderer,
@@ -383,11 +383,9 @@ class Turns:
             elsewhere = asyncio.run_coroutine_threadsafe(self._close(episode), episode.loop)
             ended = await asyncio.wrap_future(elsewhere)
         if not ended:
-            text = (
-                "The agent %s did not end within %s s of being cancelled; it is left behind. It "
-                "swallows cancellation, or blocks in a thread."
-            )
-            logger.error(text, self._agent, 2 * patience)
+            what = "It swallows cancellation, or blocks in a thread."
+            text = "The agent %s did not end within %s s of being cancelled; it is left behind. %s"
+            logger.error(text, self._agent, 2 * patience, what)
 
     async def _close(self, episode: Episode) -> bool:
         self.images.close()
