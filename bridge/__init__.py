@@ -49,7 +49,6 @@ Read in this order:
     heard.py         a renderer that remembers what it was asked to render
     cookbook_agent.py    an environment of the Cookbook's as an agent
     elsewhere.py     an agent whose calls somebody else answers
-    message_env.py   an agent as a MessageEnv of the Cookbook's
     seeds.py         seeds of episodes
     opponents.py     frozen models at seats: past checkpoints, players
     dialogue.py      a trajectory as what was told and said

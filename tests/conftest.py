@@ -18,7 +18,6 @@ COOKBOOK_CONTRACT = (
     "bridge/test_env.py",
     "bridge/test_group.py",
     "bridge/test_limits.py",
-    "bridge/test_message_env.py",
     "bridge/test_oracle.py",
     "bridge/test_rendering.py",
     "trainers/engine/test_cookbook.py",

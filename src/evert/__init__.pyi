@@ -38,7 +38,6 @@ from evert.bridge.group import ChatAgentGroupBuilder as ChatAgentGroupBuilder
 from evert.bridge.group_reward import PlayedGroup as PlayedGroup
 from evert.bridge.judging import judge_group as judge_group
 from evert.bridge.logprobs import SampledTokens as SampledTokens
-from evert.bridge.message_env import AgentMessageEnv as AgentMessageEnv
 from evert.bridge.models import RemoteModel as RemoteModel
 from evert.bridge.opponents import Against as Against
 from evert.bridge.opponents import League as League
