@@ -1,8 +1,8 @@
-"""What answers the agents' calls in a step of TRL's: the trainer's own model, or its vLLM.
+"""What answers the agents' calls in a step of TRL's: its own model, or its vLLM server.
 
-    use_vllm=False                 the embedded engine, from a copy of the trainer's present weights
-    use_vllm=True, mode server     the server's ``/v1/completions``, with token ids
-    use_vllm=True, mode colocate   the ``vllm.LLM`` inside the trainer's process (``colocated.py``)
+    use_vllm=False                the embedded engine, from a copy of the trainer's present weights
+    use_vllm=True, mode server    the server's ``/v1/completions``, with token ids
+    use_vllm=True, mode colocate  refused: agents ask one by one, and its ``vllm.LLM`` in batches
 
 TRL's own generation serves a single turn of a whole batch; agents ask one by one, each with a cap
 and stops of its own. With vLLM, TRL has brought the weights up to date before it asks for rollouts.
@@ -20,10 +20,13 @@ from evert.trainers.engine.clients.sampling_client import model_client
 from evert.trainers.engine.engine import Engine
 from evert.trainers.engine.models.base_models import context_length
 from evert.trainers.serving.client import ServedSamplingClient
-from evert.trainers.trl.colocated import ColocatedPolicy, colocated_thread
 
 SERVER_SECONDS = 3600.0
 """For one reply: a server may have more to do than its own share of time."""
+SERVER_COMMAND = (
+    "`VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs "
+    """--weight-transfer-config '{"backend": "nccl"}'`"""
+)
 NEUTRAL = {
     "top_p": (1.0,),
     "top_k": (0, -1, None),
@@ -77,14 +80,9 @@ def sampling(trainer: Any, engine: Engine, number: int) -> Iterator[Sampling]:
             yield Sampling(TinkerTokenCompleter(client, **how), room, trainer.temperature == 1)
         finally:
             client.sampler.close()
-    elif trainer.vllm_mode == "server":
+    else:
         client = ServedSamplingClient(*_server(trainer), timeout=SERVER_SECONDS)
         yield Sampling(TinkerTokenCompleter(client, **how), room, True)
-    else:
-        llm = trainer.vllm_generation.llm
-        with colocated_thread(trainer.accelerator.device) as thread:
-            policy = ColocatedPolicy(llm, thread, **how)
-            yield Sampling(policy, min(room, llm.llm_engine.model_config.max_model_len), True)
 
 
 def _server(trainer: Any) -> tuple[str, str]:
@@ -116,13 +114,12 @@ def check(trainer: Any) -> None:
     if not trainer.use_vllm and kind in SHARDED:
         raise UsageError(
             f"The trainer's weights are spread over processes ({kind}), and each process here "
-            "samples from a copy of them all; expected one process, or DDP. Set use_vllm=True."
+            "samples from a copy of them all; expected one process, or DDP. Set use_vllm=True, "
+            "vllm_mode='server'."
         )
-    if trainer.use_vllm and trainer.vllm_mode == "colocate":
-        vllm = trainer.vllm_generation
-        if vllm.tensor_parallel_size != 1 or vllm.enable_sleep_mode:
-            raise UsageError(
-                f"The trainer's vLLM has tensor_parallel_size={vllm.tensor_parallel_size} and "
-                f"enable_sleep_mode={vllm.enable_sleep_mode}; expected 1 and False: agents ask it "
-                "at times of their own. Change both, or use vllm_mode='server'."
-            )
+    if trainer.use_vllm and trainer.vllm_mode != "server":
+        raise UsageError(
+            f"GRPOConfig has use_vllm=True, vllm_mode={trainer.vllm_mode!r}; expected 'server': "
+            f"agents ask one by one. On a GPU of its own start {SERVER_COMMAND}, and set "
+            "vllm_mode='server', vllm_server_base_url='http://HOST:8000'."
+        )

@@ -1,19 +1,16 @@
 """Rollouts for TRL, with a stand-in for its trainer; ``tests/other_trainers/`` has the real one.
 
-1. The engine, a vLLM server and a vLLM in the process give the same rows of the same weights. No
-   real vLLM was met: the server is ours, in vLLM's shape, and the other one is a stand-in.
+1. The engine and a vLLM server give the same rows of the same weights. No real vLLM was met: the
+   server is ours, in vLLM's shape.
 2. What cannot be followed is refused, with what to change.
 3. An error of the sampler's is raised, and every Env is closed.
 """
 
-import sys
 from collections.abc import Iterator
-from concurrent.futures import Future
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import tinker
 import torch
 from aiohttp import web
 
@@ -26,6 +23,7 @@ from evert.trainers.engine.clients.sampling_client import SamplingClient, model_
 from evert.trainers.engine.engine import Engine
 from evert.trainers.engine.models.base_models import load_model
 from evert.trainers.engine.models.loading import EngineSettings
+from evert.trainers.serving.errors import NotServedError
 from evert.trainers.serving.service import PolicyService
 from evert.trainers.trl.rollouts import Rollouts
 from evert.trl import Rollouts as PublicRollouts
@@ -93,67 +91,6 @@ class VLLMServer(PolicyService):
         return await send(request, whole(await self._answer(request)))
 
 
-class StandInLLM:
-    """A ``vllm.LLM`` that samples with the embedded engine."""
-
-    def __init__(self, client: SamplingClient) -> None:
-        self.batches: list[int] = []
-        self.threads: set[str] = set()
-        self.llm_engine = SimpleNamespace(model_config=SimpleNamespace(max_model_len=512))
-        self._sampler = client.sampler
-
-    def generate(
-        self, prompts: list[Any], sampling_params: list[Any], use_tqdm: bool
-    ) -> list[SimpleNamespace]:
-        assert not use_tqdm
-        self.batches.append(len(prompts))
-        asked = [
-            self._sampler.sample(prompt["prompt_token_ids"], 1, params.as_tinker())
-            for prompt, params in zip(prompts, sampling_params, strict=True)
-        ]
-        return [self._output(future) for future in asked]
-
-    def _output(self, future: "Future[list[tinker.SampledSequence]]") -> SimpleNamespace:
-        [reply] = future.result()
-        logprobs = [
-            {token: SimpleNamespace(logprob=logprob)}
-            for token, logprob in zip(reply.tokens, reply.logprobs or [], strict=True)
-        ]
-        output = SimpleNamespace(
-            token_ids=reply.tokens, logprobs=logprobs, finish_reason=reply.stop_reason
-        )
-        return SimpleNamespace(outputs=[output])
-
-
-class SamplingParams(SimpleNamespace):
-    """vLLM's, as far as they are used."""
-
-    def as_tinker(self) -> tinker.SamplingParams:
-        assert self.ignore_eos
-        assert self.logprobs == 0
-        return tinker.SamplingParams(
-            max_tokens=self.max_tokens, temperature=self.temperature, stop=self.stop_token_ids
-        )
-
-
-@pytest.fixture
-def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("vllm")
-    vars(module)["SamplingParams"] = SamplingParams
-    monkeypatch.setitem(sys.modules, "vllm", module)
-
-
-@pytest.fixture
-def colocated(trainer: SimpleNamespace, own: SamplingClient, vllm: None) -> StandInLLM:
-    """The vLLM inside the trainer's process."""
-    llm = StandInLLM(own)
-    trainer.use_vllm, trainer.vllm_mode = True, "colocate"
-    trainer.vllm_generation = SimpleNamespace(
-        llm=llm, tensor_parallel_size=1, enable_sleep_mode=False
-    )
-    return llm
-
-
 @pytest.fixture
 def server(trainer: SimpleNamespace, own: SamplingClient) -> Iterator[VLLMServer]:
     """The vLLM server of a trainer."""
@@ -190,18 +127,8 @@ def test_a_process_that_is_not_the_first_asks_the_server_for_the_trainers_model(
     assert len(rollouts()(NUMBERS, trainer)["completion_ids"]) == len(NUMBERS)
 
 
-def test_a_colocated_vllm_gives_the_rows_that_the_engine_gives(
-    trainer: SimpleNamespace, request: pytest.FixtureRequest
-) -> None:
-    ours = rollouts()(NUMBERS, trainer)
-    llm = request.getfixturevalue("colocated")
-
-    check_same(rollouts()(NUMBERS, trainer), ours)
-    assert llm.batches == [len(NUMBERS)]  # asked for at the same time, generated together
-
-
 def test_vllms_log_probabilities_are_kept_at_every_temperature(
-    trainer: SimpleNamespace, colocated: StandInLLM
+    trainer: SimpleNamespace, server: VLLMServer
 ) -> None:
     """TRL has vLLM report those of the distribution that it draws from."""
     trainer.temperature = 0.5
@@ -210,7 +137,7 @@ def test_vllms_log_probabilities_are_kept_at_every_temperature(
 
 
 def test_what_vllm_raises_is_raised_and_every_env_is_closed(
-    trainer: SimpleNamespace, colocated: StandInLLM, monkeypatch: pytest.MonkeyPatch
+    trainer: SimpleNamespace, server: VLLMServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed = set()
     close = ChatAgentEnv.close
@@ -219,27 +146,22 @@ def test_what_vllm_raises_is_raised_and_every_env_is_closed(
         closed.add(env)
         await close(env)
 
-    def broken(*args: Any, **options: Any) -> Any:
-        raise RuntimeError("out of memory")
-
     monkeypatch.setattr(ChatAgentEnv, "close", counted)
-    monkeypatch.setattr(colocated, "generate", broken)
+    trainer.vllm_generation.vllm_client.model = "another-model"
 
-    with pytest.raises(RuntimeError, match="out of memory"):
+    with pytest.raises(NotServedError, match="another-model"):
         rollouts()(NUMBERS, trainer)
 
     assert len(closed) == len(NUMBERS)
 
 
-@pytest.mark.parametrize(
-    "setting", [{"tensor_parallel_size": 2}, {"enable_sleep_mode": True}], ids=str
-)
-def test_a_vllm_that_cannot_be_asked_at_any_time_is_refused(
-    setting: dict[str, Any], trainer: SimpleNamespace, colocated: StandInLLM
-) -> None:
-    vars(trainer.vllm_generation).update(setting)
+def test_a_vllm_in_the_trainers_process_is_refused(trainer: SimpleNamespace) -> None:
+    """TRL makes one where ``vllm_mode`` is left out."""
+    trainer.use_vllm = True
 
-    with pytest.raises(UsageError, match="use vllm_mode='server'"):
+    with pytest.raises(
+        UsageError, match=r"vllm_mode='colocate'.*start `.*vllm serve.*and set vllm_mode='server'"
+    ):
         rollouts()(NUMBERS, trainer)
 
 
@@ -247,7 +169,7 @@ def test_a_vllm_that_cannot_be_asked_at_any_time_is_refused(
 def test_weights_that_no_process_has_whole_are_refused(kind: str, trainer: SimpleNamespace) -> None:
     trainer.accelerator.distributed_type = f"DistributedType.{kind}"
 
-    with pytest.raises(UsageError, match=f"{kind}.*Set use_vllm=True"):
+    with pytest.raises(UsageError, match=f"{kind}.*Set use_vllm=True, vllm_mode='server'"):
         rollouts()(NUMBERS, trainer)
 
 
