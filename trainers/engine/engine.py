@@ -13,7 +13,6 @@ checkpoints are in the folders of those names; the engine's settings are in ``mo
 
 import logging
 import time
-import uuid
 import weakref
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -28,7 +27,7 @@ import torch
 
 from evert.bridge.base import register_base_tokenizers
 from evert.trainers.engine.errors import CheckpointError, EngineClosedError
-from evert.trainers.engine.installing import Swap, cpu_threads, reading_handles, swapped
+from evert.trainers.engine.installing import Swap, cpu_threads, swapped
 from evert.trainers.engine.models.base_models import (
     context_length,
     end_tokens,
@@ -80,8 +79,6 @@ class Engine:
         self.loader = ThreadPoolExecutor(1, thread_name_prefix="evert-loader")
         self.eyes = ThreadPoolExecutor(1, thread_name_prefix="evert-eyes")
         """Reads the images of prompts, one after the other: their order is kept."""
-        self.session_id = f"embedded-{uuid.uuid4().hex[:12]}"
-        """What the SDK calls a session: all that one engine serves."""
         self.asked_for: set[str] = set()
         """Base models that somebody trains or samples."""
         self._occasions: Counter[int] = Counter()
@@ -323,7 +320,7 @@ def embedded_engine(
 @contextmanager
 def _in_use(engine: Engine) -> Iterator[Engine]:
     register_base_tokenizers()
-    with swapped(_swaps(engine)), reading_handles(), tokenizers(engine.stand_ins):
+    with swapped(_swaps(engine)), tokenizers(engine.stand_ins):
         logger.info(
             "evert's embedded engine is in use on %s; checkpoints go to %s and nothing leaves "
             "this machine.",

@@ -1,8 +1,7 @@
 """What is different in this process inside a block: names of others that are ours, threads.
 
-swapped            classes and functions replaced in every module that holds them
-reading_handles    the SDK's sampling client reads the engine's handles
-cpu_threads        how many threads PyTorch computes with
+swapped        classes and functions replaced in every module that holds them
+cpu_threads    how many threads PyTorch computes with
 """
 
 import sys
@@ -10,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import tinker
 import torch
 
 Swap = tuple[str, Any, Any]
@@ -34,23 +32,6 @@ def _swap_everywhere(name: str, old: Any, new: Any) -> None:
     for module in list(sys.modules.values()):
         if getattr(module, "__dict__", {}).get(name) is old:
             setattr(module, name, new)
-
-
-@contextmanager
-def reading_handles() -> Iterator[None]:
-    """Have ``tinker.SamplingClient.from_sampler_handle`` read the engine's handles.
-
-    The class keeps its name: the futures of sampling clients are the SDK's own, and are of it.
-    """
-    from evert.trainers.engine.clients.sampling_client import SamplingClient
-
-    theirs: Any = tinker.SamplingClient
-    before = vars(theirs)["from_sampler_handle"]
-    theirs.from_sampler_handle = staticmethod(SamplingClient.from_sampler_handle)
-    try:
-        yield
-    finally:
-        theirs.from_sampler_handle = before
 
 
 @contextmanager

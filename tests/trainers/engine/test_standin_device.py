@@ -241,14 +241,14 @@ def score(scene: Scene) -> list[Any]:
     targets = types.TensorData.from_torch(torch.full((len(ROWS[2]) - 1, 2), 5))
     told = scene.sampler.sample(
         given(ROWS[2]), 1, how(max_tokens=3),
-        include_prompt_logprobs=True, topk_prompt_logprobs=3, topk_sample_logprobs=2,
-        prompt_alt_tokens_k=2, target_prompt_logprobs=targets,
+        include_prompt_logprobs=True, topk_prompt_logprobs=3, target_prompt_logprobs=targets,
     ).result()  # fmt: skip
     found = [future.result()[1:] for future in asked] + [last.result()[-4:]]
-    found += [told.topk_prompt_logprobs_np.logprobs[1:], told.target_prompt_logprobs.to_numpy()]
-    drawn = told.prompt_alt_tokens
-    assert drawn is not None
-    return found + ([drawn.tokens.to_numpy()] if scene.exact else [])
+    return [
+        *found,
+        told.topk_prompt_logprobs_np.logprobs[1:],
+        told.target_prompt_logprobs.to_numpy(),
+    ]
 
 
 def go_on_from_a_checkpoint(scene: Scene) -> list[Any]:

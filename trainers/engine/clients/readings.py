@@ -3,7 +3,6 @@
     prompt_logprobs          how likely each token was
     topk_prompt_logprobs     the k likeliest tokens in the place of each
     target_prompt_logprobs   how likely named tokens would have been there
-    prompt_alt_tokens        tokens drawn there in the place of what is given
 
 Each is read while the logits are there (``scoring.py``): the prompt goes through the model once for
 all of them, and what is remembered of it not at all. Log-probabilities are the model's own, at
@@ -14,7 +13,7 @@ Shapes: N tokens read at once, V vocabulary, T tokens of the prompt, K values a 
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -24,9 +23,8 @@ from tinker import types
 from tinker.types.topk_logprobs import MASK_LOGPROB, TopkLogprobs
 from torch import Tensor
 
-from evert.trainers.engine.clients.futures import chain, finished, together
+from evert.trainers.engine.clients.futures import chain, finished
 from evert.trainers.engine.errors import SamplingRequestError
-from evert.trainers.engine.sampling.drawing import stream_key, uniforms
 from evert.trainers.engine.sampling.scoring import Read, log_probabilities
 
 Score = Callable[[Sequence[int], int | None, Read], "Future[list[Any]]"]
@@ -35,15 +33,13 @@ Score = Callable[[Sequence[int], int | None, Read], "Future[list[Any]]"]
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a request asks of its prompt, and of what is sampled after it."""
+    """What a request asks of its prompt."""
 
     logprobs: bool = False
     topk: int = 0
     targets: types.TensorData | None = None
     """[T - 1, K] int64, -1 for none; dense or sparse."""
-    alternatives: int = 0
     last_n: int | None = None
-    topk_sampled: int = 0
 
     def check(self, length: int) -> None:
         """Check that a prompt of so many tokens can be asked for it.
@@ -51,13 +47,10 @@ class Wanted:
         Raises:
             SamplingRequestError: A number is out of range, or targets have another shape.
         """
-        for name, count in (
-            ("topk_prompt_logprobs", self.topk),
-            ("topk_sample_logprobs", self.topk_sampled),
-            ("prompt_alt_tokens_k", self.alternatives),
-        ):
-            if count < 0:
-                raise SamplingRequestError(f"{name} is {count}; expected 0 (none) or more.")
+        if self.topk < 0:
+            raise SamplingRequestError(
+                f"topk_prompt_logprobs is {self.topk}; expected 0 (none) or more."
+            )
         check_last_n(self.last_n, length)
         if self.last_n is not None and not self.logprobs:
             raise SamplingRequestError(
@@ -90,17 +83,13 @@ def check_last_n(last_n: int | None, length: int) -> None:
         )
 
 
-def prompt_parts(
-    score: Score, tokens: Sequence[int], wanted: Wanted, temperature: float, stream: int
-) -> "dict[str, Future[Any]]":
+def prompt_parts(score: Score, tokens: Sequence[int], wanted: Wanted) -> "dict[str, Future[Any]]":
     """Ask for what is wanted of a prompt.
 
     Args:
         score: The sampler's.
         tokens: The prompt.
         wanted: Already checked.
-        temperature: At which alternatives are drawn.
-        stream: Key of their random numbers.
 
     Returns:
         Fields of a ``SampleResponse``.
@@ -110,16 +99,15 @@ def prompt_parts(
         found = score(tokens, wanted.last_n, log_probabilities)
         parts["prompt_logprobs_np"] = _then(found, lambda v: np.array(v, dtype=np.float32))
     if wanted.topk:
-        parts["topk_prompt_logprobs_np"] = topk(score, tokens, wanted.last_n, wanted.topk)
+        parts["topk_prompt_logprobs_np"] = _topk(score, tokens, wanted.last_n, wanted.topk)
     if wanted.targets is not None:
         parts["target_prompt_logprobs"] = _Targets(wanted.targets).ask(score, tokens)
-    if wanted.alternatives:
-        read = _Alternatives(wanted.alternatives, temperature, stream)
-        parts["prompt_alt_tokens"] = _then(score(tokens, None, read), read.joined)
     return parts
 
 
-def topk(score: Score, tokens: Sequence[int], last_n: int | None, k: int) -> "Future[TopkLogprobs]":
+def _topk(
+    score: Score, tokens: Sequence[int], last_n: int | None, k: int
+) -> "Future[TopkLogprobs]":
     """The k likeliest tokens in the place of each, the likeliest first; for the last n alone."""
 
     def joined(rows: list[Any]) -> TopkLogprobs:
@@ -131,25 +119,6 @@ def topk(score: Score, tokens: Sequence[int], last_n: int | None, k: int) -> "Fu
         return TopkLogprobs(ids, logprobs)
 
     return _then(score(tokens, last_n, _likeliest(k)), joined)
-
-
-def with_topk(
-    score: Score, prompt: list[int], sequences: Sequence[types.SampledSequence], k: int
-) -> "Future[list[types.SampledSequence]]":
-    """The same sequences, with the likeliest tokens in the place of each that was drawn."""
-    found = together([topk(score, prompt + each.tokens, len(each.tokens), k) for each in sequences])
-
-    def joined(rows: list[TopkLogprobs]) -> list[types.SampledSequence]:
-        return [
-            replace(each, topk_logprobs_np=_last(row, len(each.tokens)))
-            for each, row in zip(sequences, rows, strict=True)
-        ]
-
-    return chain(found, lambda rows: finished(joined(rows)).future())
-
-
-def _last(rows: TopkLogprobs, count: int) -> TopkLogprobs:
-    return TopkLogprobs(rows.token_ids[-count:], rows.logprobs[-count:])
 
 
 @cache
@@ -218,38 +187,6 @@ def _laid_out(dense: Tensor, like: types.TensorData) -> types.TensorData:
         sparse_crow_indices=like.sparse_crow_indices,
         sparse_col_indices=like.sparse_col_indices,
     )
-
-
-class _Alternatives:
-    """Draws k tokens in the place of each, from one random stream for each of the k."""
-
-    def __init__(self, k: int, temperature: float, stream: int) -> None:
-        self._temperature = temperature
-        self._keys = np.array([stream_key(stream, j) for j in range(k)], dtype=np.uint64)
-
-    def __call__(self, logits: Tensor, tokens: np.ndarray, places: np.ndarray) -> Sequence[Any]:
-        logprobs = torch.log_softmax(logits, dim=-1)
-        if self._temperature == 0:
-            drawn = logprobs.argmax(dim=-1, keepdim=True).expand(-1, len(self._keys))
-        else:
-            # float64: a float32 running sum over a large vocabulary loses the rare tokens.
-            shaped = torch.softmax(logprobs.double() / self._temperature, dim=-1).cumsum(dim=-1)
-            steps = np.repeat(places.astype(np.uint64), len(self._keys))
-            numbers = uniforms(np.tile(self._keys, len(places)), steps).reshape(len(places), -1)
-            target = torch.from_numpy(numbers).to(shaped.device) * shaped[:, -1:]
-            drawn = torch.searchsorted(shaped, target, right=True).clamp_(max=logits.shape[1] - 1)
-        found = logprobs.gather(1, drawn)
-        return list(zip(drawn.cpu().unbind(), found.cpu().unbind(), strict=True))
-
-    def joined(self, rows: list[Any]) -> types.PromptAltTokens:
-        """The draws of all tokens but the first, before which there is nothing to draw from."""
-        shape = (len(rows) - 1, len(self._keys))
-        ids, logprobs = torch.zeros(shape, dtype=torch.long), torch.zeros(shape)
-        for i, (row, values) in enumerate(rows[1:]):
-            ids[i], logprobs[i] = row, values
-        return types.PromptAltTokens(
-            types.TensorData.from_torch(ids), types.TensorData.from_torch(logprobs)
-        )
 
 
 def _then(found: "Future[list[Any]]", make: Callable[[list[Any]], Any]) -> "Future[Any]":

@@ -1,4 +1,4 @@
-"""The REST client: runs and checkpoints listed, described, located, kept longer, copied, deleted.
+"""The REST client: runs and checkpoints listed, described, located, kept longer, deleted.
 
 All of it comes from the engine's folder (``catalog.py``). What needs accounts, sessions or a bill
 is refused, with what to do instead.
@@ -28,7 +28,15 @@ _NOT_PUBLIC = (
     "get_external_weights_urls(path) lists the files."
 )
 
+NO_COPY = (
+    "it has no projects. create_training_client_from_state_with_optimizer(path) starts a run of "
+    "its own, and get_external_weights_urls(path) lists the files."
+)
+
 REFUSED = {
+    "copy_weights": NO_COPY,
+    "get_weights_info_by_tinker_path": "it has one answer for both. "
+    "get_training_run_by_tinker_path(path) has the base model and the adapter's rank.",
     "get_audit_log": "it keeps no log of who did what. Ask the hosted service.",
     "publish_checkpoint_from_tinker_path": _NOT_PUBLIC,
     "unpublish_checkpoint_from_tinker_path": _NOT_PUBLIC,
@@ -126,20 +134,6 @@ class RestClient:
 
         return settled(listed)
 
-    def get_weights_info_by_tinker_path(
-        self, tinker_path: str
-    ) -> AwaitableConcurrentFuture[types.WeightsInfoResponse]:
-        """What it takes to load a checkpoint: its base and its adapter's rank."""
-
-        def described() -> types.WeightsInfoResponse:
-            info = self._store.info(tinker_path)
-            rank = info.lora_rank
-            return types.WeightsInfoResponse(
-                base_model=info.base_model, is_lora=rank is not None, lora_rank=rank
-            )
-
-        return settled(described)
-
     def get_external_weights_urls(
         self, tinker_path: str
     ) -> AwaitableConcurrentFuture[types.ExternalWeightsUrlsResponse]:
@@ -151,17 +145,6 @@ class RestClient:
     ) -> AwaitableConcurrentFuture[None]:
         """Write down when a checkpoint expires; None for never. Nothing is deleted by itself."""
         return settled(self._keep, tinker_path, ttl_seconds)
-
-    def copy_weights(
-        self,
-        path: str,
-        destination_project_id: str | None = None,
-        *,
-        ttl_seconds: int | None = None,
-        weights_access_token: str | None = None,
-    ) -> AwaitableConcurrentFuture[str]:
-        """Copy a checkpoint into a run of its own; there are no projects to choose from."""
-        return settled(catalog.copy, self._store, path, ttl_seconds)
 
     def delete_checkpoint(
         self, training_run_id: str, checkpoint_id: str

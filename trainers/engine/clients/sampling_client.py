@@ -6,38 +6,29 @@ from disk, where they are written the moment somebody pickles a client that had 
 """
 
 import asyncio
-import base64
 import itertools
-import json
 import os
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
+import tinker
 from tinker import types
 from tinker.lib.backcompat_concurrent_future import _AwaitableFutureCompatWrapper
 from tinker.lib.public_interfaces.api_future import APIFuture
 
-from evert.trainers.engine.clients.futures import Ready, chain, finished, together
-from evert.trainers.engine.clients.readings import (
-    Score,
-    Wanted,
-    check_last_n,
-    prompt_parts,
-    with_topk,
-)
+from evert.trainers.engine.clients.futures import Ready, chain, finished, refusing, together
+from evert.trainers.engine.clients.readings import Score, Wanted, check_last_n, prompt_parts
 from evert.trainers.engine.engine import Engine
 from evert.trainers.engine.errors import SamplingRequestError, UnsupportedError
 from evert.trainers.engine.models.base_models import load_tokenizer
 from evert.trainers.engine.models.loading import EngineSettings
 from evert.trainers.engine.models.pictures import PictureReader, Row, is_text
-from evert.trainers.engine.sampling.drawing import stream_key
 from evert.trainers.engine.sampling.sampler import Sampler
 from evert.trainers.engine.sampling.scoring import Read, log_probabilities
 from evert.trainers.engine.training.provenance import recorded
@@ -47,6 +38,21 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+
+_NO_HANDLES = "it has no handles. Pickle the client: a copy samples from the same weights."
+
+REFUSED = {
+    "create": "it has no connection. Use ServiceClient.create_sampling_client.",
+    "from_sampler_handle": _NO_HANDLES,
+    "get_sampler_handle": _NO_HANDLES,
+}
+"""Methods of the SDK's client that the engine cannot serve: why, and what to do."""
+
+REFUSED_OPTIONS = {
+    "topk_sample_logprobs": "Ask for topk_prompt_logprobs of the prompt and its reply together",
+    "prompt_alt_tokens_k": "Sample one token after each beginning of the prompt",
+}
+"""Options of ``sample`` that the engine does not have: what to do instead."""
 
 
 class Source:
@@ -88,6 +94,7 @@ class _Pickled:
     records: bool
 
 
+@refusing(tinker.SamplingClient, REFUSED)
 class SamplingClient(Ready):
     """Frozen weights to sample from.
 
@@ -120,7 +127,6 @@ class SamplingClient(Ready):
         self._source = source
         self._key = next(_client_numbers)
         self._copies = itertools.count(1)
-        self._asked = itertools.count()
         _clients[self._key] = self
 
     def sample(
@@ -140,22 +146,20 @@ class SamplingClient(Ready):
         Raises:
             SamplingRequestError: A prompt that the model does not take, or options out of range;
                 the future has what is found out once its images are read.
+            UnsupportedError: An option of ``REFUSED_OPTIONS``.
         """
+        _check_options(
+            topk_sample_logprobs=topk_sample_logprobs, prompt_alt_tokens_k=prompt_alt_tokens_k
+        )
         wanted = Wanted(
             include_prompt_logprobs,
             topk_prompt_logprobs,
             target_prompt_logprobs,
-            prompt_alt_tokens_k,
             prompt_logprobs_last_n,
-            topk_sample_logprobs,
         )
         return self._read(
             prompt, lambda row: self._sample(row, num_samples, sampling_params, wanted)
         )
-
-    async def sample_async(self, *args: Any, **kwargs: Any) -> types.SampleResponse:
-        """See ``sample``."""
-        return await self.sample(*args, **kwargs).result_async()
 
     def compute_logprobs(
         self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
@@ -168,12 +172,6 @@ class SamplingClient(Ready):
 
         return self._read(prompt, ask)
 
-    async def compute_logprobs_async(
-        self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
-    ) -> list[float | None]:
-        """See ``compute_logprobs``."""
-        return await self.compute_logprobs(prompt, prompt_logprobs_last_n).result_async()
-
     def get_tokenizer(self) -> "PreTrainedTokenizerBase":
         """The model's tokenizer."""
         return load_tokenizer(self._base_model)
@@ -181,36 +179,6 @@ class SamplingClient(Ready):
     def get_base_model(self) -> str:
         """The base model's name."""
         return self._base_model
-
-    async def get_base_model_async(self) -> str:
-        """See ``get_base_model``."""
-        return self._base_model
-
-    def get_sampler_handle(self) -> str:
-        """A text that ``from_sampler_handle`` makes a client of, in any process of this machine."""
-        state = asdict(self._state())
-        return base64.urlsafe_b64encode(json.dumps(state, default=str).encode()).decode()
-
-    @staticmethod
-    def from_sampler_handle(handle: str, *, api_key: str | None = None) -> "SamplingClient":
-        """The client behind a handle; see ``get_sampler_handle``.
-
-        Raises:
-            SamplingRequestError: It is no handle of the embedded engine's.
-        """
-        return _unpickle(_read_handle(handle))
-
-    @staticmethod
-    def create(*args: Any, **kwargs: Any) -> NoReturn:
-        """The SDK's own constructor, over a connection to the service.
-
-        Raises:
-            UnsupportedError: Always.
-        """
-        raise UnsupportedError(
-            "SamplingClient.create was called on evert's embedded engine, which has no connection. "
-            "Use ServiceClient.create_sampling_client."
-        )
 
     def on_queue_state_change(self, queue_state: Any, queue_state_reason: str | None) -> None:
         """Nothing: requests wait for this machine alone."""
@@ -258,19 +226,12 @@ class SamplingClient(Ready):
         self, row: Row, num_samples: int, params: types.SamplingParams, wanted: Wanted
     ) -> "Future[types.SampleResponse]":
         wanted.check(len(row.ids))
-        score = self._scored(row)
         replies = chain(
             self._sampler,
             lambda sampler: sampler.sample(row.ids, num_samples, params, row.pictures),
         )
-        read = replies
-        if wanted.topk_sampled:
-            read = chain(
-                replies, lambda found: with_topk(score, row.ids, found, wanted.topk_sampled)
-            )
-        stream = self._stream(params) if wanted.alternatives else 0
-        parts = prompt_parts(score, row.ids, wanted, params.temperature, stream)
-        answer = chain(read, lambda found: self._respond(found, parts))
+        parts = prompt_parts(self._scored(row), row.ids, wanted)
+        answer = chain(replies, lambda found: self._respond(found, parts))
         answer.add_done_callback(lambda _: replies.cancel())  # who gives it up wants no replies
         return answer
 
@@ -283,12 +244,6 @@ class SamplingClient(Ready):
             )
 
         return score
-
-    def _stream(self, params: types.SamplingParams) -> int:
-        """Key of the random numbers that alternatives to a prompt's tokens are drawn with."""
-        if params.seed is not None:
-            return stream_key(b"alternatives", params.seed)
-        return stream_key(b"alternatives", self._engine.settings.seed, next(self._asked))
 
     def _respond(
         self, sequences: Sequence[types.SampledSequence], parts: "dict[str, Future[Any]]"
@@ -321,21 +276,6 @@ def _unpickle(state: _Pickled) -> SamplingClient:
         while len(_guests) > _MAX_GUESTS:
             _guests.popitem(last=False)
     return guest
-
-
-def _read_handle(handle: str) -> _Pickled:
-    try:
-        state = json.loads(base64.urlsafe_b64decode(handle))
-        settings = state["settings"]
-        if settings["dtype"] is not None:
-            settings["dtype"] = getattr(torch, settings["dtype"].removeprefix("torch."))
-        state |= {"settings": EngineSettings(**settings), "root": Path(state["root"])}
-        return _Pickled(**state)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise SamplingRequestError(
-            f"{handle[:40]!r}... is no handle of an embedded engine's sampler ({error!r}). Pass "
-            "what get_sampler_handle() returned."
-        ) from error
 
 
 def _settle(state: _Pickled) -> SamplingClient:
@@ -385,6 +325,14 @@ def model_client(
 
     sampler = finished(engine.new_sampler(model, tokenizer, *number)).future()
     return SamplingClient(engine, name, sampler, Source(name, nowhere))
+
+
+def _check_options(**given: int) -> None:
+    for name, instead in REFUSED_OPTIONS.items():
+        if given[name]:
+            raise UnsupportedError(
+                f"{name} is {given[name]}; the embedded engine does not have it. {instead}."
+            )
 
 
 def _read_with(reader: PictureReader, prompt: types.ModelInput) -> Row:

@@ -18,19 +18,25 @@ from typing import Any, ClassVar, NoReturn, Self, cast
 import tinker
 from tinker import types
 from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
-from tinker.lib.public_interfaces.custom_loss import LossHandle, PerDatumLossFn, trace_loss
 
-from evert.trainers.engine.clients.futures import async_forms, finished, settled, submit
-from evert.trainers.engine.clients.rest_client import RestClient, capabilities
+from evert.trainers.engine.clients.futures import finished, refusing, submit
+from evert.trainers.engine.clients.rest_client import NO_COPY, RestClient, capabilities
 from evert.trainers.engine.clients.sampling_client import SamplingClient, Source, saved_client
 from evert.trainers.engine.clients.training_client import TrainingClient
 from evert.trainers.engine.engine import Engine
-from evert.trainers.engine.errors import LossInputError, SamplingRequestError, UnsupportedError
+from evert.trainers.engine.errors import SamplingRequestError, UnsupportedError
 from evert.trainers.engine.models.base_models import resolve_model
 from evert.trainers.engine.models.loading import LoraChoice
 
+REFUSED = {
+    "copy_weights": NO_COPY,
+    "create_custom_loss": "it traces no loss. Pass forward_backward_custom a callable "
+    "(data, logprobs), which may do anything.",
+}
+"""Methods of the SDK's client that the engine cannot serve: why, and what to do."""
 
-@async_forms(tinker.ServiceClient)
+
+@refusing(tinker.ServiceClient, REFUSED)
 class ServiceClient:
     """Makes training, sampling and REST clients of one engine."""
 
@@ -134,22 +140,6 @@ class ServiceClient:
         await client.loaded()
         return client
 
-    def create_custom_loss(
-        self, fn: PerDatumLossFn, input_ranks: Any
-    ) -> AwaitableConcurrentFuture[LossHandle]:
-        """Trace a loss for ``TrainingClient.forward_backward_custom``, by the SDK's own tracer.
-
-        Raises:
-            LossInputError: It cannot be traced, so the service would refuse it; from the future.
-        """
-        return settled(self._traced, fn, input_ranks)
-
-    def copy_weights(
-        self, path: str, *, ttl_seconds: int | None = None, weights_access_token: str | None = None
-    ) -> AwaitableConcurrentFuture[str]:
-        """Copy a checkpoint into a run of its own; there are no projects to choose from."""
-        return self.create_rest_client().copy_weights(path, ttl_seconds=ttl_seconds)
-
     def create_rest_client(self) -> RestClient:
         """Ask about checkpoints."""
         return type("RestClient", (RestClient,), {"engine": self.engine})()  # type: ignore[no-any-return]
@@ -211,15 +201,6 @@ class ServiceClient:
             return TrainingClient(self.engine, make_run(*args))
 
         return tinker.BackcompatTrainingClientFuture(submit(self.engine.loader, start))
-
-    def _traced(self, fn: PerDatumLossFn, input_ranks: Any) -> LossHandle:
-        try:
-            return trace_loss(fn, input_ranks, self.engine.session_id)
-        except ValueError as error:
-            raise LossInputError(
-                f"{error}. Mend the function, or pass forward_backward_custom a callable "
-                "(data, logprobs), which may do anything."
-            ) from error
 
 
 def _check_optimizer(optimizer: types.OptimizerConfig | None) -> None:

@@ -10,11 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import tinker
 from tinker import types
 from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
-from tinker.lib.public_interfaces.custom_loss import (
-    LossHandle,
-    check_loss_inputs,
-    run_loss_handle,
-)
 
 from evert.trainers.engine.clients.door import Limits, check_custom_data, check_data, check_step
 from evert.trainers.engine.clients.futures import Ready, async_forms, submit
@@ -80,7 +75,7 @@ class TrainingClient(Ready):
     def forward_backward_custom(
         self,
         data: list[types.Datum],
-        loss_fn: CustomLoss | LossHandle,
+        loss_fn: CustomLoss,
         *,
         loss_type_input: str | None = None,
     ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
@@ -88,12 +83,11 @@ class TrainingClient(Ready):
 
         Args:
             data: Each datum with ``target_tokens``, and whatever the loss reads.
-            loss_fn: A callable, or what ``ServiceClient.create_custom_loss`` made.
+            loss_fn: A callable.
             loss_type_input: ``"logprobs"``, or None for the same.
 
         Raises:
-            LossInputError: Another ``loss_type_input``, a handle of another engine's, data without
-                what the handle reads, or data that no model can take.
+            LossInputError: Another ``loss_type_input``, or data that no model can take.
         """
         if loss_type_input not in (None, "logprobs"):
             raise LossInputError(
@@ -101,8 +95,7 @@ class TrainingClient(Ready):
                 "Leave it out."
             )
         check_custom_data(data, self._limits)
-        loss = self._read_handle(loss_fn, data) if isinstance(loss_fn, LossHandle) else loss_fn
-        return self._submit(lambda trainer: trainer.forward_backward_custom(data, loss))
+        return self._submit(lambda trainer: trainer.forward_backward_custom(data, loss_fn))
 
     def optim_step(
         self,
@@ -269,18 +262,6 @@ class TrainingClient(Ready):
             return types.LoadWeightsResponse(path=path, model_id=self.model_id)
 
         return self._submit(load)
-
-    def _read_handle(self, handle: LossHandle, data: list[types.Datum]) -> CustomLoss:
-        if handle.session_id != self._engine.session_id:
-            raise LossInputError(
-                f"The loss {handle.name!r} was made in session {handle.session_id}; this client is "
-                f"of {self._engine.session_id}. Make the loss in the engine's block."
-            )
-        try:
-            check_loss_inputs(handle, data)
-        except ValueError as error:
-            raise LossInputError(f"{error}. Give every datum what the loss reads.") from error
-        return lambda data, logprobs: run_loss_handle(handle, data, logprobs)
 
     def _save(
         self,

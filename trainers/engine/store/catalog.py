@@ -1,15 +1,12 @@
-"""What a store holds, in the SDK's words: runs and checkpoints, listed, located, copied.
+"""What a store holds, in the SDK's words: runs and checkpoints, listed and located.
 
 Everything is read from the store's folders when it is asked for, manifests alone: a listing does
 not read weights, and what another process has saved is in it.
 """
 
-import os
-import shutil
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TypeVar
 
 from tinker import types
@@ -19,8 +16,6 @@ from evert.trainers.engine.store.checkpoints import (
     KINDS,
     MANIFEST,
     CheckpointStore,
-    RunInfo,
-    new_checkpoint_info,
     parse_path,
 )
 
@@ -106,39 +101,10 @@ def file_urls(store: CheckpointStore, path: str) -> types.ExternalWeightsUrlsRes
     return types.ExternalWeightsUrlsResponse(urls=urls, expires=expires)
 
 
-def copy(store: CheckpointStore, path: str, ttl_seconds: int | None) -> str:
-    """Copy a checkpoint into a run of its own; files are shared where the disk can.
-
-    Returns:
-        The copy's path; its kind and name are the original's.
-
-    Raises:
-        CheckpointError: It is missing or damaged, or the copy cannot be written.
-    """
-    info, folder, (_, kind, name) = store.read(path), store.folder(path), parse_path(path)
-    metadata = store.run_info(path).user_metadata
-
-    def write(draft: Path) -> None:
-        for file in info.files:
-            _link(folder / file, draft / file)
-
-    run_id = store.new_run(RunInfo(info.base_model, info.lora_rank, metadata, time.time()))
-    rank, about = info.lora_rank, info.user_metadata
-    copied = new_checkpoint_info(info.base_model, rank, info.steps, ttl_seconds, about)
-    return store.save(run_id, kind, name, copied, write)
-
-
 def page(items: Sequence[T], offset: int, limit: int) -> tuple[list[T], types.Cursor]:
     """One page of a listing, and where it is."""
     cursor = types.Cursor(offset=offset, limit=limit, total_count=len(items))
     return list(items[offset : offset + limit]), cursor
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 def _moment(seconds: float) -> datetime:

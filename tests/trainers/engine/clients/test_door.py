@@ -149,6 +149,8 @@ def test_custom_losses_have_the_same_door(training: Any) -> None:
     ):
         with pytest.raises(LossInputError, match=text):
             training.forward_backward_custom(data, loss_fn)
+    with pytest.raises(LossInputError, match="loss_type_input"):
+        training.forward_backward_custom([GOOD], loss_fn, loss_type_input="logits")
     odd = sft([1, 2], advantages=[5.0])  # whatever the loss makes of it
     assert training.forward_backward_custom([odd], loss_fn).result().metrics
     assert training.optim_step(ADAM).result().metrics

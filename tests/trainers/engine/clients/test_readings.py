@@ -1,24 +1,20 @@
 """What a request learns of its prompt's tokens equals a fresh forward pass of transformers.
 
 1. Log-probabilities, the k likeliest, named tokens: exact, in the SDK's types and layouts.
-2. Alternatives are drawn from the model's distribution at the request's temperature, and again the
-   same with the same seed.
-3. The prompt goes through the model once for all of them; the last n alone cost those.
-4. What is out of range is refused, and named.
+2. The prompt goes through the model once for all of them; the last n alone cost those.
+3. What is out of range is refused, and named.
 """
 
 from typing import Any
 
-import numpy as np
 import pytest
 import tinker
 import torch
 from tests.trainers.engine.test_engine import params
 from tinker import types
-from tinker.types.topk_logprobs import TopkLogprobs
 
 from evert.trainers.engine.engine import Engine
-from evert.trainers.engine.errors import SamplingRequestError
+from evert.trainers.engine.errors import SamplingRequestError, UnsupportedError
 from evert.trainers.engine.models.base_models import load_model
 
 TOKENS = [5, 6, 7, 100, 31, 8, 8, 77]
@@ -72,28 +68,6 @@ def test_the_likeliest_tokens_of_the_prompt_are_the_models(
         assert found.prompt_logprobs[place] == pytest.approx(given, abs=1e-4)
 
 
-def test_the_likeliest_tokens_of_a_reply_are_the_models(client: Any, model: Any) -> None:
-    found = ask(
-        client, count=2, topk_sample_logprobs=3, sampling={"max_tokens": 5, "temperature": 1.3}
-    )
-    assert len(found.sequences) == 2
-    for sequence in found.sequences:
-        best = expected(model, TOKENS + sequence.tokens)[len(TOKENS) - 1 :].topk(3)
-        rows: TopkLogprobs = sequence.topk_logprobs_np
-        assert rows.token_ids.dtype == np.int32
-        assert rows.token_ids.tolist() == best.indices.tolist()
-        assert rows.logprobs == pytest.approx(best.values.numpy(), abs=1e-4)
-        for (token, value), drawn, logprob in zip(
-            [row[0] for row in sequence.topk_logprobs],
-            sequence.tokens,
-            sequence.logprobs,
-            strict=True,
-        ):
-            if token == drawn:
-                assert value == pytest.approx(logprob, abs=1e-5)
-    assert found.topk_prompt_logprobs is None
-
-
 def test_more_than_the_vocabulary_is_filled_up_as_the_sdk_does(client: Any) -> None:
     found = ask(client, topk_prompt_logprobs=300)
     assert found.topk_prompt_logprobs_np.token_ids.shape == (8, 300)
@@ -123,41 +97,6 @@ def test_named_tokens_have_the_models_log_probabilities(
     assert not silent.to_torch().any()
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_alternatives_follow_the_models_distribution(
-    client: Any, model: Any, temperature: float
-) -> None:
-    count = 3000
-    found = ask(
-        client,
-        TOKENS[:4],
-        prompt_alt_tokens_k=count,
-        sampling={"max_tokens": 1, "temperature": temperature},
-    ).prompt_alt_tokens
-    ids, logprobs = found.tokens.to_torch(), found.logprobs.to_torch()
-    assert (found.tokens.dtype, tuple(ids.shape)) == ("int64", (3, count))
-    truth = expected(model, TOKENS[:4])
-    torch.testing.assert_close(logprobs, truth.gather(1, ids), atol=1e-4, rtol=1e-4)
-    for row, distribution in zip(ids, torch.softmax(truth / temperature, -1), strict=True):
-        seen = torch.bincount(row, minlength=262) / count
-        # Five standard errors of each frequency.
-        allowed = 5 * (distribution / count).sqrt() + 1e-3
-        assert bool((abs(seen - distribution) <= allowed).all())
-
-
-def test_alternatives_are_greedy_at_temperature_0_and_seeded(client: Any, model: Any) -> None:
-    def drawn(**sampling: Any) -> list[Any]:
-        given = {"max_tokens": 1, **sampling}
-        found = ask(client, prompt_alt_tokens_k=3, sampling=given).prompt_alt_tokens
-        rows: list[Any] = found.tokens.to_torch().tolist()
-        return rows
-
-    best = expected(model, TOKENS).argmax(-1).tolist()
-    assert drawn(temperature=0.0) == [[token] * 3 for token in best]
-    assert drawn(seed=1) == drawn(seed=1) != drawn(seed=2)
-    assert drawn() != drawn()
-
-
 def test_all_of_it_reads_one_pass_over_the_prompt(client: Any) -> None:
     tokens = list(range(1, 120))
     stats = client.sampler.stats
@@ -167,7 +106,6 @@ def test_all_of_it_reads_one_pass_over_the_prompt(client: Any) -> None:
         tokens,
         include_prompt_logprobs=True,
         topk_prompt_logprobs=2,
-        prompt_alt_tokens_k=2,
         target_prompt_logprobs=targets,
     )
     assert stats.prompt_tokens <= 2 * len(tokens)  # to score, and to sample after
@@ -214,9 +152,8 @@ def test_sequences_have_ids_of_their_own(engine: Engine, client: Any, tiny_model
 
 async def test_the_asynchronous_form_takes_all_of_it(client: Any) -> None:
     prompt = types.ModelInput.from_ints(TOKENS)
-    found = await client.sample_async(prompt, 1, params(max_tokens=2), True, 2, 3)
+    found = await client.sample_async(prompt, 1, params(max_tokens=2), True, 2)
     assert len(found.topk_prompt_logprobs[1]) == 2
-    assert len(found.sequences[0].topk_logprobs[0]) == 3
 
 
 def test_a_request_that_is_given_up_is_over(client: Any) -> None:
@@ -233,8 +170,6 @@ def targets_of(*shape: int, dtype: Any = torch.int64) -> types.TensorData:
     ("options", "text"),
     [
         ({"topk_prompt_logprobs": -1}, "topk_prompt_logprobs is -1; expected 0"),
-        ({"topk_sample_logprobs": -2}, "topk_sample_logprobs is -2"),
-        ({"prompt_alt_tokens_k": -3}, "prompt_alt_tokens_k is -3"),
         ({"prompt_logprobs_last_n": 2}, "include_prompt_logprobs is not set"),
         (
             {"prompt_logprobs_last_n": 8, "include_prompt_logprobs": True},
@@ -249,3 +184,17 @@ def test_what_is_out_of_range_is_refused(client: Any, options: Any, text: str) -
     with pytest.raises(SamplingRequestError, match=text):
         ask(client, **options)
     assert ask(client).sequences
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("topk_sample_logprobs", "is 2; .* Ask for topk_prompt_logprobs of the prompt and its"),
+        ("prompt_alt_tokens_k", "is 2; .* Sample one token after each beginning of the prompt"),
+    ],
+)
+def test_an_option_that_the_engine_does_not_have_says_what_to_do(
+    client: Any, option: str, text: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=f"{option} {text}"):
+        client.sample(types.ModelInput.from_ints(TOKENS), 1, params(), **{option: 2})

@@ -4,15 +4,12 @@
    refused with one of the SDK's errors that says what to do. Told by introspection.
 2. Futures of clients act as the clients, and warn as the SDK's do.
 3. A state can be loaded into a client that is there; a name that is taken is kept.
-4. A loss that the SDK traced does what the callable does.
-5. Errors are evert's and the SDK's.
+4. Errors are evert's and the SDK's.
 """
 
 import asyncio
-import base64
 import concurrent.futures
 import inspect
-import json
 import time
 import warnings
 from pathlib import Path
@@ -38,9 +35,7 @@ from evert.trainers.engine.engine import Engine, embedded_engine
 from evert.trainers.engine.errors import (
     CheckpointError,
     CheckpointExistsError,
-    LossInputError,
     NoCheckpointError,
-    SamplingRequestError,
     UnsupportedError,
 )
 
@@ -88,17 +83,38 @@ def test_every_method_of_the_sdks_is_there_and_takes_its_arguments(
         assert inspect.iscoroutinefunction(method)
 
 
-async def test_what_is_refused_says_why_and_what_to_do(engine: Engine) -> None:
-    client: Any = tinker.RestClient()
-    for name in rest_client.REFUSED:
-        with pytest.raises(
-            UnsupportedError, match=f"RestClient.{name} was called on.*: .*\\. "
-        ) as e:
+@pytest.mark.parametrize(
+    ("refused", "client"),
+    [
+        (rest_client.REFUSED, lambda _: tinker.RestClient()),
+        (service_client.REFUSED, lambda _: tinker.ServiceClient()),
+        (
+            sampling_client.REFUSED,
+            lambda base: tinker.ServiceClient().create_sampling_client(base_model=base),
+        ),
+    ],
+    ids=["RestClient", "ServiceClient", "SamplingClient"],
+)
+async def test_what_is_refused_says_why_and_what_to_do(
+    engine: Engine,
+    tiny_model: str,
+    refused: dict[str, str],
+    client: Any,
+    request: pytest.FixtureRequest,
+) -> None:
+    client, sdk = client(tiny_model), request.node.callspec.id
+    for name in refused:
+        with pytest.raises(UnsupportedError, match=f"{sdk}.{name} was called on.*: .*\\. ") as e:
             getattr(client, name)("x")
         assert isinstance(e.value, tinker.BadRequestError)
-        if hasattr(tinker.RestClient, f"{name}_async"):
+        if hasattr(client, f"{name}_async"):
             with pytest.raises(UnsupportedError, match=name):
                 await getattr(client, f"{name}_async")("x")
+
+
+def test_what_needs_a_connection_is_refused_or_nothing(engine: Engine, tiny_model: str) -> None:
+    sampling: Any = tinker.ServiceClient().create_sampling_client(base_model=tiny_model)
+    assert sampling.on_queue_state_change("paused", None) is None
     with pytest.raises(UnsupportedError, match="public methods"):
         _ = tinker.ServiceClient().holder
 
@@ -106,33 +122,6 @@ async def test_what_is_refused_says_why_and_what_to_do(engine: Engine) -> None:
 def test_consoles_are_folders(engine: Engine, training: Any) -> None:
     assert tinker.ServiceClient().get_console_url() == engine.store.root.as_uri()
     assert training.get_console_url() == (engine.store.root / training.model_id).as_uri()
-
-
-def test_a_handle_leads_to_the_same_sampler(engine: Engine, training: Any) -> None:
-    client = training.save_weights_and_get_sampling_client().result()
-    found: Any = tinker.SamplingClient.from_sampler_handle(client.get_sampler_handle())
-    assert found is client
-    with pytest.raises(SamplingRequestError, match="is no handle"):
-        tinker.SamplingClient.from_sampler_handle("bm9uZQ==")
-    with pytest.raises(UnsupportedError, match="create_sampling_client"):
-        found.create("connection")
-    assert found.on_queue_state_change("paused", None) is None
-
-
-def test_a_handle_of_saved_weights_is_read_where_the_client_is_gone(
-    engine: Engine, training: Any
-) -> None:
-    client: Any = tinker.ServiceClient().create_sampling_client(
-        training.save_weights_for_sampler("x").result().path
-    )
-    handle, expected = (
-        client.get_sampler_handle(),
-        client.compute_logprobs(prompt(5, 6, 7)).result(),
-    )
-    elsewhere = json.loads(base64.urlsafe_b64decode(handle)) | {"process": -1}
-    moved = base64.urlsafe_b64encode(json.dumps(elsewhere).encode()).decode()
-    again = tinker.SamplingClient.from_sampler_handle(moved)
-    assert again.compute_logprobs(prompt(5, 6, 7)).result() == pytest.approx(expected)
 
 
 # -- runs and checkpoints --------------------------------------------------------------------------
@@ -173,11 +162,10 @@ def test_runs_and_checkpoints_are_listed(rest: Any, training: Any, tiny_model: s
     second = rest.list_user_checkpoints(limit=1, offset=1).result()
     assert [c.tinker_path for c in second.checkpoints] == [state]
     assert (second.cursor.offset, second.cursor.total_count) == (1, 2)
-    info = rest.get_weights_info_by_tinker_path(state).result()
-    assert (info.base_model, info.is_lora) == (tiny_model, False)
+    assert (mine.base_model, mine.is_lora) == (tiny_model, False)
 
 
-async def test_a_checkpoint_is_kept_longer_copied_and_deleted(
+async def test_a_checkpoint_is_kept_longer_and_deleted(
     engine: Engine, rest: Any, training: Any
 ) -> None:
     state = training.save_state("s", ttl_seconds=60).result().path
@@ -188,21 +176,8 @@ async def test_a_checkpoint_is_kept_longer_copied_and_deleted(
     assert engine.store.read(state).expires is None
     with pytest.raises(CheckpointError, match=r"ttl_seconds .* is 5; expected 3600"):
         rest.set_checkpoint_ttl_from_tinker_path(state, 5).result()
-    copied = tinker.ServiceClient().copy_weights(state, ttl_seconds=7200).result()
-    again = await rest.copy_weights_async(state, "some-project")
-    assert (
-        len(
-            {
-                types.ParsedCheckpointTinkerPath.from_tinker_path(p).training_run_id
-                for p in (state, copied, again)
-            }
-        )
-        == 3
-    )
     await rest.delete_checkpoint_async(training.model_id, "weights/s")
     assert not engine.store.folder(state).exists()
-    service: Any = tinker.ServiceClient()
-    assert service.create_training_client_from_state_with_optimizer(copied).result()
     for gone in (rest.delete_checkpoint_from_tinker_path, rest.get_external_weights_urls):
         with pytest.raises(tinker.NotFoundError, match="There is no checkpoint"):
             gone(state).result()
@@ -354,51 +329,6 @@ def test_a_state_keeps_its_name_where_overwriting_was_not_asked_for(
     assert engine.store.read(path).steps == 0
     assert training.save_state("a", overwrite=True).result().path == path
     assert engine.store.read(path).steps == 2
-
-
-# -- custom losses ---------------------------------------------------------------------------------
-
-
-def weighted(logprobs: Any, weights: Any) -> Any:
-    loss = -(logprobs * weights).sum()
-    return loss, {"custom/mine:mean": loss * 2}
-
-
-def without_logprobs(weights: Any) -> Any:
-    return weights.sum(), {}
-
-
-def test_a_traced_loss_does_what_its_formula_says(training: Any) -> None:
-    data = [datum(8, 1), datum(5, 2)]
-    handle = tinker.ServiceClient().create_custom_loss(
-        weighted, input_ranks={"logprobs": 1, "weights": 1}
-    )
-    assert isinstance(handle, tinker.APIFuture)
-    found = training.forward_backward_custom(data, handle.result()).result()
-    step = training.optim_step(types.AdamParams(learning_rate=0.0)).result()
-    expected = training.forward_backward(data, "cross_entropy").result()
-    again = training.optim_step(types.AdamParams(learning_rate=0.0)).result()
-    assert found.metrics["loss:sum"] == pytest.approx(expected.metrics["loss:sum"], rel=1e-5)
-    assert found.metrics["custom/mine:mean"] == pytest.approx(expected.metrics["loss:sum"])
-    assert step.metrics["optim/grad_norm"] == pytest.approx(again.metrics["optim/grad_norm"])
-
-
-def test_a_loss_that_the_service_would_refuse_is_refused(training: Any, tmp_path: Path) -> None:
-    service = tinker.ServiceClient()
-    with pytest.raises(LossInputError, match="must take logprobs as its first"):
-        service.create_custom_loss(without_logprobs, {"weights": 1}).result()
-    handle = service.create_custom_loss(weighted, {"logprobs": 1, "weights": 1}).result()
-    bare = types.Datum(model_input=prompt(), loss_fn_inputs={"target_tokens": [1, 2, 3]})  # type: ignore[dict-item]
-    with pytest.raises(LossInputError, match=r"datum\[0\] has no .*'weights'"):
-        training.forward_backward_custom([bare], handle)
-    with pytest.raises(LossInputError, match="loss_type_input"):
-        training.forward_backward_custom([datum()], handle, loss_type_input="logits")
-    with embedded_engine(tmp_path / "other", device="cpu"):
-        stranger = tinker.ServiceClient().create_custom_loss(
-            weighted, {"logprobs": 1, "weights": 1}
-        )
-    with pytest.raises(LossInputError, match="was made in session"):
-        training.forward_backward_custom([datum()], stranger.result())
 
 
 # -- errors ----------------------------------------------------------------------------------------
