@@ -23,7 +23,7 @@ Read in this order:
     long_text.py     long texts are rendered in threads
     logprobs.py      log-probabilities of a reply's text
     marks.py         replies that no parser can cope with
-    images.py        images are data, and who may be asked for one
+    images.py        images are data, opened before they are rendered
     tokens.py        a growing token sequence
     index.py         which beginnings of conversations are known
     echoes.py        tool calls that come back completed, or under other ids

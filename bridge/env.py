@@ -62,7 +62,7 @@ class ChatAgentEnv(Env):
         **options: ``renderer``, ``policy_names``, ``limits``, ``context_length``,
             ``agent_timeout``, ``on_agent_error``, ``on_truncation``, ``parse_error_policy``,
             ``context_overflow_reward``, ``close_timeout``, ``models``, ``model_timeout``,
-            ``format_retries``, ``keep_completed_arguments``, ``image_hosts``, ``traces``: see
+            ``format_retries``, ``keep_completed_arguments``, ``traces``: see
             ``evert.bridge.options``. An agent may bring some itself, as its ``env_options``.
 
     Attributes:
@@ -96,8 +96,9 @@ class ChatAgentEnv(Env):
         self.task = task
         self.seed = seed
         self._turns = Turns(self._form.name, settings, self._renderer)
-        rest = self._turns.images, settings.model_timeout
-        self._frozen = frozen_models(settings.models or {}, settings.names, self._renderer, *rest)
+        self._frozen = frozen_models(
+            settings.models or {}, settings.names, self._renderer, settings.model_timeout
+        )
         self.agent = agent
         self.transcript: Transcript | None = None
         self.turn_lineages: list[int] = []

@@ -57,7 +57,6 @@ class ConversationBook:
         renderer: The renderer of the policy.
         limit: On the length of prompts; a longer one is refused.
         keeps_completed: Whether a reply stays as sampled though its tool calls come back completed.
-        images: Those of the episode; None: only such as come as data.
 
     Attributes:
         drift: How often each cause occurred.
@@ -72,10 +71,9 @@ class ConversationBook:
         limit: PromptLimit = ANY_LENGTH,
         *,
         keeps_completed: bool = False,
-        images: Images | None = None,
     ) -> None:
         self.renderer = renderer
-        self._images = images or Images()
+        self._images = Images()
         self._limit = limit
         self._keeps_completed = keeps_completed
         self.drift: Counter[Drift] = Counter()

@@ -195,7 +195,6 @@ def frozen_models(
     models: Mapping[str, FrozenModel],
     policy: Sequence[str],
     renderer: PromptRenderer,
-    images: Images | None = None,
     timeout: float | None = MODEL_TIMEOUT,
 ) -> dict[str, FrozenAnswer]:
     """What answers the calls to each name.
@@ -204,7 +203,6 @@ def frozen_models(
         models: By name.
         policy: Names that none of them may have.
         renderer: Of the policy.
-        images: Those of the episode; None: only such as come as data.
         timeout: Seconds in which one has to reply; a ``RemoteModel`` has its own. None: for ever.
 
     Raises:
@@ -216,11 +214,10 @@ def frozen_models(
                 f"models={{{name!r}: ...}} has the policy's own name. Name the policy otherwise "
                 "(policy_names=...), or leave the entry out."
             )
-    images = images or Images()
     answers: dict[str, FrozenAnswer] = {}
     for name, model in models.items():
         seconds = model.timeout if isinstance(model, RemoteModel) else timeout
-        answers[name] = partial(_in_time, _answers(name, model, renderer, images), seconds)
+        answers[name] = partial(_in_time, _answers(name, model, renderer), seconds)
     return answers
 
 
@@ -242,23 +239,21 @@ async def _in_time(answer: FrozenAnswer, seconds: float | None, request: ChatReq
     return asked.result()
 
 
-def _answers(
-    name: str, model: FrozenModel, renderer: PromptRenderer, images: Images
-) -> FrozenAnswer:
+def _answers(name: str, model: FrozenModel, renderer: PromptRenderer) -> FrozenAnswer:
     if isinstance(model, RemoteModel):
         return model
     if isinstance(model, TinkerModel):
-        return partial(_ask_weights, model, images, itertools.count())
+        return partial(_ask_weights, model, itertools.count())
     if isinstance(model, MessageCompleter):
-        return partial(_ask_for_message, model, images)
+        return partial(_ask_for_message, model)
     if isinstance(model, TokenCompleter):
-        return partial(_ask_for_tokens, model, renderer, images)
+        return partial(_ask_for_tokens, model, renderer)
     if hasattr(model, "sample_async"):
         sampled: Any = model
         completer = TinkerTokenCompleter(sampled, MAX_TOKENS)
-        return partial(_ask_for_tokens, completer, renderer, images)
+        return partial(_ask_for_tokens, completer, renderer)
     if callable(model) and not isinstance(model, type):
-        return partial(_ask_for_message, _Said(model), images)
+        return partial(_ask_for_message, _Said(model))
     raise InvalidModelError(
         f"models[{name!r}] is {model!r:.200}; expected a MessageCompleter, a TokenCompleter, a "
         "tinker.SamplingClient, an evert.TinkerModel, an evert.RemoteModel or a function from "
@@ -267,17 +262,15 @@ def _answers(
 
 
 async def _ask_weights(
-    model: TinkerModel, images: Images, numbers: "itertools.count[int]", request: ChatRequest
+    model: TinkerModel, numbers: "itertools.count[int]", request: ChatRequest
 ) -> Reply:
     number = next(numbers)
     weights = await open_weights(model)
     completer = FrozenSampler(model, weights, number)
-    return await _ask_for_tokens(completer, weights.renderer, images, request)
+    return await _ask_for_tokens(completer, weights.renderer, request)
 
 
-async def _ask_for_message(
-    completer: MessageCompleter, images: Images, request: ChatRequest
-) -> Reply:
+async def _ask_for_message(completer: MessageCompleter, request: ChatRequest) -> Reply:
     if request.tools:
         raise bad_request(
             f"The model {request.model!r} is a MessageCompleter, which takes no tools. Give the "
@@ -288,8 +281,7 @@ async def _ask_for_message(
     if request.logprobs:
         raise unavailable(f"the model {request.model!r} is a MessageCompleter, which gives none")
     messages = [read_message(m, index, {}) for index, m in enumerate(request.messages)]
-    await images.fetch(request.messages)
-    messages = await images.all_shown(messages)
+    messages = await Images().all_shown(messages)
     if request.format is not None:
         messages.append(request.format.request())
     parsed = await completer(messages)
@@ -299,11 +291,10 @@ async def _ask_for_message(
 
 
 async def _ask_for_tokens(
-    completer: TokenCompleter, renderer: PromptRenderer, images: Images, request: ChatRequest
+    completer: TokenCompleter, renderer: PromptRenderer, request: ChatRequest
 ) -> Reply:
-    await images.fetch(request.messages)
-    book = ConversationBook(renderer, images=images)
-    conversation = await LongTexts(renderer).rendered(partial(book.observe, request, ""), request)
+    observe = partial(ConversationBook(renderer).observe, request, "")
+    conversation = await LongTexts(renderer).rendered(observe, request)
     action = await completer(
         conversation.prompt(), renderer.stop_with(request.stop), max_tokens=request.max_tokens
     )

@@ -18,7 +18,6 @@ from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 
 from evert.bridge.agent import Agent, agent_name, unwrapped
 from evert.bridge.errors import InvalidAgentError, MissingPackageError
-from evert.bridge.images import read_hosts
 from evert.bridge.limits import MIN_CONTEXT
 from evert.bridge.models import MODEL_TIMEOUT, FrozenModel
 from evert.bridge.routes import DEFAULT_POLICY_NAME, read_policy_names
@@ -41,7 +40,6 @@ class EnvOptions(TypedDict, total=False):
     model_timeout: float | None
     format_retries: int
     keep_completed_arguments: bool
-    image_hosts: str | Sequence[str]
     traces: str
 
 
@@ -77,9 +75,6 @@ class EnvSettings:
             counted either way (``drift/completed_arguments``). False: the policy is shown what the
             agent sent, in a new token sequence, since only the agent's author knows that what was
             added changes nothing.
-        image_hosts: Hosts that the images of messages are fetched from: "example.org" (by https),
-            or with scheme and port, "http://10.0.0.3:8000". None is by default: images come as
-            ``data:`` URLs, and any other is the agent's 400 (``images.py``).
         traces: Where OpenTelemetry's spans of the episode go: the URL of a collector that takes
             OTLP over HTTP ("http://127.0.0.1:4318"), or "otel", as OpenTelemetry is set up in this
             process or by its variables (``traces.py``). Empty: there are none.
@@ -99,7 +94,6 @@ class EnvSettings:
     model_timeout: float | None = MODEL_TIMEOUT
     format_retries: int = 2
     keep_completed_arguments: bool = False
-    image_hosts: str | Sequence[str] = ()
     traces: str = ""
 
     @property
@@ -131,7 +125,7 @@ def settings_of(options: EnvOptions) -> EnvSettings:
     Raises:
         TypeError: There is no such option.
         ValueError: ``on_truncation`` is neither "deliver" nor "end", or no prompt has room in
-            ``context_length``, or ``image_hosts`` are none, or ``traces`` is no URL.
+            ``context_length``, or ``traces`` is no URL.
         InvalidModelError: ``policy_names`` are none.
         MissingPackageError: Traces are asked for, and OpenTelemetry is not installed.
     """
@@ -159,7 +153,6 @@ def settings_of(options: EnvOptions) -> EnvSettings:
             f"context holds, at least {MIN_CONTEXT}, or None where it is not known."
         )
     read_policy_names(settings.policy_names)
-    read_hosts(settings.image_hosts)
     check_traces(settings.traces)
     return settings
 

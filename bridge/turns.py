@@ -35,7 +35,6 @@ from evert.bridge.actions import (
 from evert.bridge.endings import PEER_STOPPED, Account, Ending
 from evert.bridge.episode import Episode, Life
 from evert.bridge.errors import AgentError, AgentTimeoutError, EnvClosedError, EnvStateError
-from evert.bridge.images import Images
 from evert.bridge.inbox import AgentEnd, Inbox, ParkedCall
 from evert.bridge.limits import prompt_limit
 from evert.bridge.lineage import ConversationBook
@@ -84,7 +83,6 @@ class Turns:
         share: From the agent's return value to the part that is this Env's.
         account: What the episode has come to.
         book: Its conversations.
-        images: Those of the episode, frozen models' too.
         parse_errors: What is done about replies that do not parse.
         tool_budget: How many tool calls may still be made.
         episode: The episode; None before it begins.
@@ -104,12 +102,8 @@ class Turns:
         self.parse_errors = ParseErrors(settings.parse_error_policy)
         self.tool_budget = ToolBudget(settings.limits.max_tool_calls)
         self._limit = prompt_limit(settings.limits, settings.context_length)
-        self.images = Images(settings.image_hosts)
         self.book = ConversationBook(
-            renderer,
-            self._limit,
-            keeps_completed=settings.keep_completed_arguments,
-            images=self.images,
+            renderer, self._limit, keeps_completed=settings.keep_completed_arguments
         )
         self.account = Account(agent, self.book, settings)
         self.episode: Episode | None = None
@@ -301,7 +295,6 @@ class Turns:
         if (reason := self._spent()) is not None:
             return await self._stop(reason)
         try:
-            await self.images.fetch(call.request.messages)
             self.check_usable()
             observe = partial(self.book.observe, call.request, call.caller)
             conversation = await self._long_texts.rendered(observe, call.request)
@@ -388,7 +381,6 @@ class Turns:
             logger.error(text, self._agent, 2 * patience, what)
 
     async def _close(self, episode: Episode) -> bool:
-        self.images.close()
         self._long_texts.stop()
         self.overlap.stop()
         return await episode.close(self._settings.close_timeout)

@@ -277,7 +277,7 @@ def _image_url(block: Mapping[str, Any], place: str) -> str:
             return str(source["url"])
         if source.get("type") == "base64" and isinstance(source.get("data"), str):
             return f"data:{source.get('media_type')};base64,{source['data']}"
-    raise unexpected(f"{place}.source", source, "a source of type 'base64' or 'url'.")
+    raise unexpected(f"{place}.source", source, "a source of type 'base64'.")
 
 
 def _block_list(content: object, place: str) -> Sequence[Any]:

@@ -1,28 +1,23 @@
-"""Images of an agent's messages: data, or fetched from hosts that somebody allowed.
+"""Images of an agent's messages: data, and nothing else.
 
 1. Every dialect's data reaches the policy as a chunk, and what is no whole image is a 400.
-2. No other address is ever opened by default: no file, no host, by whatever spelling.
-3. A host that ``image_hosts`` names is asked, once an episode, within limits, and redirects lead to
-   such hosts only.
-4. The event loop goes on meanwhile, and a fetch ends with its episode.
-5. Frozen models see images by the same rules.
+2. No other address is ever opened: no file, no host, by whatever spelling.
+3. The event loop goes on meanwhile.
+4. Frozen models see images by the same rules.
 """
 
-import asyncio
 import base64
 import functools
 import io
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anthropic
 import openai
 import pytest
-import pytest_asyncio
 import tinker
 import tinker_cookbook.renderers as cookbook
-from aiohttp import web
 from google import genai
 from PIL import Image
 from tinker_cookbook.completers import MessageCompleter
@@ -30,10 +25,10 @@ from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
-from evert import AgentClient, ChatAgentEnv, EnvClosedError, ScriptedPolicy
+from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
 from evert.bridge import images
 from evert.bridge.base import base_tokenizer
-from evert.bridge.images import Images, host_names, read_hosts
+from evert.bridge.images import Images
 from evert.bridge.long_text import LongTextError
 
 
@@ -65,8 +60,8 @@ def seen(*urls: Any, text: str = "What is it?") -> list[Any]:
     return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
 
 
-async def play(agent: Any, **options: Any) -> Trajectory:
-    env = ChatAgentEnv(agent, renderer=vision(), **options)
+async def play(agent: Any) -> Trajectory:
+    env = ChatAgentEnv(agent, renderer=vision())
     return await do_single_rollout(ScriptedPolicy(lambda prompt: "Red."), env)
 
 
@@ -74,7 +69,7 @@ def chunks(observation: tinker.ModelInput) -> list[Any]:
     return [chunk for chunk in observation.chunks if isinstance(chunk, tinker.types.ImageChunk)]
 
 
-async def refusal(url: Any, **options: Any) -> str:
+async def refusal(url: Any) -> str:
     """What an agent is told that sends one image, and then goes on without."""
     told: list[str] = []
 
@@ -86,7 +81,7 @@ async def refusal(url: Any, **options: Any) -> str:
         await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
         return 1.0
 
-    trajectory = await play(agent, **options)
+    trajectory = await play(agent)
     assert len(trajectory.transitions) == 2 - len(told)
     return told[0] if told else ""
 
@@ -300,192 +295,18 @@ async def test_no_other_address_is_opened(url: str, monkeypatch: pytest.MonkeyPa
 
     told = await refusal(url)
 
-    assert "is not fetched. Images are data: URLs, or come from the hosts" in told
-    assert "that image_hosts allows (none). Send it as data:image/png;base64,..." in told
+    assert "is not fetched; expected its data. Send it as a data: URL: " in told
+    assert "'data:image/png;base64,' + base64.b64encode(content).decode()." in told
 
 
-async def test_a_refusal_says_how_to_allow_the_host_and_keeps_what_may_be_secret() -> None:
-    told = await refusal("https://example.org/x.png?token=hidden", image_hosts=["http://a:80"])
+async def test_a_refusal_keeps_what_may_be_secret() -> None:
+    told = await refusal("https://example.org/x.png?token=hidden")
 
     assert "'https://example.org/x.png' is not fetched" in told
-    assert "image_hosts allows (http://a:80)" in told
-    assert "allow its host: ChatAgentEnv(..., image_hosts=['example.org'])." in told
     assert "hidden" not in told
-    assert "allow its host" not in await refusal("file:///etc/passwd")
 
 
-# -- 3. hosts that are allowed -------------------------------------------------------------------
-
-
-class Host:
-    """A host of images on this machine."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.headers: list[dict[str, str]] = []
-        self.url = ""
-        self.is_asked, self.goes_on = asyncio.Event(), asyncio.Event()
-
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        path = request.path
-        self.asked.append(path)
-        self.is_asked.set()
-        self.headers.append({name.lower(): value for name, value in request.headers.items()})
-        if path == "/slow":
-            await self.goes_on.wait()
-        if path == "/round":
-            raise web.HTTPFound(self.url + "/round")
-        if path == "/endless":
-            response = web.StreamResponse()
-            await response.prepare(request)
-            while True:
-                await response.write(b"x" * 10_000)
-        if path == "/away":
-            raise web.HTTPFound(request.query["to"])
-        if path == "/missing":
-            raise web.HTTPNotFound()
-        return web.Response(body=b"no image" if path == "/page" else PNG)
-
-
-@pytest_asyncio.fixture
-async def host() -> AsyncIterator[Host]:
-    made = Host()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", made.answer)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    made.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield made
-    made.goes_on.set()
-    await runner.cleanup()
-
-
-@every_dialect
-async def test_an_allowed_host_is_asked_once_an_episode(ask: Ask, host: Host) -> None:
-    async def agent(client: AgentClient) -> float:
-        said = [await ask(client, f"{host.url}/a.png") for _ in range(3)]
-        return float(said == ["Red."] * 3)
-
-    trajectory = await play(agent, image_hosts=host.url)
-
-    assert trajectory.transitions[-1].reward == 1.0
-    assert [len(chunks(turn.ob)) for turn in trajectory.transitions] == [1, 1, 1]
-    assert host.asked == ["/a.png"]
-    assert "cookie" not in host.headers[0]
-    assert "authorization" not in host.headers[0]
-
-
-async def test_a_conversation_is_known_by_the_address_that_the_agent_sent(host: Host) -> None:
-    async def agent(client: AgentClient) -> float:
-        messages = seen(f"{host.url}/a.png", data_url())
-        for number in range(3):
-            said = await client.chat.completions.create(messages=messages)
-            messages.append(said.choices[0].message)
-            messages += seen(f"{host.url}/{number}.png", f"{host.url}/a.png")
-        return 1.0
-
-    trajectory = await play(agent, image_hosts=[host.url])
-
-    assert trajectory.transitions[-1].metrics["lineages"] == 1
-    assert trajectory.transitions[-1].metrics["drift"] == 0
-    assert [len(chunks(turn.ob)) for turn in trajectory.transitions] == [2, 4, 6]
-    assert sorted(host.asked) == ["/0.png", "/1.png", "/a.png"]
-
-
-async def test_redirects_lead_to_allowed_hosts_only(host: Host) -> None:
-    for place in ("file:///etc/passwd", "http://127.0.0.1:1/", "//localhost/x", "https://a.b/"):
-        told = await refusal(f"{host.url}/away?to={place}", image_hosts=[host.url])
-        assert "is not fetched" in told
-    assert await refusal(f"{host.url}/away?to=/b.png", image_hosts=[host.url]) == ""
-    assert host.asked[-1] == "/b.png"
-    told = await refusal(f"{host.url}/round", image_hosts=[host.url])
-    assert "was redirected more than 3 times" in told
-
-
-async def test_a_host_is_allowed_with_its_scheme_and_port_alone(host: Host) -> None:
-    for allowed in ("127.0.0.1", "https://127.0.0.1", "http://127.0.0.1", "http://127.0.0.1:1"):
-        assert "is not fetched" in await refusal(f"{host.url}/a.png", image_hosts=[allowed])
-    for url in (f"{host.url}@a.example/x.png", f"{host.url.replace('127.0.0.1', 'localhost')}/x"):
-        assert "is not fetched" in await refusal(url, image_hosts=[host.url])
-    assert host.asked == []
-
-
-@pytest.mark.parametrize(
-    ("path", "reason"),
-    [
-        ("/page", "cannot be opened (8 bytes)"),
-        ("/missing", "came HTTP 404"),
-        ("/endless", "has more than 100000 bytes"),
-    ],
-)
-async def test_what_a_host_answers_is_no_image_is_a_400(
-    path: str, reason: str, host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(images, "MOST_BYTES", 100_000)
-
-    assert reason in await refusal(host.url + path, image_hosts=[host.url])
-
-
-async def test_a_host_that_cannot_be_reached_is_a_400() -> None:
-    told = await refusal("http://127.0.0.1:1/x.png", image_hosts=["http://127.0.0.1:1"])
-
-    assert "The image 'http://127.0.0.1:1/x.png' cannot be fetched" in told
-
-
-async def test_a_host_that_does_not_answer_in_time_is_a_400(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(images, "FETCH_SECONDS", 0.1)
-
-    told = await refusal(f"{host.url}/slow", image_hosts=[host.url])
-    assert f"Not fetched within 0.1 s: '{host.url}/slow'. Send data: URLs." in told
-
-
-async def test_no_more_is_fetched_than_an_episode_may_hold(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    many = [seen(f"{host.url}/{number}.png")[0] for number in range(101)]
-    with pytest.raises(openai.BadRequestError, match="101 images are to be fetched; at most 100"):
-        await Images(host.url).fetch(many)
-    assert host.asked == []
-
-    monkeypatch.setattr(images, "MOST_FETCHED_BYTES", 2 * len(PNG))
-    held = Images(host.url)
-    await held.fetch(many[:2])
-    with pytest.raises(openai.BadRequestError, match="images of this episode have more than"):
-        await held.fetch(many[:3])
-
-
-@pytest.mark.parametrize(
-    ("given", "origin"),
-    [
-        ("example.org", ("https", "example.org", 443)),
-        ("Example.ORG.", ("https", "example.org", 443)),
-        ("example.org:8443", ("https", "example.org", 8443)),
-        ("http://10.0.0.3:8000", ("http", "10.0.0.3", 8000)),
-        ("http://[::1]:80/", ("http", "::1", 80)),
-        ("https://bücher.example", ("https", "bücher.example", 443)),
-    ],
-)
-def test_hosts_are_read(given: str, origin: Any) -> None:
-    assert read_hosts(given) == read_hosts([given]) == {origin}
-    assert host_names([given]) == (origin[1],)
-
-
-@pytest.mark.parametrize(
-    "given",
-    ["", "*", "file:///", "ftp://x", "https://x/path", "x/path", "a b", "https://u:p@x", "x?y", 5],
-)
-def test_what_is_no_host_is_refused(given: Any) -> None:
-    async def agent(client: AgentClient) -> float:
-        return 1.0
-
-    with pytest.raises(ValueError, match="expected hosts such as 'example.org'"):
-        ChatAgentEnv(agent, image_hosts=[given])
-
-
-# -- 4. beside the loop --------------------------------------------------------------------------
+# -- 3. beside the loop --------------------------------------------------------------------------
 
 
 def test_no_image_is_opened_on_the_loop_and_none_is_rendered_there_again() -> None:
@@ -501,39 +322,7 @@ def test_no_image_is_opened_on_the_loop_and_none_is_rendered_there_again() -> No
         held.shown(text, 10)
 
 
-async def test_closing_an_env_ends_its_fetch(host: Host) -> None:
-    async def agent(client: AgentClient) -> float:
-        await client.chat.completions.create(messages=seen(f"{host.url}/slow"))
-        return 1.0
-
-    env = ChatAgentEnv(agent, renderer=vision(), image_hosts=[host.url])
-    beginning = asyncio.create_task(env.initial_observation())
-    await host.is_asked.wait()
-    await env.close()
-
-    with pytest.raises(EnvClosedError):
-        await beginning
-    assert not host.goes_on.is_set()
-    assert not [task for task in asyncio.all_tasks() if "Images" in repr(task)]
-
-
-async def test_evert_s_own_fetch_is_never_taken_over(host: Host) -> None:
-    """An agent may play an episode of another, whose images are fetched in its context."""
-
-    async def inner(client: AgentClient) -> float:
-        await client.chat.completions.create(messages=seen(f"{host.url}/v1/chat/completions"))
-        return 1.0
-
-    async def outer() -> float:
-        trajectory = await play(inner, image_hosts=[host.url])
-        return trajectory.transitions[-1].reward
-
-    found: Any = await ChatAgentEnv(outer).initial_observation()
-    assert found.reward == 1.0
-    assert host.asked == ["/v1/chat/completions"]
-
-
-# -- 5. frozen models ----------------------------------------------------------------------------
+# -- 4. frozen models ----------------------------------------------------------------------------
 
 
 class Judge(MessageCompleter):
@@ -547,16 +336,16 @@ class Judge(MessageCompleter):
         return Message(role="assistant", content="Good.")
 
 
-async def test_a_frozen_model_sees_images_by_the_same_rules(host: Host) -> None:
+async def test_a_frozen_model_sees_images_by_the_same_rules() -> None:
     judge = Judge()
 
     async def agent(client: AgentClient) -> float:
         with pytest.raises(openai.BadRequestError, match="'file:///etc/passwd' is not fetched"):
             await client.chat.completions.create(model="judge", messages=seen("file:///etc/passwd"))
-        await client.chat.completions.create(model="judge", messages=seen(f"{host.url}/a.png"))
+        await client.chat.completions.create(model="judge", messages=seen(data_url()))
         return 1.0
 
-    env = ChatAgentEnv(agent, models={"judge": judge}, image_hosts=[host.url])
+    env = ChatAgentEnv(agent, models={"judge": judge})
     found: Any = await env.initial_observation()
 
     assert found.reward == 1.0
@@ -580,7 +369,7 @@ async def test_a_frozen_policy_of_tokens_does_so_too() -> None:
     assert len(old.prompts) == 1
 
 
-async def test_tokens_are_counted_of_data_and_nothing_is_fetched_for_it(host: Host) -> None:
+async def test_tokens_are_counted_of_data_and_nothing_is_fetched_for_it() -> None:
     async def count(client: AgentClient, url: str) -> int:
         content: Any = [{"type": "image", "source": {"type": "url", "url": url}}]
         counted = await client.anthropic.messages.count_tokens(
@@ -590,21 +379,8 @@ async def test_tokens_are_counted_of_data_and_nothing_is_fetched_for_it(host: Ho
 
     async def agent(client: AgentClient) -> float:
         with pytest.raises(anthropic.BadRequestError, match="is not fetched"):
-            await count(client, f"{host.url}/a.png")
+            await count(client, "http://127.0.0.1:9/a.png")
         return float(await count(client, data_url()) > 1)
 
-    env = ChatAgentEnv(agent, renderer=vision(), image_hosts=[host.url])
-    found: Any = await env.initial_observation()
-
+    found: Any = await ChatAgentEnv(agent, renderer=vision()).initial_observation()
     assert found.reward == 1.0
-    assert host.asked == []
-
-
-def test_frozen_models_share_the_images_of_the_episode() -> None:
-    async def agent(client: AgentClient) -> float:
-        return 1.0
-
-    env = ChatAgentEnv(agent, models={"judge": lambda messages: "Yes."}, image_hosts="a.example")
-    in_time = env._frozen["judge"]
-    assert isinstance(in_time, functools.partial)
-    assert env._turns.images in in_time.args[0].args

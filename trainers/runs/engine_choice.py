@@ -117,14 +117,13 @@ def running_engine(
             "model": settings.model_name, "trains": f"LoRA of rank {settings.lora_rank}",
         }  # fmt: skip
         return
-    from evert.bridge.images import host_names
     from evert.bridge.options import collector_hosts
     from evert.trainers.engine.engine import embedded_engine
     from evert.trainers.runs.frozen_models import frozen_models, hosts_of
     from evert.trainers.runs.tracking import wandb_hosts
 
-    hosts = (*wandb_hosts(settings), *hosts_of(frozen_models(settings.models)))
-    hosts = (*hosts, *host_names(settings.image_hosts), *collector_hosts(settings.traces))
+    frozen = frozen_models(settings.models)
+    hosts = (*wandb_hosts(settings), *hosts_of(frozen), *collector_hosts(settings.traces))
     with embedded_engine(
         checkpoints,
         device=settings.device,

@@ -63,11 +63,6 @@ class EpisodeSettings:
         doc="whether a reply stays as sampled though a tool call of it comes back with arguments "
         "added",
     )
-    image_hosts: tuple[str, ...] = chz.field(
-        default=(),
-        doc="hosts that the images of messages are fetched from: example.org,http://10.0.0.3:8000; "
-        "none: images come as data",
-    )
     parse_error_policy: Mapping[str, Any] = by_path(
         "what follows a reply that does not parse: max_consecutive, penalty_per_error, "
         "terminal_reward, mask_error_turns, retry_message_template; none: the agent gets the text"
