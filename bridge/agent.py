@@ -155,7 +155,7 @@ def unwrapped(agent: Any) -> Any:
 def _arguments(
     agent: Agent, signature: inspect.Signature, roles: tuple[str, ...]
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    """Which roles an agent is called with in turn, and which by a parameter's name."""
+    """Roles that are passed by position, and (parameter, role) pairs that are passed by name."""
     named = signature.parameters
     missing = [role for role in roles if role not in _bound_names(agent)]
     positional: list[str] = []
@@ -176,7 +176,6 @@ def _arguments(
 
 
 def _bound_names(agent: Agent) -> set[str]:
-    """What partials already give an agent by name."""
     names: set[str] = set()
     while isinstance(agent, functools.partial):
         names |= agent.keywords.keys()

@@ -208,10 +208,7 @@ class _Check:
 
 
 def _texts(prompt: FlatPrompt, renderer: PromptRenderer) -> list[object]:
-    """The text of a flat prompt, and what in it is no text.
-
-    Without white space and the marks of thoughts, which a reply is free to leave out.
-    """
+    """The text, without white space and marks of thoughts, which replies may omit; other chunks."""
     chunks = [element for element in prompt if not isinstance(element, int)]
     text = renderer.decode([t for t in prompt if isinstance(t, int)])
     return [re.sub(r"</?think>|\s+", "", text), *chunks]

@@ -280,7 +280,7 @@ class Conversation:
         return drift
 
     def _render_whole(self, start: int, renderer: PromptRenderer, most: int | None) -> Drift | None:
-        """For templates that look at everything: render it all, but keep what was sampled."""
+        """For templates that depend on all messages: render them all, but keep what was sampled."""
         check_tokens(self.log.length, most)
         whole = renderer.full(self.messages)
         known = _shown_again(whole, self.shown, renderer)
@@ -298,10 +298,10 @@ class Conversation:
 
 
 def _shown_again(whole: FlatPrompt, shown: FlatPrompt, renderer: PromptRenderer) -> int | None:
-    """How much of a whole rendering shows what was shown before; None: it shows it otherwise.
+    """How much of ``whole`` shows the same as ``shown``; None: it shows it differently.
 
-    A thought that the prompt opened and the reply never closed (it was cut) is nothing that a
-    template can show: the rendering then goes on with the reply where the thought was opened.
+    A reply that was cut never closes the thought that the prompt opened, and a template cannot show
+    such a thought: the rendering then goes on with the reply where the thought was opened.
     """
     if whole[: len(shown)] == shown:
         return len(shown)

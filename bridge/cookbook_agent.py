@@ -90,11 +90,6 @@ class CookbookAgent:
 
 
 async def _env_of(made: object, heard: HeardRenderer, stack: AsyncExitStack) -> Env:
-    """The Env that was made; what it holds is let go of with ``stack``.
-
-    Raises:
-        InvalidAgentError: It is none.
-    """
     if isinstance(made, EnvGroupBuilder):
         stack.push_async_callback(made.cleanup)
         envs = await made.make_envs()
@@ -120,7 +115,7 @@ async def _env_of(made: object, heard: HeardRenderer, stack: AsyncExitStack) -> 
 
 
 class _Asking(TokenCompleter):
-    """The policy of the environment: whoever answers the agent's client."""
+    """Samples from whoever answers the agent's client."""
 
     def __init__(self, client: AgentClient, heard: HeardRenderer) -> None:
         self._client = client
@@ -150,7 +145,7 @@ class _Asking(TokenCompleter):
 
 
 class _Told(Env):
-    """An Env whose rewards, metrics and logs the agent's client is told of."""
+    """An Env that tells the agent's client its rewards, metrics and logs."""
 
     def __init__(self, env: Env, client: AgentClient) -> None:
         self._env = env
@@ -180,5 +175,5 @@ class _Told(Env):
 
 
 def _own(metrics: Metrics) -> Metrics:
-    """Metrics without a stop reason, which is the agent's Env's to give."""
+    """Metrics without a stop reason: only the agent's Env sets it."""
     return {k: value for k, value in metrics.items() if not k.startswith(STOP_METRIC_PREFIX)}

@@ -194,7 +194,6 @@ def spread(values: Any, tokens: Any, what: str, letters: str) -> Any:
 
 
 def _widths(tokens: Any) -> list[int]:
-    """The longest of each dimension."""
     level, widths = [tokens], []
     while level and isinstance(level[0], list):
         widths.append(max(map(len, level)))
@@ -203,7 +202,7 @@ def _widths(tokens: Any) -> list[int]:
 
 
 def _fit(values: Any, tokens: Any, widths: Sequence[int], least: int) -> Any:
-    """The values in the form of the tokens; an IndexError if they do not have it."""
+    """The values in the shape of the tokens. Other shapes raise an IndexError."""
     if not isinstance(values, list):
         if least > 0:
             raise IndexError
@@ -219,7 +218,6 @@ def _fit(values: Any, tokens: Any, widths: Sequence[int], least: int) -> Any:
 
 
 def _filled(value: Any, tokens: Any) -> Any:
-    """One number for all that is below."""
     if isinstance(tokens, list):
         return [_filled(value, each) for each in tokens]
     if tokens == 0:
@@ -230,7 +228,6 @@ def _filled(value: Any, tokens: Any) -> Any:
 
 
 def _listed(values: Any) -> Any:
-    """Arrays, tensors and tuples as lists, wherever they stand."""
     if hasattr(values, "tolist"):
         return values.tolist()
     if isinstance(values, Sequence) and not isinstance(values, str):

@@ -96,7 +96,7 @@ class Curriculum:
         return any(self._taught[task]) if self._taught[task] else None
 
     def _share(self, share: float, step: int) -> int:
-        """Groups of a batch that are a share; what is less than one adds up from step to step."""
+        """A share of a batch, in groups; fractions of a group add up from step to step."""
         size = share * self.batch_size
         return int(size * (step + 1) + 1e-9) - int(size * step + 1e-9)
 

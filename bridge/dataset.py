@@ -126,11 +126,6 @@ class AgentDataset(RLDataset):
         return self._order(epoch)[batch * self.batch_size : (batch + 1) * self.batch_size]
 
     def _sampled(self, index: int, log: SamplerLog) -> Sequence[int]:
-        """What the sampler chooses.
-
-        Raises:
-            InvalidDatasetError: No tasks, or some that there are not.
-        """
         log.begin(index)
         chosen, there = [*log.sampler.next(index)], range(len(self.tasks))
         if not chosen or not all(isinstance(n, Integral) and n in there for n in chosen):
@@ -171,7 +166,6 @@ class Kept:
 
 
 def _kept(value: Any) -> Any:
-    """``value`` as a configuration can hold it: data and functions as they are."""
     is_plain = isinstance(value, str | type(None) | RemoteModel | TinkerModel | Kept)
     return value if is_plain or inspect.isfunction(value) else Kept(value)
 
@@ -305,11 +299,6 @@ class AgentDatasetBuilder(RLDatasetBuilder):
 
 
 def _advantages(advantages: Any) -> Advantages:
-    """The function that an import path names; "group", or a function, as it is.
-
-    Raises:
-        AdvantagesError: Nothing is found there.
-    """
     if isinstance(advantages, str) and advantages != "group":
         advantages = resolve(advantages, "advantages", AdvantagesError)
     found: Advantages = advantages

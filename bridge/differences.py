@@ -48,7 +48,7 @@ def in_field(place: str, then: Any, now: Any) -> str:
 
 
 def _said(value: Any) -> Any:
-    """A field without what says nothing: agents strip replies, and leave empty fields out."""
+    """A field without its empty values: agents strip replies, and leave empty fields out."""
     if isinstance(value, list):
         texts = [part["text"] for part in value if isinstance(part, Mapping) and "text" in part]
         if texts and len(texts) == len(value):
@@ -58,7 +58,6 @@ def _said(value: Any) -> Any:
 
 
 def _call(part: Any) -> Any:
-    """A tool call in a list, its arguments as what they say; anything else as it is."""
     function = part.get("function") if isinstance(part, Mapping) else None
     if not isinstance(function, Mapping) or "arguments" not in function:
         return part
@@ -70,7 +69,6 @@ def _call(part: Any) -> Any:
 
 
 def _first(place: str, then: Any, now: Any, unseen: set[str]) -> tuple[str, Any, Any] | None:
-    """The innermost place where two JSON values differ, and what stands there."""
     if isinstance(then, Mapping) and isinstance(now, Mapping):
         keys = [key for key in {**then, **now} if key not in unseen]
         pairs = [(f"{place}.{key}", then.get(key), now.get(key)) for key in keys]

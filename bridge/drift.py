@@ -87,9 +87,9 @@ def _say_the_same(shown: list[int], sampled: list[int], renderer: PromptRenderer
 
 
 def _what_it_says(message: Message) -> tuple[list[str], list[str], Sequence[Any]]:
-    """A reply's thinking, text and tool calls, without what templates set as they like.
+    """A reply's thinking, text and tool calls, without what templates choose.
 
-    That is the white space between them, and where a tool call stands that could not be parsed.
+    They choose the white space between them and the place of tool calls that cannot be parsed.
     """
     content = message["content"]
     parts = [TextPart(type="text", text=content)] if isinstance(content, str) else content

@@ -80,7 +80,7 @@ def follow_echoes(
 
 
 def _renames(messages: list[Message], at: int, reply: Reply) -> bool:
-    """Give the results after a renamed reply its own ids; False: they are not of the renamed."""
+    """Give the results after a renamed reply its own ids; False: they answer another reply."""
     calls = messages[at].get("tool_calls", ())
     ids = {call.id: own.id or "" for call, own in zip(calls, reply.tool_calls, strict=True)}
     results = [*takewhile(lambda message: message["role"] == "tool", messages[at + 1 :])]
@@ -93,7 +93,6 @@ def _renames(messages: list[Message], at: int, reply: Reply) -> bool:
 
 
 def _is_one_to_one(sent: Iterable[Message], given: Iterable[Message]) -> bool:
-    """Whether each id stands for one id in the whole conversation."""
     pairs = {
         (call.id, own.id)
         for message, undone in zip(sent, given, strict=True)
@@ -132,7 +131,7 @@ def _completes(call: ToolCall, given: ToolCall) -> bool:
 
 
 def _holds(sent: Any, given: Any) -> bool:
-    """Whether a JSON value has all that another has; objects may have more, at any depth."""
+    """Whether ``sent`` has all that ``given`` has; objects may have more fields, at any depth."""
     if isinstance(given, dict) and isinstance(sent, dict):
         return given.keys() <= sent.keys() and all(_holds(sent[k], given[k]) for k in given)
     if isinstance(given, list) and isinstance(sent, list):

@@ -59,8 +59,6 @@ async def play_at(
 
 
 class _Elsewhere(ChatAgentEnv):
-    """An Env whose policy is asked elsewhere."""
-
     answer: FrozenAnswer
 
     async def _begin(self) -> tuple[Episode, Inbox]:

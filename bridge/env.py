@@ -289,7 +289,6 @@ class ChatAgentEnv(Env):
     # -- beginning, and handing out --------------------------------------------------------------
 
     async def _begin(self) -> tuple[Episode, Inbox]:
-        """Start the agent; the episode, and the inbox that this Env reads."""
         loop = asyncio.get_running_loop()
         made_of = self._form, loop, [self._settings.names], self._frozen, self.seed
         episode = new_episode(self._settings.traces, *made_of)
@@ -297,7 +296,6 @@ class ChatAgentEnv(Env):
         return episode, episode.inboxes[0]
 
     def _start(self, episode: Episode) -> None:
-        """Start the agent; its calls go to the first model there is unless they name another."""
         form = self._form
         model = episode.routes.names[0]
         endpoint = Endpoint(episode, episode.inboxes[0], model, self._renderer)

@@ -349,7 +349,6 @@ class Episode:
         task.add_done_callback(self._asking.pop)
 
     def _late(self) -> BaseException:
-        """What a call that comes too late is told, the more often the plainer."""
         self._late_calls += 1
         if self._late_calls > REFUSALS_BEFORE_ABORT:
             return AgentAborted(
@@ -384,7 +383,7 @@ def check_running(episode: Episode) -> None:
 
 
 def _leave_behind(task: "asyncio.Task[None]") -> None:
-    """Let the event loop end without an agent that ignores every end: it waits for all tasks."""
+    """Let the event loop end, which waits for all tasks, without an agent that never ends."""
     if not task.done():
         _left_behind.add(task)
         task.add_done_callback(_left_behind.discard)

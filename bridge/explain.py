@@ -26,7 +26,7 @@ _SEEN |= {0x7F: 0x2421} | dict.fromkeys([*range(0x80, 0xA0), *range(0xD800, 0xE0
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """Which earlier tokens a prompt repeats: all of transition ``turn``'s up to ``length``."""
+    """A prompt repeats transition ``turn`` up to token ``length``."""
 
     turn: int
     length: int
@@ -68,20 +68,20 @@ def explain(
 
 
 def _standard_output() -> Console:
-    """Standard output; a pipe or a file has no width at which to wrap."""
+    """Standard output. A pipe or a file has no width at which to wrap."""
     console = Console(highlight=False)
     console.soft_wrap = not (console.is_terminal or console.is_jupyter)
     return console
 
 
 def _harmless(text: Text) -> Text:
-    """A text whose control characters can be seen: nobody's words may steer a terminal."""
+    """Make control characters visible: nobody's words may steer a terminal."""
     text.plain = text.plain.translate(_SEEN)
     return text
 
 
 def _origin(prompt: FlatPrompt, known: Sequence[FlatPrompt]) -> _Origin | None:
-    """The latest of the earlier turns that the prompt shares most with; None: with none."""
+    """The latest of the earlier turns that shares most with the prompt; None: none shares any."""
     best: _Origin | None = None
     for turn, before in enumerate(known):
         length = _shared(prompt, before)
@@ -91,7 +91,7 @@ def _origin(prompt: FlatPrompt, known: Sequence[FlatPrompt]) -> _Origin | None:
 
 
 def _shared(first: FlatPrompt, second: FlatPrompt) -> int:
-    """Length of the common beginning, by halving: whole slices compare fast."""
+    """Length of the common beginning, by halving: slices compare fast."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
@@ -135,7 +135,6 @@ def _block(name: str, text: str, style: str) -> Text:
 
 
 def _decoded(tokens: Sequence[Any], decoder: PromptRenderer) -> str:
-    """Text of a flat prompt; a chunk that is no text is shown as what it is."""
     parts: list[str] = []
     for kind, run in groupby(tokens, type):
         chunk = [*run]

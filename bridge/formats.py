@@ -103,7 +103,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _without_fence(text: str) -> str | None:
-    """What a code fence is around; None: the text is in none."""
+    """The text inside a code fence; None: there is no fence."""
     text = text.strip()
     opening, _, rest = text.partition("\n")
     if opening.rstrip() not in (_FENCE, f"{_FENCE}json") or not rest.endswith(_FENCE):

@@ -213,7 +213,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         return envs if self.record is None else [*map(self.record.watch, envs)]
 
     def _next_seed(self) -> int | None:
-        """The seed of the group's next episode; one that is played again has another."""
+        """The seed of the next episode; an episode that is played again gets another."""
         self._members += 1
         return None if self.seed is None else seed_of(self.seed, self._members - 1)
 
@@ -266,7 +266,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         metrics: list[Metrics],
         envs: Sequence[Env],
     ) -> list[tuple[float, Metrics]]:
-        """Cut the trajectories by their advantages, in place; further reward, metrics of each."""
+        """Cut the trajectories by their advantages, in place; further rewards and metrics."""
         seats = [env.seat if isinstance(env, SeatEnv) else "" for env in envs]
 
         def of(seat: str, column: Sequence[T]) -> list[T]:
@@ -288,7 +288,6 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         rewards: Sequence[float],
         metrics: Sequence[Metrics],
     ) -> None:
-        """Have the group written down, in the order of play and with what was really earned."""
         if self.record is not None:
             iteration = self.batch.index if self.batch is not None else 0
             given: Any = {"rewards": rewards, "metrics": metrics, "tags": self.tags}
@@ -297,7 +296,6 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
     async def _outcomes(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
     ) -> list[Outcome]:
-        """What the group reward gives each trajectory; nothing where there is none."""
         if self.group_reward is None:
             return [Outcome(0.0) for _ in trajectory_group]
         group = PlayedGroup(trajectory_group, self.task, env_group)

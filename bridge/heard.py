@@ -107,7 +107,6 @@ class HeardRenderer:
     def _without_tools(
         self, messages: Sequence[Message]
     ) -> tuple[list[Any] | None, list[CookbookMessage]]:
-        """The tools that a conversation offers, in OpenAI's form, and its messages without them."""
         whole = [self._as_sent(message) for message in messages]
         for prefix, tools, system in self._prefixes:
             if tools and [*messages[: len(prefix)]] == prefix:
@@ -117,10 +116,7 @@ class HeardRenderer:
         return None, whole
 
     def _as_sent(self, message: Message) -> CookbookMessage:
-        """A message as an agent sends it: with the ids of tool calls that are its client's.
-
-        A call that could not be parsed is nothing that the Env shows again, as its renderer has it.
-        """
+        """The message with its client's ids of tool calls; as it is if one could not be parsed."""
         parsed, reply = self._parsed.get(id(message), (None, None))
         if parsed is not message or reply is None or not reply.tool_calls or reply.unparsed:
             return CookbookMessage(message)

@@ -46,11 +46,7 @@ def resolve(path: str, what: str, error: type[EvertError]) -> Any:
 
 
 def _made(module: str, expression: str) -> Any:
-    """What a name with arguments stands for: names, dots, and calls with literals.
-
-    Raises:
-        ValueError: It is something else, or what is called does not let itself be made so.
-    """
+    """Evaluate a name, dots, and calls with literals; a ValueError for anything else."""
 
     def value_of(node: ast.expr) -> Any:
         match node:
@@ -73,6 +69,6 @@ def _made(module: str, expression: str) -> Any:
 
 
 def _place(error: BaseException) -> str:
-    """Where an exception went through code that is nobody's package; empty: nowhere."""
+    """Where an exception passed through the user's code; "" if it did not."""
     own = own_frames(error)
     return f" (at {own[-1].filename}:{own[-1].lineno})" if own else ""

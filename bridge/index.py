@@ -76,7 +76,7 @@ def _call_names(calls: Sequence[ToolCall]) -> Key:
 
 
 def _same_json(text: str) -> str:
-    """One spelling for JSON that frameworks write anew: order of keys, spaces, 1 for 1.0."""
+    """One spelling for JSON that frameworks write anew: key order, spaces, 1 for 1.0."""
     try:
         return json.dumps(json.loads(text, parse_float=_number), sort_keys=True)
     except (ValueError, RecursionError):

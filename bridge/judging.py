@@ -161,7 +161,7 @@ def _question(attempts: Sequence[str], rubric: str) -> list[dict[str, str]]:
 
 
 async def _asked(ask: FrozenAnswer, messages: list[dict[str, str]]) -> Reply | None:
-    """The judge's reply; None: it cannot answer now, or not so long a prompt."""
+    """The judge's reply; None: it cannot answer now, or the prompt is too long."""
     try:
         return await ask(ChatRequest(JUDGE, messages))
     except openai.APIError as error:
@@ -172,7 +172,6 @@ async def _asked(ask: FrozenAnswer, messages: list[dict[str, str]]) -> Reply | N
 
 
 def _passes(error: openai.APIError) -> bool:
-    """Whether the next group may fare better."""
     if isinstance(error, openai.APIStatusError):
         is_busy = error.status_code in (408, 409, 429) or error.status_code >= 500
         return is_busy or error.code in ("context_length_exceeded", "model_timeout")

@@ -141,9 +141,9 @@ class ConversationBook:
     # -- where a request goes on -----------------------------------------------------------------
 
     def _next_turn(self, request: ChatRequest, caller: str, most: int | None) -> "_Way | None":
-        """Where a request is plainly the next turn of a conversation; None where it is not.
+        """Where a request goes on if it is plainly a conversation's next turn; None: it is not.
 
-        One with an assistant's message after the latest reply is not: it may be of another's.
+        It is not if an assistant's message follows the latest reply, which may be another agent's.
         """
         own, keeps = self._latest.get(caller), self._keeps_completed
         sent = request.messages
@@ -164,7 +164,6 @@ class ConversationBook:
     def _from_a_reply(
         self, request: ChatRequest, caller: str, renderer: PromptRenderer, most: int | None
     ) -> "_Way":
-        """Where a request goes on from the last known reply on its way, or anew without one."""
         check_text([*request.messages, request.tools], most)
         read = read_all(request.messages, 0, {})
         found = follow_echoes(
@@ -197,7 +196,7 @@ class ConversationBook:
         return _Way(conversation, 0, messages[start:], rendered, cause, is_handed)
 
     def _asked_instead(self, places: Sequence[int], messages: Sequence[Message]) -> set[Speaker]:
-        """Who got a reply where a request leaves what is known; nobody where it does not."""
+        """Who got a reply where a request leaves the known messages; nobody if it does not."""
         if len(places) == len(messages):
             return set()
         return self._index.asked.get(places[-1] if places else START, set())
@@ -205,9 +204,9 @@ class ConversationBook:
     def _last_replies(
         self, request: ChatRequest, caller: str, places: Sequence[int]
     ) -> tuple[Point | None, Point | None]:
-        """The last known reply on a request's way, and the last one that had the same tools.
+        """The last known reply on a request's way, and the last one with the same tools.
 
-        Of equal ones it is one that can go on, the caller's own, the newest.
+        Of equal ones: one that can go on, then one of the caller's own, then the newest.
         """
         last: Point | None = None
         for place in reversed(places):
@@ -257,7 +256,7 @@ class ConversationBook:
         renderer: PromptRenderer,
         most: int | None,
     ) -> None:
-        """Let a conversation grow by a request; one that is refused leaves no trace."""
+        """Extend a conversation by a request. A refused request changes nothing."""
         conversation = way.conversation
         escaped = (renderer.escape(message) for message in way.rendered)
         messages = [self._images.shown(message, most) for message in escaped]
@@ -283,7 +282,6 @@ class ConversationBook:
     def _note(
         self, conversation: Conversation, cause: Drift | None, drift: Drift | None, where: str = ""
     ) -> None:
-        """Count what an observation met, and the lineage if one begins with it."""
         begins = conversation.lineage < 0
         if begins and drift is Drift.RETOKENISED:
             drift = None  # counted when the reply was first gone on from
@@ -340,7 +338,6 @@ class _Way(NamedTuple):
 
 
 def _offers(request: ChatRequest, conversation: Conversation) -> bool:
-    """Whether a request offers the tools of a conversation."""
     try:
         return bool(request.tools == conversation.tools)
     except Exception:  # an agent's objects may not like to be compared (arrays)
@@ -355,7 +352,6 @@ def _kept_tools(tools: list[Any] | None) -> list[Any] | None:
 
 
 def _offer_tools(tools: list[Any], messages: list[Message], renderer: PromptRenderer) -> None:
-    """Put tools before the first message, as the renderer has it."""
     system = ""
     if messages[0]["role"] == "system" and isinstance(messages[0]["content"], str):
         system = messages[0]["content"]

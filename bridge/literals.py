@@ -158,7 +158,6 @@ class ControlTokens:
         return marked if inner == value else _json_string(inner)
 
     def _mark_string(self, found: re.Match[str]) -> str:
-        """A JSON string, marked; as it is written, but where it holds a control token."""
         try:
             value = json.loads(found[0])
         except ValueError:
@@ -188,7 +187,7 @@ class ControlTokens:
 
 
 def _json_string(text: str) -> str:
-    """A text as JSON; what UTF-8 cannot say is escaped."""
+    """A text as JSON. Lone surrogates, which UTF-8 cannot encode, are escaped."""
     return json.dumps(text, ensure_ascii=_SURROGATE.search(text) is not None)
 
 

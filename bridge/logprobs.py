@@ -127,10 +127,10 @@ def text_logprobs(
 
 
 def _ends(tokens: Sequence[int], renderer: PromptRenderer) -> list[int]:
-    """Where in the text of all tokens each one's own part ends.
+    """Where in the text of all tokens each token's own part ends.
 
-    A few tokens are decoded at a time, since only several may make a character, and what they say
-    counts as far as all of them together say the same.
+    A few tokens are decoded at a time, since one character may take several. Their text counts as
+    far as it agrees with the text of all.
     """
     whole = renderer.decode(tokens)
     ends: list[int] = []
@@ -147,7 +147,6 @@ def _ends(tokens: Sequence[int], renderer: PromptRenderer) -> list[int]:
 
 
 def _agreed(text: str, other: str) -> int:
-    """How many characters two texts have in common from their beginning on."""
     pairs = enumerate(zip(text, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(text), len(other)))
 
@@ -199,7 +198,6 @@ def _runs(said: str, text: str) -> list[Span] | None:
 
 
 def _parts(reply: Reply) -> Iterator[dict[str, Any]]:
-    """What a reply consists of, in its order."""
     content = reply.parsed["content"]
     if isinstance(content, str):
         yield {"type": "text", "text": content}

@@ -60,7 +60,7 @@ def check_text(value: object, most: int | None) -> None:
 
 
 def _length(value: object, most: int) -> int:
-    """The characters of a value, or of its beginning that has more than ``most``."""
+    """Characters of a value, counted until there are more than ``most``."""
     found = 0
     inside: list[Any] = [value]
     for one in inside:  # grows on the way
@@ -178,7 +178,7 @@ def least_tokens(messages: Sequence[Any], renderer: PromptRenderer) -> int:
 
 
 def _most_in_a_token(renderer: Any) -> list[int]:
-    """Most of each that is counted; empty where a token may stand for any text."""
+    """The highest count of each kind in any token; empty where a token may stand for any text."""
     backend = getattr(renderer.tokenizer, "backend_tokenizer", None)
     known = isinstance(getattr(backend, "model", None), BPE)
     known = known and isinstance(backend.normalizer, NFC | None)

@@ -343,7 +343,6 @@ class Reply:
 
 
 def _thoughts(content: str | list[ContentPart]) -> str | None:
-    """The thinking in a message's content; None when there is none."""
     parts = content if isinstance(content, list) else []
     thoughts = [part["thinking"] for part in parts if part["type"] == "thinking"]
     return "\n".join(thoughts) if thoughts else None
@@ -393,7 +392,6 @@ def call_id(name: str) -> str:
 
 
 def _with_text(message: Message, text: str) -> Message:
-    """A message with a text at its end."""
     content = message["content"]
     if isinstance(content, str):
         return {**message, "content": content + text}

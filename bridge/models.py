@@ -126,11 +126,6 @@ def _check_no_prefill(request: ChatRequest, kind: str) -> None:
 
 
 def _with_given_logprobs(reply: Reply, choice: Choice) -> Reply:
-    """A reply with what the endpoint says of its tokens, if that is of the very text.
-
-    Raises:
-        openai.BadRequestError: It says nothing.
-    """
     if choice.logprobs is None or choice.logprobs.content is None:
         raise unavailable("the endpoint of this model gave none")
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -146,17 +141,16 @@ def _with_given_logprobs(reply: Reply, choice: Choice) -> Reply:
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """Loading the certificates takes longer than a short call: once a process will do."""
+    """Made once a process: to load the certificates takes longer than a short call."""
     return ssl.create_default_context()
 
 
 def _new_call_ids() -> str:
-    """A prefix for the ids of one reply's tool calls, unlike any other's."""
+    """A unique prefix for the ids of one reply's tool calls."""
     return f"call-{secrets.token_hex(4)}"
 
 
 def _format_fields(wanted: ReplyFormat | None) -> dict[str, Any]:
-    """A format as the fields of chat completions that ask for it."""
     fields: dict[str, Any] = {}
     if wanted is not None and wanted.schema == ANY_OBJECT:
         fields["response_format"] = {"type": "json_object"}
@@ -172,8 +166,6 @@ def _format_fields(wanted: ReplyFormat | None) -> dict[str, Any]:
 
 
 class _Said(MessageCompleter):
-    """A function's replies."""
-
     def __init__(self, function: Callable[[list[Message]], str]) -> None:
         self._function = function
 
@@ -222,7 +214,7 @@ def frozen_models(
 
 
 async def _in_time(answer: FrozenAnswer, seconds: float | None, request: ChatRequest) -> Reply:
-    """A model's reply, or the error that none came; the model may swallow that it is cancelled."""
+    """A model's reply, or an error in time: the model may swallow its cancellation."""
     asked = asyncio.ensure_future(answer(request))
     asked.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:

@@ -110,7 +110,7 @@ def _play_by(env: Env, ahead: Ahead) -> None:
 
 
 def _put_late_notes(trajectory: Trajectory, env: Env) -> None:
-    """Put what the agent noted of transitions that had been handed out where it belongs."""
+    """Add what the agent noted of transitions after they were handed out."""
     if not isinstance(env, ChatAgentEnv):
         return
     before = env.turns - len(env.turn_lineages)  # played from a record, of a branch
@@ -122,8 +122,6 @@ def _put_late_notes(trajectory: Trajectory, env: Env) -> None:
 
 
 class _Group(EnvGroupBuilder):
-    """A group whose Envs have their calls sampled ahead; all else is the builder's own."""
-
     def __init__(self, builder: EnvGroupBuilder, ahead: Ahead) -> None:
         self._builder = builder
         self._ahead = ahead

@@ -87,7 +87,6 @@ def _pieces(
 
 
 def _parts(turn: Transition, advantages: Sequence[float]) -> Iterator[tuple[float, Transition]]:
-    """A turn, or its runs of tokens with one advantage; the first has what was noted of it."""
     if len(set(advantages)) <= 1:
         yield (advantages[0] if advantages else 0.0), turn
         return

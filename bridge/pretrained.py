@@ -164,7 +164,6 @@ def _untrusted(name: str, folder: Path) -> InvalidModelError:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is none."""
     try:
         found = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -136,7 +136,7 @@ class PromptRenderer:
 
     @cached_property
     def _encodes_here(self) -> bool:
-        """Whether the renderer has texts encoded by its tokenizer, so that marks are taken out."""
+        """Whether the renderer encodes texts by its tokenizer, which takes marks out."""
         try:
             prompt = self.full([Message(role="user", content=f"a{MARK}b")])
         except RendererMismatchError:
@@ -207,7 +207,7 @@ class PromptRenderer:
 
     @contextmanager
     def _refusing(self, *but: type[Exception]) -> Iterator[None]:
-        """Turn whatever the renderer raises over what it cannot render into a refusal of it."""
+        """Refuse what the renderer cannot render, whatever it raises; ``but`` passes."""
         try:
             yield
         except Exception as error:

@@ -112,7 +112,6 @@ def _is_same(value: object, other: object) -> bool:
 
 
 def _warn_of(name: str) -> None:
-    """Warn of an unknown field, once a name, and of no more names than anybody reads."""
     if name in _warned or len(_warned) >= MOST_WARNED:
         return
     _warned.add(name)

@@ -66,8 +66,6 @@ class _Unknown(Exception):
 
 
 class _Clock:
-    """How long a check may go on."""
-
     def __init__(self, *, hasty: bool) -> None:
         self._now = time.perf_counter if hasty else time.thread_time
         self._end = self._now() + (HASTY_SECONDS if hasty else MOST_SECONDS)
@@ -129,7 +127,6 @@ def first_error(schema: str, value: Any, *, hasty: bool = False) -> "ValidationE
 
 
 def _warn(schema: str, reason: str) -> None:
-    """Once a schema, and of no more schemas than anybody reads about."""
     if schema not in _warned and len(_warned) < MOST_WARNED:
         _warned.add(schema)
         logger.warning(
@@ -141,7 +138,6 @@ def _warn(schema: str, reason: str) -> None:
 
 @lru_cache(256)
 def _validator(schema: str) -> "Validator":
-    """A validator that looks at the clock and fetches nothing."""
     import jsonschema
     import referencing
     from jsonschema.validators import validator_for
@@ -221,9 +217,9 @@ def _additional_properties(check: Keyword) -> Keyword:
 def _some_of(
     validator: Any, wanted: list[Any], instance: Any, schema: Any, *, most: int | None
 ) -> "Iterator[ValidationError]":
-    """``anyOf`` and ``oneOf``, but the errors of what does not fit are not kept.
+    """``anyOf`` and ``oneOf`` without the errors of what does not fit.
 
-    They are a tree, which may have millions of nodes, and to let go of it holds all threads.
+    Those are a tree of up to millions of nodes; to free it blocks all threads.
     """
     from jsonschema.exceptions import ValidationError
 
@@ -297,5 +293,5 @@ _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
 
 
 def _as_re2(escape: re.Match[str]) -> str:
-    """An escape as RE2 writes it: JavaScript's of a character by its number is another there."""
+    """JavaScript's escape of a character by its number, as RE2 writes it."""
     return f"\\x{{{escape[1]}}}" if escape[1] else escape[0]

@@ -198,7 +198,7 @@ class SeatGroup:
         self._look()
 
     def _look(self) -> None:
-        """Give up on seats that wait when nobody is left who could fail and be played again."""
+        """Give up waiting seats once no seat is left that could fail and be played again."""
         if self._waits and all(self._waits.values()):
             asyncio.get_running_loop().call_later(LONE_SEAT_PATIENCE, self._tell_lone_seats)
 
@@ -209,8 +209,6 @@ class SeatGroup:
 
 
 class _Table:
-    """What the seats of one episode share: who has arrived, and the episode once all have."""
-
     def __init__(self, seats: tuple[str, ...], seed: int | None) -> None:
         self.seats = seats
         self.seed = seed
@@ -288,11 +286,6 @@ class SeatEnv(ChatAgentEnv):
         )
 
     async def _begin(self) -> tuple[Episode, Inbox]:
-        """Take the seat; the last to arrive starts the agent.
-
-        Raises:
-            EnvClosedError: The episode was given up before all seats were taken.
-        """
         table = self.table
         table.taken.add(self.seat)
         table.loop = loop = asyncio.get_running_loop()
@@ -324,7 +317,6 @@ class SeatEnv(ChatAgentEnv):
         return await self._told(super().step(action, extra=extra))
 
     async def _told(self, moment: Awaitable[T]) -> T:
-        """Tell the group when this seat is over."""
         try:
             result = await moment
         except BaseException:

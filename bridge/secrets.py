@@ -131,7 +131,7 @@ def redacted_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def _learn(present: Mapping[Any, Any]) -> None:
-    """Find the secrets anew; a thread that does so at the same time finds the same."""
+    """Find the secrets anew. Threads that do so at the same time find the same."""
     snapshot = dict(present)
     parts = (argument.partition("=") for argument in sys.argv)
     arguments = ((name, value) for name, _, value in parts)

@@ -61,7 +61,6 @@ def agent_traceback(error: BaseException) -> str:
 
 
 def _frames(error: BaseException) -> list[tuple[traceback.FrameSummary, str]]:
-    """The frames of an exception, and whose each is."""
     found = traceback.extract_tb(error.__traceback__)
     return [(frame, _home(frame.filename)) for frame in found]
 

@@ -100,8 +100,6 @@ class TracedEpisode(Episode):
 
 
 class _Place(NamedTuple):
-    """Where a span belongs: within ``parent``, which is ``context``'s, with some links."""
-
     context: otel.Context
     parent: SpanContext
     links: Sequence[Link] = ()
@@ -270,8 +268,6 @@ class Trace:
 
 
 class _Call:
-    """A model call that has begun."""
-
     __slots__ = ("_model", "_place", "_request", "_start", "_trace")
 
     def __init__(
@@ -317,13 +313,11 @@ def _failure(error: BaseException) -> tuple[str, Status]:
 
 
 def _names(tools: Sequence[Any] | None) -> Iterator[object]:
-    """The names of the tools that a request offers."""
     for tool in tools or ():
         yield (tool.get("function") or {}).get("name") if isinstance(tool, Mapping) else None
 
 
 def _results(messages: Sequence[Any]) -> Iterator[str]:
-    """The ids of the calls whose results a request ends with."""
     for message in reversed(messages):
         get = message.get if isinstance(message, Mapping) else partial(_attribute, message)
         if get("role") == "assistant":

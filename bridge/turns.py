@@ -147,7 +147,7 @@ class Turns:
         return outstanding
 
     def _look(self) -> None:
-        """A call has come while nobody waits for one."""
+        """Called when a call comes and nobody waits for one."""
         if self.outstanding is not None:  # else the runner is here, and will take it
             self.overlap.look(self.outstanding)
 
@@ -191,7 +191,6 @@ class Turns:
         return await self._advance()
 
     def _deliver(self, call: ParkedCall, reply: Reply, turn: Turn) -> None:
-        """Resume the agent, with the tokens and their log-probabilities if it asked for them."""
         if self.overlap.is_met and self.account.inbox is not None:
             self.account.inbox.reached(call, self.account.turns - 1)
         if call.request.tokens and turn.tokens:
@@ -207,11 +206,7 @@ class Turns:
     def _read(
         self, outstanding: Outstanding, turn: Turn, renderer: PromptRenderer, most: int | None
     ) -> tuple[Reply, Problem | None]:
-        """The reply of an action, no longer than the agent asked for.
-
-        Raises:
-            LongTextError: It has more than ``most`` characters, about.
-        """
+        """The reply of an action, cut to what the agent asked for."""
         check_tokens(len(turn.tokens), most)
         request = outstanding.call.request
         ids, here = f"call-{self.account.turns - 1}", outstanding.conversation
@@ -244,7 +239,7 @@ class Turns:
     async def _ask_again(
         self, outstanding: Outstanding, turn: Turn, reply: Reply, correction: Message
     ) -> Upcoming:
-        """Put an action that the agent never sees, and what was wrong with it, into the prompt."""
+        """Put a faulty action, which the agent never sees, and its correction into the prompt."""
         if (reason := self._spent()) is not None:
             return await self._stop(reason)
         conversation = outstanding.conversation
@@ -260,7 +255,6 @@ class Turns:
     # -- from one call to the next ---------------------------------------------------------------
 
     async def _advance(self) -> Upcoming:
-        """Wait for the agent's next call that can be served, or for its ending."""
         episode, inbox = self.episode, self.account.inbox
         if episode is None or inbox is None:
             raise EnvStateError("This episode has not begun; call initial_observation() first.")
@@ -336,7 +330,6 @@ class Turns:
     # -- the end ---------------------------------------------------------------------------------
 
     async def _stop(self, reason: StopReason) -> Ending:
-        """End an episode whose agent would go on."""
         await self._end()
         return self.account.ending(reason)
 
@@ -363,7 +356,6 @@ class Turns:
         await self._end()
 
     async def _end(self) -> None:
-        """Let the episode be over though its agent would go on."""
         episode, patience = self.episode, self._settings.close_timeout
         if episode is None:
             return

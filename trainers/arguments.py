@@ -172,7 +172,6 @@ def _in_our_words(
     values: Mapping[str, Any],
     called: Callable[[str], str],
 ) -> str:
-    """What chz says, with the setting, what it got and what it takes."""
     text = str(error)
     if found := re.search(r"for param '([^']+)'|Expected '([^']+)' to be", text):
         key = found[1] or found[2]

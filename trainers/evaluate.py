@@ -120,14 +120,13 @@ def _run_with(program: Sequence[str], settings: EvaluateSettings) -> None:
 
 
 def _read(arguments: Sequence[str]) -> EvaluateSettings:
-    """``key=value`` arguments, over the settings of the evaluation to go on with."""
     given = read_pairs(arguments, KEYS, "env")
     recorded = run_folder.recorded_settings(given.get("out", ""), EVALUATION, EvaluateSettings)
     return read_evaluate_settings(given, recorded)
 
 
 def _check_names(settings: EvaluateSettings) -> None:
-    """Find a name that leads nowhere, before torch is imported."""
+    """Refuse unknown names before torch is imported."""
     players = settings.players
     for name in settings.models:
         if name not in players:
@@ -137,7 +136,6 @@ def _check_names(settings: EvaluateSettings) -> None:
 
 
 def _open(settings: EvaluateSettings) -> Path:
-    """The folder of a new evaluation, or of one to go on with; refused if it holds another."""
     path = run_folder.output_folder(settings.out, "evaluations", settings.name, EVALUATION)
     now = chz.asdict(settings)
     before = run_folder.recorded_settings(path, EVALUATION, EvaluateSettings)
@@ -164,7 +162,6 @@ def _evaluate(
     path: Path,
     console: Console,
 ) -> None:
-    """Play what is not on record, one contestant after the other, and show how it went."""
     from evert.trainers.evaluation.episodes import Episode, EpisodeLog, planned
 
     seeds = range(settings.seed, settings.seed + settings.seeds)
@@ -216,7 +213,6 @@ def _play(
 
 @contextmanager
 def _progress(name: str, total: int, console: Console) -> Iterator[Callable[["Episode"], None]]:
-    """Shows how far a model is: a bar on a terminal, a line now and then elsewhere."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     counts = MofNCompleteColumn(), "{task.fields[found]}"
@@ -240,7 +236,6 @@ def _progress(name: str, total: int, console: Console) -> Iterator[Callable[["Ep
 def _report(
     played: Sequence["Episode"], settings: EvaluateSettings, folder: RunFolder, console: Console
 ) -> None:
-    """Show the table; write the CSV and the figures."""
     from evert.trainers.evaluation import scores
     from evert.trainers.evaluation.episodes import failures
     from evert.trainers.reporting.figures.bars import draw_categories, draw_splits
@@ -274,7 +269,6 @@ def _report(
 
 
 def _show_answers(played: Sequence["Episode"], console: Console) -> None:
-    """Show what a model answered last in the first episodes of a few tasks."""
     said = {(e.split, e.task): e for e in reversed(played) if e.dialogue}  # the first seed stays
     for episode in [*reversed(said.values())][:SHOWN]:
         reward = "no reward" if episode.reward is None else f"reward {episode.reward:g}"

@@ -124,7 +124,6 @@ def rescore(settings: RescoreSettings, console: Console) -> list[Rescored]:
 async def _rescored(
     records: "Iterable[RolloutRecord]", reward: Callable[..., Any], parallel: int
 ) -> list[Rescored]:
-    """Score rollouts, some side by side; in their order."""
     found, rest = list[Rescored](), iter(records)
     while some := [*islice(rest, parallel)]:  # read before any is scored: a line may be damaged
         found += await asyncio.gather(*(_scored(record, reward) for record in some))
@@ -151,7 +150,6 @@ async def _scored(record: "RolloutRecord", reward: Callable[..., Any]) -> Rescor
 
 
 def _show(found: Sequence[Rescored], most: int, console: Console) -> None:
-    """Old against new: all together, and those that changed most."""
     old, new = [each.old for each in found], [each.new for each in found]
     changed = [each for each in found if not math.isclose(each.old, each.new)]
     console.print(f"{len(found)} rollouts, {len(changed)} with another reward")

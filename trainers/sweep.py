@@ -176,7 +176,6 @@ class Sweep:
                 raise errors.exceptions[0] from None
 
     async def _do(self, run: "Run") -> None:
-        """Do a run; if the sweep is interrupted, have it save itself."""
         values = "-".join(f"{key}-{value}" for key, value in run.values.items())
         name = slug(f"{run.number:03}-{values}")[:NAME_LENGTH]
         folder = RunFolder(self._folder.path / "runs" / name, resumed=True)
@@ -202,7 +201,6 @@ class Sweep:
     def _finish(
         self, run: "Run", folder: RunFolder, status: str, error: str, seconds: float
     ) -> None:
-        """Write down and show how a run ended."""
         from evert.trainers.sweeping.results import ObjectiveError, objective_of
 
         objective = None

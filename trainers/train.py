@@ -283,7 +283,7 @@ async def _score_before(
     warm: "CheckpointRecord | None",
     score: "Callable[..., Awaitable[Evaluation | None]]",
 ) -> "Evaluation | None":
-    """The scores of the weights that RL starts from; a resumed run has them on file."""
+    """Scores of the weights that RL starts from; a resumed run has them on file."""
     from evert.trainers.evaluation.held_out import read_evaluation
 
     if recorded := folder.read_json(files.BEFORE):
@@ -300,7 +300,6 @@ async def _score_before(
 
 
 async def _to_sample_from(state_path: str, base_url: str | None) -> str:
-    """Path of the same weights as a sampler takes them."""
     import tinker
 
     service = tinker.ServiceClient(base_url=base_url)
@@ -312,7 +311,7 @@ async def _to_sample_from(state_path: str, base_url: str | None) -> str:
 async def _trained(config: "Config", folder: RunFolder) -> str:
     """Path of the last weights as a sampler takes them.
 
-    They are saved here where the run was stopped after its last step and before the Cookbook did.
+    Saves them if the run was stopped after its last step and before the Cookbook saved them.
     """
     import tinker
     from tinker_cookbook import checkpoint_utils as cookbook
@@ -341,7 +340,6 @@ async def _train(
     tally: "Tally",
     workers: "Executor | None",
 ) -> None:
-    """The Cookbook's ``main``, with its progress shown and tracked."""
     from tinker_cookbook.rl import train as cookbook
 
     from evert.trainers.runs.progress import display, follow, quietly
@@ -372,12 +370,12 @@ async def _train(
 
 
 def _log(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What went wrong in the background, a save perhaps that nobody waits for any more."""
+    """Log what fails in the background, such as a save that nobody awaits any more."""
     logging.getLogger(__name__).info("%(message)s: %(exception)r", {"exception": None, **context})
 
 
 async def _finish_saving() -> None:
-    """Let a checkpoint that is being written in the background be finished, after Ctrl-C too."""
+    """Wait for a checkpoint that is saved in the background, after Ctrl-C too."""
     saving = [t for t in asyncio.all_tasks() if t.get_name().startswith("rolling_checkpoint_")]
     if saving:
         await asyncio.wait(saving, timeout=30)

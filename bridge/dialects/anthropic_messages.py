@@ -122,7 +122,6 @@ class AnthropicMessages(Dialect):
 
 
 def _format_of(body: Mapping[str, Any]) -> object:
-    """The field that asks for a format, under its present name or its former one."""
     config = read_object(body.get("output_config"), "output_config") or {}
     present = config.get("format")
     wanted = body.get("output_format") if is_absent(present) else present
@@ -134,7 +133,6 @@ def _format_of(body: Mapping[str, Any]) -> object:
 
 
 def _read_tool(tool: object, index: int) -> dict[str, Any]:
-    """A tool in the form of chat completions."""
     place = f"tools[{index}]"
     if not isinstance(tool, Mapping) or tool.get("type") not in (None, "custom"):
         raise bad_request(
@@ -178,7 +176,7 @@ def _read_all(messages: Sequence[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages; texts of the assistant's that follow on each other are one, as in the API."""
+    """Join consecutive texts of the assistant's into one message, as the API does."""
     joined: list[dict[str, Any]] = []
     for message in messages:
         if joined and _is_text(message) and _is_text(joined[-1]):
@@ -193,9 +191,10 @@ def _is_text(message: Mapping[str, Any]) -> bool:
 
 
 def _split(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """The messages before the reply, and what the agent begins the reply with: "" for nothing.
+    """The messages before the reply, and the text that the reply begins with; "" for none.
 
-    That is a text after what the user said; thoughts and calls of tools are a finished message.
+    Only a text after the user's message is a beginning: thoughts and tool calls are finished
+    messages.
     """
     if len(messages) > 1 and _is_text(messages[-1]):
         return messages[:-1], str(messages[-1]["content"])
@@ -235,7 +234,6 @@ def _read_tool_use(block: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def _read_user(blocks: Sequence[Any], role: str, place: str) -> Iterator[dict[str, Any]]:
-    """The tools' results as messages of their own, then whatever the user said."""
     parts: list[dict[str, Any]] = []
     for index, block in enumerate(blocks):
         where = f"{place}.content[{index}]"
@@ -253,7 +251,7 @@ def _read_user(blocks: Sequence[Any], role: str, place: str) -> Iterator[dict[st
 
 
 def _result(content: object, place: str) -> str | list[dict[str, Any]]:
-    """What a tool returned: its texts, a line each, or parts where there are images."""
+    """A tool's result: its texts, a line each, or parts where there are images."""
     if is_absent(content):
         return ""
     if isinstance(content, str):

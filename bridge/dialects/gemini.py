@@ -232,7 +232,7 @@ def _parts(reply: Reply, *, thoughts: bool) -> Iterator[dict[str, Any]]:
 def _pieces(
     part: Mapping[str, Any], tokens: Sequence[dict[str, Any]] | None
 ) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]] | None]]:
-    """A text in deltas, each with its log-probabilities; a call is never cut."""
+    """Split a text into deltas, each with its log-probabilities; a call is never split."""
     if not part.get("text"):
         yield dict(part), None
         return

@@ -48,7 +48,6 @@ def read_contents(contents: Sequence[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _read_content(content: object, place: str) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
-    """The role, and the parts, each with its place."""
     fields = read_fields(content, place)
     role = fields.get("role", "user")
     if role not in ("user", "model", "function"):
@@ -94,7 +93,6 @@ def _read_call(call: object, place: str) -> dict[str, Any]:
 
 
 def _read_user(parts: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
-    """The functions' results as messages of their own, then whatever the user said."""
     said: list[dict[str, Any]] = []
     for place, part in parts:
         if "functionResponse" in part:
@@ -106,7 +104,6 @@ def _read_user(parts: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[dict[str
 
 
 def _read_result(result: object, place: str) -> dict[str, Any]:
-    """What a function returned, as JSON; beside it the images."""
     fields = read_fields(result, place)
     response = fields.get("response", {})
     if not isinstance(response, Mapping):

@@ -200,7 +200,7 @@ def _place(before: Sequence[Any], name: object, arguments: object) -> bytes:
 
 
 def _restore_result(result: dict[str, Any], unanswered: list[tuple[object, object]]) -> None:
-    """Give a result its call's id; the call, the oldest of its name, is answered then."""
+    """Give a result its call's id: its own, or that of the oldest unanswered call of its name."""
     own = result["tool_call_id"]
     found = [call for call in unanswered if call[own is not None] == (own or result["name"])]
     if found:

@@ -126,7 +126,7 @@ class Responses(Dialect):
 
 
 def _included(value: object) -> Sequence[Any]:
-    """What else a response is to hold; all but log-probabilities is there, or is not behind us."""
+    """Values of ``include``. Only log-probabilities count: the rest is always there, or never."""
     if is_absent(value):
         return ()
     if isinstance(value, (list, tuple)):
@@ -169,7 +169,7 @@ _REPLY = ("reasoning_content", "content", "tool_calls")
 
 
 def _joins(last: dict[str, Any], message: dict[str, Any]) -> bool:
-    """Add an item of a reply to those before it; False when it belongs to the next reply."""
+    """Add an item to the reply before it; False: it belongs to the next reply."""
     [kind] = [kind for kind in _REPLY if kind in message]
     if kind == "tool_calls":
         last.setdefault(kind, []).extend(message[kind])

@@ -110,7 +110,6 @@ def write_call(call: ToolCall, tools: object, number: str) -> dict[str, Any]:
 
 
 def _offered(name: str, tools: Sequence[Any]) -> tuple[str, Mapping[str, Any]]:
-    """The namespace and the definition of the tool that the policy knows as ``name``."""
     for tool in tools:
         if not isinstance(tool, Mapping):
             continue

@@ -28,7 +28,7 @@ async def response_for(answer: Answer, **options: Any) -> aiohttp.ClientResponse
 
 
 class _Connector(aiohttp.BaseConnector):
-    """Opens wires that have the answer on them."""
+    """Opens connections that hold the answer from the start."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class _Connector(aiohttp.BaseConnector):
 
 
 class _Wire(asyncio.Transport):
-    """Takes whatever is written to it, to no effect."""
+    """Discards what is written to it: the request was read before."""
 
     def __init__(self, protocol: ResponseHandler) -> None:
         super().__init__()
@@ -74,7 +74,6 @@ class _Wire(asyncio.Transport):
 
 
 def _written(answer: Answer) -> bytes:
-    """An answer as HTTP."""
     lines = [
         f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}",
         f"content-type: {answer.content_type}",

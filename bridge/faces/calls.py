@@ -42,8 +42,6 @@ REMEMBERED = 8
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """A call that is being answered, and how many clients wait for it."""
-
     reply: "asyncio.Task[Reply]"
     clients: int = 0
 
@@ -147,7 +145,7 @@ async def _answer(call: Call, reply: "asyncio.Task[Reply]") -> Answer:
 async def _streamed(
     request: web.BaseRequest, call: Call, reply: "asyncio.Task[Reply]"
 ) -> web.StreamResponse:
-    """A stream; a refusal that comes at once is an answer of its own, with its status."""
+    """Stream a reply. A refusal that comes at once is sent with its own status."""
     await asyncio.wait({reply}, timeout=PING_EVERY)
     if reply.done():
         return await send(request, whole(await _answer(call, reply)))

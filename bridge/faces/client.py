@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 
 class _Handle:
-    """What both clients share: who they speak for, and the notes an agent makes."""
-
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self.model = endpoint.model

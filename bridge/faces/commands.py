@@ -188,11 +188,7 @@ class Place:
         return ProcessResult(int(number), stdout, stderr, self.folder)
 
     def _supervised(self, command: list[str], out: IO[bytes], err: IO[bytes]) -> "Process":
-        """Start the supervisor of a command; a word to it, or the end of its input, ends it all.
-
-        Raises:
-            CommandError: The arguments cannot be handed to a program.
-        """
+        """Start a command's supervisor. A word on its input, or the input's end, ends it all."""
         outputs = [out.fileno(), err.fileno()]
         options = [*outputs, "LC_CTYPE" in self.env, len(self.own), *self.own]
         try:

@@ -202,7 +202,6 @@ class Endpoint:
         return routes.knows(model)
 
     def _model(self, url: str, content: bytes) -> object:
-        """The model that a request names; None: none."""
         path = urlsplit(url).path.rstrip("/")
         dialect, body = self._dialect(path), json_object(content)
         return (
@@ -210,7 +209,7 @@ class Endpoint:
         )
 
     def _is_own(self, url: str) -> bool:
-        """Whether a request goes to an address of this rollout's, where any name may do."""
+        """Whether a request goes to this rollout's address, where any model's name is accepted."""
         return any(url.startswith(f"{one.root_url}/") for one in self.addresses.values())
 
     def stranded(self, url: str, content: bytes, error: Exception) -> Answer:
@@ -316,13 +315,11 @@ class Endpoint:
 
 
 def _card(name: str) -> dict[str, Any]:
-    """A model as it is listed."""
     rest = {"object": "model", "created": 0, "owned_by": "evert"}
     return {"id": name, "name": f"models/{name}", **rest}
 
 
 def _is_final(error: BaseException | None) -> bool:
-    """Whether a connection failed for good: evert refuses it, or there is no such host."""
     while error is not None:
         unknown = isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME
         if unknown or isinstance(error, EvertError):

@@ -154,7 +154,6 @@ class ProcessAgent:
     def _place(
         self, client: AgentClient, task: Any, scratch: Path, judged: Place | None = None
     ) -> Place:
-        """Make the folders and variables of an episode's commands, or of what judges them."""
         outside = self.cwd is not None and judged is None
         folder = Path(self.cwd or "").resolve() if outside else scratch / "work"
         home, temporary = scratch / "home", scratch / "tmp"
@@ -205,7 +204,7 @@ class ProcessAgent:
                 )
 
     def _check_end(self, result: ProcessResult, client: AgentClient) -> None:
-        """Find an end that is no work of the agent's: a prompt too long, a start that failed."""
+        """Raise for an end that is not the agent's work: a prompt too long, a failed start."""
         inboxes = client._endpoint.episode.inboxes
         latest = [inbox.latest for inbox in inboxes if inbox.latest is not None]
         refusal = next((call.refusal for call in latest if call.refusal is not None), None)
@@ -246,7 +245,6 @@ class ProcessAgent:
 
 
 def _of_task(task: Any, file: Path) -> dict[str, str]:
-    """The environment variables that tell a command its task."""
     text = task_text(task)
     content = text.encode(errors="replace")
     file.write_bytes(content)
@@ -270,7 +268,7 @@ def _is_command(value: object) -> bool:
 
 
 def _checked(files: Mapping[str, str | bytes | Path]) -> dict[str, str | bytes | Path]:
-    """The files, whose names lead nowhere but into the episode's folders."""
+    """The files. A name that leads out of the episode's folders is refused."""
     for name, content in files.items():
         path = PurePath(room_of(name)[1])
         if path.is_absolute() or ".." in path.parts:
@@ -291,7 +289,7 @@ def _checked(files: Mapping[str, str | bytes | Path]) -> dict[str, str | bytes |
 
 
 def _check_looks(reward: ProcessReward, files: Mapping[str, str | bytes | Path]) -> None:
-    """Refuse a judge that is not told where the agent ran, so that it would find nothing."""
+    """Refuse a judge that is not told where the agent ran: it would find nothing."""
     told = [text for name, text in files.items() if room_of(name)[0] == IN_JUDGE]
     told += [] if callable(reward) or reward in ("exit", "file") else [*reward]
     if told and not any("{folder}" in str(text) for text in told):
@@ -316,7 +314,7 @@ async def _scratch() -> AsyncIterator[Path]:
 
 @contextmanager
 def _reporting(client: AgentClient, place: Place) -> Iterator[None]:
-    """Have the error of an episode that fails, or is given up, say what the command wrote last."""
+    """Add what the command wrote last to the error that ends an episode."""
     try:
         yield
     except BaseException:  # a timeout cancels the agent
@@ -325,7 +323,6 @@ def _reporting(client: AgentClient, place: Place) -> Iterator[None]:
 
 
 async def _called(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function returns that may wait, be it in a thread or async."""
     value = await asyncio.to_thread(function, *arguments)
     return await value if inspect.isawaitable(value) else value
 

@@ -63,7 +63,7 @@ def open_genai(transport: Transport) -> Any:
 
 @cache
 def _no_tls() -> ssl.SSLContext:
-    """A context of no certificates: each client would load all of the system's, in 0.1 s."""
+    """Without certificates: to load the system's takes each client 0.1 s."""
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 

@@ -126,7 +126,6 @@ class Server:
         await self._connections.end()
 
     def _forget(self) -> None:
-        """The next rollout on this loop gets a server of its own."""
         with _lock:
             if _servers.get((id(self._loop), self._interface)) is self:
                 del _servers[id(self._loop), self._interface]
@@ -187,7 +186,6 @@ class Server:
         return failure(403, message, "permission_error", "unknown_host")
 
     def _stranger(self, key: str) -> Answer:
-        """The answer to a key that is no running rollout's."""
         if key in self._over:
             message = (
                 "The episode of this key is over; nothing can answer its model calls. Wait for "
@@ -255,14 +253,14 @@ def _serve(endpoint: Endpoint, host: str) -> Address:
 
 
 def _drop(server: "weakref.ref[Server]") -> None:
-    """The loop of a server is closed."""
+    """Called when the server's loop is closed."""
     its = server()
     if its is not None:
         its.drop()
 
 
 def _drop_all() -> None:
-    """This is a fork: the sockets are its parent's too, which alone answers them."""
+    """In a fork: the sockets are the parent's too, and only the parent answers them."""
     for server in [*_servers.values()]:
         server.drop()
     _lock.release()

@@ -120,7 +120,7 @@ def _on_linux(option: int, value: int) -> None:
 
 
 def _alarm() -> int:
-    """A descriptor that can be read when a child has ended, or a signal says to end."""
+    """A descriptor that is readable once a child has ended, or a signal says to end."""
     alarm, entrance = os.pipe()
     os.set_blocking(alarm, False)
     os.set_blocking(entrance, False)
@@ -132,11 +132,6 @@ def _alarm() -> int:
 
 
 def _start(command: list[str], tails: list[Tail]) -> int:
-    """Start the command in a session of its own.
-
-    Raises:
-        OSError: It cannot be started.
-    """
     supervisor = os.getpid()
     failure, entrance = os.pipe()
     pid = os.fork()
@@ -169,7 +164,6 @@ def _become(command: list[str], tails: list[Tail], supervisor: int) -> None:
 
 
 def _watch(pid: int, tails: list[Tail], alarm: int, trainer: int) -> None:
-    """Write down what the command says until it has ended, or is to end."""
     sources = {tail.source: tail for tail in tails}
     poll = select.poll()
     for source in (LIFELINE, alarm, *sources):
@@ -189,7 +183,7 @@ def _watch(pid: int, tails: list[Tail], alarm: int, trainer: int) -> None:
 
 
 def _collected(pid: int) -> int | None:
-    """Collect the children that have ended; the exit status of the command if it is among them."""
+    """Reap children that have ended; the command's exit status if it is one of them."""
     status = None
     while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
         if ended[0] == pid:
@@ -207,10 +201,10 @@ def _report(line: str) -> None:
 
 
 def _end_all(pid: int) -> None:
-    """Kill and collect until no child is left, and so no descendant.
+    """Kill and reap until no child is left, and so no descendant.
 
-    A group is killed as one, so that no fork of a member escapes. What is in another group loses
-    its parent, and so is a child here by the next time: a flood of them runs out of parents.
+    A group is killed as one, so that no fork of a member escapes. A process of another group loses
+    its parent, and so becomes a child here that the next round kills.
     """
     with suppress(OSError):  # only root may go before the flood
         os.setpriority(os.PRIO_PROCESS, 0, -20)
@@ -230,7 +224,7 @@ def _end_all(pid: int) -> None:
 
 
 def _kill(child: int) -> None:
-    """Kill a child and its group; its number is nobody else's before it is collected."""
+    """Kill a child and its group. Its number is not used again before it is reaped."""
     with suppress(OSError):  # gone, or a program of another user
         os.kill(child, signal.SIGKILL)
         if (group := os.getpgid(child)) != os.getpgrp():

@@ -55,12 +55,12 @@ from evert.bridge.logprobs import remembering
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """Says of a piece of work whose it is.
+    """To whom a piece of work belongs.
 
     Attributes:
         endpoint: The API of its rollout; None: the rollout is gone.
         is_lent: Whether it ends with the agent.
-        process: Where it holds; a forked process has a copy of all that there was.
+        process: Where it holds; a forked process has a copy of all claims.
     """
 
     endpoint: Callable[[], Endpoint | None]
@@ -205,8 +205,6 @@ def _choosing_transport(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Sorting(Transport):
-    """A transport that answers the rollout's requests and passes the others on."""
-
     def __init__(self, transport: Any, endpoint: Endpoint) -> None:
         super().__init__(endpoint)
         self._transport = transport
@@ -329,7 +327,7 @@ def _put_back(thread: threading.Thread, run: Any) -> None:
 
 
 def _claim_here() -> _Claim | None:
-    """What the current work hands on; None outside of agents."""
+    """The claim that new work inherits; None outside of agents."""
     return None if current_endpoint() is None else _claim.get()
 
 
@@ -341,7 +339,7 @@ _WORKERS = (
 
 
 def _serves_a_pool(thread: threading.Thread) -> bool:
-    """Whether a thread will do other people's work too: its tasks say whose they are."""
+    """Whether a thread works for many rollouts: its tasks say to whom they belong."""
     target = getattr(thread, "_target", None)
     return target is not None and target in _WORKERS
 
@@ -380,7 +378,6 @@ def _claimed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _traced(claim: _Claim, function: Callable[..., Any]) -> Callable[..., Any]:
-    """What another thread is to run, within the span that is current here, if there are spans."""
     endpoint = claim.endpoint()
     trace = None if endpoint is None else endpoint.episode.trace
     return function if trace is None else trace.carried(function)

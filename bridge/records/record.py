@@ -173,7 +173,6 @@ class RolloutRecord:
         return [t for t in range(self.turns) if t not in gone_on and (given[t] or t == last)]
 
     def _conversation(self, turn: int, reply: Callable[[int], Row]) -> list[Row]:
-        """The messages of a turn's call, the replies among them as ``reply`` has them."""
         parts: list[list[Row]] = []
         call = self._call(turn)
         parts.append(call["messages"])
@@ -183,7 +182,6 @@ class RolloutRecord:
         return [message for part in reversed(parts) for message in part]
 
     def _begun(self, turn: int) -> Row:
-        """The call that the conversation of a turn began with."""
         while (call := self._call(turn))["after"] is not None:
             turn = call["after"]
         return call
@@ -245,11 +243,7 @@ def read_records(
 
 
 def _row(line: bytes) -> Row | None:
-    """The row of a line; None for the beginning of one, or nothing.
-
-    Raises:
-        RecordError: It is something else.
-    """
+    """The row of a line; None: the line is blank or cut off. Others raise a RecordError."""
     if not (line := line.strip()):
         return None
     try:

@@ -110,10 +110,7 @@ class Recorder:
         return self.path if self.path.suffix else self.path / f"{iteration:06}.jsonl"
 
     def _begun(self, file: Path) -> int:
-        """Bring a file into order that is written to for the first time; the next group's number.
-
-        Numbers go on behind the lines there are.
-        """
+        """Prepare a file for the first write; the next group's number, after those there are."""
         file.parent.mkdir(parents=True, exist_ok=True)
         if not file.is_file() or not self.path.suffix:
             file.write_bytes(b"")

@@ -84,7 +84,6 @@ class ReplayPolicy(TokenCompleter):
             )
 
     def _difference(self, prompt: FlatPrompt, request: ChatRequest | None) -> str:
-        """What is to be said of a prompt that the record has not, and of its call."""
         now = [*map(as_message, request.messages)] if request is not None else []
         if not self.left:
             turns = self.record.turns
@@ -114,7 +113,7 @@ class ReplayPolicy(TokenCompleter):
 
 
 class _InOrder(ReplayPolicy):
-    """The same for calls that met: each reply waits for those that came before it then."""
+    """The same for calls made at the same time: they are answered in the recorded order."""
 
     def __init__(self, record: RolloutRecord, env: ChatAgentEnv) -> None:
         super().__init__(record, env)

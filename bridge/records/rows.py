@@ -67,7 +67,6 @@ def rollout_rows(
 
 
 def _origin(env: ChatAgentEnv) -> Row:
-    """What made the rollout."""
     renderer = env.renderer
     return {
         "evert_schema": SCHEMA,
@@ -115,7 +114,7 @@ def _steps(trajectory: Trajectory, env: ChatAgentEnv) -> Iterator[Row]:
 
 
 def _prompts(transitions: Sequence[Transition]) -> Iterator[Row]:
-    """Each prompt as the latest step that it goes on from, and the tokens after it."""
+    """Each prompt as the latest step that it extends, and the tokens after that."""
     known: list[FlatPrompt] = []
     for turn in transitions:
         flat = flatten(turn.ob.chunks)
@@ -150,7 +149,6 @@ def _opened(turn: Transition, renderer: PromptRenderer) -> str:
 
 
 def _said(transcript: Transcript, turn: int, env: ChatAgentEnv) -> Row:
-    """What the agent asked, and what it got; nothing where that was not kept."""
     if turn >= len(transcript.calls):
         return {}
     asked, reply = transcript.calls[turn], transcript.reply(turn)
@@ -162,7 +160,6 @@ def _said(transcript: Transcript, turn: int, env: ChatAgentEnv) -> Row:
 
 
 def _fields(asked: Asked) -> Row:
-    """The fields of a call that say something."""
     request = asked.request
     fields = {
         "model": request.model,
@@ -174,9 +171,9 @@ def _fields(asked: Asked) -> Row:
 
 
 def _tools(asked: Asked, env: ChatAgentEnv) -> Row:
-    """A conversation's tools, which stay the same, and what its renderer shows the model of them.
+    """A conversation's tools, and what its renderer shows the model of them.
 
-    ``prefix`` are the messages in the place of a first one of the system's.
+    ``prefix`` are the messages that replace a first system message.
     """
     if not asked.request.tools or asked.after is not None:
         return {}
@@ -203,7 +200,7 @@ def as_message(message: object) -> Row:
 
 
 def _json(value: Any) -> Any:
-    """What stands for something that JSON has not: a field's own plain form, or its ``repr``."""
+    """A value that JSON lacks: its own plain form, or its ``repr``."""
     for method in ("model_dump", "tolist", "item"):
         if callable(dump := getattr(value, method, None)):
             return dump()

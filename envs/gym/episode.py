@@ -172,7 +172,6 @@ class Episode:
         return min((cap for cap in caps if cap is not None), default=None)
 
     def _within_budget(self, action: list[int]) -> tuple[list[int], bool]:
-        """The action as far as its cap allows, and whether the cap ended it."""
         cap = self._moment.max_tokens
         if cap is None or len(action) < cap:
             return action, False

@@ -98,7 +98,7 @@ class Loop:
 
 
 async def _settle(work: Callable[[], Coroutine[Any, Any, Result]], done: Future[Result]) -> None:
-    """Do ``work`` into ``done``; where that is cancelled, so is the work, begun or not."""
+    """Do ``work`` into ``done``; to cancel that cancels the work, begun or not."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
 

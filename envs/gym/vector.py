@@ -161,13 +161,11 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
     def _start(
         self, seeds: Mapping[int, int | None], options: dict[str, Any] | None = None
     ) -> None:
-        """Reset these environments."""
         works = {i: self.envs[i].resetting(seed=seed, options=options) for i, seed in seeds.items()}
         for i, result in self._play(works).items():
             self.envs[i].begin(result)
 
     def _advance(self, actions: Sequence[Any], over: set[int]) -> None:
-        """Step the environments, and reset those that are over."""
         works = {
             i: env.stepping(actions[i])
             for i, env in enumerate(self.envs)
@@ -182,7 +180,7 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
                 env.go_on(results[i] if env.failure is None else env.failure)
 
     def _play(self, works: Mapping[int, Work]) -> dict[int, Moment | EvertError]:
-        """Do the work of these environments; an error of the agent's stays with its own."""
+        """Do the work of these environments. An agent's error is returned in its place."""
         if self._loop is None or not self._loop.is_ours:
             self._loop = Loop(self)
         try:
@@ -268,7 +266,6 @@ async def _tried(work: Work) -> Moment | BaseException:
 
 
 def _checked(result: Moment | BaseException) -> Moment | EvertError:
-    """What is the agent's affair; anything else is raised."""
     if isinstance(result, Moment | EvertError):
         return result
     raise result
@@ -286,16 +283,10 @@ def _seeds(seed: int | list[int | None] | None, length: int) -> list[int | None]
 
 
 def _is_mask(mask: Any, length: int) -> bool:
-    """Whether Gymnasium takes it; of any other it says what is wrong."""
     return isinstance(mask, np.ndarray) and mask.shape == (length,) and mask.dtype == np.bool_
 
 
 def _one_each(actions: Any, length: int) -> tuple[Any, ...]:
-    """The actions, one an environment.
-
-    Raises:
-        gymnasium.error.InvalidAction: There are more or fewer, or they are no sequence.
-    """
     is_many = isinstance(actions, Iterable) and not isinstance(actions, (str, bytes, Mapping))
     given = tuple(actions) if is_many else ()
     if len(given) != length:
@@ -308,7 +299,6 @@ def _one_each(actions: Any, length: int) -> tuple[Any, ...]:
 
 
 def _holds(array: np.ndarray[Any, Any], value: Any) -> bool:
-    """Whether an array of infos can take a value as it is."""
     if array.dtype == object:
         return True
     return bool(array.shape[1:] == np.shape(value) and array.dtype == np.asarray(value).dtype)

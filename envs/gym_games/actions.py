@@ -77,7 +77,6 @@ class Actions:
         return np.asarray(json.loads(last), self.space.dtype)
 
     def _discrete(self, line: str) -> int | None:
-        """The one action that a line names, or else has the number of."""
         said = _words(line)
         exact = {n for n, name in self.names.items() if _words(name) == said}
         named = exact or {n for n, words in self._own_words.items() if words & {*said}}

@@ -158,7 +158,6 @@ class GymAgent:
             await call(env.close)
 
     def _given_up(self, wrong: int) -> Outcome:
-        """The end of an episode whose last reply was no legal action."""
         reward = 0.0 if isinstance(self.illegal, str) else self.illegal
         return Outcome(reward, {"illegal": wrong}, truncated=self.illegal == "explain")
 

@@ -32,7 +32,6 @@ def prompt_of(env: gymnasium.Env[Any, Any], actions: Actions) -> str:
 
 @lru_cache(64)
 def _rules(doc: str, left_out: str) -> str:
-    """The docstring's beginning, and what of it a player has to know; its markup taken off."""
     doc = re.sub(_MARKUP, "", inspect.cleandoc(doc))
     beginning, *parts = re.split(r"^\s*## +(.+)$", doc, flags=re.M)
     sections = dict(zip(parts[::2], parts[1::2], strict=True))

@@ -87,7 +87,6 @@ def gym_game(given: Mapping[str, Any]) -> Game:
 
 
 def _agent(id: str, arguments: Mapping[str, Any]) -> "GymAgent":
-    """An agent whose environment can be made, and has actions that replies can be read as."""
     from evert.envs.gym_games.agent import GymAgent
 
     try:

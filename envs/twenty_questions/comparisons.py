@@ -74,7 +74,7 @@ def _sized(found: Sequence[str], lexicon: Lexicon) -> Asked | Measured | None:
 
 
 def _direction(said: set[str]) -> tuple[Quantity, bool, bool]:
-    """What is compared, and whether the words ask for more of it, or for less."""
+    """What is compared, and whether the words ask for more of it, and for less."""
     more, less = bool(MORE & said), bool(LESS & said)
     if SPEED & said:
         return "speed", bool({"faster", "quicker"} & said), "slower" in said
@@ -106,7 +106,6 @@ def _aged(found: Sequence[str]) -> Measured | None:
 
 
 def _number(found: Sequence[str]) -> float | None:
-    """The number among words: "two hundred"; None if there is none."""
     numbers = [float(w) if w.isdigit() else _NUMBERS.get(w) for w in found if w != "one"]
     known = [number for number in numbers if number is not None]
     product = 1.0

@@ -40,7 +40,7 @@ def measures(game: Game) -> dict[str, float]:
 
 
 def _repeats(game: Game, asked: list[Parsed]) -> int:
-    """A question is what it asks about; one that cannot be understood is its words."""
+    """Questions that repeat one: about the same thing, or, if not understood, in the same words."""
     about = [
         each.attribute if isinstance(each, Asked) else each or turn.question.casefold()
         for each, turn in zip(asked, game.turns, strict=True)

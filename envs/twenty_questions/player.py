@@ -167,7 +167,7 @@ class TwentyQuestions:
     async def _question(
         self, client: AgentClient, game: Game, messages: list[dict[str, Any]]
     ) -> tuple[str, tuple[Search, ...]]:
-        """The next question, and what was looked up for it; ``messages`` grow."""
+        """The next question, and what was looked up for it. Appends to ``messages``."""
         options: dict[str, Any] = {} if self.search is None else {"tools": [SEARCH_TOOL]}
         searches: list[Search] = []
         refused = 0

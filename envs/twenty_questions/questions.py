@@ -156,7 +156,6 @@ class QuestionParser:
         return Guess(" ".join(said)) if strange or headed else None
 
     def _read(self, found: list[str]) -> Parsed:
-        """What a question asks if no word of it is left to explain."""
         named = self._names.find(found)
         if named is not None:
             return Guess(named)
@@ -183,7 +182,6 @@ class QuestionParser:
         return Several(known, any="or" in found)
 
     def _spelled(self, word: str) -> str:
-        """A word, or the known one that it looks like if it is unknown."""
         if len(word) < 5 or stem(word) in self._known or not word.isalpha():
             return word
         begun = [known for known in self._known if known[0] == word[0]]
@@ -208,7 +206,7 @@ class QuestionParser:
         return asked
 
     def _attribute(self, found: list[str], least: float = ENOUGH) -> Asked | None:
-        """The attribute that explains most of a question, at least a share of ``least`` of it."""
+        """The attribute that explains most of a question, at least the share ``least``."""
         parts, negations = self._parts(found)
         total = sum(map(_weight, {*parts}))
         neighbours = pairwise(part for part in parts if part not in ARTICLES)
@@ -226,7 +224,6 @@ class QuestionParser:
         return Asked(best, strongest.positive != (len(free) % 2 == 1))
 
     def _parts(self, found: list[str]) -> tuple[list[str], list[str]]:
-        """Stems of a question, and which of its words negate it."""
         parts, negations = [], []
         for word in found:
             part, base = stem(word), stem(word.removesuffix("less"))
@@ -286,7 +283,6 @@ def _noun_phrase(found: list[str]) -> list[str]:
 
 
 def _qualifies(word: str) -> bool:
-    """Whether a word looks as if it said how something is, and named nothing."""
     return word.endswith(("ed", "ful", "ous", "ible", "able", "ish", "less", "ive"))
 
 

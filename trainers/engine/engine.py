@@ -259,7 +259,6 @@ class Engine:
         return sampler
 
     def _scheduler(self, base: Any) -> Scheduler:
-        """Who serves the samplers of a shared base; a new one where a model has its own."""
         scheduler = self._schedulers.get(id(base)) if base is not None else None
         if scheduler is None:
             scheduler = Scheduler()

@@ -29,8 +29,6 @@ _REQUEST = httpx.Request("POST", "http://embedded-engine")
 
 
 class _Status(Exception):
-    """Makes one of the SDK's status errors from a message alone."""
-
     status: ClassVar[int] = 400
     """Of HTTP."""
 

@@ -28,7 +28,6 @@ def swapped(swaps: Sequence[Swap]) -> Iterator[None]:
 
 
 def _swap_everywhere(name: str, old: Any, new: Any) -> None:
-    """Replace a class or function in every module that holds it under its own name."""
     for module in list(sys.modules.values()):
         if getattr(module, "__dict__", {}).get(name) is old:
             setattr(module, name, new)

@@ -19,7 +19,7 @@ def free_memory() -> int:
 
 
 def _container_bytes() -> int:
-    """What a container's limit leaves, caches of files not counted; a lot where there is none."""
+    """Bytes that a container's limit leaves, file caches not counted; 2**62 without a limit."""
     try:
         limit = int((_CGROUP / "memory.max").read_text())
         lines = (_CGROUP / "memory.stat").read_text().splitlines()

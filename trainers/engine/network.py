@@ -32,8 +32,6 @@ _undo: list[Callable[[], None]] = []
 
 
 class _Allowed:
-    """Hosts one ``no_network`` block lets through, and the addresses they resolved to."""
-
     def __init__(self, hosts: Collection[str]) -> None:
         self.hosts = frozenset(hosts)
         self.addresses: set[str] = set()
@@ -144,7 +142,6 @@ def _check(host: Any) -> None:
 
 
 def _advice() -> str:
-    """What else may be meant where an agent's own code connects."""
     if current_endpoint() is None:
         return ""
     return (

@@ -121,7 +121,6 @@ def lookups(stand_ins: StandIns) -> list[Swap]:
 
 
 def _has_tokens_of(renderer: "Renderer") -> bool:
-    """Whether the tokenizer has what ends a turn in the renderer's format."""
     try:
         return bool(renderer.get_stop_sequences())
     except (AssertionError, ValueError):  # "Expected single token for <|eot_id|>"
@@ -131,7 +130,6 @@ def _has_tokens_of(renderer: "Renderer") -> bool:
 def _attributes(
     known: Callable[[str], "ModelAttributes"], name: str, model: str
 ) -> "ModelAttributes":
-    """What the table has of ``name``, in the chat format of ``model`` and for text alone."""
     from tinker_cookbook.exceptions import ConfigurationError
     from tinker_cookbook.model_info import ModelAttributes
 

@@ -88,7 +88,6 @@ class Contestant:
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def _episode(self) -> list[Any]:
-        """What its episodes are, frozen models included."""
         names = sorted(chz.chz_fields(EpisodeSettings).keys() - NO_MATTER)
         values = [(name, getattr(self.settings, name)) for name in names]
         found = [*values, fingerprint(self.settings.beside)]
@@ -133,11 +132,7 @@ class Contestant:
             )
 
     def _engine(self, url: str = "") -> Any:
-        """An engine where the frozen models need one, though it needs none itself.
-
-        Args:
-            url: Of what it needs instead, which the engine is to let through; "" for nothing.
-        """
+        """An engine if the frozen models need one. It lets ``url`` through; "" for no address."""
         run = self.played
         if not needs_engine(frozen_models(run.models)):
             return nullcontext()
@@ -340,12 +335,6 @@ def find(name: str, settings: EvaluateSettings) -> Contestant:
 
 
 def _find_served(name: str, named: NamedServer, settings: EvaluateSettings) -> Served:
-    """A model of a server, which is asked what it has.
-
-    Raises:
-        ModelNameError: It has several, and none was named.
-        ServingError: It does not answer, or does not have the model.
-    """
     key = os.environ.get(settings.api_key_env or SERVER_KEY)
     there = run_async(ServedSamplingClient(named.base_url, "", key).models())
     models = {str(model.get("id")): model for model in there}

@@ -273,7 +273,6 @@ async def _play_one(episode: Episode, task: Any, player: Player, success: float)
 
 
 def _seated(player: Player, episode: Episode) -> Player:
-    """The player with the seats that are left to it in an episode, the others' taken."""
     if player.opponents is None:
         return player
     number = episode.task + episode.seed
@@ -283,7 +282,6 @@ def _seated(player: Player, episode: Episode) -> Player:
 
 
 def _seeded(options: EnvOptions, seed: int) -> EnvOptions:
-    """The options with frozen weights that draw from the episode's seed, too."""
     frozen = options.get("models")
     if not frozen:
         return options
@@ -313,7 +311,6 @@ def _told(
     player: Player,
     success: float,
 ) -> Episode:
-    """The episode with how it went: at all seats together, and what each of them earned."""
     rewards = [sum(turn.reward for turn in each.transitions) for each in trajectories]
     reward = fmean(rewards)
     transitions = [turn for trajectory in trajectories for turn in trajectory.transitions]
@@ -355,11 +352,7 @@ def failures(episodes: Sequence[Episode]) -> Failures:
 
 
 def _raise_endpoint_error(error: BaseException) -> None:
-    """An endpoint of the agent's own (its answerer's, say) that is down is no failure of the agent.
-
-    Raises:
-        openai.OpenAIError: It was one.
-    """
+    """Raise it: an agent's own endpoint that is down is no failure of the agent."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, openai.OpenAIError) and not isinstance(cause, openai.BadRequestError):

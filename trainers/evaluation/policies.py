@@ -54,7 +54,7 @@ class SeededPolicy(TokenCompleter):
         )
 
     def _seed_of(self, prompt: tinker.ModelInput) -> int:
-        """Calls that are made at the same time come in any order: their prompts tell them apart."""
+        """From the prompt, since simultaneous calls come in any order."""
         items = [x if isinstance(x, int) else _content(x) for x in flatten(prompt.chunks)]
         content = pickle.dumps(items, protocol=4)  # of numbers alone: equal ones are equal bytes
         key = int.from_bytes(hashlib.blake2b(content, digest_size=4).digest())
@@ -63,7 +63,7 @@ class SeededPolicy(TokenCompleter):
 
 
 def _content(chunk: Chunk) -> int:
-    """A number for what is no text, by what it holds; below 0, where no token id is."""
+    """A number for a chunk, by its content; below 0, where no token id is."""
     digest = hashlib.blake2b(chunk.model_dump_json().encode(), digest_size=8).digest()
     return -1 - int.from_bytes(digest)
 

@@ -129,14 +129,12 @@ def _score(model: str, split: str, category: str, episodes: Sequence[Episode]) -
 
 
 def _ends(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Shares of ``ENDS``; none where no game counts them."""
     counts = {name: fsum(e.metrics.get(name, 0.0) for e in episodes) for name in ENDS}
     total = fsum(counts.values())
     return {name: count / total for name, count in counts.items()} if total else {}
 
 
 def _mean(episodes: Sequence[Episode], metric: str) -> float | None:
-    """Of those that have it; None where none has."""
     values = [episode.metrics[metric] for episode in episodes if metric in episode.metrics]
     return fmean(values) if values else None
 

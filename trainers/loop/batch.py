@@ -235,7 +235,6 @@ def _data_of(group: Group, by_token: ByToken) -> list[tinker.Datum]:
 
 
 def _with(datum: tinker.Datum, advantages: Any) -> tinker.Datum:
-    """A datum as ``forward_backward`` takes it: with these advantages, without a mask."""
     inputs = {**datum.loss_fn_inputs, "advantages": tinker.TensorData.from_numpy(advantages)}
     del inputs["mask"]
     return tinker.Datum(model_input=datum.model_input, loss_fn_inputs=inputs)

@@ -111,8 +111,6 @@ async def rollout(
 
 @dataclass(frozen=True)
 class _Draws:
-    """Who answers which episode, with draws that no other has."""
-
     policies: Sequence[Sampled]
     max_tokens: int
     temperature: float
@@ -131,11 +129,7 @@ class _Draws:
 def _by_seat(
     policy: Policy | Mapping[str, Policy] | None, seats: Sequence[str] | Mapping[str, Policy]
 ) -> tuple[tuple[str, ...], list[Policy]]:
-    """The names of the seats, and the policy of each; no name and one policy where there are none.
-
-    Raises:
-        InvalidDatasetError: There is none, or they are of other seats.
-    """
+    """Names and policies of the seats; without seats, no name and one policy."""
     if policy is None and isinstance(seats, Mapping):
         policy = seats
     if policy is None:
@@ -155,11 +149,7 @@ def _by_seat(
 
 
 def _with_model(options: EnvOptions, policies: Sequence[Policy]) -> EnvOptions:
-    """The options, with what fits the first model that is sampled where the user gave none.
-
-    Raises:
-        InvalidDatasetError: Seats are of models in training that write in different tokens.
-    """
+    """The options; what the user left out is set to fit the first model that is sampled."""
     policy, training = policies[0], [each for each in policies if isinstance(each, InTraining)]
     tokenizers = [each.renderer.tokenizer for each in training]
     if len({getattr(each, "name_or_path", each) for each in tokenizers}) > 1:
@@ -186,8 +176,6 @@ def _with_model(options: EnvOptions, policies: Sequence[Policy]) -> EnvOptions:
 
 @dataclass(frozen=True)
 class _Played:
-    """How the episodes of one task went, at all seats."""
-
     by_seat: Sequence[Played]
     failures: Sequence[Failure]
     error: Exception | None
@@ -213,11 +201,7 @@ async def _play(
     policy_of: Callable[[int, int], TokenCompleter],
     places: asyncio.Semaphore,
 ) -> _Played:
-    """Play a group; its Envs are closed whatever happens.
-
-    Raises:
-        BaseExceptionGroup: Something else than an agent failed.
-    """
+    """Play a group; its Envs are closed whatever happens."""
     width = max(1, len(builder.seats))
 
     async def one(member: int, envs: Sequence[Env]) -> list[Trajectory] | EvertError:
@@ -255,7 +239,6 @@ async def _rewarded(
     ended: Mapping[int, Sequence[Trajectory]],
     envs: Sequence[Sequence[Env]],
 ) -> list[Played]:
-    """The episodes that ended, by seat, with what the group adds to their rewards."""
     flat = [trajectory for episode in ended.values() for trajectory in episode]
     turns = [[*trajectory.transitions] for trajectory in flat]  # before they are sorted
     added = list[float]()
@@ -280,11 +263,6 @@ async def _rewarded(
 def _batch(
     tasks: Sequence[Any], group_size: int, seats: Sequence[str], groups: Sequence[_Played]
 ) -> Batch:
-    """All groups together.
-
-    Raises:
-        AgentError: Every episode failed.
-    """
     found = [failure for group in groups for failure in group.failures]
     failures = Failures.of(len(tasks) * group_size, [(failure, 1) for failure in found])
     if not any(each.members for group in groups for each in group.by_seat):
@@ -298,6 +276,5 @@ def _batch(
 
 
 def _first(errors: BaseExceptionGroup[Any]) -> BaseException:
-    """What failed first, out of the groups that it is in."""
     error = errors.exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error

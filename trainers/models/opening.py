@@ -88,7 +88,7 @@ def _check_engine(base_url: str | None) -> None:
 
 
 def _tell_of_copies(clients: Sequence[tinker.TrainingClient], base_model: str, rank: int) -> None:
-    """Say that a small base is trained whole unless the engine is told otherwise."""
+    """Warn that the embedded engine trains a small base whole unless it is told otherwise."""
     whole = hasattr(tinker.ServiceClient, "engine") and not clients[0].get_info().is_lora
     if whole:
         logger.warning(

@@ -83,6 +83,5 @@ def _environment(report: Report) -> Environment:
 
 
 def _recorded(runs: Sequence[Run], prefix: str) -> list[str]:
-    """What the metrics with a prefix are called after it."""
     keys = {key for run in runs for row in run.rows for key in row if key.startswith(prefix)}
     return sorted(key.removeprefix(prefix) for key in keys)

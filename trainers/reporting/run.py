@@ -136,7 +136,6 @@ def _last_score(path: Path, rows: Sequence[Mapping[str, float]]) -> float | None
 
 
 def _rows(path: Path) -> Iterator[dict[str, float]]:
-    """Rows of finite numbers by step, with the derived ones."""
     rows = [{k: v for k, v in row.items() if _is_number(v)} for row in read_steps(path)]
     recorded = {key.removeprefix("test/").removeprefix(TRAIN) for row in rows for key in row}
     success = next((name for name in SUCCESS_NAMES if name in recorded), None)
@@ -169,7 +168,6 @@ def _scores(found: object) -> "dict[str, Score]":
 
 
 def _samples(path: Path, before: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Before and after; of an unfinished run, before only."""
     if records := read_jsonl(path / run_folder.SAMPLES_JSONL):
         return records
     samples = [_mapping(sample) for sample in before.get("samples") or ()]
@@ -177,7 +175,6 @@ def _samples(path: Path, before: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _no_run(path: Path) -> str:
-    """Why a folder is refused, and what to name instead."""
     wanted = "Name the folder of a run of `evert train`: it holds a run.json."
     if path.is_dir():
         inside = sorted(str(found.parent) for found in path.glob(f"*/{files.RUN}"))[:6]

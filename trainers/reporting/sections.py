@@ -124,7 +124,6 @@ def sections(report: Report) -> dict[str, Section]:
 
 
 def _drawn(report: Report, name: str) -> Section:
-    """A section of panels; those without data are named in its last line."""
     figures, absent = {}, []
     for title, (file, unit, key) in PANELS[name].items():
         curves = [reward_curve(run, key) for run in report.runs]
@@ -155,7 +154,6 @@ def reward_curve(run: Run, key: str) -> Curve:
 
 
 def _outcomes(report: Report, drawn: Section) -> Section:
-    """Beside the figures, what failed in training, where anything did."""
     if not any(run.failures.count or run.skipped for run in report.runs):
         return drawn
     commonest = [run.failures.commonest for run in report.runs]
@@ -168,7 +166,6 @@ def _outcomes(report: Report, drawn: Section) -> Section:
 
 
 def _time(report: Report, drawn: Section) -> Section:
-    """Where the time went: a bar a run, and the figures."""
     spent = [time_spent(run.rows) for run in report.runs]
     known = next((parts for parts in spent if parts), None)
     if known is None:
@@ -188,7 +185,6 @@ def _part(parts: Mapping[str, float] | None, name: str) -> str:
 
 
 def _tokens(report: Report) -> Section:
-    """What went through the model, and what that costs."""
     if not any(report.tokens):
         return Section({}, missing="Not recorded, so not shown: tokens.")
     rows = [

@@ -89,13 +89,11 @@ def held_out_episodes(run: Run, most: int) -> dict[str, list[Episode]]:
 
 
 def _firsts(file: Path, most: int) -> list[Episode]:
-    """The first episode of each of the first groups of a rollout file."""
     firsts = [record for record in read_rollouts(file) if record.get("traj_idx") == 0]
     return [_rollout(record, most) for record in firsts[:EPISODES]]
 
 
 def _rollout(record: Mapping[str, Any], most: int) -> Episode:
-    """An episode of a rollout file."""
     steps = record.get("steps") or []
     logs: list[dict[str, Any]] = [step.get("logs") or {} for step in steps]
     hidden = {name for name in (CALLER, LINEAGE) if len({str(log.get(name)) for log in logs}) < 2}
@@ -114,7 +112,6 @@ def _rollout(record: Mapping[str, Any], most: int) -> Episode:
 
 
 def _sample(sample: Mapping[str, Any], most: int) -> Episode:
-    """A held-out episode of ``samples.jsonl``."""
     turns = [
         Turn(f"turn {number}", [(part, str(turn.get(part, ""))) for part in ("told", "said")])
         for number, turn in enumerate(sample.get("dialogue") or (), 1)
@@ -128,7 +125,7 @@ def _counted(turns: Sequence[Turn]) -> str:
 
 
 def _fitted(turns: Sequence[Turn], most: int) -> tuple[list[Turn], int]:
-    """The first turns that fit and the last one, and how many are left out between them."""
+    """The first turns that fit, and the last one; the number of turns left out."""
     cut = [_cut(turn, most // 2) for turn in turns]
     kept, room = cut[-1:], most - sum(turn.size for turn in cut[-1:])
     for turn in cut[:-1]:
@@ -140,7 +137,6 @@ def _fitted(turns: Sequence[Turn], most: int) -> tuple[list[Turn], int]:
 
 
 def _cut(turn: Turn, most: int) -> Turn:
-    """A turn with the texts that fit."""
     kept: list[tuple[str, str]] = []
     for number, (name, text) in enumerate(turn.texts):
         if most <= 0:

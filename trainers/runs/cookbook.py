@@ -95,7 +95,7 @@ def cookbook_config(
 
 
 def _owner(path: str, own: Mapping[str, str]) -> str | None:
-    """The setting of evert's own that a path, or what holds it, is filled in from."""
+    """The evert setting that fills in a path of the Cookbook's, or what holds it."""
     for whole, name in own.items():
         if path == whole:
             return name
@@ -122,7 +122,6 @@ def own_settings() -> dict[str, str]:
 
 
 def _dataset(settings: TrainSettings, folder: Path, context_length: int | None) -> dict[str, Any]:
-    """Tasks, agent and its episodes, with as many epochs as the steps need."""
     from evert.bridge.dataset import AgentDatasetBuilder, load_tasks
 
     tasks = len(load_tasks(settings.train_tasks))

@@ -153,7 +153,6 @@ def context_of(settings: TrainSettings) -> int | None:
 
 
 def _model_facts(settings: TrainSettings, engine: Any) -> dict[str, Any]:
-    """What is trained on what, going by the model's configuration alone."""
     import torch
 
     from evert.trainers.engine.models.base_models import count_parameters, load_outline

@@ -297,7 +297,7 @@ def _check_is_ours(folder: RunFolder, settings: TrainSettings) -> None:
 
 
 def _named(given: str | None, home: str, name: str) -> Path:
-    """The folder that was given; if none was, one that there is not yet, named by the time, too."""
+    """The given folder, or a new one that is named by the time."""
     if given:
         return Path(given).expanduser()
     name += datetime.now().strftime("-%Y-%m-%d-%H%M%S")

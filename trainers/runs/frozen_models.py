@@ -82,7 +82,7 @@ def frozen_models(
 
 
 def _by_name(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Name -> what was given of it: the model under "", and its options."""
+    """Name -> its options; "" is the option of the model itself."""
     found: dict[str, dict[str, Any]] = {}
     for key, value in given.items():
         name, option = _split(key)
@@ -134,7 +134,7 @@ def _read(
 
 
 def _path(model: NamedWeights) -> str | None:
-    """Where the weights are sampled from: their folder where they are on this disk."""
+    """Where the weights are sampled from: their folder if they are on this disk."""
     if model.model_path is not None and model.folder is not None:
         return str(model.folder.resolve())
     return model.model_path

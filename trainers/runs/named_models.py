@@ -146,7 +146,6 @@ def find_model(name: str, others: Collection[str] = ()) -> NamedModel:
 
 
 def _check_name(name: str, others: Collection[str]) -> None:
-    """Refuse a name that cannot be a model's of the Hub or of a service."""
     path = Path(name.partition("@")[0]).expanduser()
     beside = "/" in name and path.parent.is_dir()
     there = [*map(str, path.parent.iterdir())] if beside else [*others, *BASES]

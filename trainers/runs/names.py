@@ -55,7 +55,6 @@ def check_names(settings: EpisodeSettings) -> None:
 
 
 def _fields(file: str, kind: str) -> Collection[str]:
-    """The fields of one of the Cookbook's classes."""
     tree = ast.parse((files("tinker_cookbook") / file).read_text(encoding="utf-8"))
     [found] = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == kind]
     lines = [line.target for line in found.body if isinstance(line, ast.AnnAssign)]

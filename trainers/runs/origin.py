@@ -14,7 +14,6 @@ def origin() -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    """Versions of what decides a run's figures."""
     found = {"python": platform.python_version()}
     for package in ("evert", "tinker", "tinker-cookbook", "torch", "transformers"):
         try:

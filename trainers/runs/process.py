@@ -66,7 +66,6 @@ def start(arguments: Sequence[str], output: Path, environment: Mapping[str, str]
 
 
 def _live(cwd: str, environment: dict[str, str], output: str, arguments: list[str]) -> None:
-    """The life of a run's process."""
     # A group of its own: Ctrl-C at the terminal is its starter's to pass on, once. It may have been
     # started with the signal ignored, as shells do in the background.
     os.setsid()
@@ -86,7 +85,7 @@ def _live(cwd: str, environment: dict[str, str], output: str, arguments: list[st
 
 
 def _interrupt_when_orphaned() -> None:
-    """Whoever was killed could not stop its runs: they do it themselves."""
+    """Parents that are killed cannot stop their runs: a run stops itself."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -132,18 +132,18 @@ def _cut_back(folder: RunFolder, steps: int, embedded: bool, console: Console) -
 
 
 def _files(log: Path) -> list[Path]:
-    """What the Cookbook, or a tally, writes a line at a time."""
+    """Logs that the Cookbook or a tally writes a line at a time."""
     return [log / name for name in (METRICS, BATCHES, TIMES, CHECKPOINTS)]
 
 
 def _cut(log: Path, done: int) -> None:
-    """Take out of a log what comes after so many steps."""
+    """Remove what a log holds beyond the first ``done`` steps."""
     for file in _files(log)[:-1]:
         keep_lines(file, lambda row: int(row.get("step") or 0) < done)
 
 
 def _repair(path: Path) -> None:
-    """Strike off the lists what is damaged or gone: the Cookbook goes on from the last line.
+    """Take checkpoints that are damaged or gone off the lists: the Cookbook resumes from the last.
 
     Raises:
         RunFolderError: The list is gone, and the checkpoints are not.
@@ -166,7 +166,7 @@ def _repair(path: Path) -> None:
 
 
 def _mend_batches(log: Path, root: Path) -> None:
-    """Have a warm-up's list say what its weights have learned from.
+    """Correct which batches a warm-up's weights have learned from.
 
     The Cookbook writes down the batch that it waits for. By then it has submitted that one and the
     next, and the weights have both.
@@ -185,7 +185,7 @@ def _mend_batches(log: Path, root: Path) -> None:
 
 
 def _strike_unlogged(log: Path) -> None:
-    """Strike off the checkpoints of steps that a kill kept out of the metrics; they are redone."""
+    """Remove checkpoints of steps that a kill kept out of the metrics; the steps are redone."""
     logged = max(_logged(log), default=-1) + 1
     lost = range(logged + 1, logged + AHEAD + 1)
     keep_lines(log / CHECKPOINTS, lambda record: record.get("batch") not in lost)
@@ -204,7 +204,7 @@ def tidy(path: Path) -> None:
 
 
 def _of_use(log: Path) -> set[str]:
-    """Paths of the checkpoints that a list keeps: of the rolling ones, only one to resume from."""
+    """Paths of the checkpoints to keep: of rolling ones, only the last that can be resumed."""
     records = read_jsonl(log / CHECKPOINTS)
     resumable = [record for record in records if record.get("state_path")]
     kept = [record for record in records if not record.get("rolling")] + resumable[-1:]

@@ -212,7 +212,7 @@ class Counted(RolloutStrategy):
 
 
 def _keep_what_was_said(trajectory: Trajectory, env: Env) -> None:
-    """Log what was told and said at each turn; the Cookbook writes logs into its rollout files."""
+    """Log what was told and said at each turn: the Cookbook writes logs into rollout files."""
     if isinstance(env, ChatAgentEnv):
         turns = dialogue(trajectory, env.renderer.tokenizer)
         for transition, turn in zip(trajectory.transitions, turns, strict=True):
@@ -221,14 +221,13 @@ def _keep_what_was_said(trajectory: Trajectory, env: Env) -> None:
 
 
 def _failures_of_group(error: Exception) -> list[Failure]:
-    """Why a whole group failed; one failure for all where the strategy gave up at the first."""
+    """Why a whole group failed; a single failure where the strategy gave up at the first one."""
     if isinstance(error, GroupFailedError):
         return [_failure_of_rollout(each) for each in error.errors]
     return [failure_of(error) or Failure(AGENT_ERROR, f"{type(error).__name__}: {error}")]
 
 
 def _failure_of_rollout(error: RolloutError) -> Failure:
-    """What is known of an episode that a strategy gave up."""
     if isinstance(error, FailedRollout):
         return error.failure
     text = f"{error.error_type}: {error.error_message}"

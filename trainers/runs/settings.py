@@ -249,13 +249,11 @@ def recorded(settings: TrainSettings) -> dict[str, Any]:
 
 
 def _model_text(value: Any) -> str:
-    """A frozen model's text, or what kind of thing Python gave."""
     is_text = isinstance(value, str | int | float | None)
     return str(value) if is_text else f"<a {type(value).__name__}>"
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it."""
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -324,7 +322,7 @@ def check_settings(settings: TrainSettings) -> None:
 
 
 def _check_known(settings: TrainSettings) -> None:
-    """Find names of what a run was given from Python, which nothing but Python can give again."""
+    """Refuse names without an import path: only Python can give those objects again."""
     values = {name: getattr(settings, name) for name in BY_PATH}
     lost = [
         f"the {n} {v!r}" for n, v in values.items() if isinstance(v, str) and v and ":" not in v
@@ -338,7 +336,6 @@ def _check_known(settings: TrainSettings) -> None:
 
 
 def _check_renderer(settings: TrainSettings) -> None:
-    """Find out whether a renderer that was named is one."""
     from tinker_cookbook.exceptions import RendererError
 
     from evert.bridge.base import model_renderer

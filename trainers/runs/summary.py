@@ -111,7 +111,6 @@ def _show(settings: TrainSettings, folder: RunFolder, done: Report, console: Con
 
 
 def _lost(folder: RunFolder, steps: int) -> list[str]:
-    """What of the run taught nothing, a line each: failures, skipped batches, equal rewards."""
     failed, skipped = read_batches(folder.path)
     rows = [row for row in folder.steps() if TRAIN_REWARD in row]
     equal = sum(row.get(MIXED_GROUPS) == 0 for row in rows)

@@ -199,7 +199,6 @@ class Tally:
         self._say(f"{what}{' is skipped' * skipped}: {reason}")
 
     def _complete(self, batch: Account) -> None:
-        """Write a batch down, say what there is to say, and end the run perhaps."""
         step, self._next = self._next, self._next + 1
         failed = Failures.of(batch.episodes, ((each, 1) for each in batch.failures))
         every = Failures.of(
@@ -226,7 +225,6 @@ class Tally:
 
 
 def _the_end(failed: Sequence[Failures]) -> str:
-    """The message of a run that ends for its failures."""
     whole = together(failed)
     commonest = whole.commonest
     error = commonest.error if commonest is not None else ""

@@ -131,7 +131,6 @@ class WandbLogger(ml_log.Logger):
         _update(self._run, {"evert": dict(about)})
 
     def _start(self) -> "wandb.Run":
-        """Begin the run, or go on with the one that the folder knows."""
         import wandb
 
         project = self._settings.wandb_project

@@ -164,7 +164,7 @@ async def warm_up(
 
 
 def _final(place: Path) -> CheckpointRecord | None:
-    """The last checkpoint of a warm-up that is complete."""
+    """The last complete checkpoint of a warm-up."""
     for record in read_jsonl(place / CHECKPOINTS):
         if record.get("name") == "final" and record.get("sampler_path"):
             return CheckpointRecord.from_dict(record)

@@ -96,7 +96,6 @@ def _failure(url: str, status: int, content: bytes) -> Exception:
 
 
 def _read_error(content: bytes) -> tuple[str, str]:
-    """Class and message of an error in vLLM's shape, or in another."""
     try:
         body: Any = orjson.loads(content)
         error = body.get("error", body) if isinstance(body, Mapping) else body
@@ -108,7 +107,6 @@ def _read_error(content: bytes) -> tuple[str, str]:
 
 
 async def _session(kept: float) -> aiohttp.ClientSession:
-    """The running loop's session."""
     place = asyncio.get_running_loop(), kept
     if place not in _open:
         holder = _held(place)

@@ -207,11 +207,6 @@ class PolicyService:
         return Answer(200, orjson.dumps({"object": "list", "data": models}))
 
     async def _complete(self, asked: Asked) -> Answer:
-        """Sample.
-
-        Raises:
-            Exception: What the client raises.
-        """
         client = self._offered.get(asked.model)
         if client is None:
             return self._not_served(asked.model)

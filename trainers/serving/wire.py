@@ -137,7 +137,7 @@ def write_request(asked: Asked, dialect: Dialect = Dialect.OURS) -> bytes:
 
 
 def _written_stop(stop: str | Sequence[str] | Sequence[int] | None, dialect: Dialect) -> Any:
-    """Stops as Tinker reads them: given ones take the place of the model's own."""
+    """Stops as Tinker reads them: given ones replace the model's own."""
     if stop is None:
         return {}
     items = [stop] if isinstance(stop, str) else list(stop)
@@ -200,7 +200,7 @@ def _read_params(body: Mapping[str, Any]) -> types.SamplingParams:
 
 
 def _read_stop(body: Mapping[str, Any]) -> Any:
-    """Given stops, else None: the model's own end tokens count."""
+    """The given stops; None: the model's own end tokens."""
     ids = _field(body, "stop_token_ids", _are_ids, "token ids", [])
     texts = _field(body, "stop", _are_texts, "a text, or texts that are not empty", [])
     if ids and texts:

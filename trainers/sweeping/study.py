@@ -107,7 +107,6 @@ def read_plan(given: Mapping[str, str]) -> Plan:
 
 
 def _value(given: Mapping[str, str], key: str) -> Any:
-    """A setting of the run that these describe; such a run can be."""
     settings = read_train_settings(given, {})
     check_settings(settings)
     name, _, path = key.partition(".")
@@ -116,7 +115,6 @@ def _value(given: Mapping[str, str], key: str) -> Any:
 
 
 def _parts(key: str, text: str) -> Sequence[str]:
-    """The values that a text names, or the two ends of its range."""
     field = chz.chz_fields(TrainSettings).get(key)
     if field is not None and typing.get_origin(field.final_type) is tuple:
         return [text]  # a list is one value of such a setting
@@ -144,7 +142,6 @@ def choices(found: BaseDistribution | None) -> Sequence[Any]:
 
 
 def _search(settings: SweepSettings, space: Mapping[str, BaseDistribution]) -> tuple[str, int]:
-    """How to search, and the number of runs."""
     ranges = [key for key, found in space.items() if not choices(found)]
     search = settings.search.replace("auto", "random" if ranges else "grid")
     if search == "grid" and ranges:
@@ -204,7 +201,6 @@ class Record:
         self._again = deque(run.number for run in self.runs if run.objective is None)
 
     def _take_up(self, trial: FrozenTrial) -> None:
-        """Read an attempt of before; one that was under way ended with the sweep."""
         if trial.state is TrialState.WAITING:
             self._study.ask()
         if not trial.state.is_finished():
@@ -231,7 +227,6 @@ class Record:
         return self._note(number, trial.params, {**_KILLED, "status": "running", "error": ""})
 
     def _known(self, number: int) -> dict[str, Any]:
-        """What is known of a run's values before it is drawn."""
         if number < len(self.runs):
             return self.runs[number].values
         if self._grid:

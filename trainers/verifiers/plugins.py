@@ -109,8 +109,6 @@ class AgentHarness(vf.Harness[AgentHarnessConfig]):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class _Endpoint(RemoteModel):
-    """verifiers' endpoint of one rollout."""
-
     secret: str = field(default="", repr=False)
 
     @property

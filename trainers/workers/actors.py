@@ -122,11 +122,6 @@ class RayRollouts(WorkerExecutor):
 
 
 def _ray() -> Any:
-    """The package.
-
-    Raises:
-        MissingPackageError: It is not installed.
-    """
     try:
         return importlib.import_module("ray")
     except ModuleNotFoundError as error:
@@ -137,7 +132,6 @@ def _ray() -> Any:
 
 
 def _start_ray(ray: Any, address: str, cpus: int) -> None:
-    """Use a cluster, or start a Ray with as many CPUs as there are to be workers."""
     own = {"num_cpus": cpus, "include_dashboard": False} if address == OWN else {}
     try:
         ray.init(address, log_to_driver=False, logging_level="ERROR", **own)
@@ -221,11 +215,7 @@ class RayWorker:
         _ray().kill(self._actor)
 
     async def _answer(self, reference: Any) -> Any:
-        """What a call of the actor returns.
-
-        Raises:
-            WorkerLost: It died.
-        """
+        """What a call of the actor returns; a WorkerLost if it died."""
         try:
             return await reference
         except _ray().exceptions.RayError as error:
@@ -235,6 +225,5 @@ class RayWorker:
 
 
 def _first_lines(error: Exception) -> str:
-    """What Ray says of an error, without its advice."""
     lines = [line.strip() for line in str(error).splitlines()]
     return " ".join(line for line in lines if line)[:300]

@@ -132,7 +132,6 @@ class Crew:
         await asyncio.gather(*self._keeping, return_exceptions=True)
 
     async def _keep(self, place: Place) -> None:
-        """Have a worker in a place, another one when it dies."""
         starts, why = 0, ""
         while starts < MOST_STARTS:
             try:
@@ -163,7 +162,6 @@ class Crew:
             )
 
     async def _watch(self, worker: Worker) -> None:
-        """Kill a worker that does not answer in time."""
         if self._patience is not None:
             while await answers(worker, self._patience):  # noqa: ASYNC110
                 await asyncio.sleep(self._patience / WAITS)
@@ -185,7 +183,6 @@ class Crew:
             raise
 
     def _deal(self) -> None:
-        """Give the groups that wait to the workers that have room."""
         up = [place for place in self._places if place.worker is not None and not place.is_alone]
         while up and (alone := _next(self._alone)) is not None:
             kept = min(up, key=lambda place: place.groups)
@@ -222,7 +219,6 @@ async def answers(worker: Worker, seconds: float) -> bool:
 
 
 def _next(queue: "deque[asyncio.Future[Place]]") -> "asyncio.Future[Place] | None":
-    """The first that still waits."""
     while queue and queue[0].done():
         queue.popleft()
     return queue[0] if queue else None

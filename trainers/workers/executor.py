@@ -189,11 +189,6 @@ class WorkerExecutor(Executor):
         return outcome.result
 
     async def _outcome(self, parcel: bytes, task: Any, tell: Tell) -> Outcome:
-        """What came of a group, however many workers it took.
-
-        Raises:
-            LostGroupError: Its worker died each time.
-        """
         lost = WorkerLost()
         for losses in range(MOST_LOSSES):
             try:
@@ -216,7 +211,7 @@ class WorkerExecutor(Executor):
 
 
 def _teller() -> Tell:
-    """Calls functions on the event loop that runs here, in turn; where there is none, at once."""
+    """Calls functions on the running event loop, in order; without one, at once."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
@@ -230,7 +225,6 @@ def _teller() -> Tell:
 
 
 def _name(task: Any) -> str:
-    """A group, for messages."""
     builder = task.env_group_builder
     agent = getattr(builder, "agent", None)
     if agent is None:

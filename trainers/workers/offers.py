@@ -83,7 +83,6 @@ class Offers:
 
 
 def _frozen(task: Any) -> list[TinkerModel]:
-    """Frozen models of a task that an engine in this process samples."""
     if not hasattr(tinker.ServiceClient, "engine"):
         return []
     builder = task.env_group_builder

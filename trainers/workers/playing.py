@@ -57,7 +57,6 @@ async def play(data: bytes) -> bytes:
 
 
 async def _played(task: object) -> TrajectoryGroup | None:
-    """What the Cookbook makes of a task of its own."""
     fields = dict(vars(task))
     fields["do_remove_constant_reward_groups"] = fields.pop("remove_constant_reward_groups")
     group: TrajectoryGroup | None = await do_group_rollout_and_filter_constant_reward(**fields)
@@ -69,7 +68,6 @@ def _recorder(task: Any) -> Any:
 
 
 def _prepare(parcel: Parcel) -> None:
-    """Have this process know the trainer's server and frozen models, and keep to its hosts."""
     hosts = parcel.allow_hosts
     if hosts is not None and hosts not in _guarded:
         _guarded.add(hosts)

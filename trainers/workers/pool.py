@@ -181,7 +181,6 @@ class PoolWorker(SubprocessStreamProtocol):
                     answer.set_result(data)
 
     async def _asked(self, number: int, data: bytes) -> bytes:
-        """The answer to a frame."""
         if self.lost is not None:
             raise self.lost
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -198,7 +197,6 @@ class PoolWorker(SubprocessStreamProtocol):
             stdin.write(frame(number, data))
 
     def _ending(self) -> str:
-        """How the process ended, in words."""
         if self._why:
             return f"was killed, since it {self._why}"
         code = self._process.get_returncode()

@@ -176,7 +176,6 @@ def _checked_folder(base_model: str, folder: Path) -> str:
 
 @contextmanager
 def _not_found() -> Iterator[None]:
-    """What the bridge says of a model, as an error of the engine."""
     try:
         yield
     except InvalidModelError as error:

@@ -319,7 +319,7 @@ def lay_out(model: Any) -> None:
 
 
 def _lay_side_by_side(*linears: nn.Linear) -> set[int]:
-    """Do it for one group of layers; returns the ids of their new parameters."""
+    """Make the layers' weights views of one matrix; ids of the new parameters."""
     placed: set[int] = set()
     for kind in ("weight", "bias"):
         parts = [getattr(linear, kind) for linear in linears]
@@ -372,7 +372,6 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _weight(linear: Any) -> Tensor:
-    """A copy of a linear layer's weight with its LoRA adapters, if any, added in."""
     weight = _copy(base_layer(linear).weight)
     for adapter in getattr(linear, "active_adapters", ()):
         weight += linear.get_delta_weight(adapter).detach().to(weight.dtype)

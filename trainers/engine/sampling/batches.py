@@ -178,7 +178,6 @@ class Batch(ABC):
             self.weights.prefixes.put(job.tokens, partial(read, place))
 
     def _prefixes_of(self, row: int) -> PrefixCache:
-        """What was computed with a row's weights."""
         return self.weights.prefixes
 
     def _budget(self, jobs: Sequence[Job]) -> int:

@@ -115,9 +115,9 @@ class GenericBatch(Batch):
         return max([1, *(len(job.tokens) - job.first for job in jobs)])
 
     def _seen(self, jobs: Sequence[Job], mask: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """Pixels of what is to be run; positions of whole rows, [B, L] or, with pictures, [3, ...].
+        """Pixels of what is to be run; positions of whole rows: [B, L], with pictures [3, B, L].
 
-        Where a picture is remembered there are no pixels, and what follows it has its place yet.
+        A remembered picture has no pixels any more, but what follows it keeps its position.
         """
         positions = (mask.cumsum(-1) - 1).clamp_(min=0)
         rows = [job.tokens for job in jobs]

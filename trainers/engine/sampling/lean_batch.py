@@ -83,7 +83,6 @@ class LeanBatch(Batch):
         return logits
 
     def _step(self, tokens: Tensor, ours: slice) -> Tensor:
-        """The step of some of the rows: their logits of the next token."""
         positions, columns = self._positions[ours], self._columns[ours]
         rows = self._rows[ours]
         length = min(_round_up(self._widest + 1, 16), self._cache.length)
@@ -127,7 +126,6 @@ class LeanBatch(Batch):
         return LeanBatch(self.weights)
 
     def _expect(self, rows: Sequence[np.ndarray], copies: Sequence[int]) -> None:
-        """Find them a stem, where no row has one, and make room for them all at once."""
         if not any(self._starts):
             self._stem, self._stem_weights = self._find_stem(rows, copies), self.weights
         own = max(len(row) - self._stem_of(row) for row in rows)
@@ -143,7 +141,6 @@ class LeanBatch(Batch):
         return Stem(tokens, pieces) if length == len(tokens) else None
 
     def _stem_of(self, tokens: np.ndarray) -> int:
-        """How many of a row's tokens are the stem's."""
         if not self._stem or self._stem_weights is not self.weights:
             return 0
         return len(self._stem) if self._stem.begins(tokens) else 0
@@ -217,14 +214,13 @@ class LeanBatch(Batch):
         return self._copy(row, self._starts[row], start, end)
 
     def _copy(self, row: int, stem: int, start: int, end: int) -> Kept:
-        """A copy of what was computed for some tokens of a row, ``stem`` of them the stem's."""
+        """Keys and values of tokens ``start`` to ``end``; the first ``stem`` are the stem's."""
         copy = self._cache.read(row, max(0, start - stem), max(0, end - stem))
         if self._stem and start < stem:
             copy = torch.cat([self._stem.whole[:, :, start:end], copy], dim=2)
         return [copy]
 
     def _restore(self, row: int, pieces: Sequence[Kept], stem: int) -> None:
-        """Put what is remembered of a row into its stretch, but for what is the stem's."""
         end = -stem
         for [piece] in pieces:
             start, end = end, end + piece.shape[2]
@@ -240,7 +236,6 @@ class LeanBatch(Batch):
         self._sync()
 
     def _move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy the stretches of some rows to those of others."""
         lengths = (self._lengths[row] - self._starts[row] for row in sources)
         self._cache.move(sources, targets, max(lengths, default=0))
 
@@ -260,7 +255,6 @@ class LeanBatch(Batch):
 
 
 def _together(weights: Sequence[Weights]) -> LeanModel:
-    """What computes a step of rows with these weights."""
     different = [*dict.fromkeys(weights)]
     if len(different) == 1:
         return different[0].model  # type: ignore[no-any-return]

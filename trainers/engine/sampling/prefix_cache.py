@@ -21,8 +21,6 @@ Kept: TypeAlias = Sequence[Tensor]
 
 
 class _Node:
-    """Tokens that follow the parent's, with what was computed for them."""
-
     def __init__(self, tokens: np.ndarray, kept: Kept, parent: "_Node | None") -> None:
         self.tokens = tokens
         self.kept = kept
@@ -81,7 +79,7 @@ class PrefixCache:
             self._drop_oldest()
 
     def _walk(self, tokens: np.ndarray) -> tuple[list[tuple[_Node, int]], int]:
-        """The nodes that ``tokens`` begin with and how much of each, and how much in all."""
+        """The nodes that ``tokens`` begin with and the length used of each; the whole length."""
         node, length, path = self._root, 0, []
         while length < len(tokens):
             child = node.children.get(int(tokens[length]))
@@ -98,7 +96,6 @@ class PrefixCache:
         return path, length
 
     def _touch(self, node: _Node) -> None:
-        """Note the use of a node, and then of those that it goes on from."""
         while node.parent is not None:
             self._used[node] = None
             self._used.move_to_end(node)

@@ -206,7 +206,7 @@ class Sampler:
         return max_tokens
 
     def _check_ids(self, tokens: Sequence[int], pictures: Sequence[Picture]) -> None:
-        """Refuse what no model looks up: it would fail whoever is in the same batch."""
+        """Refuse ids that no model can look up: they would fail all rows of a batch."""
         if pictures and tokens[-1] < 0:
             raise SamplingRequestError(
                 "The prompt ends with an image; expected text at its end. Add what follows it."

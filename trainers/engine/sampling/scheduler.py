@@ -215,7 +215,6 @@ class Scheduler:
         self.stats.largest_batch = max(self.stats.largest_batch, len(run.rows))
 
     def _take(self, run: "RunningBatch | None") -> list[Row]:
-        """Take waiting rows, as many as there is room for."""
         present = run.rows if run is not None else []
         longest = max(map(_expected_length, present), default=0)
         taken: list[Row] = []

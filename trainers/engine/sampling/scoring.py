@@ -50,8 +50,6 @@ class Scoring:
 
 @dataclass
 class _Part(Job):
-    """A row, or what some begin with, on its way through the model."""
-
     following: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     """[T] the token after each."""
     askers: list[Scoring] = field(default_factory=list)
@@ -112,7 +110,6 @@ def _compute(batch: Batch, parts: Sequence[_Part]) -> int:
 def _read(
     logits: Iterator[Tensor], tokens: np.ndarray, places: np.ndarray, wanted: dict[Read, np.ndarray]
 ) -> dict[Read, list[Any]]:
-    """What each reader makes of the tokens that it wants, a part of the logits at a time."""
     found: dict[Read, list[Any]] = {read: [] for read in wanted}
     start = 0
     for part in logits:

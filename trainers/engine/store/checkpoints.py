@@ -287,7 +287,6 @@ def parse_path(path: str) -> tuple[str, Kind, str]:
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Turn errors of the file system into one that says what became of the checkpoint."""
     try:
         yield
     except CheckpointError:

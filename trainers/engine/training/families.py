@@ -147,7 +147,6 @@ def _family(rows: Sequence[np.ndarray], members: list[int], stem: int | None) ->
 
 
 def _halved(rows: Sequence[np.ndarray], family: Family, budget: int) -> Iterator[Family]:
-    """A family, or the parts of it that fit."""
     if len(family.rows) == 1 or _size([family]) <= budget:
         yield family
         return

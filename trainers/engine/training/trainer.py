@@ -303,7 +303,6 @@ class Trainer:
         )
 
     def _gradient(self) -> list[tuple[Tensor, Tensor]]:
-        """A copy of what has accumulated: parameters and their gradients."""
         gradients = [(p, p.grad) for p in self.model.parameters()]
         return [(p, gradient.clone()) for p, gradient in gradients if gradient is not None]
 

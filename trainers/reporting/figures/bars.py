@@ -37,14 +37,12 @@ def draw_categories(title: str, scores: Sequence[Score]) -> Figure:
 
 
 def _name(model: str) -> str:
-    """A path's last part: the run's name."""
     return model if "://" in model else Path(model).name
 
 
 def _draw_shares(
     title: str, scores: Sequence[Score], groups: Sequence[str], bars: Sequence[str]
 ) -> Figure:
-    """Draw shares as bars, those of a group under its name; one bar a group needs no other name."""
     colours = dict(zip(dict.fromkeys(bars), itertools.cycle(COLOURS), strict=False))
     named = len(colours) > 1
     inches = 1.1 + 0.25 * (len(scores) + 1.3 * named * len(set(groups)))
@@ -68,7 +66,6 @@ def _draw_shares(
 
 
 def _draw_share(axes: Axes, place: float, score: Score, colour: str) -> None:
-    """A bar, the interval over it, and both as figures at the right."""
     axes.barh(place, score.success, 0.7, color=colour)
     ends = [[max(0.0, score.success - score.low)], [max(0.0, score.high - score.success)]]
     axes.errorbar(score.success, place, xerr=ends, fmt="none", ecolor=INK, elinewidth=1.2,
@@ -108,7 +105,7 @@ def draw_time(labels: Sequence[str], spent: Sequence[Mapping[str, float] | None]
 
 
 def _lay(axes: Axes, ticks: Mapping[float, str], bottom: float) -> None:
-    """Name bars that lie, from the top down."""
+    """Label horizontal bars, from the top down."""
     axes.set_yticks(list(ticks), list(ticks.values()))
     axes.set_ylim(bottom, -0.6)
     axes.grid(visible=False, axis="y")

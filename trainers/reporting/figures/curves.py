@@ -97,7 +97,6 @@ def _rewards(*curves: Curve) -> list[Line]:
 def _draw(
     axes: Axes, lines: Sequence[Line], *, by_clock: bool = False, smooth: float = 0.0
 ) -> list[style.End]:
-    """Draw lines; returns where each one ends that has points."""
     longest = max((curve.seconds[-1] for _, curve, *_ in lines if curve.steps), default=0)
     unit, size = style.clock_unit(longest)
     ends = []

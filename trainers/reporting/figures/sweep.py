@@ -77,7 +77,6 @@ def draw_sweep(
 
 
 def _rule(axes: Axes, scales: Sequence[Scale]) -> None:
-    """Draw the vertical axes with their labels, and nothing else."""
     axes.grid(visible=False)
     for number, scale in enumerate(scales):
         axes.axvline(number, color=INK, lw=0.8, zorder=3)
