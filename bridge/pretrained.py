@@ -144,7 +144,7 @@ def _loaded(name: str, folder: str, trusted: bool) -> Any:
 
 
 def _has_its_own_tokenizer(folder: Path) -> bool:
-    """Whether its tokenizer is a class that transformers lacks: it would take another, silently."""
+    """Whether transformers lacks its tokenizer's class, for which it silently takes another."""
     from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
     read = _read(folder / "tokenizer_config.json")

@@ -302,7 +302,7 @@ def _check_looks(reward: ProcessReward, files: Mapping[str, str | bytes | Path])
 
 @asynccontextmanager
 async def _scratch() -> AsyncIterator[Path]:
-    """A new folder, removed in the end; what cannot be removed fails no episode."""
+    """A new folder, removed in the end. A failure to remove it fails no episode."""
     real = os.path.realpath(tempfile.gettempdir())  # noqa: ASYNC240
     folder = tempfile.mkdtemp(prefix="evert-", dir=real)
     try:

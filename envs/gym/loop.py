@@ -92,13 +92,13 @@ class Loop:
                 self._portal.start_task_soon(work).result(PATIENCE)
 
     def _leave_soon(self) -> None:
-        """Give it back elsewhere: the collector calls this wherever it is, on the loop too."""
+        """Give it back in another thread: the garbage collector may call this on the loop."""
         if self.is_ours:
             threading.Thread(target=self.leave, name="evert gymnasium", daemon=True).start()
 
 
 async def _settle(work: Callable[[], Coroutine[Any, Any, Result]], done: Future[Result]) -> None:
-    """Do ``work`` into ``done``; to cancel that cancels the work, begun or not."""
+    """Do ``work`` into ``done``. Cancelling ``done`` cancels the work, begun or not."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
 

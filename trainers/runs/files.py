@@ -66,7 +66,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _record(file: str, text: str) -> dict[str, Any] | None:
-    """A record in a file of that name; None for what is none."""
+    """The record that a line of such a file holds; None: it holds none."""
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):
@@ -132,7 +132,7 @@ def _write_lines(path: Path, lines: list[str]) -> None:
 
 
 def _records(path: Path) -> list[tuple[str, dict[str, Any] | None]]:
-    """The lines of a JSONL file that are not blank, each with its record; None for what is none."""
+    """Lines of a JSONL file that are not blank, each with its record; None: it holds none."""
     if not path.is_file():
         return []
     lines = path.read_text("utf-8", "replace").split("\n")

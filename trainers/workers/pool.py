@@ -159,7 +159,7 @@ class PoolWorker(SubprocessStreamProtocol):
             self._process.close()
 
     async def _attend(self) -> None:
-        """Hand out what comes back, until there is no more; what it plays then is lost."""
+        """Hand out replies until the process ends; the groups that it plays then are lost."""
         reading = asyncio.create_task(self._read())
         await asyncio.wait([reading, self._exited], return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait([reading, self._exited], timeout=REST_SECONDS)
