@@ -375,7 +375,7 @@ def _log(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 async def _finish_saving() -> None:
-    """Wait for a checkpoint that is saved in the background, after Ctrl-C too."""
+    """Wait up to 30 s for a checkpoint that is saved in the background, after Ctrl-C too."""
     saving = [t for t in asyncio.all_tasks() if t.get_name().startswith("rolling_checkpoint_")]
     if saving:
         await asyncio.wait(saving, timeout=30)

@@ -243,7 +243,7 @@ def read_records(
 
 
 def _row(line: bytes) -> Row | None:
-    """The row of a line; None: the line is blank or cut off. Others raise a RecordError."""
+    """The row of a line; None: the line is blank or cut off. Any other raises a RecordError."""
     if not (line := line.strip()):
         return None
     try:

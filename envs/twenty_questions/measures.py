@@ -40,7 +40,7 @@ def measures(game: Game) -> dict[str, float]:
 
 
 def _repeats(game: Game, asked: list[Parsed]) -> int:
-    """Questions that repeat one: about the same thing, or, if not understood, in the same words."""
+    """How many questions repeat one: its subject or, if that is not understood, its words."""
     about = [
         each.attribute if isinstance(each, Asked) else each or turn.question.casefold()
         for each, turn in zip(asked, game.turns, strict=True)

@@ -54,7 +54,7 @@ class SeededPolicy(TokenCompleter):
         )
 
     def _seed_of(self, prompt: tinker.ModelInput) -> int:
-        """From the prompt, since simultaneous calls come in any order."""
+        """The seed depends on the prompt, since simultaneous calls come in any order."""
         items = [x if isinstance(x, int) else _content(x) for x in flatten(prompt.chunks)]
         content = pickle.dumps(items, protocol=4)  # of numbers alone: equal ones are equal bytes
         key = int.from_bytes(hashlib.blake2b(content, digest_size=4).digest())

@@ -85,7 +85,7 @@ def _live(cwd: str, environment: dict[str, str], output: str, arguments: list[st
 
 
 def _interrupt_when_orphaned() -> None:
-    """Parents that are killed cannot stop their runs: a run stops itself."""
+    """A parent that is killed cannot stop its runs: each run stops itself."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

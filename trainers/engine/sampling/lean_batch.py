@@ -214,7 +214,7 @@ class LeanBatch(Batch):
         return self._copy(row, self._starts[row], start, end)
 
     def _copy(self, row: int, stem: int, start: int, end: int) -> Kept:
-        """Keys and values of tokens ``start`` to ``end``; the first ``stem`` are the stem's."""
+        """Keys and values of some tokens of a row, whose first ``stem`` tokens are the stem's."""
         copy = self._cache.read(row, max(0, start - stem), max(0, end - stem))
         if self._stem and start < stem:
             copy = torch.cat([self._stem.whole[:, :, start:end], copy], dim=2)
