@@ -32,7 +32,7 @@ from evert.bridge.conversation import Conversation
 from evert.bridge.diagnosis import CALLER, LINEAGE, drift_logs
 from evert.bridge.drift import Drift
 from evert.bridge.endings import IDLE, NO_CALL, Ending
-from evert.bridge.episode import Episode, Life
+from evert.bridge.episode import Episode
 from evert.bridge.errors import EnvStateError
 from evert.bridge.faces import takeover
 from evert.bridge.faces.client import AgentClient, BlockingAgentClient
@@ -275,7 +275,8 @@ class ChatAgentEnv(Env):
 
     def __del__(self) -> None:
         turns: Turns | None = getattr(self, "_turns", None)
-        if turns is None or turns.episode is None or turns.episode.life is not Life.RUNNING:
+        # As text: when the interpreter ends, the names of this module are gone.
+        if turns is None or turns.episode is None or turns.episode.life != "running":
             return
         turns.episode.drop()  # else its thread would wait for ever
         warnings.warn(

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from tokenizers.models import BPE
-from tokenizers.normalizers import NFC
-from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.models import BPE  # type: ignore[import-untyped]
+from tokenizers.normalizers import NFC  # type: ignore[import-untyped]
+from tokenizers.pre_tokenizers import ByteLevel  # type: ignore[import-untyped]
 
 from evert.bridge.errors import EnvClosedError
 from evert.bridge.offloop import off_loop, threads
@@ -179,7 +179,7 @@ def least_tokens(messages: Sequence[Any], renderer: PromptRenderer) -> int:
 
 def _most_in_a_token(renderer: Any) -> list[int]:
     """The highest count of each kind in any token; empty where a token may stand for any text."""
-    backend = getattr(renderer.tokenizer, "backend_tokenizer", None)
+    backend: Any = getattr(renderer.tokenizer, "backend_tokenizer", None)
     known = isinstance(getattr(backend, "model", None), BPE)
     known = known and isinstance(backend.normalizer, NFC | None)
     vocabulary = renderer.tokenizer.get_vocab() if known else {}

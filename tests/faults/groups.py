@@ -307,7 +307,7 @@ FROZEN = [
         ("gives no tokens", Broken(), asks_a_judge, "…Error"),
         (
             "is at no address",
-            RemoteModel("judge", "http://127.0.0.1:9/v1", timeout=1.0),
+            RemoteModel("judge", "http://127.0.0.1:9/v1", timeout=30.0),
             asks_a_judge,
             "APIConnectionError",
         ),

@@ -161,7 +161,7 @@ RETRIES = [
         )
         for how, agent, left in (
             ("whatever it gets", retrying(), "nothing"),
-            ("each in a task of its own", retries_in_new_tasks, "nothing"),
+            ("each in a task of its own", retries_in_new_tasks, "1 task"),
             ("in a thread", retrying_in_a_thread(), "1 thread"),
         )
     ),

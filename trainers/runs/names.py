@@ -42,7 +42,7 @@ def check_names(settings: EpisodeSettings) -> None:
     """
     for name, where in FIELDS.items():
         for path in getattr(settings, name, ()):
-            check_name(path.partition(".")[0], _fields(*where), lambda key, of=name: f"{of}.{key}")
+            check_name(path.partition(".")[0], _fields(*where), f"{name}.{{}}".format)
     given = {key: getattr(settings, key, None) for key in PATHS}
     own = {key for key, path in given.items() if isinstance(path, str) and path[:6] == "evert."}
     for key in sorted(given, key=own.__contains__):  # evert's own last: a game may import torch

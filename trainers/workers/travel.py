@@ -103,9 +103,12 @@ def unpack(data: bytes, whose: str = "This") -> Any:
 
     Raises:
         WorkerError: It cannot be read here; most often a module is missing.
+        EvertError: What it is made of is refused here, as a model's folder is.
     """
     try:
         return pickle.loads(data)
+    except EvertError:
+        raise
     except Exception as error:
         raise WorkerError(
             f"{whose}: {type(error).__name__}: {text_of(error)}. What came from the other process "

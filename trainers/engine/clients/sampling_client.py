@@ -161,6 +161,10 @@ class SamplingClient(Ready):
             prompt, lambda row: self._sample(row, num_samples, sampling_params, wanted)
         )
 
+    async def sample_async(self, *args: Any, **kwargs: Any) -> types.SampleResponse:
+        """See ``sample``."""
+        return await self.sample(*args, **kwargs).result_async()
+
     def compute_logprobs(
         self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
     ) -> APIFuture[list[float | None]]:
@@ -171,6 +175,12 @@ class SamplingClient(Ready):
             return self._scored(row)(row.ids, prompt_logprobs_last_n, log_probabilities)
 
         return self._read(prompt, ask)
+
+    async def compute_logprobs_async(
+        self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
+    ) -> list[float | None]:
+        """See ``compute_logprobs``."""
+        return await self.compute_logprobs(prompt, prompt_logprobs_last_n).result_async()
 
     def get_tokenizer(self) -> "PreTrainedTokenizerBase":
         """The model's tokenizer."""
