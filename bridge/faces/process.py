@@ -290,9 +290,10 @@ def _checked(files: Mapping[str, str | bytes | Path]) -> dict[str, str | bytes |
 
 def _check_looks(reward: ProcessReward, files: Mapping[str, str | bytes | Path]) -> None:
     """Refuse a judge that is not told where the agent ran: it would find nothing."""
-    told = [text for name, text in files.items() if room_of(name)[0] == IN_JUDGE]
-    told += [] if callable(reward) or reward in ("exit", "file") else [*reward]
-    if told and not any("{folder}" in str(text) for text in told):
+    if callable(reward) or reward in ("exit", "file"):
+        return
+    told = [*reward, *(text for name, text in files.items() if room_of(name)[0] == IN_JUDGE)]
+    if not any("{folder}" in str(text) for text in told):
         raise InvalidAgentError(
             f"reward={reward!r} does not say where the agent ran: a judge runs in a folder of its "
             "own, made when the agent has ended. Expected '{folder}' among its arguments: "
