@@ -27,7 +27,7 @@ BIN := .venv/bin
 SETTINGS ?=
 COOKBOOK := 0.6.1
 
-.PHONY: train test frameworks trainers served service tau2 cookbooks lint nightly docs bench games compression credit kill9 smoke soak machine vision clean
+.PHONY: train test frameworks frameworks-openai3 frameworks-openai2 trainers served service tau2 cookbooks lint nightly docs bench games compression credit kill9 smoke soak machine vision clean
 
 train: .venv/installed
 	$(BIN)/python -m evert.trainers.train env=identity $(SETTINGS)
@@ -37,21 +37,25 @@ test: .venv/developing
 
 # Two environments, since the frameworks conflict; programs from npm, and one from PyPI in an
 # environment without evert. All are kept until their pins change.
-frameworks: .venv/developing
+frameworks: frameworks-openai3 frameworks-openai2 tau2
+
+frameworks-openai3: .venv/developing
 	$(BIN)/python frameworks/make_programs.py
 	$(BIN)/python frameworks/make_environment.py aider
 	$(BIN)/python frameworks/make_environment.py openai3
 	$(BIN)/python frameworks/add_agents.py openai3
 	.frameworks/openai3/bin/python -m pytest -n 2 --dist worksteal tests/frameworks --environment openai3
+
+frameworks-openai2: .venv/developing
 	$(BIN)/python frameworks/make_environment.py openai2
 	$(BIN)/python frameworks/add_agents.py openai2
 	.frameworks/openai2/bin/python -m pytest -n 2 --dist worksteal tests/frameworks --ignore tests/frameworks/test_programs.py --environment openai2
-	@$(MAKE) tau2
 
 # evert's agents under other trainers, and rollouts beyond one process.
+OTHER_TRAINERS ?= tests/other_trainers
 trainers: .venv/developing
 	$(BIN)/python frameworks/make_environment.py trainers
-	.frameworks/trainers/bin/python -m pytest -n 2 --dist worksteal tests/other_trainers --environment trainers
+	.frameworks/trainers/bin/python -m pytest -n 2 --dist worksteal $(OTHER_TRAINERS) --environment trainers
 	$(BIN)/python frameworks/make_environment.py verifiers
 	.frameworks/verifiers/bin/python -m pytest tests/more_trainers --environment verifiers
 

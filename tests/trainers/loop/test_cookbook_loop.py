@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -77,18 +78,23 @@ def train(
 @pytest.fixture
 def most_at_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """How many requests the engine had at the same time."""
-    now, most, sample = 0, 0, SamplingClient.sample_async
+    now, most, sample, lock = 0, 0, SamplingClient._sample, Lock()
 
-    async def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def counted(self: Any, *args: Any) -> Any:
         nonlocal now, most
-        now += 1
-        most = max(most, now)
-        try:
-            return await sample(self, *args, **kwargs)
-        finally:
+        with lock:
+            now += 1
+            most = max(most, now)
+        answer = sample(self, *args)
+        answer.add_done_callback(done)
+        return answer
+
+    def done(_: object) -> None:  # in the engine's thread
+        nonlocal now
+        with lock:
             now -= 1
 
-    monkeypatch.setattr(SamplingClient, "sample_async", counted)
+    monkeypatch.setattr(SamplingClient, "_sample", counted)
     return lambda: most
 
 
