@@ -138,9 +138,7 @@ smoke: .venv/developing
 	$(BIN)/python benchmarks/processes.py --quick
 	$(BIN)/python benchmarks/faces.py --quick
 	$(BIN)/python benchmarks/engine.py --quick
-	$(BIN)/python benchmarks/intervals.py --quick
 	$(BIN)/python benchmarks/startup.py --quick
-	$(BIN)/python benchmarks/scale.py --quick
 
 credit: .venv/developing
 	$(BIN)/python benchmarks/credit.py --plot docs/credit.png $(SETTINGS)
