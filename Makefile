@@ -27,7 +27,7 @@ BIN := .venv/bin
 SETTINGS ?=
 COOKBOOK := 0.6.1
 
-.PHONY: train test frameworks frameworks-openai3 frameworks-openai2 trainers served service tau2 cookbooks lint nightly docs bench games compression credit kill9 smoke soak machine vision clean
+.PHONY: train test frameworks frameworks-openai3 frameworks-openai2 trainers trainers-torch trainers-verifiers served service tau2 cookbooks lint nightly docs bench games compression credit kill9 smoke soak machine vision clean
 
 train: .venv/installed
 	$(BIN)/python -m evert.trainers.train env=identity $(SETTINGS)
@@ -52,10 +52,14 @@ frameworks-openai2: .venv/developing
 	.frameworks/openai2/bin/python -m pytest -n 2 --dist worksteal tests/frameworks --ignore tests/frameworks/test_programs.py --environment openai2
 
 # evert's agents under other trainers, and rollouts beyond one process.
+trainers: trainers-torch trainers-verifiers
+
 OTHER_TRAINERS ?= tests/other_trainers
-trainers: .venv/developing
+trainers-torch: .venv/developing
 	$(BIN)/python frameworks/make_environment.py trainers
 	.frameworks/trainers/bin/python -m pytest -n 2 --dist worksteal $(OTHER_TRAINERS) --environment trainers
+
+trainers-verifiers: .venv/developing
 	$(BIN)/python frameworks/make_environment.py verifiers
 	.frameworks/verifiers/bin/python -m pytest tests/more_trainers --environment verifiers
 
