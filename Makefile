@@ -14,7 +14,7 @@
 #   make nightly all of the above, pyright, and all that touches the Cookbook against the newest one
 #   make docs    the documentation site, into site/; every warning is an error
 #   make kill9   runs killed at random moments go on (about 10 minutes)
-#   make bench   the benchmarks behind the README's table (about 90 minutes; `make smoke`: one minute)
+#   make bench   the benchmarks behind the README's table (about 90 minutes; `make smoke`: two minutes)
 #   make vision  a tiny model that sees learns colours, three seeds (a few minutes)
 #   make credit  credit by turn against credit by episode, three seeds, and its figure (about 5 minutes)
 #   make compression   two models learn together, three seeds (about 5 minutes): figures, and a plot

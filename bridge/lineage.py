@@ -307,9 +307,7 @@ class ConversationBook:
             reply = own[0].reply
             then = [*own[0].sent, *([] if reply is None else [reply_message(reply)])]
             tools = in_field("tools", own[0].tools, request.tools)
-        except (
-            Exception
-        ):  # an agent's objects may do anything, and there may be no such conversation
+        except Exception:  # an agent's objects may do anything; there may be no such conversation
             return ""
         if cause is Drift.TOOLS:
             return tools
