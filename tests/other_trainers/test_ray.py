@@ -135,7 +135,7 @@ async def test_a_stopped_actor_is_told_from_a_slow_one(tmp_path: Path) -> None:
         stop_once()
         return task
 
-    with RayRollouts(1, 2, worker_timeout=10.0) as executor:
+    with RayRollouts(1, 2, worker_timeout=30.0) as executor:
         assert rewards(await play(executor, agent, 3.0, size=1)) == [3.0]
         assert executor.lost_groups == 1
 

@@ -24,6 +24,7 @@ _records: ContextVar[list[logging.LogRecord] | None] = ContextVar("evert_records
 _process = ExitStack()
 """What is done once a process, for as long as it lives."""
 _guarded: set[frozenset[str]] = set()
+_unpacking = asyncio.Lock()
 
 
 async def play(data: bytes) -> bytes:
@@ -38,7 +39,8 @@ async def play(data: bytes) -> bytes:
     outcome = Outcome()
     _records.set(outcome.records)
     try:
-        parcel: Parcel = unpack(data)
+        async with _unpacking:  # an agent's modules may take long: the loop answers meanwhile
+            parcel: Parcel = await asyncio.to_thread(unpack, data)
         _prepare(parcel)
         try:
             outcome.result = await _played(parcel.task)

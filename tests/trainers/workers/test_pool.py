@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -29,8 +30,10 @@ from evert.bridge.records.record import read_records
 from evert.bridge.records.recorder import Recorder
 from evert.bridge.weights import TinkerModel
 from evert.trainers.engine.engine import Engine, embedded_engine
+from evert.trainers.workers import playing
 from evert.trainers.workers.errors import LostGroupError, WorkerError
 from evert.trainers.workers.pool import PoolRollouts
+from evert.trainers.workers.travel import pack
 
 SECONDS = 60.0
 """How long a test waits for what has to come."""
@@ -212,6 +215,29 @@ def test_only_the_cookbooks_groups_are_played(pool: PoolRollouts) -> None:
 def test_there_is_at_least_one_worker_with_room_for_a_group(numbers: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="must be at least 1, got 0"):
         PoolRollouts(*numbers)
+
+
+turned = threading.Event()
+loop_turned: list[bool] = []
+
+
+def wait_for_the_loop() -> None:
+    loop_turned.append(turned.wait(5))
+
+
+class Slow:
+    """An agent whose module is imported when the event loop has turned."""
+
+    def __reduce__(self) -> Any:
+        return wait_for_the_loop, ()
+
+
+async def test_the_event_loop_turns_while_a_groups_modules_are_imported() -> None:
+    outcome = asyncio.create_task(playing.play(pack(Slow())))
+    await asyncio.sleep(0.1)
+    turned.set()
+    await outcome
+    assert loop_turned == [True]
 
 
 # -- 2. workers that die --------------------------------------------------------------------------
