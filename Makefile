@@ -93,7 +93,7 @@ cookbooks: .venv/developing $(OVERLAY)
 	PYTHONPATH=$(OVERLAY) $(BIN)/python -m pytest -n 2 --dist worksteal $(COOKBOOK_TESTS) tests/bridge tests/envs tests/trainers
 
 $(OVERLAY): | .venv/developing
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ tinker-cookbook==$(COOKBOOK)
+	$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check --no-deps --target $@ tinker-cookbook==$(COOKBOOK)
 
 lint: .venv/developing
 	$(BIN)/ruff check
@@ -162,16 +162,16 @@ machine: .venv/developing
 .venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "evert needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + ". Name another: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check --constraint constraints.txt --editable .
 	touch $@
 
 .venv/developing: .venv/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test,lint]"
+	$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test,lint]"
 	touch $@
 
 # ruff writes the signatures of the reference.
 .venv/documenting: .venv/developing
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[docs]"
+	$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[docs]"
 	touch $@
 
 clean:
