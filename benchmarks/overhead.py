@@ -52,8 +52,8 @@ from evert.bridge.base import default_renderer
 from evert.bridge.episode import Episode
 from evert.bridge.faces.endpoint import Endpoint
 from evert.bridge.inbox import ParkedCall
-from evert.bridge.messages import Reply
 from evert.bridge.rendering import prompt_renderer
+from evert.bridge.reply import Reply
 from evert.bridge.tracers import flush, tracing_to
 from evert.envs.guess_number import SYSTEM_PROMPT, judge
 

@@ -3,11 +3,18 @@
 Read in this order:
 
     agent.py         what an agent is, and what it may return
-    requests.py      a model call, whatever API it came by; the 400s
+    requests.py      a model call, whatever API it came by
+    reply.py         what is replied to it
+    fields.py        the policies of a request's fields, and their readers
+    bad_requests.py  the 400s
+    keys.py          messages as keys
+    prompt_limit.py  the longest prompt
+    remote.py        models behind endpoints
+    reply_policies.py    replies that do not parse, do not fit, or call too much
     formats.py       what a reply has to look like: response_format, forced tools
     schemas.py       the JSON schema of a reply, checked within limits
     offloop.py       work that would hold the event loop
-    messages.py      messages and replies, ours and the Cookbook's
+    messages.py      messages of agents, as renderers take them
     dialects/        the APIs agents speak: chat completions, responses, Anthropic's messages
     faces/           the ways in: the handle, real SDKs, take-over, a loopback server, commands
     inbox.py         one trained role: calls that wait, notes, the clock

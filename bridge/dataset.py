@@ -22,10 +22,10 @@ from evert.bridge.errors import AdvantagesError, InvalidDatasetError, repr_of
 from evert.bridge.group import Batch, ChatAgentGroupBuilder, GroupOptions
 from evert.bridge.group_reward import GroupReward
 from evert.bridge.imports import resolve
-from evert.bridge.models import RemoteModel
 from evert.bridge.opponents import Opponents
 from evert.bridge.options import EnvOptions
 from evert.bridge.records.recorder import Recorder
+from evert.bridge.remote import RemoteModel
 from evert.bridge.sampler_log import SamplerLog
 from evert.bridge.seeds import seed_of
 from evert.bridge.weights import TinkerModel, context_length_here

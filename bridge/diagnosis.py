@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tinker_cookbook.rl.types import Logs, Metrics
 
 from evert.bridge.drift import Break
-from evert.bridge.messages import Reply
+from evert.bridge.reply import Reply
 from evert.bridge.requests import ChatRequest
 from evert.bridge.secrets import redacted
 

@@ -15,7 +15,7 @@ from evert.bridge.episode import Episode
 from evert.bridge.errors import EvertError
 from evert.bridge.inbox import Inbox
 from evert.bridge.options import EnvOptions
-from evert.bridge.routes import FrozenAnswer
+from evert.bridge.requests import FrozenAnswer
 
 REPORT = ("lineages", "drift", "tools_offered", NO_CALL, STOP_METRIC_PREFIX)
 """What begins the names of metrics that are of an Env's tokens, and of its end."""

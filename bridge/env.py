@@ -26,7 +26,7 @@ from tinker_cookbook.rl.types import (
     StepResult,
 )
 
-from evert.bridge.actions import ParseErrors, token_ids
+from evert.bridge.actions import token_ids
 from evert.bridge.agent import NO_TASK, Agent, inspect_agent
 from evert.bridge.conversation import Conversation
 from evert.bridge.diagnosis import CALLER, LINEAGE, drift_logs
@@ -47,6 +47,7 @@ from evert.bridge.options import EnvOptions, own_options, settings_of
 from evert.bridge.outstanding import Outstanding
 from evert.bridge.records.transcript import Transcript
 from evert.bridge.rendering import prompt_renderer
+from evert.bridge.reply_policies import ParseErrors
 from evert.bridge.requests import ChatRequest
 from evert.bridge.turns import Turn, Turns
 

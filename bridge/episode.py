@@ -29,10 +29,10 @@ from evert.bridge.errors import (
     EpisodeEndedError,
 )
 from evert.bridge.inbox import AgentEnd, Inbox, ParkedCall
-from evert.bridge.messages import Reply
 from evert.bridge.refusals import Refusals
-from evert.bridge.requests import ChatRequest
-from evert.bridge.routes import FrozenAnswer, Routes
+from evert.bridge.reply import Reply
+from evert.bridge.requests import ChatRequest, FrozenAnswer
+from evert.bridge.routes import Routes
 from evert.bridge.seeds import Draws
 
 if TYPE_CHECKING:

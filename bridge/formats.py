@@ -16,7 +16,7 @@ from evert.bridge.schemas import HASTY_TEXT, TooLong, first_error
 if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Message
 
-    from evert.bridge.messages import Reply
+    from evert.bridge.reply import Reply
 
 ANY_OBJECT = '{"type": "object"}'
 """The schema of ``{"type": "json_object"}``."""

@@ -14,8 +14,9 @@ import tinker
 from tinker_cookbook.renderers.base import Message, ParseTermination, Renderer, ToolSpec
 
 from evert.bridge.errors import UnsupportedPromptError
-from evert.bridge.messages import CookbookMessage, Reply
+from evert.bridge.messages import CookbookMessage
 from evert.bridge.rendering import SHARED, PromptRenderer, with_tokenizer
+from evert.bridge.reply import Reply
 from evert.bridge.requests import ChatRequest
 
 Heard = tuple[tinker.ModelInput, ChatRequest]

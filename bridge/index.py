@@ -2,90 +2,26 @@
 
 A *place* is a number that stands for all messages up to a point. One dict, from a place and the key
 of the next message to the place after it, holds them all as a tree: to follow a request costs one
-look-up a message, with two conversations as with two thousand. Keys are made of what a message says
-and not of its form, so that a dict and an SDK object that say the same lead to the same place. A
-reply of the policy has a key without what agents change: white space at the ends, thinking.
+look-up a message, with two conversations as with two thousand.
 
 A *speaker* is who asks: an agent is known by its system prompt and its tools, so that one agent's
 reply in another's history can be told from a history that was rewritten.
 """
 
-import hashlib
-import json
-import pickle
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tinker_cookbook.renderers.base import Message, ToolCall
+
+from evert.bridge.keys import Key, _call_names, key_as_reply, key_without_ids, message_key
 
 if TYPE_CHECKING:
     from evert.bridge.conversation import Point
 
 START = 0
 """The place before every message."""
-
-Key = Hashable
-
-
-def message_key(message: Message) -> Key:
-    """What a message says, exactly."""
-    content = message["content"]
-    if len(message) == 2 and isinstance(content, str):  # most of them: role and text
-        return message["role"], content
-    parts = content if isinstance(content, str) else tuple(map(_part_key, content))
-    named = message.get("name"), message.get("tool_call_id")
-    return message["role"], parts, *named, _calls_key(message.get("tool_calls", ()))
-
-
-def reply_key(text: str, calls: Sequence[ToolCall]) -> Key:
-    """What an agent sees of a reply, but for white space at the ends of its text."""
-    return "reply", text.strip(), _calls_key(calls)
-
-
-def key_without_ids(key: Key) -> Key:
-    """A reply's key without the ids of its calls, which an agent may rename."""
-    kind, text, calls = cast("tuple[str, str, tuple[tuple[Key, Key, Key], ...]]", key)
-    return kind, text, tuple(call[1:] for call in calls)
-
-
-def key_as_reply(message: Message) -> Key:
-    """The key that a message of an agent has if it is a reply."""
-    content = message["content"]
-    if not isinstance(content, str):
-        if any(part["type"] not in ("text", "thinking") for part in content):
-            return message_key(message)
-        content = "".join(part["text"] for part in content if part["type"] == "text")
-    return reply_key(content, message.get("tool_calls", ()))
-
-
-def _part_key(part: Any) -> Key:
-    value = part.get("text") or part.get("thinking") or part.get("image")
-    if not isinstance(value, str):
-        value = hashlib.sha256(pickle.dumps(value)).digest()
-    return part["type"], value
-
-
-def _calls_key(calls: Sequence[ToolCall]) -> Key:
-    return tuple((c.id, c.function.name, _same_json(c.function.arguments)) for c in calls)
-
-
-def _call_names(calls: Sequence[ToolCall]) -> Key:
-    return tuple((call.id, call.function.name) for call in calls)
-
-
-def _same_json(text: str) -> str:
-    """One spelling for JSON that frameworks write anew: key order, spaces, 1 for 1.0."""
-    try:
-        return json.dumps(json.loads(text, parse_float=_number), sort_keys=True)
-    except (ValueError, RecursionError):
-        return text
-
-
-def _number(text: str) -> float:
-    value = float(text)
-    return int(value) if value.is_integer() else value
 
 
 class Speaker(NamedTuple):

@@ -16,11 +16,10 @@ import openai
 from evert.bridge.agent import Outcome
 from evert.bridge.errors import EvertError
 from evert.bridge.group_reward import PlayedGroup
-from evert.bridge.messages import Reply
 from evert.bridge.models import FrozenModel, frozen_models
 from evert.bridge.rendering import prompt_renderer
-from evert.bridge.requests import ChatRequest
-from evert.bridge.routes import FrozenAnswer
+from evert.bridge.reply import Reply
+from evert.bridge.requests import ChatRequest, FrozenAnswer
 
 logger = logging.getLogger(__name__)
 

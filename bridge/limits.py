@@ -1,12 +1,13 @@
 """The Cookbook's ``RolloutLimits``, and the model's context, as evert keeps them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import chz
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.types import StopReason
+
+from evert.bridge.prompt_limit import PromptLimit
 
 ROOM = 2
 """Tokens that a prompt has to leave: the Cookbook's runner takes a rest of one for none."""
@@ -48,31 +49,6 @@ class LiveLimits:
         """Most tokens of the next reply; None for no cap."""
         caps = (self._present_cap(), self._limits.max_turn_tokens)
         return min((cap for cap in caps if cap is not None), default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class PromptLimit:
-    """The longest prompt that leaves a runner room to sample.
-
-    Attributes:
-        tokens: Its length; None: any.
-        reason: How an episode ends whose agent does not cope with it.
-        response: Most tokens of it after its sequence's first prompt; None: any.
-    """
-
-    tokens: int | None
-    reason: StopReason
-    response: int | None = None
-
-    def longest(self, first: int | None) -> int | None:
-        """The longest prompt of a sequence whose first prompt has ``first`` tokens; None: is it."""
-        if first is None or self.response is None:
-            return self.tokens
-        whole = first + self.response
-        return whole if self.tokens is None else min(whole, self.tokens)
-
-
-ANY_LENGTH = PromptLimit(None, StopReason.CONTEXT_OVERFLOW)
 
 
 def prompt_limit(limits: RolloutLimits, context_length: int | None) -> PromptLimit:

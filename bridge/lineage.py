@@ -33,18 +33,20 @@ from typing import Any, NamedTuple
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Message
 
+from evert.bridge.bad_requests import bad_request, refuse
 from evert.bridge.conversation import Conversation, Point, keep
 from evert.bridge.differences import in_field, in_messages, reply_message
 from evert.bridge.drift import Break, Drift, Met
 from evert.bridge.echoes import follow_echoes
 from evert.bridge.errors import RendererMismatchError
 from evert.bridge.images import Images
-from evert.bridge.index import START, Index, Speaker, key_as_reply
-from evert.bridge.limits import ANY_LENGTH, PromptLimit
+from evert.bridge.index import START, Index, Speaker
+from evert.bridge.keys import key_as_reply
 from evert.bridge.long_text import check_text
-from evert.bridge.messages import as_fields, read_message, read_tools, refuse
+from evert.bridge.messages import as_fields, read_message, read_tools
+from evert.bridge.prompt_limit import ANY_LENGTH, PromptLimit
 from evert.bridge.rendering import PromptRenderer
-from evert.bridge.requests import ChatRequest, bad_request
+from evert.bridge.requests import ChatRequest
 
 RECENT = 32
 """Conversations that are compared message by message before the index is asked."""
@@ -368,3 +370,12 @@ def read_all(messages: Sequence[Any], start: int, tool_names: Mapping[str, str])
             tool_names = {**tool_names, **named}
         read.append(message)
     return read
+
+
+def count_tokens(request: ChatRequest, renderer: PromptRenderer) -> int:
+    """Length of the prompt that a request would be.
+
+    Raises:
+        openai.BadRequestError: It cannot be read or rendered.
+    """
+    return ConversationBook(renderer).observe(request, "", renderer).length

@@ -11,14 +11,13 @@ Either way it is a stranger, and a failure of the agent names it.
 """
 
 import difflib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TypeAlias
 
+from evert.bridge.bad_requests import bad_request
 from evert.bridge.errors import InvalidModelError
 from evert.bridge.inbox import Inbox
-from evert.bridge.messages import Reply
-from evert.bridge.requests import ChatRequest, bad_request
+from evert.bridge.requests import FrozenAnswer
 
 DEFAULT_POLICY_NAME = "policy"
 """What the policy is called when nobody names it."""
@@ -31,9 +30,6 @@ SEAT_PREFIX = "evert/"
 
 UNKNOWN = "unknown"
 """Stands for a name that nobody here gave."""
-
-FrozenAnswer: TypeAlias = Callable[[ChatRequest], Awaitable[Reply]]
-"""A frozen model: what it replies to a request."""
 
 
 class Routes:

@@ -24,14 +24,7 @@ from tinker_cookbook.rl.types import (
     StopReason,
 )
 
-from evert.bridge.actions import (
-    FormatRetries,
-    ParseErrors,
-    Problem,
-    ToolBudget,
-    Verdict,
-    read_action,
-)
+from evert.bridge.actions import Problem, read_action
 from evert.bridge.endings import PEER_STOPPED, Account, Ending
 from evert.bridge.episode import Episode, Life
 from evert.bridge.errors import AgentError, AgentTimeoutError, EnvClosedError, EnvStateError
@@ -40,11 +33,12 @@ from evert.bridge.limits import prompt_limit
 from evert.bridge.lineage import ConversationBook
 from evert.bridge.logprobs import with_logprobs
 from evert.bridge.long_text import LongTexts, check_tokens
-from evert.bridge.messages import Reply
 from evert.bridge.options import EnvSettings
 from evert.bridge.outstanding import Outstanding
 from evert.bridge.overlap import Overlap
 from evert.bridge.rendering import PromptRenderer
+from evert.bridge.reply import Reply
+from evert.bridge.reply_policies import FormatRetries, ParseErrors, ToolBudget, Verdict
 
 logger = logging.getLogger(__name__)
 

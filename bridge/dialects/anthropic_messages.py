@@ -7,13 +7,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from evert.bridge.bad_requests import bad_request, unexpected
 from evert.bridge.dialects.dialect import Dialect
 from evert.bridge.dialects.events import deltas
 from evert.bridge.dialects.fields import field_policy, forced_tools, read_flag, read_format_field
-from evert.bridge.messages import Reply
-from evert.bridge.requests import (
-    ChatRequest,
-    bad_request,
+from evert.bridge.fields import (
     is_absent,
     json_object,
     read_cap,
@@ -23,8 +21,9 @@ from evert.bridge.requests import (
     read_stop,
     read_tool_list,
     read_train,
-    unexpected,
 )
+from evert.bridge.reply import Reply
+from evert.bridge.requests import ChatRequest
 
 FIELDS = field_policy("anthropic_messages")
 """Of every request field (``fields.toml``)."""

@@ -17,6 +17,7 @@ from openai.types.chat.chat_completion_token_logprob import ChatCompletionTokenL
 from openai.types.completion_usage import CompletionUsage
 from tinker_cookbook.renderers.base import ToolCall
 
+from evert.bridge.bad_requests import bad_request
 from evert.bridge.dialects.dialect import Dialect
 from evert.bridge.dialects.events import deltas, text_deltas, unnamed_events
 from evert.bridge.dialects.fields import (
@@ -26,10 +27,7 @@ from evert.bridge.dialects.fields import (
     read_format_field,
     written_logprobs,
 )
-from evert.bridge.messages import Reply
-from evert.bridge.requests import (
-    ChatRequest,
-    bad_request,
+from evert.bridge.fields import (
     is_absent,
     read_cap,
     read_messages,
@@ -39,6 +37,8 @@ from evert.bridge.requests import (
     read_tool_list,
     read_train,
 )
+from evert.bridge.reply import Reply
+from evert.bridge.requests import ChatRequest
 
 FIELDS = field_policy("chat_completions")
 """Of every request field (``fields.toml``)."""

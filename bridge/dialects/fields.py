@@ -7,9 +7,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from evert.bridge.bad_requests import bad_request, malformed
+from evert.bridge.fields import FieldPolicy, is_absent, read_object
 from evert.bridge.formats import ANY_OBJECT, ReplyFormat
-from evert.bridge.messages import TokenLogprob
-from evert.bridge.requests import FieldPolicy, bad_request, is_absent, malformed, read_object
+from evert.bridge.reply import TokenLogprob
 from evert.bridge.schemas import vet
 
 

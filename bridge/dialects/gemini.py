@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from evert.bridge.bad_requests import bad_request
 from evert.bridge.dialects.dialect import Dialect
 from evert.bridge.dialects.events import bare_events, text_deltas
 from evert.bridge.dialects.fields import field_policy, read_flag, read_format
@@ -21,11 +22,7 @@ from evert.bridge.dialects.gemini_tools import (
     read_fields,
     read_tools,
 )
-from evert.bridge.formats import ANY_VALUE, ReplyFormat
-from evert.bridge.messages import Reply
-from evert.bridge.requests import (
-    ChatRequest,
-    bad_request,
+from evert.bridge.fields import (
     json_object,
     read_cap,
     read_messages,
@@ -33,6 +30,9 @@ from evert.bridge.requests import (
     read_stop,
     read_train,
 )
+from evert.bridge.formats import ANY_VALUE, ReplyFormat
+from evert.bridge.reply import Reply
+from evert.bridge.requests import ChatRequest
 
 FIELDS = field_policy("gemini")
 """Of every request field (``fields.toml``)."""

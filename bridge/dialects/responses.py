@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from evert.bridge.bad_requests import bad_request, malformed, unexpected
 from evert.bridge.dialects.dialect import Dialect
 from evert.bridge.dialects.events import deltas, text_deltas
 from evert.bridge.dialects.fields import (
@@ -17,19 +18,16 @@ from evert.bridge.dialects.fields import (
     written_logprobs,
 )
 from evert.bridge.dialects.responses_tools import read_call, read_tools, write_call
-from evert.bridge.messages import Reply
-from evert.bridge.requests import (
-    ChatRequest,
-    bad_request,
+from evert.bridge.fields import (
     is_absent,
-    malformed,
     read_cap,
     read_model,
     read_object,
     read_tool_list,
     read_train,
-    unexpected,
 )
+from evert.bridge.reply import Reply
+from evert.bridge.requests import ChatRequest
 
 FIELDS = field_policy("responses")
 """Of every request field (``fields.toml``)."""

@@ -27,8 +27,8 @@ from evert.bridge.faces.connections import (
     whole,
 )
 from evert.bridge.faces.endpoint import EVENTS, REFUSALS, Answer, Call, Endpoint, failure
-from evert.bridge.messages import Reply
 from evert.bridge.offloop import off_loop
+from evert.bridge.reply import Reply
 
 PING_EVERY = 10.0
 """Seconds between the comments that keep a waiting stream alive."""

@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 
 import openai
 
+from evert.bridge.bad_requests import bad_request
 from evert.bridge.dialects.anthropic_messages import AnthropicMessages
 from evert.bridge.dialects.chat_completions import ChatCompletions
 from evert.bridge.dialects.dialect import Dialect
@@ -40,12 +41,13 @@ from evert.bridge.errors import (
     InvalidAgentError,
 )
 from evert.bridge.faces.bodies import LONG_BODY, read_body
+from evert.bridge.fields import json_object
 from evert.bridge.inbox import Inbox
-from evert.bridge.messages import Reply
-from evert.bridge.models import count_tokens
+from evert.bridge.lineage import count_tokens
 from evert.bridge.offloop import off_loop
 from evert.bridge.rendering import PromptRenderer
-from evert.bridge.requests import ChatRequest, bad_request, json_object
+from evert.bridge.reply import Reply
+from evert.bridge.requests import ChatRequest
 from evert.bridge.routes import seat_model
 
 REFUSALS = (openai.APIStatusError, EnvClosedError, EpisodeEndedError, BlockingCallError)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evert.bridge.conversation import Conversation, Point
-from evert.bridge.messages import Reply
+from evert.bridge.reply import Reply
 from evert.bridge.requests import ChatRequest
 
 

@@ -25,8 +25,9 @@ from evert.bridge.dialects.chat_completions import completion
 from evert.bridge.endings import TRUNCATED
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import EnvStateError
-from evert.bridge.messages import Reply, as_fields
+from evert.bridge.messages import as_fields
 from evert.bridge.rendering import PromptRenderer
+from evert.bridge.reply import Reply
 from evert.bridge.tokens import flatten, is_text
 
 LIMITS = frozenset({*DEFAULT_LIMIT_STOP_REASONS, TRUNCATED})

@@ -12,10 +12,11 @@ import openai
 import pytest
 
 from evert.bridge.agent import Outcome
+from evert.bridge.bad_requests import bad_request
 from evert.bridge.elsewhere import play_at
 from evert.bridge.errors import AgentError, RewardError
-from evert.bridge.messages import Reply, read_reply
-from evert.bridge.requests import ChatRequest, bad_request
+from evert.bridge.reply import Reply, read_reply
+from evert.bridge.requests import ChatRequest
 from evert.bridge.scripted import ScriptedPolicy
 
 QUESTION: list[Any] = [{"role": "user", "content": "?"}]

@@ -18,6 +18,7 @@ import pytest
 from tinker_cookbook.renderers import Message
 
 from evert.bridge.agent import inspect_agent
+from evert.bridge.bad_requests import bad_request
 from evert.bridge.episode import Episode
 from evert.bridge.errors import (
     AgentAborted,
@@ -28,10 +29,9 @@ from evert.bridge.errors import (
 from evert.bridge.faces.client import AgentClient, BlockingAgentClient
 from evert.bridge.faces.endpoint import Endpoint
 from evert.bridge.inbox import AgentEnd, ParkedCall
-from evert.bridge.messages import Reply
 from evert.bridge.offloop import give_threads
 from evert.bridge.rendering import prompt_renderer
-from evert.bridge.requests import bad_request
+from evert.bridge.reply import Reply
 
 
 def reply(text: str) -> Reply:

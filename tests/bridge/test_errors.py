@@ -8,8 +8,8 @@ import openai
 import pytest
 
 from evert.bridge import errors
+from evert.bridge.bad_requests import bad_request
 from evert.bridge.errors import AgentAborted, EvertError
-from evert.bridge.requests import bad_request
 
 DRAWN_LINE = re.compile(r"[├└]── (?P<name>\w+) +\((?P<parent>\w+)\) +\S")
 

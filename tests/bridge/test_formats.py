@@ -22,7 +22,7 @@ from tinker_cookbook.rl.types import StopReason, Trajectory
 
 from evert import AgentClient, BlockingAgentClient, ChatAgentEnv, ScriptedPolicy
 from evert.bridge.formats import ANY_OBJECT, ReplyFormat
-from evert.bridge.messages import FinishReason, Reply
+from evert.bridge.reply import FinishReason, Reply
 from evert.bridge.schemas import first_error
 
 SCHEMA = {

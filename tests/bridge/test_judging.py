@@ -20,8 +20,8 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 from evert.bridge.errors import EvertError, InvalidModelError
 from evert.bridge.group import ChatAgentGroupBuilder
 from evert.bridge.judging import judge_group, read_ranking
-from evert.bridge.messages import read_reply
-from evert.bridge.models import RemoteModel
+from evert.bridge.remote import RemoteModel
+from evert.bridge.reply import read_reply
 from evert.bridge.scripted import ScriptedPolicy
 from evert.bridge.weights import TinkerModel
 from evert.trainers.engine.engine import embedded_engine

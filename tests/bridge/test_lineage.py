@@ -40,10 +40,10 @@ from evert.bridge.base import default_renderer
 from evert.bridge.conversation import Conversation
 from evert.bridge.dialects.chat_completions import completion
 from evert.bridge.drift import Drift
-from evert.bridge.limits import PromptLimit
 from evert.bridge.lineage import ConversationBook
-from evert.bridge.messages import Reply, read_reply
+from evert.bridge.prompt_limit import PromptLimit
 from evert.bridge.rendering import PromptRenderer, prompt_renderer
+from evert.bridge.reply import Reply, read_reply
 from evert.bridge.requests import ChatRequest
 from evert.bridge.tokens import flatten
 

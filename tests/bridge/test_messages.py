@@ -24,15 +24,8 @@ from tinker_cookbook.renderers.base import Message, ToolCall, UnparsedToolCall
 
 from evert.bridge.base import default_renderer
 from evert.bridge.dialects.chat_completions import completion
-from evert.bridge.messages import (
-    ROLES,
-    Reply,
-    as_fields,
-    call_id,
-    read_message,
-    read_reply,
-    read_tools,
-)
+from evert.bridge.messages import ROLES, as_fields, read_message, read_tools
+from evert.bridge.reply import Reply, call_id, read_reply
 
 CALL = {"id": "call-1", "type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}}
 

@@ -32,7 +32,7 @@ from evert import (
 )
 from evert.bridge.base import BASE_MODEL
 from evert.bridge.errors import AgentError, InvalidModelError
-from evert.bridge.models import RemoteModel
+from evert.bridge.remote import RemoteModel
 
 HELLO: Any = [{"role": "user", "content": "Hello?"}]
 TOOL: Any = {

@@ -29,8 +29,9 @@ from evert.bridge.conversation import Conversation
 from evert.bridge.dialects.chat_completions import completion
 from evert.bridge.drift import Drift
 from evert.bridge.lineage import ConversationBook
-from evert.bridge.messages import Reply, read_message, read_tools
+from evert.bridge.messages import read_message, read_tools
 from evert.bridge.rendering import PromptRenderer
+from evert.bridge.reply import Reply
 from evert.bridge.requests import ChatRequest
 from evert.bridge.tokens import FlatPrompt, flatten
 

@@ -23,13 +23,10 @@ import pytest
 
 from evert import ChatAgentEnv
 from evert.bridge import requests
+from evert.bridge.bad_requests import bad_request, context_length_exceeded
 from evert.bridge.dialects import anthropic_messages, chat_completions, gemini, responses
-from evert.bridge.formats import ReplyFormat
-from evert.bridge.requests import (
-    ChatRequest,
+from evert.bridge.fields import (
     FieldPolicy,
-    bad_request,
-    context_length_exceeded,
     is_absent,
     read_cap,
     read_messages,
@@ -37,6 +34,8 @@ from evert.bridge.requests import (
     read_stop,
     read_tool_list,
 )
+from evert.bridge.formats import ReplyFormat
+from evert.bridge.requests import ChatRequest
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}

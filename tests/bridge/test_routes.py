@@ -28,7 +28,7 @@ from evert import (
     ScriptedPolicy,
 )
 from evert.bridge.inbox import Inbox
-from evert.bridge.messages import Reply
+from evert.bridge.reply import Reply
 from evert.bridge.requests import ChatRequest
 from evert.bridge.routes import Routes, read_policy_names, seat_model
 from evert.bridge.seats import seat_envs

@@ -19,7 +19,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
 from evert.bridge import schemas
 from evert.bridge.formats import ReplyFormat
-from evert.bridge.messages import Reply
+from evert.bridge.reply import Reply
 from evert.bridge.schemas import TooLong, first_error, vet
 
 

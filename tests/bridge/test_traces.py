@@ -35,7 +35,7 @@ from tinker_cookbook.rl.types import Trajectory
 from evert import AgentClient, BlockingAgentClient, ChatAgentEnv, ProcessAgent, ScriptedPolicy
 from evert.bridge import options, tracers
 from evert.bridge.errors import AgentError, MissingPackageError
-from evert.bridge.messages import call_id
+from evert.bridge.reply import call_id
 from evert.bridge.seats import seat_envs
 
 HELLO: Any = [{"role": "user", "content": "Hello?"}]

@@ -26,7 +26,8 @@ from evert.trainers.runs.fields import RecipeError
 from evert.trainers.runs.named_models import NamedEndpoint, NamedServer, NamedWeights, find_model
 
 if TYPE_CHECKING:
-    from evert.bridge.models import FrozenModel, RemoteModel
+    from evert.bridge.models import FrozenModel
+    from evert.bridge.remote import RemoteModel
     from evert.bridge.weights import TinkerModel
 
 
@@ -99,7 +100,7 @@ def _split(key: str) -> tuple[str, str]:
 def _read(
     name: str, text: str, options: Mapping[str, Any], base_url: str | None
 ) -> "RemoteModel | TinkerModel":
-    from evert.bridge.models import RemoteModel
+    from evert.bridge.remote import RemoteModel
     from evert.bridge.weights import TinkerModel
 
     if text.startswith("<"):
@@ -162,7 +163,7 @@ def in_words(given: Mapping[str, Any]) -> str:
 
 def hosts_of(models: "Mapping[str, FrozenModel]") -> tuple[str, ...]:
     """Hosts of the endpoints among the models, which the embedded engine has to let through."""
-    from evert.bridge.models import RemoteModel
+    from evert.bridge.remote import RemoteModel
 
     endpoints = [model for model in models.values() if isinstance(model, RemoteModel)]
     return tuple(host for each in endpoints if (host := urlsplit(each.base_url).hostname))

@@ -23,7 +23,7 @@ from evert.bridge.elsewhere import play_at
 from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
 from evert.bridge.group import load_agent
 from evert.bridge.imports import resolve
-from evert.bridge.models import RemoteModel
+from evert.bridge.remote import RemoteModel
 
 
 class AgentTaskData(vf.TaskData):  # type: ignore[misc]

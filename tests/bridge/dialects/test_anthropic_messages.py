@@ -19,7 +19,7 @@ from anthropic.types import Message
 
 from evert.bridge.dialects.anthropic_messages import FIELDS, AnthropicMessages
 from evert.bridge.formats import ReplyFormat
-from evert.bridge.messages import Reply
+from evert.bridge.reply import Reply
 from evert.bridge.requests import ChatRequest
 
 MakeReply = Callable[..., Reply]

@@ -20,7 +20,7 @@ from tinker_cookbook.renderers.base import Message, ToolCall
 
 from evert.bridge.dialects.chat_completions import FIELDS, ChatCompletions, completion, read
 from evert.bridge.formats import ANY_OBJECT, ReplyFormat
-from evert.bridge.messages import FinishReason, Reply
+from evert.bridge.reply import FinishReason, Reply
 from evert.bridge.requests import ChatRequest
 
 MESSAGES = [{"role": "user", "content": "Hi"}]

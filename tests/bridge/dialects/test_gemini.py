@@ -18,7 +18,7 @@ from google.genai import types
 
 from evert.bridge.dialects.gemini import CONFIG_FIELDS, FIELDS, Gemini
 from evert.bridge.formats import ANY_VALUE, ReplyFormat
-from evert.bridge.messages import Reply, TokenLogprob
+from evert.bridge.reply import Reply, TokenLogprob
 from evert.bridge.requests import ChatRequest
 
 MakeReply = Callable[..., Reply]

@@ -21,7 +21,7 @@ from openai.types.responses import Response
 from evert.bridge.dialects.responses import FIELDS, Responses
 from evert.bridge.dialects.responses_tools import HOSTED_TOOLS
 from evert.bridge.formats import ANY_OBJECT, ReplyFormat
-from evert.bridge.messages import Reply
+from evert.bridge.reply import Reply
 from evert.bridge.requests import ChatRequest
 
 MakeReply = Callable[..., Reply]

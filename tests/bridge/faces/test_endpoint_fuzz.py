@@ -24,8 +24,8 @@ from evert.bridge.agent import inspect_agent
 from evert.bridge.episode import Episode
 from evert.bridge.faces.bodies import MAX_DEPTH
 from evert.bridge.faces.endpoint import Answer, Call, Endpoint
-from evert.bridge.messages import Reply
 from evert.bridge.rendering import prompt_renderer
+from evert.bridge.reply import Reply
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
 

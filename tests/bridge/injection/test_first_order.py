@@ -30,8 +30,7 @@ from tests.bridge.injection.shapes import (
     text_tokens,
 )
 
-from evert.bridge.lineage import ConversationBook
-from evert.bridge.models import count_tokens
+from evert.bridge.lineage import ConversationBook, count_tokens
 from evert.bridge.requests import ChatRequest
 
 pytestmark = [

@@ -24,8 +24,8 @@ from evert.bridge.actions import read_action
 from evert.bridge.dialects.anthropic_messages import AnthropicMessages
 from evert.bridge.dialects.chat_completions import completion
 from evert.bridge.lineage import ConversationBook
-from evert.bridge.messages import Reply
 from evert.bridge.rendering import PromptRenderer
+from evert.bridge.reply import Reply
 from evert.bridge.requests import ChatRequest
 
 pytestmark = [

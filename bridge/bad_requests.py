@@ -1,0 +1,69 @@
+"""The 400s: what an agent is told of a call that cannot be answered."""
+
+import importlib
+import traceback
+from functools import cache
+from types import ModuleType
+from typing import NoReturn
+
+import openai
+
+
+def malformed(name: str, expected: str, value: object) -> openai.BadRequestError:
+    """The error for a field of the wrong form."""
+    return bad_request(f"'{name}' must be {expected}, got {value!r:.200}.", param=name)
+
+
+def unexpected(place: str, value: object, expected: str) -> openai.BadRequestError:
+    """The error for a part of a field (``messages[0]``) that is none of what may stand there."""
+    return bad_request(f"{place} is {value!r:.200}; expected {expected}", param=place)
+
+
+def bad_request(
+    message: str, *, param: str | None = None, code: str | None = None
+) -> openai.BadRequestError:
+    """The OpenAI SDK's error for HTTP 400, as an agent would get it over the network."""
+    httpx = _sdk_http_library()
+    request = httpx.Request("POST", "http://evert.invalid/v1/chat/completions")
+    return openai.BadRequestError(
+        message,
+        response=httpx.Response(400, request=request),
+        body={"message": message, "type": "invalid_request_error", "param": param, "code": code},
+    )
+
+
+def context_length_exceeded(length: int, limit: int) -> openai.BadRequestError:
+    """The error on which agents compact their history: code ``context_length_exceeded``.
+
+    Its message is Anthropic's sentence and OpenAI's, since agents look for either.
+    """
+    return bad_request(
+        f"prompt is too long: {length} tokens > {limit} maximum. This model's maximum context "
+        f"length is {limit} tokens, however your messages resulted in {length} tokens. Please "
+        "reduce the length of the messages.",
+        param="messages",
+        code="context_length_exceeded",
+    )
+
+
+@cache
+def _sdk_http_library() -> ModuleType:
+    """The HTTP library the installed SDK builds on: httpx2 from openai 3 on, httpx before."""
+    base = openai.DefaultHttpxClient.__mro__[1]
+    return importlib.import_module(base.__module__.partition(".")[0])
+
+
+def refuse(what: str, error: Exception) -> NoReturn:
+    """Refuse what raised ``error`` when it was read: an agent's own objects may do anything.
+
+    Raises:
+        openai.BadRequestError: ``error`` itself, if it is one.
+    """
+    import openai
+
+    if isinstance(error, openai.BadRequestError):
+        raise error
+    reason = "".join(traceback.format_exception_only(error)).strip()
+    raise bad_request(
+        f"{what} cannot be read; send plain JSON values. {reason:.300}", param=what
+    ) from error

@@ -1,0 +1,191 @@
+"""The fields of a request: each has a written policy, and a reader of its value.
+
+``FieldPolicy`` is the gate: every field of an API is *honoured* (it shapes the observation, the
+reply or the budget), *ignored* (sampling belongs to the trainer), or *refused* with a 400 that says
+what to do instead. Nothing is dropped in silence: a field that a policy does not know is an error
+for the native handle, and is let pass with a warning over the wire, where SDKs and frameworks add
+new ones with every release. An explicit null is the same as an absent field.
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evert.bridge.bad_requests import bad_request, malformed
+
+logger = logging.getLogger(__name__)
+
+
+MOST_WARNED = 100
+"""Unknown fields that a process warns of."""
+
+
+_warned: set[str] = set()
+
+
+@dataclass(frozen=True)
+class FieldPolicy:
+    """What becomes of each field of an API.
+
+    Attributes:
+        honoured: Read and acted upon.
+        ignored: Accepted and without effect.
+        refused: Field -> (values that pass all the same, what to do instead).
+    """
+
+    honoured: frozenset[str]
+    ignored: frozenset[str]
+    refused: Mapping[str, tuple[Sequence[Any], str]]
+
+    def check(self, fields: Mapping[str, Any], *, strict: bool) -> None:
+        """Let the fields of a call pass, or not.
+
+        Args:
+            fields: Names and values.
+            strict: Whether a field that the policy does not know is an error.
+
+        Raises:
+            openai.BadRequestError: A value is refused, or a field is unknown.
+        """
+        for name, value in fields.items():
+            if is_absent(value):
+                continue
+            if name in self.refused:
+                passes, advice = self.refused[name]
+                if not any(_is_same(value, one) for one in passes):
+                    raise bad_request(
+                        f"'{name}'={value!r:.200} is not supported. {advice}", param=name
+                    )
+            elif name not in self.honoured and name not in self.ignored:
+                if strict:
+                    raise bad_request(
+                        f"Unknown field '{name}'. The fields that evert knows are listed in "
+                        "docs/requests.md.",
+                        param=name,
+                    )
+                _warn_of(name)
+
+
+def _is_same(value: object, other: object) -> bool:
+    if isinstance(value, tuple):
+        value = [*value]
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
+
+
+def _warn_of(name: str) -> None:
+    if name in _warned or len(_warned) >= MOST_WARNED:
+        return
+    _warned.add(name)
+    rest = " Further ones are not told." if len(_warned) == MOST_WARNED else ""
+    logger.warning(
+        "An agent sends the field %.100r, which evert does not know: it is ignored.%s", name, rest
+    )
+
+
+def is_absent(value: object) -> bool:
+    """Whether a field counts as not passed: null, or one of the SDK's markers."""
+    return value is None or type(value).__name__ in ("NotGiven", "Omit")
+
+
+def read_messages(value: object, name: str = "messages") -> Sequence[Any]:
+    """The field as a non-empty list.
+
+    Raises:
+        openai.BadRequestError: It is none.
+    """
+    if isinstance(value, (list, tuple)) and value:
+        return value
+    raise malformed(name, "a non-empty list of messages", value)
+
+
+def read_model(value: object, default: str) -> str:
+    """The model's name; ``default`` when the field is absent or empty.
+
+    Raises:
+        openai.BadRequestError: It is no string.
+    """
+    if is_absent(value) or value == "":
+        return default
+    if isinstance(value, str):
+        return value
+    raise malformed("model", "a string", value)
+
+
+def read_tool_list(value: object) -> list[Any] | None:
+    """The tools as a list; None when there are none.
+
+    Raises:
+        openai.BadRequestError: It is no list.
+    """
+    if is_absent(value):
+        return None
+    if isinstance(value, (list, tuple)):
+        return list(value) or None
+    raise malformed("tools", "a list of tools", value)
+
+
+def read_object(value: object, name: str) -> Mapping[str, Any] | None:
+    """The field as an object; None when it is absent.
+
+    Raises:
+        openai.BadRequestError: It is none.
+    """
+    if is_absent(value):
+        return None
+    if isinstance(value, Mapping):
+        return value
+    raise malformed(name, "an object", value)
+
+
+def read_cap(fields: Mapping[str, Any], *names: str) -> int | None:
+    """The tightest of some caps on the reply's tokens; None when none is given.
+
+    Raises:
+        openai.BadRequestError: One is no positive integer.
+    """
+    caps = []
+    for name in names:
+        value = fields.get(name)
+        if is_absent(value):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise malformed(name, "a positive integer", value)
+        caps.append(value)
+    return min(caps) if caps else None
+
+
+def read_stop(value: object, name: str = "stop") -> tuple[str, ...]:
+    """Stop strings.
+
+    Raises:
+        openai.BadRequestError: Anything but a non-empty string or a list of them.
+    """
+    if is_absent(value):
+        return ()
+    stops = (value,) if isinstance(value, str) else value
+    if isinstance(stops, (list, tuple)) and all(isinstance(s, str) and s for s in stops):
+        return tuple(stops)
+    raise malformed(name, "a non-empty string or a list of them", value)
+
+
+def read_train(fields: Mapping[str, Any]) -> bool:
+    """What the field ``evert`` says of the training: {"train": false}; True when it is absent.
+
+    Raises:
+        openai.BadRequestError: It is no object, or says anything else.
+    """
+    own = read_object(fields.get("evert"), "evert") or {}
+    if not {*own} <= {"train"} or not isinstance(own.get("train", True), bool):
+        raise malformed("evert", '{"train": true} or {"train": false}', own)
+    return bool(own.get("train", True))
+
+
+def json_object(text: str | bytes) -> dict[str, Any] | None:
+    """The JSON object that a text is; None where it is none."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

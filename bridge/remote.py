@@ -1,0 +1,145 @@
+"""A model behind an endpoint that speaks OpenAI's chat completions."""
+
+import codecs
+import json
+import os
+import secrets
+import ssl
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from openai.types.chat.chat_completion import Choice
+
+from evert.bridge.bad_requests import bad_request
+from evert.bridge.formats import ANY_OBJECT, ReplyFormat
+from evert.bridge.logprobs import unavailable
+from evert.bridge.messages import as_fields, read_message
+from evert.bridge.reply import Reply, TokenLogprob, read_reply
+from evert.bridge.requests import ChatRequest
+
+
+@dataclass(frozen=True)
+class RemoteModel:
+    """A model behind an endpoint that speaks OpenAI's chat completions.
+
+    Attributes:
+        model: Its name there.
+        base_url: For example ``https://api.openai.com/v1``.
+        api_key_env: Environment variable that holds the key; read at each call, never stored.
+        timeout: Seconds for a call, with whatever is asked again meanwhile.
+        temperature: Of sampling; None for the endpoint's own.
+
+    The agent's fields that count are passed on; errors reach the agent as the SDK raises them.
+    """
+
+    model: str
+    base_url: str = "https://api.openai.com/v1"
+    api_key_env: str = "OPENAI_API_KEY"
+    timeout: float = 600.0
+    temperature: float | None = None
+
+    @property
+    def api_key(self) -> str:
+        """The key, as it is at this moment."""
+        return os.environ.get(self.api_key_env) or "none"
+
+    async def __call__(self, request: ChatRequest) -> Reply:
+        """Ask the endpoint.
+
+        Raises:
+            openai.OpenAIError: As the SDK raises it.
+        """
+        import openai
+
+        from evert.bridge.faces.takeover import left_alone
+
+        check_no_prefill(request, "a RemoteModel")
+        fields: dict[str, Any] = {
+            "tools": request.tools,
+            "max_completion_tokens": request.max_tokens,
+            "stop": list(request.stop) or None,
+            "temperature": self.temperature,
+            "logprobs": request.logprobs or None,
+            **_format_fields(request.format),
+        }
+        messages: Any = [as_fields(m, index) for index, m in enumerate(request.messages)]
+        with left_alone():  # an agent may call us itself, under the very name of its policy
+            async with openai.AsyncOpenAI(
+                base_url=self.base_url,
+                api_key=self.api_key,
+                timeout=self.timeout,
+                http_client=openai.DefaultAsyncHttpxClient(verify=_tls()),
+            ) as client:
+                completion = await client.chat.completions.create(
+                    model=self.model,
+                    messages=messages,
+                    **{name: value for name, value in fields.items() if value is not None},
+                )
+        [choice, *_] = completion.choices
+        sent = {"role": "assistant", **choice.message.model_dump(exclude_none=True)}
+        sent.setdefault("content", "")
+        usage = completion.usage
+        reply = read_reply(
+            read_message(sent, 0, {}),
+            truncated=choice.finish_reason == "length",
+            call_ids=new_call_ids(),
+            prompt_tokens=usage.prompt_tokens if usage is not None else 0,
+            completion_tokens=usage.completion_tokens if usage is not None else 0,
+        )
+        return _with_given_logprobs(reply, choice) if request.logprobs else reply
+
+
+def check_no_prefill(request: ChatRequest, kind: str) -> None:
+    """Refuse a reply that the agent begins, for models that begin their replies themselves.
+
+    Raises:
+        openai.BadRequestError: The agent gave its beginning.
+    """
+    if request.prefill:
+        raise bad_request(
+            f"The model {request.model!r} is {kind}, which begins its replies itself; the last "
+            "message is the assistant's. End with the user's, or give the Env a TokenCompleter or "
+            "a TinkerModel for it.",
+            param="messages",
+        )
+
+
+def _with_given_logprobs(reply: Reply, choice: Choice) -> Reply:
+    if choice.logprobs is None or choice.logprobs.content is None:
+        raise unavailable("the endpoint of this model gave none")
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    given = tuple(
+        TokenLogprob(
+            one.token if one.bytes is None else decoder.decode(bytes(one.bytes)), one.logprob
+        )
+        for one in choice.logprobs.content
+    )
+    is_the_text = "".join(one.text for one in given) == reply.text
+    return replace(reply, logprobs=given if is_the_text else None)
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """Made once a process: to load the certificates takes longer than a short call."""
+    return ssl.create_default_context()
+
+
+def new_call_ids() -> str:
+    """A unique prefix for the ids of one reply's tool calls."""
+    return f"call-{secrets.token_hex(4)}"
+
+
+def _format_fields(wanted: ReplyFormat | None) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if wanted is not None and wanted.schema == ANY_OBJECT:
+        fields["response_format"] = {"type": "json_object"}
+    elif wanted is not None and wanted.schema is not None:
+        schema = {"name": "reply", "schema": json.loads(wanted.schema)}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    if wanted is not None and len(wanted.must_call) == 1:
+        [name] = wanted.must_call
+        fields["tool_choice"] = {"type": "function", "function": {"name": name}}
+    elif wanted is not None and wanted.must_call:
+        fields["tool_choice"] = "required"
+    return fields

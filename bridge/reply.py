@@ -1,0 +1,170 @@
+"""``Reply``: what the policy's tokens say, as the agent gets it.
+
+A reply has two views. The *model's* view (``Reply.parsed``) is the renderer's own parse, thinking
+and all, and is what gets rendered again if it must be. The *agent's* view (``Reply.text``,
+``tool_calls``) is what an OpenAI client shows; an agent sends it back, and
+``Reply.is_sent_back_as`` recognises it.
+"""
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from tinker_cookbook.renderers.base import (
+    ContentPart,
+    Message,
+    TextPart,
+    ToolCall,
+    UnparsedToolCall,
+)
+
+from evert.bridge.keys import Key, key_as_reply, reply_key
+from evert.bridge.messages import read_message
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token of a reply's visible text.
+
+    Attributes:
+        text: What it adds to the text; "" for the beginning of a character of several tokens.
+        logprob: Natural logarithm of the probability it was sampled with.
+    """
+
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the policy said in one action, as the agent gets it.
+
+    Attributes:
+        parsed: The renderer's own parse of the action (the model's view).
+        text: Visible text.
+        reasoning: Thinking, or None when there was none.
+        tool_calls: Calls that parsed, each with an id.
+        unparsed: Tool calls that did not parse; their markup stays in ``text``.
+        finish_reason: "length" when the action was cut, "tool_calls" when there are any.
+        prompt_tokens: Length of the observation.
+        completion_tokens: Length of the action.
+        stop_string: The agent's own stop string that cut the text; None when none did.
+        logprobs: Of the tokens of ``text``, where they were asked for and are known; else None.
+        prefill: What the agent itself began it with; ``parsed`` has it, ``text`` goes on from it.
+        tokens: As sampled, where they were asked for and are known; else None.
+    """
+
+    parsed: Message
+    text: str
+    reasoning: str | None
+    tool_calls: tuple[ToolCall, ...]
+    unparsed: tuple[UnparsedToolCall, ...]
+    finish_reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+    stop_string: str | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prefill: str = ""
+    tokens: tuple[int, ...] | None = None
+
+    def with_calls(self, count: int) -> "Reply":
+        """The reply with its first ``count`` tool calls; without any it simply stops."""
+        calls = self.tool_calls[:count]
+        ends = self.finish_reason == "tool_calls" and not calls
+        return replace(self, tool_calls=calls, finish_reason="stop" if ends else self.finish_reason)
+
+    @property
+    def key(self) -> Key:
+        """What an agent sees of it, to find it by."""
+        return reply_key(self.prefill + self.text, self.tool_calls)
+
+    def after(self, prefill: str) -> "Reply":
+        """The reply to an agent that began it itself, and gets the rest.
+
+        Where a renderer's prompt opens a thought, the thought begins with it.
+        """
+        reasoning, text, stripped = self.reasoning, self.text, prefill.strip()
+        if text.startswith(stripped):  # a parser may strip what it reads
+            text = text.removeprefix(prefill if text.startswith(prefill) else stripped)
+        elif reasoning is not None and reasoning.startswith(stripped):
+            begun = prefill if reasoning.startswith(prefill) else stripped
+            reasoning = reasoning.removeprefix(begun)
+        return replace(self, prefill=prefill, text=text, reasoning=reasoning)
+
+    def is_sent_back_as(self, message: object) -> bool:
+        """Whether ``message`` of a later request is this reply.
+
+        Agents strip what they get, so white space at the ends of a text is no change. They rarely
+        send reasoning back, so a missing one is none either; a different one is.
+        """
+        try:
+            if (
+                message == {"role": "assistant", "content": self.prefill + self.text}
+                and not self.tool_calls
+            ):
+                return True  # most of them
+            sent = read_message(message, 0, {})
+        except Exception:  # no message, or an agent's object that does not like to be compared
+            return False
+        if sent["role"] != "assistant" or key_as_reply(sent) != self.key:
+            return False
+        thoughts = _thoughts(sent["content"])
+        return not thoughts or thoughts.strip() in ("", (self.reasoning or "").strip())
+
+
+def _thoughts(content: str | list[ContentPart]) -> str | None:
+    parts = content if isinstance(content, list) else []
+    thoughts = [part["thinking"] for part in parts if part["type"] == "thinking"]
+    return "\n".join(thoughts) if thoughts else None
+
+
+def read_reply(
+    parsed: Message,
+    *,
+    truncated: bool,
+    call_ids: str,
+    prompt_tokens: int,
+    completion_tokens: int,
+) -> Reply:
+    """The reply that a renderer's parse stands for.
+
+    Args:
+        parsed: From ``renderer.parse_response``; its content may be text or a list of parts.
+        truncated: The action was cut at its token cap.
+        call_ids: What the ids of tool calls are made of whose format has none; of each reply
+            another.
+        prompt_tokens: Length of the observation.
+        completion_tokens: Length of the action.
+    """
+    content = parsed["content"]
+    text = content if isinstance(content, str) else ""
+    if not isinstance(content, str):
+        text = "".join(part["text"] for part in content if part["type"] == "text")
+    reasoning = _thoughts(content)
+    calls = tuple(
+        call if call.id else call.model_copy(update={"id": call_id(f"{call_ids}-{number}")})
+        for number, call in enumerate(parsed.get("tool_calls") or ())
+    )
+    if calls:
+        text = text.strip()  # the white space that formats have around calls says nothing
+    finish: FinishReason = "length" if truncated else "tool_calls" if calls else "stop"
+    unparsed = tuple(parsed.get("unparsed_tool_calls") or ())
+    lost = "".join(call.raw_text for call in unparsed if call.raw_text not in text)
+    if lost:  # an agent must see what could not be parsed, and so must the model in its history
+        text += lost
+        parsed = _with_text(parsed, lost)
+    return Reply(parsed, text, reasoning, calls, unparsed, finish, prompt_tokens, completion_tokens)
+
+
+def call_id(name: str) -> str:
+    """An id in the form of OpenAI's, the same for the same name."""
+    return f"call_{hashlib.blake2b(name.encode(), digest_size=12).hexdigest()}"
+
+
+def _with_text(message: Message, text: str) -> Message:
+    content = message["content"]
+    if isinstance(content, str):
+        return {**message, "content": content + text}
+    return {**message, "content": [*content, TextPart(type="text", text=text)]}

@@ -1,0 +1,139 @@
+"""What is done about replies that do not parse, do not fit, or call too many tools."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tinker_cookbook.renderers.base import Message, ParseFailureKind
+from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy
+from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, Logs, Metrics
+
+from evert.bridge.actions import Problem
+from evert.bridge.formats import ReplyFormat
+from evert.bridge.reply import Reply
+from evert.bridge.secrets import redacted
+
+
+class Verdict(StrEnum):
+    """What becomes of a reply."""
+
+    DELIVER = "deliver"
+    ASK_AGAIN = "ask again"
+    END = "end"
+
+
+@dataclass(slots=True)
+class ParseErrors:
+    """Applies a ``ParseErrorPolicy`` over an episode; None: every reply is delivered."""
+
+    policy: ParseErrorPolicy | None
+    _in_a_row: Counter[object] = field(default_factory=Counter, init=False)
+
+    def judge(
+        self,
+        reply: Reply,
+        problem: Problem | None,
+        metrics: Metrics,
+        logs: Logs,
+        row: object = None,
+    ) -> Verdict:
+        """Decide about a reply; notes go to the transition's ``metrics`` and ``logs``.
+
+        Args:
+            reply: The reply.
+            problem: What is wrong with it; None: nothing.
+            metrics: Of its transition.
+            logs: Of its transition.
+            row: What it is one of: failures in a row are counted for each.
+        """
+        if problem is None:
+            if reply.finish_reason != "length" and self._in_a_row:
+                del self._in_a_row[row]
+            return Verdict.DELIVER
+        kind, detail = problem
+        metrics["parse_error"] = 1.0
+        logs["parse_error"] = redacted(detail)
+        if self.policy is None:
+            return Verdict.DELIVER
+        if kind is ParseFailureKind.CONTENT and reply.tool_calls:
+            del self._in_a_row[row]  # there are good calls beside the broken ones
+            return Verdict.DELIVER
+        logs["parse_failure_kind"] = str(kind)
+        if self.policy.mask_error_turns:
+            metrics[PARSE_ERROR_MASKED_METRIC_KEY] = 1.0
+        self._in_a_row[row] += 1
+        again = self._in_a_row[row] <= self.policy.max_consecutive
+        again = again and kind is ParseFailureKind.CONTENT
+        return Verdict.ASK_AGAIN if again else Verdict.END
+
+    def reward(self, verdict: Verdict) -> float:
+        """What a turn earns for a verdict."""
+        if self.policy is None or verdict is Verdict.DELIVER:
+            return 0.0
+        if verdict is Verdict.END:
+            return self.policy.terminal_reward
+        return -self.policy.penalty_per_error
+
+    def correction(self, problem: Problem) -> Message:
+        """The message that asks for the reply again."""
+        assert self.policy is not None
+        content = self.policy.retry_message_template.format(details=problem[1])
+        return Message(role="user", content=content)
+
+
+@dataclass(slots=True)
+class FormatRetries:
+    """Asks again for replies that are not in the format the agent asked for, a bounded time."""
+
+    limit: int
+    _in_a_row: Counter[object] = field(default_factory=Counter, init=False)
+
+    async def judge(
+        self,
+        reply: Reply,
+        wanted: ReplyFormat,
+        metrics: Metrics,
+        logs: Logs,
+        row: object = None,
+    ) -> tuple[Reply, Message | None]:
+        """The reply as the agent is to get it, and the message that asks again (None: deliver).
+
+        Replies in a row are counted for each ``row``.
+        """
+        if reply.finish_reason == "length":
+            return reply, None
+        reply = wanted.cleaned(reply)
+        problem = await wanted.complaint(reply)
+        if problem is None:
+            del self._in_a_row[row]
+            return reply, None
+        metrics["format_error"] = 1.0
+        logs["format_error"] = redacted(problem)
+        self._in_a_row[row] += 1
+        if self._in_a_row[row] <= self.limit:
+            return reply, wanted.correction(problem)
+        del self._in_a_row[row]
+        return reply, None
+
+
+@dataclass(slots=True)
+class ToolBudget:
+    """How many tool calls an episode may still make; ``limit`` None: any number."""
+
+    limit: int | None
+    _made: int = field(default=0, init=False)
+
+    def tighten(self, limit: int) -> None:
+        """Take another limit; the tighter of the two holds."""
+        self.limit = limit if self.limit is None else min(limit, self.limit)
+
+    def allow(self, reply: Reply) -> tuple[Reply, bool]:
+        """The reply with the calls that are allowed, and whether any were cut."""
+        calls = reply.tool_calls
+        allowed = len(calls)
+        if self.limit is not None:
+            allowed = max(0, min(allowed, self.limit - self._made))
+        self._made += allowed
+        if allowed == len(calls):
+            return reply, False
+        return reply.with_calls(allowed), True
