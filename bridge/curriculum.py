@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from evert.bridge.errors import InvalidDatasetError, repr_of
-from evert.bridge.imports import resolve
+from evert.bridge.import_paths import resolve
 
 
 @runtime_checkable

@@ -21,7 +21,7 @@ from evert.bridge.curriculum import Sampler, make_sampler
 from evert.bridge.errors import AdvantagesError, InvalidDatasetError, repr_of
 from evert.bridge.group import Batch, ChatAgentGroupBuilder, GroupOptions
 from evert.bridge.group_reward import GroupReward
-from evert.bridge.imports import resolve
+from evert.bridge.import_paths import resolve
 from evert.bridge.opponents import Opponents
 from evert.bridge.options import EnvOptions
 from evert.bridge.records.recorder import Recorder

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from tinker_cookbook.rl.types import Logs, Metrics
 
 from evert.bridge.drift import Break
+from evert.bridge.redaction import redacted
 from evert.bridge.reply import Reply
 from evert.bridge.requests import ChatRequest
-from evert.bridge.secrets import redacted
 
 CALLER = "caller"
 LINEAGE = "lineage"

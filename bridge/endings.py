@@ -37,7 +37,7 @@ from evert.bridge.inbox import Inbox, Note
 from evert.bridge.limits import prompt_limit
 from evert.bridge.lineage import ConversationBook
 from evert.bridge.options import EnvSettings
-from evert.bridge.secrets import redacted, redacted_logs
+from evert.bridge.redaction import redacted, redacted_logs
 from evert.bridge.tracebacks import agent_traceback, leaves, told
 
 PEER_STOPPED = "peer_stopped"

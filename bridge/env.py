@@ -42,7 +42,7 @@ from evert.bridge.limits import LiveLimits
 from evert.bridge.logprobs import SampledTokens
 from evert.bridge.long_text import LongTexts
 from evert.bridge.models import frozen_models
-from evert.bridge.offloop import give_threads
+from evert.bridge.off_loop import give_threads
 from evert.bridge.options import EnvOptions, own_options, settings_of
 from evert.bridge.outstanding import Outstanding
 from evert.bridge.records.transcript import Transcript

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from evert.bridge.offloop import off_loop
+from evert.bridge.off_loop import off_loop
 from evert.bridge.schemas import HASTY_TEXT, TooLong, first_error
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from evert.bridge.credit import Advantages, Group, check_credit
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
 from evert.bridge.group_reward import GroupReward, PlayedGroup, further_rewards
-from evert.bridge.imports import resolve
+from evert.bridge.import_paths import resolve
 from evert.bridge.models import FrozenModel
 from evert.bridge.options import EnvOptions
 from evert.bridge.pieces import put_in_pieces

@@ -16,7 +16,7 @@ from tinker_cookbook.renderers.base import Message
 
 from evert.bridge.bad_requests import bad_request
 from evert.bridge.long_text import LongTextError
-from evert.bridge.offloop import off_loop
+from evert.bridge.off_loop import off_loop
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 """What is opened; other formats of Pillow's start programs."""

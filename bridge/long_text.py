@@ -19,7 +19,7 @@ from tokenizers.pre_tokenizers import ByteLevel  # type: ignore[import-untyped]
 
 from evert.bridge.bad_requests import context_length_exceeded
 from evert.bridge.errors import EnvClosedError
-from evert.bridge.offloop import off_loop, threads
+from evert.bridge.off_loop import off_loop, threads
 from evert.bridge.rendering import PromptRenderer
 from evert.bridge.requests import ChatRequest
 

@@ -10,8 +10,8 @@ from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, Logs, Metric
 
 from evert.bridge.actions import Problem
 from evert.bridge.formats import ReplyFormat
+from evert.bridge.redaction import redacted
 from evert.bridge.reply import Reply
-from evert.bridge.secrets import redacted
 
 
 class Verdict(StrEnum):

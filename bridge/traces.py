@@ -34,10 +34,10 @@ from opentelemetry.util.types import AttributeValue
 from evert.bridge.agent import AgentForm
 from evert.bridge.episode import Episode, Life
 from evert.bridge.inbox import AgentEnd
+from evert.bridge.redaction import redacted, redacted_tree
 from evert.bridge.reply import Reply
 from evert.bridge.requests import ChatRequest
 from evert.bridge.routes import UNKNOWN
-from evert.bridge.secrets import redacted, redacted_tree
 from evert.bridge.tracers import Tracing, tracing_to
 
 CHAT: dict[str, AttributeValue] = {

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from evert.bridge.errors import AgentError, EvertError
-from evert.bridge.secrets import redacted
+from evert.bridge.redaction import redacted
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from evert.bridge.errors import InvalidAgentError, RecordError
-from evert.bridge.imports import resolve
+from evert.bridge.import_paths import resolve
 from evert.trainers.arguments import read_pairs, read_settings, settings_help
 from evert.trainers.command import run_async, run_command
 from evert.trainers.runs.files import write_whole

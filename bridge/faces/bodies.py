@@ -1,6 +1,6 @@
 """The JSON object that a request's body is, read without holding the event loop.
 
-A short body is read where it arrives. A long one goes to a thread (``offloop.py``), which must not
+A short body is read where it arrives. A long one goes to a thread (``off_loop.py``), which must not
 hold the interpreter either: the standard library's parser, in C, lets nobody else run until it is
 done, 0.2 s for 64 MiB of text and 7 s for as many brackets. There its Python half walks lists and
 objects, and long strings are read piece by piece.

@@ -27,7 +27,7 @@ from evert.bridge.faces.connections import (
     whole,
 )
 from evert.bridge.faces.endpoint import EVENTS, REFUSALS, Answer, Call, Endpoint, failure
-from evert.bridge.offloop import off_loop
+from evert.bridge.off_loop import off_loop
 from evert.bridge.reply import Reply
 
 PING_EVERY = 10.0

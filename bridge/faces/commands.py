@@ -28,7 +28,7 @@ import psutil
 from evert.bridge.agent import NO_TASK
 from evert.bridge.errors import CommandError, InvalidAgentError
 from evert.bridge.faces import supervisor
-from evert.bridge.secrets import LONGEST_KEY, redacted_end
+from evert.bridge.redaction import LONGEST_KEY, redacted_end
 
 SUPERVISOR = [sys.executable, "-I", "-S", supervisor.__file__]
 

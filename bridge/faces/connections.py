@@ -25,7 +25,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from evert.bridge.faces.bodies import LONG_BODY
 from evert.bridge.faces.endpoint import Answer, failure
-from evert.bridge.offloop import off_loop
+from evert.bridge.off_loop import off_loop
 
 logger = logging.getLogger(__name__)
 

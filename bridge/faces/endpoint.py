@@ -44,7 +44,7 @@ from evert.bridge.faces.bodies import LONG_BODY, read_body
 from evert.bridge.fields import json_object
 from evert.bridge.inbox import Inbox
 from evert.bridge.lineage import count_tokens
-from evert.bridge.offloop import off_loop
+from evert.bridge.off_loop import off_loop
 from evert.bridge.rendering import PromptRenderer
 from evert.bridge.reply import Reply
 from evert.bridge.requests import ChatRequest

@@ -36,7 +36,7 @@ from evert.bridge.faces.commands import (
 from evert.bridge.faces.supervisor import remove
 from evert.bridge.faces.variables import addresses, harmless
 from evert.bridge.options import EnvOptions
-from evert.bridge.secrets import keep_secret, redacted_end
+from evert.bridge.redaction import keep_secret, redacted_end
 
 logger = logging.getLogger(__name__)
 

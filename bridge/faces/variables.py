@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from evert.bridge.faces.server import Address
-from evert.bridge.secrets import is_secret
+from evert.bridge.redaction import is_secret
 
 HARMLESS = """
 PATH SHELL USER LOGNAME LANG LANGUAGE TZ TERM COLORTERM

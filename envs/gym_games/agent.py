@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import gymnasium
 
 from evert.bridge.agent import Outcome
-from evert.bridge.imports import resolve
+from evert.bridge.import_paths import resolve
 from evert.envs.gym.arguments import EnvArgumentError
 from evert.envs.gym_games.actions import Actions, actions_of, legal_in
 from evert.envs.gym_games.observations import in_words

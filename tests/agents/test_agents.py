@@ -19,7 +19,7 @@ import evert
 from evert import AgentError, ChatAgentEnv, ChatAgentGroupBuilder, ProcessAgent
 from evert.bridge.errors import InvalidAgentError
 from evert.bridge.faces.variables import harmless
-from evert.bridge.imports import resolve
+from evert.bridge.import_paths import resolve
 
 READY: list[Callable[..., ProcessAgent]] = [
     evert.agents.aider,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from evert.bridge.errors import InvalidAgentError
-from evert.bridge.imports import resolve
+from evert.bridge.import_paths import resolve
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import pytest
 
-from evert.bridge.secrets import (
+from evert.bridge.redaction import (
     is_secret,
     keep_secret,
     redacted,

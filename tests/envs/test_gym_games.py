@@ -29,7 +29,7 @@ import evert
 from evert import ChatAgentEnv, EnvArgumentError, GameError, GymAgent, ScriptedPolicy
 from evert.bridge.base import default_renderer
 from evert.bridge.dialogue import dialogue
-from evert.bridge.imports import resolve
+from evert.bridge.import_paths import resolve
 from evert.bridge.rendering import prompt_renderer
 from evert.envs.gym_games import recipe
 from evert.envs.gym_games.actions import Actions

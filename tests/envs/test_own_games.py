@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from evert.bridge.errors import EvertError
-from evert.bridge.imports import resolve
+from evert.bridge.import_paths import resolve
 from evert.envs import games as module
 from evert.envs.games import Game, GameError, find_game, game_of, games
 

@@ -30,8 +30,8 @@ from evert.bridge.opponents import Opponents
 from evert.bridge.options import EnvOptions
 from evert.bridge.parallel import do_parallel_rollout
 from evert.bridge.records.recorder import Recorder
+from evert.bridge.redaction import redacted
 from evert.bridge.seats import episode_envs, with_opponents
-from evert.bridge.secrets import redacted
 from evert.bridge.weights import TinkerModel
 from evert.trainers.runs.failures import (
     WRONG_NAME,

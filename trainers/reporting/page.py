@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import evert
-from evert.bridge.secrets import redacted
+from evert.bridge.redaction import redacted
 from evert.trainers.reporting import formatting
 from evert.trainers.reporting.comparison import facts, settings
 from evert.trainers.reporting.figures.style import COLOURS

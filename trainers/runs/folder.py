@@ -35,7 +35,7 @@ from typing import Any
 import chz
 from filelock import FileLock, Timeout
 
-from evert.bridge.secrets import redacted
+from evert.bridge.redaction import redacted
 from evert.trainers.runs.files import (
     BEFORE,
     CHECKPOINTS,

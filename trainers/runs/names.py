@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
-from evert.bridge.imports import resolve
+from evert.bridge.import_paths import resolve
 from evert.trainers.arguments import check_name
 from evert.trainers.runs.episode_settings import EpisodeSettings
 from evert.trainers.runs.fields import DemonstrationsError

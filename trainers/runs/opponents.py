@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evert.bridge.imports import resolve
+from evert.bridge.import_paths import resolve
 from evert.envs.games import GameError, find_game
 from evert.trainers.runs.fields import RecipeError
 from evert.trainers.runs.frozen_models import frozen_models

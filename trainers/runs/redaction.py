@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from evert.bridge.secrets import redacted, redacted_tree
+from evert.bridge.redaction import redacted, redacted_tree
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 import chz
 from rich.console import Console
 
-from evert.bridge.secrets import redacted_arguments
+from evert.bridge.redaction import redacted_arguments
 from evert.trainers.runs.files import (
     BATCHES,
     CHECKPOINTS,

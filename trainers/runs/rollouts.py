@@ -27,7 +27,7 @@ from evert.bridge.endings import AGENT_ERROR, AGENT_TIMEOUT
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.group import Batch
 from evert.bridge.parallel import ParallelRollouts, do_parallel_rollout
-from evert.bridge.secrets import redacted_logs
+from evert.bridge.redaction import redacted_logs
 from evert.trainers.runs.failures import Failure, failure_of
 from evert.trainers.runs.tally import Account, Tally
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import chz
 
 from evert.bridge.base import BASE_MODEL, BASE_RENDERER, BASES
-from evert.bridge.secrets import redacted_tree
+from evert.bridge.redaction import redacted_tree
 from evert.envs.games import games
 from evert.trainers.arguments import gather, read_settings
 from evert.trainers.runs.episode_settings import EpisodeSettings

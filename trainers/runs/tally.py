@@ -21,7 +21,7 @@ from tinker_cookbook.rl.types import Trajectory
 
 from evert.bridge.errors import EvertError
 from evert.bridge.group import Batch, can_be_learned_from
-from evert.bridge.secrets import redacted
+from evert.bridge.redaction import redacted
 from evert.trainers.runs.failures import OVERFLOW, Failure, Failures, failure_in, together
 from evert.trainers.runs.files import BATCHES, read_jsonl
 from evert.trainers.runs.folder import RunFolder

@@ -28,7 +28,7 @@ from rich.console import Console
 from tinker_cookbook.utils import ml_log
 
 from evert.bridge.errors import EvertError, MissingPackageError
-from evert.bridge.secrets import redacted_arguments
+from evert.bridge.redaction import redacted_arguments
 from evert.trainers.runs.files import WANDB
 from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.logs import EVENTS, EventsLogger, numbers

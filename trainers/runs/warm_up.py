@@ -19,7 +19,7 @@ from rich.console import Console
 from tinker_cookbook.checkpoint_utils import CheckpointRecord
 from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatasetBuilder
 
-from evert.bridge.imports import resolve
+from evert.bridge.import_paths import resolve
 from evert.trainers.runs.fields import DemonstrationsError as DemonstrationsError
 from evert.trainers.runs.files import CHECKPOINTS, read_jsonl
 from evert.trainers.runs.folder import WARM_UP

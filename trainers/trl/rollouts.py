@@ -26,7 +26,7 @@ from evert.bridge.base import BASES, base_path, renderer_name_of
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import AgentError, InvalidAgentError, InvalidDatasetError
 from evert.bridge.group import load_agent
-from evert.bridge.imports import resolve
+from evert.bridge.import_paths import resolve
 from evert.bridge.limits import SequenceLimits
 from evert.bridge.options import EnvOptions, settings_of
 from evert.envs.gym.loop import Loop
