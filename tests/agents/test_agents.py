@@ -17,8 +17,8 @@ import pytest
 
 import evert
 from evert import AgentError, ChatAgentEnv, ChatAgentGroupBuilder, ProcessAgent
+from evert.agents.variables import harmless
 from evert.bridge.errors import InvalidAgentError
-from evert.bridge.faces.variables import harmless
 from evert.bridge.import_paths import resolve
 
 READY: list[Callable[..., ProcessAgent]] = [

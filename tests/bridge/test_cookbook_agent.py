@@ -44,9 +44,9 @@ from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 from tinker_cookbook.rl.types import Env, Metrics, StepResult, Trajectory, Transition
 from tinker_cookbook.tool_use import build_agent_tool_env, simple_tool_result, tool
 
+from evert.agents.cookbook import CookbookAgent
 from evert.bridge.agent import Outcome
 from evert.bridge.base import default_renderer
-from evert.bridge.cookbook_agent import CookbookAgent
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import AgentError, InvalidAgentError
 from evert.bridge.group import ChatAgentGroupBuilder

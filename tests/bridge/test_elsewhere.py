@@ -13,11 +13,11 @@ import pytest
 
 from evert.bridge.agent import Outcome
 from evert.bridge.bad_requests import bad_request
-from evert.bridge.elsewhere import play_at
 from evert.bridge.errors import AgentError, RewardError
 from evert.bridge.reply import Reply, read_reply
 from evert.bridge.requests import ChatRequest
 from evert.bridge.scripted import ScriptedPolicy
+from evert.trainers.verifiers.answered_outside import play_at
 
 QUESTION: list[Any] = [{"role": "user", "content": "?"}]
 

@@ -17,9 +17,9 @@ import pytest
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.types import InitialObservationOverflow
 
+from evert.agents.process import ProcessAgent
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import AgentError
-from evert.bridge.faces.process import ProcessAgent
 from evert.bridge.tracebacks import MOST_FRAMES, agent_traceback, told
 
 Agent = Callable[..., Any]

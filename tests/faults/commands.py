@@ -14,8 +14,8 @@ from typing import Any
 from tests.faults.scene import line
 
 from evert import ChatAgentEnv, ProcessAgent
+from evert.agents.commands import ProcessResult
 from evert.bridge.agent import NO_TASK
-from evert.bridge.faces.commands import ProcessResult
 
 PRELUDE = """
 import glob, json, os, shutil, signal, socket, subprocess, sys, time

@@ -7,7 +7,7 @@ verifiers finds its plugins by the name of a module, so a module of yours names 
     __all__ = ["AgentHarness", "AgentTaskset"]
 
 It hands each rollout an endpoint and a key, and keeps what passes there, with token ids where
-prime-rl trains. The agent's calls go there (``evert.bridge.elsewhere``); its rewards are the
+prime-rl trains. The agent's calls go there (``evert.trainers.verifiers.answered_outside``); its rewards are the
 trace's.
 """
 
@@ -19,11 +19,11 @@ from typing import Any
 
 import verifiers.v1 as vf
 
-from evert.bridge.elsewhere import play_at
 from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
 from evert.bridge.group import load_agent
 from evert.bridge.import_paths import resolve
 from evert.bridge.remote import RemoteModel
+from evert.trainers.verifiers.answered_outside import play_at
 
 
 class AgentTaskData(vf.TaskData):  # type: ignore[misc]

@@ -12,8 +12,8 @@ import json
 from collections.abc import Sequence
 from typing import Unpack
 
+from evert.agents.process import ProcessAgent
 from evert.agents.recipe import ProcessOptions, as_text, made
-from evert.bridge.faces.process import ProcessAgent
 
 PRICES = json.dumps({"evert": {"litellm_provider": "openai", "mode": "chat"}})
 """Where Aider finds prices of models, it does not fetch them."""

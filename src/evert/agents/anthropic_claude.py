@@ -15,8 +15,8 @@ https://docs.claude.com/en/docs/claude-code; tried with 2.1.330, ``npm install -
 from collections.abc import Sequence
 from typing import Unpack
 
+from evert.agents.process import ProcessAgent
 from evert.agents.recipe import ProcessOptions, as_text, made
-from evert.bridge.faces.process import ProcessAgent
 
 ENVIRONMENT = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",  # titles, telemetry, updates

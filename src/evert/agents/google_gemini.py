@@ -12,8 +12,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, Unpack
 
+from evert.agents.process import ProcessAgent
 from evert.agents.recipe import ProcessOptions, as_text, made
-from evert.bridge.faces.process import ProcessAgent
 
 SETTINGS: dict[str, Any] = {
     "security": {

@@ -10,8 +10,8 @@ https://developers.openai.com/codex; tried with 0.169.0, ``npm install -g @opena
 from collections.abc import Sequence
 from typing import Unpack
 
+from evert.agents.process import ProcessAgent
 from evert.agents.recipe import ProcessOptions, as_text, made
-from evert.bridge.faces.process import ProcessAgent
 
 CONFIG = """\
 model_provider = "evert"

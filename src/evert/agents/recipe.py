@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
-from evert.bridge.faces.process import ProcessAgent, ProcessReward, ProcessSetup
+from evert.agents.process import ProcessAgent, ProcessReward, ProcessSetup
 from evert.bridge.options import EnvOptions
 
 

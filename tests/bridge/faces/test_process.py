@@ -33,10 +33,10 @@ from evert import (
     ProcessAgent,
     ScriptedPolicy,
 )
+from evert.agents.commands import ProcessResult
+from evert.agents.supervisor import KEPT_OUTPUT
 from evert.bridge.agent import NO_TASK
 from evert.bridge.errors import InvalidAgentError, RewardError
-from evert.bridge.faces.commands import ProcessResult
-from evert.bridge.faces.supervisor import KEPT_OUTPUT
 
 ASK = """
 import json, os, urllib.request

@@ -16,8 +16,8 @@ import pytest
 from tests.bridge.faces.test_process import error_of, play, python
 from tests.bridge.faces.test_process_folder import output
 
+from evert.agents.variables import harmless
 from evert.bridge.errors import InvalidAgentError
-from evert.bridge.faces.variables import harmless
 
 SECRETS = {
     "TINKER_API_KEY": "tml-sentinel-0001",

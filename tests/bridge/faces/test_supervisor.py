@@ -33,8 +33,8 @@ from benchmarks.processes import (
 from tests.bridge.faces.test_process import play, python
 
 from evert import ChatAgentEnv, ProcessAgent
-from evert.bridge.faces.commands import ProcessResult
-from evert.bridge.faces.supervisor import CHUNK, KEPT_OUTPUT, Tail, remove
+from evert.agents.commands import ProcessResult
+from evert.agents.supervisor import CHUNK, KEPT_OUTPUT, Tail, remove
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux finds every descendant")
 

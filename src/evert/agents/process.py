@@ -19,10 +19,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path, PurePath
 from typing import Any, Literal, TypeAlias
 
-from evert.bridge.agent import NO_TASK, Outcome
-from evert.bridge.errors import CommandError, InvalidAgentError, RewardError
-from evert.bridge.faces.client import AgentClient
-from evert.bridge.faces.commands import (
+from evert.agents.commands import (
     IN_HOME,
     IN_JUDGE,
     LONGEST_VARIABLE,
@@ -33,8 +30,11 @@ from evert.bridge.faces.commands import (
     room_of,
     task_text,
 )
-from evert.bridge.faces.supervisor import remove
-from evert.bridge.faces.variables import addresses, harmless
+from evert.agents.supervisor import remove
+from evert.agents.variables import addresses, harmless
+from evert.bridge.agent import NO_TASK, Outcome
+from evert.bridge.errors import CommandError, InvalidAgentError, RewardError
+from evert.bridge.faces.client import AgentClient
 from evert.bridge.options import EnvOptions
 from evert.bridge.redaction import keep_secret, redacted_end
 

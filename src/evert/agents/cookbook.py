@@ -31,10 +31,10 @@ from tinker_cookbook.rl.types import (
     StepResult,
 )
 
+from evert.agents.listening_renderer import HeardRenderer
 from evert.bridge.agent import NO_TASK, Outcome
 from evert.bridge.errors import InvalidAgentError, UnsupportedPromptError, repr_of
 from evert.bridge.faces.client import AgentClient, ask, renderer_of
-from evert.bridge.heard import HeardRenderer
 
 ENV_STOP = "env_stop/"
 """What the metric of the environment's own stop reason begins with."""

@@ -25,9 +25,9 @@ from typing import IO, Any, TypeAlias
 
 import psutil
 
+from evert.agents import supervisor
 from evert.bridge.agent import NO_TASK
 from evert.bridge.errors import CommandError, InvalidAgentError
-from evert.bridge.faces import supervisor
 from evert.bridge.redaction import LONGEST_KEY, redacted_end
 
 SUPERVISOR = [sys.executable, "-I", "-S", supervisor.__file__]
