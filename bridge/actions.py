@@ -18,10 +18,10 @@ from tinker_cookbook.renderers.base import (
     classify_parse_failure,
 )
 
+from evert.bridge.chat.reply import Reply, read_reply
+from evert.bridge.chat.request import ChatRequest
 from evert.bridge.errors import InvalidActionError, repr_of, text_of
 from evert.bridge.rendering import PromptRenderer
-from evert.bridge.reply import Reply, read_reply
-from evert.bridge.requests import ChatRequest
 
 Problem = tuple[ParseFailureKind, str]
 """What is wrong with a reply: the Cookbook's kind of failure, and its detail."""

@@ -19,16 +19,16 @@ from typing import Any, TypeAlias
 import tinker
 from tinker_cookbook.renderers.base import Message, ToolCall
 
-from evert.bridge.bad_requests import context_length_exceeded, refuse
+from evert.bridge.chat.bad_requests import context_length_exceeded, refuse
+from evert.bridge.chat.formats import ReplyFormat
+from evert.bridge.chat.messages import read_message
+from evert.bridge.chat.reply import Reply
 from evert.bridge.drift import Drift, drift_of
 from evert.bridge.echoes import is_completed
-from evert.bridge.formats import ReplyFormat
 from evert.bridge.index import START, Index, Speaker
 from evert.bridge.long_text import check_tokens
-from evert.bridge.messages import read_message
 from evert.bridge.prompt_limit import ANY_LENGTH, PromptLimit
 from evert.bridge.rendering import PromptRenderer
-from evert.bridge.reply import Reply
 from evert.bridge.tokens import FlatPrompt, TokenLog, length_of
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from tinker_cookbook.rl.types import Logs, Metrics
 
+from evert.bridge.chat.reply import Reply
+from evert.bridge.chat.request import ChatRequest
 from evert.bridge.drift import Break
 from evert.bridge.redaction import redacted
-from evert.bridge.reply import Reply
-from evert.bridge.requests import ChatRequest
 
 CALLER = "caller"
 LINEAGE = "lineage"

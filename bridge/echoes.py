@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 from tinker_cookbook.renderers.base import Message, ToolCall
 
+from evert.bridge.chat.keys import key_as_reply, reply_key
+from evert.bridge.chat.messages import read_message
+from evert.bridge.chat.reply import Reply
 from evert.bridge.index import START, Index
-from evert.bridge.keys import key_as_reply, reply_key
-from evert.bridge.messages import read_message
 from evert.bridge.rendering import PromptRenderer
-from evert.bridge.reply import Reply
 
 
 class Followed(NamedTuple):

@@ -28,6 +28,7 @@ from tinker_cookbook.rl.types import (
 
 from evert.bridge.actions import token_ids
 from evert.bridge.agent import NO_TASK, Agent, inspect_agent
+from evert.bridge.chat.request import ChatRequest
 from evert.bridge.conversation import Conversation
 from evert.bridge.diagnosis import CALLER, LINEAGE, drift_logs
 from evert.bridge.drift import Drift
@@ -48,7 +49,6 @@ from evert.bridge.outstanding import Outstanding
 from evert.bridge.records.transcript import Transcript
 from evert.bridge.rendering import prompt_renderer
 from evert.bridge.reply_policies import ParseErrors
-from evert.bridge.requests import ChatRequest
 from evert.bridge.turns import Turn, Turns
 
 

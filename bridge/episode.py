@@ -22,6 +22,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from evert.bridge.agent import AgentForm
+from evert.bridge.chat.reply import Reply
+from evert.bridge.chat.request import ChatRequest, FrozenAnswer
 from evert.bridge.errors import (
     AgentAborted,
     BlockingCallError,
@@ -30,8 +32,6 @@ from evert.bridge.errors import (
 )
 from evert.bridge.inbox import AgentEnd, Inbox, ParkedCall
 from evert.bridge.refusals import Refusals
-from evert.bridge.reply import Reply
-from evert.bridge.requests import ChatRequest, FrozenAnswer
 from evert.bridge.routes import Routes
 from evert.bridge.seeds import Draws
 

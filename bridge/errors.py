@@ -24,7 +24,7 @@
 Three ends are three classes: *ended* (the agent is done), *closed* (somebody gave up on it) and
 *broken* (it raised). Each keeps a standard-library parent, pickles, and says what we got, what was
 expected and what to do next. Requests that the Env cannot serve reach the agent as the OpenAI
-SDK's own ``BadRequestError`` (``requests.py``), because that is what agents catch.
+SDK's own ``BadRequestError`` (``request.py``), because that is what agents catch.
 
 ``AgentAborted`` stands outside: it is a ``BaseException``, raised inside an agent that goes on
 calling after it was closed, so that ``except Exception`` loops end too.

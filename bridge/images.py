@@ -14,7 +14,7 @@ import openai
 from PIL import Image
 from tinker_cookbook.renderers.base import Message
 
-from evert.bridge.bad_requests import bad_request
+from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.long_text import LongTextError
 from evert.bridge.off_loop import off_loop
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
+from evert.bridge.chat.reply import Reply
+from evert.bridge.chat.request import ChatRequest
 from evert.bridge.errors import AgentTimeoutError
-from evert.bridge.reply import Reply
-from evert.bridge.requests import ChatRequest
 
 if TYPE_CHECKING:
     from evert.bridge.outstanding import Outstanding

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tinker_cookbook.renderers.base import Message, ToolCall
 
-from evert.bridge.keys import Key, _call_names, key_as_reply, key_without_ids, message_key
+from evert.bridge.chat.keys import Key, _call_names, key_as_reply, key_without_ids, message_key
 
 if TYPE_CHECKING:
     from evert.bridge.conversation import Point

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import openai
 
 from evert.bridge.agent import Outcome
+from evert.bridge.chat.reply import Reply
+from evert.bridge.chat.request import ChatRequest, FrozenAnswer
 from evert.bridge.errors import EvertError
 from evert.bridge.group_reward import PlayedGroup
 from evert.bridge.models import FrozenModel, frozen_models
 from evert.bridge.rendering import prompt_renderer
-from evert.bridge.reply import Reply
-from evert.bridge.requests import ChatRequest, FrozenAnswer
 
 logger = logging.getLogger(__name__)
 

@@ -33,7 +33,10 @@ from typing import Any, NamedTuple
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Message
 
-from evert.bridge.bad_requests import bad_request, refuse
+from evert.bridge.chat.bad_requests import bad_request, refuse
+from evert.bridge.chat.keys import key_as_reply
+from evert.bridge.chat.messages import as_fields, read_message, read_tools
+from evert.bridge.chat.request import ChatRequest
 from evert.bridge.conversation import Conversation, Point, keep
 from evert.bridge.differences import in_field, in_messages, reply_message
 from evert.bridge.drift import Break, Drift, Met
@@ -41,12 +44,9 @@ from evert.bridge.echoes import follow_echoes
 from evert.bridge.errors import RendererMismatchError
 from evert.bridge.images import Images
 from evert.bridge.index import START, Index, Speaker
-from evert.bridge.keys import key_as_reply
 from evert.bridge.long_text import check_text
-from evert.bridge.messages import as_fields, read_message, read_tools
 from evert.bridge.prompt_limit import ANY_LENGTH, PromptLimit
 from evert.bridge.rendering import PromptRenderer
-from evert.bridge.requests import ChatRequest
 
 RECENT = 32
 """Conversations that are compared message by message before the index is asked."""

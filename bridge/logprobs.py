@@ -20,9 +20,9 @@ from typing import Any
 import openai
 from tinker_cookbook.completers import TokensWithLogprobs
 
-from evert.bridge.bad_requests import bad_request
+from evert.bridge.chat.bad_requests import bad_request
+from evert.bridge.chat.reply import Reply, TokenLogprob
 from evert.bridge.rendering import PromptRenderer
-from evert.bridge.reply import Reply, TokenLogprob
 
 WINDOW = 16
 """Tokens that are decoded together at most; a character has no more than four."""

@@ -17,11 +17,11 @@ from tokenizers.models import BPE  # type: ignore[import-untyped]
 from tokenizers.normalizers import NFC  # type: ignore[import-untyped]
 from tokenizers.pre_tokenizers import ByteLevel  # type: ignore[import-untyped]
 
-from evert.bridge.bad_requests import context_length_exceeded
+from evert.bridge.chat.bad_requests import context_length_exceeded
+from evert.bridge.chat.request import ChatRequest
 from evert.bridge.errors import EnvClosedError
 from evert.bridge.off_loop import off_loop, threads
 from evert.bridge.rendering import PromptRenderer
-from evert.bridge.requests import ChatRequest
 
 T = TypeVar("T")
 Work = Callable[[PromptRenderer, int | None], T]

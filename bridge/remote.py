@@ -11,12 +11,12 @@ from typing import Any
 
 from openai.types.chat.chat_completion import Choice
 
-from evert.bridge.bad_requests import bad_request
-from evert.bridge.formats import ANY_OBJECT, ReplyFormat
+from evert.bridge.chat.bad_requests import bad_request
+from evert.bridge.chat.formats import ANY_OBJECT, ReplyFormat
+from evert.bridge.chat.messages import as_fields, read_message
+from evert.bridge.chat.reply import Reply, TokenLogprob, read_reply
+from evert.bridge.chat.request import ChatRequest
 from evert.bridge.logprobs import unavailable
-from evert.bridge.messages import as_fields, read_message
-from evert.bridge.reply import Reply, TokenLogprob, read_reply
-from evert.bridge.requests import ChatRequest
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy
 from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, Logs, Metrics
 
 from evert.bridge.actions import Problem
-from evert.bridge.formats import ReplyFormat
+from evert.bridge.chat.formats import ReplyFormat
+from evert.bridge.chat.reply import Reply
 from evert.bridge.redaction import redacted
-from evert.bridge.reply import Reply
 
 
 class Verdict(StrEnum):

@@ -14,10 +14,10 @@ import difflib
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from evert.bridge.bad_requests import bad_request
+from evert.bridge.chat.bad_requests import bad_request
+from evert.bridge.chat.request import FrozenAnswer
 from evert.bridge.errors import InvalidModelError
 from evert.bridge.inbox import Inbox
-from evert.bridge.requests import FrozenAnswer
 
 DEFAULT_POLICY_NAME = "policy"
 """What the policy is called when nobody names it."""

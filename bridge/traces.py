@@ -32,11 +32,11 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from evert.bridge.agent import AgentForm
+from evert.bridge.chat.reply import Reply
+from evert.bridge.chat.request import ChatRequest
 from evert.bridge.episode import Episode, Life
 from evert.bridge.inbox import AgentEnd
 from evert.bridge.redaction import redacted, redacted_tree
-from evert.bridge.reply import Reply
-from evert.bridge.requests import ChatRequest
 from evert.bridge.routes import UNKNOWN
 from evert.bridge.tracers import Tracing, tracing_to
 

@@ -25,6 +25,7 @@ from tinker_cookbook.rl.types import (
 )
 
 from evert.bridge.actions import Problem, read_action
+from evert.bridge.chat.reply import Reply
 from evert.bridge.endings import PEER_STOPPED, Account, Ending
 from evert.bridge.episode import Episode, Life
 from evert.bridge.errors import AgentError, AgentTimeoutError, EnvClosedError, EnvStateError
@@ -37,7 +38,6 @@ from evert.bridge.options import EnvSettings
 from evert.bridge.outstanding import Outstanding
 from evert.bridge.overlap import Overlap
 from evert.bridge.rendering import PromptRenderer
-from evert.bridge.reply import Reply
 from evert.bridge.reply_policies import FormatRetries, ParseErrors, ToolBudget, Verdict
 
 logger = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from weakref import WeakKeyDictionary
 import tinker
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 
-from evert.bridge.bad_requests import context_length_exceeded
 from evert.bridge.base import model_renderer
+from evert.bridge.chat.bad_requests import context_length_exceeded
 from evert.bridge.errors import InvalidModelError
 from evert.bridge.rendering import PromptRenderer, prompt_renderer
 from evert.bridge.sampling_ranges import out_of_range

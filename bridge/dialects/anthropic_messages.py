@@ -7,11 +7,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from evert.bridge.bad_requests import bad_request, unexpected
-from evert.bridge.dialects.dialect import Dialect
-from evert.bridge.dialects.events import deltas
-from evert.bridge.dialects.fields import field_policy, forced_tools, read_flag, read_format_field
-from evert.bridge.fields import (
+from evert.bridge.chat.bad_requests import bad_request, unexpected
+from evert.bridge.chat.fields import (
     is_absent,
     json_object,
     read_cap,
@@ -22,8 +19,11 @@ from evert.bridge.fields import (
     read_tool_list,
     read_train,
 )
-from evert.bridge.reply import Reply
-from evert.bridge.requests import ChatRequest
+from evert.bridge.chat.reply import Reply
+from evert.bridge.chat.request import ChatRequest
+from evert.bridge.dialects.dialect import Dialect
+from evert.bridge.dialects.events import deltas
+from evert.bridge.dialects.fields import field_policy, forced_tools, read_flag, read_format_field
 
 FIELDS = field_policy("anthropic_messages")
 """Of every request field (``fields.toml``)."""

@@ -17,17 +17,8 @@ from openai.types.chat.chat_completion_token_logprob import ChatCompletionTokenL
 from openai.types.completion_usage import CompletionUsage
 from tinker_cookbook.renderers.base import ToolCall
 
-from evert.bridge.bad_requests import bad_request
-from evert.bridge.dialects.dialect import Dialect
-from evert.bridge.dialects.events import deltas, text_deltas, unnamed_events
-from evert.bridge.dialects.fields import (
-    field_policy,
-    forced_tools,
-    read_flag,
-    read_format_field,
-    written_logprobs,
-)
-from evert.bridge.fields import (
+from evert.bridge.chat.bad_requests import bad_request
+from evert.bridge.chat.fields import (
     is_absent,
     read_cap,
     read_messages,
@@ -37,8 +28,17 @@ from evert.bridge.fields import (
     read_tool_list,
     read_train,
 )
-from evert.bridge.reply import Reply
-from evert.bridge.requests import ChatRequest
+from evert.bridge.chat.reply import Reply
+from evert.bridge.chat.request import ChatRequest
+from evert.bridge.dialects.dialect import Dialect
+from evert.bridge.dialects.events import deltas, text_deltas, unnamed_events
+from evert.bridge.dialects.fields import (
+    field_policy,
+    forced_tools,
+    read_flag,
+    read_format_field,
+    written_logprobs,
+)
 
 FIELDS = field_policy("chat_completions")
 """Of every request field (``fields.toml``)."""

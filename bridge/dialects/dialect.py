@@ -4,9 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from evert.bridge.chat.reply import Reply
+from evert.bridge.chat.request import ChatRequest
 from evert.bridge.dialects.events import named_events
-from evert.bridge.reply import Reply
-from evert.bridge.requests import ChatRequest
 
 
 class Dialect(ABC):

@@ -7,11 +7,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from evert.bridge.bad_requests import bad_request, malformed
-from evert.bridge.fields import FieldPolicy, is_absent, read_object
-from evert.bridge.formats import ANY_OBJECT, ReplyFormat
-from evert.bridge.reply import TokenLogprob
-from evert.bridge.schemas import vet
+from evert.bridge.chat.bad_requests import bad_request, malformed
+from evert.bridge.chat.fields import FieldPolicy, is_absent, read_object
+from evert.bridge.chat.formats import ANY_OBJECT, ReplyFormat
+from evert.bridge.chat.reply import TokenLogprob
+from evert.bridge.chat.schemas import vet
 
 
 @cache

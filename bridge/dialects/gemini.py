@@ -10,7 +10,18 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from evert.bridge.bad_requests import bad_request
+from evert.bridge.chat.bad_requests import bad_request
+from evert.bridge.chat.fields import (
+    json_object,
+    read_cap,
+    read_messages,
+    read_model,
+    read_stop,
+    read_train,
+)
+from evert.bridge.chat.formats import ANY_VALUE, ReplyFormat
+from evert.bridge.chat.reply import Reply
+from evert.bridge.chat.request import ChatRequest
 from evert.bridge.dialects.dialect import Dialect
 from evert.bridge.dialects.events import bare_events, text_deltas
 from evert.bridge.dialects.fields import field_policy, read_flag, read_format
@@ -22,17 +33,6 @@ from evert.bridge.dialects.gemini_tools import (
     read_fields,
     read_tools,
 )
-from evert.bridge.fields import (
-    json_object,
-    read_cap,
-    read_messages,
-    read_model,
-    read_stop,
-    read_train,
-)
-from evert.bridge.formats import ANY_VALUE, ReplyFormat
-from evert.bridge.reply import Reply
-from evert.bridge.requests import ChatRequest
 
 FIELDS = field_policy("gemini")
 """Of every request field (``fields.toml``)."""

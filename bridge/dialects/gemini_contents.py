@@ -9,9 +9,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from evert.bridge.bad_requests import malformed, unexpected
+from evert.bridge.chat.bad_requests import malformed, unexpected
+from evert.bridge.chat.fields import is_absent
 from evert.bridge.dialects.gemini_tools import read_fields
-from evert.bridge.fields import is_absent
 
 _PARTS = (
     "a part with text, a functionCall, a functionResponse, or an image. Other media, code and the "

@@ -11,9 +11,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from evert.bridge.bad_requests import malformed, unexpected
+from evert.bridge.chat.bad_requests import malformed, unexpected
+from evert.bridge.chat.fields import is_absent, read_tool_list
 from evert.bridge.dialects.fields import forced_tools
-from evert.bridge.fields import is_absent, read_tool_list
 
 _MODES = ("MODE_UNSPECIFIED", "AUTO", "VALIDATED", "ANY", "NONE")
 

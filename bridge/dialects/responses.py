@@ -7,7 +7,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from evert.bridge.bad_requests import bad_request, malformed, unexpected
+from evert.bridge.chat.bad_requests import bad_request, malformed, unexpected
+from evert.bridge.chat.fields import (
+    is_absent,
+    read_cap,
+    read_model,
+    read_object,
+    read_tool_list,
+    read_train,
+)
+from evert.bridge.chat.reply import Reply
+from evert.bridge.chat.request import ChatRequest
 from evert.bridge.dialects.dialect import Dialect
 from evert.bridge.dialects.events import deltas, text_deltas
 from evert.bridge.dialects.fields import (
@@ -18,16 +28,6 @@ from evert.bridge.dialects.fields import (
     written_logprobs,
 )
 from evert.bridge.dialects.responses_tools import read_call, read_tools, write_call
-from evert.bridge.fields import (
-    is_absent,
-    read_cap,
-    read_model,
-    read_object,
-    read_tool_list,
-    read_train,
-)
-from evert.bridge.reply import Reply
-from evert.bridge.requests import ChatRequest
 
 FIELDS = field_policy("responses")
 """Of every request field (``fields.toml``)."""

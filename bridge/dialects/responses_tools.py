@@ -11,8 +11,8 @@ from typing import Any
 
 from tinker_cookbook.renderers.base import ToolCall
 
-from evert.bridge.bad_requests import unexpected
-from evert.bridge.fields import json_object
+from evert.bridge.chat.bad_requests import unexpected
+from evert.bridge.chat.fields import json_object
 
 CUSTOM_ARGUMENT = "input"
 """The one argument of the function that stands for a custom tool."""

@@ -15,7 +15,7 @@ from json.decoder import JSONArray, JSONObject, scanstring  # type: ignore[attr-
 from json.scanner import py_make_scanner  # type: ignore[attr-defined]
 from typing import Any
 
-from evert.bridge.bad_requests import bad_request
+from evert.bridge.chat.bad_requests import bad_request
 
 LONG_BODY = 2**17
 """Bytes that are read, at worst, in 20 ms: what has more goes to a thread."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from evert.bridge.chat.reply import Reply
 from evert.bridge.errors import AgentAborted
 from evert.bridge.faces import connections
 from evert.bridge.faces.bodies import LONG_BODY
@@ -28,7 +29,6 @@ from evert.bridge.faces.connections import (
 )
 from evert.bridge.faces.endpoint import EVENTS, REFUSALS, Answer, Call, Endpoint, failure
 from evert.bridge.off_loop import off_loop
-from evert.bridge.reply import Reply
 
 PING_EVERY = 10.0
 """Seconds between the comments that keep a waiting stream alive."""

@@ -26,7 +26,10 @@ from urllib.parse import urlsplit
 
 import openai
 
-from evert.bridge.bad_requests import bad_request
+from evert.bridge.chat.bad_requests import bad_request
+from evert.bridge.chat.fields import json_object
+from evert.bridge.chat.reply import Reply
+from evert.bridge.chat.request import ChatRequest
 from evert.bridge.dialects.anthropic_messages import AnthropicMessages
 from evert.bridge.dialects.chat_completions import ChatCompletions
 from evert.bridge.dialects.dialect import Dialect
@@ -41,13 +44,10 @@ from evert.bridge.errors import (
     InvalidAgentError,
 )
 from evert.bridge.faces.bodies import LONG_BODY, read_body
-from evert.bridge.fields import json_object
 from evert.bridge.inbox import Inbox
 from evert.bridge.lineage import count_tokens
 from evert.bridge.off_loop import off_loop
 from evert.bridge.rendering import PromptRenderer
-from evert.bridge.reply import Reply
-from evert.bridge.requests import ChatRequest
 from evert.bridge.routes import seat_model
 
 REFUSALS = (openai.APIStatusError, EnvClosedError, EpisodeEndedError, BlockingCallError)

@@ -16,6 +16,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
 from evert.bridge.agent import NO_TASK, Agent
+from evert.bridge.chat.request import ChatRequest
 from evert.bridge.differences import in_field, in_messages, shortened, words
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import ReplayError
@@ -23,7 +24,6 @@ from evert.bridge.options import EnvOptions
 from evert.bridge.parallel import MAX_CALLS, do_parallel_rollout
 from evert.bridge.records.record import RolloutRecord
 from evert.bridge.records.rows import Row, as_message
-from evert.bridge.requests import ChatRequest
 from evert.bridge.tokens import FlatPrompt, flatten
 
 

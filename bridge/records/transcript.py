@@ -6,9 +6,9 @@ Of each call it keeps what is new: the messages after the reply that the agent g
 from dataclasses import dataclass
 from typing import Any
 
+from evert.bridge.chat.reply import Reply
+from evert.bridge.chat.request import ChatRequest
 from evert.bridge.conversation import Conversation, Point
-from evert.bridge.reply import Reply
-from evert.bridge.requests import ChatRequest
 
 
 @dataclass(frozen=True, slots=True)

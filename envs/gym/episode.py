@@ -20,14 +20,14 @@ from tinker_cookbook.rl.types import (
     StopReason,
 )
 
+from evert.bridge.chat.messages import as_fields
+from evert.bridge.chat.reply import Reply
 from evert.bridge.conversation import Conversation
 from evert.bridge.dialects.chat_completions import completion
 from evert.bridge.endings import TRUNCATED
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import EnvStateError
-from evert.bridge.messages import as_fields
 from evert.bridge.rendering import PromptRenderer
-from evert.bridge.reply import Reply
 from evert.bridge.tokens import flatten, is_text
 
 LIMITS = frozenset({*DEFAULT_LIMIT_STOP_REASONS, TRUNCATED})

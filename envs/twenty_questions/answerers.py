@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from evert.bridge.formats import ReplyFormat
-from evert.bridge.requests import ChatRequest
+from evert.bridge.chat.formats import ReplyFormat
+from evert.bridge.chat.request import ChatRequest
 from evert.envs.twenty_questions.errors import AnswererError
 from evert.envs.twenty_questions.facts import Facts, YesNo
 from evert.envs.twenty_questions.game import Answer

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
 
-from evert.bridge.requests import ChatRequest
+from evert.bridge.chat.request import ChatRequest
 from evert.envs.twenty_questions.facts import Facts, shipped_facts
 from evert.envs.twenty_questions.lexicon import load_lexicon
 from evert.envs.twenty_questions.nouns import Noun, shipped_nouns

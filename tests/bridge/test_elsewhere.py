@@ -12,10 +12,10 @@ import openai
 import pytest
 
 from evert.bridge.agent import Outcome
-from evert.bridge.bad_requests import bad_request
+from evert.bridge.chat.bad_requests import bad_request
+from evert.bridge.chat.reply import Reply, read_reply
+from evert.bridge.chat.request import ChatRequest
 from evert.bridge.errors import AgentError, RewardError
-from evert.bridge.reply import Reply, read_reply
-from evert.bridge.requests import ChatRequest
 from evert.bridge.scripted import ScriptedPolicy
 from evert.trainers.verifiers.answered_outside import play_at
 

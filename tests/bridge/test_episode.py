@@ -18,7 +18,8 @@ import pytest
 from tinker_cookbook.renderers import Message
 
 from evert.bridge.agent import inspect_agent
-from evert.bridge.bad_requests import bad_request
+from evert.bridge.chat.bad_requests import bad_request
+from evert.bridge.chat.reply import Reply
 from evert.bridge.episode import Episode
 from evert.bridge.errors import (
     AgentAborted,
@@ -31,7 +32,6 @@ from evert.bridge.faces.endpoint import Endpoint
 from evert.bridge.inbox import AgentEnd, ParkedCall
 from evert.bridge.off_loop import give_threads
 from evert.bridge.rendering import prompt_renderer
-from evert.bridge.reply import Reply
 
 
 def reply(text: str) -> Reply:

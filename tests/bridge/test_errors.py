@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from evert.bridge import errors
-from evert.bridge.bad_requests import bad_request
+from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.errors import AgentAborted, EvertError
 
 DRAWN_LINE = re.compile(r"[├└]── (?P<name>\w+) +\((?P<parent>\w+)\) +\S")

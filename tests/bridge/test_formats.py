@@ -21,9 +21,9 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import StopReason, Trajectory
 
 from evert import AgentClient, BlockingAgentClient, ChatAgentEnv, ScriptedPolicy
-from evert.bridge.formats import ANY_OBJECT, ReplyFormat
-from evert.bridge.reply import FinishReason, Reply
-from evert.bridge.schemas import first_error
+from evert.bridge.chat.formats import ANY_OBJECT, ReplyFormat
+from evert.bridge.chat.reply import FinishReason, Reply
+from evert.bridge.chat.schemas import first_error
 
 SCHEMA = {
     "type": "object",
@@ -176,7 +176,7 @@ def test_references_within_the_schema_are_followed() -> None:
 def test_a_schema_that_leads_nowhere_is_fitted_by_everything_and_is_warned_of(
     schema: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, "evert.bridge.schemas"):
+    with caplog.at_level(logging.WARNING, "evert.bridge.chat.schemas"):
         assert wanted(schema).problem(reply("5")) is None
 
     assert "A JSON schema cannot be checked, so every reply fits it" in caplog.text

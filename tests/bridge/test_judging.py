@@ -17,11 +17,11 @@ from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
+from evert.bridge.chat.reply import read_reply
 from evert.bridge.errors import EvertError, InvalidModelError
 from evert.bridge.group import ChatAgentGroupBuilder
 from evert.bridge.judging import judge_group, read_ranking
 from evert.bridge.remote import RemoteModel
-from evert.bridge.reply import read_reply
 from evert.bridge.scripted import ScriptedPolicy
 from evert.bridge.weights import TinkerModel
 from evert.trainers.engine.engine import embedded_engine

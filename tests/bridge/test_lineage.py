@@ -37,14 +37,14 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from evert.bridge.actions import read_action
 from evert.bridge.base import default_renderer
+from evert.bridge.chat.reply import Reply, read_reply
+from evert.bridge.chat.request import ChatRequest
 from evert.bridge.conversation import Conversation
 from evert.bridge.dialects.chat_completions import completion
 from evert.bridge.drift import Drift
 from evert.bridge.lineage import ConversationBook
 from evert.bridge.prompt_limit import PromptLimit
 from evert.bridge.rendering import PromptRenderer, prompt_renderer
-from evert.bridge.reply import Reply, read_reply
-from evert.bridge.requests import ChatRequest
 from evert.bridge.tokens import flatten
 
 MakeRenderer = Callable[[str], Renderer]

@@ -43,10 +43,10 @@ from evert import (
 )
 from evert.bridge.actions import read_action
 from evert.bridge.base import BASE_MODEL
+from evert.bridge.chat.reply import Reply
+from evert.bridge.chat.request import ChatRequest
 from evert.bridge.logprobs import text_logprobs, with_logprobs
 from evert.bridge.rendering import PromptRenderer, prompt_renderer
-from evert.bridge.reply import Reply
-from evert.bridge.requests import ChatRequest
 
 HELLO: Any = [{"role": "user", "content": "Hello?"}]
 TOOL: Any = {

@@ -7,7 +7,7 @@
 3. An explicit null, and the SDKs' own markers for "not passed", are the same as an absent field.
 4. What is read is of the right form, or it is a 400 that says what was expected.
 5. Every 400 is a genuine ``openai.BadRequestError``, as it would come over the network.
-6. ``docs/requests.md`` names every field of every API with its policy.
+6. ``docs/request.md`` names every field of every API with its policy.
 """
 
 import logging
@@ -22,10 +22,9 @@ import openai
 import pytest
 
 from evert import ChatAgentEnv
-from evert.bridge import requests
-from evert.bridge.bad_requests import bad_request, context_length_exceeded
-from evert.bridge.dialects import anthropic_messages, chat_completions, gemini, responses
-from evert.bridge.fields import (
+from evert.bridge.chat import request
+from evert.bridge.chat.bad_requests import bad_request, context_length_exceeded
+from evert.bridge.chat.fields import (
     FieldPolicy,
     is_absent,
     read_cap,
@@ -34,8 +33,9 @@ from evert.bridge.fields import (
     read_stop,
     read_tool_list,
 )
-from evert.bridge.formats import ReplyFormat
-from evert.bridge.requests import ChatRequest
+from evert.bridge.chat.formats import ReplyFormat
+from evert.bridge.chat.request import ChatRequest
+from evert.bridge.dialects import anthropic_messages, chat_completions, gemini, responses
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -100,7 +100,7 @@ def test_an_unknown_field_is_an_error_where_fields_are_arguments() -> None:
 
     assert error.param == "temprature"
     assert error.message == (
-        "Unknown field 'temprature'. The fields that evert knows are listed in docs/requests.md."
+        "Unknown field 'temprature'. The fields that evert knows are listed in docs/request.md."
     )
 
 
@@ -108,7 +108,7 @@ def test_an_unknown_field_over_the_wire_passes_with_one_warning_a_name(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "_warned", set())
-    with caplog.at_level(logging.WARNING, "evert.bridge.requests"):
+    with caplog.at_level(logging.WARNING, "evert.bridge.chat.request"):
         for _ in range(3):
             check(brand_new_one=1, brand_new_two=2, strict=False)
 
@@ -122,12 +122,12 @@ def test_an_agent_that_makes_up_fields_does_not_fill_the_log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "_warned", set())
-    with caplog.at_level(logging.WARNING, "evert.bridge.requests"):
+    with caplog.at_level(logging.WARNING, "evert.bridge.chat.request"):
         for number in range(1_000):
             check(**{f"made_up_{number}{'x' * 1_000}": 1}, strict=False)
 
     messages = [record.getMessage() for record in caplog.records]
-    assert len(messages) == requests.MOST_WARNED
+    assert len(messages) == request.MOST_WARNED
     assert messages[-1].endswith("it is ignored. Further ones are not told.")
     assert max(map(len, messages)) < 250
 
@@ -361,7 +361,7 @@ def test_the_page_names_every_field_with_its_policy(section: str, fields: FieldP
 
 
 def table(section: str) -> list[tuple[list[str], str, str]]:
-    page = (Path(__file__).parent.parent.parent / "docs" / "requests.md").read_text()
+    page = (Path(__file__).parent.parent.parent / "docs" / "request.md").read_text()
     lines = page.partition(f"\n## {section}\n")[2].partition("\n## ")[0].splitlines()
     rows = [line.strip("|").split(" | ", 2) for line in lines if line.startswith("| `")]
     return [(re.findall(r"`(\w+)`", row[0]), row[1].strip(), row[2].strip()) for row in rows]

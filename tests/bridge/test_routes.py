@@ -27,9 +27,9 @@ from evert import (
     InvalidModelError,
     ScriptedPolicy,
 )
+from evert.bridge.chat.reply import Reply
+from evert.bridge.chat.request import ChatRequest
 from evert.bridge.inbox import Inbox
-from evert.bridge.reply import Reply
-from evert.bridge.requests import ChatRequest
 from evert.bridge.routes import Routes, read_policy_names, seat_model
 from evert.bridge.seats import seat_envs
 

@@ -17,10 +17,10 @@ from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
-from evert.bridge import schemas
-from evert.bridge.formats import ReplyFormat
-from evert.bridge.reply import Reply
-from evert.bridge.schemas import TooLong, first_error, vet
+from evert.bridge.chat import schemas
+from evert.bridge.chat.formats import ReplyFormat
+from evert.bridge.chat.reply import Reply
+from evert.bridge.chat.schemas import TooLong, first_error, vet
 
 
 def fits(schema: Any, value: Any, **options: Any) -> bool:
@@ -299,7 +299,7 @@ def test_what_cannot_be_checked_is_fitted_by_everything_and_is_warned_of_once(
     schema: Any, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     schemas._warned.clear()
-    with caplog.at_level(logging.WARNING, "evert.bridge.schemas"):
+    with caplog.at_level(logging.WARNING, "evert.bridge.chat.schemas"):
         for value in ("a", "b", "b"):
             assert fits(schema, value)
             assert fits(schema, value, hasty=True)

@@ -34,8 +34,8 @@ from tinker_cookbook.rl.types import Trajectory
 
 from evert import AgentClient, BlockingAgentClient, ChatAgentEnv, ProcessAgent, ScriptedPolicy
 from evert.bridge import options, tracers
+from evert.bridge.chat.reply import call_id
 from evert.bridge.errors import AgentError, MissingPackageError
-from evert.bridge.reply import call_id
 from evert.bridge.seats import seat_envs
 
 HELLO: Any = [{"role": "user", "content": "Hello?"}]

@@ -21,7 +21,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
 from evert import AgentClient, BlockingAgentClient, ChatAgentEnv, ScriptedPolicy, sequences
-from evert.bridge import requests
+from evert.bridge.chat import request
 from evert.bridge.group import can_be_learned_from
 from evert.bridge.seats import seat_envs
 

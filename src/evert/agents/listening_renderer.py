@@ -13,11 +13,11 @@ from typing import Any
 import tinker
 from tinker_cookbook.renderers.base import Message, ParseTermination, Renderer, ToolSpec
 
+from evert.bridge.chat.messages import CookbookMessage
+from evert.bridge.chat.reply import Reply
+from evert.bridge.chat.request import ChatRequest
 from evert.bridge.errors import UnsupportedPromptError
-from evert.bridge.messages import CookbookMessage
 from evert.bridge.rendering import SHARED, PromptRenderer, with_tokenizer
-from evert.bridge.reply import Reply
-from evert.bridge.requests import ChatRequest
 
 Heard = tuple[tinker.ModelInput, ChatRequest]
 """A prompt, and what was asked with it; of no model yet."""

@@ -10,7 +10,7 @@ import pytest
 from google import genai
 from tinker_cookbook.renderers.base import Message, ToolCall
 
-from evert.bridge.reply import FinishReason, Reply
+from evert.bridge.chat.reply import FinishReason, Reply
 
 
 def _reply(

@@ -17,10 +17,10 @@ from anthropic.resources.beta.messages import Messages as BetaMessages
 from anthropic.resources.messages import AsyncMessages, Messages
 from anthropic.types import Message
 
+from evert.bridge.chat.formats import ReplyFormat
+from evert.bridge.chat.reply import Reply
+from evert.bridge.chat.request import ChatRequest
 from evert.bridge.dialects.anthropic_messages import FIELDS, AnthropicMessages
-from evert.bridge.formats import ReplyFormat
-from evert.bridge.reply import Reply
-from evert.bridge.requests import ChatRequest
 
 MakeReply = Callable[..., Reply]
 

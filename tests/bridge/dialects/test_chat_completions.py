@@ -18,10 +18,10 @@ from openai.resources.chat.completions import AsyncCompletions, Completions
 from openai.types.chat import ChatCompletion
 from tinker_cookbook.renderers.base import Message, ToolCall
 
+from evert.bridge.chat.formats import ANY_OBJECT, ReplyFormat
+from evert.bridge.chat.reply import FinishReason, Reply
+from evert.bridge.chat.request import ChatRequest
 from evert.bridge.dialects.chat_completions import FIELDS, ChatCompletions, completion, read
-from evert.bridge.formats import ANY_OBJECT, ReplyFormat
-from evert.bridge.reply import FinishReason, Reply
-from evert.bridge.requests import ChatRequest
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}

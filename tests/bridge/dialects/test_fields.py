@@ -11,8 +11,8 @@ from typing import Any
 import openai
 import pytest
 
+from evert.bridge.chat.formats import ANY_OBJECT, ReplyFormat
 from evert.bridge.dialects.fields import forced_tools, read_flag, read_format
-from evert.bridge.formats import ANY_OBJECT, ReplyFormat
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
 

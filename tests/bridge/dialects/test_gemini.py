@@ -16,10 +16,10 @@ import openai
 import pytest
 from google.genai import types
 
+from evert.bridge.chat.formats import ANY_VALUE, ReplyFormat
+from evert.bridge.chat.reply import Reply, TokenLogprob
+from evert.bridge.chat.request import ChatRequest
 from evert.bridge.dialects.gemini import CONFIG_FIELDS, FIELDS, Gemini
-from evert.bridge.formats import ANY_VALUE, ReplyFormat
-from evert.bridge.reply import Reply, TokenLogprob
-from evert.bridge.requests import ChatRequest
 
 MakeReply = Callable[..., Reply]
 MakeBody = Callable[..., dict[str, Any]]

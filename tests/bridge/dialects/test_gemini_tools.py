@@ -15,6 +15,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from evert.bridge.chat.schemas import first_error
 from evert.bridge.dialects.gemini_tools import (
     CallIds,
     json_schema,
@@ -22,7 +23,6 @@ from evert.bridge.dialects.gemini_tools import (
     read_fields,
     read_tools,
 )
-from evert.bridge.schemas import first_error
 
 NUMBER = {"type": "object", "properties": {"x": {"type": "integer"}}}
 ADD = {"name": "add", "description": "It.", "parameters": {"type": "OBJECT"}}

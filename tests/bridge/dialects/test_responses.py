@@ -18,11 +18,11 @@ from openai.resources.responses import AsyncResponses
 from openai.resources.responses import Responses as SDKResponses
 from openai.types.responses import Response
 
+from evert.bridge.chat.formats import ANY_OBJECT, ReplyFormat
+from evert.bridge.chat.reply import Reply
+from evert.bridge.chat.request import ChatRequest
 from evert.bridge.dialects.responses import FIELDS, Responses
 from evert.bridge.dialects.responses_tools import HOSTED_TOOLS
-from evert.bridge.formats import ANY_OBJECT, ReplyFormat
-from evert.bridge.reply import Reply
-from evert.bridge.requests import ChatRequest
 
 MakeReply = Callable[..., Reply]
 

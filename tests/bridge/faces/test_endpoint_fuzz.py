@@ -21,11 +21,11 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
 from evert.bridge.agent import inspect_agent
+from evert.bridge.chat.reply import Reply
 from evert.bridge.episode import Episode
 from evert.bridge.faces.bodies import MAX_DEPTH
 from evert.bridge.faces.endpoint import Answer, Call, Endpoint
 from evert.bridge.rendering import prompt_renderer
-from evert.bridge.reply import Reply
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
 

@@ -401,7 +401,7 @@ async def test_a_frozen_models_own_refusal_keeps_its_status(
 ) -> None:
     import openai
 
-    from evert.bridge.bad_requests import bad_request
+    from evert.bridge.chat.bad_requests import bad_request
 
     class Busy(ScriptedPolicy):
         async def __call__(self, *_: Any, **__: Any) -> Any:

@@ -26,7 +26,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import InitialObservationOverflow, Trajectory
 
 from evert import AgentClient, ChatAgentEnv, EpisodeEndedError, ScriptedPolicy
-from evert.bridge.bad_requests import bad_request
+from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.faces import calls, connections, server
 from evert.bridge.faces.takeover import left_alone
 from evert.bridge.rendering import prompt_renderer

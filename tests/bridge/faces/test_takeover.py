@@ -41,8 +41,8 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
 from evert import ChatAgentEnv, EpisodeEndedError, RemoteModel, ScriptedPolicy
+from evert.bridge.chat.request import ChatRequest
 from evert.bridge.faces import takeover
-from evert.bridge.requests import ChatRequest
 
 MODEL = "policy"
 

@@ -30,8 +30,8 @@ from tests.bridge.injection.shapes import (
     text_tokens,
 )
 
+from evert.bridge.chat.request import ChatRequest
 from evert.bridge.lineage import ConversationBook, count_tokens
-from evert.bridge.requests import ChatRequest
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Tool message missing"),

@@ -18,7 +18,7 @@ from tinker_cookbook.renderers.base import (
     ToolSpec,
 )
 
-from evert.bridge.bad_requests import bad_request, refuse, unexpected
+from evert.bridge.chat.bad_requests import bad_request, refuse, unexpected
 
 ROLES = {
     "system": "system",

@@ -10,13 +10,13 @@ import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from evert.bridge.chat.schemas import HASTY_TEXT, TooLong, first_error
 from evert.bridge.off_loop import off_loop
-from evert.bridge.schemas import HASTY_TEXT, TooLong, first_error
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Message
 
-    from evert.bridge.reply import Reply
+    from evert.bridge.chat.reply import Reply
 
 ANY_OBJECT = '{"type": "object"}'
 """The schema of ``{"type": "json_object"}``."""

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from evert.bridge.formats import ReplyFormat
-from evert.bridge.reply import Reply
+from evert.bridge.chat.formats import ReplyFormat
+from evert.bridge.chat.reply import Reply
 
 
 @dataclass(frozen=True, slots=True)

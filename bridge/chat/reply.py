@@ -18,8 +18,8 @@ from tinker_cookbook.renderers.base import (
     UnparsedToolCall,
 )
 
-from evert.bridge.keys import Key, key_as_reply, reply_key
-from evert.bridge.messages import read_message
+from evert.bridge.chat.keys import Key, key_as_reply, reply_key
+from evert.bridge.chat.messages import read_message
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evert.bridge.bad_requests import bad_request, malformed
+from evert.bridge.chat.bad_requests import bad_request, malformed
 
 logger = logging.getLogger(__name__)
 
