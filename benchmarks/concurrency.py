@@ -36,7 +36,7 @@ from tinker_cookbook.rl.rollout_strategy import FailFast, RolloutStrategy
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from evert import AgentClient, ChatAgentEnv, ChatAgentGroupBuilder, ParallelRollouts
-from evert.bridge.rendering import prompt_renderer
+from evert.bridge.tokens.renderer import prompt_renderer
 
 QUESTION = "What is the largest prime below this number?"
 KILOBYTE = 1024

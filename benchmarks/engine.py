@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 from tinker import types
 
-from evert.bridge.base import BASE_MODEL, base_path
+from evert.bridge.tokens.bases import BASE_MODEL, base_path
 from evert.trainers.engine.engine import embedded_engine
 from evert.trainers.engine.models.base_models import context_length, load_model
 

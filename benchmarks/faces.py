@@ -42,9 +42,9 @@ from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
-from evert.bridge.base import default_renderer
 from evert.bridge.faces.endpoint import Answer
 from evert.bridge.faces.transport import response_for
+from evert.bridge.tokens.bases import default_renderer
 
 SYSTEM = "You are a player in a game of questions. Ask one question at a time, and keep it short."
 REPLY = "Is it something that people keep in the kitchen?"

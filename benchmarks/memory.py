@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 from tinker import types
 
-from evert.bridge.base import BASE_MODEL, base_path
+from evert.bridge.tokens.bases import BASE_MODEL, base_path
 from evert.trainers.engine.engine import embedded_engine
 
 MOST_BASES = 1.6

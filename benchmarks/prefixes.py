@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from tinker import types
 
-from evert.bridge.base import BASE_MODEL
+from evert.bridge.tokens.bases import BASE_MODEL
 from evert.trainers.engine.engine import embedded_engine
 from evert.trainers.engine.sampling import frozen
 

@@ -43,7 +43,7 @@ from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 
 from evert import ChatAgentEnv, ChatAgentGroupBuilder, ProcessAgent, ScriptedPolicy
-from evert.bridge.rendering import prompt_renderer
+from evert.bridge.tokens.renderer import prompt_renderer
 
 GROWTH = 0.02
 """Share by which memory may grow after the warm-up."""

@@ -17,7 +17,7 @@ import tinker
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.types import Observation
 
-from evert.bridge.logprobs import remembering
+from evert.bridge.tokens.logprobs import remembering
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)

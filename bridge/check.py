@@ -25,8 +25,8 @@ from tinker_cookbook.rl.types import ActionExtra, InitialObservationOverflow, St
 from evert.bridge.agent import Agent, agent_name
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import AgentError, EnvCheckError, EnvStateError, RewardError
-from evert.bridge.rendering import PromptRenderer, prompt_renderer
-from evert.bridge.tokens import FlatPrompt, flatten
+from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer
+from evert.bridge.tokens.token_log import FlatPrompt, flatten
 
 DEFAULT_REPLIES = ("Hello.", "Guess: 5", "yes", "I am 7", '{"answer": 42}')
 """Said one after the other, again and again."""

@@ -26,10 +26,10 @@ from evert.bridge.chat.reply import Reply
 from evert.bridge.drift import Drift, drift_of
 from evert.bridge.echoes import is_completed
 from evert.bridge.index import START, Index, Speaker
-from evert.bridge.long_text import check_tokens
-from evert.bridge.prompt_limit import ANY_LENGTH, PromptLimit
-from evert.bridge.rendering import PromptRenderer
-from evert.bridge.tokens import FlatPrompt, TokenLog, length_of
+from evert.bridge.tokens.loop_budget import check_tokens
+from evert.bridge.tokens.prompt_limit import ANY_LENGTH, PromptLimit
+from evert.bridge.tokens.renderer import PromptRenderer
+from evert.bridge.tokens.token_log import FlatPrompt, TokenLog, length_of
 
 
 @dataclass(slots=True, eq=False)  # made every turn, and a frozen one takes three times as long

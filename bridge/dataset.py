@@ -15,7 +15,6 @@ from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
 
 from evert.bridge.agent import Agent
-from evert.bridge.base import BASE_MODEL, BASE_RENDERER, model_renderer
 from evert.bridge.credit import Advantages
 from evert.bridge.curriculum import Sampler, make_sampler
 from evert.bridge.errors import AdvantagesError, InvalidDatasetError, repr_of
@@ -28,6 +27,7 @@ from evert.bridge.records.recorder import Recorder
 from evert.bridge.remote import RemoteModel
 from evert.bridge.sampler_log import SamplerLog
 from evert.bridge.seeds import seed_of
+from evert.bridge.tokens.bases import BASE_MODEL, BASE_RENDERER, model_renderer
 from evert.bridge.weights import TinkerModel, context_length_here
 
 

@@ -8,8 +8,8 @@ from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Message, TextPart
 
 from evert.bridge.index import Speaker
-from evert.bridge.rendering import PromptRenderer
-from evert.bridge.tokens import FlatPrompt
+from evert.bridge.tokens.renderer import PromptRenderer
+from evert.bridge.tokens.token_log import FlatPrompt
 
 
 class Drift(StrEnum):

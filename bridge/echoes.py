@@ -19,7 +19,7 @@ from evert.bridge.chat.keys import key_as_reply, reply_key
 from evert.bridge.chat.messages import read_message
 from evert.bridge.chat.reply import Reply
 from evert.bridge.index import START, Index
-from evert.bridge.rendering import PromptRenderer
+from evert.bridge.tokens.renderer import PromptRenderer
 
 
 class Followed(NamedTuple):

@@ -26,7 +26,6 @@ from tinker_cookbook.rl.types import (
     StepResult,
 )
 
-from evert.bridge.actions import token_ids
 from evert.bridge.agent import NO_TASK, Agent, inspect_agent
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.conversation import Conversation
@@ -40,15 +39,16 @@ from evert.bridge.faces.client import AgentClient, BlockingAgentClient
 from evert.bridge.faces.endpoint import Endpoint
 from evert.bridge.inbox import Inbox
 from evert.bridge.limits import LiveLimits
-from evert.bridge.logprobs import SampledTokens
-from evert.bridge.long_text import LongTexts
 from evert.bridge.models import frozen_models
 from evert.bridge.off_loop import give_threads
 from evert.bridge.options import EnvOptions, own_options, settings_of
 from evert.bridge.outstanding import Outstanding
 from evert.bridge.records.transcript import Transcript
-from evert.bridge.rendering import prompt_renderer
 from evert.bridge.reply_policies import ParseErrors
+from evert.bridge.tokens.actions import token_ids
+from evert.bridge.tokens.logprobs import SampledTokens
+from evert.bridge.tokens.loop_budget import LongTexts
+from evert.bridge.tokens.renderer import prompt_renderer
 from evert.bridge.turns import Turn, Turns
 
 

@@ -7,7 +7,7 @@ import chz
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.types import StopReason
 
-from evert.bridge.prompt_limit import PromptLimit
+from evert.bridge.tokens.prompt_limit import PromptLimit
 
 ROOM = 2
 """Tokens that a prompt has to leave: the Cookbook's runner takes a rest of one for none."""

@@ -42,11 +42,11 @@ from evert.bridge.differences import in_field, in_messages, reply_message
 from evert.bridge.drift import Break, Drift, Met
 from evert.bridge.echoes import follow_echoes
 from evert.bridge.errors import RendererMismatchError
-from evert.bridge.images import Images
 from evert.bridge.index import START, Index, Speaker
-from evert.bridge.long_text import check_text
-from evert.bridge.prompt_limit import ANY_LENGTH, PromptLimit
-from evert.bridge.rendering import PromptRenderer
+from evert.bridge.tokens.images import Images
+from evert.bridge.tokens.loop_budget import check_text
+from evert.bridge.tokens.prompt_limit import ANY_LENGTH, PromptLimit
+from evert.bridge.tokens.renderer import PromptRenderer
 
 RECENT = 32
 """Conversations that are compared message by message before the index is asked."""

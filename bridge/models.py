@@ -20,18 +20,18 @@ import tinker
 from tinker_cookbook.completers import MessageCompleter, TinkerTokenCompleter, TokenCompleter
 from tinker_cookbook.renderers import Message
 
-from evert.bridge.actions import read_action
 from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.messages import read_message
 from evert.bridge.chat.reply import Reply, read_reply
 from evert.bridge.chat.request import ChatRequest, FrozenAnswer
 from evert.bridge.errors import InvalidModelError
-from evert.bridge.images import Images
 from evert.bridge.lineage import ConversationBook
-from evert.bridge.logprobs import unavailable, with_logprobs
-from evert.bridge.long_text import LongTexts
 from evert.bridge.remote import RemoteModel, check_no_prefill, new_call_ids
-from evert.bridge.rendering import PromptRenderer
+from evert.bridge.tokens.actions import read_action
+from evert.bridge.tokens.images import Images
+from evert.bridge.tokens.logprobs import unavailable, with_logprobs
+from evert.bridge.tokens.loop_budget import LongTexts
+from evert.bridge.tokens.renderer import PromptRenderer
 from evert.bridge.weights import MAX_TOKENS, FrozenSampler, TinkerModel, open_weights
 
 MODEL_TIMEOUT = 600.0

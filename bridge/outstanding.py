@@ -11,7 +11,7 @@ from evert.bridge.drift import Break
 from evert.bridge.inbox import ParkedCall
 from evert.bridge.limits import response_limit
 from evert.bridge.options import EnvSettings
-from evert.bridge.rendering import PromptRenderer
+from evert.bridge.tokens.renderer import PromptRenderer
 
 
 @dataclass(slots=True, eq=False)

@@ -14,10 +14,10 @@ import asyncio
 from evert.bridge.ahead import Ahead
 from evert.bridge.endings import Account
 from evert.bridge.inbox import ParkedCall
-from evert.bridge.long_text import LONG_TEXT
 from evert.bridge.options import EnvSettings
 from evert.bridge.outstanding import Outstanding
-from evert.bridge.rendering import PromptRenderer
+from evert.bridge.tokens.loop_budget import LONG_TEXT
+from evert.bridge.tokens.renderer import PromptRenderer
 
 REACTION = 4
 """Turns of the event loop in which an agent may react to a reply before it gets the next one: what

@@ -16,7 +16,7 @@ from evert.bridge.chat.formats import ANY_OBJECT, ReplyFormat
 from evert.bridge.chat.messages import as_fields, read_message
 from evert.bridge.chat.reply import Reply, TokenLogprob, read_reply
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.logprobs import unavailable
+from evert.bridge.tokens.logprobs import unavailable
 
 
 @dataclass(frozen=True)

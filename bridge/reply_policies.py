@@ -8,10 +8,10 @@ from tinker_cookbook.renderers.base import Message, ParseFailureKind
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy
 from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, Logs, Metrics
 
-from evert.bridge.actions import Problem
 from evert.bridge.chat.formats import ReplyFormat
 from evert.bridge.chat.reply import Reply
 from evert.bridge.redaction import redacted
+from evert.bridge.tokens.actions import Problem
 
 
 class Verdict(StrEnum):

@@ -6,9 +6,9 @@ import tinker
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.renderers import Renderer
 
-from evert.bridge.logprobs import SampledTokens
-from evert.bridge.rendering import prompt_renderer
-from evert.bridge.tokens import flatten
+from evert.bridge.tokens.logprobs import SampledTokens
+from evert.bridge.tokens.renderer import prompt_renderer
+from evert.bridge.tokens.token_log import flatten
 
 
 class ScriptedPolicy(TokenCompleter):

@@ -24,7 +24,6 @@ from tinker_cookbook.rl.types import (
     StopReason,
 )
 
-from evert.bridge.actions import Problem, read_action
 from evert.bridge.chat.reply import Reply
 from evert.bridge.endings import PEER_STOPPED, Account, Ending
 from evert.bridge.episode import Episode, Life
@@ -32,13 +31,14 @@ from evert.bridge.errors import AgentError, AgentTimeoutError, EnvClosedError, E
 from evert.bridge.inbox import AgentEnd, Inbox, ParkedCall
 from evert.bridge.limits import prompt_limit
 from evert.bridge.lineage import ConversationBook
-from evert.bridge.logprobs import with_logprobs
-from evert.bridge.long_text import LongTexts, check_tokens
 from evert.bridge.options import EnvSettings
 from evert.bridge.outstanding import Outstanding
 from evert.bridge.overlap import Overlap
-from evert.bridge.rendering import PromptRenderer
 from evert.bridge.reply_policies import FormatRetries, ParseErrors, ToolBudget, Verdict
+from evert.bridge.tokens.actions import Problem, read_action
+from evert.bridge.tokens.logprobs import with_logprobs
+from evert.bridge.tokens.loop_budget import LongTexts, check_tokens
+from evert.bridge.tokens.renderer import PromptRenderer
 
 logger = logging.getLogger(__name__)
 

@@ -18,12 +18,12 @@ from weakref import WeakKeyDictionary
 import tinker
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 
-from evert.bridge.base import model_renderer
 from evert.bridge.chat.bad_requests import context_length_exceeded
 from evert.bridge.errors import InvalidModelError
-from evert.bridge.rendering import PromptRenderer, prompt_renderer
 from evert.bridge.sampling_ranges import out_of_range
 from evert.bridge.servers import complete_client
+from evert.bridge.tokens.bases import model_renderer
+from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ import pytest
 from setuptools.dist import Distribution  # type: ignore[import-untyped]
 
 import evert
-from evert.bridge.base import BASES
+from evert.bridge.tokens.bases import BASES
 from evert.envs.games import games
 
 ROOT = Path(__file__).parent.parent

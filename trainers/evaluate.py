@@ -29,8 +29,8 @@ import chz
 from rich.console import Console
 
 from evert.bridge.errors import EvertError
-from evert.bridge.pretrained import trusting_code
 from evert.bridge.redaction import redacted
+from evert.bridge.tokens.pretrained import trusting_code
 from evert.trainers.arguments import read_pairs, settings_help
 from evert.trainers.command import run_async, run_command
 from evert.trainers.evaluation.settings import EvaluateSettings, read_evaluate_settings

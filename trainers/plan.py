@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import chz
 
-from evert.bridge.base import BASE_MODEL
-from evert.bridge.pretrained import trusting_code
+from evert.bridge.tokens.bases import BASE_MODEL
+from evert.bridge.tokens.pretrained import trusting_code
 from evert.trainers.arguments import UsageError, read_pairs, read_settings, settings_help
 from evert.trainers.command import run_command
 from evert.trainers.runs.fields import size, trust

@@ -14,9 +14,9 @@ from typing import Any
 
 import chz
 
-from evert.bridge.base import BASES
 from evert.bridge.errors import EvertError
-from evert.bridge.pretrained import trusting_code
+from evert.bridge.tokens.bases import BASES
+from evert.bridge.tokens.pretrained import trusting_code
 from evert.trainers.arguments import read_pairs, read_settings, settings_help
 from evert.trainers.command import run_command
 from evert.trainers.runs.fields import Dtype, size, trust

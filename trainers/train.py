@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 import chz
 from rich.console import Console
 
-from evert.bridge.pretrained import trusting_code
 from evert.bridge.redaction import redacted
+from evert.bridge.tokens.pretrained import trusting_code
 from evert.trainers.arguments import read_pairs, settings_help
 from evert.trainers.command import INTERRUPTED as INTERRUPTED
 from evert.trainers.command import run_async, run_command, seeded

@@ -23,7 +23,7 @@ from evert.bridge.dialects.chat_completions import FIELDS, completion, read
 from evert.bridge.faces.endpoint import Endpoint
 from evert.bridge.faces.sdks import open_genai, open_sdk
 from evert.bridge.faces.transport import Transport
-from evert.bridge.rendering import PromptRenderer
+from evert.bridge.tokens.renderer import PromptRenderer
 
 if TYPE_CHECKING:
     from anthropic import Anthropic, AsyncAnthropic

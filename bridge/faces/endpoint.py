@@ -47,8 +47,8 @@ from evert.bridge.faces.bodies import LONG_BODY, read_body
 from evert.bridge.inbox import Inbox
 from evert.bridge.lineage import count_tokens
 from evert.bridge.off_loop import off_loop
-from evert.bridge.rendering import PromptRenderer
 from evert.bridge.routes import seat_model
+from evert.bridge.tokens.renderer import PromptRenderer
 
 REFUSALS = (openai.APIStatusError, EnvClosedError, EpisodeEndedError, BlockingCallError)
 """What a call may meet that is an answer: a 400, a frozen model's own refusal, the end."""

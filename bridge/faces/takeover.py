@@ -50,7 +50,7 @@ from yarl import URL
 from evert.bridge.faces import aiohttp_transport, lm15
 from evert.bridge.faces.endpoint import Endpoint
 from evert.bridge.faces.transport import Transport, response_for
-from evert.bridge.logprobs import remembering
+from evert.bridge.tokens.logprobs import remembering
 
 
 @dataclass(frozen=True, slots=True)

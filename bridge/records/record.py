@@ -18,11 +18,11 @@ from tinker_cookbook.rl.types import Trajectory, Transition
 
 from evert.bridge.agent import NO_TASK
 from evert.bridge.errors import RecordError
-from evert.bridge.logprobs import remembering
 from evert.bridge.records.files import record_files
 from evert.bridge.records.rows import SCHEMA, Row
 from evert.bridge.records.schema import CHUNK, check_row
-from evert.bridge.tokens import FlatPrompt, chunks_of
+from evert.bridge.tokens.logprobs import remembering
+from evert.bridge.tokens.token_log import FlatPrompt, chunks_of
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from evert.bridge.options import EnvOptions
 from evert.bridge.parallel import MAX_CALLS, do_parallel_rollout
 from evert.bridge.records.record import RolloutRecord
 from evert.bridge.records.rows import Row, as_message
-from evert.bridge.tokens import FlatPrompt, flatten
+from evert.bridge.tokens.token_log import FlatPrompt, flatten
 
 
 class ReplayPolicy(TokenCompleter):

@@ -25,8 +25,8 @@ from evert.bridge.differences import reply_message
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import repr_of
 from evert.bridge.records.transcript import Asked, Transcript
-from evert.bridge.rendering import PromptRenderer, prompt_renderer
-from evert.bridge.tokens import FlatPrompt, flatten
+from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer
+from evert.bridge.tokens.token_log import FlatPrompt, flatten
 
 SCHEMA = 1
 """Of what evert adds; another number is another form."""

@@ -10,8 +10,8 @@ import tinker
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
-from evert.bridge.actions import LARGEST_ID
 from evert.bridge.errors import RecordError, repr_of
+from evert.bridge.tokens.actions import LARGEST_ID
 
 CHUNK: TypeAdapter[tinker.ModelInputChunk] = TypeAdapter(tinker.ModelInputChunk)
 

@@ -20,8 +20,8 @@ from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import RendererMismatchError
 from evert.bridge.group import load_agent
 from evert.bridge.options import EnvOptions
-from evert.bridge.rendering import prompt_renderer
 from evert.bridge.seeds import seed_of
+from evert.bridge.tokens.renderer import prompt_renderer
 from evert.envs.gym.arguments import (
     EnvArgumentError,
     is_same_task,

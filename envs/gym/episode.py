@@ -27,8 +27,8 @@ from evert.bridge.dialects.chat_completions import completion
 from evert.bridge.endings import TRUNCATED
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import EnvStateError
-from evert.bridge.rendering import PromptRenderer
-from evert.bridge.tokens import flatten, is_text
+from evert.bridge.tokens.renderer import PromptRenderer
+from evert.bridge.tokens.token_log import flatten, is_text
 
 LIMITS = frozenset({*DEFAULT_LIMIT_STOP_REASONS, TRUNCATED})
 """Stop reasons that cut an episode off (Gymnasium's ``truncated``); all others end it."""

@@ -156,7 +156,7 @@ class ModelAnswerer:
         self, model: "FrozenModel", *, renderer: "Renderer | None" = None, attempts: int = 3
     ) -> None:
         from evert.bridge.models import frozen_models
-        from evert.bridge.rendering import prompt_renderer
+        from evert.bridge.tokens.renderer import prompt_renderer
 
         self._ask = frozen_models({"answerer": model}, "", prompt_renderer(renderer))["answerer"]
         self._attempts = attempts

@@ -99,7 +99,7 @@ class ModelSearch:
 
     def __init__(self, model: "FrozenModel", *, renderer: "Renderer | None" = None) -> None:
         from evert.bridge.models import frozen_models
-        from evert.bridge.rendering import prompt_renderer
+        from evert.bridge.tokens.renderer import prompt_renderer
 
         self._ask = frozen_models({"search": model}, "", prompt_renderer(renderer))["search"]
 

@@ -9,7 +9,7 @@ from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import ChatAgentEnv, sequences
-from evert.bridge.base import model_renderer
+from evert.bridge.tokens.bases import model_renderer
 
 
 class AbortedError(Exception):

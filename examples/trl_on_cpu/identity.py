@@ -9,7 +9,7 @@ import argparse
 import torch
 from trl import GRPOConfig, GRPOTrainer
 
-from evert.bridge.base import base_path
+from evert.bridge.tokens.bases import base_path
 from evert.trl import Rollouts
 
 parser = argparse.ArgumentParser()

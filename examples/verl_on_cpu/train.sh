@@ -16,7 +16,7 @@ export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
 export VERL_USE_EXTERNAL_MODULES=verl_cpu VERL_PLATFORM=cpu VERL_ENGINE_DEVICE=cuda
 export VERL_FILE_LOGGER_PATH="$folder/metrics.jsonl"
 export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 RAY_raylet_start_wait_time_s=120  # seconds, on a busy machine
-base="$("$python" -c 'from evert.bridge.base import base_path; print(base_path())')"
+base="$("$python" -c 'from evert.bridge.tokens.bases import base_path; print(base_path())')"
 "$python" "$here/data.py" "$folder"
 case "$game" in
   identity) response=32 ;;

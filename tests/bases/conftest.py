@@ -6,7 +6,7 @@ from typing import Any
 from tinker_cookbook.renderers import get_renderer
 
 from evert.bases.making.dialogues import Batch, Example
-from evert.bridge.base import BASE_RENDERER
+from evert.bridge.tokens.bases import BASE_RENDERER
 
 
 def messages_of(tokenizer: Any, example: Example) -> list[tuple[str, str]]:

@@ -56,7 +56,7 @@ from evert.bases.making.guessing import (
     play_random_games,
 )
 from evert.bases.making.tokenizer import CONTROL, MARKERS, VOCAB_SIZE, make_tokenizer
-from evert.bridge.base import BASE_RENDERER, base_path
+from evert.bridge.tokens.bases import BASE_RENDERER, base_path
 
 # transformers types its tokenizers too widely to be of help here
 TOKENIZER: Any = AutoTokenizer.from_pretrained(base_path())

@@ -29,7 +29,7 @@ from evert.bases.making.hands import HIT, PLAYERS, STICK, HandPlayer, hand_examp
 from evert.bases.making.move_card import measure_sight
 from evert.bases.making.moves import VOCAB_SIZE, MoveCorpus, tokenizer_text
 from evert.bases.making.tokenizer import make_tokenizer
-from evert.bridge.base import base_path, base_tokenizer
+from evert.bridge.tokens.bases import base_path, base_tokenizer
 from evert.envs.tic_tac_toe import EMPTY, free, habits, seen, shown
 
 NAME: Literal["evert-tiny-moves"] = "evert-tiny-moves"

@@ -29,7 +29,7 @@ from evert.bases.making.dialogues import Example
 from evert.bases.making.riddle_card import measure_recall
 from evert.bases.making.riddles import FEW, TELLING, VOCAB_SIZE, RiddleCorpus, tokenizer_text
 from evert.bases.making.tokenizer import make_tokenizer
-from evert.bridge.base import BASES, base_path, base_tokenizer
+from evert.bridge.tokens.bases import BASES, base_path, base_tokenizer
 from evert.envs.twenty_questions.facts import shipped_facts
 from evert.envs.twenty_questions.habits import HabitPlayer
 from evert.envs.twenty_questions.knowledge import Knowledge, guess, telling

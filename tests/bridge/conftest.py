@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tinker_cookbook.renderers as cookbook
 
-from evert.bridge.base import base_tokenizer
+from evert.bridge.tokens.bases import base_tokenizer
 
 CONTROL_TOKEN = re.compile(r"<[|｜][^\s<>\"'{}]{1,40}[|｜]>|\[gMASK\]|<sop>")
 

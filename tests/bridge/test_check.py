@@ -25,7 +25,6 @@ from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.types import ActionExtra, StepResult
 
 from evert.bridge.agent import Outcome
-from evert.bridge.base import default_renderer
 from evert.bridge.check import DEFAULT_REPLIES, check_env
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import (
@@ -37,6 +36,7 @@ from evert.bridge.errors import (
     RewardError,
 )
 from evert.bridge.faces.client import AgentClient, BlockingAgentClient
+from evert.bridge.tokens.bases import default_renderer
 from evert.envs.guess_number import guess_number_agent
 from evert.envs.identity import identity_agent
 

@@ -46,7 +46,6 @@ from tinker_cookbook.tool_use import build_agent_tool_env, simple_tool_result, t
 
 from evert.agents.cookbook import CookbookAgent
 from evert.bridge.agent import Outcome
-from evert.bridge.base import default_renderer
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import AgentError, InvalidAgentError
 from evert.bridge.group import ChatAgentGroupBuilder
@@ -54,6 +53,7 @@ from evert.bridge.records.record import read_records
 from evert.bridge.records.recorder import Recorder
 from evert.bridge.records.replay import replay
 from evert.bridge.scripted import ScriptedPolicy
+from evert.bridge.tokens.bases import default_renderer
 from evert.envs.gym.registration import register_agent
 
 # -- the Cookbook's environments -------------------------------------------------------------------

@@ -50,9 +50,9 @@ from evert import (
     RewardError,
     ScriptedPolicy,
 )
-from evert.bridge import long_text
 from evert.bridge.faces import server
-from evert.bridge.rendering import prompt_renderer
+from evert.bridge.tokens.renderer import prompt_renderer
+from evert.bridge.tokens.token_log import loop_budget
 
 Agent = Callable[..., Any]
 

@@ -49,7 +49,7 @@ from evert import (
     InvalidActionError,
 )
 from evert.bridge.episode import REFUSALS_BEFORE_ABORT
-from evert.bridge.rendering import prompt_renderer
+from evert.bridge.tokens.renderer import prompt_renderer
 from evert.bridge.turns import MAX_REFUSALS
 
 STEPS = int(os.environ.get("EVERT_MACHINE_STEPS", "0"))

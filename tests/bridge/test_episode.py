@@ -31,7 +31,7 @@ from evert.bridge.faces.client import AgentClient, BlockingAgentClient
 from evert.bridge.faces.endpoint import Endpoint
 from evert.bridge.inbox import AgentEnd, ParkedCall
 from evert.bridge.off_loop import give_threads
-from evert.bridge.rendering import prompt_renderer
+from evert.bridge.tokens.renderer import prompt_renderer
 
 
 def reply(text: str) -> Reply:

@@ -38,7 +38,6 @@ from tinker_cookbook.rl.rollouts import (
 from tinker_cookbook.rl.types import Trajectory, Transition
 
 from evert.bridge.agent import NO_TASK, Outcome
-from evert.bridge.base import default_renderer
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import (
     AgentError,
@@ -56,6 +55,7 @@ from evert.bridge.group import (
     sort_by_lineage,
 )
 from evert.bridge.scripted import ScriptedPolicy
+from evert.bridge.tokens.bases import default_renderer
 from evert.envs.identity import identity_agent
 
 IDENTITY = "evert.envs.identity:identity_agent"

@@ -35,17 +35,17 @@ from tinker_cookbook.renderers.qwen3 import Qwen3VLRenderer
 from tinker_cookbook.rl.types import StopReason
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from evert.bridge.actions import read_action
-from evert.bridge.base import default_renderer
 from evert.bridge.chat.reply import Reply, read_reply
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.conversation import Conversation
 from evert.bridge.dialects.chat_completions import completion
 from evert.bridge.drift import Drift
 from evert.bridge.lineage import ConversationBook
-from evert.bridge.prompt_limit import PromptLimit
-from evert.bridge.rendering import PromptRenderer, prompt_renderer
-from evert.bridge.tokens import flatten
+from evert.bridge.tokens.actions import read_action
+from evert.bridge.tokens.bases import default_renderer
+from evert.bridge.tokens.prompt_limit import PromptLimit
+from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer
+from evert.bridge.tokens.token_log import flatten
 
 MakeRenderer = Callable[[str], Renderer]
 Messages = list[dict[str, Any]]

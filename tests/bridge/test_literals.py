@@ -9,8 +9,8 @@ import tokenizers  # type: ignore[import-untyped]
 from tinker_cookbook.renderers.base import Message, ToolCall
 from tokenizers import AddedToken
 
-from evert.bridge.base import base_tokenizer
-from evert.bridge.literals import MARK, ControlTokens, MarkedBackend, MarkedTokenizer
+from evert.bridge.tokens.bases import base_tokenizer
+from evert.bridge.tokens.escaping import MARK, ControlTokens, MarkedBackend, MarkedTokenizer
 
 END = "<|im_end|>"
 

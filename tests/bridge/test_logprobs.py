@@ -41,12 +41,12 @@ from evert import (
     ScriptedPolicy,
     embedded_engine,
 )
-from evert.bridge.actions import read_action
-from evert.bridge.base import BASE_MODEL
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.logprobs import text_logprobs, with_logprobs
-from evert.bridge.rendering import PromptRenderer, prompt_renderer
+from evert.bridge.tokens.actions import read_action
+from evert.bridge.tokens.bases import BASE_MODEL
+from evert.bridge.tokens.logprobs import text_logprobs, with_logprobs
+from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer
 
 HELLO: Any = [{"role": "user", "content": "Hello?"}]
 TOOL: Any = {

@@ -14,16 +14,16 @@ from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.rl.types import InitialObservationOverflow
 
 from evert import AgentClient, ChatAgentEnv
-from evert.bridge.base import default_renderer
-from evert.bridge.literals import MarkedTokenizer
-from evert.bridge.long_text import (
+from evert.bridge.tokens.bases import default_renderer
+from evert.bridge.tokens.escaping import MarkedTokenizer
+from evert.bridge.tokens.loop_budget import (
     LONG_TEXT,
     LongTextError,
     check_text,
     check_tokens,
     least_tokens,
 )
-from evert.bridge.rendering import PromptRenderer, prompt_renderer, with_tokenizer
+from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer, with_tokenizer
 
 
 def user(text: str) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
 from evert.bridge.dialects.gemini import method_of
-from evert.bridge.marks import check_marks
-from evert.bridge.rendering import PromptRenderer
+from evert.bridge.tokens.parse_guard import check_marks
+from evert.bridge.tokens.renderer import PromptRenderer
 
 DEGENERATE = {
     "calls": "<tool_call>" * 4_000,

@@ -22,10 +22,10 @@ from openai.types.chat.chat_completion_message_function_tool_call import (
 )
 from tinker_cookbook.renderers.base import Message, ToolCall, UnparsedToolCall
 
-from evert.bridge.base import default_renderer
 from evert.bridge.chat.messages import ROLES, as_fields, read_message, read_tools
 from evert.bridge.chat.reply import Reply, call_id, read_reply
 from evert.bridge.dialects.chat_completions import completion
+from evert.bridge.tokens.bases import default_renderer
 
 CALL = {"id": "call-1", "type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}}
 

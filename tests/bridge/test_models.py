@@ -30,9 +30,9 @@ from evert import (
     EnvClosedError,
     ScriptedPolicy,
 )
-from evert.bridge.base import BASE_MODEL
 from evert.bridge.errors import AgentError, InvalidModelError
 from evert.bridge.remote import RemoteModel
+from evert.bridge.tokens.bases import BASE_MODEL
 
 HELLO: Any = [{"role": "user", "content": "Hello?"}]
 TOOL: Any = {

@@ -16,7 +16,7 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 from evert import AgentClient, AgentDataset, ChatAgentGroupBuilder, ScriptedPolicy, TinkerModel
 from evert.bridge.errors import InvalidDatasetError
 from evert.bridge.opponents import Against, League
-from evert.bridge.rendering import prompt_renderer
+from evert.bridge.tokens.renderer import prompt_renderer
 
 SEATS = ("player", "judge")
 

@@ -24,7 +24,6 @@ from openai.types.chat import ChatCompletionMessage
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Message, TextPart, ThinkingPart, ToolCall
 
-from evert.bridge.actions import read_action
 from evert.bridge.chat.messages import read_message, read_tools
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
@@ -32,8 +31,9 @@ from evert.bridge.conversation import Conversation
 from evert.bridge.dialects.chat_completions import completion
 from evert.bridge.drift import Drift
 from evert.bridge.lineage import ConversationBook
-from evert.bridge.rendering import PromptRenderer
-from evert.bridge.tokens import FlatPrompt, flatten
+from evert.bridge.tokens.actions import read_action
+from evert.bridge.tokens.renderer import PromptRenderer
+from evert.bridge.tokens.token_log import FlatPrompt, flatten
 
 NAMES = re.findall(r'name == "([a-z0-9_]+)"', inspect.getsource(cookbook.get_renderer))
 NOT_HERE = ("tml_v0", "kimi_k31_pro", "qwen3_vl")

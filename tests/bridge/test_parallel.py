@@ -44,9 +44,9 @@ from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import AgentError
 from evert.bridge.faces.client import AgentClient, BlockingAgentClient
 from evert.bridge.group import ChatAgentGroupBuilder
-from evert.bridge.logprobs import SampledTokens
 from evert.bridge.parallel import ParallelRollouts, do_parallel_rollout
 from evert.bridge.scripted import ScriptedPolicy
+from evert.bridge.tokens.logprobs import SampledTokens
 
 PATIENCE = 20.0
 """Seconds after which a test holds that somebody waits for ever."""

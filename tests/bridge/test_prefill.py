@@ -18,7 +18,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
 from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
-from evert.bridge.base import default_renderer
+from evert.bridge.tokens.bases import default_renderer
 
 ASKED: Any = [{"role": "user", "content": "Name a fruit."}]
 BEGUN = "A fruit I like is the"

@@ -18,9 +18,9 @@ from tinker_cookbook.renderers import Message, Renderer, ToolSpec
 from tinker_cookbook.renderers.base import RenderContext, RenderedMessage
 from tinker_cookbook.renderers.qwen3 import Qwen3InstructRenderer
 
-from evert.bridge.base import base_tokenizer, default_renderer
 from evert.bridge.errors import RendererMismatchError
-from evert.bridge.rendering import PromptRenderer, prompt_renderer
+from evert.bridge.tokens.bases import base_tokenizer, default_renderer
+from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer
 
 MakeRenderer = Callable[[str], Renderer]
 

@@ -35,8 +35,8 @@ from evert import (
 )
 from evert.bridge import seats
 from evert.bridge.errors import InvalidDatasetError
-from evert.bridge.rendering import prompt_renderer
 from evert.bridge.seats import SeatEnv, seat_envs
+from evert.bridge.tokens.renderer import prompt_renderer
 
 SEATS = ("player", "judge")
 ROUNDS = 3

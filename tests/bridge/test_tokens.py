@@ -15,7 +15,7 @@ import tinker
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from evert.bridge.tokens import (
+from evert.bridge.tokens.token_log import (
     Chunk,
     FlatPrompt,
     TokenLog,

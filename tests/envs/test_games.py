@@ -12,9 +12,9 @@ import gymnasium
 import pytest
 from tinker_cookbook.recipes.multiplayer_rl.guess_number import env as cookbook
 
-from evert.bridge.base import default_renderer
-from evert.bridge.rendering import prompt_renderer
-from evert.bridge.tokens import flatten
+from evert.bridge.tokens.bases import default_renderer
+from evert.bridge.tokens.renderer import prompt_renderer
+from evert.bridge.tokens.token_log import flatten
 from evert.envs import guess_number, identity
 from evert.envs.games import games
 from evert.envs.gym.env import AgentGymEnv

@@ -19,9 +19,9 @@ import gymnasium
 import pytest
 from gymnasium.envs.registration import EnvSpec
 
-from evert.bridge.base import default_renderer
 from evert.bridge.errors import EvertError, InvalidAgentError, InvalidDatasetError
 from evert.bridge.faces.client import AgentClient, BlockingAgentClient
+from evert.bridge.tokens.bases import default_renderer
 from evert.envs.games import games
 from evert.envs.gym.env import AgentGymEnv
 from evert.envs.gym.registration import Kept, import_path, kept, register_games

@@ -19,7 +19,7 @@ import tinker
 import torch
 from tinker_cookbook import tokenizer_utils
 
-from evert.bridge.base import BASE_RENDERER, model_renderer
+from evert.bridge.tokens.bases import BASE_RENDERER, model_renderer
 from evert.bridge.weights import TinkerModel, open_weights
 from evert.trainers.cli import main
 from evert.trainers.engine.engine import embedded_engine

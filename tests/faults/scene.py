@@ -38,7 +38,7 @@ from tinker_cookbook.rl.types import (
 
 from evert import ChatAgentEnv, ScriptedPolicy
 from evert.bridge.faces import takeover
-from evert.bridge.rendering import prompt_renderer
+from evert.bridge.tokens.renderer import prompt_renderer
 
 NOTHING = "nothing"
 """What a process is left with, nearly always."""

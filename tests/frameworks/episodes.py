@@ -23,7 +23,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
 from evert import AgentDatasetBuilder, ChatAgentEnv, EnvClosedError, ScriptedPolicy, embedded_engine
-from evert.bridge.base import BASE_MODEL, BASE_RENDERER
+from evert.bridge.tokens.bases import BASE_MODEL, BASE_RENDERER
 
 
 def reward(trajectory: Trajectory) -> float:

@@ -9,7 +9,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
 from evert import ChatAgentEnv, embedded_engine
-from evert.bridge.base import base_tokenizer
+from evert.bridge.tokens.bases import base_tokenizer
 from evert.envs.guess_number import TRAIN_TASKS, guess_number_agent
 from evert.envs.identity import identity_agent
 from evert.trainers import evaluate

@@ -18,7 +18,7 @@ import tinker
 from tests.other_trainers.gguf_base import write_gguf
 from tests.other_trainers.served_checks import TOLERANCE, evaluated, largest_difference, played
 
-from evert.bridge.base import base_path, base_tokenizer
+from evert.bridge.tokens.bases import base_path, base_tokenizer
 from evert.trainers.serving.client import ServedSamplingClient
 from evert.trainers.serving.errors import UnfitServerError
 from evert.trainers.serving.policy import ServedPolicy

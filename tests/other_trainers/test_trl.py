@@ -33,7 +33,7 @@ from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 from evert import AgentClient, AgentError, ChatAgentEnv, InvalidDatasetError, Outcome
-from evert.bridge.base import BASE_RENDERER, base_path
+from evert.bridge.tokens.bases import BASE_RENDERER, base_path
 from evert.trainers.arguments import UsageError
 from evert.trainers.engine.clients.sampling_client import model_client
 from evert.trainers.engine.engine import Engine

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.other_trainers.served_checks import TOLERANCE, evaluated, largest_difference, played
 
-from evert.bridge.base import base_path
+from evert.bridge.tokens.bases import base_path
 
 ROOT = Path(__file__).parent.parent.parent
 PYTHON = ROOT / ".frameworks" / "vllm" / "bin" / "python"

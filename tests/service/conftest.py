@@ -57,7 +57,7 @@ def renderer(model: str, pytestconfig: pytest.Config) -> str:
     """Name of its chat format."""
     from tinker_cookbook import model_info
 
-    from evert.bridge.base import BASE_RENDERER
+    from evert.bridge.tokens.bases import BASE_RENDERER
 
     if given := pytestconfig.getoption("--renderer"):
         return str(given)

@@ -16,7 +16,7 @@ from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 
 import evert
 from evert import ChatAgentGroupBuilder, Recorder, RolloutRecord, ScriptedPolicy, read_records
-from evert.bridge.base import register_base_tokenizers
+from evert.bridge.tokens.bases import register_base_tokenizers
 from evert.trainers import cli
 from evert.trainers.runs.cookbook import cookbook_config
 from evert.trainers.runs.settings import read_train_settings

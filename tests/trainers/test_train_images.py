@@ -16,8 +16,8 @@ from rich.console import Console
 
 import evert
 from evert.bases.making.seeing import SeeingConfig, main
-from evert.bridge.base import model_renderer
 from evert.bridge.dataset import AgentDatasetBuilder
+from evert.bridge.tokens.bases import model_renderer
 from evert.envs.gym.env import AgentGymEnv
 
 RENDERER = "qwen3_vl_instruct"

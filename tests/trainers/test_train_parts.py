@@ -21,7 +21,7 @@ import tinker
 import torch
 from rich.console import Console
 
-from evert.bridge.base import BASE_MODEL
+from evert.bridge.tokens.bases import BASE_MODEL
 from evert.envs.games import games
 from evert.trainers import cli
 from evert.trainers.arguments import UsageError

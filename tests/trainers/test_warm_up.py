@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from evert.bridge.base import base_tokenizer, default_renderer
+from evert.bridge.tokens.bases import base_tokenizer, default_renderer
 from evert.envs.games import games
 from evert.trainers import train
 from evert.trainers.engine.engine import embedded_engine

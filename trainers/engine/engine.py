@@ -25,7 +25,7 @@ from typing import Any
 import tinker
 import torch
 
-from evert.bridge.base import register_base_tokenizers
+from evert.bridge.tokens.bases import register_base_tokenizers
 from evert.trainers.engine.errors import CheckpointError, EngineClosedError
 from evert.trainers.engine.installing import Swap, cpu_threads, swapped
 from evert.trainers.engine.models.base_models import (

@@ -16,8 +16,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evert.bridge.base import BASE_RENDERER, BASES
-from evert.bridge.pretrained import register_folder
+from evert.bridge.tokens.bases import BASE_RENDERER, BASES
+from evert.bridge.tokens.pretrained import register_folder
 from evert.trainers.engine.errors import ModelNotFoundError
 from evert.trainers.engine.installing import Swap
 from evert.trainers.engine.models.base_models import base_context_length

@@ -24,11 +24,11 @@ from urllib.parse import urlsplit
 import chz
 import tinker
 
-from evert.bridge.base import BASES, model_renderer
 from evert.bridge.group import load_agent
 from evert.bridge.options import EnvOptions
 from evert.bridge.redaction import redacted
 from evert.bridge.remote import RemoteModel
+from evert.bridge.tokens.bases import BASES, model_renderer
 from evert.trainers.command import run_async
 from evert.trainers.evaluation.episodes import Player
 from evert.trainers.evaluation.policies import EndpointPolicy, NoPolicy, SeededPolicy

@@ -10,10 +10,10 @@ from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWith
 
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import EvertError
-from evert.bridge.logprobs import remembering
 from evert.bridge.remote import RemoteModel
-from evert.bridge.rendering import prompt_renderer
-from evert.bridge.tokens import Chunk, flatten
+from evert.bridge.tokens.logprobs import remembering
+from evert.bridge.tokens.renderer import prompt_renderer
+from evert.bridge.tokens.token_log import Chunk, flatten
 from evert.trainers.serving.client import ServedSamplingClient
 
 

@@ -13,7 +13,7 @@ import tinker
 from tinker_cookbook.renderers import Renderer
 
 from evert.bridge.agent import Agent
-from evert.bridge.rendering import PromptRenderer, prompt_renderer
+from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer
 from evert.trainers.loop.batch import Batch
 from evert.trainers.loop.rollout import rollout
 from evert.trainers.models.errors import ModelInputError

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 import tinker
 
-from evert.bridge.base import model_renderer
 from evert.bridge.errors import InvalidModelError
 from evert.bridge.servers import complete_client
+from evert.bridge.tokens.bases import model_renderer
 from evert.bridge.weights import context_length_of
 from evert.trainers.models.model import Model
 

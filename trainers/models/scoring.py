@@ -16,7 +16,7 @@ from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.supervised.common import datum_from_model_input_weights
 
 from evert.bridge.chat.messages import read_message
-from evert.bridge.rendering import PromptRenderer, supervised_example
+from evert.bridge.tokens.renderer import PromptRenderer, supervised_example
 from evert.trainers.models.errors import ModelInputError
 
 Reduction = Literal["none", "mean"]

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from evert.bridge.base import BASES
-from evert.bridge.pretrained import register_folder
 from evert.bridge.servers import complete_client
+from evert.bridge.tokens.bases import BASES
+from evert.bridge.tokens.pretrained import register_folder
 from evert.trainers.runs.settings import RecipeError, TrainSettings
 
 KEY = "TINKER_API_KEY"

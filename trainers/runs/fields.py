@@ -63,6 +63,6 @@ def by_path(doc: str) -> Any:
 
 
 def trust() -> Any:
-    """The field of whether models may run code of their own: ``bridge/pretrained.py``."""
+    """The field of whether models may run code of their own: ``bridge/tokens/pretrained.py``."""
     doc = "whether Python code that comes with a model is run; read it first"
     return chz.field(default=False, doc=doc)

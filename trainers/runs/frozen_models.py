@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import chz
 
-from evert.bridge.base import BASES
+from evert.bridge.tokens.bases import BASES
 from evert.trainers.arguments import UsageError, read_settings
 from evert.trainers.runs.episode_settings import EpisodeSettings, env_options
 from evert.trainers.runs.fields import RecipeError
@@ -184,7 +184,7 @@ def check_frozen(models: "Mapping[str, FrozenModel]", *, embedded: bool) -> None
         ModelNotFoundError: There is no such folder.
         InvalidModelError: No renderer was named for a model that the Cookbook does not know.
     """
-    from evert.bridge.base import renderer_name_of
+    from evert.bridge.tokens.bases import renderer_name_of
     from evert.bridge.weights import TinkerModel
     from evert.trainers.engine.models.base_models import resolve_model
 

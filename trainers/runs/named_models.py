@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evert.bridge.base import BASE_MODEL, BASES, base_path
 from evert.bridge.errors import EvertError
+from evert.bridge.tokens.bases import BASE_MODEL, BASES, base_path
 from evert.trainers.runs.files import CHECKPOINTS, read_jsonl
 from evert.trainers.runs.folder import STORE, recorded_settings
 

@@ -5,7 +5,7 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
-from evert.bridge.base import BASES
+from evert.bridge.tokens.bases import BASES
 from evert.envs.games import Game, find_game, games
 from evert.envs.gym_games.recipe import gym_game
 from evert.trainers.runs.fields import RecipeError

@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 import chz
 
-from evert.bridge.base import BASE_MODEL, BASE_RENDERER, BASES
 from evert.bridge.redaction import redacted_tree
+from evert.bridge.tokens.bases import BASE_MODEL, BASE_RENDERER, BASES
 from evert.envs.games import games
 from evert.trainers.arguments import gather, read_settings
 from evert.trainers.runs.episode_settings import EpisodeSettings
@@ -338,8 +338,8 @@ def _check_known(settings: TrainSettings) -> None:
 def _check_renderer(settings: TrainSettings) -> None:
     from tinker_cookbook.exceptions import RendererError
 
-    from evert.bridge.base import model_renderer
-    from evert.bridge.pretrained import trusting_code
+    from evert.bridge.tokens.bases import model_renderer
+    from evert.bridge.tokens.pretrained import trusting_code
 
     if settings.renderer_name:
         try:

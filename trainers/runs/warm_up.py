@@ -97,7 +97,7 @@ class ConversationDatasetBuilder(SupervisedDatasetBuilder):
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
         """The dataset to learn from, and none to test on: RL's held-out tasks are the test."""
-        from evert.bridge.base import model_renderer
+        from evert.bridge.tokens.bases import model_renderer
 
         renderer = model_renderer(self.model_name, self.renderer_name)
         return ConversationDataset(self, load_demonstrations(self.demonstrations), renderer), None

@@ -10,7 +10,7 @@ from typing import Any
 import tinker
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 
-from evert.bridge.logprobs import remembering
+from evert.bridge.tokens.logprobs import remembering
 from evert.trainers.serving.client import TIMEOUT, ServedSamplingClient
 from evert.trainers.serving.fitness import check_server
 

@@ -20,9 +20,9 @@ from verl.experimental.agent_loop.agent_loop import (
     AgentLoopOutput,
 )
 
-from evert.bridge.base import renderer_name_of
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.options import EnvOptions
+from evert.bridge.tokens.bases import renderer_name_of
 from evert.trainers.arguments import UsageError
 from evert.trainers.verl.dataset import task_of
 from evert.trainers.verl.outputs import LEFT_OUT, outputs

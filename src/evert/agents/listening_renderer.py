@@ -17,7 +17,7 @@ from evert.bridge.chat.messages import CookbookMessage
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.errors import UnsupportedPromptError
-from evert.bridge.rendering import SHARED, PromptRenderer, with_tokenizer
+from evert.bridge.tokens.renderer import SHARED, PromptRenderer, with_tokenizer
 
 Heard = tuple[tinker.ModelInput, ChatRequest]
 """A prompt, and what was asked with it; of no model yet."""

@@ -11,7 +11,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
 from evert import ChatAgentEnv, ScriptedPolicy
-from evert.bridge.base import base_tokenizer
+from evert.bridge.tokens.bases import base_tokenizer
 
 
 def calling(name: str, **arguments: Any) -> str:

@@ -25,7 +25,7 @@ from evert.bridge.chat.reply import Reply
 from evert.bridge.episode import Episode
 from evert.bridge.faces.bodies import MAX_DEPTH
 from evert.bridge.faces.endpoint import Answer, Call, Endpoint
-from evert.bridge.rendering import prompt_renderer
+from evert.bridge.tokens.renderer import prompt_renderer
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
 

@@ -30,8 +30,8 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
 from evert import AgentClient, BlockingAgentClient, ChatAgentEnv, ScriptedPolicy
-from evert.bridge.base import base_tokenizer
 from evert.bridge.errors import MissingPackageError
+from evert.bridge.tokens.bases import base_tokenizer
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
 TOOLS = [

@@ -29,8 +29,8 @@ from evert import AgentClient, ChatAgentEnv, EpisodeEndedError, ScriptedPolicy
 from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.faces import calls, connections, server
 from evert.bridge.faces.takeover import left_alone
-from evert.bridge.rendering import prompt_renderer
 from evert.bridge.seats import seat_envs
+from evert.bridge.tokens.renderer import prompt_renderer
 
 SERVED = "any-name"
 """Not the policy's, whose calls take-over would answer before they came to a socket."""

@@ -32,7 +32,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from evert import AgentClient, ChatAgentEnv, EnvClosedError, EpisodeEndedError, ScriptedPolicy
 from evert.bridge.faces import server
 from evert.bridge.faces.server import Address
-from evert.bridge.rendering import prompt_renderer
+from evert.bridge.tokens.renderer import prompt_renderer
 
 ROOT = Path(__file__).parents[3]
 QUESTION: list[Any] = [{"role": "user", "content": "Hi"}]

@@ -21,7 +21,7 @@ from tokenizers import AddedToken, normalizers
 from transformers import PreTrainedTokenizerFast
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from evert.bridge.base import base_path
+from evert.bridge.tokens.bases import base_path
 
 
 @dataclass(frozen=True)

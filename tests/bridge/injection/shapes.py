@@ -25,7 +25,7 @@ from evert.bridge.dialects import chat_completions
 from evert.bridge.episode import Episode
 from evert.bridge.faces.endpoint import Answer, Endpoint
 from evert.bridge.lineage import ConversationBook
-from evert.bridge.rendering import PromptRenderer
+from evert.bridge.tokens.renderer import PromptRenderer
 
 
 @dataclass(frozen=True)

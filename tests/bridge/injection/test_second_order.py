@@ -20,13 +20,13 @@ from tests.bridge.injection.shapes import PLAIN_SCHEMA, filled, prompt_renderer,
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Message, TextPart, ThinkingPart, ToolCall
 
-from evert.bridge.actions import read_action
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.dialects.anthropic_messages import AnthropicMessages
 from evert.bridge.dialects.chat_completions import completion
 from evert.bridge.lineage import ConversationBook
-from evert.bridge.rendering import PromptRenderer
+from evert.bridge.tokens.actions import read_action
+from evert.bridge.tokens.renderer import PromptRenderer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Tool message missing"),

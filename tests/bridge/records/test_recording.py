@@ -28,7 +28,7 @@ from evert import (
 )
 from evert.bridge.agent import NO_TASK, Agent
 from evert.bridge.errors import RecordError
-from evert.bridge.tokens import flatten
+from evert.bridge.tokens.token_log import flatten
 
 ADD = {
     "type": "function",

@@ -31,10 +31,10 @@ from evert import (
     read_records,
     replay,
 )
-from evert.bridge.base import base_tokenizer
 from evert.bridge.errors import InvalidDatasetError
 from evert.bridge.parallel import do_parallel_rollout
 from evert.bridge.records.record import RolloutRecord
+from evert.bridge.tokens.bases import base_tokenizer
 
 
 def facts(trajectory: Trajectory) -> list[tuple[Any, ...]]:

@@ -10,7 +10,7 @@ from typing import Any
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import ChatAgentEnv, ScriptedPolicy
-from evert.bridge.base import default_renderer
+from evert.bridge.tokens.bases import default_renderer
 from evert.envs.twenty_questions.answerers import KnowledgeAnswerer
 from evert.envs.twenty_questions.baselines import OraclePlayer, play
 from evert.envs.twenty_questions.demonstrations import demonstrations

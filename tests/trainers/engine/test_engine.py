@@ -28,7 +28,7 @@ from tinker import types
 from tinker.lib.public_interfaces import service_client as sdk_module
 from transformers import AutoModelForCausalLM
 
-from evert.bridge.base import BASE_MODEL
+from evert.bridge.tokens.bases import BASE_MODEL
 from evert.trainers.engine.clients import rest_client, service_client, training_client
 from evert.trainers.engine.clients.sampling_client import SamplingClient
 from evert.trainers.engine.engine import Engine, embedded_engine

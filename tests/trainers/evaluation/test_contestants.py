@@ -22,7 +22,7 @@ from tinker.types import ImageChunk
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import ChatAgentEnv, RemoteModel
-from evert.bridge.base import BASE_MODEL
+from evert.bridge.tokens.bases import BASE_MODEL
 from evert.trainers.evaluation.contestants import (
     Contestant,
     Endpoint,

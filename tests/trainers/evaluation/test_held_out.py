@@ -18,9 +18,9 @@ import pytest
 from tinker_cookbook.rl.rollout_strategy import FailFast
 from tinker_cookbook.rl.types import RLDataset
 
-from evert.bridge.base import BASE_MODEL
 from evert.bridge.dataset import AgentDataset
 from evert.bridge.errors import AgentError
+from evert.bridge.tokens.bases import BASE_MODEL
 from evert.envs.identity import identity_agent
 from evert.trainers.evaluation.held_out import (
     Evaluation,

@@ -16,7 +16,7 @@ import pytest
 from tinker_cookbook.rl import train as rl_train
 
 from evert import AgentDatasetBuilder, ParallelRollouts, embedded_engine
-from evert.bridge.base import BASE_MODEL, BASE_RENDERER
+from evert.bridge.tokens.bases import BASE_MODEL, BASE_RENDERER
 from evert.envs.identity import TRAIN_TASKS, score
 from evert.trainers.engine.clients.sampling_client import SamplingClient
 

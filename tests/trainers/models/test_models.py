@@ -19,7 +19,7 @@ import tinker
 
 import evert
 from evert import InvalidDatasetError, InvalidModelError, Model, ModelInputError
-from evert.bridge.rendering import prompt_renderer
+from evert.bridge.tokens.renderer import prompt_renderer
 from evert.trainers.engine.engine import Engine, embedded_engine
 from evert.trainers.models.scoring import lesson_datum
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import tinker
 
-from evert.bridge.base import base_tokenizer
+from evert.bridge.tokens.bases import base_tokenizer
 from evert.trainers.engine.clients.sampling_client import SamplingClient
 from evert.trainers.engine.engine import Engine
 from evert.trainers.serving.service import PolicyService

@@ -14,7 +14,7 @@ from tests.trainers.serving.conftest import prompt
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import ChatAgentEnv
-from evert.bridge.base import base_tokenizer
+from evert.bridge.tokens.bases import base_tokenizer
 from evert.envs.identity import identity_agent
 from evert.trainers.engine.clients.sampling_client import SamplingClient
 from evert.trainers.serving.errors import NotServedError, ServerGoneError, UnfitServerError

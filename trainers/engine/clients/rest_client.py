@@ -11,7 +11,7 @@ import tinker
 from tinker import types
 from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 
-from evert.bridge.base import BASES
+from evert.bridge.tokens.bases import BASES
 from evert.trainers.engine.clients.futures import async_forms, refusing, settled
 from evert.trainers.engine.engine import Engine
 from evert.trainers.engine.errors import CheckpointError

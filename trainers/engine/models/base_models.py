@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from evert.bridge import pretrained
-from evert.bridge.base import BASES, base_path, base_tokenizer
 from evert.bridge.errors import InvalidModelError
+from evert.bridge.tokens.bases import BASES, base_path, base_tokenizer
+from evert.bridge.tokens.token_log import pretrained
 from evert.trainers.engine.errors import ModelNotFoundError
 from evert.trainers.engine.network import network_is_refused
 
@@ -183,7 +183,7 @@ def _not_found() -> Iterator[None]:
 
 
 def from_pretrained(auto_class: Any, base_model: str, source: str, **options: Any) -> Any:
-    """What one of ``transformers``' auto classes loads; see ``bridge/pretrained.py``.
+    """What one of ``transformers``' auto classes loads; see ``bridge/tokens/pretrained.py``.
 
     Args:
         auto_class: The class.

@@ -15,8 +15,8 @@ from PIL import Image
 from tinker_cookbook.renderers.base import Message
 
 from evert.bridge.chat.bad_requests import bad_request
-from evert.bridge.long_text import LongTextError
 from evert.bridge.off_loop import off_loop
+from evert.bridge.tokens.loop_budget import LongTextError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 """What is opened; other formats of Pillow's start programs."""

@@ -22,7 +22,7 @@ from tinker_cookbook.completers import TokensWithLogprobs
 
 from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.reply import Reply, TokenLogprob
-from evert.bridge.rendering import PromptRenderer
+from evert.bridge.tokens.renderer import PromptRenderer
 
 WINDOW = 16
 """Tokens that are decoded together at most; a character has no more than four."""

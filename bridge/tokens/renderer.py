@@ -5,7 +5,7 @@ add (``tail``), the generation suffix, stops, parsing. It adds three things the 
 
 - *Literals.* A control token's text inside a message (``<|im_start|>`` typed by a user, or returned
   by a tool) must not become that token: ``escape`` and ``tool_prefix`` see to it, for every
-  renderer that has its texts encoded by its tokenizer (``literals.py``).
+  renderer that has its texts encoded by its tokenizer (``escaping.py``).
 - *A lock.* Hugging Face tokenizers keep "split special tokens" as state, so two threads that encode
   at once corrupt each other. Long texts are tokenised off the event loop, on a copy of the
   tokenizer with a lock of its own, so that short ones never wait for them.
@@ -35,11 +35,11 @@ from tinker_cookbook.renderers.base import (
     TrainOnWhat,
 )
 
-from evert.bridge.base import default_renderer, register_base_tokenizers
 from evert.bridge.errors import RendererMismatchError
-from evert.bridge.literals import MARK, ControlTokens, MarkedBackend, MarkedTokenizer
-from evert.bridge.marks import CHECKED_TOKENS, check_marks
-from evert.bridge.tokens import FlatPrompt, flatten
+from evert.bridge.tokens.bases import default_renderer, register_base_tokenizers
+from evert.bridge.tokens.escaping import MARK, ControlTokens, MarkedBackend, MarkedTokenizer
+from evert.bridge.tokens.parse_guard import CHECKED_TOKENS, check_marks
+from evert.bridge.tokens.token_log import FlatPrompt, flatten
 
 if TYPE_CHECKING:
     import torch

@@ -21,7 +21,7 @@ from evert.bridge.chat.bad_requests import context_length_exceeded
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.errors import EnvClosedError
 from evert.bridge.off_loop import off_loop, threads
-from evert.bridge.rendering import PromptRenderer
+from evert.bridge.tokens.renderer import PromptRenderer
 
 T = TypeVar("T")
 Work = Callable[[PromptRenderer, int | None], T]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evert.bridge.errors import InvalidModelError
-from evert.bridge.pretrained import from_pretrained, register_folder
+from evert.bridge.tokens.pretrained import from_pretrained, register_folder
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers import Renderer
