@@ -31,7 +31,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
 from evert import ChatAgentEnv, Recorder, read_records, replay
-from evert.bridge.agent import Agent
+from evert.bridge.episode.agent import Agent
 from evert.bridge.tokens.bases import BASE_MODEL
 from evert.envs.guess_number import TRAIN_TASKS, guess_number_agent
 from evert.trainers.engine.engine import embedded_engine

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from tinker_cookbook.rl.types import Trajectory, Transition
 
-from evert.bridge.agent import agent_name
+from evert.bridge.episode.agent import agent_name
 from evert.bridge.errors import AdvantagesError, repr_of
 
 Floats: TypeAlias = npt.NDArray[np.float64]

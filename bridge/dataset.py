@@ -14,9 +14,10 @@ import chz
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
 
-from evert.bridge.agent import Agent
 from evert.bridge.credit import Advantages
 from evert.bridge.curriculum import Sampler, make_sampler
+from evert.bridge.episode.agent import Agent
+from evert.bridge.episode.seeds import seed_of
 from evert.bridge.errors import AdvantagesError, InvalidDatasetError, repr_of
 from evert.bridge.group import Batch, ChatAgentGroupBuilder, GroupOptions
 from evert.bridge.group_reward import GroupReward
@@ -26,7 +27,6 @@ from evert.bridge.options import EnvOptions
 from evert.bridge.records.recorder import Recorder
 from evert.bridge.remote import RemoteModel
 from evert.bridge.sampler_log import SamplerLog
-from evert.bridge.seeds import seed_of
 from evert.bridge.tokens.bases import BASE_MODEL, BASE_RENDERER, model_renderer
 from evert.bridge.weights import TinkerModel, context_length_here
 

@@ -30,10 +30,10 @@ from tinker_cookbook.rl.types import (
     StopReason,
 )
 
-from evert.bridge.agent import outcome_of
 from evert.bridge.diagnosis import ToolCounts
+from evert.bridge.episode.agent import outcome_of
+from evert.bridge.episode.inbox import Inbox, Note
 from evert.bridge.errors import AgentError, AgentTimeoutError, text_of
-from evert.bridge.inbox import Inbox, Note
 from evert.bridge.limits import prompt_limit
 from evert.bridge.lineage import ConversationBook
 from evert.bridge.options import EnvSettings

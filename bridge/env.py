@@ -26,18 +26,18 @@ from tinker_cookbook.rl.types import (
     StepResult,
 )
 
-from evert.bridge.agent import NO_TASK, Agent, inspect_agent
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.conversation import Conversation
 from evert.bridge.diagnosis import CALLER, LINEAGE, drift_logs
 from evert.bridge.drift import Drift
 from evert.bridge.endings import IDLE, NO_CALL, Ending
-from evert.bridge.episode import Episode
+from evert.bridge.episode.agent import NO_TASK, Agent, inspect_agent
+from evert.bridge.episode.episode import Episode
+from evert.bridge.episode.inbox import Inbox
 from evert.bridge.errors import EnvStateError
 from evert.bridge.faces import takeover
 from evert.bridge.faces.client import AgentClient, BlockingAgentClient
 from evert.bridge.faces.endpoint import Endpoint
-from evert.bridge.inbox import Inbox
 from evert.bridge.limits import LiveLimits
 from evert.bridge.models import frozen_models
 from evert.bridge.off_loop import give_threads
@@ -312,6 +312,8 @@ def new_episode(traces: str, *made_of: Any) -> Episode:
     """An ``Episode`` of these arguments, or one that writes spans, if ``traces`` says where to."""
     if not traces:
         return Episode(*made_of)
-    from evert.bridge.traces import TracedEpisode  # OpenTelemetry is imported where it is asked for
+    from evert.bridge.episode.traces import (
+        TracedEpisode,  # OpenTelemetry is imported where it is asked for
+    )
 
     return TracedEpisode(traces, *made_of)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import openai
 
-from evert.bridge.agent import Outcome
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest, FrozenAnswer
+from evert.bridge.episode.agent import Outcome
 from evert.bridge.errors import EvertError
 from evert.bridge.group_reward import PlayedGroup
 from evert.bridge.models import FrozenModel, frozen_models

@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 
-from evert.bridge.agent import Agent, agent_name, unwrapped
+from evert.bridge.episode.agent import Agent, agent_name, unwrapped
+from evert.bridge.episode.routes import DEFAULT_POLICY_NAME, read_policy_names
 from evert.bridge.errors import InvalidAgentError, MissingPackageError
 from evert.bridge.limits import MIN_CONTEXT
 from evert.bridge.models import MODEL_TIMEOUT, FrozenModel
-from evert.bridge.routes import DEFAULT_POLICY_NAME, read_policy_names
 
 
 class EnvOptions(TypedDict, total=False):

@@ -8,7 +8,7 @@ from tinker_cookbook.rl.types import Observation
 from evert.bridge.ahead import Begun
 from evert.bridge.conversation import Conversation
 from evert.bridge.drift import Break
-from evert.bridge.inbox import ParkedCall
+from evert.bridge.episode.inbox import ParkedCall
 from evert.bridge.limits import response_limit
 from evert.bridge.options import EnvSettings
 from evert.bridge.tokens.renderer import PromptRenderer

@@ -13,7 +13,7 @@ import asyncio
 
 from evert.bridge.ahead import Ahead
 from evert.bridge.endings import Account
-from evert.bridge.inbox import ParkedCall
+from evert.bridge.episode.inbox import ParkedCall
 from evert.bridge.options import EnvSettings
 from evert.bridge.outstanding import Outstanding
 from evert.bridge.tokens.loop_budget import LONG_TEXT

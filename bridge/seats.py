@@ -30,9 +30,11 @@ from tinker_cookbook.rl.types import (
     StepResult,
 )
 
-from evert.bridge.agent import NO_TASK, Agent
 from evert.bridge.env import ChatAgentEnv, new_episode
-from evert.bridge.episode import Episode
+from evert.bridge.episode.agent import NO_TASK, Agent
+from evert.bridge.episode.episode import Episode
+from evert.bridge.episode.inbox import Inbox
+from evert.bridge.episode.routes import SEAT_PREFIX, seat_model
 from evert.bridge.errors import (
     EnvClosedError,
     EnvStateError,
@@ -40,10 +42,8 @@ from evert.bridge.errors import (
     RewardError,
     text_of,
 )
-from evert.bridge.inbox import Inbox
 from evert.bridge.models import FrozenModel
 from evert.bridge.options import EnvOptions
-from evert.bridge.routes import SEAT_PREFIX, seat_model
 
 T = TypeVar("T")
 

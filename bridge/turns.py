@@ -26,9 +26,9 @@ from tinker_cookbook.rl.types import (
 
 from evert.bridge.chat.reply import Reply
 from evert.bridge.endings import PEER_STOPPED, Account, Ending
-from evert.bridge.episode import Episode, Life
+from evert.bridge.episode.episode import Episode, Life
+from evert.bridge.episode.inbox import AgentEnd, Inbox, ParkedCall
 from evert.bridge.errors import AgentError, AgentTimeoutError, EnvClosedError, EnvStateError
-from evert.bridge.inbox import AgentEnd, Inbox, ParkedCall
 from evert.bridge.limits import prompt_limit
 from evert.bridge.lineage import ConversationBook
 from evert.bridge.options import EnvSettings

@@ -132,7 +132,7 @@ async def _rescored(
 
 
 async def _scored(record: "RolloutRecord", reward: Callable[..., Any]) -> Rescored:
-    from evert.bridge.agent import reward_of
+    from evert.bridge.episode.agent import reward_of
 
     value = reward(record)
     if inspect.isawaitable(value):

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from tinker_cookbook.rl.train import Config
     from tinker_cookbook.utils.ml_log import Logger
 
-    from evert.bridge.agent import Agent
+    from evert.bridge.episode.agent import Agent
     from evert.trainers.evaluation.held_out import Evaluation
     from evert.trainers.runs.summary import Report
     from evert.trainers.runs.tally import Tally

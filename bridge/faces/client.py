@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from openai.types.chat import ChatCompletion
 
-from evert.bridge.agent import reward_of
 from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.fields import read_object
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.dialects.chat_completions import FIELDS, completion, read
+from evert.bridge.episode.agent import reward_of
 from evert.bridge.faces.endpoint import Endpoint
 from evert.bridge.faces.sdks import open_genai, open_sdk
 from evert.bridge.faces.transport import Transport

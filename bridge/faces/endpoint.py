@@ -35,7 +35,9 @@ from evert.bridge.dialects.chat_completions import ChatCompletions
 from evert.bridge.dialects.dialect import Dialect
 from evert.bridge.dialects.gemini import STATUSES, Gemini, method_of
 from evert.bridge.dialects.responses import Responses
-from evert.bridge.episode import Episode
+from evert.bridge.episode.episode import Episode
+from evert.bridge.episode.inbox import Inbox
+from evert.bridge.episode.routes import seat_model
 from evert.bridge.errors import (
     BlockingCallError,
     EnvClosedError,
@@ -44,10 +46,8 @@ from evert.bridge.errors import (
     InvalidAgentError,
 )
 from evert.bridge.faces.bodies import LONG_BODY, read_body
-from evert.bridge.inbox import Inbox
 from evert.bridge.lineage import count_tokens
 from evert.bridge.off_loop import off_loop
-from evert.bridge.routes import seat_model
 from evert.bridge.tokens.renderer import PromptRenderer
 
 REFUSALS = (openai.APIStatusError, EnvClosedError, EpisodeEndedError, BlockingCallError)

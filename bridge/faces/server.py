@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from evert.bridge.episode import check_running
+from evert.bridge.episode.episode import check_running
 from evert.bridge.faces.calls import Calls
 from evert.bridge.faces.connections import (
     ACCEPTED_AT_ONCE,

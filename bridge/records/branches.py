@@ -13,9 +13,9 @@ from typing import Any, Unpack
 from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.rl.types import Env, InitialObservationOverflow, Observation
 
-from evert.bridge.agent import NO_TASK, Agent
 from evert.bridge.dataset import AgentDataset
 from evert.bridge.env import ChatAgentEnv
+from evert.bridge.episode.agent import NO_TASK, Agent
 from evert.bridge.errors import InvalidDatasetError, ReplayError
 from evert.bridge.group import ChatAgentGroupBuilder, GroupOptions
 from evert.bridge.options import EnvOptions

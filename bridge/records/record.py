@@ -16,7 +16,7 @@ from pydantic_core import from_json
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.rl.types import Trajectory, Transition
 
-from evert.bridge.agent import NO_TASK
+from evert.bridge.episode.agent import NO_TASK
 from evert.bridge.errors import RecordError
 from evert.bridge.records.files import record_files
 from evert.bridge.records.rows import SCHEMA, Row

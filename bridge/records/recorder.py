@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 from tinker_cookbook.rl.types import Env, Metrics, Trajectory, TrajectoryGroup
 
 from evert.bridge.env import ChatAgentEnv
+from evert.bridge.episode.seeds import Draws
 from evert.bridge.records.rows import Row, rollout_rows
 from evert.bridge.records.transcript import Transcript
 from evert.bridge.redaction import redacted
-from evert.bridge.seeds import Draws
 
 E = TypeVar("E", bound=Env)
 

@@ -15,10 +15,10 @@ from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWith
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
-from evert.bridge.agent import NO_TASK, Agent
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.differences import in_field, in_messages, shortened, words
 from evert.bridge.env import ChatAgentEnv
+from evert.bridge.episode.agent import NO_TASK, Agent
 from evert.bridge.errors import ReplayError
 from evert.bridge.options import EnvOptions
 from evert.bridge.parallel import MAX_CALLS, do_parallel_rollout

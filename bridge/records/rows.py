@@ -19,10 +19,10 @@ from tinker_cookbook.renderers.base import message_to_jsonable
 from tinker_cookbook.rl.rollout_logging import serialize_rollout_summaries
 from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup, Transition
 
-from evert.bridge.agent import NO_TASK, agent_name
 from evert.bridge.chat.messages import as_fields, read_tools
 from evert.bridge.differences import reply_message
 from evert.bridge.env import ChatAgentEnv
+from evert.bridge.episode.agent import NO_TASK, agent_name
 from evert.bridge.errors import repr_of
 from evert.bridge.records.transcript import Asked, Transcript
 from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer

@@ -16,7 +16,7 @@ import gymnasium
 from gymnasium import error
 from gymnasium.envs.registration import ENV_ID_RE, EnvSpec
 
-from evert.bridge.agent import NO_TASK, Agent, agent_name, inspect_agent
+from evert.bridge.episode.agent import NO_TASK, Agent, agent_name, inspect_agent
 from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
 from evert.envs.games import games
 

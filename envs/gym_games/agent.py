@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import gymnasium
 
-from evert.bridge.agent import Outcome
+from evert.bridge.episode.agent import Outcome
 from evert.bridge.import_paths import resolve
 from evert.envs.gym.arguments import EnvArgumentError
 from evert.envs.gym_games.actions import Actions, actions_of, legal_in

@@ -16,7 +16,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeAlias
 
-from evert.bridge.agent import Outcome
+from evert.bridge.episode.agent import Outcome
 from evert.envs.twenty_questions.answerers import Answerer
 from evert.envs.twenty_questions.facts import Facts
 from evert.envs.twenty_questions.game import Game, Rules

@@ -2,7 +2,6 @@
 from evert import agents as agents
 from evert.agents.cookbook import CookbookAgent as CookbookAgent
 from evert.agents.process import ProcessAgent as ProcessAgent
-from evert.bridge.agent import Outcome as Outcome
 from evert.bridge.check import check_env as check_env
 from evert.bridge.credit import Group as Group
 from evert.bridge.curriculum import Curriculum as Curriculum
@@ -10,6 +9,7 @@ from evert.bridge.curriculum import Sampler as Sampler
 from evert.bridge.dataset import AgentDataset as AgentDataset
 from evert.bridge.dataset import AgentDatasetBuilder as AgentDatasetBuilder
 from evert.bridge.env import ChatAgentEnv as ChatAgentEnv
+from evert.bridge.episode.agent import Outcome as Outcome
 from evert.bridge.errors import AdvantagesError as AdvantagesError
 from evert.bridge.errors import AgentAborted as AgentAborted
 from evert.bridge.errors import AgentError as AgentError

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evert.bridge.agent import (
+from evert.bridge.episode.agent import (
     FORMS,
     NO_TASK,
     AgentForm,

@@ -45,8 +45,8 @@ from tinker_cookbook.rl.types import Env, Metrics, StepResult, Trajectory, Trans
 from tinker_cookbook.tool_use import build_agent_tool_env, simple_tool_result, tool
 
 from evert.agents.cookbook import CookbookAgent
-from evert.bridge.agent import Outcome
 from evert.bridge.env import ChatAgentEnv
+from evert.bridge.episode.agent import Outcome
 from evert.bridge.errors import AgentError, InvalidAgentError
 from evert.bridge.group import ChatAgentGroupBuilder
 from evert.bridge.records.record import read_records

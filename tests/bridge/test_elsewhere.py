@@ -11,10 +11,10 @@ from typing import Any
 import openai
 import pytest
 
-from evert.bridge.agent import Outcome
 from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.reply import Reply, read_reply
 from evert.bridge.chat.request import ChatRequest
+from evert.bridge.episode.agent import Outcome
 from evert.bridge.errors import AgentError, RewardError
 from evert.bridge.scripted import ScriptedPolicy
 from evert.trainers.verifiers.answered_outside import play_at

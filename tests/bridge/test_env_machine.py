@@ -48,7 +48,7 @@ from evert import (
     EpisodeEndedError,
     InvalidActionError,
 )
-from evert.bridge.episode import REFUSALS_BEFORE_ABORT
+from evert.bridge.episode.episode import REFUSALS_BEFORE_ABORT
 from evert.bridge.tokens.renderer import prompt_renderer
 from evert.bridge.turns import MAX_REFUSALS
 

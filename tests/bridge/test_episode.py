@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 from tinker_cookbook.renderers import Message
 
-from evert.bridge.agent import inspect_agent
 from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.reply import Reply
-from evert.bridge.episode import Episode
+from evert.bridge.episode.agent import inspect_agent
+from evert.bridge.episode.episode import Episode
+from evert.bridge.episode.inbox import AgentEnd, ParkedCall
 from evert.bridge.errors import (
     AgentAborted,
     AgentTimeoutError,
@@ -29,7 +30,6 @@ from evert.bridge.errors import (
 )
 from evert.bridge.faces.client import AgentClient, BlockingAgentClient
 from evert.bridge.faces.endpoint import Endpoint
-from evert.bridge.inbox import AgentEnd, ParkedCall
 from evert.bridge.off_loop import give_threads
 from evert.bridge.tokens.renderer import prompt_renderer
 

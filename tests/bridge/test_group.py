@@ -37,8 +37,8 @@ from tinker_cookbook.rl.rollouts import (
 )
 from tinker_cookbook.rl.types import Trajectory, Transition
 
-from evert.bridge.agent import NO_TASK, Outcome
 from evert.bridge.env import ChatAgentEnv
+from evert.bridge.episode.agent import NO_TASK, Outcome
 from evert.bridge.errors import (
     AgentError,
     EnvClosedError,

@@ -14,7 +14,7 @@ from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import Trajectory
 
-from evert.bridge.agent import NO_TASK, Outcome
+from evert.bridge.episode.agent import NO_TASK, Outcome
 from evert.bridge.errors import InvalidAgentError, RewardError
 from evert.bridge.group import ChatAgentGroupBuilder
 from evert.bridge.group_reward import GroupReward, PlayedGroup

@@ -29,8 +29,8 @@ from evert import (
 )
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.inbox import Inbox
-from evert.bridge.routes import Routes, read_policy_names, seat_model
+from evert.bridge.episode.inbox import Inbox
+from evert.bridge.episode.routes import Routes, read_policy_names, seat_model
 from evert.bridge.seats import seat_envs
 
 QUESTION: list[Any] = [{"role": "user", "content": "Hi"}]

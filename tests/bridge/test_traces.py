@@ -33,8 +33,9 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
 from evert import AgentClient, BlockingAgentClient, ChatAgentEnv, ProcessAgent, ScriptedPolicy
-from evert.bridge import options, tracers
+from evert.bridge import options
 from evert.bridge.chat.reply import call_id
+from evert.bridge.episode.episode import tracers
 from evert.bridge.errors import AgentError, MissingPackageError
 from evert.bridge.seats import seat_envs
 
@@ -547,7 +548,7 @@ async def agent(client):
     return 1.0
 
 asyncio.run(do_single_rollout(ScriptedPolicy(["said"]), ChatAgentEnv(agent)))
-print("evert.bridge.traces" in sys.modules, "evert.bridge.tracers" in sys.modules)
+print("evert.bridge.episode.traces" in sys.modules, "evert.bridge.episode.tracers" in sys.modules)
 """
 
 

@@ -25,7 +25,7 @@ from anyio.from_thread import BlockingPortal
 from gymnasium.envs.registration import EnvSpec
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 
-from evert.bridge.agent import Outcome
+from evert.bridge.episode.agent import Outcome
 from evert.bridge.errors import AgentError, AgentTimeoutError, EnvStateError, EvertError
 from evert.bridge.faces.client import AgentClient, BlockingAgentClient
 from evert.envs.gym import loop

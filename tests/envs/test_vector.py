@@ -26,7 +26,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
 
-from evert.bridge.agent import Outcome
+from evert.bridge.episode.agent import Outcome
 from evert.bridge.errors import AgentError
 from evert.bridge.faces.client import AgentClient, BlockingAgentClient
 from evert.envs.gym.arguments import EnvArgumentError

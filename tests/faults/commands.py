@@ -15,7 +15,7 @@ from tests.faults.scene import line
 
 from evert import ChatAgentEnv, ProcessAgent
 from evert.agents.commands import ProcessResult
-from evert.bridge.agent import NO_TASK
+from evert.bridge.episode.agent import NO_TASK
 
 PRELUDE = """
 import glob, json, os, shutil, signal, socket, subprocess, sys, time

@@ -22,7 +22,7 @@ from tinker_cookbook.rl.types import InitialObservationOverflow, Trajectory
 
 from evert import AgentError, ChatAgentEnv, ProcessAgent, ScriptedPolicy
 from evert.agents import aider, claude_code, codex, gemini_cli
-from evert.bridge.agent import NO_TASK
+from evert.bridge.episode.agent import NO_TASK
 
 FRAMEWORKS = Path(__file__).parent.parent.parent / ".frameworks"
 PROGRAMS = FRAMEWORKS / "programs"

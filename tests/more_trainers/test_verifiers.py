@@ -24,7 +24,7 @@ from verifiers_sums import TASKS as SUMS
 from verifiers_sums import agent as sums
 
 from evert import AgentError, ChatAgentEnv, Outcome, ScriptedPolicy
-from evert.bridge.agent import Agent
+from evert.bridge.episode.agent import Agent
 from evert.verifiers import VerifiersAgent
 
 LOCAL = {"runtime": {"type": "subprocess"}}

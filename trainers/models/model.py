@@ -12,7 +12,7 @@ import numpy as np
 import tinker
 from tinker_cookbook.renderers import Renderer
 
-from evert.bridge.agent import Agent
+from evert.bridge.episode.agent import Agent
 from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer
 from evert.trainers.loop.batch import Batch
 from evert.trainers.loop.rollout import rollout

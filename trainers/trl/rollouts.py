@@ -21,8 +21,8 @@ import chz
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
-from evert.bridge.agent import Agent, agent_name, inspect_agent
 from evert.bridge.env import ChatAgentEnv
+from evert.bridge.episode.agent import Agent, agent_name, inspect_agent
 from evert.bridge.errors import AgentError, InvalidAgentError, InvalidDatasetError
 from evert.bridge.group import load_agent
 from evert.bridge.import_paths import resolve

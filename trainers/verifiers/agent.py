@@ -18,7 +18,7 @@ from typing import Any
 
 import verifiers.v1 as vf
 
-from evert.bridge.agent import Outcome
+from evert.bridge.episode.agent import Outcome
 from evert.bridge.errors import InvalidDatasetError, RewardError
 from evert.bridge.faces.client import AgentClient
 from evert.bridge.faces.takeover import left_alone

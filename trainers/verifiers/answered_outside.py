@@ -8,13 +8,13 @@ from typing import Unpack
 
 from tinker_cookbook.rl.types import STOP_METRIC_PREFIX, InitialObservationOverflow
 
-from evert.bridge.agent import NO_TASK, Agent, Outcome
 from evert.bridge.chat.request import FrozenAnswer
 from evert.bridge.endings import NO_CALL, TRUNCATED
 from evert.bridge.env import ChatAgentEnv
-from evert.bridge.episode import Episode
+from evert.bridge.episode.agent import NO_TASK, Agent, Outcome
+from evert.bridge.episode.episode import Episode
+from evert.bridge.episode.inbox import Inbox
 from evert.bridge.errors import EvertError
-from evert.bridge.inbox import Inbox
 from evert.bridge.options import EnvOptions
 
 REPORT = ("lineages", "drift", "tools_offered", NO_CALL, STOP_METRIC_PREFIX)

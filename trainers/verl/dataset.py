@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evert.bridge.agent import NO_TASK
 from evert.bridge.dataset import load_tasks
+from evert.bridge.episode.agent import NO_TASK
 from evert.bridge.errors import InvalidDatasetError, repr_of
 
 TASK_PATH = "extra_info.task_json"

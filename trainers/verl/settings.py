@@ -17,7 +17,7 @@ from typing import Any
 import chz
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
-from evert.bridge.agent import Agent
+from evert.bridge.episode.agent import Agent
 from evert.bridge.group import load_agent
 from evert.bridge.limits import SequenceLimits
 from evert.bridge.options import EnvOptions

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Self
 from tinker_cookbook.rl.rollouts import _run_rollout_sync
 from tinker_cookbook.rl.types import TrajectoryGroup
 
-from evert.bridge.agent import agent_name
+from evert.bridge.episode.agent import agent_name
 from evert.bridge.errors import repr_of
 from evert.bridge.group import ChatAgentGroupBuilder
 from evert.trainers.workers.crew import ANSWER_SECONDS, Crew, Worker, WorkerLost

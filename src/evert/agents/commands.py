@@ -26,7 +26,7 @@ from typing import IO, Any, TypeAlias
 import psutil
 
 from evert.agents import supervisor
-from evert.bridge.agent import NO_TASK
+from evert.bridge.episode.agent import NO_TASK
 from evert.bridge.errors import CommandError, InvalidAgentError
 from evert.bridge.redaction import LONGEST_KEY, redacted_end
 

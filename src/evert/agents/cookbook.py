@@ -32,7 +32,7 @@ from tinker_cookbook.rl.types import (
 )
 
 from evert.agents.listening_renderer import HeardRenderer
-from evert.bridge.agent import NO_TASK, Outcome
+from evert.bridge.episode.agent import NO_TASK, Outcome
 from evert.bridge.errors import InvalidAgentError, UnsupportedPromptError, repr_of
 from evert.bridge.faces.client import AgentClient, ask, renderer_of
 

@@ -20,9 +20,9 @@ from tinker_cookbook.renderers.base import Message, ToolCall
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
-from evert.bridge.agent import inspect_agent
 from evert.bridge.chat.reply import Reply
-from evert.bridge.episode import Episode
+from evert.bridge.episode.agent import inspect_agent
+from evert.bridge.episode.episode import Episode
 from evert.bridge.faces.bodies import MAX_DEPTH
 from evert.bridge.faces.endpoint import Answer, Call, Endpoint
 from evert.bridge.tokens.renderer import prompt_renderer

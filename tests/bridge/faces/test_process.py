@@ -35,7 +35,7 @@ from evert import (
 )
 from evert.agents.commands import ProcessResult
 from evert.agents.supervisor import KEPT_OUTPUT
-from evert.bridge.agent import NO_TASK
+from evert.bridge.episode.agent import NO_TASK
 from evert.bridge.errors import InvalidAgentError, RewardError
 
 ASK = """

@@ -26,7 +26,7 @@ from evert import (
     ScriptedPolicy,
     read_records,
 )
-from evert.bridge.agent import NO_TASK, Agent
+from evert.bridge.episode.agent import NO_TASK, Agent
 from evert.bridge.errors import RecordError
 from evert.bridge.tokens.token_log import flatten
 

@@ -21,22 +21,22 @@ from contextlib import AsyncExitStack
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from evert.bridge.agent import AgentForm
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest, FrozenAnswer
+from evert.bridge.episode.agent import AgentForm
+from evert.bridge.episode.inbox import AgentEnd, Inbox, ParkedCall
+from evert.bridge.episode.refusals import Refusals
+from evert.bridge.episode.routes import Routes
+from evert.bridge.episode.seeds import Draws
 from evert.bridge.errors import (
     AgentAborted,
     BlockingCallError,
     EnvClosedError,
     EpisodeEndedError,
 )
-from evert.bridge.inbox import AgentEnd, Inbox, ParkedCall
-from evert.bridge.refusals import Refusals
-from evert.bridge.routes import Routes
-from evert.bridge.seeds import Draws
 
 if TYPE_CHECKING:
-    from evert.bridge.traces import Trace
+    from evert.bridge.episode.traces import Trace
 
 REFUSALS_BEFORE_ABORT = 3
 """Calls made after the end before an agent that goes on calling gets ``AgentAborted``."""

@@ -16,8 +16,8 @@ from fnmatch import fnmatchcase
 
 from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.request import FrozenAnswer
+from evert.bridge.episode.inbox import Inbox
 from evert.bridge.errors import InvalidModelError
-from evert.bridge.inbox import Inbox
 
 DEFAULT_POLICY_NAME = "policy"
 """What the policy is called when nobody names it."""

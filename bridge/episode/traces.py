@@ -31,14 +31,14 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
-from evert.bridge.agent import AgentForm
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.episode import Episode, Life
-from evert.bridge.inbox import AgentEnd
+from evert.bridge.episode.agent import AgentForm
+from evert.bridge.episode.episode import Episode, Life
+from evert.bridge.episode.inbox import AgentEnd
+from evert.bridge.episode.routes import UNKNOWN
+from evert.bridge.episode.tracers import Tracing, tracing_to
 from evert.bridge.redaction import redacted, redacted_tree
-from evert.bridge.routes import UNKNOWN
-from evert.bridge.tracers import Tracing, tracing_to
 
 CHAT: dict[str, AttributeValue] = {
     "gen_ai.operation.name": "chat",
