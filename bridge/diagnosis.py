@@ -11,7 +11,7 @@ from tinker_cookbook.rl.types import Logs, Metrics
 
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.drift import Break
+from evert.bridge.conversations.drift import Break
 from evert.bridge.redaction import redacted
 
 CALLER = "caller"

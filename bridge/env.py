@@ -1,7 +1,7 @@
 """``ChatAgentEnv``: an agent function as a ``tinker_cookbook.rl.types.Env``.
 
 The Env starts the agent (``episode.py``), hands out its first call as the observation
-(``lineage.py``), gives it the reply that ``step`` brings (``turns.py``), and so on to its end
+(``matching.py``), gives it the reply that ``step`` brings (``turns.py``), and so on to its end
 (``endings.py``). This file is the face that trainers and users see.
 """
 
@@ -27,9 +27,9 @@ from tinker_cookbook.rl.types import (
 )
 
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.conversation import Conversation
+from evert.bridge.conversations.conversation import Conversation
+from evert.bridge.conversations.drift import Drift
 from evert.bridge.diagnosis import CALLER, LINEAGE, drift_logs
-from evert.bridge.drift import Drift
 from evert.bridge.endings import IDLE, NO_CALL, Ending
 from evert.bridge.episode.agent import NO_TASK, Agent, inspect_agent
 from evert.bridge.episode.episode import Episode

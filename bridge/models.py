@@ -24,8 +24,8 @@ from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.messages import read_message
 from evert.bridge.chat.reply import Reply, read_reply
 from evert.bridge.chat.request import ChatRequest, FrozenAnswer
+from evert.bridge.conversations.matching import ConversationBook
 from evert.bridge.errors import InvalidModelError
-from evert.bridge.lineage import ConversationBook
 from evert.bridge.remote import RemoteModel, check_no_prefill, new_call_ids
 from evert.bridge.tokens.actions import read_action
 from evert.bridge.tokens.images import Images

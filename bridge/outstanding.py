@@ -6,8 +6,8 @@ from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.rl.types import Observation
 
 from evert.bridge.ahead import Begun
-from evert.bridge.conversation import Conversation
-from evert.bridge.drift import Break
+from evert.bridge.conversations.conversation import Conversation
+from evert.bridge.conversations.drift import Break
 from evert.bridge.episode.inbox import ParkedCall
 from evert.bridge.limits import response_limit
 from evert.bridge.options import EnvSettings

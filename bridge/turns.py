@@ -25,12 +25,12 @@ from tinker_cookbook.rl.types import (
 )
 
 from evert.bridge.chat.reply import Reply
+from evert.bridge.conversations.matching import ConversationBook
 from evert.bridge.endings import PEER_STOPPED, Account, Ending
 from evert.bridge.episode.episode import Episode, Life
 from evert.bridge.episode.inbox import AgentEnd, Inbox, ParkedCall
 from evert.bridge.errors import AgentError, AgentTimeoutError, EnvClosedError, EnvStateError
 from evert.bridge.limits import prompt_limit
-from evert.bridge.lineage import ConversationBook
 from evert.bridge.options import EnvSettings
 from evert.bridge.outstanding import Outstanding
 from evert.bridge.overlap import Overlap

@@ -30,6 +30,7 @@ from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.fields import json_object
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
+from evert.bridge.conversations.matching import count_tokens
 from evert.bridge.dialects.anthropic_messages import AnthropicMessages
 from evert.bridge.dialects.chat_completions import ChatCompletions
 from evert.bridge.dialects.dialect import Dialect
@@ -46,7 +47,6 @@ from evert.bridge.errors import (
     InvalidAgentError,
 )
 from evert.bridge.faces.bodies import LONG_BODY, read_body
-from evert.bridge.lineage import count_tokens
 from evert.bridge.off_loop import off_loop
 from evert.bridge.tokens.renderer import PromptRenderer
 

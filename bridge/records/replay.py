@@ -16,7 +16,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.differences import in_field, in_messages, shortened, words
+from evert.bridge.conversations.differences import in_field, in_messages, shortened, words
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.episode.agent import NO_TASK, Agent
 from evert.bridge.errors import ReplayError

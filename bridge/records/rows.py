@@ -20,7 +20,7 @@ from tinker_cookbook.rl.rollout_logging import serialize_rollout_summaries
 from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup, Transition
 
 from evert.bridge.chat.messages import as_fields, read_tools
-from evert.bridge.differences import reply_message
+from evert.bridge.conversations.differences import reply_message
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.episode.agent import NO_TASK, agent_name
 from evert.bridge.errors import repr_of

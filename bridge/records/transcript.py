@@ -8,7 +8,7 @@ from typing import Any
 
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.conversation import Conversation, Point
+from evert.bridge.conversations.conversation import Conversation, Point
 
 
 @dataclass(frozen=True, slots=True)

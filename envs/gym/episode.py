@@ -22,7 +22,7 @@ from tinker_cookbook.rl.types import (
 
 from evert.bridge.chat.messages import as_fields
 from evert.bridge.chat.reply import Reply
-from evert.bridge.conversation import Conversation
+from evert.bridge.conversations.conversation import Conversation
 from evert.bridge.dialects.chat_completions import completion
 from evert.bridge.endings import TRUNCATED
 from evert.bridge.env import ChatAgentEnv

@@ -20,11 +20,11 @@ from tinker_cookbook.renderers import Message, Renderer
 from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.messages import read_message, read_tools
 from evert.bridge.chat.request import ChatRequest
+from evert.bridge.conversations.matching import ConversationBook
 from evert.bridge.dialects import chat_completions
 from evert.bridge.episode.agent import inspect_agent
 from evert.bridge.episode.episode import Episode
 from evert.bridge.faces.endpoint import Answer, Endpoint
-from evert.bridge.lineage import ConversationBook
 from evert.bridge.tokens.renderer import PromptRenderer
 
 

@@ -31,7 +31,7 @@ from tests.bridge.injection.shapes import (
 )
 
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.lineage import ConversationBook, count_tokens
+from evert.bridge.conversations.matching import ConversationBook, count_tokens
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Tool message missing"),

@@ -37,12 +37,12 @@ from evert.bridge.chat.bad_requests import bad_request, refuse
 from evert.bridge.chat.keys import key_as_reply
 from evert.bridge.chat.messages import as_fields, read_message, read_tools
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.conversation import Conversation, Point, keep
-from evert.bridge.differences import in_field, in_messages, reply_message
-from evert.bridge.drift import Break, Drift, Met
-from evert.bridge.echoes import follow_echoes
+from evert.bridge.conversations.completed_calls import follow_echoes
+from evert.bridge.conversations.conversation import Conversation, Point, keep
+from evert.bridge.conversations.differences import in_field, in_messages, reply_message
+from evert.bridge.conversations.drift import Break, Drift, Met
+from evert.bridge.conversations.prefix_tree import START, Index, Speaker
 from evert.bridge.errors import RendererMismatchError
-from evert.bridge.index import START, Index, Speaker
 from evert.bridge.tokens.images import Images
 from evert.bridge.tokens.loop_budget import check_text
 from evert.bridge.tokens.prompt_limit import ANY_LENGTH, PromptLimit

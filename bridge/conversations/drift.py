@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Message, TextPart
 
-from evert.bridge.index import Speaker
+from evert.bridge.conversations.prefix_tree import Speaker
 from evert.bridge.tokens.renderer import PromptRenderer
 from evert.bridge.tokens.token_log import FlatPrompt
 
 
 class Drift(StrEnum):
-    """The causes (see ``lineage.py``)."""
+    """The causes (see ``matching.py``)."""
 
     TEMPLATE = "template"
     RETOKENISED = "retokenised"

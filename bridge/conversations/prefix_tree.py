@@ -18,7 +18,7 @@ from tinker_cookbook.renderers.base import Message, ToolCall
 from evert.bridge.chat.keys import Key, _call_names, key_as_reply, key_without_ids, message_key
 
 if TYPE_CHECKING:
-    from evert.bridge.conversation import Point
+    from evert.bridge.conversations.conversation import Point
 
 START = 0
 """The place before every message."""

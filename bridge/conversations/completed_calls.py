@@ -18,7 +18,7 @@ from tinker_cookbook.renderers.base import Message, ToolCall
 from evert.bridge.chat.keys import key_as_reply, reply_key
 from evert.bridge.chat.messages import read_message
 from evert.bridge.chat.reply import Reply
-from evert.bridge.index import START, Index
+from evert.bridge.conversations.prefix_tree import START, Index
 from evert.bridge.tokens.renderer import PromptRenderer
 
 

@@ -23,9 +23,9 @@ from evert.bridge.chat.bad_requests import context_length_exceeded, refuse
 from evert.bridge.chat.formats import ReplyFormat
 from evert.bridge.chat.messages import read_message
 from evert.bridge.chat.reply import Reply
-from evert.bridge.drift import Drift, drift_of
-from evert.bridge.echoes import is_completed
-from evert.bridge.index import START, Index, Speaker
+from evert.bridge.conversations.completed_calls import is_completed
+from evert.bridge.conversations.drift import Drift, drift_of
+from evert.bridge.conversations.prefix_tree import START, Index, Speaker
 from evert.bridge.tokens.loop_budget import check_tokens
 from evert.bridge.tokens.prompt_limit import ANY_LENGTH, PromptLimit
 from evert.bridge.tokens.renderer import PromptRenderer
