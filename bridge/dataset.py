@@ -22,13 +22,13 @@ from evert.bridge.errors import AdvantagesError, InvalidDatasetError, repr_of
 from evert.bridge.group import Batch, ChatAgentGroupBuilder, GroupOptions
 from evert.bridge.group_reward import GroupReward
 from evert.bridge.import_paths import resolve
+from evert.bridge.models.remote import RemoteModel
+from evert.bridge.models.tinker_model import TinkerModel, context_length_here
 from evert.bridge.opponents import Opponents
 from evert.bridge.options import EnvOptions
 from evert.bridge.records.recorder import Recorder
-from evert.bridge.remote import RemoteModel
 from evert.bridge.sampler_log import SamplerLog
 from evert.bridge.tokens.bases import BASE_MODEL, BASE_RENDERER, model_renderer
-from evert.bridge.weights import TinkerModel, context_length_here
 
 
 class AgentDataset(RLDataset):

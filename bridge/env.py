@@ -39,7 +39,7 @@ from evert.bridge.faces import takeover
 from evert.bridge.faces.client import AgentClient, BlockingAgentClient
 from evert.bridge.faces.endpoint import Endpoint
 from evert.bridge.limits import LiveLimits
-from evert.bridge.models import frozen_models
+from evert.bridge.models.frozen import frozen_models
 from evert.bridge.off_loop import give_threads
 from evert.bridge.options import EnvOptions, own_options, settings_of
 from evert.bridge.outstanding import Outstanding

@@ -31,7 +31,7 @@ from evert.bridge.episode.seeds import seed_of
 from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
 from evert.bridge.group_reward import GroupReward, PlayedGroup, further_rewards
 from evert.bridge.import_paths import resolve
-from evert.bridge.models import FrozenModel
+from evert.bridge.models.frozen import FrozenModel
 from evert.bridge.options import EnvOptions
 from evert.bridge.pieces import put_in_pieces
 from evert.bridge.records.recorder import Recorder

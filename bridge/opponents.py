@@ -23,8 +23,8 @@ from typing import TypeAlias
 
 from tinker_cookbook.checkpoint_utils import load_checkpoints_file
 
-from evert.bridge.models import FrozenModel
-from evert.bridge.weights import TinkerModel
+from evert.bridge.models.frozen import FrozenModel
+from evert.bridge.models.tinker_model import TinkerModel
 
 Opponents: TypeAlias = Callable[[Sequence[str], int, int, int], Mapping[str, FrozenModel]]
 """From the names of the seats, the step, the task's number and the group's seed to the seats that

@@ -20,7 +20,7 @@ from evert.bridge.episode.agent import Agent, agent_name, unwrapped
 from evert.bridge.episode.routes import DEFAULT_POLICY_NAME, read_policy_names
 from evert.bridge.errors import InvalidAgentError, MissingPackageError
 from evert.bridge.limits import MIN_CONTEXT
-from evert.bridge.models import MODEL_TIMEOUT, FrozenModel
+from evert.bridge.models.frozen import MODEL_TIMEOUT, FrozenModel
 
 
 class EnvOptions(TypedDict, total=False):
@@ -65,7 +65,7 @@ class EnvSettings:
             gets the text as it is, and the transition is marked with ``parse_error``.
         context_overflow_reward: Added when an episode ends because its prompt grew too long.
         close_timeout: Seconds that ``close`` waits for the agent, twice.
-        models: Models that the agent may call beside the policy, by name (``models.py``).
+        models: Models that the agent may call beside the policy, by name (``frozen.py``).
         model_timeout: Seconds in which one of these has to reply; else the call is a 400 (code
             ``model_timeout``). A ``RemoteModel`` has a timeout of its own. None: for ever.
         format_retries: How often a reply is asked for again that is not as ``response_format`` or

@@ -42,7 +42,7 @@ from evert.bridge.errors import (
     RewardError,
     text_of,
 )
-from evert.bridge.models import FrozenModel
+from evert.bridge.models.frozen import FrozenModel
 from evert.bridge.options import EnvOptions
 
 T = TypeVar("T")

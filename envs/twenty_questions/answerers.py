@@ -30,7 +30,7 @@ from evert.envs.twenty_questions.questions import QuestionParser, mentions
 if TYPE_CHECKING:
     from tinker_cookbook.renderers import Renderer
 
-    from evert.bridge.models import FrozenModel
+    from evert.bridge.models.frozen import FrozenModel
 
 
 class Answerer(Protocol):
@@ -155,7 +155,7 @@ class ModelAnswerer:
     def __init__(
         self, model: "FrozenModel", *, renderer: "Renderer | None" = None, attempts: int = 3
     ) -> None:
-        from evert.bridge.models import frozen_models
+        from evert.bridge.models.frozen import frozen_models
         from evert.bridge.tokens.renderer import prompt_renderer
 
         self._ask = frozen_models({"answerer": model}, "", prompt_renderer(renderer))["answerer"]

@@ -22,7 +22,7 @@ from evert.envs.twenty_questions.questions import QuestionParser
 if TYPE_CHECKING:
     from tinker_cookbook.renderers import Renderer
 
-    from evert.bridge.models import FrozenModel
+    from evert.bridge.models.frozen import FrozenModel
 
 LONGEST_RESULT = 1500
 """Characters of a result that the player sees."""
@@ -98,7 +98,7 @@ class ModelSearch:
     )
 
     def __init__(self, model: "FrozenModel", *, renderer: "Renderer | None" = None) -> None:
-        from evert.bridge.models import frozen_models
+        from evert.bridge.models.frozen import frozen_models
         from evert.bridge.tokens.renderer import prompt_renderer
 
         self._ask = frozen_models({"search": model}, "", prompt_renderer(renderer))["search"]

@@ -37,6 +37,8 @@ from evert.bridge.faces.client import BlockingAgentClient as BlockingAgentClient
 from evert.bridge.group import ChatAgentGroupBuilder as ChatAgentGroupBuilder
 from evert.bridge.group_reward import PlayedGroup as PlayedGroup
 from evert.bridge.judging import judge_group as judge_group
+from evert.bridge.models.remote import RemoteModel as RemoteModel
+from evert.bridge.models.tinker_model import TinkerModel as TinkerModel
 from evert.bridge.opponents import Against as Against
 from evert.bridge.opponents import League as League
 from evert.bridge.parallel import ParallelRollouts as ParallelRollouts
@@ -47,12 +49,10 @@ from evert.bridge.records.record import read_records as read_records
 from evert.bridge.records.recorder import Recorder as Recorder
 from evert.bridge.records.replay import ReplayPolicy as ReplayPolicy
 from evert.bridge.records.replay import replay as replay
-from evert.bridge.remote import RemoteModel as RemoteModel
 from evert.bridge.scripted import ScriptedPolicy as ScriptedPolicy
 from evert.bridge.sequences import TokenSequence as TokenSequence
 from evert.bridge.sequences import sequences as sequences
 from evert.bridge.tokens.logprobs import SampledTokens as SampledTokens
-from evert.bridge.weights import TinkerModel as TinkerModel
 from evert.envs.games import Game as Game
 from evert.envs.games import GameError as GameError
 from evert.envs.gym.arguments import EnvArgumentError as EnvArgumentError

@@ -21,9 +21,9 @@ from evert.bridge.chat.reply import read_reply
 from evert.bridge.errors import EvertError, InvalidModelError
 from evert.bridge.group import ChatAgentGroupBuilder
 from evert.bridge.judging import judge_group, read_ranking
-from evert.bridge.remote import RemoteModel
+from evert.bridge.models.remote import RemoteModel
+from evert.bridge.models.tinker_model import TinkerModel
 from evert.bridge.scripted import ScriptedPolicy
-from evert.bridge.weights import TinkerModel
 from evert.trainers.engine.engine import embedded_engine
 
 

@@ -31,7 +31,7 @@ from evert import (
     ScriptedPolicy,
 )
 from evert.bridge.errors import AgentError, InvalidModelError
-from evert.bridge.remote import RemoteModel
+from evert.bridge.models.remote import RemoteModel
 from evert.bridge.tokens.bases import BASE_MODEL
 
 HELLO: Any = [{"role": "user", "content": "Hello?"}]

@@ -22,9 +22,9 @@ import tinker
 from tinker.proto import tinker_public_pb2 as wire
 
 from evert import TinkerModel
-from evert.bridge import servers
-from evert.bridge.servers import address_of, complete_client, is_hosted
-from evert.bridge.weights import open_weights
+from evert.bridge.models.frozen import older_servers
+from evert.bridge.models.older_servers import address_of, complete_client, is_hosted
+from evert.bridge.models.tinker_model import open_weights
 
 SEQUENCE = wire.SampledSequence(
     stop_reason=wire.STOP_REASON_LENGTH,
@@ -116,9 +116,9 @@ def _nothing_is_completed_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINKER_TELEMETRY", "0")
     monkeypatch.setattr(servers, "_completed", set())
     ask = tinker.SamplingClient._send_asample_request
-    load = getattr(tinker.ServiceClient, servers.LOAD)
+    load = getattr(tinker.ServiceClient, older_servers.LOAD)
     monkeypatch.setattr(tinker.SamplingClient, "_send_asample_request", ask)  # put back at the end
-    monkeypatch.setattr(tinker.ServiceClient, servers.LOAD, load)
+    monkeypatch.setattr(tinker.ServiceClient, older_servers.LOAD, load)
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ async def test_a_frozen_model_of_such_a_server_is_sampled(server: StandIn) -> No
 def test_a_worker_completes_the_client_that_it_was_sent(server: StandIn) -> None:
     code = """
 import pickle, sys, tinker
-from evert.bridge.servers import address_of, complete_client
+from evert.bridge.models.older_servers import address_of, complete_client
 client = pickle.load(sys.stdin.buffer)
 complete_client(address_of(client))
 prompt, params = tinker.ModelInput.from_ints([1, 2]), tinker.SamplingParams(max_tokens=2)
@@ -253,7 +253,7 @@ def test_the_hosted_service_is_never_touched(base_url: str | None) -> None:
     complete_client(base_url)
 
     assert tinker.SamplingClient._send_asample_request is ask
-    assert not servers._completed
+    assert not older_servers._completed
 
 
 def test_only_the_hosted_services_own_domain_is_taken_for_it() -> None:

@@ -19,8 +19,8 @@ import tinker
 import torch
 from tinker_cookbook import tokenizer_utils
 
+from evert.bridge.models.tinker_model import TinkerModel, open_weights
 from evert.bridge.tokens.bases import BASE_RENDERER, model_renderer
-from evert.bridge.weights import TinkerModel, open_weights
 from evert.trainers.cli import main
 from evert.trainers.engine.engine import embedded_engine
 from evert.trainers.engine.models.pictures import PictureReader

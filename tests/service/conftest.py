@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import tinker
 
-from evert.bridge.servers import complete_client
+from evert.bridge.models.older_servers import complete_client
 
 KEY = "tml-any"
 

@@ -25,9 +25,9 @@ import chz
 import tinker
 
 from evert.bridge.group import load_agent
+from evert.bridge.models.remote import RemoteModel
 from evert.bridge.options import EnvOptions
 from evert.bridge.redaction import redacted
-from evert.bridge.remote import RemoteModel
 from evert.bridge.tokens.bases import BASES, model_renderer
 from evert.trainers.command import run_async
 from evert.trainers.evaluation.episodes import Player

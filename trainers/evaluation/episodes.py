@@ -26,13 +26,13 @@ from evert.bridge.dialogue import dialogue
 from evert.bridge.endings import NO_CALL
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import EvertError
+from evert.bridge.models.tinker_model import TinkerModel
 from evert.bridge.opponents import Opponents
 from evert.bridge.options import EnvOptions
 from evert.bridge.parallel import do_parallel_rollout
 from evert.bridge.records.recorder import Recorder
 from evert.bridge.redaction import redacted
 from evert.bridge.seats import episode_envs, with_opponents
-from evert.bridge.weights import TinkerModel
 from evert.trainers.runs.failures import (
     WRONG_NAME,
     Failure,

@@ -10,7 +10,7 @@ from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWith
 
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import EvertError
-from evert.bridge.remote import RemoteModel
+from evert.bridge.models.remote import RemoteModel
 from evert.bridge.tokens.logprobs import remembering
 from evert.bridge.tokens.renderer import prompt_renderer
 from evert.bridge.tokens.token_log import Chunk, flatten

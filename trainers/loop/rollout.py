@@ -25,11 +25,11 @@ from evert.bridge.episode.seeds import seed_of
 from evert.bridge.errors import AgentError, EvertError, InvalidDatasetError
 from evert.bridge.group import ChatAgentGroupBuilder
 from evert.bridge.group_reward import GroupReward
+from evert.bridge.models.tinker_model import context_length_here
 from evert.bridge.options import EnvOptions
 from evert.bridge.parallel import do_parallel_rollout
 from evert.bridge.records.recorder import Recorder
 from evert.bridge.tokens.bases import model_renderer
-from evert.bridge.weights import context_length_here
 from evert.trainers.evaluation.episodes import together
 from evert.trainers.evaluation.policies import SeededPolicy
 from evert.trainers.loop.batch import Batch, Played

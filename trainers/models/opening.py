@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import tinker
 
 from evert.bridge.errors import InvalidModelError
-from evert.bridge.servers import complete_client
+from evert.bridge.models.older_servers import complete_client
+from evert.bridge.models.tinker_model import context_length_of
 from evert.bridge.tokens.bases import model_renderer
-from evert.bridge.weights import context_length_of
 from evert.trainers.models.model import Model
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from evert.bridge.servers import complete_client
+from evert.bridge.models.older_servers import complete_client
 from evert.bridge.tokens.bases import BASES
 from evert.bridge.tokens.pretrained import register_folder
 from evert.trainers.runs.settings import RecipeError, TrainSettings
@@ -145,7 +145,7 @@ def context_of(settings: TrainSettings) -> int | None:
     """
     import tinker
 
-    from evert.bridge.weights import context_length_of
+    from evert.bridge.models.tinker_model import context_length_of
 
     if settings.context_length is not None:
         return settings.context_length

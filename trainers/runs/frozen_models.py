@@ -26,9 +26,9 @@ from evert.trainers.runs.fields import RecipeError
 from evert.trainers.runs.named_models import NamedEndpoint, NamedServer, NamedWeights, find_model
 
 if TYPE_CHECKING:
-    from evert.bridge.models import FrozenModel
-    from evert.bridge.remote import RemoteModel
-    from evert.bridge.weights import TinkerModel
+    from evert.bridge.models.frozen import FrozenModel
+    from evert.bridge.models.remote import RemoteModel
+    from evert.bridge.models.tinker_model import TinkerModel
 
 
 @chz.chz
@@ -100,8 +100,8 @@ def _split(key: str) -> tuple[str, str]:
 def _read(
     name: str, text: str, options: Mapping[str, Any], base_url: str | None
 ) -> "RemoteModel | TinkerModel":
-    from evert.bridge.remote import RemoteModel
-    from evert.bridge.weights import TinkerModel
+    from evert.bridge.models.remote import RemoteModel
+    from evert.bridge.models.tinker_model import TinkerModel
 
     if text.startswith("<"):
         raise RecipeError(
@@ -163,7 +163,7 @@ def in_words(given: Mapping[str, Any]) -> str:
 
 def hosts_of(models: "Mapping[str, FrozenModel]") -> tuple[str, ...]:
     """Hosts of the endpoints among the models, which the embedded engine has to let through."""
-    from evert.bridge.remote import RemoteModel
+    from evert.bridge.models.remote import RemoteModel
 
     endpoints = [model for model in models.values() if isinstance(model, RemoteModel)]
     return tuple(host for each in endpoints if (host := urlsplit(each.base_url).hostname))
@@ -171,7 +171,7 @@ def hosts_of(models: "Mapping[str, FrozenModel]") -> tuple[str, ...]:
 
 def needs_engine(models: "Mapping[str, FrozenModel]") -> bool:
     """Whether some of the models are weights that an engine samples."""
-    from evert.bridge.weights import TinkerModel
+    from evert.bridge.models.tinker_model import TinkerModel
 
     return any(isinstance(model, TinkerModel) for model in models.values())
 
@@ -184,8 +184,8 @@ def check_frozen(models: "Mapping[str, FrozenModel]", *, embedded: bool) -> None
         ModelNotFoundError: There is no such folder.
         InvalidModelError: No renderer was named for a model that the Cookbook does not know.
     """
+    from evert.bridge.models.tinker_model import TinkerModel
     from evert.bridge.tokens.bases import renderer_name_of
-    from evert.bridge.weights import TinkerModel
     from evert.trainers.engine.models.base_models import resolve_model
 
     for name, model in models.items():

@@ -16,9 +16,9 @@ from evert.trainers.runs.frozen_models import frozen_models
 from evert.trainers.runs.settings import TrainSettings, renderer_of
 
 if TYPE_CHECKING:
-    from evert.bridge.models import FrozenModel
+    from evert.bridge.models.frozen import FrozenModel
+    from evert.bridge.models.tinker_model import TinkerModel
     from evert.bridge.opponents import Against, League
-    from evert.bridge.weights import TinkerModel
 
 
 def league(settings: TrainSettings, folder: Path) -> "League | None":
@@ -69,8 +69,8 @@ def opponent(
     Raises:
         EvertError: There is no such opponent.
     """
+    from evert.bridge.models.tinker_model import TinkerModel
     from evert.bridge.opponents import Against
-    from evert.bridge.weights import TinkerModel
 
     if not name:
         return None

@@ -15,7 +15,7 @@ import tinker
 from tinker import types
 from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 
-from evert.bridge.sampling_ranges import out_of_range
+from evert.bridge.models.sampling_ranges import out_of_range
 from evert.trainers.engine.errors import SamplingRequestError
 from evert.trainers.serving.connection import KEPT_ALIVE, KEPT_BY_OURS, ask
 from evert.trainers.serving.errors import NotServedError

@@ -41,8 +41,8 @@ from evert.bridge.faces.connections import (
     whole,
 )
 from evert.bridge.faces.endpoint import Answer
+from evert.bridge.models.tinker_model import context_length_here
 from evert.bridge.off_loop import off_loop
-from evert.bridge.weights import context_length_here
 from evert.trainers.engine.errors import EngineClosedError, SamplingRequestError
 from evert.trainers.engine.models.encoding import one_at_a_time
 from evert.trainers.serving.client import ServedSamplingClient

@@ -23,7 +23,7 @@ import numpy as np
 import orjson
 from tinker import types
 
-from evert.bridge.sampling_ranges import RANGES
+from evert.bridge.models.sampling_ranges import RANGES
 from evert.trainers.engine.errors import SamplingRequestError
 from evert.trainers.serving.errors import UnfitServerError
 

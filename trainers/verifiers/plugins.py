@@ -22,7 +22,7 @@ import verifiers.v1 as vf
 from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
 from evert.bridge.group import load_agent
 from evert.bridge.import_paths import resolve
-from evert.bridge.remote import RemoteModel
+from evert.bridge.models.remote import RemoteModel
 from evert.trainers.verifiers.answered_outside import play_at
 
 

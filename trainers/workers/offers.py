@@ -13,7 +13,7 @@ from typing import Any
 
 import tinker
 
-from evert.bridge.weights import TinkerModel, open_weights
+from evert.bridge.models.tinker_model import TinkerModel, open_weights
 from evert.trainers.engine.clients.sampling_client import SamplingClient
 from evert.trainers.engine.network import allowed_hosts
 from evert.trainers.serving.service import PolicyService

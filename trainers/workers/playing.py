@@ -13,8 +13,8 @@ from typing import Any
 from tinker_cookbook.rl.rollouts import do_group_rollout_and_filter_constant_reward
 from tinker_cookbook.rl.types import TrajectoryGroup
 
-from evert.bridge.servers import address_of, complete_client
-from evert.bridge.weights import hand_in
+from evert.bridge.models.older_servers import address_of, complete_client
+from evert.bridge.models.tinker_model import hand_in
 from evert.trainers.engine.network import no_network
 from evert.trainers.workers.errors import WorkerError
 from evert.trainers.workers.travel import Outcome, PackedError, Parcel, pack, unpack

@@ -25,8 +25,8 @@ from tinker_cookbook.rl.types import TrajectoryGroup
 
 from evert.bridge.errors import EvertError, text_of
 from evert.bridge.group import ChatAgentGroupBuilder
+from evert.bridge.models.tinker_model import TinkerModel
 from evert.bridge.tokens.pretrained import register_folder
-from evert.bridge.weights import TinkerModel
 from evert.trainers.workers.errors import WorkerError
 
 MOST_CAUSES = 8

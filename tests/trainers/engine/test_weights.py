@@ -21,8 +21,8 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import ChatAgentEnv, ScriptedPolicy, TinkerModel, embedded_engine
 from evert.bridge.errors import InvalidModelError
+from evert.bridge.models.tinker_model import OpenWeights, context_length_of, open_weights
 from evert.bridge.tokens.bases import base_tokenizer, model_renderer
-from evert.bridge.weights import OpenWeights, context_length_of, open_weights
 from evert.trainers.engine.engine import Engine
 from evert.trainers.engine.errors import CheckpointError
 

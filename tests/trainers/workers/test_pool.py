@@ -26,9 +26,9 @@ from tests.trainers.workers.conftest import dies_once, play, rewards, says_task
 from evert.bridge.errors import AgentError
 from evert.bridge.group import ChatAgentGroupBuilder
 from evert.bridge.judging import judge_group
+from evert.bridge.models.tinker_model import TinkerModel
 from evert.bridge.records.record import read_records
 from evert.bridge.records.recorder import Recorder
-from evert.bridge.weights import TinkerModel
 from evert.trainers.engine.engine import Engine, embedded_engine
 from evert.trainers.workers import playing
 from evert.trainers.workers.errors import LostGroupError, WorkerError

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tinker import types
 
-from evert.bridge.sampling_ranges import out_of_range
+from evert.bridge.models.sampling_ranges import out_of_range
 from evert.trainers.engine.errors import EngineClosedError, SamplingRequestError
 from evert.trainers.engine.models.pictures import Picture
 from evert.trainers.engine.sampling.drawing import make_stops, stream_key

@@ -20,8 +20,8 @@ from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWith
 
 from evert.bridge.chat.bad_requests import context_length_exceeded
 from evert.bridge.errors import InvalidModelError
-from evert.bridge.sampling_ranges import out_of_range
-from evert.bridge.servers import complete_client
+from evert.bridge.models.older_servers import complete_client
+from evert.bridge.models.sampling_ranges import out_of_range
 from evert.bridge.tokens.bases import model_renderer
 from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer
 

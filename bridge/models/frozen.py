@@ -26,13 +26,13 @@ from evert.bridge.chat.reply import Reply, read_reply
 from evert.bridge.chat.request import ChatRequest, FrozenAnswer
 from evert.bridge.conversations.matching import ConversationBook
 from evert.bridge.errors import InvalidModelError
-from evert.bridge.remote import RemoteModel, check_no_prefill, new_call_ids
+from evert.bridge.models.remote import RemoteModel, check_no_prefill, new_call_ids
+from evert.bridge.models.tinker_model import MAX_TOKENS, FrozenSampler, TinkerModel, open_weights
 from evert.bridge.tokens.actions import read_action
 from evert.bridge.tokens.images import Images
 from evert.bridge.tokens.logprobs import unavailable, with_logprobs
 from evert.bridge.tokens.loop_budget import LongTexts
 from evert.bridge.tokens.renderer import PromptRenderer
-from evert.bridge.weights import MAX_TOKENS, FrozenSampler, TinkerModel, open_weights
 
 MODEL_TIMEOUT = 600.0
 """Seconds in which a frozen model has to reply, where nobody says otherwise."""
