@@ -18,7 +18,7 @@ from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.fields import read_object
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.dialects.chat_completions import FIELDS, completion, read
+from evert.bridge.clients.dialects.chat_completions import FIELDS, completion, read
 from evert.bridge.episode.agent import reward_of
 from evert.bridge.faces.endpoint import Endpoint
 from evert.bridge.faces.sdks import open_genai, open_sdk
@@ -218,7 +218,7 @@ class AsyncChat(_Chat):
         """Ask the policy; the arguments are those of OpenAI's chat completions.
 
         Suspends the agent until the trainer has sampled. Which fields count is written in
-        ``evert.bridge.dialects.chat_completions``.
+        ``evert.bridge.clients.dialects.chat_completions``.
 
         Raises:
             openai.BadRequestError: The request cannot be served as it is, or the prompt is too

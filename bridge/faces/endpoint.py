@@ -30,12 +30,12 @@ from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.fields import json_object
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
+from evert.bridge.clients.dialects.anthropic import AnthropicMessages
+from evert.bridge.clients.dialects.chat_completions import ChatCompletions
+from evert.bridge.clients.dialects.dialect import Dialect
+from evert.bridge.clients.dialects.gemini import STATUSES, Gemini, method_of
+from evert.bridge.clients.dialects.responses import Responses
 from evert.bridge.conversations.matching import count_tokens
-from evert.bridge.dialects.anthropic_messages import AnthropicMessages
-from evert.bridge.dialects.chat_completions import ChatCompletions
-from evert.bridge.dialects.dialect import Dialect
-from evert.bridge.dialects.gemini import STATUSES, Gemini, method_of
-from evert.bridge.dialects.responses import Responses
 from evert.bridge.episode.episode import Episode
 from evert.bridge.episode.inbox import Inbox
 from evert.bridge.episode.routes import seat_model

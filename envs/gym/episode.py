@@ -22,8 +22,8 @@ from tinker_cookbook.rl.types import (
 
 from evert.bridge.chat.messages import as_fields
 from evert.bridge.chat.reply import Reply
+from evert.bridge.clients.dialects.chat_completions import completion
 from evert.bridge.conversations.conversation import Conversation
-from evert.bridge.dialects.chat_completions import completion
 from evert.bridge.endings import TRUNCATED
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import EnvStateError

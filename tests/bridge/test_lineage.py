@@ -37,10 +37,10 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from evert.bridge.chat.reply import Reply, read_reply
 from evert.bridge.chat.request import ChatRequest
+from evert.bridge.clients.dialects.chat_completions import completion
 from evert.bridge.conversations.conversation import Conversation
 from evert.bridge.conversations.drift import Drift
 from evert.bridge.conversations.matching import ConversationBook
-from evert.bridge.dialects.chat_completions import completion
 from evert.bridge.tokens.actions import read_action
 from evert.bridge.tokens.bases import default_renderer
 from evert.bridge.tokens.prompt_limit import PromptLimit

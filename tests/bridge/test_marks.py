@@ -13,7 +13,7 @@ from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
-from evert.bridge.dialects.gemini import method_of
+from evert.bridge.clients.dialects.gemini import method_of
 from evert.bridge.tokens.parse_guard import check_marks
 from evert.bridge.tokens.renderer import PromptRenderer
 

@@ -24,7 +24,7 @@ from tinker_cookbook.renderers.base import Message, ToolCall, UnparsedToolCall
 
 from evert.bridge.chat.messages import ROLES, as_fields, read_message, read_tools
 from evert.bridge.chat.reply import Reply, call_id, read_reply
-from evert.bridge.dialects.chat_completions import completion
+from evert.bridge.clients.dialects.chat_completions import completion
 from evert.bridge.tokens.bases import default_renderer
 
 CALL = {"id": "call-1", "type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}}

@@ -27,10 +27,10 @@ from tinker_cookbook.renderers.base import Message, TextPart, ThinkingPart, Tool
 from evert.bridge.chat.messages import read_message, read_tools
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
+from evert.bridge.clients.dialects.chat_completions import completion
 from evert.bridge.conversations.conversation import Conversation
 from evert.bridge.conversations.drift import Drift
 from evert.bridge.conversations.matching import ConversationBook
-from evert.bridge.dialects.chat_completions import completion
 from evert.bridge.tokens.actions import read_action
 from evert.bridge.tokens.renderer import PromptRenderer
 from evert.bridge.tokens.token_log import FlatPrompt, flatten

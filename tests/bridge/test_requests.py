@@ -35,7 +35,7 @@ from evert.bridge.chat.fields import (
 )
 from evert.bridge.chat.formats import ReplyFormat
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.dialects import anthropic_messages, chat_completions, gemini, responses
+from evert.bridge.clients.dialects import anthropic, chat_completions, gemini, responses
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -337,7 +337,7 @@ async def test_the_native_handle_is_strict_about_names_and_says_how_to_stream() 
 SECTIONS = {
     "Chat completions": chat_completions.FIELDS,
     "Responses": responses.FIELDS,
-    "Anthropic's messages": anthropic_messages.FIELDS,
+    "Anthropic's messages": anthropic.FIELDS,
     "Gemini's generateContent": gemini.FIELDS,
     "Gemini's generationConfig": gemini.CONFIG_FIELDS,
 }

@@ -21,7 +21,7 @@ from tinker_cookbook.renderers.base import Message, ToolCall
 from evert.bridge.chat.formats import ANY_OBJECT, ReplyFormat
 from evert.bridge.chat.reply import FinishReason, Reply
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.dialects.chat_completions import FIELDS, ChatCompletions, completion, read
+from evert.bridge.clients.dialects.chat_completions import FIELDS, ChatCompletions, completion, read
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
 
-from evert.bridge.dialects.events import DELTA_LENGTH, deltas, named_events, unnamed_events
+from evert.bridge.clients.dialects.events import DELTA_LENGTH, deltas, named_events, unnamed_events
 
 TEXTS = st.text(st.characters(exclude_categories=()), max_size=100)
 

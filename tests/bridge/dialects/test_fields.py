@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from evert.bridge.chat.formats import ANY_OBJECT, ReplyFormat
-from evert.bridge.dialects.fields import forced_tools, read_flag, read_format
+from evert.bridge.clients.dialects.fields import forced_tools, read_flag, read_format
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
 

@@ -19,7 +19,7 @@ from google.genai import types
 from evert.bridge.chat.formats import ANY_VALUE, ReplyFormat
 from evert.bridge.chat.reply import Reply, TokenLogprob
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.dialects.gemini import CONFIG_FIELDS, FIELDS, Gemini
+from evert.bridge.clients.dialects.gemini import CONFIG_FIELDS, FIELDS, Gemini
 
 MakeReply = Callable[..., Reply]
 MakeBody = Callable[..., dict[str, Any]]

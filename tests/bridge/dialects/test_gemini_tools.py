@@ -16,7 +16,7 @@ import pytest
 from pydantic import BaseModel
 
 from evert.bridge.chat.schemas import first_error
-from evert.bridge.dialects.gemini_tools import (
+from evert.bridge.clients.dialects.gemini_tools import (
     CallIds,
     json_schema,
     read_calling,

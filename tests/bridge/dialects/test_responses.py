@@ -21,8 +21,8 @@ from openai.types.responses import Response
 from evert.bridge.chat.formats import ANY_OBJECT, ReplyFormat
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.dialects.responses import FIELDS, Responses
-from evert.bridge.dialects.responses_tools import HOSTED_TOOLS
+from evert.bridge.clients.dialects.responses import FIELDS, Responses
+from evert.bridge.clients.dialects.responses_tools import HOSTED_TOOLS
 
 MakeReply = Callable[..., Reply]
 

@@ -20,8 +20,8 @@ from tinker_cookbook.renderers import Message, Renderer
 from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.messages import read_message, read_tools
 from evert.bridge.chat.request import ChatRequest
+from evert.bridge.clients.dialects import chat_completions
 from evert.bridge.conversations.matching import ConversationBook
-from evert.bridge.dialects import chat_completions
 from evert.bridge.episode.agent import inspect_agent
 from evert.bridge.episode.episode import Episode
 from evert.bridge.faces.endpoint import Answer, Endpoint

@@ -22,9 +22,9 @@ from tinker_cookbook.renderers.base import Message, TextPart, ThinkingPart, Tool
 
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
+from evert.bridge.clients.dialects.anthropic import AnthropicMessages
+from evert.bridge.clients.dialects.chat_completions import completion
 from evert.bridge.conversations.matching import ConversationBook
-from evert.bridge.dialects.anthropic_messages import AnthropicMessages
-from evert.bridge.dialects.chat_completions import completion
 from evert.bridge.tokens.actions import read_action
 from evert.bridge.tokens.renderer import PromptRenderer
 

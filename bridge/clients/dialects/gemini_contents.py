@@ -11,7 +11,7 @@ from typing import Any
 
 from evert.bridge.chat.bad_requests import malformed, unexpected
 from evert.bridge.chat.fields import is_absent
-from evert.bridge.dialects.gemini_tools import read_fields
+from evert.bridge.clients.dialects.gemini_tools import read_fields
 
 _PARTS = (
     "a part with text, a functionCall, a functionResponse, or an image. Other media, code and the "

@@ -30,9 +30,9 @@ from evert.bridge.chat.fields import (
 )
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.dialects.dialect import Dialect
-from evert.bridge.dialects.events import deltas, text_deltas, unnamed_events
-from evert.bridge.dialects.fields import (
+from evert.bridge.clients.dialects.dialect import Dialect
+from evert.bridge.clients.dialects.events import deltas, text_deltas, unnamed_events
+from evert.bridge.clients.dialects.fields import (
     field_policy,
     forced_tools,
     read_flag,

@@ -6,7 +6,7 @@ from typing import Any
 
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.dialects.events import named_events
+from evert.bridge.clients.dialects.events import named_events
 
 
 class Dialect(ABC):

@@ -18,16 +18,16 @@ from evert.bridge.chat.fields import (
 )
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.dialects.dialect import Dialect
-from evert.bridge.dialects.events import deltas, text_deltas
-from evert.bridge.dialects.fields import (
+from evert.bridge.clients.dialects.dialect import Dialect
+from evert.bridge.clients.dialects.events import deltas, text_deltas
+from evert.bridge.clients.dialects.fields import (
     field_policy,
     forced_tools,
     read_flag,
     read_format_field,
     written_logprobs,
 )
-from evert.bridge.dialects.responses_tools import read_call, read_tools, write_call
+from evert.bridge.clients.dialects.responses_tools import read_call, read_tools, write_call
 
 FIELDS = field_policy("responses")
 """Of every request field (``fields.toml``)."""

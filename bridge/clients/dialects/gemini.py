@@ -22,11 +22,11 @@ from evert.bridge.chat.fields import (
 from evert.bridge.chat.formats import ANY_VALUE, ReplyFormat
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.dialects.dialect import Dialect
-from evert.bridge.dialects.events import bare_events, text_deltas
-from evert.bridge.dialects.fields import field_policy, read_flag, read_format
-from evert.bridge.dialects.gemini_contents import read_contents, read_system
-from evert.bridge.dialects.gemini_tools import (
+from evert.bridge.clients.dialects.dialect import Dialect
+from evert.bridge.clients.dialects.events import bare_events, text_deltas
+from evert.bridge.clients.dialects.fields import field_policy, read_flag, read_format
+from evert.bridge.clients.dialects.gemini_contents import read_contents, read_system
+from evert.bridge.clients.dialects.gemini_tools import (
     CallIds,
     json_schema,
     read_calling,

@@ -13,7 +13,7 @@ from typing import Any
 
 from evert.bridge.chat.bad_requests import malformed, unexpected
 from evert.bridge.chat.fields import is_absent, read_tool_list
-from evert.bridge.dialects.fields import forced_tools
+from evert.bridge.clients.dialects.fields import forced_tools
 
 _MODES = ("MODE_UNSPECIFIED", "AUTO", "VALIDATED", "ANY", "NONE")
 

@@ -21,9 +21,14 @@ from evert.bridge.chat.fields import (
 )
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.dialects.dialect import Dialect
-from evert.bridge.dialects.events import deltas
-from evert.bridge.dialects.fields import field_policy, forced_tools, read_flag, read_format_field
+from evert.bridge.clients.dialects.dialect import Dialect
+from evert.bridge.clients.dialects.events import deltas
+from evert.bridge.clients.dialects.fields import (
+    field_policy,
+    forced_tools,
+    read_flag,
+    read_format_field,
+)
 
 FIELDS = field_policy("anthropic_messages")
 """Of every request field (``fields.toml``)."""
