@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from google.genai import Client as GenaiClient
     from openai import AsyncOpenAI, OpenAI
 
-    from evert.bridge.faces.server import Address
+    from evert.bridge.clients.http.server import Address
 
 
 class _Handle:
@@ -123,7 +123,7 @@ class _Handle:
             OSError: The interface cannot be listened on.
             EnvClosedError, EpisodeEndedError: The episode is over.
         """
-        from evert.bridge.faces.server import serve
+        from evert.bridge.clients.http.server import serve
 
         return serve(self._endpoint, host)
 

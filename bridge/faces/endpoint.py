@@ -35,6 +35,7 @@ from evert.bridge.clients.dialects.chat_completions import ChatCompletions
 from evert.bridge.clients.dialects.dialect import Dialect
 from evert.bridge.clients.dialects.gemini import STATUSES, Gemini, method_of
 from evert.bridge.clients.dialects.responses import Responses
+from evert.bridge.clients.http.bodies import LONG_BODY, read_body
 from evert.bridge.conversations.matching import count_tokens
 from evert.bridge.episode.episode import Episode
 from evert.bridge.episode.inbox import Inbox
@@ -46,7 +47,6 @@ from evert.bridge.errors import (
     EvertError,
     InvalidAgentError,
 )
-from evert.bridge.faces.bodies import LONG_BODY, read_body
 from evert.bridge.off_loop import off_loop
 from evert.bridge.tokens.renderer import PromptRenderer
 

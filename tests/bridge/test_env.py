@@ -50,7 +50,7 @@ from evert import (
     RewardError,
     ScriptedPolicy,
 )
-from evert.bridge.faces import server
+from evert.bridge.clients.http import server
 from evert.bridge.tokens.renderer import prompt_renderer
 from evert.bridge.tokens.token_log import loop_budget
 

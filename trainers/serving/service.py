@@ -29,7 +29,7 @@ import tinker
 from aiohttp import web
 from tinker import types
 
-from evert.bridge.faces.connections import (
+from evert.bridge.clients.http.connections import (
     LOOPBACK,
     Connection,
     Connections,

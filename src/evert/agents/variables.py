@@ -11,7 +11,7 @@ import site
 from collections.abc import Mapping
 from pathlib import Path
 
-from evert.bridge.faces.server import Address
+from evert.bridge.clients.http.server import Address
 from evert.bridge.redaction import is_secret
 
 HARMLESS = """

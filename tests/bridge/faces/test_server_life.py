@@ -30,8 +30,8 @@ import pytest
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import AgentClient, ChatAgentEnv, EnvClosedError, EpisodeEndedError, ScriptedPolicy
-from evert.bridge.faces import server
-from evert.bridge.faces.server import Address
+from evert.bridge.clients.http import server
+from evert.bridge.clients.http.server import Address
 from evert.bridge.tokens.renderer import prompt_renderer
 
 ROOT = Path(__file__).parents[3]

@@ -24,9 +24,9 @@ import pytest
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
-from evert.bridge.faces import connections, server
-from evert.bridge.faces.connections import Connections
-from evert.bridge.faces.server import Address
+from evert.bridge.clients.http import connections, server
+from evert.bridge.clients.http.connections import Connections
+from evert.bridge.clients.http.server import Address
 
 ROOT = Path(__file__).parents[3]
 QUESTION = [{"role": "user", "content": "Hi"}]

@@ -14,9 +14,9 @@ import pytest
 import torch
 from aiohttp import web
 
+from evert.bridge.clients.http.connections import send, whole
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import InvalidAgentError, InvalidDatasetError, InvalidModelError
-from evert.bridge.faces.connections import send, whole
 from evert.bridge.tokens.bases import base_path, base_tokenizer
 from evert.trainers.arguments import UsageError
 from evert.trainers.engine.clients.sampling_client import SamplingClient, model_client

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from evert.bridge.faces.bodies import LONG_BODY
+from evert.bridge.clients.http.bodies import LONG_BODY
 from evert.bridge.faces.endpoint import Answer, failure
 from evert.bridge.off_loop import off_loop
 

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from evert.bridge.chat.reply import Reply
-from evert.bridge.errors import AgentAborted
-from evert.bridge.faces import connections
-from evert.bridge.faces.bodies import LONG_BODY
-from evert.bridge.faces.connections import (
+from evert.bridge.clients.http import connections
+from evert.bridge.clients.http.bodies import LONG_BODY
+from evert.bridge.clients.http.connections import (
     Connection,
     being_read,
     body_of,
@@ -27,6 +26,7 @@ from evert.bridge.faces.connections import (
     send,
     whole,
 )
+from evert.bridge.errors import AgentAborted
 from evert.bridge.faces.endpoint import EVENTS, REFUSALS, Answer, Call, Endpoint, failure
 from evert.bridge.off_loop import off_loop
 

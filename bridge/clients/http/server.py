@@ -26,9 +26,8 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from evert.bridge.episode.episode import check_running
-from evert.bridge.faces.calls import Calls
-from evert.bridge.faces.connections import (
+from evert.bridge.clients.http.calls import Calls
+from evert.bridge.clients.http.connections import (
     ACCEPTED_AT_ONCE,
     LOOPBACK,
     Connections,
@@ -36,6 +35,7 @@ from evert.bridge.faces.connections import (
     send,
     whole,
 )
+from evert.bridge.episode.episode import check_running
 from evert.bridge.faces.endpoint import Answer, Endpoint, failure
 
 logger = logging.getLogger(__name__)
