@@ -42,8 +42,8 @@ from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
-from evert.bridge.faces.endpoint import Answer
-from evert.bridge.faces.transport import response_for
+from evert.bridge.clients.endpoint import Answer
+from evert.bridge.clients.httpx_transport import response_for
 from evert.bridge.tokens.bases import default_renderer
 
 SYSTEM = "You are a player in a game of questions. Ask one question at a time, and keep it short."

@@ -48,11 +48,11 @@ from tinker_cookbook.rl.types import Action, ActionExtra, Env, StepResult
 
 from evert import AgentClient, ChatAgentEnv
 from evert.bridge.chat.reply import Reply
+from evert.bridge.clients.endpoint import Endpoint
 from evert.bridge.episode.agent import inspect_agent
 from evert.bridge.episode.episode import Episode
 from evert.bridge.episode.inbox import ParkedCall
 from evert.bridge.episode.tracers import flush, tracing_to
-from evert.bridge.faces.endpoint import Endpoint
 from evert.bridge.tokens.bases import default_renderer
 from evert.bridge.tokens.renderer import prompt_renderer
 from evert.envs.guess_number import SYSTEM_PROMPT, judge

@@ -27,6 +27,9 @@ from tinker_cookbook.rl.types import (
 )
 
 from evert.bridge.chat.request import ChatRequest
+from evert.bridge.clients import takeover
+from evert.bridge.clients.client import AgentClient, BlockingAgentClient
+from evert.bridge.clients.endpoint import Endpoint
 from evert.bridge.conversations.conversation import Conversation
 from evert.bridge.conversations.drift import Drift
 from evert.bridge.diagnosis import CALLER, LINEAGE, drift_logs
@@ -35,9 +38,6 @@ from evert.bridge.episode.agent import NO_TASK, Agent, inspect_agent
 from evert.bridge.episode.episode import Episode
 from evert.bridge.episode.inbox import Inbox
 from evert.bridge.errors import EnvStateError
-from evert.bridge.faces import takeover
-from evert.bridge.faces.client import AgentClient, BlockingAgentClient
-from evert.bridge.faces.endpoint import Endpoint
 from evert.bridge.limits import LiveLimits
 from evert.bridge.models.frozen import frozen_models
 from evert.bridge.off_loop import give_threads

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from evert.envs.games import Game
 
 if TYPE_CHECKING:
-    from evert.bridge.faces.client import AgentClient
+    from evert.bridge.clients.client import AgentClient
 
 GAME = Game(
     "evert/GuessNumber-v0",

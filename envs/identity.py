@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from evert.envs.games import Game
 
 if TYPE_CHECKING:
-    from evert.bridge.faces.client import AgentClient
+    from evert.bridge.clients.client import AgentClient
 
 GAME = Game(
     "evert/Identity-v0",

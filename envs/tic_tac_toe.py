@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from evert.envs.games import Game
 
 if TYPE_CHECKING:
-    from evert.bridge.faces.client import AgentClient
+    from evert.bridge.clients.client import AgentClient
 
 GAME = Game(
     "evert/TicTacToe-v0",

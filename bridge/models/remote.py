@@ -52,7 +52,7 @@ class RemoteModel:
         """
         import openai
 
-        from evert.bridge.faces.takeover import left_alone
+        from evert.bridge.clients.takeover import left_alone
 
         check_no_prefill(request, "a RemoteModel")
         fields: dict[str, Any] = {

@@ -23,7 +23,7 @@ from evert.envs.gym_games.observations import in_words
 from evert.envs.gym_games.prompt import prompt_of
 
 if TYPE_CHECKING:
-    from evert.bridge.faces.client import AgentClient
+    from evert.bridge.clients.client import AgentClient
 
 Describe: TypeAlias = Callable[[Any, dict[str, Any], "gymnasium.Env[Any, Any]"], str]
 """From an observation, its info and the environment to what the policy is told."""

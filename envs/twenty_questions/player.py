@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
 
+from evert.bridge.clients.client import AgentClient, BlockingAgentClient
 from evert.bridge.episode.agent import Outcome
-from evert.bridge.faces.client import AgentClient, BlockingAgentClient
 from evert.envs.twenty_questions.answerers import Answerer, KnowledgeAnswerer
 from evert.envs.twenty_questions.game import NOTHING_ASKED, Game, Rules, Search, question_of
 from evert.envs.twenty_questions.measures import measures

@@ -3,6 +3,8 @@ from evert import agents as agents
 from evert.agents.cookbook import CookbookAgent as CookbookAgent
 from evert.agents.process import ProcessAgent as ProcessAgent
 from evert.bridge.check import check_env as check_env
+from evert.bridge.clients.client import AgentClient as AgentClient
+from evert.bridge.clients.client import BlockingAgentClient as BlockingAgentClient
 from evert.bridge.credit import Group as Group
 from evert.bridge.curriculum import Curriculum as Curriculum
 from evert.bridge.curriculum import Sampler as Sampler
@@ -32,8 +34,6 @@ from evert.bridge.errors import ReplayError as ReplayError
 from evert.bridge.errors import RewardError as RewardError
 from evert.bridge.errors import UnsupportedPromptError as UnsupportedPromptError
 from evert.bridge.explain import explain as explain
-from evert.bridge.faces.client import AgentClient as AgentClient
-from evert.bridge.faces.client import BlockingAgentClient as BlockingAgentClient
 from evert.bridge.group import ChatAgentGroupBuilder as ChatAgentGroupBuilder
 from evert.bridge.group_reward import PlayedGroup as PlayedGroup
 from evert.bridge.judging import judge_group as judge_group

@@ -25,6 +25,7 @@ from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.types import ActionExtra, StepResult
 
 from evert.bridge.check import DEFAULT_REPLIES, check_env
+from evert.bridge.clients.client import AgentClient, BlockingAgentClient
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.episode.agent import Outcome
 from evert.bridge.errors import (
@@ -35,7 +36,6 @@ from evert.bridge.errors import (
     InvalidAgentError,
     RewardError,
 )
-from evert.bridge.faces.client import AgentClient, BlockingAgentClient
 from evert.bridge.tokens.bases import default_renderer
 from evert.envs.guess_number import guess_number_agent
 from evert.envs.identity import identity_agent

@@ -19,6 +19,8 @@ from tinker_cookbook.renderers import Message
 
 from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.reply import Reply
+from evert.bridge.clients.client import AgentClient, BlockingAgentClient
+from evert.bridge.clients.endpoint import Endpoint
 from evert.bridge.episode.agent import inspect_agent
 from evert.bridge.episode.episode import Episode
 from evert.bridge.episode.inbox import AgentEnd, ParkedCall
@@ -28,8 +30,6 @@ from evert.bridge.errors import (
     EnvClosedError,
     EpisodeEndedError,
 )
-from evert.bridge.faces.client import AgentClient, BlockingAgentClient
-from evert.bridge.faces.endpoint import Endpoint
 from evert.bridge.off_loop import give_threads
 from evert.bridge.tokens.renderer import prompt_renderer
 

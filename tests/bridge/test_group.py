@@ -37,6 +37,7 @@ from tinker_cookbook.rl.rollouts import (
 )
 from tinker_cookbook.rl.types import Trajectory, Transition
 
+from evert.bridge.clients.client import AgentClient, BlockingAgentClient
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.episode.agent import NO_TASK, Outcome
 from evert.bridge.errors import (
@@ -46,7 +47,6 @@ from evert.bridge.errors import (
     InvalidDatasetError,
     RewardError,
 )
-from evert.bridge.faces.client import AgentClient, BlockingAgentClient
 from evert.bridge.group import (
     Batch,
     ChatAgentGroupBuilder,

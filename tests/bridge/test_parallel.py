@@ -40,9 +40,9 @@ from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 from tinker_cookbook.rl.types import EnvGroupBuilder, StopReason, Trajectory, Transition
 
 from evert.bridge.ahead import Ahead, shortened
+from evert.bridge.clients.client import AgentClient, BlockingAgentClient
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import AgentError
-from evert.bridge.faces.client import AgentClient, BlockingAgentClient
 from evert.bridge.group import ChatAgentGroupBuilder
 from evert.bridge.parallel import ParallelRollouts, do_parallel_rollout
 from evert.bridge.scripted import ScriptedPolicy

@@ -25,9 +25,9 @@ from anyio.from_thread import BlockingPortal
 from gymnasium.envs.registration import EnvSpec
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 
+from evert.bridge.clients.client import AgentClient, BlockingAgentClient
 from evert.bridge.episode.agent import Outcome
 from evert.bridge.errors import AgentError, AgentTimeoutError, EnvStateError, EvertError
-from evert.bridge.faces.client import AgentClient, BlockingAgentClient
 from evert.envs.gym import loop
 from evert.envs.gym.arguments import EnvArgumentError
 from evert.envs.gym.env import AgentGymEnv

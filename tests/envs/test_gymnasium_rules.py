@@ -21,7 +21,7 @@ import pytest
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 
-from evert.bridge.faces.client import AgentClient
+from evert.bridge.clients.client import AgentClient
 from evert.envs.games import games
 from evert.envs.gym.env import LEVELS, AgentGymEnv
 from evert.envs.gym.spaces import AnyText

@@ -19,8 +19,8 @@ import gymnasium
 import pytest
 from gymnasium.envs.registration import EnvSpec
 
+from evert.bridge.clients.client import AgentClient, BlockingAgentClient
 from evert.bridge.errors import EvertError, InvalidAgentError, InvalidDatasetError
-from evert.bridge.faces.client import AgentClient, BlockingAgentClient
 from evert.bridge.tokens.bases import default_renderer
 from evert.envs.games import games
 from evert.envs.gym.env import AgentGymEnv

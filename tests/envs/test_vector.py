@@ -26,9 +26,9 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
 
+from evert.bridge.clients.client import AgentClient, BlockingAgentClient
 from evert.bridge.episode.agent import Outcome
 from evert.bridge.errors import AgentError
-from evert.bridge.faces.client import AgentClient, BlockingAgentClient
 from evert.envs.gym.arguments import EnvArgumentError
 from evert.envs.gym.env import LEVELS, AgentGymEnv
 from evert.envs.gym.vector import AgentVectorEnv

@@ -37,7 +37,7 @@ from tinker_cookbook.rl.types import (
 )
 
 from evert import ChatAgentEnv, ScriptedPolicy
-from evert.bridge.faces import takeover
+from evert.bridge.clients import takeover
 from evert.bridge.tokens.renderer import prompt_renderer
 
 NOTHING = "nothing"

@@ -30,9 +30,9 @@ from tinker_cookbook.rl.types import Trajectory
 from tinker_cookbook.utils.ml_log import dump_config
 
 from evert.agents.process import ProcessAgent
+from evert.bridge.clients.client import AgentClient
 from evert.bridge.env import ChatAgentEnv
 from evert.bridge.errors import AgentError, EnvStateError, InvalidAgentError
-from evert.bridge.faces.client import AgentClient
 from evert.bridge.group import Batch, ChatAgentGroupBuilder
 from evert.bridge.scripted import ScriptedPolicy
 from evert.trainers.runs.failures import (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from evert.bridge.faces.client import AgentClient
+from evert.bridge.clients.client import AgentClient
 from evert.envs.twenty_questions.game import Game, Rules
 from evert.envs.twenty_questions.measures import measures
 from evert.envs.twenty_questions.player import (

@@ -21,7 +21,7 @@ import huggingface_hub.constants
 from tinker.lib.base_url import resolve_base_url
 from tinker.lib.internal_client_holder import InternalClientHolder
 
-from evert.bridge.faces.takeover import current_endpoint
+from evert.bridge.clients.takeover import current_endpoint
 from evert.trainers.engine.errors import NetworkRefusedError
 
 _DOORS = ("connect", "connect_ex", "sendto")

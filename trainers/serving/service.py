@@ -29,6 +29,7 @@ import tinker
 from aiohttp import web
 from tinker import types
 
+from evert.bridge.clients.endpoint import Answer
 from evert.bridge.clients.http.connections import (
     LOOPBACK,
     Connection,
@@ -40,7 +41,6 @@ from evert.bridge.clients.http.connections import (
     send,
     whole,
 )
-from evert.bridge.faces.endpoint import Answer
 from evert.bridge.models.tinker_model import context_length_here
 from evert.bridge.off_loop import off_loop
 from evert.trainers.engine.errors import EngineClosedError, SamplingRequestError

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from evert.bridge.chat.reply import Reply
+from evert.bridge.clients.endpoint import EVENTS, REFUSALS, Answer, Call, Endpoint, failure
 from evert.bridge.clients.http import connections
 from evert.bridge.clients.http.bodies import LONG_BODY
 from evert.bridge.clients.http.connections import (
@@ -27,7 +28,6 @@ from evert.bridge.clients.http.connections import (
     whole,
 )
 from evert.bridge.errors import AgentAborted
-from evert.bridge.faces.endpoint import EVENTS, REFUSALS, Answer, Call, Endpoint, failure
 from evert.bridge.off_loop import off_loop
 
 PING_EVERY = 10.0

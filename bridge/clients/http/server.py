@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
+from evert.bridge.clients.endpoint import Answer, Endpoint, failure
 from evert.bridge.clients.http.calls import Calls
 from evert.bridge.clients.http.connections import (
     ACCEPTED_AT_ONCE,
@@ -36,7 +37,6 @@ from evert.bridge.clients.http.connections import (
     whole,
 )
 from evert.bridge.episode.episode import check_running
-from evert.bridge.faces.endpoint import Answer, Endpoint, failure
 
 logger = logging.getLogger(__name__)
 

@@ -32,9 +32,9 @@ from tinker_cookbook.rl.types import (
 )
 
 from evert.agents.listening_renderer import HeardRenderer
+from evert.bridge.clients.client import AgentClient, ask, renderer_of
 from evert.bridge.episode.agent import NO_TASK, Outcome
 from evert.bridge.errors import InvalidAgentError, UnsupportedPromptError, repr_of
-from evert.bridge.faces.client import AgentClient, ask, renderer_of
 
 ENV_STOP = "env_stop/"
 """What the metric of the environment's own stop reason begins with."""

@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from evert.bridge.faces.aiohttp_transport import response_for
-from evert.bridge.faces.endpoint import EVENTS, Answer
+from evert.bridge.clients.aiohttp_transport import response_for
+from evert.bridge.clients.endpoint import EVENTS, Answer
 
 LARGE = b"data: {}\n\n" * 300_000
 

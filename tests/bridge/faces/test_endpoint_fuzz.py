@@ -21,10 +21,10 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
 from evert.bridge.chat.reply import Reply
+from evert.bridge.clients.endpoint import Answer, Call, Endpoint
 from evert.bridge.clients.http.bodies import MAX_DEPTH
 from evert.bridge.episode.agent import inspect_agent
 from evert.bridge.episode.episode import Episode
-from evert.bridge.faces.endpoint import Answer, Call, Endpoint
 from evert.bridge.tokens.renderer import prompt_renderer
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}

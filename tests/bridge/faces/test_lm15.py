@@ -25,7 +25,7 @@ from lm15.router import RouterConfig
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import AgentClient, BlockingAgentClient, ChatAgentEnv, ScriptedPolicy
-from evert.bridge.faces import takeover
+from evert.bridge.clients import takeover
 
 DIALECTS = ["openai-chat", "openai", "anthropic"]
 every_dialect = pytest.mark.parametrize("dialect", DIALECTS)

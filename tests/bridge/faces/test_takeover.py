@@ -42,7 +42,7 @@ from tinker_cookbook.rl.types import Trajectory
 
 from evert import ChatAgentEnv, EpisodeEndedError, RemoteModel, ScriptedPolicy
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.faces import takeover
+from evert.bridge.clients import takeover
 
 MODEL = "policy"
 

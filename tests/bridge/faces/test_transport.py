@@ -22,8 +22,8 @@ import pytest
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import AgentClient, BlockingAgentClient, ChatAgentEnv, ScriptedPolicy
+from evert.bridge.clients.httpx_transport import Transport
 from evert.bridge.errors import AgentAborted
-from evert.bridge.faces.transport import Transport
 
 HELLO: Any = [{"role": "user", "content": "Hello?"}]
 every_library = pytest.mark.parametrize("library", [httpx, httpx2])

@@ -26,8 +26,8 @@ from lm15.router import RouterConfig
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import AgentClient, AgentError, BlockingAgentClient, ChatAgentEnv, ScriptedPolicy
+from evert.bridge.clients import takeover
 from evert.bridge.clients.http import server
-from evert.bridge.faces import takeover
 
 HELLO: Any = [{"role": "user", "content": "Hello?"}]
 BODY = {"model": "gpt-5.2", "messages": HELLO}

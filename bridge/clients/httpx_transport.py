@@ -11,8 +11,8 @@ timeouts, which live below the transport, never fire while the trainer samples.
 import sys
 from typing import Any, Self
 
-from evert.bridge.faces.endpoint import Answer, Endpoint
-from evert.bridge.faces.lm15 import Exchange
+from evert.bridge.clients.endpoint import Answer, Endpoint
+from evert.bridge.clients.lm15_transport import Exchange
 
 ROOT_URL = "http://rollout.invalid"
 """Where SDKs believe the API is; the name can never resolve."""

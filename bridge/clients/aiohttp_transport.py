@@ -1,4 +1,4 @@
-"""The rollout's API in process, for ``aiohttp``: what ``transport.py`` is for ``httpx``.
+"""The rollout's API in process, for ``aiohttp``: what ``httpx_transport.py`` is for ``httpx``.
 
 google-genai's async calls go by aiohttp where that is installed. It has no transports to put
 another in the place of; what it lets one make are connectors. This one's wire has the answer on it
@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
-from evert.bridge.faces.endpoint import Answer
-from evert.bridge.faces.transport import ROOT_URL
+from evert.bridge.clients.endpoint import Answer
+from evert.bridge.clients.httpx_transport import ROOT_URL
 
 
 async def response_for(answer: Answer, **options: Any) -> aiohttp.ClientResponse:

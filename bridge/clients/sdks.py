@@ -9,8 +9,8 @@ import ssl
 from functools import cache
 from typing import Any
 
+from evert.bridge.clients.httpx_transport import Transport
 from evert.bridge.errors import MissingPackageError
-from evert.bridge.faces.transport import Transport
 
 
 def open_sdk(package: str, client: str, transport: Transport) -> Any:

@@ -47,9 +47,9 @@ import aiohttp
 from tinker_cookbook.completers import TinkerTokenCompleter, TokensWithLogprobs
 from yarl import URL
 
-from evert.bridge.faces import aiohttp_transport, lm15
-from evert.bridge.faces.endpoint import Endpoint
-from evert.bridge.faces.transport import Transport, response_for
+from evert.bridge.clients import aiohttp_transport, lm15_transport
+from evert.bridge.clients.endpoint import Endpoint
+from evert.bridge.clients.httpx_transport import Transport, response_for
 from evert.bridge.tokens.logprobs import remembering
 
 
@@ -265,22 +265,24 @@ def _sending(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _patch_lm15(transports: ModuleType) -> None:
     with _lock:
-        for name in lm15.TRANSPORTS:
+        for name in lm15_transport.TRANSPORTS:
             if (transport := getattr(transports, name, None)) is not None:  # of another version
                 _patch(transport, "stream", _choosing_stream)
 
 
-_lm15 = lm15.WhenImported(_patch_lm15)
+_lm15 = lm15_transport.WhenImported(_patch_lm15)
 
 
 def _choosing_stream(original: Callable[..., Any]) -> Callable[..., Any]:
     def stream(transport: Any, request: Any) -> Any:
         endpoint = current_endpoint()
-        if endpoint is None or not endpoint.is_chat(request.method, lm15.path_of(request)):
+        if endpoint is None or not endpoint.is_chat(
+            request.method, lm15_transport.path_of(request)
+        ):
             return original(transport, request)
         if endpoint.serves(request.url, request.body):
-            return lm15.Exchange(endpoint, request)
-        return lm15.PassedOn(endpoint, request, lambda: original(transport, request))
+            return lm15_transport.Exchange(endpoint, request)
+        return lm15_transport.PassedOn(endpoint, request, lambda: original(transport, request))
 
     return stream
 
