@@ -16,6 +16,7 @@ from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
 
 from evert.bridge.credit import Advantages
 from evert.bridge.curriculum import Sampler, make_sampler
+from evert.bridge.env.options import EnvOptions
 from evert.bridge.episode.agent import Agent
 from evert.bridge.episode.seeds import seed_of
 from evert.bridge.errors import AdvantagesError, InvalidDatasetError, repr_of
@@ -25,7 +26,6 @@ from evert.bridge.import_paths import resolve
 from evert.bridge.models.remote import RemoteModel
 from evert.bridge.models.tinker_model import TinkerModel, context_length_here
 from evert.bridge.opponents import Opponents
-from evert.bridge.options import EnvOptions
 from evert.bridge.records.recorder import Recorder
 from evert.bridge.sampler_log import SamplerLog
 from evert.bridge.tokens.bases import BASE_MODEL, BASE_RENDERER, model_renderer

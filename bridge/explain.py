@@ -11,7 +11,7 @@ from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.rollout_runner import stop_reason_from_metrics
 from tinker_cookbook.rl.types import STOP_METRIC_PREFIX, Trajectory, Transition
 
-from evert.bridge.diagnosis import CALLER, DRIFT, DRIFT_AT, LINEAGE
+from evert.bridge.env.tool_counts import CALLER, DRIFT, DRIFT_AT, LINEAGE
 from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer
 from evert.bridge.tokens.token_log import FlatPrompt, flatten
 

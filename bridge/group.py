@@ -25,17 +25,17 @@ from tinker_cookbook.rl.types import (
 from tinker_cookbook.utils.misc_utils import dict_mean
 
 from evert.bridge.credit import Advantages, Group, check_credit
-from evert.bridge.env import ChatAgentEnv
+from evert.bridge.env.env import ChatAgentEnv
+from evert.bridge.env.options import EnvOptions
+from evert.bridge.env.seats import SeatEnv, SeatGroup, check_seats, frozen_seats, with_opponents
 from evert.bridge.episode.agent import NO_TASK, Agent, Outcome, agent_name, inspect_agent, unwrapped
 from evert.bridge.episode.seeds import seed_of
 from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
 from evert.bridge.group_reward import GroupReward, PlayedGroup, further_rewards
 from evert.bridge.import_paths import resolve
 from evert.bridge.models.frozen import FrozenModel
-from evert.bridge.options import EnvOptions
 from evert.bridge.pieces import put_in_pieces
 from evert.bridge.records.recorder import Recorder
-from evert.bridge.seats import SeatEnv, SeatGroup, check_seats, frozen_seats, with_opponents
 
 logger = logging.getLogger(__name__)
 

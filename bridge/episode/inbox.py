@@ -24,7 +24,7 @@ from evert.bridge.chat.request import ChatRequest
 from evert.bridge.errors import AgentTimeoutError
 
 if TYPE_CHECKING:
-    from evert.bridge.outstanding import Outstanding
+    from evert.bridge.env.pending import Outstanding
 
 
 @dataclass(slots=True, eq=False)

@@ -14,14 +14,14 @@ from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.rl.types import Env, InitialObservationOverflow, Observation
 
 from evert.bridge.dataset import AgentDataset
-from evert.bridge.env import ChatAgentEnv
+from evert.bridge.env.env import ChatAgentEnv
+from evert.bridge.env.options import EnvOptions
+from evert.bridge.env.transcript import Transcript
 from evert.bridge.episode.agent import NO_TASK, Agent
 from evert.bridge.errors import InvalidDatasetError, ReplayError
 from evert.bridge.group import ChatAgentGroupBuilder, GroupOptions
-from evert.bridge.options import EnvOptions
 from evert.bridge.records.record import RolloutRecord
 from evert.bridge.records.replay import ReplayPolicy
-from evert.bridge.records.transcript import Transcript
 
 ChooseTurn = int | Callable[[RolloutRecord], int]
 """The turn to go on from, or which one it is of a record; -1 is the last."""

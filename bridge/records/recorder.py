@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 from tinker_cookbook.rl.types import Env, Metrics, Trajectory, TrajectoryGroup
 
-from evert.bridge.env import ChatAgentEnv
+from evert.bridge.env.env import ChatAgentEnv
+from evert.bridge.env.transcript import Transcript
 from evert.bridge.episode.seeds import Draws
 from evert.bridge.records.rows import Row, rollout_rows
-from evert.bridge.records.transcript import Transcript
 from evert.bridge.redaction import redacted
 
 E = TypeVar("E", bound=Env)

@@ -17,11 +17,11 @@ from tinker_cookbook.rl.types import Trajectory
 
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.conversations.differences import in_field, in_messages, shortened, words
-from evert.bridge.env import ChatAgentEnv
+from evert.bridge.env.env import ChatAgentEnv
+from evert.bridge.env.options import EnvOptions
+from evert.bridge.env.parallel import MAX_CALLS, do_parallel_rollout
 from evert.bridge.episode.agent import NO_TASK, Agent
 from evert.bridge.errors import ReplayError
-from evert.bridge.options import EnvOptions
-from evert.bridge.parallel import MAX_CALLS, do_parallel_rollout
 from evert.bridge.records.record import RolloutRecord
 from evert.bridge.records.rows import Row, as_message
 from evert.bridge.tokens.token_log import FlatPrompt, flatten

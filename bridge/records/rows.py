@@ -21,10 +21,10 @@ from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup, Transition
 
 from evert.bridge.chat.messages import as_fields, read_tools
 from evert.bridge.conversations.differences import reply_message
-from evert.bridge.env import ChatAgentEnv
+from evert.bridge.env.env import ChatAgentEnv
+from evert.bridge.env.transcript import Asked, Transcript
 from evert.bridge.episode.agent import NO_TASK, agent_name
 from evert.bridge.errors import repr_of
-from evert.bridge.records.transcript import Asked, Transcript
 from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer
 from evert.bridge.tokens.token_log import FlatPrompt, flatten
 

@@ -15,12 +15,12 @@ import gymnasium
 from gymnasium import error, spaces
 from gymnasium.utils import EzPickle
 
-from evert.bridge.env import ChatAgentEnv
+from evert.bridge.env.env import ChatAgentEnv
+from evert.bridge.env.options import EnvOptions
 from evert.bridge.episode.agent import NO_TASK, Agent, inspect_agent
 from evert.bridge.episode.seeds import seed_of
 from evert.bridge.errors import RendererMismatchError
 from evert.bridge.group import load_agent
-from evert.bridge.options import EnvOptions
 from evert.bridge.tokens.renderer import prompt_renderer
 from evert.envs.gym.arguments import (
     EnvArgumentError,

@@ -24,8 +24,8 @@ from evert.bridge.chat.messages import as_fields
 from evert.bridge.chat.reply import Reply
 from evert.bridge.clients.dialects.chat_completions import completion
 from evert.bridge.conversations.conversation import Conversation
-from evert.bridge.endings import TRUNCATED
-from evert.bridge.env import ChatAgentEnv
+from evert.bridge.env.endings import TRUNCATED
+from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.errors import EnvStateError
 from evert.bridge.tokens.renderer import PromptRenderer
 from evert.bridge.tokens.token_log import flatten, is_text

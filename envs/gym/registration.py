@@ -21,7 +21,7 @@ from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
 from evert.envs.games import games
 
 if TYPE_CHECKING:
-    from evert.bridge.options import EnvOptions
+    from evert.bridge.env.options import EnvOptions
 
 ENTRY_POINT = "evert.envs.gym.env:AgentGymEnv"
 VECTOR_ENTRY_POINT = "evert.envs.gym.vector:AgentVectorEnv"

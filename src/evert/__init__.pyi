@@ -2,7 +2,6 @@
 from evert import agents as agents
 from evert.agents.cookbook import CookbookAgent as CookbookAgent
 from evert.agents.process import ProcessAgent as ProcessAgent
-from evert.bridge.check import check_env as check_env
 from evert.bridge.clients.client import AgentClient as AgentClient
 from evert.bridge.clients.client import BlockingAgentClient as BlockingAgentClient
 from evert.bridge.credit import Group as Group
@@ -10,7 +9,10 @@ from evert.bridge.curriculum import Curriculum as Curriculum
 from evert.bridge.curriculum import Sampler as Sampler
 from evert.bridge.dataset import AgentDataset as AgentDataset
 from evert.bridge.dataset import AgentDatasetBuilder as AgentDatasetBuilder
-from evert.bridge.env import ChatAgentEnv as ChatAgentEnv
+from evert.bridge.env.check import check_env as check_env
+from evert.bridge.env.env import ChatAgentEnv as ChatAgentEnv
+from evert.bridge.env.parallel import ParallelRollouts as ParallelRollouts
+from evert.bridge.env.scripted import ScriptedPolicy as ScriptedPolicy
 from evert.bridge.episode.agent import Outcome as Outcome
 from evert.bridge.errors import AdvantagesError as AdvantagesError
 from evert.bridge.errors import AgentAborted as AgentAborted
@@ -41,7 +43,6 @@ from evert.bridge.models.remote import RemoteModel as RemoteModel
 from evert.bridge.models.tinker_model import TinkerModel as TinkerModel
 from evert.bridge.opponents import Against as Against
 from evert.bridge.opponents import League as League
-from evert.bridge.parallel import ParallelRollouts as ParallelRollouts
 from evert.bridge.records.branches import BranchDataset as BranchDataset
 from evert.bridge.records.branches import BranchEnv as BranchEnv
 from evert.bridge.records.record import RolloutRecord as RolloutRecord
@@ -49,7 +50,6 @@ from evert.bridge.records.record import read_records as read_records
 from evert.bridge.records.recorder import Recorder as Recorder
 from evert.bridge.records.replay import ReplayPolicy as ReplayPolicy
 from evert.bridge.records.replay import replay as replay
-from evert.bridge.scripted import ScriptedPolicy as ScriptedPolicy
 from evert.bridge.sequences import TokenSequence as TokenSequence
 from evert.bridge.sequences import sequences as sequences
 from evert.bridge.tokens.logprobs import SampledTokens as SampledTokens

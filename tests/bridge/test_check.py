@@ -24,9 +24,9 @@ from tinker_cookbook.renderers.qwen3 import Qwen3InstructRenderer
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.types import ActionExtra, StepResult
 
-from evert.bridge.check import DEFAULT_REPLIES, check_env
 from evert.bridge.clients.client import AgentClient, BlockingAgentClient
-from evert.bridge.env import ChatAgentEnv
+from evert.bridge.env.check import DEFAULT_REPLIES, check_env
+from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.episode.agent import Outcome
 from evert.bridge.errors import (
     AgentError,

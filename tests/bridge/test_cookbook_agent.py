@@ -45,14 +45,14 @@ from tinker_cookbook.rl.types import Env, Metrics, StepResult, Trajectory, Trans
 from tinker_cookbook.tool_use import build_agent_tool_env, simple_tool_result, tool
 
 from evert.agents.cookbook import CookbookAgent
-from evert.bridge.env import ChatAgentEnv
+from evert.bridge.env.env import ChatAgentEnv
+from evert.bridge.env.scripted import ScriptedPolicy
 from evert.bridge.episode.agent import Outcome
 from evert.bridge.errors import AgentError, InvalidAgentError
 from evert.bridge.group import ChatAgentGroupBuilder
 from evert.bridge.records.record import read_records
 from evert.bridge.records.recorder import Recorder
 from evert.bridge.records.replay import replay
-from evert.bridge.scripted import ScriptedPolicy
 from evert.bridge.tokens.bases import default_renderer
 from evert.envs.gym.registration import register_agent
 

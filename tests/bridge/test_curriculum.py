@@ -28,10 +28,10 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from evert.bridge.curriculum import Curriculum, Sampler, make_sampler
 from evert.bridge.dataset import AgentDataset, AgentDatasetBuilder
+from evert.bridge.env.scripted import ScriptedPolicy
 from evert.bridge.errors import InvalidDatasetError
 from evert.bridge.group import Batch
 from evert.bridge.sampler_log import read_sampler_log
-from evert.bridge.scripted import ScriptedPolicy
 from evert.trainers.runs.rollouts import LeaveOut
 
 FLAT, MIXED = [1.0, 1.0], [0.0, 1.0]

@@ -6,7 +6,7 @@ import pytest
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
-from evert.bridge.diagnosis import MARKUP
+from evert.bridge.env.tool_counts import MARKUP
 
 TOOLS: list[Any] = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}

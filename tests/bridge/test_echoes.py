@@ -23,7 +23,7 @@ from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
 from evert import AgentClient, ChatAgentEnv, ChatAgentGroupBuilder, ScriptedPolicy
-from evert.bridge.options import EnvOptions
+from evert.bridge.env.options import EnvOptions
 
 PARAMETERS: Any = {
     "type": "object",

@@ -14,9 +14,9 @@ import pytest
 from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.reply import Reply, read_reply
 from evert.bridge.chat.request import ChatRequest
+from evert.bridge.env.scripted import ScriptedPolicy
 from evert.bridge.episode.agent import Outcome
 from evert.bridge.errors import AgentError, RewardError
-from evert.bridge.scripted import ScriptedPolicy
 from evert.trainers.verifiers.answered_outside import play_at
 
 QUESTION: list[Any] = [{"role": "user", "content": "?"}]

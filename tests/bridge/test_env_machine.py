@@ -48,9 +48,9 @@ from evert import (
     EpisodeEndedError,
     InvalidActionError,
 )
+from evert.bridge.env.turns import MAX_REFUSALS
 from evert.bridge.episode.episode import REFUSALS_BEFORE_ABORT
 from evert.bridge.tokens.renderer import prompt_renderer
-from evert.bridge.turns import MAX_REFUSALS
 
 STEPS = int(os.environ.get("EVERT_MACHINE_STEPS", "0"))
 """How many rules are played at least; 0: those of ``RUNS`` runs, the same each time."""

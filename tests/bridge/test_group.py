@@ -38,7 +38,8 @@ from tinker_cookbook.rl.rollouts import (
 from tinker_cookbook.rl.types import Trajectory, Transition
 
 from evert.bridge.clients.client import AgentClient, BlockingAgentClient
-from evert.bridge.env import ChatAgentEnv
+from evert.bridge.env.env import ChatAgentEnv
+from evert.bridge.env.scripted import ScriptedPolicy
 from evert.bridge.episode.agent import NO_TASK, Outcome
 from evert.bridge.errors import (
     AgentError,
@@ -54,7 +55,6 @@ from evert.bridge.group import (
     require_import_path,
     sort_by_lineage,
 )
-from evert.bridge.scripted import ScriptedPolicy
 from evert.bridge.tokens.bases import default_renderer
 from evert.envs.identity import identity_agent
 

@@ -15,7 +15,7 @@ from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.types import InitialObservationOverflow
 
 from evert import AgentClient, ChatAgentEnv, InvalidAgentError, InvalidModelError
-from evert.bridge.options import EnvOptions, EnvSettings, own_options, settings_of
+from evert.bridge.env.options import EnvOptions, EnvSettings, own_options, settings_of
 
 
 async def agent(client: AgentClient) -> float:

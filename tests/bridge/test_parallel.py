@@ -39,13 +39,13 @@ from tinker_cookbook.rl.rollout_strategy import (
 from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 from tinker_cookbook.rl.types import EnvGroupBuilder, StopReason, Trajectory, Transition
 
-from evert.bridge.ahead import Ahead, shortened
 from evert.bridge.clients.client import AgentClient, BlockingAgentClient
-from evert.bridge.env import ChatAgentEnv
+from evert.bridge.env.ahead import Ahead, shortened
+from evert.bridge.env.env import ChatAgentEnv
+from evert.bridge.env.parallel import ParallelRollouts, do_parallel_rollout
+from evert.bridge.env.scripted import ScriptedPolicy
 from evert.bridge.errors import AgentError
 from evert.bridge.group import ChatAgentGroupBuilder
-from evert.bridge.parallel import ParallelRollouts, do_parallel_rollout
-from evert.bridge.scripted import ScriptedPolicy
 from evert.bridge.tokens.logprobs import SampledTokens
 
 PATIENCE = 20.0
@@ -302,7 +302,7 @@ async def test_one_by_one_calls_are_played_as_without_it(
         raise AssertionError("A call was sampled ahead of the runner.")
 
     plain = await told(FailFast())
-    monkeypatch.setattr("evert.bridge.ahead.Ahead.begin", never)
+    monkeypatch.setattr("evert.bridge.env.ahead.Ahead.begin", never)
 
     assert await told(ParallelRollouts()) == plain
 

@@ -29,9 +29,9 @@ from evert import (
 )
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
+from evert.bridge.env.seats import seat_envs
 from evert.bridge.episode.inbox import Inbox
 from evert.bridge.episode.routes import Routes, read_policy_names, seat_model
-from evert.bridge.seats import seat_envs
 
 QUESTION: list[Any] = [{"role": "user", "content": "Hi"}]
 

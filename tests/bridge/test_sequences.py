@@ -18,10 +18,10 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory, Transition
 
 from evert.bridge.clients.client import AgentClient
-from evert.bridge.env import ChatAgentEnv
+from evert.bridge.env.env import ChatAgentEnv
+from evert.bridge.env.scripted import ScriptedPolicy
 from evert.bridge.errors import UnsupportedPromptError
 from evert.bridge.group import sort_by_lineage
-from evert.bridge.scripted import ScriptedPolicy
 from evert.bridge.sequences import TokenSequence, sequences
 
 

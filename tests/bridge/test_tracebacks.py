@@ -18,7 +18,7 @@ from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.types import InitialObservationOverflow
 
 from evert.agents.process import ProcessAgent
-from evert.bridge.env import ChatAgentEnv
+from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.errors import AgentError
 from evert.bridge.tracebacks import MOST_FRAMES, agent_traceback, told
 

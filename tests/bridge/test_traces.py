@@ -33,11 +33,11 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
 from evert import AgentClient, BlockingAgentClient, ChatAgentEnv, ProcessAgent, ScriptedPolicy
-from evert.bridge import options
 from evert.bridge.chat.reply import call_id
+from evert.bridge.env.env import options
+from evert.bridge.env.seats import seat_envs
 from evert.bridge.episode.episode import tracers
 from evert.bridge.errors import AgentError, MissingPackageError
-from evert.bridge.seats import seat_envs
 
 HELLO: Any = [{"role": "user", "content": "Hello?"}]
 TOOLS: Any = [

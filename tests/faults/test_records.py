@@ -24,8 +24,8 @@ from tests.faults.records import CALL, TABLE, Damage, agent, reply, worth
 from tests.faults.scene import is_as, line
 
 from evert import ChatAgentEnv, Recorder, ScriptedPolicy, explain, read_records, replay
+from evert.bridge.env.parallel import do_parallel_rollout
 from evert.bridge.errors import EvertError, RecordError
-from evert.bridge.parallel import do_parallel_rollout
 from evert.trainers import export, rescore
 
 

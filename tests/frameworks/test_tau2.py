@@ -33,7 +33,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
 from evert import AgentError, ChatAgentEnv, ScriptedPolicy
-from evert.bridge.seats import seat_envs
+from evert.bridge.env.seats import seat_envs
 from evert.trainers.cli import main as evert_command
 
 pytestmark = pytest.mark.usefixtures("no_sockets")

@@ -31,8 +31,8 @@ from evert import (
     TinkerModel,
     embedded_engine,
 )
+from evert.bridge.env.options import EnvOptions, EnvSettings
 from evert.bridge.errors import EvertError, InvalidModelError
-from evert.bridge.options import EnvOptions, EnvSettings
 from evert.trainers.arguments import UsageError, gather
 from evert.trainers.engine.errors import ModelNotFoundError
 from evert.trainers.engine.network import network_is_refused

@@ -31,10 +31,10 @@ from tinker_cookbook.utils.ml_log import dump_config
 
 from evert.agents.process import ProcessAgent
 from evert.bridge.clients.client import AgentClient
-from evert.bridge.env import ChatAgentEnv
+from evert.bridge.env.env import ChatAgentEnv
+from evert.bridge.env.scripted import ScriptedPolicy
 from evert.bridge.errors import AgentError, EnvStateError, InvalidAgentError
 from evert.bridge.group import Batch, ChatAgentGroupBuilder
-from evert.bridge.scripted import ScriptedPolicy
 from evert.trainers.runs.failures import (
     KINDS,
     MOST_ALIKE,

@@ -24,9 +24,9 @@ from urllib.parse import urlsplit
 import chz
 import tinker
 
+from evert.bridge.env.options import EnvOptions
 from evert.bridge.group import load_agent
 from evert.bridge.models.remote import RemoteModel
-from evert.bridge.options import EnvOptions
 from evert.bridge.redaction import redacted
 from evert.bridge.tokens.bases import BASES, model_renderer
 from evert.trainers.command import run_async

@@ -23,16 +23,16 @@ from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.rl.types import Trajectory
 
 from evert.bridge.dialogue import dialogue
-from evert.bridge.endings import NO_CALL
-from evert.bridge.env import ChatAgentEnv
+from evert.bridge.env.endings import NO_CALL
+from evert.bridge.env.env import ChatAgentEnv
+from evert.bridge.env.options import EnvOptions
+from evert.bridge.env.parallel import do_parallel_rollout
+from evert.bridge.env.seats import episode_envs, with_opponents
 from evert.bridge.errors import EvertError
 from evert.bridge.models.tinker_model import TinkerModel
 from evert.bridge.opponents import Opponents
-from evert.bridge.options import EnvOptions
-from evert.bridge.parallel import do_parallel_rollout
 from evert.bridge.records.recorder import Recorder
 from evert.bridge.redaction import redacted
-from evert.bridge.seats import episode_envs, with_opponents
 from evert.trainers.runs.failures import (
     WRONG_NAME,
     Failure,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import tinker
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 
-from evert.bridge.env import ChatAgentEnv
+from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.errors import EvertError
 from evert.bridge.models.remote import RemoteModel
 from evert.bridge.tokens.logprobs import remembering

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
-from evert.bridge.diagnosis import LINEAGE
+from evert.bridge.env.tool_counts import LINEAGE
 from evert.trainers.evaluation.scores import mean_error
 from evert.trainers.reporting.metrics import HELD_OUT, TRAIN
 from evert.trainers.reporting.run import Run

@@ -109,7 +109,7 @@ def own_settings() -> dict[str, str]:
     from tinker_cookbook.rl.train import Config
 
     from evert.bridge.dataset import AgentDatasetBuilder
-    from evert.bridge.options import EnvOptions
+    from evert.bridge.env.options import EnvOptions
 
     own, theirs = chz.chz_fields(TrainSettings), chz.chz_fields(Config)
     inside = {

@@ -117,7 +117,7 @@ def running_engine(
             "model": settings.model_name, "trains": f"LoRA of rank {settings.lora_rank}",
         }  # fmt: skip
         return
-    from evert.bridge.options import collector_hosts
+    from evert.bridge.env.options import collector_hosts
     from evert.trainers.engine.engine import embedded_engine
     from evert.trainers.runs.frozen_models import frozen_models, hosts_of
     from evert.trainers.runs.tracking import wandb_hosts

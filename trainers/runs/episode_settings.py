@@ -14,8 +14,8 @@ from evert.trainers.arguments import read_settings
 from evert.trainers.runs.fields import by_path, size
 
 if TYPE_CHECKING:
+    from evert.bridge.env.options import EnvOptions
     from evert.bridge.models.frozen import FrozenModel
-    from evert.bridge.options import EnvOptions
 
 
 @chz.chz

@@ -16,7 +16,7 @@ from typing import Any
 
 from tinker_cookbook.rl.types import Trajectory
 
-from evert.bridge.endings import AGENT_ERROR, AGENT_TIMEOUT, AGENT_TRACEBACK, CUT_REPLY, NO_CALL
+from evert.bridge.env.endings import AGENT_ERROR, AGENT_TIMEOUT, AGENT_TRACEBACK, CUT_REPLY, NO_CALL
 from evert.bridge.errors import AgentError, AgentTimeoutError, RewardError
 from evert.bridge.tracebacks import agent_traceback
 

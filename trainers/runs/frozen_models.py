@@ -234,7 +234,7 @@ def check_episodes(
     Raises:
         EvertError: The agent, its seats, a model or an option cannot be used.
     """
-    from evert.bridge.seats import episode_envs
+    from evert.bridge.env.seats import episode_envs
 
     frozen = frozen_models(models)
     check_frozen(frozen, embedded=embedded)

@@ -6,7 +6,7 @@ The Cookbook asks a ``RolloutStrategy`` to play each group, which is where episo
     Accounted   any strategy, with the account of the one group that it plays
     Counted     any strategy, with the accounts of its groups told to a ``Tally``
 
-Calls that an agent makes at the same time are sampled so (``bridge/parallel.py``). What is no
+Calls that an agent makes at the same time are sampled so (``bridge/env/parallel.py``). What is no
 failure of the agent (the engine's errors, a broken reward of the group) stops the run.
 """
 
@@ -23,10 +23,10 @@ from tinker_cookbook.rl.train import Config
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RolloutError, Trajectory
 
 from evert.bridge.dialogue import dialogue
-from evert.bridge.endings import AGENT_ERROR, AGENT_TIMEOUT
-from evert.bridge.env import ChatAgentEnv
+from evert.bridge.env.endings import AGENT_ERROR, AGENT_TIMEOUT
+from evert.bridge.env.env import ChatAgentEnv
+from evert.bridge.env.parallel import ParallelRollouts, do_parallel_rollout
 from evert.bridge.group import Batch
-from evert.bridge.parallel import ParallelRollouts, do_parallel_rollout
 from evert.bridge.redaction import redacted_logs
 from evert.trainers.runs.failures import Failure, failure_of
 from evert.trainers.runs.tally import Account, Tally

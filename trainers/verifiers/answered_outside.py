@@ -9,13 +9,13 @@ from typing import Unpack
 from tinker_cookbook.rl.types import STOP_METRIC_PREFIX, InitialObservationOverflow
 
 from evert.bridge.chat.request import FrozenAnswer
-from evert.bridge.endings import NO_CALL, TRUNCATED
-from evert.bridge.env import ChatAgentEnv
+from evert.bridge.env.endings import NO_CALL, TRUNCATED
+from evert.bridge.env.env import ChatAgentEnv
+from evert.bridge.env.options import EnvOptions
 from evert.bridge.episode.agent import NO_TASK, Agent, Outcome
 from evert.bridge.episode.episode import Episode
 from evert.bridge.episode.inbox import Inbox
 from evert.bridge.errors import EvertError
-from evert.bridge.options import EnvOptions
 
 REPORT = ("lineages", "drift", "tools_offered", NO_CALL, STOP_METRIC_PREFIX)
 """What begins the names of metrics that are of an Env's tokens, and of its end."""

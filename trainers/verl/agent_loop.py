@@ -20,8 +20,8 @@ from verl.experimental.agent_loop.agent_loop import (
     AgentLoopOutput,
 )
 
-from evert.bridge.env import ChatAgentEnv
-from evert.bridge.options import EnvOptions
+from evert.bridge.env.env import ChatAgentEnv
+from evert.bridge.env.options import EnvOptions
 from evert.bridge.tokens.bases import renderer_name_of
 from evert.trainers.arguments import UsageError
 from evert.trainers.verl.dataset import task_of

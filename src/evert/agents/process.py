@@ -33,9 +33,9 @@ from evert.agents.commands import (
 from evert.agents.supervisor import remove
 from evert.agents.variables import addresses, harmless
 from evert.bridge.clients.client import AgentClient
+from evert.bridge.env.options import EnvOptions
 from evert.bridge.episode.agent import NO_TASK, Outcome
 from evert.bridge.errors import CommandError, InvalidAgentError, RewardError
-from evert.bridge.options import EnvOptions
 from evert.bridge.redaction import keep_secret, redacted_end
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from evert.agents.process import ProcessAgent, ProcessReward, ProcessSetup
-from evert.bridge.options import EnvOptions
+from evert.bridge.env.options import EnvOptions
 
 
 class ProcessOptions(TypedDict, total=False):

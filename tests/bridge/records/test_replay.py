@@ -31,8 +31,8 @@ from evert import (
     read_records,
     replay,
 )
+from evert.bridge.env.parallel import do_parallel_rollout
 from evert.bridge.errors import InvalidDatasetError
-from evert.bridge.parallel import do_parallel_rollout
 from evert.bridge.records.record import RolloutRecord
 from evert.bridge.tokens.bases import base_tokenizer
 

@@ -15,7 +15,7 @@ import torch
 from aiohttp import web
 
 from evert.bridge.clients.http.connections import send, whole
-from evert.bridge.env import ChatAgentEnv
+from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.errors import InvalidAgentError, InvalidDatasetError, InvalidModelError
 from evert.bridge.tokens.bases import base_path, base_tokenizer
 from evert.trainers.arguments import UsageError

@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 
+from evert.bridge.env.limits import MIN_CONTEXT
 from evert.bridge.episode.agent import Agent, agent_name, unwrapped
 from evert.bridge.episode.routes import DEFAULT_POLICY_NAME, read_policy_names
 from evert.bridge.errors import InvalidAgentError, MissingPackageError
-from evert.bridge.limits import MIN_CONTEXT
 from evert.bridge.models.frozen import MODEL_TIMEOUT, FrozenModel
 
 

@@ -31,12 +31,12 @@ from tinker_cookbook.rl.types import (
 )
 
 from evert.bridge.conversations.matching import ConversationBook
-from evert.bridge.diagnosis import ToolCounts
+from evert.bridge.env.limits import prompt_limit
+from evert.bridge.env.options import EnvSettings
+from evert.bridge.env.tool_counts import ToolCounts
 from evert.bridge.episode.agent import outcome_of
 from evert.bridge.episode.inbox import Inbox, Note
 from evert.bridge.errors import AgentError, AgentTimeoutError, text_of
-from evert.bridge.limits import prompt_limit
-from evert.bridge.options import EnvSettings
 from evert.bridge.redaction import redacted, redacted_logs
 from evert.bridge.tracebacks import agent_traceback, leaves, told
 

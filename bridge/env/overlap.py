@@ -11,11 +11,11 @@ What the agent notes is then of the latest reply to the task or thread that note
 
 import asyncio
 
-from evert.bridge.ahead import Ahead
-from evert.bridge.endings import Account
+from evert.bridge.env.ahead import Ahead
+from evert.bridge.env.endings import Account
+from evert.bridge.env.options import EnvSettings
+from evert.bridge.env.pending import Outstanding
 from evert.bridge.episode.inbox import ParkedCall
-from evert.bridge.options import EnvSettings
-from evert.bridge.outstanding import Outstanding
 from evert.bridge.tokens.loop_budget import LONG_TEXT
 from evert.bridge.tokens.renderer import PromptRenderer
 

@@ -26,15 +26,15 @@ from tinker_cookbook.rl.types import (
 
 from evert.bridge.chat.reply import Reply
 from evert.bridge.conversations.matching import ConversationBook
-from evert.bridge.endings import PEER_STOPPED, Account, Ending
+from evert.bridge.env.endings import PEER_STOPPED, Account, Ending
+from evert.bridge.env.limits import prompt_limit
+from evert.bridge.env.options import EnvSettings
+from evert.bridge.env.overlap import Overlap
+from evert.bridge.env.pending import Outstanding
+from evert.bridge.env.reply_policies import FormatRetries, ParseErrors, ToolBudget, Verdict
 from evert.bridge.episode.episode import Episode, Life
 from evert.bridge.episode.inbox import AgentEnd, Inbox, ParkedCall
 from evert.bridge.errors import AgentError, AgentTimeoutError, EnvClosedError, EnvStateError
-from evert.bridge.limits import prompt_limit
-from evert.bridge.options import EnvSettings
-from evert.bridge.outstanding import Outstanding
-from evert.bridge.overlap import Overlap
-from evert.bridge.reply_policies import FormatRetries, ParseErrors, ToolBudget, Verdict
 from evert.bridge.tokens.actions import Problem, read_action
 from evert.bridge.tokens.logprobs import with_logprobs
 from evert.bridge.tokens.loop_budget import LongTexts, check_tokens

@@ -32,24 +32,24 @@ from evert.bridge.clients.client import AgentClient, BlockingAgentClient
 from evert.bridge.clients.endpoint import Endpoint
 from evert.bridge.conversations.conversation import Conversation
 from evert.bridge.conversations.drift import Drift
-from evert.bridge.diagnosis import CALLER, LINEAGE, drift_logs
-from evert.bridge.endings import IDLE, NO_CALL, Ending
+from evert.bridge.env.endings import IDLE, NO_CALL, Ending
+from evert.bridge.env.limits import LiveLimits
+from evert.bridge.env.options import EnvOptions, own_options, settings_of
+from evert.bridge.env.pending import Outstanding
+from evert.bridge.env.reply_policies import ParseErrors
+from evert.bridge.env.tool_counts import CALLER, LINEAGE, drift_logs
+from evert.bridge.env.transcript import Transcript
+from evert.bridge.env.turns import Turn, Turns
 from evert.bridge.episode.agent import NO_TASK, Agent, inspect_agent
 from evert.bridge.episode.episode import Episode
 from evert.bridge.episode.inbox import Inbox
 from evert.bridge.errors import EnvStateError
-from evert.bridge.limits import LiveLimits
 from evert.bridge.models.frozen import frozen_models
 from evert.bridge.off_loop import give_threads
-from evert.bridge.options import EnvOptions, own_options, settings_of
-from evert.bridge.outstanding import Outstanding
-from evert.bridge.records.transcript import Transcript
-from evert.bridge.reply_policies import ParseErrors
 from evert.bridge.tokens.actions import token_ids
 from evert.bridge.tokens.logprobs import SampledTokens
 from evert.bridge.tokens.loop_budget import LongTexts
 from evert.bridge.tokens.renderer import prompt_renderer
-from evert.bridge.turns import Turn, Turns
 
 
 class ChatAgentEnv(Env):
@@ -64,7 +64,7 @@ class ChatAgentEnv(Env):
             ``agent_timeout``, ``on_agent_error``, ``on_truncation``, ``parse_error_policy``,
             ``context_overflow_reward``, ``close_timeout``, ``models``, ``model_timeout``,
             ``format_retries``, ``keep_completed_arguments``, ``traces``: see
-            ``evert.bridge.options``. An agent may bring some itself, as its ``env_options``.
+            ``evert.bridge.env.options``. An agent may bring some itself, as its ``env_options``.
 
     Attributes:
         agent, task, seed: As given.

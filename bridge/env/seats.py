@@ -30,7 +30,8 @@ from tinker_cookbook.rl.types import (
     StepResult,
 )
 
-from evert.bridge.env import ChatAgentEnv, new_episode
+from evert.bridge.env.env import ChatAgentEnv, new_episode
+from evert.bridge.env.options import EnvOptions
 from evert.bridge.episode.agent import NO_TASK, Agent
 from evert.bridge.episode.episode import Episode
 from evert.bridge.episode.inbox import Inbox
@@ -43,7 +44,6 @@ from evert.bridge.errors import (
     text_of,
 )
 from evert.bridge.models.frozen import FrozenModel
-from evert.bridge.options import EnvOptions
 
 T = TypeVar("T")
 
@@ -282,7 +282,7 @@ class SeatEnv(ChatAgentEnv):
         """
         raise EnvStateError(
             f"The seat {self.seat!r} has no new episode of its own: make all seats of one with "
-            "evert.bridge.seats.seat_envs, and play them at the same time."
+            "evert.bridge.env.seats.seat_envs, and play them at the same time."
         )
 
     async def _begin(self) -> tuple[Episode, Inbox]:

@@ -22,7 +22,7 @@ from typing import Any
 
 from tinker_cookbook.rl.types import ActionExtra, InitialObservationOverflow, StepResult
 
-from evert.bridge.env import ChatAgentEnv
+from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.episode.agent import Agent, agent_name
 from evert.bridge.errors import AgentError, EnvCheckError, EnvStateError, RewardError
 from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer

@@ -16,9 +16,9 @@ from tinker_cookbook.rl.rollout_strategy import FailFast, RolloutResult, Rollout
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
 
-from evert.bridge.ahead import Ahead
-from evert.bridge.endings import put_note
-from evert.bridge.env import ChatAgentEnv
+from evert.bridge.env.ahead import Ahead
+from evert.bridge.env.endings import put_note
+from evert.bridge.env.env import ChatAgentEnv
 
 MAX_CALLS = 64
 """Calls of one episode that are sampled at a time, where nothing else is said."""

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.rl.types import Observation
 
-from evert.bridge.ahead import Begun
 from evert.bridge.conversations.conversation import Conversation
 from evert.bridge.conversations.drift import Break
+from evert.bridge.env.ahead import Begun
+from evert.bridge.env.limits import response_limit
+from evert.bridge.env.options import EnvSettings
 from evert.bridge.episode.inbox import ParkedCall
-from evert.bridge.limits import response_limit
-from evert.bridge.options import EnvSettings
 from evert.bridge.tokens.renderer import PromptRenderer
 
 
