@@ -16,11 +16,11 @@ from typing import TypeAlias
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.types import Env, Metrics, Trajectory
 
-from evert.bridge.dialogue import transcript
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.seats import SeatEnv
 from evert.bridge.episode.agent import Outcome, agent_name, reward_of
 from evert.bridge.errors import InvalidAgentError, repr_of
+from evert.bridge.records.dialogue import transcript
 from evert.bridge.tokens.bases import default_renderer
 
 

@@ -35,7 +35,6 @@ from evert.bridge.errors import RendererMismatchError as RendererMismatchError
 from evert.bridge.errors import ReplayError as ReplayError
 from evert.bridge.errors import RewardError as RewardError
 from evert.bridge.errors import UnsupportedPromptError as UnsupportedPromptError
-from evert.bridge.explain import explain as explain
 from evert.bridge.group import ChatAgentGroupBuilder as ChatAgentGroupBuilder
 from evert.bridge.group_reward import PlayedGroup as PlayedGroup
 from evert.bridge.judging import judge_group as judge_group
@@ -45,13 +44,14 @@ from evert.bridge.opponents import Against as Against
 from evert.bridge.opponents import League as League
 from evert.bridge.records.branches import BranchDataset as BranchDataset
 from evert.bridge.records.branches import BranchEnv as BranchEnv
+from evert.bridge.records.explain import explain as explain
 from evert.bridge.records.record import RolloutRecord as RolloutRecord
 from evert.bridge.records.record import read_records as read_records
 from evert.bridge.records.recorder import Recorder as Recorder
 from evert.bridge.records.replay import ReplayPolicy as ReplayPolicy
 from evert.bridge.records.replay import replay as replay
-from evert.bridge.sequences import TokenSequence as TokenSequence
-from evert.bridge.sequences import sequences as sequences
+from evert.bridge.records.sequences import TokenSequence as TokenSequence
+from evert.bridge.records.sequences import sequences as sequences
 from evert.bridge.tokens.logprobs import SampledTokens as SampledTokens
 from evert.envs.games import Game as Game
 from evert.envs.games import GameError as GameError

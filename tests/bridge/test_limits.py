@@ -20,7 +20,7 @@ from tinker_cookbook.rl.types import StopReason, Trajectory
 
 from evert import AgentClient, ChatAgentEnv, ChatAgentGroupBuilder, ScriptedPolicy
 from evert.bridge.env.limits import SequenceLimits, prompt_limit
-from evert.bridge.sequences import sequences
+from evert.bridge.records.sequences import sequences
 from evert.bridge.tokens.bases import default_renderer
 from evert.bridge.tokens.renderer import prompt_renderer
 

@@ -22,7 +22,7 @@ from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.scripted import ScriptedPolicy
 from evert.bridge.errors import UnsupportedPromptError
 from evert.bridge.group import sort_by_lineage
-from evert.bridge.sequences import TokenSequence, sequences
+from evert.bridge.records.sequences import TokenSequence, sequences
 
 
 class Numbered(TokenCompleter):

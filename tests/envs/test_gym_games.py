@@ -27,8 +27,8 @@ from tinker_cookbook.rl.types import Trajectory
 
 import evert
 from evert import ChatAgentEnv, EnvArgumentError, GameError, GymAgent, ScriptedPolicy
-from evert.bridge.dialogue import dialogue
 from evert.bridge.import_paths import resolve
+from evert.bridge.records.dialogue import dialogue
 from evert.bridge.tokens.bases import default_renderer
 from evert.bridge.tokens.renderer import prompt_renderer
 from evert.envs.gym_games import recipe

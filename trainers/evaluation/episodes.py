@@ -22,7 +22,6 @@ import openai
 from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.rl.types import Trajectory
 
-from evert.bridge.dialogue import dialogue
 from evert.bridge.env.endings import NO_CALL
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.options import EnvOptions
@@ -31,6 +30,7 @@ from evert.bridge.env.seats import episode_envs, with_opponents
 from evert.bridge.errors import EvertError
 from evert.bridge.models.tinker_model import TinkerModel
 from evert.bridge.opponents import Opponents
+from evert.bridge.records.dialogue import dialogue
 from evert.bridge.records.recorder import Recorder
 from evert.bridge.redaction import redacted
 from evert.trainers.runs.failures import (

@@ -14,7 +14,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import STOP_METRIC_PREFIX, Trajectory
 
 from evert.bridge.env.env import ChatAgentEnv
-from evert.bridge.sequences import TokenSequence, sequences
+from evert.bridge.records.sequences import TokenSequence, sequences
 from evert.trainers.runs.failures import Failure, failure_in, failure_of
 
 DROPPED = "dropped_lineages"

@@ -8,7 +8,7 @@ from typing import Any
 from tinker_cookbook.rl.types import Trajectory
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
-from evert.bridge.sequences import TokenSequence, sequences
+from evert.bridge.records.sequences import TokenSequence, sequences
 from evert.trainers.verl.settings import ALL, LoopSettings, Room
 
 LEFT_OUT = "lineages_left_out"
