@@ -12,9 +12,9 @@ import chz
 import numpy as np
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 
-from evert.bridge.dataset import load_tasks
 from evert.bridge.env.options import EnvOptions
 from evert.bridge.errors import EvertError
+from evert.bridge.groups.dataset import load_tasks
 from evert.envs.gym.registration import check_tasks, unwrap
 
 

@@ -20,7 +20,7 @@ from evert.bridge.env.options import EnvOptions
 from evert.bridge.episode.agent import NO_TASK, Agent, inspect_agent
 from evert.bridge.episode.seeds import seed_of
 from evert.bridge.errors import RendererMismatchError
-from evert.bridge.group import load_agent
+from evert.bridge.groups.group import load_agent
 from evert.bridge.tokens.renderer import prompt_renderer
 from evert.envs.gym.arguments import (
     EnvArgumentError,

@@ -49,7 +49,7 @@ from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.scripted import ScriptedPolicy
 from evert.bridge.episode.agent import Outcome
 from evert.bridge.errors import AgentError, InvalidAgentError
-from evert.bridge.group import ChatAgentGroupBuilder
+from evert.bridge.groups.group import ChatAgentGroupBuilder
 from evert.bridge.records.record import read_records
 from evert.bridge.records.recorder import Recorder
 from evert.bridge.records.replay import replay

@@ -16,7 +16,7 @@ from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.rl.types import Trajectory, Transition
 
 from evert import AdvantagesError, Group
-from evert.bridge.credit import token_advantages
+from evert.bridge.groups.advantages import token_advantages
 
 NAN = float("nan")
 

@@ -26,12 +26,12 @@ from tests.test_layout import ROOT
 from tinker_cookbook.rl.rollout_strategy import FailFast, RolloutStrategy
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
-from evert.bridge.curriculum import Curriculum, Sampler, make_sampler
-from evert.bridge.dataset import AgentDataset, AgentDatasetBuilder
 from evert.bridge.env.scripted import ScriptedPolicy
 from evert.bridge.errors import InvalidDatasetError
-from evert.bridge.group import Batch
-from evert.bridge.sampler_log import read_sampler_log
+from evert.bridge.groups.curriculum import Curriculum, Sampler, make_sampler
+from evert.bridge.groups.dataset import AgentDataset, AgentDatasetBuilder
+from evert.bridge.groups.group import Batch
+from evert.bridge.groups.sampler_log import read_sampler_log
 from evert.trainers.runs.rollouts import LeaveOut
 
 FLAT, MIXED = [1.0, 1.0], [0.0, 1.0]

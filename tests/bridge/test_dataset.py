@@ -18,11 +18,11 @@ from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import RLDataset, Trajectory
 
-from evert.bridge.dataset import AgentDataset, AgentDatasetBuilder, load_tasks
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.scripted import ScriptedPolicy
 from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
-from evert.bridge.group import Batch, ChatAgentGroupBuilder
+from evert.bridge.groups.dataset import AgentDataset, AgentDatasetBuilder, load_tasks
+from evert.bridge.groups.group import Batch, ChatAgentGroupBuilder
 from evert.bridge.tokens.bases import BASE_MODEL
 from evert.envs.identity import TEST_TASKS, TRAIN_TASKS, identity_agent
 

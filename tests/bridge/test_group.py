@@ -48,7 +48,7 @@ from evert.bridge.errors import (
     InvalidDatasetError,
     RewardError,
 )
-from evert.bridge.group import (
+from evert.bridge.groups.group import (
     Batch,
     ChatAgentGroupBuilder,
     load_agent,

@@ -17,8 +17,8 @@ from tinker_cookbook.rl.types import Trajectory
 from evert.bridge.env.scripted import ScriptedPolicy
 from evert.bridge.episode.agent import NO_TASK, Outcome
 from evert.bridge.errors import InvalidAgentError, RewardError
-from evert.bridge.group import ChatAgentGroupBuilder
-from evert.bridge.group_reward import GroupReward, PlayedGroup
+from evert.bridge.groups.group import ChatAgentGroupBuilder
+from evert.bridge.groups.rewards import GroupReward, PlayedGroup
 from evert.bridge.tokens.bases import default_renderer
 from evert.envs.identity import identity_agent
 

@@ -20,8 +20,8 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 from evert.bridge.chat.reply import read_reply
 from evert.bridge.env.scripted import ScriptedPolicy
 from evert.bridge.errors import EvertError, InvalidModelError
-from evert.bridge.group import ChatAgentGroupBuilder
-from evert.bridge.judging import judge_group, read_ranking
+from evert.bridge.groups.group import ChatAgentGroupBuilder
+from evert.bridge.groups.judge import judge_group, read_ranking
 from evert.bridge.models.remote import RemoteModel
 from evert.bridge.models.tinker_model import TinkerModel
 from evert.trainers.engine.engine import embedded_engine

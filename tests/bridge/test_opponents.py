@@ -15,7 +15,7 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from evert import AgentClient, AgentDataset, ChatAgentGroupBuilder, ScriptedPolicy, TinkerModel
 from evert.bridge.errors import InvalidDatasetError
-from evert.bridge.opponents import Against, League
+from evert.bridge.groups.opponents import Against, League
 from evert.bridge.tokens.renderer import prompt_renderer
 
 SEATS = ("player", "judge")

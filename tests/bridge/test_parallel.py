@@ -45,7 +45,7 @@ from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.parallel import ParallelRollouts, do_parallel_rollout
 from evert.bridge.env.scripted import ScriptedPolicy
 from evert.bridge.errors import AgentError
-from evert.bridge.group import ChatAgentGroupBuilder
+from evert.bridge.groups.group import ChatAgentGroupBuilder
 from evert.bridge.tokens.logprobs import SampledTokens
 
 PATIENCE = 20.0

@@ -230,8 +230,8 @@ async def test_a_dataset_finds_the_function_by_its_import_path() -> None:
     def builder(advantages: Any) -> AgentDatasetBuilder:
         return AgentDatasetBuilder(agent=two_speakers, train_tasks=["a"], advantages=advantages)
 
-    train, _ = await builder("evert.bridge.credit:padded")()
-    from evert.bridge.credit import padded
+    train, _ = await builder("evert.bridge.groups.advantages:padded")()
+    from evert.bridge.groups.advantages import padded
 
     assert train.get_batch(0)[0].advantages is padded  # type: ignore[attr-defined]
     with pytest.raises(AdvantagesError, match="Got 'turn' for the advantages"):

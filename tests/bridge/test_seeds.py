@@ -18,12 +18,12 @@ from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 from tinker_cookbook.rl.types import EnvGroupBuilder
 
-from evert.bridge.dataset import AgentDataset
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.scripted import ScriptedPolicy
 from evert.bridge.episode.agent import Outcome
 from evert.bridge.episode.seeds import seed_of
-from evert.bridge.group import ChatAgentGroupBuilder
+from evert.bridge.groups.dataset import AgentDataset
+from evert.bridge.groups.group import ChatAgentGroupBuilder
 from evert.envs.gym.registration import register_agent
 
 

@@ -21,7 +21,7 @@ from evert.bridge.clients.client import AgentClient
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.scripted import ScriptedPolicy
 from evert.bridge.errors import UnsupportedPromptError
-from evert.bridge.group import sort_by_lineage
+from evert.bridge.groups.group import sort_by_lineage
 from evert.bridge.records.sequences import TokenSequence, sequences
 
 

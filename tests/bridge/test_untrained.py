@@ -23,7 +23,7 @@ from tinker_cookbook.rl.types import Trajectory
 from evert import AgentClient, BlockingAgentClient, ChatAgentEnv, ScriptedPolicy, sequences
 from evert.bridge.chat import request
 from evert.bridge.env.seats import seat_envs
-from evert.bridge.group import can_be_learned_from
+from evert.bridge.groups.group import can_be_learned_from
 
 HELLO: Any = [{"role": "user", "content": "Hello?"}]
 OUT: Any = {"evert": {"train": False}}

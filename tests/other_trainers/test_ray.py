@@ -21,7 +21,7 @@ from tinker_cookbook.rl.rollout_strategy import FailFast
 
 import evert
 from evert.bridge.errors import AgentError
-from evert.bridge.group import ChatAgentGroupBuilder
+from evert.bridge.groups.group import ChatAgentGroupBuilder
 from evert.ray import RayRollouts
 from evert.trainers.runs.cookbook import cookbook_config
 from evert.trainers.runs.settings import TrainSettings

@@ -41,7 +41,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 import evert
 from evert import ChatAgentEnv, ScriptedPolicy
-from evert.bridge.group import sort_by_lineage
+from evert.bridge.groups.group import sort_by_lineage
 from evert.bridge.tokens.bases import base_path, default_renderer
 from evert.envs.guess_number import guess_number_agent
 from evert.envs.identity import identity_agent

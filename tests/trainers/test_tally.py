@@ -34,7 +34,7 @@ from evert.bridge.clients.client import AgentClient
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.scripted import ScriptedPolicy
 from evert.bridge.errors import AgentError, EnvStateError, InvalidAgentError
-from evert.bridge.group import Batch, ChatAgentGroupBuilder
+from evert.bridge.groups.group import Batch, ChatAgentGroupBuilder
 from evert.trainers.runs.failures import (
     KINDS,
     MOST_ALIKE,

@@ -16,7 +16,7 @@ from rich.console import Console
 
 import evert
 from evert.bases.making.seeing import SeeingConfig, main
-from evert.bridge.dataset import AgentDatasetBuilder
+from evert.bridge.groups.dataset import AgentDatasetBuilder
 from evert.bridge.tokens.bases import model_renderer
 from evert.envs.gym.env import AgentGymEnv
 

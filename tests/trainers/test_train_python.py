@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 
 import evert
-from evert.bridge.sampler_log import read_sampler_log
+from evert.bridge.groups.sampler_log import read_sampler_log
 from evert.trainers import train as command
 from evert.trainers.arguments import UsageError
 from evert.trainers.runs.files import RunFolderError

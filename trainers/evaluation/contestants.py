@@ -25,7 +25,7 @@ import chz
 import tinker
 
 from evert.bridge.env.options import EnvOptions
-from evert.bridge.group import load_agent
+from evert.bridge.groups.group import load_agent
 from evert.bridge.models.remote import RemoteModel
 from evert.bridge.redaction import redacted
 from evert.bridge.tokens.bases import BASES, model_renderer

@@ -28,8 +28,8 @@ from evert.bridge.env.options import EnvOptions
 from evert.bridge.env.parallel import do_parallel_rollout
 from evert.bridge.env.seats import episode_envs, with_opponents
 from evert.bridge.errors import EvertError
+from evert.bridge.groups.opponents import Opponents
 from evert.bridge.models.tinker_model import TinkerModel
-from evert.bridge.opponents import Opponents
 from evert.bridge.records.dialogue import dialogue
 from evert.bridge.records.recorder import Recorder
 from evert.bridge.redaction import redacted

@@ -13,8 +13,8 @@ import tinker
 from tinker_cookbook.rl.rollout_strategy import FailFast
 from tinker_cookbook.rl.types import RLDataset
 
-from evert.bridge.dataset import AgentDataset
 from evert.bridge.errors import EvertError
+from evert.bridge.groups.dataset import AgentDataset
 from evert.trainers.evaluation.episodes import Episode, Player, failures, planned, play
 from evert.trainers.evaluation.policies import SeededPolicy
 from evert.trainers.evaluation.scores import Score, scores

@@ -15,7 +15,7 @@ from evert.trainers.runs.settings import GYM, TrainSettings
 from evert.trainers.runs.settings import MAPPINGS as TRAINING
 
 if TYPE_CHECKING:
-    from evert.bridge.opponents import Against
+    from evert.bridge.groups.opponents import Against
 
 MAPPINGS = {key: example for key, example in TRAINING.items() if key != "cookbook"}
 """Settings that are mappings, each with an example; ``models.KEY`` is ``frozen`` here."""
@@ -187,7 +187,7 @@ class EvaluateSettings(EpisodeSettings):
             InvalidDatasetError: There are none where a path points.
             RecipeError: There are none of the split that was asked for.
         """
-        from evert.bridge.dataset import load_tasks
+        from evert.bridge.groups.dataset import load_tasks
 
         where = self.game or self
         found = {

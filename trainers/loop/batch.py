@@ -20,7 +20,8 @@ from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.metric_util import compute_trajectory_metrics
 from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, Trajectory, TrajectoryGroup
 
-from evert.bridge.credit import (
+from evert.bridge.errors import AdvantagesError
+from evert.bridge.groups.advantages import (
     Advantages,
     ByToken,
     Floats,
@@ -30,7 +31,6 @@ from evert.bridge.credit import (
     spread,
     token_advantages,
 )
-from evert.bridge.errors import AdvantagesError
 from evert.trainers.runs.failures import Failures
 
 

@@ -19,14 +19,14 @@ from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.types import Env, Trajectory
 
-from evert.bridge.credit import Group
 from evert.bridge.env.options import EnvOptions
 from evert.bridge.env.parallel import do_parallel_rollout
 from evert.bridge.episode.agent import Agent
 from evert.bridge.episode.seeds import seed_of
 from evert.bridge.errors import AgentError, EvertError, InvalidDatasetError
-from evert.bridge.group import ChatAgentGroupBuilder
-from evert.bridge.group_reward import GroupReward
+from evert.bridge.groups.advantages import Group
+from evert.bridge.groups.group import ChatAgentGroupBuilder
+from evert.bridge.groups.rewards import GroupReward
 from evert.bridge.models.tinker_model import context_length_here
 from evert.bridge.records.recorder import Recorder
 from evert.bridge.tokens.bases import model_renderer

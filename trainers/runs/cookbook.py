@@ -108,8 +108,8 @@ def own_settings() -> dict[str, str]:
     """Path in the Config -> the setting of evert's own that it is filled in from."""
     from tinker_cookbook.rl.train import Config
 
-    from evert.bridge.dataset import AgentDatasetBuilder
     from evert.bridge.env.options import EnvOptions
+    from evert.bridge.groups.dataset import AgentDatasetBuilder
 
     own, theirs = chz.chz_fields(TrainSettings), chz.chz_fields(Config)
     inside = {
@@ -122,7 +122,7 @@ def own_settings() -> dict[str, str]:
 
 
 def _dataset(settings: TrainSettings, folder: Path, context_length: int | None) -> dict[str, Any]:
-    from evert.bridge.dataset import AgentDatasetBuilder, load_tasks
+    from evert.bridge.groups.dataset import AgentDatasetBuilder, load_tasks
 
     tasks = len(load_tasks(settings.train_tasks))
     batches_per_epoch = max(1, math.ceil(tasks / settings.batch_size))
@@ -157,7 +157,7 @@ def cookbook_help() -> str:
     """The fields of the Config that can be set, a line each: path, default, what it takes."""
     from tinker_cookbook.rl.train import Config
 
-    from evert.bridge.dataset import AgentDatasetBuilder
+    from evert.bridge.groups.dataset import AgentDatasetBuilder
 
     lines = _lines(fields_of(Config), "")
     return "\n".join([*lines, *_lines(fields_of(AgentDatasetBuilder), "dataset_builder.")])

@@ -16,9 +16,9 @@ from evert.trainers.runs.frozen_models import frozen_models
 from evert.trainers.runs.settings import TrainSettings, renderer_of
 
 if TYPE_CHECKING:
+    from evert.bridge.groups.opponents import Against, League
     from evert.bridge.models.frozen import FrozenModel
     from evert.bridge.models.tinker_model import TinkerModel
-    from evert.bridge.opponents import Against, League
 
 
 def league(settings: TrainSettings, folder: Path) -> "League | None":
@@ -27,7 +27,7 @@ def league(settings: TrainSettings, folder: Path) -> "League | None":
     Raises:
         RecipeError: Its agent has no two seats, or it is no share.
     """
-    from evert.bridge.opponents import League
+    from evert.bridge.groups.opponents import League
 
     if settings.league > 1 or ((settings.league or settings.test_opponent) and not settings.seats):
         raise RecipeError(
@@ -69,8 +69,8 @@ def opponent(
     Raises:
         EvertError: There is no such opponent.
     """
+    from evert.bridge.groups.opponents import Against
     from evert.bridge.models.tinker_model import TinkerModel
-    from evert.bridge.opponents import Against
 
     if not name:
         return None

@@ -25,7 +25,7 @@ from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RolloutError, Traject
 from evert.bridge.env.endings import AGENT_ERROR, AGENT_TIMEOUT
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.parallel import ParallelRollouts, do_parallel_rollout
-from evert.bridge.group import Batch
+from evert.bridge.groups.group import Batch
 from evert.bridge.records.dialogue import dialogue
 from evert.bridge.redaction import redacted_logs
 from evert.trainers.runs.failures import Failure, failure_of

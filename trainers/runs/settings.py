@@ -295,9 +295,9 @@ def check_settings(settings: TrainSettings) -> None:
     if not settings.model_name.startswith(("/", ".", "~")):
         renderer_of(settings)
 
-    from evert.bridge.curriculum import make_sampler
-    from evert.bridge.dataset import load_tasks
-    from evert.bridge.group import load_agent
+    from evert.bridge.groups.curriculum import make_sampler
+    from evert.bridge.groups.dataset import load_tasks
+    from evert.bridge.groups.group import load_agent
     from evert.trainers.runs.cookbook import cookbook_config
     from evert.trainers.runs.engine_choice import check_engine, choose_engine
     from evert.trainers.runs.frozen_models import check_episodes

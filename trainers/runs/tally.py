@@ -20,7 +20,7 @@ from typing import Any
 from tinker_cookbook.rl.types import Trajectory
 
 from evert.bridge.errors import EvertError
-from evert.bridge.group import Batch, can_be_learned_from
+from evert.bridge.groups.group import Batch, can_be_learned_from
 from evert.bridge.redaction import redacted
 from evert.trainers.runs.failures import OVERFLOW, Failure, Failures, failure_in, together
 from evert.trainers.runs.files import BATCHES, read_jsonl

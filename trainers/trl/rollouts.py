@@ -26,7 +26,7 @@ from evert.bridge.env.limits import SequenceLimits
 from evert.bridge.env.options import EnvOptions, settings_of
 from evert.bridge.episode.agent import Agent, agent_name, inspect_agent
 from evert.bridge.errors import AgentError, InvalidAgentError, InvalidDatasetError
-from evert.bridge.group import load_agent
+from evert.bridge.groups.group import load_agent
 from evert.bridge.import_paths import resolve
 from evert.bridge.tokens.bases import BASES, base_path, renderer_name_of
 from evert.envs.gym.loop import Loop

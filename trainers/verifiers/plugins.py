@@ -20,7 +20,7 @@ from typing import Any
 import verifiers.v1 as vf
 
 from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
-from evert.bridge.group import load_agent
+from evert.bridge.groups.group import load_agent
 from evert.bridge.import_paths import resolve
 from evert.bridge.models.remote import RemoteModel
 from evert.trainers.verifiers.answered_outside import play_at

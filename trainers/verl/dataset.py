@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evert.bridge.dataset import load_tasks
 from evert.bridge.episode.agent import NO_TASK
 from evert.bridge.errors import InvalidDatasetError, repr_of
+from evert.bridge.groups.dataset import load_tasks
 
 TASK_PATH = "extra_info.task_json"
 """Where ``write_dataset`` puts a task."""

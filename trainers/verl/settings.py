@@ -20,7 +20,7 @@ from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from evert.bridge.env.limits import SequenceLimits
 from evert.bridge.env.options import EnvOptions
 from evert.bridge.episode.agent import Agent
-from evert.bridge.group import load_agent
+from evert.bridge.groups.group import load_agent
 from evert.bridge.models.tinker_model import TinkerModel
 from evert.trainers.arguments import UsageError, gather, read_settings
 from evert.trainers.runs.episode_settings import EpisodeSettings, env_options

@@ -21,7 +21,7 @@ from tinker_cookbook.rl.types import TrajectoryGroup
 
 from evert.bridge.episode.agent import agent_name
 from evert.bridge.errors import repr_of
-from evert.bridge.group import ChatAgentGroupBuilder
+from evert.bridge.groups.group import ChatAgentGroupBuilder
 from evert.trainers.workers.crew import ANSWER_SECONDS, Crew, Worker, WorkerLost
 from evert.trainers.workers.errors import LostGroupError, WorkerError
 from evert.trainers.workers.offers import Offers

@@ -24,7 +24,7 @@ from tinker_cookbook.renderers import Renderer
 from tinker_cookbook.rl.types import TrajectoryGroup
 
 from evert.bridge.errors import EvertError, text_of
-from evert.bridge.group import ChatAgentGroupBuilder
+from evert.bridge.groups.group import ChatAgentGroupBuilder
 from evert.bridge.models.tinker_model import TinkerModel
 from evert.bridge.tokens.pretrained import register_folder
 from evert.trainers.workers.errors import WorkerError

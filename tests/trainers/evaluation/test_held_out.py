@@ -18,8 +18,8 @@ import pytest
 from tinker_cookbook.rl.rollout_strategy import FailFast
 from tinker_cookbook.rl.types import RLDataset
 
-from evert.bridge.dataset import AgentDataset
 from evert.bridge.errors import AgentError
+from evert.bridge.groups.dataset import AgentDataset
 from evert.bridge.tokens.bases import BASE_MODEL
 from evert.envs.identity import identity_agent
 from evert.trainers.evaluation.held_out import (

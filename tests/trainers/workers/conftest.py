@@ -16,7 +16,7 @@ from tinker_cookbook.rl.rollouts import (
 )
 from tinker_cookbook.rl.types import TrajectoryGroup
 
-from evert.bridge.group import ChatAgentGroupBuilder
+from evert.bridge.groups.group import ChatAgentGroupBuilder
 from evert.trainers.workers.pool import PoolRollouts
 
 

@@ -24,8 +24,8 @@ import tinker
 from tests.trainers.workers.conftest import dies_once, play, rewards, says_task
 
 from evert.bridge.errors import AgentError
-from evert.bridge.group import ChatAgentGroupBuilder
-from evert.bridge.judging import judge_group
+from evert.bridge.groups.group import ChatAgentGroupBuilder
+from evert.bridge.groups.judge import judge_group
 from evert.bridge.models.tinker_model import TinkerModel
 from evert.bridge.records.record import read_records
 from evert.bridge.records.recorder import Recorder

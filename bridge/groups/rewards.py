@@ -4,7 +4,7 @@
     GroupReward      from that to one reward each; sync or async
     further_rewards  calls one, strictly
 
-``judging.py`` has one that asks a model.
+``judge.py`` has one that asks a model.
 """
 
 import inspect

@@ -25,7 +25,7 @@ from tinker_cookbook.rl.types import (
     Transition,
 )
 
-from evert.bridge.credit import Advantages, Group, token_advantages
+from evert.bridge.groups.advantages import Advantages, Group, token_advantages
 
 
 def put_in_pieces(

@@ -24,17 +24,17 @@ from tinker_cookbook.rl.types import (
 )
 from tinker_cookbook.utils.misc_utils import dict_mean
 
-from evert.bridge.credit import Advantages, Group, check_credit
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.options import EnvOptions
 from evert.bridge.env.seats import SeatEnv, SeatGroup, check_seats, frozen_seats, with_opponents
 from evert.bridge.episode.agent import NO_TASK, Agent, Outcome, agent_name, inspect_agent, unwrapped
 from evert.bridge.episode.seeds import seed_of
 from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
-from evert.bridge.group_reward import GroupReward, PlayedGroup, further_rewards
+from evert.bridge.groups.advantages import Advantages, Group, check_credit
+from evert.bridge.groups.pieces import put_in_pieces
+from evert.bridge.groups.rewards import GroupReward, PlayedGroup, further_rewards
 from evert.bridge.import_paths import resolve
 from evert.bridge.models.frozen import FrozenModel
-from evert.bridge.pieces import put_in_pieces
 from evert.bridge.records.recorder import Recorder
 
 logger = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         group_size: Number of episodes, at least 1.
         seats: Names of the agent's trained roles, where it has several: each episode then gives one
             Env a seat, side by side (``seats.py``). Empty: one policy.
-        group_reward: Further rewards that compare the episodes (``group_reward.py``).
+        group_reward: Further rewards that compare the episodes (``rewards.py``).
         tags: Names under which the Cookbook aggregates metrics.
         seed: Of what its episodes draw, each its own; None: another each time.
         record: Writes every trajectory down; None: nobody does.

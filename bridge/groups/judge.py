@@ -17,7 +17,7 @@ from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest, FrozenAnswer
 from evert.bridge.episode.agent import Outcome
 from evert.bridge.errors import EvertError
-from evert.bridge.group_reward import PlayedGroup
+from evert.bridge.groups.rewards import PlayedGroup
 from evert.bridge.models.frozen import FrozenModel, frozen_models
 from evert.bridge.tokens.renderer import prompt_renderer
 

@@ -14,20 +14,20 @@ import chz
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
 
-from evert.bridge.credit import Advantages
-from evert.bridge.curriculum import Sampler, make_sampler
 from evert.bridge.env.options import EnvOptions
 from evert.bridge.episode.agent import Agent
 from evert.bridge.episode.seeds import seed_of
 from evert.bridge.errors import AdvantagesError, InvalidDatasetError, repr_of
-from evert.bridge.group import Batch, ChatAgentGroupBuilder, GroupOptions
-from evert.bridge.group_reward import GroupReward
+from evert.bridge.groups.advantages import Advantages
+from evert.bridge.groups.curriculum import Sampler, make_sampler
+from evert.bridge.groups.group import Batch, ChatAgentGroupBuilder, GroupOptions
+from evert.bridge.groups.opponents import Opponents
+from evert.bridge.groups.rewards import GroupReward
+from evert.bridge.groups.sampler_log import SamplerLog
 from evert.bridge.import_paths import resolve
 from evert.bridge.models.remote import RemoteModel
 from evert.bridge.models.tinker_model import TinkerModel, context_length_here
-from evert.bridge.opponents import Opponents
 from evert.bridge.records.recorder import Recorder
-from evert.bridge.sampler_log import SamplerLog
 from evert.bridge.tokens.bases import BASE_MODEL, BASE_RENDERER, model_renderer
 
 

@@ -13,13 +13,13 @@ from typing import Any, Unpack
 from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.rl.types import Env, InitialObservationOverflow, Observation
 
-from evert.bridge.dataset import AgentDataset
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.options import EnvOptions
 from evert.bridge.env.transcript import Transcript
 from evert.bridge.episode.agent import NO_TASK, Agent
 from evert.bridge.errors import InvalidDatasetError, ReplayError
-from evert.bridge.group import ChatAgentGroupBuilder, GroupOptions
+from evert.bridge.groups.dataset import AgentDataset
+from evert.bridge.groups.group import ChatAgentGroupBuilder, GroupOptions
 from evert.bridge.records.record import RolloutRecord
 from evert.bridge.records.replay import ReplayPolicy
 

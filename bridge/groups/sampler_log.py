@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from evert.bridge.curriculum import Sampler
+from evert.bridge.groups.curriculum import Sampler
 
 
 class SamplerLog:
