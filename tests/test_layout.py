@@ -33,30 +33,14 @@ ROOT = Path(__file__).parent.parent
 FACE = ROOT / "src" / "evert"
 FOLDERS = ("bridge", "envs", "trainers")
 """In the order in which they may import each other: each one those before it."""
-SUBFOLDERS = (
-    "bridge/dialects",
-    "bridge/faces",
-    "bridge/records",
-    *sorted(f"envs/{path.parent.name}" for path in (ROOT / "envs").glob("*/__init__.py")),
-    "trainers/engine",
-    "trainers/engine/clients",
-    "trainers/engine/models",
-    "trainers/engine/sampling",
-    "trainers/engine/store",
-    "trainers/engine/training",
-    "trainers/evaluation",
-    "trainers/loop",
-    "trainers/models",
-    "trainers/reporting",
-    "trainers/reporting/figures",
-    "trainers/runs",
-    "trainers/serving",
-    "trainers/sweeping",
-    "trainers/trl",
-    "trainers/verifiers",
-    "trainers/verl",
-    "trainers/workers",
+SUBFOLDERS = tuple(
+    sorted(
+        str(path.parent.relative_to(ROOT))
+        for folder in FOLDERS
+        for path in (ROOT / folder).glob("*/**/__init__.py")
+    )
 )
+"""The rooms, and the folders of games."""
 
 AGENTS = "src/evert/agents"
 """The ready agents: in the package itself, beside the three folders."""

@@ -50,8 +50,7 @@ class _Handle:
         value = reward_of(reward, "The reward given to client.reward")
         self._endpoint.inbox.rewarded = True
         self._endpoint.inbox.note("reward", "", value)
-        if (trace := self._endpoint.episode.trace) is not None:
-            trace.rewarded(self.model, value)
+        self._endpoint.episode.observer.rewarded(self.model, value)
 
     def log(self, **values: str | int | float) -> None:
         """Note values for people: they go to the transition's logs."""

@@ -18,7 +18,7 @@ import itertools
 import json
 import secrets
 import socket
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -30,7 +30,7 @@ from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.fields import json_object
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.clients.dialects.anthropic import AnthropicMessages
+from evert.bridge.clients.dialects.anthropic_messages import AnthropicMessages
 from evert.bridge.clients.dialects.chat_completions import ChatCompletions
 from evert.bridge.clients.dialects.dialect import Dialect
 from evert.bridge.clients.dialects.gemini import STATUSES, Gemini, method_of
@@ -137,7 +137,7 @@ class Endpoint:
     """
 
     def __init__(
-        self, episode: Episode, inbox: Inbox, model: str, renderer: PromptRenderer
+        self, episode: Episode, inbox: Inbox[Any], model: str, renderer: PromptRenderer
     ) -> None:
         self.episode = episode
         self.inbox = inbox
@@ -181,6 +181,15 @@ class Endpoint:
         other = copy.copy(self)
         other.trains, other.addresses = False, {}
         return other
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the agent is done."""
+        return self.episode.is_over
+
+    def carried(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function for another thread, within the span that is current here."""
+        return self.episode.observer.carried(function)
 
     def asked(self, request: ChatRequest) -> ChatRequest:
         """A request as it is made here."""

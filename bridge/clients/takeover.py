@@ -7,7 +7,7 @@ transport of a request, and where ``aiohttp`` sends one, so it does not matter w
 framework made it, or over what transport. DSPy's own engine, which uses none of these, is taken
 over at its ``lm15`` transports.
 
-Whose call it is, a context variable says, by a ``_Claim``:
+Whose call it is, a context variable says, by a ``Claim`` (``ownership.py``):
 
 - Work that an agent hands out is the agent's for as long as it runs: its tasks, ``to_thread``, and
   what it submits to a thread pool. A call of it that comes after the end is told so. The pool
@@ -36,12 +36,9 @@ import importlib
 import multiprocessing.pool
 import os
 import threading
-import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import aiohttp
 from tinker_cookbook.completers import TinkerTokenCompleter, TokensWithLogprobs
@@ -50,60 +47,20 @@ from yarl import URL
 from evert.bridge.clients import aiohttp_transport, lm15_transport
 from evert.bridge.clients.endpoint import Endpoint
 from evert.bridge.clients.httpx_transport import Transport, response_for
+from evert.bridge.ownership import CLAIM, Claim, current_owner
 from evert.bridge.tokens.logprobs import remembering
-
-
-@dataclass(frozen=True, slots=True)
-class _Claim:
-    """To whom a piece of work belongs.
-
-    Attributes:
-        endpoint: The API of its rollout; None: the rollout is gone.
-        is_lent: Whether it ends with the agent.
-        process: Where it holds; a forked process has a copy of all claims.
-    """
-
-    endpoint: Callable[[], Endpoint | None]
-    is_lent: bool
-    process: int
-
-    def lent(self) -> "_Claim":
-        """The same until the agent is over, and holding on to nothing."""
-        endpoint = self.endpoint()
-        if self.is_lent or endpoint is None:
-            return self
-        return _Claim(weakref.ref(endpoint), True, self.process)
-
-
-_claim: contextvars.ContextVar[_Claim | None] = contextvars.ContextVar("evert_claim", default=None)
 
 
 def current_endpoint() -> Endpoint | None:
     """The API of the rollout that the current task or thread belongs to; None outside of agents."""
-    claim = _claim.get()
-    if claim is None or claim.process != os.getpid():
-        return None
-    endpoint = claim.endpoint()
-    if endpoint is None or (claim.is_lent and endpoint.episode.is_over):
-        return None
-    return endpoint
+    return cast("Endpoint | None", current_owner())
 
 
 def agent_context(endpoint: Endpoint) -> contextvars.Context:
     """A copy of the current context in which the calls are ``endpoint``'s."""
     context = contextvars.copy_context()
-    context.run(_claim.set, _Claim(lambda: endpoint, False, os.getpid()))
+    context.run(CLAIM.set, Claim(lambda: endpoint, False, os.getpid()))
     return context
-
-
-@contextmanager
-def left_alone() -> Iterator[None]:
-    """Calls made inside are never taken over: evert's own, to models that are really elsewhere."""
-    token = _claim.set(None)
-    try:
-        yield
-    finally:
-        _claim.reset(token)
 
 
 # -- in and out ----------------------------------------------------------------------------------
@@ -328,9 +285,9 @@ def _put_back(thread: threading.Thread, run: Any) -> None:
         thread.run = run  # type: ignore[method-assign]
 
 
-def _claim_here() -> _Claim | None:
+def _claim_here() -> Claim | None:
     """The claim that new work inherits; None outside of agents."""
-    return None if current_endpoint() is None else _claim.get()
+    return None if current_owner() is None else CLAIM.get()
 
 
 _WORKERS = (
@@ -379,15 +336,14 @@ def _claimed(function: Callable[..., Any]) -> Callable[..., Any]:
     return functools.partial(_run_in, claim, _traced(claim, function))
 
 
-def _traced(claim: _Claim, function: Callable[..., Any]) -> Callable[..., Any]:
-    endpoint = claim.endpoint()
-    trace = None if endpoint is None else endpoint.episode.trace
-    return function if trace is None else trace.carried(function)
+def _traced(claim: Claim, function: Callable[..., Any]) -> Callable[..., Any]:
+    owner = claim.owner()
+    return function if owner is None else owner.carried(function)
 
 
-def _run_in(claim: _Claim, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    token = _claim.set(claim)
+def _run_in(claim: Claim, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    token = CLAIM.set(claim)
     try:
         return function(*args, **kwargs)
     finally:
-        _claim.reset(token)
+        CLAIM.reset(token)

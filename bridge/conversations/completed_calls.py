@@ -39,7 +39,7 @@ class Followed(NamedTuple):
 
 
 def follow_echoes(
-    index: Index,
+    index: Index[Any],
     sent: Sequence[Any],
     read: Sequence[Message],
     renderer: PromptRenderer,

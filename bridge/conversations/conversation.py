@@ -102,7 +102,7 @@ class Conversation:
         shown: For templates that are rendered whole: what the renderer itself makes of the log.
     """
 
-    index: Index
+    index: Index[Point]
     caller: str
     speaker: Speaker
     tools: list[Any] | None = None
@@ -214,7 +214,7 @@ class Conversation:
             here = len(self.points), len(self.sent), len(self.messages)
             point = Point(self, *here, self.log, ended, reply, self.format)
             self.points.append(point)
-            self.place = self.index.add(point, self.place, self.last)
+            self.place = self.index.add(point, reply, self.speaker, self.place, self.last)
 
     def grow(
         self,

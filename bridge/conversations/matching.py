@@ -82,7 +82,7 @@ class ConversationBook:
         self.handoffs = 0
         self.latest_drift: Break | None = None
         self.lineages = 0
-        self._index = Index()
+        self._index: Index[Point] = Index()
         self._latest: dict[str, Conversation] = {}
         self._recent: dict[Conversation, None] = {}  # from old to new
 
@@ -136,6 +136,9 @@ class ConversationBook:
 
     def forget(self) -> None:
         """Let go of the conversations, which refer to each other: there is no next prompt."""
+        for points in self._index.points.values():
+            for point in points:
+                point.conversation.points = []
         self._index.clear()
         self._latest.clear()
         self._recent.clear()

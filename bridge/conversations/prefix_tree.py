@@ -11,14 +11,15 @@ reply in another's history can be told from a history that was rewritten.
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from tinker_cookbook.renderers.base import Message, ToolCall
 
 from evert.bridge.chat.keys import Key, _call_names, key_as_reply, key_without_ids, message_key
+from evert.bridge.chat.reply import Reply
 
-if TYPE_CHECKING:
-    from evert.bridge.conversations.conversation import Point
+P = TypeVar("P")
+"""What a reply is kept as."""
 
 START = 0
 """The place before every message."""
@@ -61,7 +62,7 @@ def _names(tools: Iterable[Any]) -> Iterator[str]:
             yield name
 
 
-class Index:
+class Index(Generic[P]):
     """The beginnings that are known (see the module's docstring).
 
     Attributes:
@@ -72,20 +73,17 @@ class Index:
     """
 
     def __init__(self) -> None:
-        self.points: defaultdict[int, list[Point]] = defaultdict(list)
+        self.points: defaultdict[int, list[P]] = defaultdict(list)
         self.asked: defaultdict[int, set[Speaker]] = defaultdict(set)
         self.replies: defaultdict[Key, set[Speaker]] = defaultdict(set)
         self.words: set[int] = set()
         self._next: dict[tuple[int, Key], int] = {}
-        self._given: dict[tuple[Key, Key], Point] = {}
-        self._called: defaultdict[tuple[int, Key], list[Point]] = defaultdict(list)
-        self._alike: dict[tuple[int, Key], Point] = {}
+        self._given: dict[tuple[Key, Key], P] = {}
+        self._called: defaultdict[tuple[int, Key], list[P]] = defaultdict(list)
+        self._alike: dict[tuple[int, Key], P] = {}
 
     def clear(self) -> None:
-        """Forget all replies, so that conversations and points no longer hold each other."""
-        for points in self.points.values():
-            for point in points:
-                point.conversation.points = []
+        """Forget all replies."""
         self.points.clear()
         self._given.clear()
         self._called.clear()
@@ -101,11 +99,11 @@ class Index:
             places.append(place)
         return places
 
-    def called(self, place: int, message: Message) -> Iterable["Point"]:
+    def called(self, place: int, message: Message) -> Iterable[P]:
         """The replies given at ``place`` with the same calls, arguments aside; the newest first."""
         return reversed(self._called.get((place, _call_names(message.get("tool_calls", ()))), ()))
 
-    def alike(self, place: int, message: Message) -> "Point | None":
+    def alike(self, place: int, message: Message) -> P | None:
         """The latest reply given at ``place`` that a message is but for the ids of its calls."""
         key = key_as_reply(message) if message.get("tool_calls") else None
         is_reply = isinstance(key, tuple) and key[0] == "reply"
@@ -130,25 +128,26 @@ class Index:
                 return known
         return self._next.get((place, message_key(message)))
 
-    def add(self, point: "Point", place: int, before: Message | None) -> int:
+    def add(
+        self, point: P, reply: Reply, speaker: Speaker, place: int, before: Message | None
+    ) -> int:
         """Make a reply known that was given at ``place`` to the message ``before`` it.
 
         Returns:
             The place after the reply.
         """
-        key = point.reply.key
+        key = reply.key
         after = self._next.setdefault((place, key), len(self._next) + 1)
         self.points[after].append(point)
-        speaker = point.conversation.speaker
         self.asked[place].add(speaker)
         self.replies[key].add(speaker)
-        if point.reply.tool_calls:
-            self._called[place, _call_names(point.reply.tool_calls)].append(point)
+        if reply.tool_calls:
+            self._called[place, _call_names(reply.tool_calls)].append(point)
             self._alike[place, key_without_ids(key)] = point
-        self._given[_anchor(point.reply.tool_calls, before), key] = point
+        self._given[_anchor(reply.tool_calls, before), key] = point
         return after
 
-    def given(self, message: Message, before: Message | None) -> "Point | None":
+    def given(self, message: Message, before: Message | None) -> P | None:
         """The latest reply that an agent's message is.
 
         A text alone may be like another by chance: it has to follow on the same message.

@@ -1,18 +1,20 @@
 """An agent as an Env.
 
-options.py         the options of an Env, and their defaults
-limits.py          the Cookbook's limits, with the agent's own max_tokens
-pending.py         an observation that waits for its action
-endings.py         how an episode ends: the last transition and its report
-tool_counts.py     who called, tool calls that were lost
-reply_policies.py  replies that do not parse, do not fit, or call too much
-ahead.py           what samples calls before a runner asks
-overlap.py         calls that are made while others wait
-turns.py           from an action to the next prompt
-transcript.py      what an agent asked, kept by an Env while it is played
-env.py             ChatAgentEnv: all of it as an Env
-seats.py           agents with several trained roles
-parallel.py        groups whose agents' calls are sampled at the same time
-scripted.py        a policy of given texts
-check.py           check_env
+In reading order:
+
+    options.py         the options of an Env, and their defaults
+    limits.py          the Cookbook's limits, with the agent's own max_tokens
+    pending.py         an observation that waits for its action
+    endings.py         how an episode ends: the last transition and its report
+    tool_counts.py     who called, tool calls that were lost
+    reply_policies.py  replies that do not parse, do not fit, or call too much
+    ahead.py           what samples calls before a runner asks
+    overlap.py         calls that are made while others wait
+    turns.py           from an action to the next prompt
+    transcript.py      what an agent asked, kept by an Env while it is played
+    env.py             ChatAgentEnv: all of it as an Env
+    seats.py           agents with several trained roles
+    parallel.py        groups whose agents' calls are sampled at the same time
+    scripted.py        a policy of given texts
+    check.py           check_env
 """

@@ -33,6 +33,7 @@ from tinker_cookbook.rl.types import (
 from evert.bridge.conversations.matching import ConversationBook
 from evert.bridge.env.limits import prompt_limit
 from evert.bridge.env.options import EnvSettings
+from evert.bridge.env.pending import Outstanding
 from evert.bridge.env.tool_counts import ToolCounts
 from evert.bridge.episode.agent import outcome_of
 from evert.bridge.episode.inbox import Inbox, Note
@@ -120,7 +121,7 @@ class Account:
     book: ConversationBook
     settings: EnvSettings
     tools: ToolCounts = field(default_factory=ToolCounts)
-    inbox: Inbox | None = None
+    inbox: Inbox[Outstanding] | None = None
     hints: Sequence[Callable[[], str]] = ()
     stop_reason: StopReason | None = None
     overflow: openai.BadRequestError | None = None

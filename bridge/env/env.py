@@ -10,7 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Unpack
+from typing import Unpack
 
 from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.renderers import Renderer
@@ -43,6 +43,7 @@ from evert.bridge.env.turns import Turn, Turns
 from evert.bridge.episode.agent import NO_TASK, Agent, inspect_agent
 from evert.bridge.episode.episode import Episode
 from evert.bridge.episode.inbox import Inbox
+from evert.bridge.episode.observer import NOBODY, Observer
 from evert.bridge.errors import EnvStateError
 from evert.bridge.models.frozen import frozen_models
 from evert.bridge.off_loop import give_threads
@@ -290,15 +291,20 @@ class ChatAgentEnv(Env):
 
     # -- beginning, and handing out --------------------------------------------------------------
 
-    async def _begin(self) -> tuple[Episode, Inbox]:
-        loop = asyncio.get_running_loop()
-        made_of = self._form, loop, [self._settings.names], self._frozen, self.seed
-        episode = new_episode(self._settings.traces, *made_of)
-        self._start(episode)
+    async def _begin(self) -> tuple[Episode, Inbox[Outstanding]]:
+        episode = self._start([self._settings.names], self.seed)
         return episode, episode.inboxes[0]
 
-    def _start(self, episode: Episode) -> None:
+    def _start(self, roles: Sequence[Sequence[str]], seed: int | None) -> Episode:
         form = self._form
+        observer: Observer = NOBODY
+        if self._settings.traces:  # OpenTelemetry is imported where it is asked for
+            from evert.bridge.episode.tracers import tracing_to
+            from evert.bridge.episode.traces import Trace
+
+            observer = Trace(tracing_to(self._settings.traces), form.name, roles[0][0])
+        loop = asyncio.get_running_loop()
+        episode = Episode(form, loop, roles, self._frozen, seed, observer)
         model = episode.routes.names[0]
         endpoint = Endpoint(episode, episode.inboxes[0], model, self._renderer)
         client = (AgentClient if form.is_async else BlockingAgentClient)(endpoint)
@@ -306,14 +312,4 @@ class ChatAgentEnv(Env):
         takeover.install()
         give_threads(episode.loop)
         episode.start(agent, takeover.agent_context(endpoint))
-
-
-def new_episode(traces: str, *made_of: Any) -> Episode:
-    """An ``Episode`` of these arguments, or one that writes spans, if ``traces`` says where to."""
-    if not traces:
-        return Episode(*made_of)
-    from evert.bridge.episode.traces import (
-        TracedEpisode,  # OpenTelemetry is imported where it is asked for
-    )
-
-    return TracedEpisode(traces, *made_of)
+        return episode

@@ -30,7 +30,7 @@ from tinker_cookbook.rl.types import (
     StepResult,
 )
 
-from evert.bridge.env.env import ChatAgentEnv, new_episode
+from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.options import EnvOptions
 from evert.bridge.episode.agent import NO_TASK, Agent
 from evert.bridge.episode.episode import Episode
@@ -227,7 +227,7 @@ class _Table:
         """The episode has begun, or never will: whoever waits is told."""
         self._settled.set()
 
-    async def wait(self, seat: str) -> tuple[Episode, Inbox]:
+    async def wait(self, seat: str) -> tuple[Episode, Inbox[Any]]:
         """The episode and the seat's inbox, once all seats are taken.
 
         Raises:
@@ -285,17 +285,14 @@ class SeatEnv(ChatAgentEnv):
             "evert.bridge.env.seats.seat_envs, and play them at the same time."
         )
 
-    async def _begin(self) -> tuple[Episode, Inbox]:
+    async def _begin(self) -> tuple[Episode, Inbox[Any]]:
         table = self.table
         table.taken.add(self.seat)
-        table.loop = loop = asyncio.get_running_loop()
+        table.loop = asyncio.get_running_loop()
         if table.may_begin:
             roles = [[seat_model(seat)] for seat in table.seats]
-            made_of = self._form, loop, roles, self._frozen, table.seed
             try:
-                episode = new_episode(self._settings.traces, *made_of)
-                self._start(episode)
-                table.episode = episode
+                table.episode = self._start(roles, table.seed)
             except BaseException as error:
                 table.problem = error
                 raise

@@ -106,14 +106,13 @@ class Turns:
         self.overlap = Overlap(settings, renderer, self.account)
         self._long_texts = LongTexts(renderer, self._limit.tokens)
 
-    async def begin(self, episode: Episode, inbox: Inbox) -> Upcoming:
+    async def begin(self, episode: Episode, inbox: Inbox[Outstanding]) -> Upcoming:
         """The first prompt of an episode that has begun, or its end without one."""
         self.episode, self.account.inbox = episode, inbox
         if self.overlap.ahead is not None:
             inbox.on_call = self._look
         self.account.hints = episode.hints
-        if episode.trace is not None:
-            self.account.scored = partial(episode.trace.rewarded, self._settings.names[0])
+        self.account.scored = partial(episode.observer.rewarded, self._settings.names[0])
         return await self._advance()
 
     # -- the observation -------------------------------------------------------------------------

@@ -1,11 +1,14 @@
 """One run of an agent: who calls, and where the call leads.
 
-agent.py     what an agent is, and what it may return
-inbox.py     one trained role: calls that wait, notes, the clock
-refusals.py  an agent whose calls are refused again and again
-routes.py    which inbox or frozen model a model name leads to
-seeds.py     seeds of episodes
-episode.py   one run of an agent: its life, and what is released with it
-traces.py    an episode as OpenTelemetry's spans
-tracers.py   where spans go
+In reading order:
+
+    agent.py     what an agent is, and what it may return
+    inbox.py     one trained role: calls that wait, notes, the clock
+    refusals.py  an agent whose calls are refused again and again
+    routes.py    which inbox or frozen model a model name leads to
+    seeds.py     seeds of episodes
+    observer.py  what watches it; nothing does, or ``traces.py``
+    episode.py   one run of an agent: its life, and what is released with it
+    traces.py    an episode as OpenTelemetry's spans
+    tracers.py   where spans go
 """

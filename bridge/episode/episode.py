@@ -19,12 +19,13 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest, FrozenAnswer
 from evert.bridge.episode.agent import AgentForm
 from evert.bridge.episode.inbox import AgentEnd, Inbox, ParkedCall
+from evert.bridge.episode.observer import NOBODY, Observer
 from evert.bridge.episode.refusals import Refusals
 from evert.bridge.episode.routes import Routes
 from evert.bridge.episode.seeds import Draws
@@ -34,9 +35,6 @@ from evert.bridge.errors import (
     EnvClosedError,
     EpisodeEndedError,
 )
-
-if TYPE_CHECKING:
-    from evert.bridge.episode.traces import Trace
 
 REFUSALS_BEFORE_ABORT = 3
 """Calls made after the end before an agent that goes on calling gets ``AgentAborted``."""
@@ -65,6 +63,7 @@ class Episode:
         roles: The model names of each trained role; one role, or one a seat.
         frozen: What answers the calls to models that are not trained, by name.
         seed: Of what the agent draws; None: one that nobody knows.
+        observer: What watches it.
 
     Attributes:
         draws: What the agent draws from.
@@ -73,12 +72,9 @@ class Episode:
         inboxes: One a role, in the order of ``roles``.
         refusals: What holds back an agent whose calls are refused again and again.
         routes: Who answers which model name.
-        trace: What writes its spans (``traces.py``); None: nothing does.
         hints: What may explain a failure of the agent, each a sentence or nothing; asked for when
             there is one.
     """
-
-    trace: "Trace | None" = None
 
     def __init__(
         self,
@@ -87,14 +83,18 @@ class Episode:
         roles: Sequence[Sequence[str]],
         frozen: Mapping[str, FrozenAnswer] | None = None,
         seed: int | None = None,
+        observer: Observer = NOBODY,
     ) -> None:
+        self.observer = observer
         self.draws = Draws(seed)
         self.form = form
         self.loop = loop
         self.life = Life.RUNNING
         self.has_called = False
         self._asking: dict[asyncio.Task[None], ParkedCall] = {}
-        self.inboxes = tuple(Inbox(form.name, loop, self._asking) for _ in roles)
+        self.inboxes: tuple[Inbox[Any], ...] = tuple(
+            Inbox(form.name, loop, self._asking) for _ in roles
+        )
         for inbox in self.inboxes:
             inbox.peers = tuple(other for other in self.inboxes if other is not inbox)
         named = zip(roles, self.inboxes, strict=True)
@@ -125,6 +125,7 @@ class Episode:
             context: The context variables it is to see; None: a copy of the present ones.
         """
         context = contextvars.copy_context() if context is None else context
+        self.observer.begins(context)
         name = f"evert agent {self.form.name}"
         if self.form.is_async:
             running = self._run_in_task(agent)
@@ -177,6 +178,7 @@ class Episode:
         )
         for inbox in self.inboxes:
             inbox.end(end, ended)
+        self.observer.ends("closed" if self.life is Life.CLOSED else "ended", end.error)
 
     @property
     def is_over(self) -> bool:
@@ -232,6 +234,7 @@ class Episode:
             await self.release()
         if self._task is not None and self._late_calls > REFUSALS_BEFORE_ABORT:
             _leave_behind(self._task)
+        self.observer.ends("left behind")
         return self.is_over
 
     def abandon(self) -> None:
@@ -271,7 +274,7 @@ class Episode:
 
         Args:
             request: What is asked.
-            carrier: Headers that it came with, which may name a span; read by those who trace.
+            carrier: Headers that it came with, which may name a span.
 
         Raises:
             openai.BadRequestError: The Env refused the request.
@@ -281,6 +284,7 @@ class Episode:
         """
         if self.life is not Life.RUNNING:  # first of all: here an agent that is collected stops
             await asyncio.sleep(0)
+        asked = self.observer.asked(request, self.routes.shown, carrier)
         loop = asyncio.get_running_loop()
         task = asyncio.current_task()
         caller = task.get_name() if task is not None else ""
@@ -292,10 +296,14 @@ class Episode:
             caller = f"{threading.current_thread().name} {caller}"
             self._arrive_from_outside(ParkedCall(request, caller, speaker, future, loop))
         try:
-            return await future  # type: ignore[no-any-return]
-        except (Exception, AgentAborted) as error:
-            await self.refusals.hold_back(error)
+            reply: Reply = await future
+        except BaseException as error:
+            asked.failed(error)
+            if isinstance(error, (Exception, AgentAborted)):
+                await self.refusals.hold_back(error)
             raise
+        asked.answered(reply)
+        return reply
 
     def call_blocking(
         self, request: ChatRequest, carrier: Mapping[str, str] | None = None
@@ -312,14 +320,19 @@ class Episode:
                 "ever. Use `await client.chat.completions.create(...)` here, or make the blocking "
                 "call in a thread (asyncio.to_thread)."
             )
+        asked = self.observer.asked(request, self.routes.shown, carrier)
         future: concurrent.futures.Future[Reply] = concurrent.futures.Future()
         thread = threading.current_thread()
         self._arrive_from_outside(ParkedCall(request, thread.name, thread, future, None))
         try:
-            return future.result()
-        except (Exception, AgentAborted) as error:
-            self.refusals.hold_back_blocking(error)
+            reply = future.result()
+        except BaseException as error:
+            asked.failed(error)
+            if isinstance(error, (Exception, AgentAborted)):
+                self.refusals.hold_back_blocking(error)
             raise
+        asked.answered(reply)
+        return reply
 
     def _arrive_from_outside(self, call: ParkedCall) -> None:
         try:

@@ -16,15 +16,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.errors import AgentTimeoutError
 
-if TYPE_CHECKING:
-    from evert.bridge.env.pending import Outstanding
+P = TypeVar("P")
+"""What a call is kept as that is sampled ahead of the runner."""
 
 
 @dataclass(slots=True, eq=False)
@@ -110,7 +110,7 @@ class Note(NamedTuple):
     turn: int | None = None
 
 
-class Inbox:
+class Inbox(Generic[P]):
     """One trained role's calls and notes.
 
     Args:
@@ -147,8 +147,8 @@ class Inbox:
         self._timer: asyncio.TimerHandle | None = None
         self._deadline = 0.0
         self._turns: tuple[WeakKeyDictionary[object, int], int] | None = None
-        self.peers: tuple[Inbox, ...] = ()
-        self.ahead: dict[ParkedCall, Outstanding] = {}
+        self.peers: tuple[Inbox[Any], ...] = ()
+        self.ahead: dict[ParkedCall, P] = {}
         self.on_call: Callable[[], None] | None = None
         self.notes: list[Note] = []
         self.rewarded = False
@@ -233,7 +233,7 @@ class Inbox:
 
     async def take(
         self, patience: float | None, most: int | None = None
-    ) -> "ParkedCall | Outstanding | AgentEnd":
+    ) -> "ParkedCall | P | AgentEnd":
         """The next call that somebody waits on, what was sampled ahead, or the agent's end.
 
         Args:
@@ -263,7 +263,7 @@ class Inbox:
     def _has_room(self) -> bool:
         return self._most is None or len(self.ahead) < self._most or not self.ahead
 
-    def _next(self) -> "ParkedCall | Outstanding | AgentEnd | None":
+    def _next(self) -> "ParkedCall | P | AgentEnd | None":
         if self._queue and self._has_room:
             call = self.next_call()
             if call is not None:

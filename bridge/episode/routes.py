@@ -13,6 +13,7 @@ Either way it is a stranger, and a failure of the agent names it.
 import difflib
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.request import FrozenAnswer
@@ -44,9 +45,11 @@ class Routes:
         instead: What answers in place of the inboxes; None: they do.
     """
 
-    def __init__(self, inboxes: Mapping[str, Inbox], frozen: Mapping[str, FrozenAnswer]) -> None:
+    def __init__(
+        self, inboxes: Mapping[str, Inbox[Any]], frozen: Mapping[str, FrozenAnswer]
+    ) -> None:
         named = {name: inbox for name, inbox in inboxes.items() if ANY not in name}
-        self._targets: dict[str, Inbox | FrozenAnswer] = {**named, **frozen}
+        self._targets: dict[str, Inbox[Any] | FrozenAnswer] = {**named, **frozen}
         self._patterns = {name: inbox for name, inbox in inboxes.items() if ANY in name}
         self._policies = tuple(inboxes)
         self.strangers: dict[str, None] = {}
@@ -60,7 +63,7 @@ class Routes:
         return tuple(self._targets)
 
     @property
-    def seats(self) -> dict[str, Inbox]:
+    def seats(self) -> dict[str, Inbox[Any]]:
         """The seats' inboxes by the seats' names; none where there is one policy."""
         return {
             name.removeprefix(SEAT_PREFIX): target
@@ -83,7 +86,7 @@ class Routes:
         pattern = next((name for name in self._patterns if fnmatchcase(model, name)), UNKNOWN)
         return pattern if self._only is None else self._policies[0]
 
-    def _match(self, model: str) -> Inbox | None:
+    def _match(self, model: str) -> Inbox[Any] | None:
         return next((box for name, box in self._patterns.items() if fnmatchcase(model, name)), None)
 
     def hint(self, *models: str) -> str:
@@ -102,7 +105,7 @@ class Routes:
             f"policy: models={{{names[0]!r}: ...}}."
         )
 
-    def find(self, model: str) -> Inbox | FrozenAnswer:
+    def find(self, model: str) -> Inbox[Any] | FrozenAnswer:
         """Who answers the calls to ``model``.
 
         Raises:

@@ -13,7 +13,7 @@ Tools run in the agent, out of sight: their spans are made of what comes back.
 No text of a conversation is in a span: of models and tools there are names that were declared, of
 errors the class and the code.
 
-``TracedEpisode`` is an ``Episode`` that writes them; without traces there is none.
+``Trace`` is the episode's observer that writes them.
 """
 
 import contextvars
@@ -33,11 +33,9 @@ from opentelemetry.util.types import AttributeValue
 
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.episode.agent import AgentForm
-from evert.bridge.episode.episode import Episode, Life
-from evert.bridge.episode.inbox import AgentEnd
+from evert.bridge.episode.observer import Asked, Observer
 from evert.bridge.episode.routes import UNKNOWN
-from evert.bridge.episode.tracers import Tracing, tracing_to
+from evert.bridge.episode.tracers import Tracing
 from evert.bridge.redaction import redacted, redacted_tree
 
 CHAT: dict[str, AttributeValue] = {
@@ -51,61 +49,13 @@ TOOL: dict[str, AttributeValue] = {
 _OK = Status(StatusCode.UNSET)
 
 
-class TracedEpisode(Episode):
-    """An episode that writes spans; its arguments are ``Episode``'s, after where they go."""
-
-    def __init__(self, traces: str, form: AgentForm, *made_of: Any) -> None:
-        super().__init__(form, *made_of)
-        self.trace = self._trace = Trace(tracing_to(traces), form.name, self.routes.names[0])
-
-    def start(self, agent: Callable[[], Any], context: contextvars.Context | None = None) -> None:
-        """Start the agent within the episode's span."""
-        context = contextvars.copy_context() if context is None else context
-        context.run(otel.attach, self._trace.context)
-        super().start(agent, context)
-
-    def _on_end(self, end: AgentEnd) -> None:
-        super()._on_end(end)
-        self._trace.end("closed" if self.life is Life.CLOSED else "ended", end.error)
-
-    async def close(self, patience: float) -> bool:
-        """Give the episode up; its span ends though the agent may not."""
-        is_over = await super().close(patience)
-        self._trace.end("left behind")
-        return is_over
-
-    async def call(self, request: ChatRequest, carrier: Mapping[str, str] | None = None) -> Reply:
-        """As ``Episode.call``, with a span."""
-        call = _Call(self._trace, request, self.routes.shown(request.model), carrier)
-        try:
-            reply = await super().call(request)
-        except BaseException as error:
-            call.failed(error)
-            raise
-        call.answered(reply)
-        return reply
-
-    def call_blocking(
-        self, request: ChatRequest, carrier: Mapping[str, str] | None = None
-    ) -> Reply:
-        """As ``Episode.call_blocking``, with a span."""
-        call = _Call(self._trace, request, self.routes.shown(request.model), carrier)
-        try:
-            reply = super().call_blocking(request)
-        except BaseException as error:
-            call.failed(error)
-            raise
-        call.answered(reply)
-        return reply
-
-
 class _Place(NamedTuple):
     context: otel.Context
     parent: SpanContext
     links: Sequence[Link] = ()
 
 
-class Trace:
+class Trace(Observer):
     """The trace of one episode.
 
     Args:
@@ -139,6 +89,16 @@ class Trace:
         self._tools: dict[str, tuple[str, int, _Place]] = {}
         self._ending = threading.Lock()
         self._is_over = False
+
+    def begins(self, context: contextvars.Context) -> None:
+        """The agent's spans lie within the episode's."""
+        context.run(otel.attach, self.context)
+
+    def asked(
+        self, request: ChatRequest, shown: Callable[[str], str], carrier: Mapping[str, str] | None
+    ) -> Asked:
+        """A model call gets a span."""
+        return _Call(self, request, shown(request.model), carrier)
 
     # -- where spans belong ----------------------------------------------------------------------
 
@@ -250,8 +210,8 @@ class Trace:
         at = time.time_ns()
         self.add("reward", self.place(), attributes, at, at)
 
-    def end(self, how: str, error: BaseException | None = None) -> None:
-        """The episode is over; told again to no effect."""
+    def ends(self, how: str, error: BaseException | None = None) -> None:
+        """The episode's span ends, once."""
         with self._ending:
             if self._is_over:
                 return
@@ -267,7 +227,7 @@ class Trace:
         self._span.end(at)
 
 
-class _Call:
+class _Call(Asked):
     __slots__ = ("_model", "_place", "_request", "_start", "_trace")
 
     def __init__(

@@ -1,13 +1,15 @@
 """Groups of episodes: rewards, advantages, batches.
 
-rewards.py      rewards that compare a group
-judge.py        a model that ranks a group
-advantages.py   an advantage for every sampled token
-pieces.py       the same for the Cookbook's loop: a trajectory in pieces
-opponents.py    frozen models at seats: past checkpoints, players
-group.py        groups of episodes
-sampler_log.py  what a sampler was told, in a file
-curriculum.py   which tasks a step plays
-dataset.py      batches of groups
-branches.py     from a turn of a record on, sampled anew; a dataset of such branches
+In reading order:
+
+    rewards.py      rewards that compare a group
+    judge.py        a model that ranks a group
+    advantages.py   an advantage for every sampled token
+    pieces.py       the same for the Cookbook's loop: a trajectory in pieces
+    opponents.py    frozen models at seats: past checkpoints, players
+    group.py        groups of episodes
+    sampler_log.py  what a sampler was told, in a file
+    curriculum.py   which tasks a step plays
+    dataset.py      batches of groups
+    branches.py     from a turn of a record on, sampled anew; a dataset of such branches
 """

@@ -16,6 +16,7 @@ from evert.bridge.chat.formats import ANY_OBJECT, ReplyFormat
 from evert.bridge.chat.messages import as_fields, read_message
 from evert.bridge.chat.reply import Reply, TokenLogprob, read_reply
 from evert.bridge.chat.request import ChatRequest
+from evert.bridge.ownership import left_alone
 from evert.bridge.tokens.logprobs import unavailable
 
 
@@ -51,8 +52,6 @@ class RemoteModel:
             openai.OpenAIError: As the SDK raises it.
         """
         import openai
-
-        from evert.bridge.clients.takeover import left_alone
 
         check_no_prefill(request, "a RemoteModel")
         fields: dict[str, Any] = {

@@ -52,7 +52,6 @@ from evert import (
 )
 from evert.bridge.clients.http import server
 from evert.bridge.tokens.renderer import prompt_renderer
-from evert.bridge.tokens.token_log import loop_budget
 
 Agent = Callable[..., Any]
 
@@ -1271,7 +1270,7 @@ async def test_closing_while_a_long_prompt_is_tokenised_ends_the_step_that_waits
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tokenising, go_on = threading.Event(), threading.Event()
-    monkeypatch.setattr(long_text, "LONG_TEXT", 10)
+    monkeypatch.setattr("evert.bridge.tokens.loop_budget.LONG_TEXT", 10)
 
     async def agent(client: AgentClient) -> float:
         text = await ask(client, user("Hi"))

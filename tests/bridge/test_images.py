@@ -26,10 +26,10 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
 from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
+from evert.bridge.tokens import images
 from evert.bridge.tokens.bases import base_tokenizer
 from evert.bridge.tokens.images import Images
 from evert.bridge.tokens.loop_budget import LongTextError
-from evert.bridge.tokens.token_log import images
 
 
 def image_bytes(kind: str = "PNG", size: tuple[int, int] = (64, 64), mode: str = "RGB") -> bytes:

@@ -17,14 +17,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 
 from evert import ChatAgentEnv
-from evert.bridge.chat import request
 from evert.bridge.chat.bad_requests import bad_request, context_length_exceeded
 from evert.bridge.chat.fields import (
+    MOST_WARNED,
     FieldPolicy,
     is_absent,
     read_cap,
@@ -35,7 +34,7 @@ from evert.bridge.chat.fields import (
 )
 from evert.bridge.chat.formats import ReplyFormat
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.clients.dialects import anthropic, chat_completions, gemini, responses
+from evert.bridge.clients.dialects import anthropic_messages, chat_completions, gemini, responses
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -107,8 +106,8 @@ def test_an_unknown_field_is_an_error_where_fields_are_arguments() -> None:
 def test_an_unknown_field_over_the_wire_passes_with_one_warning_a_name(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "_warned", set())
-    with caplog.at_level(logging.WARNING, "evert.bridge.chat.request"):
+    monkeypatch.setattr("evert.bridge.chat.fields._warned", set())
+    with caplog.at_level(logging.WARNING, "evert.bridge.chat.fields"):
         for _ in range(3):
             check(brand_new_one=1, brand_new_two=2, strict=False)
 
@@ -121,13 +120,13 @@ def test_an_unknown_field_over_the_wire_passes_with_one_warning_a_name(
 def test_an_agent_that_makes_up_fields_does_not_fill_the_log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "_warned", set())
-    with caplog.at_level(logging.WARNING, "evert.bridge.chat.request"):
+    monkeypatch.setattr("evert.bridge.chat.fields._warned", set())
+    with caplog.at_level(logging.WARNING, "evert.bridge.chat.fields"):
         for number in range(1_000):
             check(**{f"made_up_{number}{'x' * 1_000}": 1}, strict=False)
 
     messages = [record.getMessage() for record in caplog.records]
-    assert len(messages) == request.MOST_WARNED
+    assert len(messages) == MOST_WARNED
     assert messages[-1].endswith("it is ignored. Further ones are not told.")
     assert max(map(len, messages)) < 250
 
@@ -337,7 +336,7 @@ async def test_the_native_handle_is_strict_about_names_and_says_how_to_stream() 
 SECTIONS = {
     "Chat completions": chat_completions.FIELDS,
     "Responses": responses.FIELDS,
-    "Anthropic's messages": anthropic.FIELDS,
+    "Anthropic's messages": anthropic_messages.FIELDS,
     "Gemini's generateContent": gemini.FIELDS,
     "Gemini's generationConfig": gemini.CONFIG_FIELDS,
 }

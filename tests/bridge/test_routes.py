@@ -36,7 +36,7 @@ from evert.bridge.episode.routes import Routes, read_policy_names, seat_model
 QUESTION: list[Any] = [{"role": "user", "content": "Hi"}]
 
 
-def inbox() -> Inbox:
+def inbox() -> Inbox[Any]:
     return Inbox("an.agent", asyncio.get_running_loop())
 
 

@@ -33,7 +33,7 @@ from evert import (
     RewardError,
     ScriptedPolicy,
 )
-from evert.bridge.env.env import seats
+from evert.bridge.env import seats
 from evert.bridge.env.seats import SeatEnv, seat_envs
 from evert.bridge.errors import InvalidDatasetError
 from evert.bridge.tokens.renderer import prompt_renderer

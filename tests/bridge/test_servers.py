@@ -22,7 +22,7 @@ import tinker
 from tinker.proto import tinker_public_pb2 as wire
 
 from evert import TinkerModel
-from evert.bridge.models.frozen import older_servers
+from evert.bridge.models import older_servers
 from evert.bridge.models.older_servers import address_of, complete_client, is_hosted
 from evert.bridge.models.tinker_model import open_weights
 
@@ -114,7 +114,7 @@ def _clients_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def _nothing_is_completed_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINKER_API_KEY", "tml-of-a-test")
     monkeypatch.setenv("TINKER_TELEMETRY", "0")
-    monkeypatch.setattr(servers, "_completed", set())
+    monkeypatch.setattr(older_servers, "_completed", set())
     ask = tinker.SamplingClient._send_asample_request
     load = getattr(tinker.ServiceClient, older_servers.LOAD)
     monkeypatch.setattr(tinker.SamplingClient, "_send_asample_request", ask)  # put back at the end

@@ -34,9 +34,9 @@ from tinker_cookbook.rl.types import Trajectory
 
 from evert import AgentClient, BlockingAgentClient, ChatAgentEnv, ProcessAgent, ScriptedPolicy
 from evert.bridge.chat.reply import call_id
-from evert.bridge.env.env import options
+from evert.bridge.env import options
 from evert.bridge.env.seats import seat_envs
-from evert.bridge.episode.episode import tracers
+from evert.bridge.episode import tracers
 from evert.bridge.errors import AgentError, MissingPackageError
 
 HELLO: Any = [{"role": "user", "content": "Hello?"}]

@@ -21,7 +21,6 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
 from evert import AgentClient, BlockingAgentClient, ChatAgentEnv, ScriptedPolicy, sequences
-from evert.bridge.chat import request
 from evert.bridge.env.seats import seat_envs
 from evert.bridge.groups.group import can_be_learned_from
 
@@ -273,7 +272,7 @@ async def test_a_field_that_says_otherwise_is_refused(evert: Any) -> None:
 async def test_an_unknown_field_beside_it_is_let_pass_as_over_the_wire(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "_warned", set())
+    monkeypatch.setattr("evert.bridge.chat.fields._warned", set())
 
     async def agent(client: AgentClient) -> float:
         extra = {**OUT, "a_field_of_no_api": 1}

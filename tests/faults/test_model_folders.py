@@ -26,8 +26,8 @@ from tests.faults.model_folders import (
 from tests.faults.scene import is_as
 from tinker_cookbook import tokenizer_utils
 
+from evert.bridge.tokens import pretrained
 from evert.bridge.tokens.bases import base_path
-from evert.bridge.tokens.token_log import pretrained
 
 
 @pytest.fixture

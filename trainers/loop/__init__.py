@@ -3,5 +3,5 @@
     rollout.py   ``rollout``: the episodes of some tasks
     batch.py     ``Batch``: what they earned as arrays, and the data to train on
 
-How an advantage comes about is ``bridge/groups/advantages.py``, which the Cookbook's loop has it from, too.
+How an advantage comes about is in ``bridge/groups/advantages.py``, for the Cookbook's loop too.
 """

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from evert.bridge.clients.takeover import left_alone
+from evert.bridge.ownership import left_alone
 from evert.trainers.engine.errors import EngineClosedError, SamplingRequestError
 from evert.trainers.serving.errors import NotServedError, ServerGoneError, ServingError
 

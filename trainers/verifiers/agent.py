@@ -19,9 +19,9 @@ from typing import Any
 import verifiers.v1 as vf
 
 from evert.bridge.clients.client import AgentClient
-from evert.bridge.clients.takeover import left_alone
 from evert.bridge.episode.agent import Outcome
 from evert.bridge.errors import InvalidDatasetError, RewardError
+from evert.bridge.ownership import left_alone
 
 ENV_STOP = "env_stop/"
 """What the metric of verifiers' own stop condition begins with."""

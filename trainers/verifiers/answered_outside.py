@@ -4,7 +4,7 @@ No trainer waits for the calls here, and nothing is rendered. But for that the a
 ever: blocking or async, with a client of its own that is taken over, its notes and its errors.
 """
 
-from typing import Unpack
+from typing import Any, Unpack
 
 from tinker_cookbook.rl.types import STOP_METRIC_PREFIX, InitialObservationOverflow
 
@@ -61,7 +61,7 @@ async def play_at(
 class _Elsewhere(ChatAgentEnv):
     answer: FrozenAnswer
 
-    async def _begin(self) -> tuple[Episode, Inbox]:
+    async def _begin(self) -> tuple[Episode, Inbox[Any]]:
         episode, inbox = await super()._begin()
         episode.routes.instead = self.answer  # no call has arrived: the loop has not been left
         return episode, inbox

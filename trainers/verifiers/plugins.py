@@ -7,8 +7,7 @@ verifiers finds its plugins by the name of a module, so a module of yours names 
     __all__ = ["AgentHarness", "AgentTaskset"]
 
 It hands each rollout an endpoint and a key, and keeps what passes there, with token ids where
-prime-rl trains. The agent's calls go there (``evert.trainers.verifiers.answered_outside``); its rewards are the
-trace's.
+prime-rl trains. The agent's calls go there (``answered_outside.py``); its rewards are the trace's.
 """
 
 # pyright: reportMissingImports=false

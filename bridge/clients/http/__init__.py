@@ -1,7 +1,9 @@
 """The API over loopback HTTP, for agents in other processes.
 
-bodies.py       the JSON of a request's body, without holding the event loop
-connections.py  what a connection over HTTP may do, and for how long
-calls.py        the calls of one rollout that come over HTTP, and their retries
-server.py       the API over loopback HTTP, for other processes: its life, and its keys
+In reading order:
+
+    bodies.py       the JSON of a request's body, without holding the event loop
+    connections.py  what a connection over HTTP may do, and for how long
+    calls.py        the calls of one rollout that come over HTTP, and their retries
+    server.py       the API over loopback HTTP, for other processes: its life, and its keys
 """

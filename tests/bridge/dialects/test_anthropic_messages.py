@@ -20,7 +20,7 @@ from anthropic.types import Message
 from evert.bridge.chat.formats import ReplyFormat
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.clients.dialects.anthropic import FIELDS, AnthropicMessages
+from evert.bridge.clients.dialects.anthropic_messages import FIELDS, AnthropicMessages
 
 MakeReply = Callable[..., Reply]
 

@@ -28,8 +28,8 @@ from tinker_cookbook.rl.types import InitialObservationOverflow, Trajectory
 from evert import AgentClient, ChatAgentEnv, EpisodeEndedError, ScriptedPolicy
 from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.clients.http import calls, connections, server
-from evert.bridge.clients.takeover import left_alone
 from evert.bridge.env.seats import seat_envs
+from evert.bridge.ownership import left_alone
 from evert.bridge.tokens.renderer import prompt_renderer
 
 SERVED = "any-name"

@@ -26,8 +26,8 @@ from lm15.router import RouterConfig
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import AgentClient, AgentError, BlockingAgentClient, ChatAgentEnv, ScriptedPolicy
-from evert.bridge.clients import takeover
 from evert.bridge.clients.http import server
+from evert.bridge.ownership import left_alone
 
 HELLO: Any = [{"role": "user", "content": "Hello?"}]
 BODY = {"model": "gpt-5.2", "messages": HELLO}
@@ -282,7 +282,7 @@ async def test_whatever_base_url_is_made_of_it_works(end: str) -> None:
 
     async def agent(client: AgentClient) -> float:
         address = client.serve()
-        with takeover.left_alone():  # as another process does
+        with left_alone():  # as another process does
             url = f"{address.root_url}{end}"
             async with openai.AsyncOpenAI(base_url=url, api_key=address.api_key) as sdk:
                 chat = await sdk.chat.completions.create(model="gpt-5.2", messages=HELLO)
@@ -315,7 +315,7 @@ ADVICE = "Send the rollout's own, which goes with client.base_url: client.api_ke
 async def test_a_key_of_nobodys(key: str) -> None:
     async def agent(client: AgentClient) -> float:
         address = client.serve()
-        with takeover.left_alone():
+        with left_alone():
             async with openai.AsyncOpenAI(base_url=address.base_url, api_key=key) as sdk:
                 with pytest.raises(openai.AuthenticationError) as caught:
                     await sdk.chat.completions.create(model="policy", messages=HELLO)
@@ -333,7 +333,7 @@ async def test_a_key_of_nobodys(key: str) -> None:
 async def test_no_key_at_all() -> None:
     async def agent(client: AgentClient) -> float:
         address = client.serve()
-        with takeover.left_alone():
+        with left_alone():
             async with httpx.AsyncClient() as http:
                 answer = await http.post(f"{address.base_url}/chat/completions", json=BODY)
         assert answer.status_code == 401
@@ -347,7 +347,7 @@ async def test_no_key_at_all() -> None:
 
 async def ask_late(address: server.Address) -> list[Any]:
     """What the SDKs say to a key whose episode is over."""
-    with takeover.left_alone():
+    with left_alone():
         async with openai.AsyncOpenAI(base_url=address.base_url, api_key=address.api_key) as sdk:
             with pytest.raises(openai.BadRequestError) as caught:
                 await sdk.chat.completions.create(model="policy", messages=HELLO)
@@ -390,7 +390,7 @@ async def test_only_the_latest_keys_are_remembered(monkeypatch: pytest.MonkeyPat
         for _ in range(3):
             await play_without_a_call(first)
         await ask_late(late[-1])
-        with takeover.left_alone():
+        with left_alone():
             async with openai.AsyncOpenAI(
                 base_url=late[0].base_url, api_key=late[0].api_key
             ) as sdk:

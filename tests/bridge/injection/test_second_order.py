@@ -22,7 +22,7 @@ from tinker_cookbook.renderers.base import Message, TextPart, ThinkingPart, Tool
 
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.clients.dialects.anthropic import AnthropicMessages
+from evert.bridge.clients.dialects.anthropic_messages import AnthropicMessages
 from evert.bridge.clients.dialects.chat_completions import completion
 from evert.bridge.conversations.matching import ConversationBook
 from evert.bridge.tokens.actions import read_action

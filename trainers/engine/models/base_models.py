@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from evert.bridge.errors import InvalidModelError
+from evert.bridge.tokens import pretrained
 from evert.bridge.tokens.bases import BASES, base_path, base_tokenizer
-from evert.bridge.tokens.token_log import pretrained
 from evert.trainers.engine.errors import ModelNotFoundError
 from evert.trainers.engine.network import network_is_refused
 
