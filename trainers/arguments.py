@@ -72,12 +72,12 @@ def _no_pair(argument: str, known: Collection[str], bare: str) -> str:
 def check_name(key: str, known: Collection[str], called: Callable[[str], str] = str) -> None:
     """Refuse a setting that is not known; ``called`` is as for ``read_settings``."""
     if key not in known:
-        raise UsageError(f"There is no setting {called(key)!r}.{_near(key, known)}")
+        raise UsageError(f"There is no setting {called(key)!r}.{_near(key, known, called)}")
 
 
-def _near(key: str, known: Collection[str]) -> str:
+def _near(key: str, known: Collection[str], called: Callable[[str], str] = str) -> str:
     near = difflib.get_close_matches(key, known, n=1)
-    return f" Did you mean {near[0]!r}?" if near else _more(known)
+    return f" Did you mean {called(near[0])!r}?" if near else _more(known)
 
 
 def _more(known: Collection[str]) -> str:
@@ -183,7 +183,8 @@ def _in_our_words(
         parent, _, name = found[1].rpartition(".")
         known = fields_of(_type_at(kind, parent) if parent else kind)
         where = f" in {called(parent)}" if parent else ""
-        return f"There is no setting {called(found[1])!r}{where}.{_near(name, known)}"
+        near = _near(name, known, lambda near: called(found[1].removesuffix(name) + near))
+        return f"There is no setting {called(found[1])!r}{where}.{near}"
     return re.sub(r"\bX_(\w+)", lambda found: called(found[1]), text)  # chz's own name of a field
 
 

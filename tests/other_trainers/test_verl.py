@@ -389,7 +389,7 @@ async def test_a_first_prompt_over_verls_room_is_refused_before_it_is_sampled(
         ({"branches": "all"}, "only its V1 trainers take several"),
         ({"branches": "some"}, "branches is 'some'; expected 'all', 'last'"),
         ({"policy_name": "gpt-4o"}, "Did you mean 'policy_names'"),
-        ({"limits": {"max_turn": 3}}, "Did you mean 'max_turns'"),
+        ({"limits": {"max_turn": 3}}, "Did you mean 'limits.max_turns'"),
         ({"models": {"judge": "evert-tiny"}}, "verl's workers have no engine for"),
         ({"agent": "verl_agents:nobody"}, "No agent at 'verl_agents:nobody'"),
         ({"renderer_name": None}, "The Cookbook names no renderer"),

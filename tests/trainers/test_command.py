@@ -91,7 +91,7 @@ def test_pairs_keep_what_follows_the_first_equals_sign_and_the_last_of_a_key() -
         ({"rate": float("inf")}, "rate takes a finite number, got inf."),
         ({"inner.depth": "deep"}, "inner.depth takes a whole number, got 'deep'."),
         ({"inner.width": "1"}, "inner.depth must be given, too"),
-        ({"inner.wide": "1"}, "There is no setting 'inner.wide' in inner. Did you mean 'width'?"),
+        ({"inner.wide": "1"}, "no setting 'inner.wide' in inner. Did you mean 'inner.width'?"),
     ],
 )
 def test_a_wrong_value_is_told_with_its_setting_and_what_that_takes(

@@ -444,7 +444,7 @@ OWN += ["models=evert-tiny"]
         ([*OWN, "models.judge=runs/none"], "no run and no model at 'runs/none'"),
         ([*OWN, "models.judge.temperature=0"], "models.judge.temperature is of no model"),
         ([*OWN, "models.policy=evert-tiny"], "has the policy's own name"),
-        ([*OWN, "limits.max_turn=3"], "no setting 'limits.max_turn'. Did you mean 'max_turns'?"),
+        ([*OWN, "limits.max_turn=3"], "Did you mean 'limits.max_turns'?"),
         ([*OWN, "limits=3"], "limits takes paths: limits.max_turns=20, for example; got '3'"),
         ([*OWN, "seats=one"], "seats must be two or more different names"),
         ([*OWN, "frozen.judge=evert-tiny"], "There is no setting 'frozen.judge'"),

@@ -29,7 +29,7 @@ LINES = {
     "train agent=mine:agent train_tasks=mine:yields": "train_tasks=mine:yields is a function;",
     "train env=identity test_tasks=mine:EMPTY": "test_tasks=mine:EMPTY has no task;",
     "train env=identitty": "There is no game 'identitty'. Did you mean env=identity?",
-    "train env=identity limits.maxturns=3": "There is no setting 'limits.maxturns'. Did you mean",
+    "train env=identity limits.maxturns=3": "Did you mean 'limits.max_turns'?",
     "train env=identity parse_error_policy.max=1": "There is no setting 'parse_error_policy.max'",
     "train env=identity cookbook.temprature=1": "There is no setting 'cookbook.temprature'. Did",
     "train env=twenty_questions sampler=evert:Curriculam": "No sampler at 'evert:Curriculam'",

@@ -126,7 +126,7 @@ def test_rl_starts_from_one_place() -> None:
         ("cookbook.dataset_builder.seats=a,b", "set by evert's own seats="),
         ("cookbook.temperature=hot", "cookbook.temperature takes a number, got 'hot'"),
         ("cookbook.temperature=nan", "cookbook.temperature takes a finite number"),
-        ("cookbook.temprature=1", "no setting 'cookbook.temprature'. Did you mean 'temperature'"),
+        ("cookbook.temprature=1", "Did you mean 'cookbook.temperature'?"),
         ("cookbook.async_config.groups_per_batch=1", "cookbook.async_config.max_steps_off_policy"),
         ("cookbook.async_config.groups=1", "no setting 'cookbook.async_config.groups'"),
         ("loss_fn=mse", "loss_fn takes cross_entropy or importance_sampling or ppo"),
