@@ -239,8 +239,11 @@ class Account:
 
     def explained(self, text: str) -> str:
         """A failure's text, and what the episode knows that may explain it."""
-        hints = [CUT_REPLY * self.was_cut, *(hint() for hint in self.hints)]
-        return redacted(" ".join([text, *(hint for hint in hints if hint and hint not in text)]))
+        told_of = [CUT_REPLY * self.was_cut, *(hint() for hint in self.hints)]
+        hints = [hint for hint in told_of if hint and hint not in text]
+        if hints and text and text[-1] not in ".!?":
+            text += "."
+        return redacted(" ".join([text, *hints]))
 
 
 def put_note(note: Note, metrics: Metrics, logs: Logs) -> float:

@@ -31,6 +31,7 @@ from tinker_cookbook.utils.ml_log import dump_config
 
 from evert.agents.process import ProcessAgent
 from evert.bridge.clients.client import AgentClient
+from evert.bridge.env.endings import CUT_REPLY
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.scripted import ScriptedPolicy
 from evert.bridge.errors import AgentError, EnvStateError, InvalidAgentError
@@ -216,6 +217,7 @@ async def server() -> None:
 
 
 CORRECT = "Correct the agent where the traceback points."
+UNREAD = f"JSONDecodeError: Expecting value: line 1 column 1 (char 0). {CUT_REPLY}"
 
 
 @pytest.mark.parametrize(
@@ -224,7 +226,7 @@ CORRECT = "Correct the agent where the traceback points."
         (no_key, "OpenAIError: ", "any value will do: set OPENAI_API_KEY=unused,"),
         (no_anthropic_key, "TypeError: ", "ANTHROPIC_API_KEY=unused"),
         (no_gemini_key, "ValueError: ", "GEMINI_API_KEY=unused"),
-        (reads_a_cut_reply, "JSONDecodeError: ", "needs the whole reply, raise max_tokens."),
+        (reads_a_cut_reply, UNREAD, "needs the whole reply, raise max_tokens."),
         (reads_json, "JSONDecodeError: ", "cannot read what the model said. {what_else}"),
         (reads_a_number, "ValueError: ", "cannot read what the model said. {what_else}"),
         (loses_its_server, "ConnectionError: the server died", f"{CORRECT} {{what_else}}"),
@@ -517,7 +519,7 @@ async def test_nearly_all_is_nineteen_of_twenty(tmp_path: Path, good: int, ends:
 def test_a_run_of_fewer_steps_ends_after_them(tmp_path: Path) -> None:
     told = Told(tmp_path, start=8, steps=9)
     told.batch([TABLE])
-    assert str(told.tally.error).startswith("In the run's only step nearly all episodes failed")
+    assert str(told.tally.error).startswith("In one step nearly all episodes failed")
 
 
 async def test_where_failures_are_scored_already_the_end_says_what_else_to_do(

@@ -228,7 +228,7 @@ def _the_end(failed: Sequence[Failures]) -> str:
     whole = together(failed)
     commonest = whole.commonest
     error = commonest.error if commonest is not None else ""
-    steps = f"In {len(failed)} steps in a row" if len(failed) > 1 else "In the run's only step"
+    steps = f"In {len(failed)} steps in a row" if len(failed) > 1 else "In one step"
     return (
         f"{steps} nearly all episodes failed: {whole.summary()}. The commonest: {error}\n"
         f"{whole.advice()} failed_steps=0 goes on whatever fails."

@@ -2,14 +2,14 @@
 
 In reading order:
 
-    dialect.py                        what an API has to say of itself
-    chat_completions.py               OpenAI's chat completions
-    responses.py                      OpenAI's responses, with the state behind ``previous_response_id``
-    responses_tools.py                its tools: functions, custom tools, namespaces
-    anthropic_messages.pyAnthropic's  messages
-    gemini.py                         Gemini's generateContent
-    gemini_contents.py                its contents as messages
-    gemini_tools.py                   its function declarations, schemas, and ids of calls
-    fields.py                         reading bodies: formats, forced tools, flags
-    events.py                         server-sent events, and text cut into deltas
+    dialect.py             what an API has to say of itself
+    chat_completions.py    OpenAI's chat completions
+    responses.py           OpenAI's responses, with the state behind ``previous_response_id``
+    responses_tools.py     its tools: functions, custom tools, namespaces
+    anthropic_messages.py  Anthropic's messages
+    gemini.py              Gemini's generateContent
+    gemini_contents.py     its contents as messages
+    gemini_tools.py        its function declarations, schemas, and ids of calls
+    fields.py              reading bodies: formats, forced tools, flags
+    events.py              server-sent events, and text cut into deltas
 """
