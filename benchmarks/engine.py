@@ -29,7 +29,7 @@ from rich.table import Table
 from tinker import types
 
 from evert.bridge.tokens.bases import BASE_MODEL, base_path
-from evert.trainers.engine.engine import embedded_engine
+from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.engine.models.base_models import context_length, load_model
 
 PROMPT = (16, 96)

@@ -32,7 +32,7 @@ from rich.table import Table
 from tinker import types
 
 from evert.bridge.tokens.bases import BASE_MODEL, base_path
-from evert.trainers.engine.engine import embedded_engine
+from evert.trainers.engine.embedded import embedded_engine
 
 MOST_BASES = 1.6
 MOST_BYTES = 4e9

@@ -27,7 +27,7 @@ from rich.table import Table
 from tinker import types
 
 from evert.bridge.tokens.bases import BASE_MODEL
-from evert.trainers.engine.engine import embedded_engine
+from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.engine.sampling import frozen
 
 PROMPTS = 64

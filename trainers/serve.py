@@ -108,7 +108,7 @@ def serving(settings: ServeSettings) -> Iterator[str]:
 
     import tinker
 
-    from evert.trainers.engine.engine import embedded_engine
+    from evert.trainers.engine.embedded import embedded_engine
     from evert.trainers.serving.service import PolicyService
 
     base = found.base_model or ""

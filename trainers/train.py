@@ -34,12 +34,13 @@ from evert.trainers.runs import files
 from evert.trainers.runs import folder as run_folder
 from evert.trainers.runs.engine_choice import choose_engine, context_of, running_engine, say
 from evert.trainers.runs.fields import at_a_time
-from evert.trainers.runs.folder import RunFolder, open_run
+from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.frozen_models import in_words as frozen_in_words
+from evert.trainers.runs.preflight import check_settings
 from evert.trainers.runs.progress import logging_to, quiet_progress_bars
 from evert.trainers.runs.recipes import choose_recipe
-from evert.trainers.runs.resuming import clean_up, settings_of_run, take_up
-from evert.trainers.runs.settings import TrainSettings, check_settings
+from evert.trainers.runs.resuming import clean_up, open_run, settings_of_run, take_up
+from evert.trainers.runs.settings import TrainSettings
 from evert.trainers.runs.workers import rollout_workers
 
 if TYPE_CHECKING:

@@ -58,7 +58,7 @@ from evert.envs.games import GameError as GameError
 from evert.envs.gym.arguments import EnvArgumentError as EnvArgumentError
 from evert.envs.gym.registration import register_agent as register_agent
 from evert.envs.gym_games.agent import GymAgent as GymAgent
-from evert.trainers.engine.engine import embedded_engine as embedded_engine
+from evert.trainers.engine.embedded import embedded_engine as embedded_engine
 from evert.trainers.loop.batch import Batch as Batch
 from evert.trainers.loop.rollout import rollout as rollout
 from evert.trainers.models.errors import ModelInputError as ModelInputError

@@ -24,7 +24,7 @@ from evert.bridge.groups.group import ChatAgentGroupBuilder
 from evert.bridge.groups.judge import judge_group, read_ranking
 from evert.bridge.models.remote import RemoteModel
 from evert.bridge.models.tinker_model import TinkerModel
-from evert.trainers.engine.engine import embedded_engine
+from evert.trainers.engine.embedded import embedded_engine
 
 
 class Judge(MessageCompleter):

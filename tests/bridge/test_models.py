@@ -124,7 +124,7 @@ async def test_a_token_completer_is_read_with_the_envs_renderer() -> None:
 
 
 async def test_a_sampling_client_answers(tmp_path: Path) -> None:
-    from evert.trainers.engine.engine import embedded_engine
+    from evert.trainers.engine.embedded import embedded_engine
 
     got: list[Any] = []
 

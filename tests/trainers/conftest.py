@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from evert.trainers.engine.engine import Engine, embedded_engine
+from evert.trainers.engine.embedded import embedded_engine
+from evert.trainers.engine.engine import Engine
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -23,7 +23,7 @@ import tinker
 from tests.trainers.conftest import chat_endpoint
 
 from evert.trainers import evaluate, sweep, train
-from evert.trainers.engine.engine import embedded_engine
+from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.evaluation.episodes import Episode, EpisodeLog
 from evert.trainers.runs.folder import RunFolder
 

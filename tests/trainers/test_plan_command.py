@@ -11,7 +11,7 @@ from transformers import AutoConfig
 
 from evert.trainers import cli, plan
 from evert.trainers.engine import memory
-from evert.trainers.engine.engine import embedded_engine
+from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.engine.models.loading import EngineSettings
 from evert.trainers.engine.planning import plan as planned
 from evert.trainers.plan import PlanSettings, in_bytes, make_plan

@@ -46,6 +46,7 @@ from evert.trainers.runs.failures import (
     Failures,
     failure_in,
     failure_of,
+    read_batches,
     shortened,
     together,
 )
@@ -53,7 +54,7 @@ from evert.trainers.runs.files import BATCHES
 from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.rollouts import Counted, GroupFailedError, LeaveOut, strategy_of
 from evert.trainers.runs.steps import FAILED, SKIPPED
-from evert.trainers.runs.tally import Account, EpisodesFailedError, Tally, read_batches
+from evert.trainers.runs.tally import Account, EpisodesFailedError, Tally
 
 POLICY = ScriptedPolicy(lambda prompt: "Yes.")
 

@@ -31,7 +31,7 @@ from tinker_cookbook.stores.training_store import TrainingRunStore
 
 from evert.envs.games import games
 from evert.trainers import train
-from evert.trainers.engine.engine import embedded_engine
+from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.engine.errors import CheckpointError
 from evert.trainers.engine.store.checkpoints import CheckpointStore
 from evert.trainers.runs import files

@@ -41,18 +41,19 @@ from evert.trainers.runs.files import (
     RUN,
     RunFolderError,
     drop_broken_lines,
+    slug,
 )
-from evert.trainers.runs.folder import RunFolder, open_run
+from evert.trainers.runs.folder import RunFolder
+from evert.trainers.runs.preflight import check_settings
 from evert.trainers.runs.progress import display, follow
 from evert.trainers.runs.recipes import choose_recipe
+from evert.trainers.runs.resuming import open_run
 from evert.trainers.runs.settings import (
     RecipeError,
     TrainSettings,
-    check_settings,
     differing,
     recorded,
     renderer_of,
-    slug,
 )
 from evert.trainers.runs.steps import FAILED, HELD_OUT_REWARD, TRAIN_REWARD
 from evert.trainers.train import parse, usage

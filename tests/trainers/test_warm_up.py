@@ -17,7 +17,7 @@ from rich.console import Console
 from evert.bridge.tokens.bases import base_tokenizer, default_renderer
 from evert.envs.games import games
 from evert.trainers import train
-from evert.trainers.engine.engine import embedded_engine
+from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.runs.folder import WARM_UP as FOLDER
 from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.recipes import choose_recipe

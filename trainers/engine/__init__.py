@@ -2,7 +2,8 @@
 
 From the outside in:
 
-    engine.py       ``embedded_engine``: installs it, and everything that is loaded
+    embedded.py     ``embedded_engine``: installs the engine
+    engine.py       everything that is loaded
     installing.py   its clients in the SDK's place
     stand_ins.py    models that answer for names of others
     network.py      nothing leaves this machine

@@ -15,19 +15,11 @@ import logging
 import time
 import weakref
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import tinker
-import torch
-
-from evert.bridge.tokens.bases import register_base_tokenizers
 from evert.trainers.engine.errors import CheckpointError, EngineClosedError
-from evert.trainers.engine.installing import Swap, cpu_threads, swapped
 from evert.trainers.engine.models.base_models import (
     context_length,
     end_tokens,
@@ -36,12 +28,11 @@ from evert.trainers.engine.models.base_models import (
 )
 from evert.trainers.engine.models.loading import EngineSettings, Loader, LoraChoice
 from evert.trainers.engine.models.pictures import PictureReader
-from evert.trainers.engine.network import no_network
 from evert.trainers.engine.sampling.drawing import stream_key
 from evert.trainers.engine.sampling.frozen import freeze
 from evert.trainers.engine.sampling.sampler import Sampler
 from evert.trainers.engine.sampling.scheduler import Scheduler
-from evert.trainers.engine.stand_ins import StandIns, lookups, tokenizers
+from evert.trainers.engine.stand_ins import StandIns
 from evert.trainers.engine.store.checkpoints import CheckpointStore, RunInfo
 from evert.trainers.engine.training.trainer import Trainer
 
@@ -264,83 +255,3 @@ class Engine:
             scheduler = Scheduler()
             self._schedulers[id(scheduler if base is None else base)] = scheduler
         return scheduler
-
-
-@contextmanager
-def embedded_engine(
-    root: str | Path | None = None,
-    *,
-    device: str = "auto",
-    seed: int = 0,
-    full_parameter: bool | None = None,
-    dtype: torch.dtype | str | None = None,
-    gradient_checkpointing: bool | None = None,
-    threads: int | None = None,
-    allow_hosts: Collection[str] = (),
-    stand_ins: Mapping[str, str] | None = None,
-) -> Iterator[Engine]:
-    """Serve Tinker's clients from this process, and keep it off the network, inside the block.
-
-    Args:
-        root: Folder of the checkpoints; None for ``$EVERT_HOME``, or ``~/.cache/evert/checkpoints``
-            where that is not set.
-        device: ``"cpu"``, ``"cuda"``, or ``"auto"``: CUDA where there is one.
-        seed: Seed of adapters and of sampling. On a CPU the same seed and the same requests give
-            the same tokens, up to rounding (``sampler.py``).
-        full_parameter: Train every weight (True) or a LoRA adapter (False). None: every weight
-            below 50 million parameters, an adapter above. The ``rank`` that the Cookbook asks for
-            counts for adapters only.
-        dtype: Type of the weights, for example ``"bfloat16"``. None: bfloat16 on CUDA where
-            adapters are trained or nothing is, and else float32. Adapters are in float32.
-        gradient_checkpointing: Whether the backward pass computes each layer again, which takes
-            less memory and a third more time. None: where a pass would not fit otherwise.
-        threads: PyTorch's CPU threads inside the block. None leaves them as they are. 1 is often
-            fastest for a tiny model on a shared machine, where threads wait for one another.
-        allow_hosts: Hosts beyond this machine that stay reachable, for example a tool's server.
-        stand_ins: Models by patterns of the names that they stand for, the first that fits:
-            ``{"Qwen/*": "evert-tiny"}``; see ``stand_ins.py``.
-
-    Yields:
-        The engine.
-
-    Raises:
-        ModelNotFoundError: There is no such device or type of weights, or a stand-in is not here.
-    """
-    folder = None if root is None else Path(root)
-    settings = EngineSettings(folder, device, seed, full_parameter, dtype, gradient_checkpointing)
-    with (
-        no_network(allow_hosts),
-        cpu_threads(threads),
-        _in_use(Engine(settings, StandIns(stand_ins))) as engine,
-    ):
-        yield engine
-
-
-@contextmanager
-def _in_use(engine: Engine) -> Iterator[Engine]:
-    register_base_tokenizers()
-    with swapped(_swaps(engine)), tokenizers(engine.stand_ins):
-        logger.info(
-            "evert's embedded engine is in use on %s; checkpoints go to %s and nothing leaves "
-            "this machine.",
-            engine.device,
-            engine.store.root,
-        )
-        try:
-            yield engine
-        finally:
-            engine.close()
-
-
-def _swaps(engine: Engine) -> list[Swap]:
-    from evert.trainers.engine.clients import rest_client, service_client
-
-    # Classes, not functions: code loaded inside the block may use the names in annotations.
-    clients = [
-        (name, getattr(tinker, name), type(name, (ours,), {"engine": engine}))
-        for name, ours in (
-            ("ServiceClient", service_client.ServiceClient),
-            ("RestClient", rest_client.RestClient),
-        )
-    ]
-    return [*clients, *lookups(engine.stand_ins)]

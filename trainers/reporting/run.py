@@ -104,7 +104,7 @@ def read_run(path: Path) -> Run:
     config = read_json(path / CONFIG) or {}
     if not facts and not (config and (path / METRICS).is_file()):
         raise ReportError(_no_run(path))
-    from evert.trainers.runs.tally import read_batches
+    from evert.trainers.runs.failures import read_batches
 
     before = read_json(path / files.BEFORE) or {}
     result = read_json(path / files.RESULT) or {}

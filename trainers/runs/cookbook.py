@@ -15,7 +15,7 @@ import chz
 from evert.bridge.records.files import ROLLOUTS
 from evert.trainers.arguments import UsageError, fields_of, help_line, in_words, read_settings
 from evert.trainers.runs.episode_settings import EpisodeSettings, env_options
-from evert.trainers.runs.files import SAMPLER
+from evert.trainers.runs.files import SAMPLER, slug
 from evert.trainers.runs.frozen_models import frozen_models
 from evert.trainers.runs.opponents import held_out_opponent, league
 from evert.trainers.runs.settings import (
@@ -24,7 +24,6 @@ from evert.trainers.runs.settings import (
     TrainSettings,
     is_missing,
     renderer_of,
-    slug,
 )
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from evert.bridge.models.older_servers import complete_client
 from evert.bridge.tokens.bases import BASES
@@ -118,9 +119,8 @@ def running_engine(
         }  # fmt: skip
         return
     from evert.bridge.env.options import collector_hosts
-    from evert.trainers.engine.engine import embedded_engine
+    from evert.trainers.engine.embedded import embedded_engine
     from evert.trainers.runs.frozen_models import frozen_models, hosts_of
-    from evert.trainers.runs.tracking import wandb_hosts
 
     frozen = frozen_models(settings.models)
     hosts = (*wandb_hosts(settings), *hosts_of(frozen), *collector_hosts(settings.traces))
@@ -182,3 +182,15 @@ def say(facts: dict[str, Any]) -> str:
         f"engine: embedded on {device} ({facts['reason']}); {facts['model']}, "
         f"{millions:.2f} M parameters, training {facts['trains']}"
     )
+
+
+def wandb_hosts(settings: TrainSettings) -> tuple[str, ...]:
+    """Hosts that the run's tracking has to reach; none where W&B is offline or not asked for."""
+    if not settings.wandb_project:
+        return ()
+    import wandb
+
+    # Of the environment and of W&B's own files. What it says goes to the run's log from here on.
+    found = wandb.setup(wandb.Settings(silent=True)).settings
+    host = urlsplit(found.base_url).hostname
+    return (host,) if host and found.mode in ("online", "run", "shared") else ()

@@ -11,7 +11,9 @@ Training, evaluation and the report count and say failures by these alone.
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from tinker_cookbook.rl.types import Trajectory
@@ -19,6 +21,8 @@ from tinker_cookbook.rl.types import Trajectory
 from evert.bridge.env.endings import AGENT_ERROR, AGENT_TIMEOUT, AGENT_TRACEBACK, CUT_REPLY, NO_CALL
 from evert.bridge.errors import AgentError, AgentTimeoutError, RewardError
 from evert.bridge.tracebacks import agent_traceback
+from evert.trainers.runs.files import BATCHES, read_jsonl
+from evert.trainers.runs.steps import SKIPPED
 
 OVERFLOW, NO_REWARD, WRONG_NAME = "context_overflow", "no_reward", "wrong_model_name"
 KINDS = {
@@ -222,3 +226,13 @@ def _plural(kind: str, count: int) -> str:
     if count == 1:
         return name
     return name.replace("episode ", "episodes ") if name.startswith("episode ") else f"{name}s"
+
+
+def read_batches(path: Path) -> tuple[Failures, int]:
+    """The failures of all batches of a run's folder, as one, and how many batches were skipped."""
+    failures, skipped = list[Failures](), 0
+    for record in read_jsonl(path / BATCHES):
+        with suppress(KeyError, TypeError, ValueError):  # not as evert writes them
+            failures.append(Failures.read(record))
+            skipped += bool(record["metrics"][SKIPPED])
+    return together(failures), skipped

@@ -13,6 +13,7 @@ A record is broken where it is no JSON object, or has another type than those wh
 import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -223,3 +224,8 @@ def cannot_write(path: Path, error: OSError) -> RunFolderError:
         f"{path} cannot be written to: {error.strerror or error}. What was written before is "
         "untouched. Free some space, or choose a folder that can be written to."
     )
+
+
+def slug(text: str) -> str:
+    """A text as part of a file name."""
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-.") or "run"

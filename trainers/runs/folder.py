@@ -24,8 +24,7 @@ written whole or not at all.
 import itertools
 import json
 import os
-import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -48,16 +47,14 @@ from evert.trainers.runs.files import (
     file_errors,
     read_json,
     read_jsonl,
+    slug,
     write_whole,
 )
-from evert.trainers.runs.settings import TrainSettings, differing, slug
+from evert.trainers.runs.settings import TrainSettings
 
 LOGS, LOCK = "logs.log", ".lock"
 STORE, WARM_UP = "checkpoints", "warm_up"
 PLOT, SAMPLES_MD, SAMPLES_JSONL = "learning_curve.png", "samples.md", "samples.jsonl"
-
-_DEBRIS = frozenset({LOCK, f".{RUN}.draft"})
-"""What a run that was killed before it wrote its first file may leave."""
 
 
 @dataclass(frozen=True)
@@ -165,64 +162,6 @@ def alone_in(path: Path, doing: str, key: str) -> Iterator[None]:
         lock.release()
 
 
-@contextmanager
-def open_run(settings: TrainSettings, go_on: Callable[[Path], str]) -> Iterator[RunFolder]:
-    """Make the folder of a new run, or open that of a run to resume; nobody else is in it.
-
-    An error out of the block leaves with a note on how to go on, or the folder is removed again
-    if nothing was reached.
-
-    Args:
-        settings: Of the run.
-        go_on: From the folder's path to the command that goes on with the run.
-
-    Raises:
-        RunFolderError: The folder holds something else or other settings, is in use, or is not
-            writable.
-    """
-    name = f"{slug(settings.name)}-{slug(Path(settings.model_name).name)}"
-    path = _named(settings.log_path, "runs", name)
-    try:
-        with alone_in(path, "training", "log_path"):
-            new = _is_empty(path)
-            folder = RunFolder(path, resumed=RunFolder(path, False).begun)
-            _check_is_ours(folder, settings)
-            try:
-                yield folder
-            except BaseException as error:
-                if folder.begun:
-                    _say_how_to_go_on(error, folder, go_on(path))
-                elif new:
-                    _empty(path)
-                raise
-    finally:
-        with suppress(OSError):  # not empty: not ours to remove
-            path.rmdir()
-
-
-def _is_empty(path: Path) -> bool:
-    return all(file.name in _DEBRIS for file in path.iterdir())
-
-
-def _empty(path: Path) -> None:
-    for file in path.iterdir():
-        if file.is_dir():
-            shutil.rmtree(file, ignore_errors=True)
-        elif file.name != LOCK:
-            file.unlink(missing_ok=True)
-
-
-def _say_how_to_go_on(error: BaseException, folder: RunFolder, command: str) -> None:
-    done = folder.steps_done()
-    if isinstance(error, KeyboardInterrupt):
-        steps = f"{done} step{'s' * (done != 1)}"
-        error.add_note(
-            f"Interrupted after {steps}; they are saved in {folder.path}. To go on:\n  {command}"
-        )
-    else:
-        error.add_note(f"To resume: {command}")
-
-
 def output_folder(out: str | None, home: str, name: str, marker: str) -> Path:
     """The folder that a command writes into, made if it is missing.
 
@@ -235,7 +174,7 @@ def output_folder(out: str | None, home: str, name: str, marker: str) -> Path:
     Raises:
         RunFolderError: It holds something else, or cannot be written to.
     """
-    path = _named(out, home, slug(name))
+    path = named_folder(out, home, slug(name))
     try:
         path.mkdir(parents=True, exist_ok=True)
         strange = any(file.name != LOCK for file in path.iterdir())
@@ -278,25 +217,8 @@ def recorded_settings(
     }
 
 
-def _check_is_ours(folder: RunFolder, settings: TrainSettings) -> None:
-    path = folder.path
-    if not folder.resumed:
-        if not _is_empty(path) and not (path / RUN).is_file():
-            raise RunFolderError(
-                f"{path} is not empty, and no run of evert's: it has no {RUN}. Nothing was "
-                "changed. Choose another log_path, or leave it out for a new folder under runs/."
-            )
-        return
-    if changes := differing(recorded_settings(path), settings):
-        raise RunFolderError(
-            f"{path} holds a run with other settings:\n  "
-            + "\n  ".join(changes)
-            + "\nTo resume it, leave these out (the run knows its settings); to train with the new "
-            "ones, choose another log_path."
-        )
-
-
-def _named(given: str | None, home: str, name: str) -> Path:
+def named_folder(given: str | None, home: str, name: str) -> Path:
+    """The folder that was named, or a new one in ``home``, by a name and the time."""
     """The given folder, or a new one that is named by the time."""
     if given:
         return Path(given).expanduser()

@@ -6,7 +6,9 @@ checkpoint is whole, and up to which every step is in ``metrics.jsonl``. So the 
 it expects, and every step stands there once.
 """
 
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -27,11 +29,20 @@ from evert.trainers.runs.files import (
     file_errors,
     keep_lines,
     read_jsonl,
+    slug,
 )
-from evert.trainers.runs.folder import STORE, WARM_UP, RunFolder, recorded_settings
+from evert.trainers.runs.folder import (
+    LOCK,
+    STORE,
+    WARM_UP,
+    RunFolder,
+    alone_in,
+    named_folder,
+    recorded_settings,
+)
 from evert.trainers.runs.frozen_models import pinned
 from evert.trainers.runs.origin import origin
-from evert.trainers.runs.settings import TrainSettings, read_train_settings, recorded
+from evert.trainers.runs.settings import TrainSettings, differing, read_train_settings, recorded
 from evert.trainers.runs.steps import is_step
 from evert.trainers.runs.workers import WORKERS
 
@@ -216,3 +227,83 @@ def clean_up(folder: RunFolder) -> None:
     for log in (folder.path, folder.path / WARM_UP):
         keep_lines(log / CHECKPOINTS, lambda record: not record.get("rolling"))
     tidy(folder.path)
+
+
+_DEBRIS = frozenset({LOCK, f".{RUN}.draft"})
+"""What a run that was killed before it wrote its first file may leave."""
+
+
+@contextmanager
+def open_run(settings: TrainSettings, go_on: Callable[[Path], str]) -> Iterator[RunFolder]:
+    """Make the folder of a new run, or open that of a run to resume; nobody else is in it.
+
+    An error out of the block leaves with a note on how to go on, or the folder is removed again
+    if nothing was reached.
+
+    Args:
+        settings: Of the run.
+        go_on: From the folder's path to the command that goes on with the run.
+
+    Raises:
+        RunFolderError: The folder holds something else or other settings, is in use, or is not
+            writable.
+    """
+    name = f"{slug(settings.name)}-{slug(Path(settings.model_name).name)}"
+    path = named_folder(settings.log_path, "runs", name)
+    try:
+        with alone_in(path, "training", "log_path"):
+            new = _is_empty(path)
+            folder = RunFolder(path, resumed=RunFolder(path, False).begun)
+            _check_is_ours(folder, settings)
+            try:
+                yield folder
+            except BaseException as error:
+                if folder.begun:
+                    _say_how_to_go_on(error, folder, go_on(path))
+                elif new:
+                    _empty(path)
+                raise
+    finally:
+        with suppress(OSError):  # not empty: not ours to remove
+            path.rmdir()
+
+
+def _is_empty(path: Path) -> bool:
+    return all(file.name in _DEBRIS for file in path.iterdir())
+
+
+def _empty(path: Path) -> None:
+    for file in path.iterdir():
+        if file.is_dir():
+            shutil.rmtree(file, ignore_errors=True)
+        elif file.name != LOCK:
+            file.unlink(missing_ok=True)
+
+
+def _say_how_to_go_on(error: BaseException, folder: RunFolder, command: str) -> None:
+    done = folder.steps_done()
+    if isinstance(error, KeyboardInterrupt):
+        steps = f"{done} step{'s' * (done != 1)}"
+        error.add_note(
+            f"Interrupted after {steps}; they are saved in {folder.path}. To go on:\n  {command}"
+        )
+    else:
+        error.add_note(f"To resume: {command}")
+
+
+def _check_is_ours(folder: RunFolder, settings: TrainSettings) -> None:
+    path = folder.path
+    if not folder.resumed:
+        if not _is_empty(path) and not (path / RUN).is_file():
+            raise RunFolderError(
+                f"{path} is not empty, and no run of evert's: it has no {RUN}. Nothing was "
+                "changed. Choose another log_path, or leave it out for a new folder under runs/."
+            )
+        return
+    if changes := differing(recorded_settings(path), settings):
+        raise RunFolderError(
+            f"{path} holds a run with other settings:\n  "
+            + "\n  ".join(changes)
+            + "\nTo resume it, leave these out (the run knows its settings); to train with the new "
+            "ones, choose another log_path."
+        )

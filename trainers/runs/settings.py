@@ -12,7 +12,6 @@ what the recipe chose. The same settings as the Cookbook takes them: ``cookbook.
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import chz
@@ -25,7 +24,6 @@ from evert.trainers.runs.episode_settings import EpisodeSettings
 from evert.trainers.runs.fields import Dtype, by_path, parallel, trust
 from evert.trainers.runs.fields import RecipeError as RecipeError
 from evert.trainers.runs.fields import size as size
-from evert.trainers.runs.names import check_names
 from evert.trainers.runs.recipes import choose_recipe, game_name, gym_of, path_of
 
 
@@ -276,80 +274,7 @@ def differing(before: Mapping[str, Any], settings: TrainSettings) -> Sequence[st
     ]
 
 
-def slug(text: str) -> str:
-    """A text as part of a file name."""
-    return re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-.") or "run"
-
-
 # -- checking ------------------------------------------------------------------------------------
-
-
-def check_settings(settings: TrainSettings) -> None:
-    """Find what would stop a run before there is a run: a path that leads nowhere, mostly.
-
-    Raises:
-        EvertError: The agent, the tasks, the model, a tracker or a value cannot be used.
-    """
-    _check_known(settings)
-    check_names(settings)
-    if not settings.model_name.startswith(("/", ".", "~")):
-        renderer_of(settings)
-
-    from evert.bridge.groups.curriculum import make_sampler
-    from evert.bridge.groups.dataset import load_tasks
-    from evert.bridge.groups.group import load_agent
-    from evert.trainers.runs.cookbook import cookbook_config
-    from evert.trainers.runs.engine_choice import check_engine, choose_engine
-    from evert.trainers.runs.frozen_models import check_episodes
-    from evert.trainers.runs.tracking import check_tracking
-    from evert.trainers.runs.warm_up import load_demonstrations
-    from evert.trainers.runs.workers import check_workers
-
-    check_tracking(settings)
-    check_workers(settings)
-    check_engine(settings)
-    _check_renderer(settings)
-    agent, tasks = load_agent(settings.agent), load_tasks(settings.train_tasks)
-    if not is_missing(settings.test_tasks):
-        load_tasks(settings.test_tasks)
-    make_sampler(settings.sampler, len(tasks), settings.batch_size, settings.seed)
-    if settings.warm_up_steps:
-        load_demonstrations(settings.demonstrations)
-    if len(tasks):
-        embedded = choose_engine(settings).kind == "embedded"
-        check_episodes(settings, settings.models, agent, tasks[0], embedded=embedded)
-    cookbook_config(settings, Path(settings.log_path or "."), embedded=True)
-
-
-def _check_known(settings: TrainSettings) -> None:
-    """Refuse names without an import path: only Python can give those objects again."""
-    values = {name: getattr(settings, name) for name in BY_PATH}
-    lost = [
-        f"the {n} {v!r}" for n, v in values.items() if isinstance(v, str) and v and ":" not in v
-    ]
-    if lost:
-        raise RecipeError(
-            f"There is no import path in {' or '.join(lost)}; expected 'package.module:name'. If "
-            "this run was trained from Python with functions or lists of its own, call evert.train "
-            f"again with them and log_path={settings.log_path!r}."
-        )
-
-
-def _check_renderer(settings: TrainSettings) -> None:
-    from tinker_cookbook.exceptions import RendererError
-
-    from evert.bridge.tokens.bases import model_renderer
-    from evert.bridge.tokens.pretrained import trusting_code
-
-    if settings.renderer_name:
-        try:
-            with trusting_code(settings.trust_remote_code):
-                model_renderer(settings.model_name, settings.renderer_name)
-        except RendererError as error:
-            raise RecipeError(
-                f"renderer_name={settings.renderer_name} is none of the Cookbook's: {error} Leave "
-                "it out for the one that fits the model."
-            ) from error
 
 
 def renderer_of(settings: TrainSettings) -> str:

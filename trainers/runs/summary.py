@@ -9,12 +9,11 @@ from rich.table import Column, Table
 
 from evert.trainers.runs import files
 from evert.trainers.runs import folder as run_folder
-from evert.trainers.runs.failures import shortened
+from evert.trainers.runs.failures import read_batches, shortened
 from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.origin import origin
 from evert.trainers.runs.settings import TrainSettings
 from evert.trainers.runs.steps import TRAIN_REWARD
-from evert.trainers.runs.tally import read_batches
 
 if TYPE_CHECKING:
     from evert.trainers.evaluation.held_out import Evaluation

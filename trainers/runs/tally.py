@@ -12,9 +12,7 @@ A batch is one of the dataset's. Where the Cookbook samples and trains side by s
 import asyncio
 import json
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from tinker_cookbook.rl.types import Trajectory
@@ -23,7 +21,7 @@ from evert.bridge.errors import EvertError
 from evert.bridge.groups.group import Batch, can_be_learned_from
 from evert.bridge.redaction import redacted
 from evert.trainers.runs.failures import OVERFLOW, Failure, Failures, failure_in, together
-from evert.trainers.runs.files import BATCHES, read_jsonl
+from evert.trainers.runs.files import BATCHES
 from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.steps import FAILED, LOST, SKIPPED
 
@@ -245,13 +243,3 @@ def nothing_to_learn() -> NothingToLearnError:
 
 
 # -- reading -------------------------------------------------------------------------------------
-
-
-def read_batches(path: Path) -> tuple[Failures, int]:
-    """The failures of all batches of a run's folder, as one, and how many batches were skipped."""
-    failures, skipped = list[Failures](), 0
-    for record in read_jsonl(path / BATCHES):
-        with suppress(KeyError, TypeError, ValueError):  # not as evert writes them
-            failures.append(Failures.read(record))
-            skipped += bool(record["metrics"][SKIPPED])
-    return together(failures), skipped

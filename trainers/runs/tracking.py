@@ -22,17 +22,16 @@ from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from rich.console import Console
 from tinker_cookbook.utils import ml_log
 
 from evert.bridge.errors import EvertError, MissingPackageError
 from evert.bridge.redaction import redacted_arguments
-from evert.trainers.runs.files import WANDB
+from evert.trainers.runs.files import WANDB, slug
 from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.logs import EVENTS, EventsLogger, numbers
-from evert.trainers.runs.settings import TrainSettings, slug
+from evert.trainers.runs.settings import TrainSettings
 from evert.trainers.runs.steps import HELD_OUT_REWARD
 
 if TYPE_CHECKING:
@@ -58,18 +57,6 @@ def check_tracking(settings: TrainSettings) -> None:
                 f"pip install {package}, or leave {given.partition('=')[0]} out: the "
                 "run's folder has all its metrics anyway."
             )
-
-
-def wandb_hosts(settings: TrainSettings) -> tuple[str, ...]:
-    """Hosts that the run's tracking has to reach; none where W&B is offline or not asked for."""
-    if not settings.wandb_project:
-        return ()
-    import wandb
-
-    # Of the environment and of W&B's own files. What it says goes to the run's log from here on.
-    found = wandb.setup(wandb.Settings(silent=True)).settings
-    host = urlsplit(found.base_url).hostname
-    return (host,) if host and found.mode in ("online", "run", "shared") else ()
 
 
 @contextmanager

@@ -29,7 +29,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from evert.trainers.arguments import UsageError, read_settings
 from evert.trainers.runs.files import cannot_read, drop_broken_lines
-from evert.trainers.runs.settings import TrainSettings, check_settings, read_train_settings, size
+from evert.trainers.runs.preflight import check_settings
+from evert.trainers.runs.settings import TrainSettings, read_train_settings, size
 
 HELD_OUT = {"held_out": "temperature_1", "held_out_greedy": "greedy"}
 """Objectives that are held-out scores, and the way those are played."""

@@ -21,7 +21,7 @@ from tests.trainers.conftest import make_tokenizer
 from tests.trainers.engine.standin import CUDA, StandIn, Wait, stand_in
 from tinker import types
 
-from evert.trainers.engine.engine import embedded_engine
+from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.engine.training.losses import LOSSES
 
 # -- the stand-in itself -------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 from runpy import run_path
 
 import evert
-from evert.trainers.engine.engine import embedded_engine
+from evert.trainers.engine.embedded import embedded_engine
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "compression.py"
 

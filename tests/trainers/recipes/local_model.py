@@ -12,7 +12,7 @@ from tinker_cookbook import renderers
 from tinker_cookbook.supervised.data import conversation_to_datum
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-from evert.trainers.engine.engine import embedded_engine
+from evert.trainers.engine.embedded import embedded_engine
 
 STEPS = 24
 TASK = " Provide a numerical answer without units, written inside \\boxed{}."

@@ -31,7 +31,8 @@ from evert.trainers.engine.clients import (
     service_client,
     training_client,
 )
-from evert.trainers.engine.engine import Engine, embedded_engine
+from evert.trainers.engine.embedded import embedded_engine
+from evert.trainers.engine.engine import Engine
 from evert.trainers.engine.errors import (
     CheckpointError,
     CheckpointExistsError,

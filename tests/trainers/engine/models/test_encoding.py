@@ -11,7 +11,7 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
 from transformers import AutoTokenizer
 
 from evert.bridge.tokens.bases import base_path
-from evert.trainers.engine.engine import embedded_engine
+from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.engine.models.encoding import one_at_a_time
 
 TEXT = "What is it?<|im_end|>" * 40

@@ -22,7 +22,8 @@ from tinker import types
 from torch import Tensor
 
 from evert.bases.making.seeing import SeeingConfig, main
-from evert.trainers.engine.engine import Engine, embedded_engine
+from evert.trainers.engine.embedded import embedded_engine
+from evert.trainers.engine.engine import Engine
 from evert.trainers.engine.errors import LossInputError, SamplingRequestError
 from evert.trainers.engine.models import pictures
 from evert.trainers.engine.models.base_models import load_model

@@ -1,0 +1,95 @@
+"""``embedded_engine``: installs the engine in the place of Tinker's clients."""
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import tinker
+import torch
+
+from evert.bridge.tokens.bases import register_base_tokenizers
+from evert.trainers.engine.engine import Engine, logger
+from evert.trainers.engine.installing import Swap, cpu_threads, swapped
+from evert.trainers.engine.models.loading import EngineSettings
+from evert.trainers.engine.network import no_network
+from evert.trainers.engine.stand_ins import StandIns, lookups, tokenizers
+
+
+@contextmanager
+def embedded_engine(
+    root: str | Path | None = None,
+    *,
+    device: str = "auto",
+    seed: int = 0,
+    full_parameter: bool | None = None,
+    dtype: torch.dtype | str | None = None,
+    gradient_checkpointing: bool | None = None,
+    threads: int | None = None,
+    allow_hosts: Collection[str] = (),
+    stand_ins: Mapping[str, str] | None = None,
+) -> Iterator[Engine]:
+    """Serve Tinker's clients from this process, and keep it off the network, inside the block.
+
+    Args:
+        root: Folder of the checkpoints; None for ``$EVERT_HOME``, or ``~/.cache/evert/checkpoints``
+            where that is not set.
+        device: ``"cpu"``, ``"cuda"``, or ``"auto"``: CUDA where there is one.
+        seed: Seed of adapters and of sampling. On a CPU the same seed and the same requests give
+            the same tokens, up to rounding (``sampler.py``).
+        full_parameter: Train every weight (True) or a LoRA adapter (False). None: every weight
+            below 50 million parameters, an adapter above. The ``rank`` that the Cookbook asks for
+            counts for adapters only.
+        dtype: Type of the weights, for example ``"bfloat16"``. None: bfloat16 on CUDA where
+            adapters are trained or nothing is, and else float32. Adapters are in float32.
+        gradient_checkpointing: Whether the backward pass computes each layer again, which takes
+            less memory and a third more time. None: where a pass would not fit otherwise.
+        threads: PyTorch's CPU threads inside the block. None leaves them as they are. 1 is often
+            fastest for a tiny model on a shared machine, where threads wait for one another.
+        allow_hosts: Hosts beyond this machine that stay reachable, for example a tool's server.
+        stand_ins: Models by patterns of the names that they stand for, the first that fits:
+            ``{"Qwen/*": "evert-tiny"}``; see ``stand_ins.py``.
+
+    Yields:
+        The engine.
+
+    Raises:
+        ModelNotFoundError: There is no such device or type of weights, or a stand-in is not here.
+    """
+    folder = None if root is None else Path(root)
+    settings = EngineSettings(folder, device, seed, full_parameter, dtype, gradient_checkpointing)
+    with (
+        no_network(allow_hosts),
+        cpu_threads(threads),
+        _in_use(Engine(settings, StandIns(stand_ins))) as engine,
+    ):
+        yield engine
+
+
+@contextmanager
+def _in_use(engine: Engine) -> Iterator[Engine]:
+    register_base_tokenizers()
+    with swapped(_swaps(engine)), tokenizers(engine.stand_ins):
+        logger.info(
+            "evert's embedded engine is in use on %s; checkpoints go to %s and nothing leaves "
+            "this machine.",
+            engine.device,
+            engine.store.root,
+        )
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+
+def _swaps(engine: Engine) -> list[Swap]:
+    from evert.trainers.engine.clients import rest_client, service_client
+
+    # Classes, not functions: code loaded inside the block may use the names in annotations.
+    clients = [
+        (name, getattr(tinker, name), type(name, (ours,), {"engine": engine}))
+        for name, ours in (
+            ("ServiceClient", service_client.ServiceClient),
+            ("RestClient", rest_client.RestClient),
+        )
+    ]
+    return [*clients, *lookups(engine.stand_ins)]
