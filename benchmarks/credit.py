@@ -32,7 +32,7 @@ from evert.envs.identity import TRAIN_TASKS, score
 from evert.trainers.reporting.figures.curves import draw_panel
 from evert.trainers.reporting.figures.style import save as save_figure
 from evert.trainers.reporting.metrics import Curve
-from evert.trainers.runs.origin import origin
+from evert.trainers.system.provenance import origin
 
 TURNS, DECIDES = 10, 2
 ARMS = {"by episode": None, "by turn": 0.0}

@@ -30,8 +30,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from evert.trainers.runs.files import BATCHES, BEFORE, CHECKPOINTS, METRICS, RESULT, RUN, read_jsonl
 from evert.trainers.runs.folder import WARM_UP, RunFolder
+from evert.trainers.system.files import (
+    BATCHES,
+    BEFORE,
+    CHECKPOINTS,
+    METRICS,
+    RESULT,
+    RUN,
+    read_jsonl,
+)
 
 SETTINGS = (
     "env=identity", "device=cpu", "steps=5", "save_every=3", "eval_every=2", "batch_size=2",

@@ -23,7 +23,7 @@ from typing import Any
 
 import evert
 from evert.trainers.reporting.figures import style
-from evert.trainers.runs.files import read_jsonl
+from evert.trainers.system.files import read_jsonl
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "compression.py"
 MEASURES = {

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from evert.envs.games import games
-from evert.trainers.command import HELP
+from evert.trainers.system.command import HELP
 
 COMMANDS = {
     "train": "train an agent by reinforcement learning, on this machine or on a Tinker service",

@@ -17,9 +17,9 @@ from rich.console import Console
 
 from evert.bridge.errors import RecordError
 from evert.trainers.arguments import read_pairs, read_settings, settings_help
-from evert.trainers.command import run_command
-from evert.trainers.runs.files import write_whole
 from evert.trainers.runs.recorded import progress
+from evert.trainers.system.command import run_command
+from evert.trainers.system.files import write_whole
 
 if TYPE_CHECKING:
     from evert.bridge.records.record import RolloutRecord

@@ -12,8 +12,8 @@ import chz
 from evert.bridge.tokens.bases import BASE_MODEL
 from evert.bridge.tokens.pretrained import trusting_code
 from evert.trainers.arguments import UsageError, read_pairs, read_settings, settings_help
-from evert.trainers.command import run_command
 from evert.trainers.runs.fields import size, trust
+from evert.trainers.system.command import run_command
 
 if TYPE_CHECKING:
     from evert.trainers.engine.planning import Plan

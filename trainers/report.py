@@ -10,9 +10,9 @@ from pathlib import Path
 import chz
 
 from evert.trainers.arguments import read_pairs, read_settings, settings_help
-from evert.trainers.command import run_command
-from evert.trainers.runs.files import write_whole
 from evert.trainers.runs.settings import size
+from evert.trainers.system.command import run_command
+from evert.trainers.system.files import write_whole
 
 PROGRAM = ("python", "-m", "evert.trainers.report")
 PAGE = "index.html"

@@ -28,9 +28,6 @@ from rich.console import Console
 from evert.bridge.redaction import redacted
 from evert.bridge.tokens.pretrained import trusting_code
 from evert.trainers.arguments import read_pairs, settings_help
-from evert.trainers.command import INTERRUPTED as INTERRUPTED
-from evert.trainers.command import run_async, run_command, seeded
-from evert.trainers.runs import files
 from evert.trainers.runs import folder as run_folder
 from evert.trainers.runs.engine_choice import choose_engine, context_of, running_engine, say
 from evert.trainers.runs.fields import at_a_time
@@ -42,6 +39,9 @@ from evert.trainers.runs.recipes import choose_recipe
 from evert.trainers.runs.resuming import clean_up, open_run, settings_of_run, take_up
 from evert.trainers.runs.settings import TrainSettings
 from evert.trainers.runs.workers import rollout_workers
+from evert.trainers.system import files
+from evert.trainers.system.command import INTERRUPTED as INTERRUPTED
+from evert.trainers.system.command import run_async, run_command, seeded
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

@@ -22,7 +22,7 @@ import pytest
 
 from evert.bridge.errors import AgentError, EvertError
 from evert.trainers.arguments import UsageError, read_pairs, read_settings, settings_help
-from evert.trainers.command import INTERRUPTED, run_async, run_command
+from evert.trainers.system.command import INTERRUPTED, run_async, run_command
 
 
 @chz.chz

@@ -31,10 +31,10 @@ from tests.trainers.conftest import chat_endpoint
 import evert
 from evert.envs.guess_number import TEST_TASKS
 from evert.trainers import evaluate
-from evert.trainers.command import INTERRUPTED
 from evert.trainers.evaluation.episodes import EPISODES, Episode, EpisodeLog
 from evert.trainers.evaluation.settings import EvaluateSettings
 from evert.trainers.runs.folder import RunFolder
+from evert.trainers.system.command import INTERRUPTED
 
 IDENTITY = ["env=identity", "models=evert-tiny", "device=cpu", "max_tokens=12"]
 

@@ -23,10 +23,10 @@ from evert import AgentDatasetBuilder, embedded_engine
 from evert.trainers import sweep, train
 from evert.trainers.engine.clients.sampling_client import SamplingClient
 from evert.trainers.engine.errors import SamplingRequestError
-from evert.trainers.runs.files import RESULT
 from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.progress import logging_to
 from evert.trainers.runs.steps import FAILED, SKIPPED, TRAIN_REWARD
+from evert.trainers.system.files import RESULT
 
 AGENTS = '''
 import asyncio

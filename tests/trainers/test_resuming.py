@@ -21,11 +21,12 @@ from typing import Any
 import pytest
 
 from evert.trainers import train
-from evert.trainers.command import INTERRUPTED
-from evert.trainers.runs import files, steps
-from evert.trainers.runs.files import RunFolderError
+from evert.trainers.runs import steps
 from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.resuming import take_up, tidy
+from evert.trainers.system import files
+from evert.trainers.system.command import INTERRUPTED
+from evert.trainers.system.files import RunFolderError
 
 TINY = ["env=identity", "device=cpu", "batch_size=2", "group_size=2", "eval_every=0", "samples=0"]
 STEPS = ["steps=8", "save_every=3"]

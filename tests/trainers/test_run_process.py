@@ -16,12 +16,12 @@ from typing import Any
 import psutil
 import pytest
 
-from evert.trainers.command import INTERRUPTED
-from evert.trainers.engine.machine import free_memory
 from evert.trainers.runs import process
-from evert.trainers.runs.files import RUN
 from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.process import SPARE, ending, room_for
+from evert.trainers.system.command import INTERRUPTED
+from evert.trainers.system.files import RUN
+from evert.trainers.system.machine import free_memory
 
 # -- how many fit --------------------------------------------------------------------------------
 

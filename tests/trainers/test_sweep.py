@@ -25,9 +25,9 @@ import psutil
 import pytest
 
 from evert.trainers import sweep, train
-from evert.trainers.runs.files import RESULT
 from evert.trainers.runs.folder import RunFolder, alone_in
 from evert.trainers.sweep import open_sweep
+from evert.trainers.system.files import RESULT
 
 TASKS = '''
 TEST = [1001, 1002]

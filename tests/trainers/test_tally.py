@@ -50,11 +50,11 @@ from evert.trainers.runs.failures import (
     shortened,
     together,
 )
-from evert.trainers.runs.files import BATCHES
 from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.rollouts import Counted, GroupFailedError, LeaveOut, strategy_of
 from evert.trainers.runs.steps import FAILED, SKIPPED
 from evert.trainers.runs.tally import Account, EpisodesFailedError, Tally
+from evert.trainers.system.files import BATCHES
 
 POLICY = ScriptedPolicy(lambda prompt: "Yes.")
 

@@ -16,7 +16,6 @@ from tinker_cookbook.rl.train import AsyncConfig, Config
 
 from evert.trainers.arguments import UsageError
 from evert.trainers.runs.cookbook import cookbook_config, cookbook_help, own_settings
-from evert.trainers.runs.files import BEFORE, RUN
 from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.settings import (
     RecipeError,
@@ -24,6 +23,7 @@ from evert.trainers.runs.settings import (
     read_train_settings,
     recorded,
 )
+from evert.trainers.system.files import BEFORE, RUN
 from evert.trainers.train import parse, usage
 
 

@@ -34,15 +34,6 @@ from evert.trainers.runs.engine_choice import (
     say,
     threads_of,
 )
-from evert.trainers.runs.files import (
-    BATCHES,
-    BEFORE,
-    METRICS,
-    RUN,
-    RunFolderError,
-    drop_broken_lines,
-    slug,
-)
 from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.preflight import check_settings
 from evert.trainers.runs.progress import display, follow
@@ -56,6 +47,15 @@ from evert.trainers.runs.settings import (
     renderer_of,
 )
 from evert.trainers.runs.steps import FAILED, HELD_OUT_REWARD, TRAIN_REWARD
+from evert.trainers.system.files import (
+    BATCHES,
+    BEFORE,
+    METRICS,
+    RUN,
+    RunFolderError,
+    drop_broken_lines,
+    slug,
+)
 from evert.trainers.train import parse, usage
 
 OWN = {"agent": "my.module:my_agent", "train_tasks": "my.module:TASKS"}

@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from evert.trainers.engine.machine import cores
+from evert.trainers.system.machine import cores
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from evert.trainers.engine.cores import lanes
-from evert.trainers.engine.machine import free_memory
 from evert.trainers.engine.models.logits import STRETCH_BYTES
 from evert.trainers.engine.sampling.prefill import chunk_tokens
+from evert.trainers.system.machine import free_memory
 
 _SHARE = 2
 """One part in so many of the free memory is for a training pass."""

@@ -29,7 +29,6 @@ from evert.bridge.groups.group import load_agent
 from evert.bridge.models.remote import RemoteModel
 from evert.bridge.redaction import redacted
 from evert.bridge.tokens.bases import BASES, model_renderer
-from evert.trainers.command import run_async
 from evert.trainers.evaluation.episodes import Player
 from evert.trainers.evaluation.policies import EndpointPolicy, NoPolicy, SeededPolicy
 from evert.trainers.evaluation.settings import EvaluateSettings
@@ -57,6 +56,7 @@ from evert.trainers.runs.named_models import (
 from evert.trainers.runs.settings import TrainSettings, renderer_of
 from evert.trainers.serving.client import ServedSamplingClient
 from evert.trainers.serving.fitness import check_server
+from evert.trainers.system.command import run_async
 
 NO_MATTER = frozenset({"agent_timeout", "close_timeout", "context_length"})
 """Settings of an episode that decide nothing of what is said in it."""

@@ -41,7 +41,7 @@ from evert.trainers.runs.failures import (
     failure_of,
 )
 from evert.trainers.runs.fields import at_a_time
-from evert.trainers.runs.files import drop_broken_lines, read_jsonl
+from evert.trainers.system.files import drop_broken_lines, read_jsonl
 
 EPISODES = "episodes.jsonl"
 

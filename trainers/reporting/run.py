@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from evert.bridge.errors import EvertError
 from evert.trainers.reporting.metrics import HELD_OUT, TRAIN, Curve, clock, curves, read_curve
-from evert.trainers.runs import files
 from evert.trainers.runs import folder as run_folder
-from evert.trainers.runs.files import METRICS, read_json, read_jsonl
 from evert.trainers.runs.steps import HELD_OUT_REWARD, read_steps
+from evert.trainers.system import files
+from evert.trainers.system.files import METRICS, read_json, read_jsonl
 
 if TYPE_CHECKING:  # these import torch, for which a mistyped name should not wait
     from evert.trainers.evaluation.scores import Score

@@ -18,7 +18,7 @@ from evert.bridge.env.tool_counts import LINEAGE
 from evert.trainers.evaluation.scores import mean_error
 from evert.trainers.reporting.metrics import HELD_OUT, TRAIN
 from evert.trainers.reporting.run import Run
-from evert.trainers.runs.files import read_jsonl
+from evert.trainers.system.files import read_jsonl
 
 ROLLOUTS = "train_rollout_summaries.jsonl"
 HELD_OUT_ROLLOUTS = "eval_*_rollout_summaries.jsonl"

@@ -15,7 +15,6 @@ import chz
 from evert.bridge.records.files import ROLLOUTS
 from evert.trainers.arguments import UsageError, fields_of, help_line, in_words, read_settings
 from evert.trainers.runs.episode_settings import EpisodeSettings, env_options
-from evert.trainers.runs.files import SAMPLER, slug
 from evert.trainers.runs.frozen_models import frozen_models
 from evert.trainers.runs.opponents import held_out_opponent, league
 from evert.trainers.runs.settings import (
@@ -25,6 +24,7 @@ from evert.trainers.runs.settings import (
     is_missing,
     renderer_of,
 )
+from evert.trainers.system.files import SAMPLER, slug
 
 if TYPE_CHECKING:
     from tinker_cookbook.checkpoint_utils import CheckpointRecord

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 import chz
 
 from evert.bridge.errors import EvertError
-from evert.trainers.engine.machine import cores
+from evert.trainers.system.machine import cores
 
 Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 """Type of a model's weights on the embedded engine."""

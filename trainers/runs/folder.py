@@ -35,7 +35,8 @@ import chz
 from filelock import FileLock, Timeout
 
 from evert.bridge.redaction import redacted
-from evert.trainers.runs.files import (
+from evert.trainers.runs.settings import TrainSettings
+from evert.trainers.system.files import (
     BEFORE,
     CHECKPOINTS,
     METRICS,
@@ -50,7 +51,6 @@ from evert.trainers.runs.files import (
     slug,
     write_whole,
 )
-from evert.trainers.runs.settings import TrainSettings
 
 LOGS, LOCK = "logs.log", ".lock"
 STORE, WARM_UP = "checkpoints", "warm_up"

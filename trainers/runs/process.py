@@ -26,11 +26,11 @@ from typing import Any
 
 import psutil
 
-from evert.trainers.command import INTERRUPTED
-from evert.trainers.engine.machine import free_memory
-from evert.trainers.runs.files import RUN
 from evert.trainers.runs.folder import RunFolder
-from evert.trainers.runs.origin import machine
+from evert.trainers.system.command import INTERRUPTED
+from evert.trainers.system.files import RUN
+from evert.trainers.system.machine import free_memory
+from evert.trainers.system.provenance import machine
 
 PRELOADED = ["tinker_cookbook.rl.train", "transformers.models.qwen3.modeling_qwen3", "peft"]
 PRELOADED += [

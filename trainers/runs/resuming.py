@@ -17,7 +17,20 @@ import chz
 from rich.console import Console
 
 from evert.bridge.redaction import redacted_arguments
-from evert.trainers.runs.files import (
+from evert.trainers.runs.folder import (
+    LOCK,
+    STORE,
+    WARM_UP,
+    RunFolder,
+    alone_in,
+    named_folder,
+    recorded_settings,
+)
+from evert.trainers.runs.frozen_models import pinned
+from evert.trainers.runs.settings import TrainSettings, differing, read_train_settings, recorded
+from evert.trainers.runs.steps import is_step
+from evert.trainers.runs.workers import WORKERS
+from evert.trainers.system.files import (
     BATCHES,
     CHECKPOINTS,
     METRICS,
@@ -31,20 +44,7 @@ from evert.trainers.runs.files import (
     read_jsonl,
     slug,
 )
-from evert.trainers.runs.folder import (
-    LOCK,
-    STORE,
-    WARM_UP,
-    RunFolder,
-    alone_in,
-    named_folder,
-    recorded_settings,
-)
-from evert.trainers.runs.frozen_models import pinned
-from evert.trainers.runs.origin import origin
-from evert.trainers.runs.settings import TrainSettings, differing, read_train_settings, recorded
-from evert.trainers.runs.steps import is_step
-from evert.trainers.runs.workers import WORKERS
+from evert.trainers.system.provenance import origin
 
 AHEAD = 2
 """Steps that a kill may leave in a checkpoint and in no metrics: the Cookbook saves before it logs,

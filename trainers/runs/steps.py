@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evert.trainers.runs.files import BATCHES, BEFORE, read_json, read_jsonl
+from evert.trainers.system.files import BATCHES, BEFORE, read_json, read_jsonl
 
 TRAIN_REWARD = "env/all/reward/total"
 HELD_OUT_REWARD = "test/env/all/reward/total"

@@ -21,9 +21,9 @@ from evert.bridge.errors import EvertError
 from evert.bridge.groups.group import Batch, can_be_learned_from
 from evert.bridge.redaction import redacted
 from evert.trainers.runs.failures import OVERFLOW, Failure, Failures, failure_in, together
-from evert.trainers.runs.files import BATCHES
 from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.steps import FAILED, LOST, SKIPPED
+from evert.trainers.system.files import BATCHES
 
 MOST = 0.5
 """Share of failed episodes above which a step says so."""

@@ -21,10 +21,10 @@ from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatase
 
 from evert.bridge.import_paths import resolve
 from evert.trainers.runs.fields import DemonstrationsError as DemonstrationsError
-from evert.trainers.runs.files import CHECKPOINTS, read_jsonl, slug
 from evert.trainers.runs.folder import WARM_UP
 from evert.trainers.runs.recipes import path_of
 from evert.trainers.runs.settings import TrainSettings, renderer_of
+from evert.trainers.system.files import CHECKPOINTS, read_jsonl, slug
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers import Renderer

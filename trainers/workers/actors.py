@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from evert.bridge.errors import MissingPackageError
-from evert.trainers.engine.machine import cores
+from evert.trainers.system.machine import cores
 from evert.trainers.workers.crew import ANSWER_SECONDS, Worker, WorkerLost, answers
 from evert.trainers.workers.errors import WorkerError
 from evert.trainers.workers.executor import WorkerExecutor

@@ -15,7 +15,7 @@ from asyncio.subprocess import PIPE, SubprocessStreamProtocol
 from contextlib import suppress
 from typing import Any
 
-from evert.trainers.engine.machine import cores
+from evert.trainers.system.machine import cores
 from evert.trainers.workers.crew import ANSWER_SECONDS, Worker, WorkerLost, answers
 from evert.trainers.workers.executor import WorkerExecutor
 from evert.trainers.workers.process import BOOT, END_SECONDS, HEAD, READY, frame, read_head

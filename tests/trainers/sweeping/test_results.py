@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from evert.trainers.reporting.formatting import show
-from evert.trainers.runs.files import METRICS, RESULT
 from evert.trainers.runs.folder import RunFolder
 from evert.trainers.sweeping.results import (
     ObjectiveError,
@@ -24,6 +23,7 @@ from evert.trainers.sweeping.results import (
     rank,
 )
 from evert.trainers.sweeping.study import Run
+from evert.trainers.system.files import METRICS, RESULT
 
 COMPLETED = {"status": "completed", "seconds": 2.0, "error": ""}
 FAILED = {"status": "failed", "seconds": 1.0, "error": "first\nerror: no luck"}

@@ -39,7 +39,7 @@ from evert.trainers.engine.errors import (
     CheckpointExistsError,
     NoCheckpointError,
 )
-from evert.trainers.runs.files import settle
+from evert.trainers.system.files import settle
 
 Kind = Literal["weights", "sampler_weights", "external_weights"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

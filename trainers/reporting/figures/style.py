@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from matplotlib.figure import Figure
 from PIL import Image
 
-from evert.trainers.runs.files import write_whole
+from evert.trainers.system.files import write_whole
 
 Axes: TypeAlias = Any
 """Matplotlib's; its methods take most of their arguments untyped."""

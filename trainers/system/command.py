@@ -72,7 +72,7 @@ def run_command(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        from evert.trainers.runs.files import BARRED, FULL, cannot_use
+        from evert.trainers.system.files import BARRED, FULL, cannot_use
 
         if error.errno not in FULL and (error.errno not in BARRED or not error.filename):
             raise

@@ -5,7 +5,7 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from evert.trainers.engine.machine import cores
+from evert.trainers.system.machine import cores
 
 
 def origin() -> dict[str, Any]:
