@@ -91,7 +91,7 @@ def threads_of(settings: TrainSettings) -> int | None:
     """PyTorch's threads of a pass; None for its own choice.
 
     The tiny base's operations are too small to share: one thread a pass is the fastest, and adds up
-    in one order, which makes runs repeatable. Whole passes run side by side (``cores.py``).
+    in one order, which makes runs repeatable. Whole passes run side by side (``parallel.py``).
     """
     if settings.threads is None and settings.model_name in BASES:
         return 1
