@@ -31,8 +31,8 @@ from typing import Any
 from tinker_cookbook.rl import train as cookbook
 
 import evert
+from evert.trainers.config.train import TrainSettings
 from evert.trainers.runs.cookbook import cookbook_config
-from evert.trainers.runs.settings import TrainSettings
 
 GROUPS, SIZE = 16, 8
 BURN = 0.05

@@ -26,7 +26,7 @@ import evert
 from evert.bridge.errors import EvertError
 from evert.envs.games import find_game
 from evert.trainers import export, plan, report, rescore, serve, train
-from evert.trainers.evaluation.settings import read_evaluate_settings
+from evert.trainers.config.evaluate import read_evaluate_settings
 from evert.trainers.sweeping.study import read_plan
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -31,14 +31,14 @@ from rich.console import Console
 from evert.bridge.errors import EvertError
 from evert.bridge.redaction import redacted
 from evert.bridge.tokens.pretrained import trusting_code
-from evert.trainers.arguments import read_pairs, settings_help
-from evert.trainers.evaluation.settings import EvaluateSettings, read_evaluate_settings
+from evert.trainers.config.arguments import read_pairs, settings_help
+from evert.trainers.config.evaluate import EvaluateSettings, read_evaluate_settings
+from evert.trainers.config.fields import at_a_time
+from evert.trainers.config.frozen_models import pinned
+from evert.trainers.config.model_names import find_model
+from evert.trainers.config.names import check_names
 from evert.trainers.runs import folder as run_folder
-from evert.trainers.runs.fields import at_a_time
 from evert.trainers.runs.folder import RunFolder
-from evert.trainers.runs.frozen_models import pinned
-from evert.trainers.runs.named_models import find_model
-from evert.trainers.runs.names import check_names
 from evert.trainers.system.command import run_async, run_command
 from evert.trainers.system.files import EVALUATION, RunFolderError
 from evert.trainers.system.provenance import origin

@@ -16,7 +16,7 @@ import chz
 from rich.console import Console
 
 from evert.bridge.errors import RecordError
-from evert.trainers.arguments import read_pairs, read_settings, settings_help
+from evert.trainers.config.arguments import read_pairs, read_settings, settings_help
 from evert.trainers.runs.recorded import progress
 from evert.trainers.system.command import run_command
 from evert.trainers.system.files import write_whole

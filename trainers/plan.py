@@ -11,8 +11,8 @@ import chz
 
 from evert.bridge.tokens.bases import BASE_MODEL
 from evert.bridge.tokens.pretrained import trusting_code
-from evert.trainers.arguments import UsageError, read_pairs, read_settings, settings_help
-from evert.trainers.runs.fields import size, trust
+from evert.trainers.config.arguments import UsageError, read_pairs, read_settings, settings_help
+from evert.trainers.config.fields import size, trust
 from evert.trainers.system.command import run_command
 
 if TYPE_CHECKING:

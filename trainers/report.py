@@ -9,8 +9,8 @@ from pathlib import Path
 
 import chz
 
-from evert.trainers.arguments import read_pairs, read_settings, settings_help
-from evert.trainers.runs.settings import size
+from evert.trainers.config.arguments import read_pairs, read_settings, settings_help
+from evert.trainers.config.train import size
 from evert.trainers.system.command import run_command
 from evert.trainers.system.files import write_whole
 

@@ -23,9 +23,9 @@ from rich.table import Table
 
 from evert.bridge.errors import InvalidAgentError, RecordError
 from evert.bridge.import_paths import resolve
-from evert.trainers.arguments import read_pairs, read_settings, settings_help
+from evert.trainers.config.arguments import read_pairs, read_settings, settings_help
+from evert.trainers.config.train import size
 from evert.trainers.runs.recorded import progress
-from evert.trainers.runs.settings import size
 from evert.trainers.system.command import run_async, run_command
 from evert.trainers.system.files import write_whole
 

@@ -17,9 +17,9 @@ import chz
 from evert.bridge.errors import EvertError
 from evert.bridge.tokens.bases import BASES
 from evert.bridge.tokens.pretrained import trusting_code
-from evert.trainers.arguments import read_pairs, read_settings, settings_help
-from evert.trainers.runs.fields import Dtype, size, trust
-from evert.trainers.runs.named_models import ModelNameError, NamedWeights, find_model
+from evert.trainers.config.arguments import read_pairs, read_settings, settings_help
+from evert.trainers.config.fields import Dtype, size, trust
+from evert.trainers.config.model_names import ModelNameError, NamedWeights, find_model
 from evert.trainers.system.command import run_command
 
 PROGRAM = ("python", "-m", "evert.trainers.serve")

@@ -27,17 +27,17 @@ from rich.console import Console
 
 from evert.bridge.redaction import redacted
 from evert.bridge.tokens.pretrained import trusting_code
-from evert.trainers.arguments import read_pairs, settings_help
+from evert.trainers.config.arguments import read_pairs, settings_help
+from evert.trainers.config.backend import choose_engine, context_of, running_engine, say
+from evert.trainers.config.fields import at_a_time
+from evert.trainers.config.frozen_models import in_words as frozen_in_words
+from evert.trainers.config.recipes import choose_recipe
+from evert.trainers.config.train import TrainSettings
 from evert.trainers.runs import folder as run_folder
-from evert.trainers.runs.engine_choice import choose_engine, context_of, running_engine, say
-from evert.trainers.runs.fields import at_a_time
 from evert.trainers.runs.folder import RunFolder
-from evert.trainers.runs.frozen_models import in_words as frozen_in_words
 from evert.trainers.runs.preflight import check_settings
 from evert.trainers.runs.progress import logging_to, quiet_progress_bars
-from evert.trainers.runs.recipes import choose_recipe
 from evert.trainers.runs.resuming import clean_up, open_run, settings_of_run, take_up
-from evert.trainers.runs.settings import TrainSettings
 from evert.trainers.runs.workers import rollout_workers
 from evert.trainers.system import files
 from evert.trainers.system.command import INTERRUPTED as INTERRUPTED

@@ -22,9 +22,9 @@ from tinker_cookbook import tokenizer_utils
 from evert.bridge.models.tinker_model import TinkerModel, open_weights
 from evert.bridge.tokens.bases import BASE_RENDERER, model_renderer
 from evert.trainers.cli import main
+from evert.trainers.config.train import read_train_settings, recorded
 from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.engine.models.pictures import PictureReader
-from evert.trainers.runs.settings import read_train_settings, recorded
 from evert.trainers.workers.travel import pack, unpack
 
 RAN = "RAN"

@@ -21,7 +21,7 @@ import chz
 import pytest
 
 from evert.bridge.errors import AgentError, EvertError
-from evert.trainers.arguments import UsageError, read_pairs, read_settings, settings_help
+from evert.trainers.config.arguments import UsageError, read_pairs, read_settings, settings_help
 from evert.trainers.system.command import INTERRUPTED, run_async, run_command
 
 

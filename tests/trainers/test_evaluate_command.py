@@ -31,8 +31,8 @@ from tests.trainers.conftest import chat_endpoint
 import evert
 from evert.envs.guess_number import TEST_TASKS
 from evert.trainers import evaluate
+from evert.trainers.config.evaluate import EvaluateSettings
 from evert.trainers.evaluation.episodes import EPISODES, Episode, EpisodeLog
-from evert.trainers.evaluation.settings import EvaluateSettings
 from evert.trainers.runs.folder import RunFolder
 from evert.trainers.system.command import INTERRUPTED
 

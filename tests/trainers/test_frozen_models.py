@@ -33,16 +33,12 @@ from evert import (
 )
 from evert.bridge.env.options import EnvOptions, EnvSettings
 from evert.bridge.errors import EvertError, InvalidModelError
-from evert.trainers.arguments import UsageError, gather
-from evert.trainers.engine.errors import ModelNotFoundError
-from evert.trainers.engine.network import network_is_refused
-from evert.trainers.evaluation.contestants import find
-from evert.trainers.evaluation.settings import read_evaluate_settings
-from evert.trainers.runs.cookbook import cookbook_config, own_settings
-from evert.trainers.runs.engine_choice import EngineChoice, running_engine
-from evert.trainers.runs.episode_settings import EpisodeSettings, env_options
-from evert.trainers.runs.fields import RecipeError
-from evert.trainers.runs.frozen_models import (
+from evert.trainers.config.arguments import UsageError, gather
+from evert.trainers.config.backend import EngineChoice, running_engine
+from evert.trainers.config.episode import EpisodeSettings, env_options
+from evert.trainers.config.evaluate import read_evaluate_settings
+from evert.trainers.config.fields import RecipeError
+from evert.trainers.config.frozen_models import (
     check_frozen,
     fingerprint,
     frozen_models,
@@ -50,8 +46,12 @@ from evert.trainers.runs.frozen_models import (
     needs_engine,
     pinned,
 )
-from evert.trainers.runs.named_models import ModelNameError, NamedWeights, find_model
-from evert.trainers.runs.settings import MAPPINGS, read_train_settings, recorded
+from evert.trainers.config.model_names import ModelNameError, NamedWeights, find_model
+from evert.trainers.config.train import MAPPINGS, read_train_settings, recorded
+from evert.trainers.engine.errors import ModelNotFoundError
+from evert.trainers.engine.network import network_is_refused
+from evert.trainers.evaluation.contestants import find
+from evert.trainers.runs.cookbook import cookbook_config, own_settings
 
 PATH = "tinker://r/sampler_weights/"
 

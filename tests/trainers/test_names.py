@@ -18,7 +18,7 @@ from tinker_cookbook.rl.train import Config
 
 import evert
 from evert.bridge.errors import InvalidDatasetError
-from evert.trainers.runs import names
+from evert.trainers.config import names
 
 LINES = {
     "train agent=missing:x": "train_tasks= is missing: got agent=missing:x alone.",

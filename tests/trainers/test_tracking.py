@@ -27,10 +27,10 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
 import evert
 from evert.bridge.errors import MissingPackageError
 from evert.trainers import train
-from evert.trainers.runs.engine_choice import wandb_hosts
+from evert.trainers.config.backend import wandb_hosts
+from evert.trainers.config.train import TrainSettings
 from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.preflight import check_settings
-from evert.trainers.runs.settings import TrainSettings
 from evert.trainers.runs.steps import HELD_OUT_REWARD, TRAIN_REWARD
 from evert.trainers.runs.tracking import final_scores, run_name, run_tags, tracking
 from evert.trainers.system.files import RESULT

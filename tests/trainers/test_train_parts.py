@@ -24,28 +24,22 @@ from rich.console import Console
 from evert.bridge.tokens.bases import BASE_MODEL
 from evert.envs.games import games
 from evert.trainers import cli
-from evert.trainers.arguments import UsageError
-from evert.trainers.evaluation.episodes import Episode
-from evert.trainers.evaluation.held_out import sample_records, samples_markdown
-from evert.trainers.runs.engine_choice import (
+from evert.trainers.config.arguments import UsageError
+from evert.trainers.config.backend import (
     EngineChoice,
     choose_engine,
     running_engine,
     say,
     threads_of,
 )
+from evert.trainers.config.recipes import choose_recipe
+from evert.trainers.config.train import RecipeError, TrainSettings, differing, recorded, renderer_of
+from evert.trainers.evaluation.episodes import Episode
+from evert.trainers.evaluation.held_out import sample_records, samples_markdown
 from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.preflight import check_settings
 from evert.trainers.runs.progress import display, follow
-from evert.trainers.runs.recipes import choose_recipe
 from evert.trainers.runs.resuming import open_run
-from evert.trainers.runs.settings import (
-    RecipeError,
-    TrainSettings,
-    differing,
-    recorded,
-    renderer_of,
-)
 from evert.trainers.runs.steps import FAILED, HELD_OUT_REWARD, TRAIN_REWARD
 from evert.trainers.system.files import (
     BATCHES,
@@ -232,7 +226,7 @@ def test_the_sdk_is_completed_for_a_service_of_ones_own_and_not_for_the_hosted_o
     base_url: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     named: list[str | None] = []
-    monkeypatch.setattr("evert.trainers.runs.engine_choice.complete_client", named.append)
+    monkeypatch.setattr("evert.trainers.config.backend.complete_client", named.append)
 
     with running_engine(EngineChoice("service", "a key"), settings(base_url=base_url), tmp_path):
         assert named == [base_url]

@@ -22,10 +22,10 @@ from rich.console import Console
 import evert
 from evert.bridge.groups.sampler_log import read_sampler_log
 from evert.trainers import train as command
-from evert.trainers.arguments import UsageError
+from evert.trainers.config.arguments import UsageError
+from evert.trainers.config.recipes import path_of
+from evert.trainers.config.train import RecipeError
 from evert.trainers.runs.folder import RunFolder
-from evert.trainers.runs.recipes import path_of
-from evert.trainers.runs.settings import RecipeError
 from evert.trainers.runs.tally import EpisodesFailedError
 from evert.trainers.system.files import RunFolderError
 

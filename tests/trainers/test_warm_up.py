@@ -17,12 +17,12 @@ from rich.console import Console
 from evert.bridge.tokens.bases import base_tokenizer, default_renderer
 from evert.envs.games import games
 from evert.trainers import train
+from evert.trainers.config.recipes import choose_recipe
+from evert.trainers.config.train import TrainSettings
 from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.runs.folder import WARM_UP as FOLDER
 from evert.trainers.runs.folder import RunFolder
-from evert.trainers.runs.recipes import choose_recipe
 from evert.trainers.runs.resuming import take_up
-from evert.trainers.runs.settings import TrainSettings
 from evert.trainers.runs.warm_up import (
     ConversationDataset,
     ConversationDatasetBuilder,

@@ -29,31 +29,26 @@ from evert.bridge.groups.group import load_agent
 from evert.bridge.models.remote import RemoteModel
 from evert.bridge.redaction import redacted
 from evert.bridge.tokens.bases import BASES, model_renderer
-from evert.trainers.evaluation.episodes import Player
-from evert.trainers.evaluation.policies import EndpointPolicy, NoPolicy, SeededPolicy
-from evert.trainers.evaluation.settings import EvaluateSettings
-from evert.trainers.runs.engine_choice import (
-    check_engine,
-    choose_engine,
-    context_of,
-    running_engine,
-)
-from evert.trainers.runs.engine_choice import say as engine_in_words
-from evert.trainers.runs.episode_settings import EpisodeSettings, env_options
-from evert.trainers.runs.frozen_models import (
+from evert.trainers.config.backend import check_engine, choose_engine, context_of, running_engine
+from evert.trainers.config.backend import say as engine_in_words
+from evert.trainers.config.episode import EpisodeSettings, env_options
+from evert.trainers.config.evaluate import EvaluateSettings
+from evert.trainers.config.frozen_models import (
     check_episodes,
     fingerprint,
     frozen_models,
     needs_engine,
 )
-from evert.trainers.runs.named_models import (
+from evert.trainers.config.model_names import (
     ModelNameError,
     NamedEndpoint,
     NamedServer,
     NamedWeights,
     find_model,
 )
-from evert.trainers.runs.settings import TrainSettings, renderer_of
+from evert.trainers.config.train import TrainSettings, renderer_of
+from evert.trainers.evaluation.episodes import Player
+from evert.trainers.evaluation.policies import EndpointPolicy, NoPolicy, SeededPolicy
 from evert.trainers.serving.client import ServedSamplingClient
 from evert.trainers.serving.fitness import check_server
 from evert.trainers.system.command import run_async

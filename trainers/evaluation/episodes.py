@@ -33,6 +33,7 @@ from evert.bridge.models.tinker_model import TinkerModel
 from evert.bridge.records.dialogue import dialogue
 from evert.bridge.records.recorder import Recorder
 from evert.bridge.redaction import redacted
+from evert.trainers.config.fields import at_a_time
 from evert.trainers.runs.failures import (
     WRONG_NAME,
     Failure,
@@ -40,7 +41,6 @@ from evert.trainers.runs.failures import (
     failure_in,
     failure_of,
 )
-from evert.trainers.runs.fields import at_a_time
 from evert.trainers.system.files import drop_broken_lines, read_jsonl
 
 EPISODES = "episodes.jsonl"

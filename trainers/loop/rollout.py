@@ -30,11 +30,11 @@ from evert.bridge.groups.rewards import GroupReward
 from evert.bridge.models.tinker_model import context_length_here
 from evert.bridge.records.recorder import Recorder
 from evert.bridge.tokens.bases import model_renderer
+from evert.trainers.config.fields import at_a_time
 from evert.trainers.evaluation.episodes import together
 from evert.trainers.evaluation.policies import SeededPolicy
 from evert.trainers.loop.batch import Batch, Played
 from evert.trainers.runs.failures import Failure, Failures, failure_in, failure_of
-from evert.trainers.runs.fields import at_a_time
 from evert.trainers.serving.client import ServedSamplingClient
 
 

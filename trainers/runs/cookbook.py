@@ -13,11 +13,17 @@ from typing import TYPE_CHECKING, Any
 import chz
 
 from evert.bridge.records.files import ROLLOUTS
-from evert.trainers.arguments import UsageError, fields_of, help_line, in_words, read_settings
-from evert.trainers.runs.episode_settings import EpisodeSettings, env_options
-from evert.trainers.runs.frozen_models import frozen_models
-from evert.trainers.runs.opponents import held_out_opponent, league
-from evert.trainers.runs.settings import (
+from evert.trainers.config.arguments import (
+    UsageError,
+    fields_of,
+    help_line,
+    in_words,
+    read_settings,
+)
+from evert.trainers.config.episode import EpisodeSettings, env_options
+from evert.trainers.config.frozen_models import frozen_models
+from evert.trainers.config.opponents import held_out_opponent, league
+from evert.trainers.config.train import (
     MAPPINGS,
     RecipeError,
     TrainSettings,

@@ -35,7 +35,7 @@ import chz
 from filelock import FileLock, Timeout
 
 from evert.bridge.redaction import redacted
-from evert.trainers.runs.settings import TrainSettings
+from evert.trainers.config.train import TrainSettings
 from evert.trainers.system.files import (
     BEFORE,
     CHECKPOINTS,

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from evert.trainers.runs.fields import RecipeError as RecipeError
-from evert.trainers.runs.names import check_names
-from evert.trainers.runs.settings import BY_PATH, TrainSettings, is_missing, renderer_of
+from evert.trainers.config.fields import RecipeError as RecipeError
+from evert.trainers.config.names import check_names
+from evert.trainers.config.train import BY_PATH, TrainSettings, is_missing, renderer_of
 
 
 def check_settings(settings: TrainSettings) -> None:
@@ -21,9 +21,9 @@ def check_settings(settings: TrainSettings) -> None:
     from evert.bridge.groups.curriculum import make_sampler
     from evert.bridge.groups.dataset import load_tasks
     from evert.bridge.groups.group import load_agent
+    from evert.trainers.config.backend import check_engine, choose_engine
+    from evert.trainers.config.frozen_models import check_episodes
     from evert.trainers.runs.cookbook import cookbook_config
-    from evert.trainers.runs.engine_choice import check_engine, choose_engine
-    from evert.trainers.runs.frozen_models import check_episodes
     from evert.trainers.runs.tracking import check_tracking
     from evert.trainers.runs.warm_up import load_demonstrations
     from evert.trainers.runs.workers import check_workers

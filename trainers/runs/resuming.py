@@ -17,6 +17,8 @@ import chz
 from rich.console import Console
 
 from evert.bridge.redaction import redacted_arguments
+from evert.trainers.config.frozen_models import pinned
+from evert.trainers.config.train import TrainSettings, differing, read_train_settings, recorded
 from evert.trainers.runs.folder import (
     LOCK,
     STORE,
@@ -26,8 +28,6 @@ from evert.trainers.runs.folder import (
     named_folder,
     recorded_settings,
 )
-from evert.trainers.runs.frozen_models import pinned
-from evert.trainers.runs.settings import TrainSettings, differing, read_train_settings, recorded
 from evert.trainers.runs.steps import is_step
 from evert.trainers.runs.workers import WORKERS
 from evert.trainers.system.files import (

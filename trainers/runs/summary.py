@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Column, Table
 
+from evert.trainers.config.train import TrainSettings
 from evert.trainers.runs import folder as run_folder
 from evert.trainers.runs.failures import read_batches, shortened
 from evert.trainers.runs.folder import RunFolder
-from evert.trainers.runs.settings import TrainSettings
 from evert.trainers.runs.steps import TRAIN_REWARD
 from evert.trainers.system import files
 from evert.trainers.system.provenance import origin

@@ -20,10 +20,10 @@ from tinker_cookbook.checkpoint_utils import CheckpointRecord
 from tinker_cookbook.supervised.types import SupervisedDataset, SupervisedDatasetBuilder
 
 from evert.bridge.import_paths import resolve
-from evert.trainers.runs.fields import DemonstrationsError as DemonstrationsError
+from evert.trainers.config.fields import DemonstrationsError as DemonstrationsError
+from evert.trainers.config.recipes import path_of
+from evert.trainers.config.train import TrainSettings, renderer_of
 from evert.trainers.runs.folder import WARM_UP
-from evert.trainers.runs.recipes import path_of
-from evert.trainers.runs.settings import TrainSettings, renderer_of
 from evert.trainers.system.files import CHECKPOINTS, read_jsonl, slug
 
 if TYPE_CHECKING:

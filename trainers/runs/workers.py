@@ -9,10 +9,10 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from evert.bridge.errors import MissingPackageError
-from evert.trainers.runs.fields import RecipeError
+from evert.trainers.config.fields import RecipeError
 
 if TYPE_CHECKING:
-    from evert.trainers.runs.settings import TrainSettings
+    from evert.trainers.config.train import TrainSettings
     from evert.trainers.workers.executor import WorkerExecutor
 
 

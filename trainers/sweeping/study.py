@@ -27,9 +27,9 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
-from evert.trainers.arguments import UsageError, read_settings
+from evert.trainers.config.arguments import UsageError, read_settings
+from evert.trainers.config.train import TrainSettings, read_train_settings, size
 from evert.trainers.runs.preflight import check_settings
-from evert.trainers.runs.settings import TrainSettings, read_train_settings, size
 from evert.trainers.system.files import cannot_read, drop_broken_lines
 
 HELD_OUT = {"held_out": "temperature_1", "held_out_greedy": "greedy"}

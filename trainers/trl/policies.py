@@ -15,7 +15,7 @@ from typing import Any
 
 from tinker_cookbook.completers import TinkerTokenCompleter, TokenCompleter
 
-from evert.trainers.arguments import UsageError
+from evert.trainers.config.arguments import UsageError
 from evert.trainers.engine.clients.sampling_client import model_client
 from evert.trainers.engine.engine import Engine
 from evert.trainers.engine.models.base_models import context_length

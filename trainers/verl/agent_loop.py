@@ -1,7 +1,7 @@
 """``EvertAgentLoop``: an episode of any agent, where verl plays its agent loops.
 
 verl makes one of these for each episode, in its rollout workers, from the YAML file that
-``actor_rollout_ref.rollout.agent.agent_loop_config_path`` names (``settings.py``).
+``actor_rollout_ref.rollout.agent.agent_loop_config_path`` names (``evaluate.py``).
 """
 
 # pyright: reportMissingImports=false
@@ -23,7 +23,7 @@ from verl.experimental.agent_loop.agent_loop import (
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.options import EnvOptions
 from evert.bridge.tokens.bases import renderer_name_of
-from evert.trainers.arguments import UsageError
+from evert.trainers.config.arguments import UsageError
 from evert.trainers.verl.dataset import task_of
 from evert.trainers.verl.outputs import LEFT_OUT, outputs
 from evert.trainers.verl.servers import ServerPolicy, too_long

@@ -8,7 +8,7 @@ import tinker
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 
 from evert.bridge.errors import UnsupportedPromptError
-from evert.trainers.arguments import UsageError
+from evert.trainers.config.arguments import UsageError
 from evert.trainers.verl.errors import ServerReplyError
 from evert.trainers.verl.settings import Room
 

@@ -22,9 +22,9 @@ from evert.bridge.env.options import EnvOptions
 from evert.bridge.episode.agent import Agent
 from evert.bridge.groups.group import load_agent
 from evert.bridge.models.tinker_model import TinkerModel
-from evert.trainers.arguments import UsageError, gather, read_settings
-from evert.trainers.runs.episode_settings import EpisodeSettings, env_options
-from evert.trainers.runs.frozen_models import frozen_models
+from evert.trainers.config.arguments import UsageError, gather, read_settings
+from evert.trainers.config.episode import EpisodeSettings, env_options
+from evert.trainers.config.frozen_models import frozen_models
 
 ALL, LAST = "all", "last"
 

@@ -23,6 +23,8 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import ChatAgentEnv, RemoteModel
 from evert.bridge.tokens.bases import BASE_MODEL
+from evert.trainers.config.evaluate import EvaluateSettings
+from evert.trainers.config.model_names import ModelNameError
 from evert.trainers.evaluation.contestants import (
     Contestant,
     Endpoint,
@@ -30,8 +32,6 @@ from evert.trainers.evaluation.contestants import (
     find,
 )
 from evert.trainers.evaluation.policies import EndpointPolicy, PolicyError, SeededPolicy
-from evert.trainers.evaluation.settings import EvaluateSettings
-from evert.trainers.runs.named_models import ModelNameError
 
 SETTINGS = EvaluateSettings(env="twenty_questions", models=("x",))
 

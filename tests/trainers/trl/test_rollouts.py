@@ -18,7 +18,7 @@ from evert.bridge.clients.http.connections import send, whole
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.errors import InvalidAgentError, InvalidDatasetError, InvalidModelError
 from evert.bridge.tokens.bases import base_path, base_tokenizer
-from evert.trainers.arguments import UsageError
+from evert.trainers.config.arguments import UsageError
 from evert.trainers.engine.clients.sampling_client import SamplingClient, model_client
 from evert.trainers.engine.engine import Engine
 from evert.trainers.engine.models.base_models import load_model

@@ -20,10 +20,10 @@ from tinker_cookbook.rl import train as cookbook
 
 import evert
 from evert.bridge.errors import MissingPackageError
+from evert.trainers.config.fields import RecipeError
+from evert.trainers.config.train import TrainSettings
 from evert.trainers.runs.cookbook import cookbook_config
-from evert.trainers.runs.fields import RecipeError
 from evert.trainers.runs.folder import RunFolder
-from evert.trainers.runs.settings import TrainSettings
 from evert.trainers.runs.tally import EpisodesFailedError
 from evert.trainers.runs.workers import check_workers
 from evert.trainers.workers.actors import _start_ray

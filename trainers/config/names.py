@@ -11,9 +11,9 @@ from typing import Any
 
 from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
 from evert.bridge.import_paths import resolve
-from evert.trainers.arguments import check_name
-from evert.trainers.runs.episode_settings import EpisodeSettings
-from evert.trainers.runs.fields import DemonstrationsError
+from evert.trainers.config.arguments import check_name
+from evert.trainers.config.episode import EpisodeSettings
+from evert.trainers.config.fields import DemonstrationsError
 
 FIELDS = {
     "limits": ("rl/rollout_limits.py", "RolloutLimits"),

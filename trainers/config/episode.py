@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import chz
 
-from evert.trainers.arguments import read_settings
-from evert.trainers.runs.fields import by_path, size
+from evert.trainers.config.arguments import read_settings
+from evert.trainers.config.fields import by_path, size
 
 if TYPE_CHECKING:
     from evert.bridge.env.options import EnvOptions

@@ -8,7 +8,7 @@ from typing import Any
 from evert.bridge.tokens.bases import BASES
 from evert.envs.games import Game, find_game, games
 from evert.envs.gym_games.recipe import gym_game
-from evert.trainers.runs.fields import RecipeError
+from evert.trainers.config.fields import RecipeError
 
 
 def choose_recipe(given: Mapping[str, object]) -> tuple[str, Mapping[str, Any]]:

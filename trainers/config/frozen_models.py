@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 import chz
 
 from evert.bridge.tokens.bases import BASES
-from evert.trainers.arguments import UsageError, read_settings
-from evert.trainers.runs.episode_settings import EpisodeSettings, env_options
-from evert.trainers.runs.fields import RecipeError
-from evert.trainers.runs.named_models import NamedEndpoint, NamedServer, NamedWeights, find_model
+from evert.trainers.config.arguments import UsageError, read_settings
+from evert.trainers.config.episode import EpisodeSettings, env_options
+from evert.trainers.config.fields import RecipeError
+from evert.trainers.config.model_names import NamedEndpoint, NamedServer, NamedWeights, find_model
 
 if TYPE_CHECKING:
     from evert.bridge.models.frozen import FrozenModel

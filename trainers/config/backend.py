@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from evert.bridge.models.older_servers import complete_client
 from evert.bridge.tokens.bases import BASES
 from evert.bridge.tokens.pretrained import register_folder
-from evert.trainers.runs.settings import RecipeError, TrainSettings
+from evert.trainers.config.train import RecipeError, TrainSettings
 
 KEY = "TINKER_API_KEY"
 URL = "TINKER_BASE_URL"
@@ -119,8 +119,8 @@ def running_engine(
         }  # fmt: skip
         return
     from evert.bridge.env.options import collector_hosts
+    from evert.trainers.config.frozen_models import frozen_models, hosts_of
     from evert.trainers.engine.embedded import embedded_engine
-    from evert.trainers.runs.frozen_models import frozen_models, hosts_of
 
     frozen = frozen_models(settings.models)
     hosts = (*wandb_hosts(settings), *hosts_of(frozen), *collector_hosts(settings.traces))

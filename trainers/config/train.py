@@ -19,12 +19,12 @@ import chz
 from evert.bridge.redaction import redacted_tree
 from evert.bridge.tokens.bases import BASE_MODEL, BASE_RENDERER, BASES
 from evert.envs.games import games
-from evert.trainers.arguments import gather, read_settings
-from evert.trainers.runs.episode_settings import EpisodeSettings
-from evert.trainers.runs.fields import Dtype, by_path, parallel, trust
-from evert.trainers.runs.fields import RecipeError as RecipeError
-from evert.trainers.runs.fields import size as size
-from evert.trainers.runs.recipes import choose_recipe, game_name, gym_of, path_of
+from evert.trainers.config.arguments import gather, read_settings
+from evert.trainers.config.episode import EpisodeSettings
+from evert.trainers.config.fields import Dtype, by_path, parallel, trust
+from evert.trainers.config.fields import RecipeError as RecipeError
+from evert.trainers.config.fields import size as size
+from evert.trainers.config.recipes import choose_recipe, game_name, gym_of, path_of
 
 
 def _named(doc: str) -> Any:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from evert.bridge.import_paths import resolve
 from evert.envs.games import GameError, find_game
-from evert.trainers.runs.fields import RecipeError
-from evert.trainers.runs.frozen_models import frozen_models
-from evert.trainers.runs.settings import TrainSettings, renderer_of
+from evert.trainers.config.fields import RecipeError
+from evert.trainers.config.frozen_models import frozen_models
+from evert.trainers.config.train import TrainSettings, renderer_of
 
 if TYPE_CHECKING:
     from evert.bridge.groups.opponents import Against, League

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import chz
 
 from evert.envs.games import Game, games
-from evert.trainers.arguments import gather, read_settings
-from evert.trainers.runs.episode_settings import EpisodeSettings
-from evert.trainers.runs.fields import Dtype, RecipeError, by_path, parallel, size, trust
-from evert.trainers.runs.opponents import opponent, own_opponent
-from evert.trainers.runs.recipes import choose_recipe, game_name, game_of, gym_of
-from evert.trainers.runs.settings import GYM, TrainSettings
-from evert.trainers.runs.settings import MAPPINGS as TRAINING
+from evert.trainers.config.arguments import gather, read_settings
+from evert.trainers.config.episode import EpisodeSettings
+from evert.trainers.config.fields import Dtype, RecipeError, by_path, parallel, size, trust
+from evert.trainers.config.opponents import opponent, own_opponent
+from evert.trainers.config.recipes import choose_recipe, game_name, game_of, gym_of
+from evert.trainers.config.train import GYM, TrainSettings
+from evert.trainers.config.train import MAPPINGS as TRAINING
 
 if TYPE_CHECKING:
     from evert.bridge.groups.opponents import Against
