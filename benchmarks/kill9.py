@@ -30,7 +30,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from evert.trainers.runs.folder import WARM_UP, RunFolder
+from evert.trainers.rundir.folder import WARM_UP, RunFolder
 from evert.trainers.system.files import (
     BATCHES,
     BEFORE,

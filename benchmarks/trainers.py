@@ -31,7 +31,7 @@ from rich.table import Table
 from evert.trainers.reporting.figures.curves import draw_panel, mean
 from evert.trainers.reporting.figures.style import save as save_figure
 from evert.trainers.reporting.metrics import Curve, curves
-from evert.trainers.runs.folder import RunFolder
+from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.runs.progress import quiet_progress_bars
 from evert.trainers.system.provenance import origin
 from evert.trainers.train import train

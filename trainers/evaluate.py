@@ -37,8 +37,8 @@ from evert.trainers.config.fields import at_a_time
 from evert.trainers.config.frozen_models import pinned
 from evert.trainers.config.model_names import find_model
 from evert.trainers.config.names import check_names
-from evert.trainers.runs import folder as run_folder
-from evert.trainers.runs.folder import RunFolder
+from evert.trainers.rundir import folder as run_folder
+from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.system.command import run_async, run_command
 from evert.trainers.system.files import EVALUATION, RunFolderError
 from evert.trainers.system.provenance import origin

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from evert.bridge.errors import RecordError
 from evert.trainers.config.arguments import read_pairs, read_settings, settings_help
-from evert.trainers.runs.recorded import progress
+from evert.trainers.rundir.recorded import progress
 from evert.trainers.system.command import run_command
 from evert.trainers.system.files import write_whole
 

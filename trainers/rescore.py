@@ -25,7 +25,7 @@ from evert.bridge.errors import InvalidAgentError, RecordError
 from evert.bridge.import_paths import resolve
 from evert.trainers.config.arguments import read_pairs, read_settings, settings_help
 from evert.trainers.config.train import size
-from evert.trainers.runs.recorded import progress
+from evert.trainers.rundir.recorded import progress
 from evert.trainers.system.command import run_async, run_command
 from evert.trainers.system.files import write_whole
 

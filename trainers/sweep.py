@@ -31,9 +31,9 @@ from rich.table import Table
 from evert.trainers.config.arguments import read_pairs, settings_help
 from evert.trainers.config.train import TrainSettings
 from evert.trainers.reporting.formatting import show
-from evert.trainers.runs import folder as run_folder
+from evert.trainers.rundir import folder as run_folder
+from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.runs import process
-from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.progress import quiet_progress_bars
 from evert.trainers.system.command import run_async, run_command
 from evert.trainers.system.files import SWEEP, RunFolderError, cannot_read, read_json, slug

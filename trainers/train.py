@@ -33,8 +33,8 @@ from evert.trainers.config.fields import at_a_time
 from evert.trainers.config.frozen_models import in_words as frozen_in_words
 from evert.trainers.config.recipes import choose_recipe
 from evert.trainers.config.train import TrainSettings
-from evert.trainers.runs import folder as run_folder
-from evert.trainers.runs.folder import RunFolder
+from evert.trainers.rundir import folder as run_folder
+from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.runs.preflight import check_settings
 from evert.trainers.runs.progress import logging_to, quiet_progress_bars
 from evert.trainers.runs.resuming import clean_up, open_run, settings_of_run, take_up
@@ -343,8 +343,8 @@ async def _train(
 ) -> None:
     from tinker_cookbook.rl import train as cookbook
 
+    from evert.trainers.rundir.metrics import with_before
     from evert.trainers.runs.progress import display, follow, quietly
-    from evert.trainers.runs.steps import with_before
     from evert.trainers.runs.tally import nothing_to_learn
 
     total = config.max_steps or 0

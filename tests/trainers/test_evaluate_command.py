@@ -33,7 +33,7 @@ from evert.envs.guess_number import TEST_TASKS
 from evert.trainers import evaluate
 from evert.trainers.config.evaluate import EvaluateSettings
 from evert.trainers.evaluation.episodes import EPISODES, Episode, EpisodeLog
-from evert.trainers.runs.folder import RunFolder
+from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.system.command import INTERRUPTED
 
 IDENTITY = ["env=identity", "models=evert-tiny", "device=cpu", "max_tokens=12"]

@@ -23,9 +23,9 @@ from evert import AgentDatasetBuilder, embedded_engine
 from evert.trainers import sweep, train
 from evert.trainers.engine.clients.sampling_client import SamplingClient
 from evert.trainers.engine.errors import SamplingRequestError
-from evert.trainers.runs.folder import RunFolder
+from evert.trainers.rundir.folder import RunFolder
+from evert.trainers.rundir.metrics import FAILED, SKIPPED, TRAIN_REWARD
 from evert.trainers.runs.progress import logging_to
-from evert.trainers.runs.steps import FAILED, SKIPPED, TRAIN_REWARD
 from evert.trainers.system.files import RESULT
 
 AGENTS = '''

@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 from evert.trainers import train
-from evert.trainers.runs import steps
-from evert.trainers.runs.folder import RunFolder
+from evert.trainers.rundir import metrics
+from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.runs.resuming import take_up, tidy
 from evert.trainers.system import files
 from evert.trainers.system.command import INTERRUPTED
@@ -74,12 +74,12 @@ def wait_for(count: int, folder: RunFolder, process: "subprocess.Popen[str]") ->
 
 
 def rewards(folder: RunFolder) -> list[float]:
-    return [row[steps.TRAIN_REWARD] for row in folder.steps()]
+    return [row[metrics.TRAIN_REWARD] for row in folder.steps()]
 
 
 def steps_written(folder: RunFolder) -> list[int]:
     rows = files.read_jsonl(folder.path / files.METRICS)
-    return [row["step"] for row in rows if steps.is_step(row)]
+    return [row["step"] for row in rows if metrics.is_step(row)]
 
 
 def saved(folder: RunFolder) -> set[str]:

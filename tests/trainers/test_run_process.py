@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
+from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.runs import process
-from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.process import SPARE, ending, room_for
 from evert.trainers.system.command import INTERRUPTED
 from evert.trainers.system.files import RUN

@@ -15,7 +15,7 @@ import pytest
 import evert
 from evert.trainers import evaluate, train
 from evert.trainers.evaluation.episodes import EpisodeLog
-from evert.trainers.runs.folder import RunFolder
+from evert.trainers.rundir.folder import RunFolder
 
 SMALL: dict[str, Any] = {
     "batch_size": 6,

@@ -25,7 +25,7 @@ import psutil
 import pytest
 
 from evert.trainers import sweep, train
-from evert.trainers.runs.folder import RunFolder, alone_in
+from evert.trainers.rundir.folder import RunFolder, alone_in
 from evert.trainers.sweep import open_sweep
 from evert.trainers.system.files import RESULT
 

@@ -36,6 +36,8 @@ from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.scripted import ScriptedPolicy
 from evert.bridge.errors import AgentError, EnvStateError, InvalidAgentError
 from evert.bridge.groups.group import Batch, ChatAgentGroupBuilder
+from evert.trainers.rundir.folder import RunFolder
+from evert.trainers.rundir.metrics import FAILED, SKIPPED
 from evert.trainers.runs.failures import (
     KINDS,
     MOST_ALIKE,
@@ -50,9 +52,7 @@ from evert.trainers.runs.failures import (
     shortened,
     together,
 )
-from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.rollouts import Counted, GroupFailedError, LeaveOut, strategy_of
-from evert.trainers.runs.steps import FAILED, SKIPPED
 from evert.trainers.runs.tally import Account, EpisodesFailedError, Tally
 from evert.trainers.system.files import BATCHES
 

@@ -29,9 +29,9 @@ from evert.bridge.errors import MissingPackageError
 from evert.trainers import train
 from evert.trainers.config.backend import wandb_hosts
 from evert.trainers.config.train import TrainSettings
-from evert.trainers.runs.folder import RunFolder
+from evert.trainers.rundir.folder import RunFolder
+from evert.trainers.rundir.metrics import HELD_OUT_REWARD, TRAIN_REWARD
 from evert.trainers.runs.preflight import check_settings
-from evert.trainers.runs.steps import HELD_OUT_REWARD, TRAIN_REWARD
 from evert.trainers.runs.tracking import final_scores, run_name, run_tags, tracking
 from evert.trainers.system.files import RESULT
 

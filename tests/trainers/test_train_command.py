@@ -34,9 +34,9 @@ from evert.trainers import train
 from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.engine.errors import CheckpointError
 from evert.trainers.engine.store.checkpoints import CheckpointStore
-from evert.trainers.runs import folder as run_folder
-from evert.trainers.runs.folder import RunFolder
-from evert.trainers.runs.steps import HELD_OUT_REWARD
+from evert.trainers.rundir import folder as run_folder
+from evert.trainers.rundir.folder import RunFolder
+from evert.trainers.rundir.metrics import HELD_OUT_REWARD
 from evert.trainers.system import files
 
 SMALL = ["env=identity", "device=cpu", "batch_size=4", "group_size=4", "samples=2"]

@@ -36,11 +36,11 @@ from evert.trainers.config.recipes import choose_recipe
 from evert.trainers.config.train import RecipeError, TrainSettings, differing, recorded, renderer_of
 from evert.trainers.evaluation.episodes import Episode
 from evert.trainers.evaluation.held_out import sample_records, samples_markdown
-from evert.trainers.runs.folder import RunFolder
+from evert.trainers.rundir.folder import RunFolder
+from evert.trainers.rundir.metrics import FAILED, HELD_OUT_REWARD, TRAIN_REWARD
 from evert.trainers.runs.preflight import check_settings
 from evert.trainers.runs.progress import display, follow
 from evert.trainers.runs.resuming import open_run
-from evert.trainers.runs.steps import FAILED, HELD_OUT_REWARD, TRAIN_REWARD
 from evert.trainers.system.files import (
     BATCHES,
     BEFORE,

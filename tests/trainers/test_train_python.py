@@ -25,7 +25,7 @@ from evert.trainers import train as command
 from evert.trainers.config.arguments import UsageError
 from evert.trainers.config.recipes import path_of
 from evert.trainers.config.train import RecipeError
-from evert.trainers.runs.folder import RunFolder
+from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.runs.tally import EpisodesFailedError
 from evert.trainers.system.files import RunFolderError
 

@@ -20,8 +20,8 @@ from evert.trainers import train
 from evert.trainers.config.recipes import choose_recipe
 from evert.trainers.config.train import TrainSettings
 from evert.trainers.engine.embedded import embedded_engine
-from evert.trainers.runs.folder import WARM_UP as FOLDER
-from evert.trainers.runs.folder import RunFolder
+from evert.trainers.rundir.folder import WARM_UP as FOLDER
+from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.runs.resuming import take_up
 from evert.trainers.runs.warm_up import (
     ConversationDataset,

@@ -20,7 +20,7 @@ from typing import Any
 
 from evert.bridge.errors import EvertError
 from evert.bridge.tokens.bases import BASE_MODEL, BASES, base_path
-from evert.trainers.runs.folder import STORE, recorded_settings
+from evert.trainers.rundir.folder import STORE, recorded_settings
 from evert.trainers.system.files import CHECKPOINTS, read_jsonl
 
 ENDPOINT, SERVICE, SERVER = "openai:", "tinker://", "vllm:"

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from evert.trainers.runs.steps import HELD_OUT_REWARD, TRAIN_REWARD
+from evert.trainers.rundir.metrics import HELD_OUT_REWARD, TRAIN_REWARD
 
 TRAIN, HELD_OUT = "env/all/", "test/env/all/"
 """Prefixes of the Cookbook's metrics of episodes, in training and held out."""

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from evert.bridge.errors import EvertError
 from evert.trainers.reporting.metrics import HELD_OUT, TRAIN, Curve, clock, curves, read_curve
-from evert.trainers.runs import folder as run_folder
-from evert.trainers.runs.steps import HELD_OUT_REWARD, read_steps
+from evert.trainers.rundir import folder as run_folder
+from evert.trainers.rundir.metrics import HELD_OUT_REWARD, read_steps
 from evert.trainers.system import files
 from evert.trainers.system.files import METRICS, read_json, read_jsonl
 

@@ -25,8 +25,8 @@ from evert.trainers.reporting.tokens import (
     rewards_error,
     rollout_files,
 )
+from evert.trainers.rundir.metrics import FAILED, HELD_OUT_REWARD, TRAIN_REWARD
 from evert.trainers.runs.failures import shortened
-from evert.trainers.runs.steps import FAILED, HELD_OUT_REWARD, TRAIN_REWARD
 
 BY_TIME = ", by time"
 PANELS: Mapping[str, Mapping[str, tuple[str, str, str]]] = {

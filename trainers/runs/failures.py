@@ -21,7 +21,7 @@ from tinker_cookbook.rl.types import Trajectory
 from evert.bridge.env.endings import AGENT_ERROR, AGENT_TIMEOUT, AGENT_TRACEBACK, CUT_REPLY, NO_CALL
 from evert.bridge.errors import AgentError, AgentTimeoutError, RewardError
 from evert.bridge.tracebacks import agent_traceback
-from evert.trainers.runs.steps import SKIPPED
+from evert.trainers.rundir.metrics import SKIPPED
 from evert.trainers.system.files import BATCHES, read_jsonl
 
 OVERFLOW, NO_REWARD, WRONG_NAME = "context_overflow", "no_reward", "wrong_model_name"

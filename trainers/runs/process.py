@@ -26,7 +26,7 @@ from typing import Any
 
 import psutil
 
-from evert.trainers.runs.folder import RunFolder
+from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.system.command import INTERRUPTED
 from evert.trainers.system.files import RUN
 from evert.trainers.system.machine import free_memory

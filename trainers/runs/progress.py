@@ -22,9 +22,9 @@ from typing import Any, TypeAlias
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
-from evert.trainers.runs.folder import LOGS
+from evert.trainers.rundir.folder import LOGS
+from evert.trainers.rundir.metrics import FAILED, HELD_OUT_REWARD, TRAIN_REWARD, is_step
 from evert.trainers.runs.redaction import redacting
-from evert.trainers.runs.steps import FAILED, HELD_OUT_REWARD, TRAIN_REWARD, is_step
 from evert.trainers.system.files import METRICS, read_jsonl
 
 POLL_SECONDS = 0.2

@@ -19,7 +19,7 @@ from rich.console import Console
 from evert.bridge.redaction import redacted_arguments
 from evert.trainers.config.frozen_models import pinned
 from evert.trainers.config.train import TrainSettings, differing, read_train_settings, recorded
-from evert.trainers.runs.folder import (
+from evert.trainers.rundir.folder import (
     LOCK,
     STORE,
     WARM_UP,
@@ -28,7 +28,7 @@ from evert.trainers.runs.folder import (
     named_folder,
     recorded_settings,
 )
-from evert.trainers.runs.steps import is_step
+from evert.trainers.rundir.metrics import is_step
 from evert.trainers.runs.workers import WORKERS
 from evert.trainers.system.files import (
     BATCHES,

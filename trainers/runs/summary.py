@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from evert.trainers.config.train import TrainSettings
-from evert.trainers.runs import folder as run_folder
+from evert.trainers.rundir import folder as run_folder
+from evert.trainers.rundir.folder import RunFolder
+from evert.trainers.rundir.metrics import TRAIN_REWARD
 from evert.trainers.runs.failures import read_batches, shortened
-from evert.trainers.runs.folder import RunFolder
-from evert.trainers.runs.steps import TRAIN_REWARD
 from evert.trainers.system import files
 from evert.trainers.system.provenance import origin
 

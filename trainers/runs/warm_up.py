@@ -23,7 +23,7 @@ from evert.bridge.import_paths import resolve
 from evert.trainers.config.fields import DemonstrationsError as DemonstrationsError
 from evert.trainers.config.recipes import path_of
 from evert.trainers.config.train import TrainSettings, renderer_of
-from evert.trainers.runs.folder import WARM_UP
+from evert.trainers.rundir.folder import WARM_UP
 from evert.trainers.system.files import CHECKPOINTS, read_jsonl, slug
 
 if TYPE_CHECKING:

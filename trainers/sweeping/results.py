@@ -16,7 +16,7 @@ from typing import Any
 
 from evert.bridge.errors import EvertError
 from evert.trainers.reporting.formatting import show
-from evert.trainers.runs.folder import RunFolder
+from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.sweeping.study import HELD_OUT, SEED, Run
 
 

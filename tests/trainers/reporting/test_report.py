@@ -49,7 +49,7 @@ from evert.trainers.reporting.tokens import (
     spread,
 )
 from evert.trainers.reporting.transcripts import held_out_episodes, training_episodes
-from evert.trainers.runs.steps import FAILED, HELD_OUT_REWARD, SKIPPED, TRAIN_REWARD
+from evert.trainers.rundir.metrics import FAILED, HELD_OUT_REWARD, SKIPPED, TRAIN_REWARD
 
 MEGABYTE = 1_000_000
 HOSTILE = """\"'><script>document.title = "taken"</script><img src=x onerror="document.title=1">

@@ -30,7 +30,7 @@ from evert.trainers import report, train
 from evert.trainers.reporting.run import read_run
 from evert.trainers.reporting.tokens import count_tokens
 from evert.trainers.reporting.transcripts import EPISODES, training_episodes
-from evert.trainers.runs.steps import HELD_OUT_REWARD, TRAIN_REWARD
+from evert.trainers.rundir.metrics import HELD_OUT_REWARD, TRAIN_REWARD
 from evert.trainers.system.files import read_json
 
 pytestmark = [

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from evert.trainers.reporting.formatting import show
-from evert.trainers.runs.folder import RunFolder
+from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.sweeping.results import (
     ObjectiveError,
     as_rows,

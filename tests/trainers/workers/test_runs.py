@@ -22,8 +22,8 @@ import evert
 from evert.bridge.errors import MissingPackageError
 from evert.trainers.config.fields import RecipeError
 from evert.trainers.config.train import TrainSettings
+from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.runs.cookbook import cookbook_config
-from evert.trainers.runs.folder import RunFolder
 from evert.trainers.runs.tally import EpisodesFailedError
 from evert.trainers.runs.workers import check_workers
 from evert.trainers.workers.actors import _start_ray

@@ -116,7 +116,7 @@ class RunFolder:
 
     def steps(self) -> list[dict[str, Any]]:
         """The metrics of each step, in order; see ``steps.read_steps``."""
-        from evert.trainers.runs.steps import read_steps
+        from evert.trainers.rundir.metrics import read_steps
 
         return read_steps(self.path / METRICS)
 

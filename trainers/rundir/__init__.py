@@ -1,0 +1,8 @@
+"""What a run leaves in its folder.
+
+In reading order:
+
+    folder.py    what a run leaves behind, and who may work in it
+    metrics.py   its metrics by step
+    recorded.py  the rollouts of one that recorded them
+"""
