@@ -35,7 +35,7 @@ from evert.bridge.episode.agent import Agent
 from evert.bridge.tokens.bases import BASE_MODEL
 from evert.envs.guess_number import TRAIN_TASKS, guess_number_agent
 from evert.trainers.engine.embedded import embedded_engine
-from evert.trainers.evaluation.policies import SeededPolicy
+from evert.trainers.episodes.policies import SeededPolicy
 
 ROLLOUTS, PARALLEL = 1000, 64
 TURNS, TOKENS = 4, 64

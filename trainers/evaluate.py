@@ -44,8 +44,8 @@ from evert.trainers.system.files import EVALUATION, RunFolderError
 from evert.trainers.system.provenance import origin
 
 if TYPE_CHECKING:
+    from evert.trainers.episodes.playing import Episode, EpisodeLog, Planned
     from evert.trainers.evaluation.contestants import Contestant
-    from evert.trainers.evaluation.episodes import Episode, EpisodeLog, Planned
 
 PROGRAM = ("python", "-m", "evert.trainers.evaluate")
 SCORES = "scores.csv"
@@ -162,7 +162,7 @@ def _evaluate(
     path: Path,
     console: Console,
 ) -> None:
-    from evert.trainers.evaluation.episodes import Episode, EpisodeLog, planned
+    from evert.trainers.episodes.playing import Episode, EpisodeLog, planned
 
     seeds = range(settings.seed, settings.seed + settings.seeds)
     folder, played = RunFolder(path, resumed=True), list[Episode]()
@@ -186,8 +186,8 @@ def _play(
 
     from evert.bridge.records.files import ROLLOUTS
     from evert.bridge.records.recorder import Recorder
+    from evert.trainers.episodes.playing import play
     from evert.trainers.evaluation.contestants import OPENAI_KEY
-    from evert.trainers.evaluation.episodes import play
 
     def say(line: str) -> None:
         console.print(redacted(f"{contestant.name}: {line}"), soft_wrap=True)
@@ -236,8 +236,8 @@ def _progress(name: str, total: int, console: Console) -> Iterator[Callable[["Ep
 def _report(
     played: Sequence["Episode"], settings: EvaluateSettings, folder: RunFolder, console: Console
 ) -> None:
-    from evert.trainers.evaluation import scores
-    from evert.trainers.evaluation.episodes import failures
+    from evert.trainers.episodes import scores
+    from evert.trainers.episodes.playing import failures
     from evert.trainers.reporting.figures.bars import draw_categories, draw_splits
     from evert.trainers.reporting.figures.style import save
 

@@ -24,7 +24,7 @@ from tests.trainers.conftest import chat_endpoint
 
 from evert.trainers import evaluate, sweep, train
 from evert.trainers.engine.embedded import embedded_engine
-from evert.trainers.evaluation.episodes import Episode, EpisodeLog
+from evert.trainers.episodes.playing import Episode, EpisodeLog
 from evert.trainers.rundir.folder import RunFolder
 
 AGENTS = '''

@@ -32,7 +32,7 @@ import evert
 from evert.envs.guess_number import TEST_TASKS
 from evert.trainers import evaluate
 from evert.trainers.config.evaluate import EvaluateSettings
-from evert.trainers.evaluation.episodes import EPISODES, Episode, EpisodeLog
+from evert.trainers.episodes.playing import EPISODES, Episode, EpisodeLog
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.system.command import INTERRUPTED
 

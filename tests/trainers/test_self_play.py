@@ -14,7 +14,7 @@ import pytest
 
 import evert
 from evert.trainers import evaluate, train
-from evert.trainers.evaluation.episodes import EpisodeLog
+from evert.trainers.episodes.playing import EpisodeLog
 from evert.trainers.rundir.folder import RunFolder
 
 SMALL: dict[str, Any] = {

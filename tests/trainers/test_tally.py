@@ -36,9 +36,7 @@ from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.scripted import ScriptedPolicy
 from evert.bridge.errors import AgentError, EnvStateError, InvalidAgentError
 from evert.bridge.groups.group import Batch, ChatAgentGroupBuilder
-from evert.trainers.rundir.folder import RunFolder
-from evert.trainers.rundir.metrics import FAILED, SKIPPED
-from evert.trainers.runs.failures import (
+from evert.trainers.episodes.failures import (
     KINDS,
     MOST_ALIKE,
     MOST_LINES,
@@ -52,6 +50,8 @@ from evert.trainers.runs.failures import (
     shortened,
     together,
 )
+from evert.trainers.rundir.folder import RunFolder
+from evert.trainers.rundir.metrics import FAILED, SKIPPED
 from evert.trainers.runs.rollouts import Counted, GroupFailedError, LeaveOut, strategy_of
 from evert.trainers.runs.tally import Account, EpisodesFailedError, Tally
 from evert.trainers.system.files import BATCHES

@@ -21,10 +21,10 @@ from rich.console import Console
 from evert.bridge.errors import EvertError
 from evert.trainers import train
 from evert.trainers.config.model_names import find_model
+from evert.trainers.episodes.failures import read_batches
 from evert.trainers.reporting.run import read_run
 from evert.trainers.reporting.tokens import count_tokens
 from evert.trainers.rundir.folder import RunFolder
-from evert.trainers.runs.failures import read_batches
 from evert.trainers.runs.resuming import open_run, take_up
 from evert.trainers.sweeping.results import objective_of
 from evert.trainers.system.files import drop_broken_lines, file_errors, read_jsonl, write_whole

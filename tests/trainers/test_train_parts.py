@@ -34,7 +34,7 @@ from evert.trainers.config.backend import (
 )
 from evert.trainers.config.recipes import choose_recipe
 from evert.trainers.config.train import RecipeError, TrainSettings, differing, recorded, renderer_of
-from evert.trainers.evaluation.episodes import Episode
+from evert.trainers.episodes.playing import Episode
 from evert.trainers.evaluation.held_out import sample_records, samples_markdown
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.rundir.metrics import FAILED, HELD_OUT_REWARD, TRAIN_REWARD

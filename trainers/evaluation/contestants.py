@@ -47,8 +47,8 @@ from evert.trainers.config.model_names import (
     find_model,
 )
 from evert.trainers.config.train import TrainSettings, renderer_of
-from evert.trainers.evaluation.episodes import Player
-from evert.trainers.evaluation.policies import EndpointPolicy, NoPolicy, SeededPolicy
+from evert.trainers.episodes.playing import Player
+from evert.trainers.episodes.policies import EndpointPolicy, NoPolicy, SeededPolicy
 from evert.trainers.serving.client import ServedSamplingClient
 from evert.trainers.serving.fitness import check_server
 from evert.trainers.system.command import run_async

@@ -15,10 +15,10 @@ from tinker_cookbook.rl.types import RLDataset
 
 from evert.bridge.errors import EvertError
 from evert.bridge.groups.dataset import AgentDataset
-from evert.trainers.evaluation.episodes import Episode, Player, failures, planned, play
-from evert.trainers.evaluation.policies import SeededPolicy
-from evert.trainers.evaluation.scores import Score, scores
-from evert.trainers.runs.failures import Failures
+from evert.trainers.episodes.failures import Failures
+from evert.trainers.episodes.playing import Episode, Player, failures, planned, play
+from evert.trainers.episodes.policies import SeededPolicy
+from evert.trainers.episodes.scores import Score, scores
 
 if TYPE_CHECKING:
     from tinker_cookbook.rl.train import Config

@@ -31,7 +31,7 @@ from evert.bridge.groups.advantages import (
     spread,
     token_advantages,
 )
-from evert.trainers.runs.failures import Failures
+from evert.trainers.episodes.failures import Failures
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,10 @@ from evert.bridge.models.tinker_model import context_length_here
 from evert.bridge.records.recorder import Recorder
 from evert.bridge.tokens.bases import model_renderer
 from evert.trainers.config.fields import at_a_time
-from evert.trainers.evaluation.episodes import together
-from evert.trainers.evaluation.policies import SeededPolicy
+from evert.trainers.episodes.failures import Failure, Failures, failure_in, failure_of
+from evert.trainers.episodes.playing import together
+from evert.trainers.episodes.policies import SeededPolicy
 from evert.trainers.loop.batch import Batch, Played
-from evert.trainers.runs.failures import Failure, Failures, failure_in, failure_of
 from evert.trainers.serving.client import ServedSamplingClient
 
 

@@ -28,8 +28,8 @@ from evert.trainers.system import files
 from evert.trainers.system.files import METRICS, read_json, read_jsonl
 
 if TYPE_CHECKING:  # these import torch, for which a mistyped name should not wait
-    from evert.trainers.evaluation.scores import Score
-    from evert.trainers.runs.failures import Failures
+    from evert.trainers.episodes.failures import Failures
+    from evert.trainers.episodes.scores import Score
 
 CONFIG = "config.json"
 EPISODE_TOKENS = "report/ac_tokens_per_episode"
@@ -104,7 +104,7 @@ def read_run(path: Path) -> Run:
     config = read_json(path / CONFIG) or {}
     if not facts and not (config and (path / METRICS).is_file()):
         raise ReportError(_no_run(path))
-    from evert.trainers.runs.failures import read_batches
+    from evert.trainers.episodes.failures import read_batches
 
     before = read_json(path / files.BEFORE) or {}
     result = read_json(path / files.RESULT) or {}
@@ -159,7 +159,7 @@ def _mapping(value: object) -> dict[str, Any]:
 
 def _scores(found: object) -> "dict[str, Score]":
     """Scores by how the weights played; none where another version of evert wrote them."""
-    from evert.trainers.evaluation.scores import Score
+    from evert.trainers.episodes.scores import Score
 
     try:
         return {how: Score(**_mapping(score)) for how, score in _mapping(found).items()}

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from evert.trainers.episodes.failures import shortened
 from evert.trainers.reporting.comparison import Table
 from evert.trainers.reporting.figures.bars import draw_time
 from evert.trainers.reporting.figures.curves import FEW, draw_panel
@@ -26,7 +27,6 @@ from evert.trainers.reporting.tokens import (
     rollout_files,
 )
 from evert.trainers.rundir.metrics import FAILED, HELD_OUT_REWARD, TRAIN_REWARD
-from evert.trainers.runs.failures import shortened
 
 BY_TIME = ", by time"
 PANELS: Mapping[str, Mapping[str, tuple[str, str, str]]] = {

@@ -28,7 +28,7 @@ from evert.bridge.env.parallel import ParallelRollouts, do_parallel_rollout
 from evert.bridge.groups.group import Batch
 from evert.bridge.records.dialogue import dialogue
 from evert.bridge.redaction import redacted_logs
-from evert.trainers.runs.failures import Failure, failure_of
+from evert.trainers.episodes.failures import Failure, failure_of
 from evert.trainers.runs.tally import Account, Tally
 
 TOLD_GROUPS, TOLD_CHARACTERS = 2, 6_000

@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from evert.trainers.config.train import TrainSettings
+from evert.trainers.episodes.failures import read_batches, shortened
 from evert.trainers.rundir import folder as run_folder
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.rundir.metrics import TRAIN_REWARD
-from evert.trainers.runs.failures import read_batches, shortened
 from evert.trainers.system import files
 from evert.trainers.system.provenance import origin
 
@@ -88,7 +88,7 @@ def _samples(settings: TrainSettings, folder: RunFolder, done: Report) -> None:
 
 
 def _show(settings: TrainSettings, folder: RunFolder, done: Report, console: Console) -> None:
-    from evert.trainers.evaluation.scores import shown
+    from evert.trainers.episodes.scores import shown
 
     if done.before is not None and done.after is not None:
         title = f"{settings.name}: mean reward, {done.steps} steps, seed {settings.seed}"

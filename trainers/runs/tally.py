@@ -20,9 +20,9 @@ from tinker_cookbook.rl.types import Trajectory
 from evert.bridge.errors import EvertError
 from evert.bridge.groups.group import Batch, can_be_learned_from
 from evert.bridge.redaction import redacted
+from evert.trainers.episodes.failures import OVERFLOW, Failure, Failures, failure_in, together
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.rundir.metrics import FAILED, LOST, SKIPPED
-from evert.trainers.runs.failures import OVERFLOW, Failure, Failures, failure_in, together
 from evert.trainers.system.files import BATCHES
 
 MOST = 0.5

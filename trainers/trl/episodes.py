@@ -15,7 +15,7 @@ from tinker_cookbook.rl.types import STOP_METRIC_PREFIX, Trajectory
 
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.records.sequences import TokenSequence, sequences
-from evert.trainers.runs.failures import Failure, failure_in, failure_of
+from evert.trainers.episodes.failures import Failure, failure_in, failure_of
 
 DROPPED = "dropped_lineages"
 """Metric: lineages of an episode that TRL does not train on."""

@@ -32,7 +32,7 @@ from evert.bridge.tokens.bases import BASES, base_path, renderer_name_of
 from evert.envs.gym.loop import Loop
 from evert.trainers.engine.engine import Engine
 from evert.trainers.engine.models.loading import EngineSettings
-from evert.trainers.runs.failures import Failures
+from evert.trainers.episodes.failures import Failures
 from evert.trainers.trl.episodes import Episode, columns, play, with_all_ends
 from evert.trainers.trl.policies import Sampling, sampling, tokenizer_of
 

@@ -18,7 +18,7 @@ import pytest
 
 from evert import ScriptedPolicy
 from evert.bridge.errors import AgentError
-from evert.trainers.evaluation.episodes import (
+from evert.trainers.episodes.playing import (
     EPISODES,
     Episode,
     EpisodeError,

@@ -22,8 +22,8 @@ from rich.console import Console
 from scipy import stats  # type: ignore[import-untyped]
 from scipy.stats import binomtest  # type: ignore[import-untyped]
 
-from evert.trainers.evaluation.episodes import Episode
-from evert.trainers.evaluation.scores import (
+from evert.trainers.episodes.playing import Episode
+from evert.trainers.episodes.scores import (
     Score,
     as_csv,
     as_play_table,

@@ -20,7 +20,7 @@ import pytest
 from matplotlib.collections import LineCollection
 from PIL import Image
 
-from evert.trainers.evaluation.scores import Score
+from evert.trainers.episodes.scores import Score
 from evert.trainers.reporting.figures.bars import draw_categories, draw_splits, draw_time
 from evert.trainers.reporting.figures.curves import (
     draw_games,

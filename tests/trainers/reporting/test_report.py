@@ -26,7 +26,7 @@ import chz
 import pytest
 
 from evert.trainers import report
-from evert.trainers.evaluation.scores import Score, mean_error
+from evert.trainers.episodes.scores import Score, mean_error
 from evert.trainers.reporting.comparison import differing, facts, labels, settings
 from evert.trainers.reporting.figures.style import MOST_LINES
 from evert.trainers.reporting.formatting import count, dollars, duration, score, shorten

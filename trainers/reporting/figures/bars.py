@@ -13,7 +13,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from evert.trainers.evaluation.scores import Score
+from evert.trainers.episodes.scores import Score
 from evert.trainers.reporting.figures import style
 from evert.trainers.reporting.figures.style import COLOURS, INK, SMALL, SOFT, Axes, plain
 

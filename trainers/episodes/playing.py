@@ -34,13 +34,7 @@ from evert.bridge.records.dialogue import dialogue
 from evert.bridge.records.recorder import Recorder
 from evert.bridge.redaction import redacted
 from evert.trainers.config.fields import at_a_time
-from evert.trainers.runs.failures import (
-    WRONG_NAME,
-    Failure,
-    Failures,
-    failure_in,
-    failure_of,
-)
+from evert.trainers.episodes.failures import WRONG_NAME, Failure, Failures, failure_in, failure_of
 from evert.trainers.system.files import drop_broken_lines, read_jsonl
 
 EPISODES = "episodes.jsonl"

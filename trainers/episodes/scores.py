@@ -25,7 +25,7 @@ from statistics import fmean, stdev
 
 from rich.table import Column, Table
 
-from evert.trainers.evaluation.episodes import Episode
+from evert.trainers.episodes.playing import Episode
 
 TAIL = 0.025
 """Chance of each side outside of an interval of 95 %."""
