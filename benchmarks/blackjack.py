@@ -33,7 +33,7 @@ from rich.table import Table
 from evert.envs.gym_games.actions import Actions
 from evert.trainers.config.evaluate import read_evaluate_settings
 from evert.trainers.episodes.playing import Episode, planned, play
-from evert.trainers.evaluation.contestants import find
+from evert.trainers.evaluation.players import find
 from evert.trainers.runs.progress import quiet_progress_bars
 from evert.trainers.system.command import run_async
 from evert.trainers.system.provenance import origin

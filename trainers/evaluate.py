@@ -45,7 +45,7 @@ from evert.trainers.system.provenance import origin
 
 if TYPE_CHECKING:
     from evert.trainers.episodes.playing import Episode, EpisodeLog, Planned
-    from evert.trainers.evaluation.contestants import Contestant
+    from evert.trainers.evaluation.players import Contestant
 
 PROGRAM = ("python", "-m", "evert.trainers.evaluate")
 SCORES = "scores.csv"
@@ -102,7 +102,7 @@ def _run(program: Sequence[str], arguments: Sequence[str]) -> None:
 
 
 def _run_with(program: Sequence[str], settings: EvaluateSettings) -> None:
-    from evert.trainers.evaluation.contestants import find
+    from evert.trainers.evaluation.players import find
 
     contestants = [find(name, settings) for name in settings.models]
     for contestant in contestants:
@@ -187,7 +187,7 @@ def _play(
     from evert.bridge.records.files import ROLLOUTS
     from evert.bridge.records.recorder import Recorder
     from evert.trainers.episodes.playing import play
-    from evert.trainers.evaluation.contestants import OPENAI_KEY
+    from evert.trainers.evaluation.players import OPENAI_KEY
 
     def say(line: str) -> None:
         console.print(redacted(f"{contestant.name}: {line}"), soft_wrap=True)

@@ -19,7 +19,7 @@ from evert.trainers.config.evaluate import EvaluateSettings
 from evert.trainers.config.model_names import ModelNameError, NamedServer, find_model
 from evert.trainers.engine.engine import Engine
 from evert.trainers.engine.network import network_is_refused
-from evert.trainers.evaluation.contestants import Endpoint, find
+from evert.trainers.evaluation.players import Endpoint, find
 from evert.trainers.serve import ServeSettings, serving
 
 KEY = "a-key-of-ours-1"

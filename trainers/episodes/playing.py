@@ -50,7 +50,7 @@ class Episode:
 
     Attributes:
         model: Who played, as the user named it.
-        digest: Of what played (``contestants.py``); "" where nobody asks for it again.
+        digest: Of what played (``players.py``); "" where nobody asks for it again.
         split: "train" or "test".
         task: Number of the task within its split.
         seed: Of the episode.

@@ -26,12 +26,7 @@ from evert.bridge.tokens.bases import BASE_MODEL
 from evert.trainers.config.evaluate import EvaluateSettings
 from evert.trainers.config.model_names import ModelNameError
 from evert.trainers.episodes.policies import EndpointPolicy, PolicyError, SeededPolicy
-from evert.trainers.evaluation.contestants import (
-    Contestant,
-    Endpoint,
-    Weights,
-    find,
-)
+from evert.trainers.evaluation.players import Contestant, Endpoint, Weights, find
 
 SETTINGS = EvaluateSettings(env="twenty_questions", models=("x",))
 
