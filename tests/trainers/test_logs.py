@@ -23,7 +23,7 @@ from tinker_cookbook.utils import ml_log
 
 import evert
 from evert import LogError, MissingPackageError
-from evert.trainers.runs import logs
+from evert.trainers.loop import logs
 
 
 class Kept(ml_log.Logger):

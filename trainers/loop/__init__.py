@@ -1,7 +1,12 @@
-"""A loop of one's own, in a page: ``evert.rollout`` and data for ``forward_backward``.
+"""A loop of one's own, in a page: rollouts as arrays, models, curves.
 
-    rollout.py   ``rollout``: the episodes of some tasks
-    batch.py     ``Batch``: what they earned as arrays, and the data to train on
+In reading order:
 
-How an advantage comes about is in ``bridge/groups/advantages.py``, for the Cookbook's loop too.
+    rollout.py  ``rollout``: the episodes of some tasks
+    batch.py    ``Batch``: what they earned as arrays, and the data to train on
+    logs.py     ``evert.log``: curves of a loop of one's own, by name
+    model.py    ``Model``: rolls out, measures, learns
+    models.py   ``evert.models``: makes them
+    scoring.py  conversations and log-probabilities, without a ``Datum`` in sight
+    errors.py   what is wrong with what these were given
 """

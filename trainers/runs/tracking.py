@@ -29,9 +29,9 @@ from tinker_cookbook.utils import ml_log
 from evert.bridge.errors import EvertError, MissingPackageError
 from evert.bridge.redaction import redacted_arguments
 from evert.trainers.config.train import TrainSettings
+from evert.trainers.loop.logs import EVENTS, EventsLogger, numbers
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.rundir.metrics import HELD_OUT_REWARD
-from evert.trainers.runs.logs import EVENTS, EventsLogger, numbers
 from evert.trainers.system.files import WANDB, slug
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from evert import InvalidDatasetError, InvalidModelError, Model, ModelInputError
 from evert.bridge.tokens.renderer import prompt_renderer
 from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.engine.engine import Engine
-from evert.trainers.models.scoring import lesson_datum
+from evert.trainers.loop.scoring import lesson_datum
 
 NAMES = ("player", "judge")
 

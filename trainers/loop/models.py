@@ -17,7 +17,7 @@ from evert.bridge.errors import InvalidModelError
 from evert.bridge.models.older_servers import complete_client
 from evert.bridge.models.tinker_model import context_length_of
 from evert.bridge.tokens.bases import model_renderer
-from evert.trainers.models.model import Model
+from evert.trainers.loop.model import Model
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from tinker_cookbook.supervised.common import datum_from_model_input_weights
 
 from evert.bridge.chat.messages import read_message
 from evert.bridge.tokens.renderer import PromptRenderer, supervised_example
-from evert.trainers.models.errors import ModelInputError
+from evert.trainers.loop.errors import ModelInputError
 
 Reduction = Literal["none", "mean"]
 

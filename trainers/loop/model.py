@@ -15,9 +15,9 @@ from tinker_cookbook.renderers import Renderer
 from evert.bridge.episode.agent import Agent
 from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer
 from evert.trainers.loop.batch import Batch
+from evert.trainers.loop.errors import ModelInputError
 from evert.trainers.loop.rollout import rollout
-from evert.trainers.models.errors import ModelInputError
-from evert.trainers.models.scoring import (
+from evert.trainers.loop.scoring import (
     Lesson,
     LogProbs,
     Prompt,
