@@ -34,10 +34,10 @@ from evert.envs.gym_games.actions import Actions
 from evert.trainers.config.evaluate import read_evaluate_settings
 from evert.trainers.episodes.playing import Episode, planned, play
 from evert.trainers.evaluation.players import find
-from evert.trainers.runs.progress import quiet_progress_bars
 from evert.trainers.system.command import run_async
 from evert.trainers.system.provenance import origin
 from evert.trainers.train import train
+from evert.trainers.training.progress import quiet_progress_bars
 
 BAR = 0.03
 """Most that a policy's return may be below basic strategy's."""

@@ -28,8 +28,8 @@ from evert.envs.guess_number import (
     UPPER_BOUND,
     judge,
 )
-from evert.trainers.runs.progress import quiet_progress_bars
 from evert.trainers.train import train
+from evert.trainers.training.progress import quiet_progress_bars
 
 BAR = 2.0
 TEACHES = "env/all/by_group/frac_mixed"

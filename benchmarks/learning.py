@@ -26,9 +26,9 @@ from evert.trainers.reporting.figures.curves import draw_games
 from evert.trainers.reporting.figures.style import save as save_figure
 from evert.trainers.reporting.metrics import Curve, curves
 from evert.trainers.rundir.folder import RunFolder
-from evert.trainers.runs.progress import quiet_progress_bars
 from evert.trainers.system.provenance import origin
 from evert.trainers.train import train
+from evert.trainers.training.progress import quiet_progress_bars
 
 QUICK_STEPS = 3
 

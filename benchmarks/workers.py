@@ -32,7 +32,7 @@ from tinker_cookbook.rl import train as cookbook
 
 import evert
 from evert.trainers.config.train import TrainSettings
-from evert.trainers.runs.cookbook import cookbook_config
+from evert.trainers.training.cookbook import cookbook_config
 
 GROUPS, SIZE = 16, 8
 BURN = 0.05

@@ -34,10 +34,10 @@ from evert.trainers.reporting.formatting import show
 from evert.trainers.rundir import folder as run_folder
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.runs import process
-from evert.trainers.runs.progress import quiet_progress_bars
 from evert.trainers.system.command import run_async, run_command
 from evert.trainers.system.files import SWEEP, RunFolderError, cannot_read, read_json, slug
 from evert.trainers.system.provenance import origin
+from evert.trainers.training.progress import quiet_progress_bars
 
 if TYPE_CHECKING:  # without Optuna, importing these says what to install
     from evert.trainers.sweeping.study import Plan, Run

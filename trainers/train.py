@@ -35,13 +35,13 @@ from evert.trainers.config.recipes import choose_recipe
 from evert.trainers.config.train import TrainSettings
 from evert.trainers.rundir import folder as run_folder
 from evert.trainers.rundir.folder import RunFolder
-from evert.trainers.runs.preflight import check_settings
-from evert.trainers.runs.progress import logging_to, quiet_progress_bars
-from evert.trainers.runs.resuming import clean_up, open_run, settings_of_run, take_up
-from evert.trainers.runs.workers import rollout_workers
 from evert.trainers.system import files
 from evert.trainers.system.command import INTERRUPTED as INTERRUPTED
 from evert.trainers.system.command import run_async, run_command, seeded
+from evert.trainers.training.preflight import check_settings
+from evert.trainers.training.progress import logging_to, quiet_progress_bars
+from evert.trainers.training.resuming import clean_up, open_run, settings_of_run, take_up
+from evert.trainers.training.workers import rollout_workers
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from tinker_cookbook.utils.ml_log import Logger
 
     from evert.bridge.episode.agent import Agent
-    from evert.trainers.evaluation.held_out import Evaluation
-    from evert.trainers.runs.summary import Report
-    from evert.trainers.runs.tally import Tally
+    from evert.trainers.training.batch_log import Tally
+    from evert.trainers.training.held_out import Evaluation
+    from evert.trainers.training.summary import Report
 
 PROGRAM = ("python", "-m", "evert.trainers.train")
 
@@ -98,7 +98,7 @@ def parse(arguments: Sequence[str]) -> TrainSettings:
 def usage(arguments: list[str]) -> str:
     """The help: every setting, with its value beside these arguments."""
     if "cookbook" in arguments:
-        from evert.trainers.runs.cookbook import cookbook_help
+        from evert.trainers.training.cookbook import cookbook_help
 
         return f"Fields of the Cookbook's rl.train.Config:\n\n{cookbook_help()}"
     given = read_pairs(arguments, chz.chz_fields(TrainSettings), bare="env")
@@ -183,8 +183,8 @@ def run(
     began = time.monotonic()
     check_settings(settings)
 
-    from evert.trainers.runs.summary import summarise
-    from evert.trainers.runs.tracking import final_scores, tracking
+    from evert.trainers.training.summary import summarise
+    from evert.trainers.training.tracking import final_scores, tracking
 
     choice = choose_engine(settings)
     with seeded(settings.seed), open_run(settings, go_on) as folder:
@@ -237,12 +237,12 @@ async def _run(
     workers: "Executor | None",
     embedded: bool,
 ) -> "Report":
-    from evert.trainers.evaluation.held_out import score_weights
-    from evert.trainers.runs.cookbook import cookbook_config
-    from evert.trainers.runs.rollouts import Counted, strategy_of
-    from evert.trainers.runs.summary import Report
-    from evert.trainers.runs.tally import Tally
-    from evert.trainers.runs.warm_up import warm_up
+    from evert.trainers.training.batch_log import Tally
+    from evert.trainers.training.cookbook import cookbook_config
+    from evert.trainers.training.held_out import score_weights
+    from evert.trainers.training.strategies import Counted, strategy_of
+    from evert.trainers.training.summary import Report
+    from evert.trainers.training.warm_up import warm_up
 
     def say(text: str) -> None:
         console.print(text, soft_wrap=True, markup=False)
@@ -285,7 +285,7 @@ async def _score_before(
     score: "Callable[..., Awaitable[Evaluation | None]]",
 ) -> "Evaluation | None":
     """Scores of the weights that RL starts from; a resumed run has them on file."""
-    from evert.trainers.evaluation.held_out import read_evaluation
+    from evert.trainers.training.held_out import read_evaluation
 
     if recorded := folder.read_json(files.BEFORE):
         return read_evaluation(recorded)
@@ -344,8 +344,8 @@ async def _train(
     from tinker_cookbook.rl import train as cookbook
 
     from evert.trainers.rundir.metrics import with_before
-    from evert.trainers.runs.progress import display, follow, quietly
-    from evert.trainers.runs.tally import nothing_to_learn
+    from evert.trainers.training.batch_log import nothing_to_learn
+    from evert.trainers.training.progress import display, follow, quietly
 
     total = config.max_steps or 0
 

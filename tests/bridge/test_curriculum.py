@@ -32,7 +32,7 @@ from evert.bridge.groups.curriculum import Curriculum, Sampler, make_sampler
 from evert.bridge.groups.dataset import AgentDataset, AgentDatasetBuilder
 from evert.bridge.groups.group import Batch
 from evert.bridge.groups.sampler_log import read_sampler_log
-from evert.trainers.runs.rollouts import LeaveOut
+from evert.trainers.training.strategies import LeaveOut
 
 FLAT, MIXED = [1.0, 1.0], [0.0, 1.0]
 

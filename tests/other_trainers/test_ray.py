@@ -24,7 +24,7 @@ from evert.bridge.errors import AgentError
 from evert.bridge.groups.group import ChatAgentGroupBuilder
 from evert.ray import RayRollouts
 from evert.trainers.config.train import TrainSettings
-from evert.trainers.runs.cookbook import cookbook_config
+from evert.trainers.training.cookbook import cookbook_config
 from evert.trainers.workers.errors import LostGroupError
 
 # Ray forgets the processes of the cluster that it ends.

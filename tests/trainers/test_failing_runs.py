@@ -25,8 +25,8 @@ from evert.trainers.engine.clients.sampling_client import SamplingClient
 from evert.trainers.engine.errors import SamplingRequestError
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.rundir.metrics import FAILED, SKIPPED, TRAIN_REWARD
-from evert.trainers.runs.progress import logging_to
 from evert.trainers.system.files import RESULT
+from evert.trainers.training.progress import logging_to
 
 AGENTS = '''
 import asyncio

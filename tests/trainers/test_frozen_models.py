@@ -51,7 +51,7 @@ from evert.trainers.config.train import MAPPINGS, read_train_settings, recorded
 from evert.trainers.engine.errors import ModelNotFoundError
 from evert.trainers.engine.network import network_is_refused
 from evert.trainers.evaluation.players import find
-from evert.trainers.runs.cookbook import cookbook_config, own_settings
+from evert.trainers.training.cookbook import cookbook_config, own_settings
 
 PATH = "tinker://r/sampler_weights/"
 

@@ -19,7 +19,7 @@ from evert import ChatAgentGroupBuilder, Recorder, RolloutRecord, ScriptedPolicy
 from evert.bridge.tokens.bases import register_base_tokenizers
 from evert.trainers import cli
 from evert.trainers.config.train import read_train_settings
-from evert.trainers.runs.cookbook import cookbook_config
+from evert.trainers.training.cookbook import cookbook_config
 
 HERE = "tests.trainers.test_records_commands"
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}

@@ -23,10 +23,10 @@ import pytest
 from evert.trainers import train
 from evert.trainers.rundir import metrics
 from evert.trainers.rundir.folder import RunFolder
-from evert.trainers.runs.resuming import take_up, tidy
 from evert.trainers.system import files
 from evert.trainers.system.command import INTERRUPTED
 from evert.trainers.system.files import RunFolderError
+from evert.trainers.training.resuming import take_up, tidy
 
 TINY = ["env=identity", "device=cpu", "batch_size=2", "group_size=2", "eval_every=0", "samples=0"]
 STEPS = ["steps=8", "save_every=3"]

@@ -52,9 +52,9 @@ from evert.trainers.episodes.failures import (
 )
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.rundir.metrics import FAILED, SKIPPED
-from evert.trainers.runs.rollouts import Counted, GroupFailedError, LeaveOut, strategy_of
-from evert.trainers.runs.tally import Account, EpisodesFailedError, Tally
 from evert.trainers.system.files import BATCHES
+from evert.trainers.training.batch_log import Account, EpisodesFailedError, Tally
+from evert.trainers.training.strategies import Counted, GroupFailedError, LeaveOut, strategy_of
 
 POLICY = ScriptedPolicy(lambda prompt: "Yes.")
 

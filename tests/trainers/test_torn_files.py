@@ -25,9 +25,9 @@ from evert.trainers.episodes.failures import read_batches
 from evert.trainers.reporting.run import read_run
 from evert.trainers.reporting.tokens import count_tokens
 from evert.trainers.rundir.folder import RunFolder
-from evert.trainers.runs.resuming import open_run, take_up
 from evert.trainers.sweeping.results import objective_of
 from evert.trainers.system.files import drop_broken_lines, file_errors, read_jsonl, write_whole
+from evert.trainers.training.resuming import open_run, take_up
 
 TINY = ["env=identity", "device=cpu", "batch_size=1", "group_size=2", "eval_every=0", "samples=1"]
 FILES = (

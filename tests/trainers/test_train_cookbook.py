@@ -17,9 +17,9 @@ from tinker_cookbook.rl.train import AsyncConfig, Config
 from evert.trainers.config.arguments import UsageError
 from evert.trainers.config.train import RecipeError, TrainSettings, read_train_settings, recorded
 from evert.trainers.rundir.folder import RunFolder
-from evert.trainers.runs.cookbook import cookbook_config, cookbook_help, own_settings
 from evert.trainers.system.files import BEFORE, RUN
 from evert.trainers.train import parse, usage
+from evert.trainers.training.cookbook import cookbook_config, cookbook_help, own_settings
 
 
 def config(*arguments: str, warm: CheckpointRecord | None = None) -> Any:

@@ -35,12 +35,8 @@ from evert.trainers.config.backend import (
 from evert.trainers.config.recipes import choose_recipe
 from evert.trainers.config.train import RecipeError, TrainSettings, differing, recorded, renderer_of
 from evert.trainers.episodes.playing import Episode
-from evert.trainers.evaluation.held_out import sample_records, samples_markdown
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.rundir.metrics import FAILED, HELD_OUT_REWARD, TRAIN_REWARD
-from evert.trainers.runs.preflight import check_settings
-from evert.trainers.runs.progress import display, follow
-from evert.trainers.runs.resuming import open_run
 from evert.trainers.system.files import (
     BATCHES,
     BEFORE,
@@ -51,6 +47,10 @@ from evert.trainers.system.files import (
     slug,
 )
 from evert.trainers.train import parse, usage
+from evert.trainers.training.held_out import sample_records, samples_markdown
+from evert.trainers.training.preflight import check_settings
+from evert.trainers.training.progress import display, follow
+from evert.trainers.training.resuming import open_run
 
 OWN = {"agent": "my.module:my_agent", "train_tasks": "my.module:TASKS"}
 

@@ -26,8 +26,8 @@ from evert.trainers.config.arguments import UsageError
 from evert.trainers.config.recipes import path_of
 from evert.trainers.config.train import RecipeError
 from evert.trainers.rundir.folder import RunFolder
-from evert.trainers.runs.tally import EpisodesFailedError
 from evert.trainers.system.files import RunFolderError
+from evert.trainers.training.batch_log import EpisodesFailedError
 
 TASKS = ["tree", "river"]
 SMALL: dict[str, Any] = {

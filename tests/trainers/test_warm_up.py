@@ -22,8 +22,8 @@ from evert.trainers.config.train import TrainSettings
 from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.rundir.folder import WARM_UP as FOLDER
 from evert.trainers.rundir.folder import RunFolder
-from evert.trainers.runs.resuming import take_up
-from evert.trainers.runs.warm_up import (
+from evert.trainers.training.resuming import take_up
+from evert.trainers.training.warm_up import (
     ConversationDataset,
     ConversationDatasetBuilder,
     DemonstrationsError,

@@ -29,8 +29,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from evert.trainers.config.arguments import UsageError, read_settings
 from evert.trainers.config.train import TrainSettings, read_train_settings, size
-from evert.trainers.runs.preflight import check_settings
 from evert.trainers.system.files import cannot_read, drop_broken_lines
+from evert.trainers.training.preflight import check_settings
 
 HELD_OUT = {"held_out": "temperature_1", "held_out_greedy": "greedy"}
 """Objectives that are held-out scores, and the way those are played."""

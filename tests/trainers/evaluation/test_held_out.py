@@ -22,14 +22,14 @@ from evert.bridge.errors import AgentError
 from evert.bridge.groups.dataset import AgentDataset
 from evert.bridge.tokens.bases import BASE_MODEL
 from evert.envs.identity import identity_agent
-from evert.trainers.evaluation.held_out import (
+from evert.trainers.training.held_out import (
     Evaluation,
     HeldOutError,
     read_evaluation,
     samples_markdown,
     score_weights,
 )
-from evert.trainers.runs.rollouts import LeaveOut
+from evert.trainers.training.strategies import LeaveOut
 
 CONFIG: Any = SimpleNamespace(
     base_url=None, model_name=BASE_MODEL, max_tokens=8, effective_rollout_strategy=FailFast

@@ -23,9 +23,9 @@ from evert.bridge.errors import MissingPackageError
 from evert.trainers.config.fields import RecipeError
 from evert.trainers.config.train import TrainSettings
 from evert.trainers.rundir.folder import RunFolder
-from evert.trainers.runs.cookbook import cookbook_config
-from evert.trainers.runs.tally import EpisodesFailedError
-from evert.trainers.runs.workers import check_workers
+from evert.trainers.training.batch_log import EpisodesFailedError
+from evert.trainers.training.cookbook import cookbook_config
+from evert.trainers.training.workers import check_workers
 from evert.trainers.workers.actors import _start_ray
 from evert.trainers.workers.errors import WorkerError
 from evert.trainers.workers.pool import PoolRollouts

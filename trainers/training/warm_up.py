@@ -113,7 +113,7 @@ def warm_up_config(settings: TrainSettings, folder: Path, *, embedded: bool) -> 
     """
     from tinker_cookbook.supervised.train import Config
 
-    from evert.trainers.runs.cookbook import saving
+    from evert.trainers.training.cookbook import saving
 
     return Config(
         recipe_name=f"evert_{slug(settings.name)}_warm_up",
@@ -149,7 +149,7 @@ async def warm_up(
         return None
     from tinker_cookbook.supervised import train as cookbook
 
-    from evert.trainers.runs.progress import display, follow, quietly
+    from evert.trainers.training.progress import display, follow, quietly
 
     place = folder / WARM_UP
     if weights := _final(place):

@@ -24,8 +24,8 @@ from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
 from evert.trainers.rundir.folder import LOGS
 from evert.trainers.rundir.metrics import FAILED, HELD_OUT_REWARD, TRAIN_REWARD, is_step
-from evert.trainers.runs.redaction import redacting
 from evert.trainers.system.files import METRICS, read_jsonl
+from evert.trainers.training.redaction import redacting
 
 POLL_SECONDS = 0.2
 LINES = 10

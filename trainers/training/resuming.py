@@ -29,7 +29,6 @@ from evert.trainers.rundir.folder import (
     recorded_settings,
 )
 from evert.trainers.rundir.metrics import is_step
-from evert.trainers.runs.workers import WORKERS
 from evert.trainers.system.files import (
     BATCHES,
     CHECKPOINTS,
@@ -45,6 +44,7 @@ from evert.trainers.system.files import (
     slug,
 )
 from evert.trainers.system.provenance import origin
+from evert.trainers.training.workers import WORKERS
 
 AHEAD = 2
 """Steps that a kill may leave in a checkpoint and in no metrics: the Cookbook saves before it logs,

@@ -29,7 +29,7 @@ from evert.bridge.groups.group import Batch
 from evert.bridge.records.dialogue import dialogue
 from evert.bridge.redaction import redacted_logs
 from evert.trainers.episodes.failures import Failure, failure_of
-from evert.trainers.runs.tally import Account, Tally
+from evert.trainers.training.batch_log import Account, Tally
 
 TOLD_GROUPS, TOLD_CHARACTERS = 2, 6_000
 """Groups of a batch of whose first episode the text is kept, and how much of a turn's."""

@@ -16,7 +16,7 @@ from evert.trainers.system import files
 from evert.trainers.system.provenance import origin
 
 if TYPE_CHECKING:
-    from evert.trainers.evaluation.held_out import Evaluation
+    from evert.trainers.training.held_out import Evaluation
 
 MIXED_GROUPS = "env/all/by_group/frac_mixed"
 LABELS = {"greedy": "greedy", "temperature_1": "at temperature 1"}
@@ -77,7 +77,7 @@ def _plot(settings: TrainSettings, folder: RunFolder, done: Report) -> None:
 
 
 def _samples(settings: TrainSettings, folder: RunFolder, done: Report) -> None:
-    from evert.trainers.evaluation.held_out import sample_records, samples_markdown
+    from evert.trainers.training.held_out import sample_records, samples_markdown
 
     if done.before is None or done.after is None:
         return

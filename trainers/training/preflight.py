@@ -23,10 +23,10 @@ def check_settings(settings: TrainSettings) -> None:
     from evert.bridge.groups.group import load_agent
     from evert.trainers.config.backend import check_engine, choose_engine
     from evert.trainers.config.frozen_models import check_episodes
-    from evert.trainers.runs.cookbook import cookbook_config
-    from evert.trainers.runs.tracking import check_tracking
-    from evert.trainers.runs.warm_up import load_demonstrations
-    from evert.trainers.runs.workers import check_workers
+    from evert.trainers.training.cookbook import cookbook_config
+    from evert.trainers.training.tracking import check_tracking
+    from evert.trainers.training.warm_up import load_demonstrations
+    from evert.trainers.training.workers import check_workers
 
     check_tracking(settings)
     check_workers(settings)
