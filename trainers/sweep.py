@@ -33,7 +33,7 @@ from evert.trainers.config.train import TrainSettings
 from evert.trainers.reporting.formatting import show
 from evert.trainers.rundir import folder as run_folder
 from evert.trainers.rundir.folder import RunFolder
-from evert.trainers.runs import process
+from evert.trainers.sweeping import process
 from evert.trainers.system.command import run_async, run_command
 from evert.trainers.system.files import SWEEP, RunFolderError, cannot_read, read_json, slug
 from evert.trainers.system.provenance import origin

@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from evert.trainers.rundir.folder import RunFolder
-from evert.trainers.runs import process
-from evert.trainers.runs.process import SPARE, ending, room_for
+from evert.trainers.sweeping import process
+from evert.trainers.sweeping.process import SPARE, ending, room_for
 from evert.trainers.system.command import INTERRUPTED
 from evert.trainers.system.files import RUN
 from evert.trainers.system.machine import free_memory
