@@ -1,5 +1,5 @@
 """evert's agents under TRL's ``GRPOTrainer``: ``rollout_func=Rollouts(agent, tasks)``."""
 
-from evert.trainers.trl.rollouts import Rollouts
+from evert.trainers.integrations.trl.rollouts import Rollouts
 
 __all__ = ["Rollouts"]

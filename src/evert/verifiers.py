@@ -14,8 +14,8 @@ if find_spec("verifiers") is None or find_spec("verifiers.v1") is None:
         name="verifiers",
     )
 
-from evert.trainers.verifiers.agent import VerifiersAgent as VerifiersAgent
-from evert.trainers.verifiers.plugins import AgentHarness as AgentHarness
-from evert.trainers.verifiers.plugins import AgentTaskset as AgentTaskset
+from evert.trainers.integrations.verifiers.agent import VerifiersAgent as VerifiersAgent
+from evert.trainers.integrations.verifiers.plugins import AgentHarness as AgentHarness
+from evert.trainers.integrations.verifiers.plugins import AgentTaskset as AgentTaskset
 
 __all__ = ["AgentHarness", "AgentTaskset", "VerifiersAgent"]

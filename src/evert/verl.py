@@ -1,6 +1,6 @@
 """evert's agents under verl's trainers: the agent loop, and datasets for it (``docs/verl.md``)."""
 
-from evert.trainers.verl.agent_loop import EvertAgentLoop as EvertAgentLoop
-from evert.trainers.verl.dataset import write_dataset as write_dataset
+from evert.trainers.integrations.verl.agent_loop import EvertAgentLoop as EvertAgentLoop
+from evert.trainers.integrations.verl.dataset import write_dataset as write_dataset
 
 __all__ = ["EvertAgentLoop", "write_dataset"]

@@ -17,7 +17,7 @@ from evert.bridge.chat.request import ChatRequest
 from evert.bridge.env.scripted import ScriptedPolicy
 from evert.bridge.episode.agent import Outcome
 from evert.bridge.errors import AgentError, RewardError
-from evert.trainers.verifiers.answered_outside import play_at
+from evert.trainers.integrations.verifiers.answered_outside import play_at
 
 QUESTION: list[Any] = [{"role": "user", "content": "?"}]
 

@@ -45,9 +45,9 @@ from evert.bridge.groups.group import sort_by_lineage
 from evert.bridge.tokens.bases import base_path, default_renderer
 from evert.envs.guess_number import guess_number_agent
 from evert.envs.identity import identity_agent
-from evert.trainers.verl.dataset import task_of
-from evert.trainers.verl.servers import ServerPolicy
-from evert.trainers.verl.settings import Room
+from evert.trainers.integrations.verl.dataset import task_of
+from evert.trainers.integrations.verl.servers import ServerPolicy
+from evert.trainers.integrations.verl.settings import Room
 from evert.verl import write_dataset
 
 ROOT = Path(__file__).resolve().parents[2]

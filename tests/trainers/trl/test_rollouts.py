@@ -23,9 +23,9 @@ from evert.trainers.engine.clients.sampling_client import SamplingClient, model_
 from evert.trainers.engine.engine import Engine
 from evert.trainers.engine.models.base_models import load_model
 from evert.trainers.engine.models.loading import EngineSettings
+from evert.trainers.integrations.trl.rollouts import Rollouts
 from evert.trainers.serving.errors import NotServedError
 from evert.trainers.serving.service import PolicyService
-from evert.trainers.trl.rollouts import Rollouts
 from evert.trl import Rollouts as PublicRollouts
 
 IDENTITY = "evert.envs.identity:identity_agent"

@@ -9,8 +9,8 @@ from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWith
 
 from evert.bridge.errors import UnsupportedPromptError
 from evert.trainers.config.arguments import UsageError
-from evert.trainers.verl.errors import ServerReplyError
-from evert.trainers.verl.settings import Room
+from evert.trainers.integrations.verl.errors import ServerReplyError
+from evert.trainers.integrations.verl.settings import Room
 
 
 class ServerPolicy(TokenCompleter):

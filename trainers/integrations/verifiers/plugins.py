@@ -22,7 +22,7 @@ from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
 from evert.bridge.groups.group import load_agent
 from evert.bridge.import_paths import resolve
 from evert.bridge.models.remote import RemoteModel
-from evert.trainers.verifiers.answered_outside import play_at
+from evert.trainers.integrations.verifiers.answered_outside import play_at
 
 
 class AgentTaskData(vf.TaskData):  # type: ignore[misc]

@@ -33,8 +33,8 @@ from evert.envs.gym.loop import Loop
 from evert.trainers.engine.engine import Engine
 from evert.trainers.engine.models.loading import EngineSettings
 from evert.trainers.episodes.failures import Failures
-from evert.trainers.trl.episodes import Episode, columns, play, with_all_ends
-from evert.trainers.trl.policies import Sampling, sampling, tokenizer_of
+from evert.trainers.integrations.trl.episodes import Episode, columns, play, with_all_ends
+from evert.trainers.integrations.trl.policies import Sampling, sampling, tokenizer_of
 
 if TYPE_CHECKING:
     from datasets import Dataset

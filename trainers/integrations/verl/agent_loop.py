@@ -24,10 +24,10 @@ from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.options import EnvOptions
 from evert.bridge.tokens.bases import renderer_name_of
 from evert.trainers.config.arguments import UsageError
-from evert.trainers.verl.dataset import task_of
-from evert.trainers.verl.outputs import LEFT_OUT, outputs
-from evert.trainers.verl.servers import ServerPolicy, too_long
-from evert.trainers.verl.settings import ALL, Room, read_loop_settings
+from evert.trainers.integrations.verl.dataset import task_of
+from evert.trainers.integrations.verl.outputs import LEFT_OUT, outputs
+from evert.trainers.integrations.verl.servers import ServerPolicy, too_long
+from evert.trainers.integrations.verl.settings import ALL, Room, read_loop_settings
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from tinker_cookbook.rl.types import Trajectory
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 from evert.bridge.records.sequences import TokenSequence, sequences
-from evert.trainers.verl.settings import ALL, LoopSettings, Room
+from evert.trainers.integrations.verl.settings import ALL, LoopSettings, Room
 
 LEFT_OUT = "lineages_left_out"
 """In an output's ``reward_extra_info``: how many lineages verl does not get to see."""
