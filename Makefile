@@ -30,7 +30,7 @@ COOKBOOK := 0.6.1
 .PHONY: train test frameworks frameworks-openai3 frameworks-openai2 trainers trainers-torch trainers-verifiers served service tau2 cookbooks lint nightly docs bench games compression credit kill9 smoke soak machine vision clean
 
 train: .venv/installed
-	$(BIN)/python -m evert.trainers.train env=identity $(SETTINGS)
+	$(BIN)/python -m evert.trainers.commands.train env=identity $(SETTINGS)
 
 test: .venv/developing
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(SETTINGS)

@@ -31,12 +31,12 @@ from rich.console import Console
 from rich.table import Table
 
 from evert.envs.gym_games.actions import Actions
+from evert.trainers.commands.train import train
 from evert.trainers.config.evaluate import read_evaluate_settings
 from evert.trainers.episodes.playing import Episode, planned, play
 from evert.trainers.evaluation.players import find
 from evert.trainers.system.command import run_async
 from evert.trainers.system.provenance import origin
-from evert.trainers.train import train
 from evert.trainers.training.progress import quiet_progress_bars
 
 BAR = 0.03

@@ -28,7 +28,7 @@ from evert.envs.guess_number import (
     UPPER_BOUND,
     judge,
 )
-from evert.trainers.train import train
+from evert.trainers.commands.train import train
 from evert.trainers.training.progress import quiet_progress_bars
 
 BAR = 2.0

@@ -21,8 +21,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from evert.trainers import evaluate
-from evert.trainers.train import train
+from evert.trainers.commands import evaluate
+from evert.trainers.commands.train import train
 
 OPPONENTS = ("random", "perfect")
 NOT_LOST, DRAWN, MINUTES = 0.95, 0.5, 20.0

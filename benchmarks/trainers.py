@@ -28,12 +28,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from evert.trainers.commands.train import train
 from evert.trainers.reporting.figures.curves import draw_panel, mean
 from evert.trainers.reporting.figures.style import save as save_figure
 from evert.trainers.reporting.metrics import Curve, curves
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.system.provenance import origin
-from evert.trainers.train import train
 from evert.trainers.training.progress import quiet_progress_bars
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -27,8 +27,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # for the agent
 
 from evert.bases.making import seeing  # noqa: E402
+from evert.trainers.commands.train import train  # noqa: E402
 from evert.trainers.system.provenance import origin  # noqa: E402
-from evert.trainers.train import train  # noqa: E402
 from evert.trainers.training.progress import quiet_progress_bars  # noqa: E402
 
 BAR = 0.9

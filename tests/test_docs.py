@@ -25,7 +25,7 @@ from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 import evert
 from evert.bridge.errors import EvertError
 from evert.envs.games import find_game
-from evert.trainers import export, plan, report, rescore, serve, train
+from evert.trainers.commands import export, plan, report, rescore, serve, train
 from evert.trainers.config.evaluate import read_evaluate_settings
 from evert.trainers.sweeping.study import read_plan
 

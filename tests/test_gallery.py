@@ -17,7 +17,7 @@ import pytest
 from tests.frameworks.conftest import PUBLIC
 from tests.frameworks.gallery_table import GALLERY, PAGE, glue_lines, rows
 
-from evert.trainers import train
+from evert.trainers.commands import train
 
 ROOT = Path(__file__).parent.parent
 TABLE = rows()

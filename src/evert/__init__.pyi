@@ -58,6 +58,7 @@ from evert.envs.games import GameError as GameError
 from evert.envs.gym.arguments import EnvArgumentError as EnvArgumentError
 from evert.envs.gym.registration import register_agent as register_agent
 from evert.envs.gym_games.agent import GymAgent as GymAgent
+from evert.trainers.commands.train import train as train
 from evert.trainers.engine.embedded import embedded_engine as embedded_engine
 from evert.trainers.loop.batch import Batch as Batch
 from evert.trainers.loop.errors import ModelInputError as ModelInputError
@@ -70,7 +71,6 @@ from evert.trainers.loop.models import models as models
 from evert.trainers.loop.rollout import rollout as rollout
 from evert.trainers.serving.policy import ServedPolicy as ServedPolicy
 from evert.trainers.serving.service import PolicyService as PolicyService
-from evert.trainers.train import train as train
 from evert.trainers.workers.errors import LostGroupError as LostGroupError
 from evert.trainers.workers.errors import WorkerError as WorkerError
 from evert.trainers.workers.pool import PoolRollouts as PoolRollouts

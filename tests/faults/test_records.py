@@ -26,7 +26,7 @@ from tests.faults.scene import is_as, line
 from evert import ChatAgentEnv, Recorder, ScriptedPolicy, explain, read_records, replay
 from evert.bridge.env.parallel import do_parallel_rollout
 from evert.bridge.errors import EvertError, RecordError
-from evert.trainers import export, rescore
+from evert.trainers.commands import export, rescore
 
 
 @pytest.fixture(scope="module")

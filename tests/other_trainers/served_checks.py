@@ -12,7 +12,7 @@ from evert import ChatAgentEnv, embedded_engine
 from evert.bridge.tokens.bases import base_tokenizer
 from evert.envs.guess_number import TRAIN_TASKS, guess_number_agent
 from evert.envs.identity import identity_agent
-from evert.trainers import evaluate
+from evert.trainers.commands import evaluate
 from evert.trainers.serving.policy import ServedPolicy
 
 TOLERANCE = 1e-3

@@ -22,7 +22,7 @@ import pytest
 import tinker
 from tests.trainers.conftest import chat_endpoint
 
-from evert.trainers import evaluate, sweep, train
+from evert.trainers.commands import evaluate, sweep, train
 from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.episodes.playing import Episode, EpisodeLog
 from evert.trainers.rundir.folder import RunFolder

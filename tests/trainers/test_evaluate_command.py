@@ -30,7 +30,7 @@ from tests.trainers.conftest import chat_endpoint
 
 import evert
 from evert.envs.guess_number import TEST_TASKS
-from evert.trainers import evaluate
+from evert.trainers.commands import evaluate
 from evert.trainers.config.evaluate import EvaluateSettings
 from evert.trainers.episodes.playing import EPISODES, Episode, EpisodeLog
 from evert.trainers.rundir.folder import RunFolder
@@ -123,7 +123,7 @@ def test_tasks_are_spread_evenly_and_the_same_ones_for_everyone(tmp_path: Path) 
 
 def test_interrupted_and_resumed_gives_the_same_table(tmp_path: Path) -> None:
     arguments = [*IDENTITY, "split=test", "parallel=1", "max_tasks=24", "seeds=8"]
-    command = [sys.executable, "-m", "evert.trainers.evaluate", *arguments]
+    command = [sys.executable, "-m", "evert.trainers.commands.evaluate", *arguments]
     part, whole = tmp_path / "part", tmp_path / "whole"
 
     process = subprocess.Popen(
@@ -141,7 +141,7 @@ def test_interrupted_and_resumed_gives_the_same_table(tmp_path: Path) -> None:
     assert process.returncode == INTERRUPTED, errors
     assert 20 <= len(kept) < 192
     resume = shlex.split(shown.rpartition("to go on: ")[2])
-    assert resume == ["python", "-m", "evert.trainers.evaluate", f"out={part}"]
+    assert resume == ["python", "-m", "evert.trainers.commands.evaluate", f"out={part}"]
     assert run(*resume[3:]) == 0
     assert run(*arguments, "parallel=64", f"out={whole}") == 0
     assert episodes(part)[: len(kept)] == kept

@@ -20,7 +20,7 @@ import pytest
 from tinker_cookbook.rl import train as cookbook
 
 from evert import AgentDatasetBuilder, embedded_engine
-from evert.trainers import sweep, train
+from evert.trainers.commands import sweep, train
 from evert.trainers.engine.clients.sampling_client import SamplingClient
 from evert.trainers.engine.errors import SamplingRequestError
 from evert.trainers.rundir.folder import RunFolder
@@ -193,7 +193,7 @@ def test_a_skipped_batch_is_played_again_by_a_run_that_was_stopped_after_it(
     ]
     Path("mended").touch()
 
-    assert train.main(shlex.split(again.partition("evert.trainers.train ")[2])) == 0
+    assert train.main(shlex.split(again.partition("evert.trainers.commands.train ")[2])) == 0
 
     assert [row["step"] for row in folder().steps()] == [0, 1, 2]
     assert [row[FAILED] for row in folder().steps()] == [0.0, 0.0, 0.0]

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from evert.trainers import train
+from evert.trainers.commands import train
 from evert.trainers.rundir import metrics
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.system import files
@@ -61,7 +61,14 @@ def copied(whole: RunFolder, tmp_path: Path) -> RunFolder:
 
 def start(path: Path) -> "subprocess.Popen[str]":
     """The same run in a process of its own."""
-    command = [sys.executable, "-m", "evert.trainers.train", *TINY, *STEPS, f"log_path={path}"]
+    command = [
+        sys.executable,
+        "-m",
+        "evert.trainers.commands.train",
+        *TINY,
+        *STEPS,
+        f"log_path={path}",
+    ]
     return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 

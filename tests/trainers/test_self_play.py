@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import evert
-from evert.trainers import evaluate, train
+from evert.trainers.commands import evaluate, train
 from evert.trainers.episodes.playing import EpisodeLog
 from evert.trainers.rundir.folder import RunFolder
 

@@ -14,13 +14,13 @@ import pytest
 import torch
 from tests.trainers.test_evaluate_command import episodes, rows, run
 
-from evert.trainers import serve
+from evert.trainers.commands import serve
+from evert.trainers.commands.serve import ServeSettings, serving
 from evert.trainers.config.evaluate import EvaluateSettings
 from evert.trainers.config.model_names import ModelNameError, NamedServer, find_model
 from evert.trainers.engine.engine import Engine
 from evert.trainers.engine.network import network_is_refused
 from evert.trainers.evaluation.players import Endpoint, find
-from evert.trainers.serve import ServeSettings, serving
 
 KEY = "a-key-of-ours-1"
 

@@ -24,9 +24,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from evert.trainers import sweep, train
+from evert.trainers.commands import sweep, train
+from evert.trainers.commands.sweep import open_sweep
 from evert.trainers.rundir.folder import RunFolder, alone_in
-from evert.trainers.sweep import open_sweep
 from evert.trainers.system.files import RESULT
 
 TASKS = '''
@@ -60,7 +60,7 @@ def sweeping(home: Path, *arguments: str) -> "Iterator[subprocess.Popen[str]]":
     """The command in a process of its own; killed, with its runs, if the block leaves it."""
     (home / "few.py").write_text(TASKS)
     with subprocess.Popen(
-        [sys.executable, "-m", "evert.trainers.sweep", *arguments], cwd=home, env=environment(),
+        [sys.executable, "-m", "evert.trainers.commands.sweep", *arguments], cwd=home, env=environment(),
         text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
         try:
@@ -174,7 +174,7 @@ def test_the_screen_has_a_line_a_run_the_table_and_the_way_on(swept: Swept) -> N
     assert "\x1b" not in swept.shown
     assert f"run {KILLED[0]} failed in " in swept.shown
     assert "┃ run ┃ learning_rate ┃ seed ┃ objective ┃ mean " in swept.shown
-    assert swept.shown.strip().endswith("python -m evert.trainers.sweep out=s")
+    assert swept.shown.strip().endswith("python -m evert.trainers.commands.sweep out=s")
 
 
 def test_resuming_completes_the_failed_runs_and_leaves_the_others_alone(
@@ -265,7 +265,7 @@ def test_a_killed_sweep_leaves_no_run_behind_and_ctrl_c_says_how_to_go_on(
     shown, errors = capfd.readouterr()
     assert errors == ""
     assert "Interrupted after 0 of 2 runs. To go on:" in shown
-    assert shown.strip().endswith("python -m evert.trainers.sweep out=s")
+    assert shown.strip().endswith("python -m evert.trainers.commands.sweep out=s")
     row = rows_of(tmp_path / "s")[0]
     assert (row["status"], row["history"]) == ("interrupted", "interrupted > interrupted")
     assert float(row["seconds"]) > 0

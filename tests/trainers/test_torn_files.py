@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 
 from evert.bridge.errors import EvertError
-from evert.trainers import train
+from evert.trainers.commands import train
 from evert.trainers.config.model_names import find_model
 from evert.trainers.episodes.failures import read_batches
 from evert.trainers.reporting.run import read_run

@@ -26,7 +26,7 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
 
 import evert
 from evert.bridge.errors import MissingPackageError
-from evert.trainers import train
+from evert.trainers.commands import train
 from evert.trainers.config.backend import wandb_hosts
 from evert.trainers.config.train import TrainSettings
 from evert.trainers.rundir.folder import RunFolder

@@ -30,7 +30,7 @@ import pytest
 from tinker_cookbook.stores.training_store import TrainingRunStore
 
 from evert.envs.games import games
-from evert.trainers import train
+from evert.trainers.commands import train
 from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.engine.errors import CheckpointError
 from evert.trainers.engine.store.checkpoints import CheckpointStore
@@ -50,7 +50,7 @@ def refuse(self, address, *rest):
 
 socket.socket.connect = socket.socket.connect_ex = refuse
 sys.argv = ["train", *sys.argv[1:]]
-runpy.run_module("evert.trainers.train", run_name="__main__", alter_sys=True)
+runpy.run_module("evert.trainers.commands.train", run_name="__main__", alter_sys=True)
 """
 
 
@@ -184,7 +184,14 @@ def test_ctrl_c_leaves_a_run_that_the_printed_command_finishes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny = ["env=identity", "device=cpu", "batch_size=2", "group_size=2", "eval_every=0"]
-    command = [sys.executable, "-m", "evert.trainers.train", *tiny, "steps=25", "log_path=run"]
+    command = [
+        sys.executable,
+        "-m",
+        "evert.trainers.commands.train",
+        *tiny,
+        "steps=25",
+        "log_path=run",
+    ]
     folder = RunFolder(tmp_path / "run", resumed=True)
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment(), text=True,
@@ -378,7 +385,7 @@ def test_a_full_disk_is_a_clear_error_and_the_run_goes_on_later(
         assert run(f"log_path={copied.path}", "steps=4") == 1
     message = capsys.readouterr().err
     assert "cannot be written to: No space left on device" in message
-    assert "To resume: python -m evert.trainers.train" in message
+    assert "To resume: python -m evert.trainers.commands.train" in message
     assert len(copied.steps()) == 3
     assert run(f"log_path={copied.path}", "steps=5") == 0
     assert copied.steps_done() == 5
@@ -396,7 +403,7 @@ def test_a_checkpoint_that_cannot_be_written_is_an_error_without_a_traceback(
     gc.collect()
     message = capfd.readouterr().err
     assert "error: Could not write" in message
-    assert "To resume: python -m evert.trainers.train" in message
+    assert "To resume: python -m evert.trainers.commands.train" in message
     assert "Traceback" not in message
 
 

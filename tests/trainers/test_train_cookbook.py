@@ -14,11 +14,11 @@ from tinker_cookbook.checkpoint_utils import CheckpointRecord
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.train import AsyncConfig, Config
 
+from evert.trainers.commands.train import parse, usage
 from evert.trainers.config.arguments import UsageError
 from evert.trainers.config.train import RecipeError, TrainSettings, read_train_settings, recorded
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.system.files import BEFORE, RUN
-from evert.trainers.train import parse, usage
 from evert.trainers.training.cookbook import cookbook_config, cookbook_help, own_settings
 
 

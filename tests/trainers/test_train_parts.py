@@ -24,6 +24,7 @@ from rich.console import Console
 from evert.bridge.tokens.bases import BASE_MODEL
 from evert.envs.games import games
 from evert.trainers import cli
+from evert.trainers.commands.train import parse, usage
 from evert.trainers.config.arguments import UsageError
 from evert.trainers.config.backend import (
     EngineChoice,
@@ -46,7 +47,6 @@ from evert.trainers.system.files import (
     drop_broken_lines,
     slug,
 )
-from evert.trainers.train import parse, usage
 from evert.trainers.training.held_out import sample_records, samples_markdown
 from evert.trainers.training.preflight import check_settings
 from evert.trainers.training.progress import display, follow

@@ -21,7 +21,7 @@ from rich.console import Console
 
 import evert
 from evert.bridge.groups.sampler_log import read_sampler_log
-from evert.trainers import train as command
+from evert.trainers.commands import train as command
 from evert.trainers.config.arguments import UsageError
 from evert.trainers.config.recipes import path_of
 from evert.trainers.config.train import RecipeError
@@ -162,7 +162,7 @@ def test_an_agent_that_raises_leaves_no_folder_where_nothing_was_reached(tmp_pat
 
 
 def test_what_has_an_import_path_is_written_down_by_it() -> None:
-    assert path_of(command.main) == "evert.trainers.train:main"
+    assert path_of(command.main) == "evert.trainers.commands.train:main"
     assert path_of("a.b:c") == "a.b:c"
     assert path_of(make_agent("e")) == "says"
     assert path_of(functools.partial(command.main, [])) == "main"

@@ -18,7 +18,7 @@ from evert.envs.twenty_questions.player import (
     TwentyQuestions,
     noun_of,
 )
-from evert.trainers.train import train
+from evert.trainers.commands.train import train
 
 ONE = Rules(max_questions=1, show_category=False)
 

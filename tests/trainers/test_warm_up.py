@@ -16,7 +16,7 @@ from rich.console import Console
 
 from evert.bridge.tokens.bases import base_tokenizer, default_renderer
 from evert.envs.games import games
-from evert.trainers import train
+from evert.trainers.commands import train
 from evert.trainers.config.recipes import choose_recipe
 from evert.trainers.config.train import TrainSettings
 from evert.trainers.engine.embedded import embedded_engine

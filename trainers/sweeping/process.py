@@ -35,7 +35,7 @@ from evert.trainers.system.provenance import machine
 PRELOADED = ["tinker_cookbook.rl.train", "transformers.models.qwen3.modeling_qwen3", "peft"]
 PRELOADED += [
     "matplotlib.figure",
-    "evert.trainers.train",
+    "evert.trainers.commands.train",
     "evert.trainers.engine.clients.service_client",
 ]
 """What every run imports sooner or later."""
@@ -79,7 +79,7 @@ def _live(cwd: str, environment: dict[str, str], output: str, arguments: list[st
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     threading.Thread(target=_interrupt_when_orphaned, daemon=True).start()
-    from evert.trainers import train
+    from evert.trainers.commands import train
 
     sys.exit(train.main(arguments, program=("evert", "train")))
 

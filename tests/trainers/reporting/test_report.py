@@ -25,7 +25,7 @@ from typing import Any
 import chz
 import pytest
 
-from evert.trainers import report
+from evert.trainers.commands import report
 from evert.trainers.episodes.scores import Score, mean_error
 from evert.trainers.reporting.comparison import differing, facts, labels, settings
 from evert.trainers.reporting.figures.style import MOST_LINES

@@ -26,7 +26,7 @@ from PIL import Image, ImageStat
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
-from evert.trainers import report, train
+from evert.trainers.commands import report, train
 from evert.trainers.reporting.run import read_run
 from evert.trainers.reporting.tokens import count_tokens
 from evert.trainers.reporting.transcripts import EPISODES, training_episodes

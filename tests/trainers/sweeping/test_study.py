@@ -17,9 +17,9 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from evert.bridge.errors import EvertError
+from evert.trainers.commands.train import parse
 from evert.trainers.sweeping.study import Plan, Record, Run, choices, read_plan
 from evert.trainers.system.files import RunFolderError
-from evert.trainers.train import parse
 
 GAME = {"env": "identity", "steps": "2"}
 SEEDS = {"seed": "0,1,2"}

@@ -32,7 +32,7 @@ from evert.trainers.system.files import write_whole
 if TYPE_CHECKING:
     from evert.bridge.records.record import RolloutRecord
 
-PROGRAM = ("python", "-m", "evert.trainers.rescore")
+PROGRAM = ("python", "-m", "evert.trainers.commands.rescore")
 RESCORED = "rescored.jsonl"
 USAGE = """\
 Usage: evert rescore run=RUN reward=package.module:function [key=value ...]

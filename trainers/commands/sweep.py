@@ -42,7 +42,7 @@ from evert.trainers.training.progress import quiet_progress_bars
 if TYPE_CHECKING:  # without Optuna, importing these says what to install
     from evert.trainers.sweeping.study import Plan, Run
 
-PROGRAM = ("python", "-m", "evert.trainers.sweep")
+PROGRAM = ("python", "-m", "evert.trainers.commands.sweep")
 JSON, CSV, PLOT = "results.json", "results.csv", "parallel_coordinates.png"
 NAME_LENGTH, FILE_WIDTH = 80, 240
 """Characters of a run folder's name, and of a table where there is no terminal."""

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from evert.trainers.training.held_out import Evaluation
     from evert.trainers.training.summary import Report
 
-PROGRAM = ("python", "-m", "evert.trainers.train")
+PROGRAM = ("python", "-m", "evert.trainers.commands.train")
 
 
 # -- the command ---------------------------------------------------------------------------------

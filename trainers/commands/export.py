@@ -24,7 +24,7 @@ from evert.trainers.system.files import write_whole
 if TYPE_CHECKING:
     from evert.bridge.records.record import RolloutRecord
 
-PROGRAM = ("python", "-m", "evert.trainers.export")
+PROGRAM = ("python", "-m", "evert.trainers.commands.export")
 USAGE = """\
 Usage: evert export run=RUN [min_reward=1] [out=sft.jsonl] [key=value ...]
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from evert.trainers.episodes.playing import Episode, EpisodeLog, Planned
     from evert.trainers.evaluation.players import Contestant
 
-PROGRAM = ("python", "-m", "evert.trainers.evaluate")
+PROGRAM = ("python", "-m", "evert.trainers.commands.evaluate")
 SCORES = "scores.csv"
 SHOWN = 3
 """Tasks whose answers are shown below the table."""

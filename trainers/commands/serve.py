@@ -22,7 +22,7 @@ from evert.trainers.config.fields import Dtype, size, trust
 from evert.trainers.config.model_names import ModelNameError, NamedWeights, find_model
 from evert.trainers.system.command import run_command
 
-PROGRAM = ("python", "-m", "evert.trainers.serve")
+PROGRAM = ("python", "-m", "evert.trainers.commands.serve")
 
 USAGE = """\
 Usage: evert serve model=NAME [key=value ...]

@@ -18,7 +18,7 @@ from evert.trainers.system.command import run_command
 if TYPE_CHECKING:
     from evert.trainers.engine.planning import Plan
 
-PROGRAM = ("python", "-m", "evert.trainers.plan")
+PROGRAM = ("python", "-m", "evert.trainers.commands.plan")
 
 WORD = "plan"
 """What follows ``evert engine``."""

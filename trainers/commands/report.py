@@ -14,7 +14,7 @@ from evert.trainers.config.train import size
 from evert.trainers.system.command import run_command
 from evert.trainers.system.files import write_whole
 
-PROGRAM = ("python", "-m", "evert.trainers.report")
+PROGRAM = ("python", "-m", "evert.trainers.commands.report")
 PAGE = "index.html"
 USAGE = """\
 Usage: {program} RUN [RUN ...] [key=value ...]

@@ -1,0 +1,13 @@
+"""The commands: a page each.
+
+In reading order:
+
+    train.py     ``evert train``: a run
+    evaluate.py  ``evert evaluate``: models beside each other
+    serve.py     ``evert serve``: weights over HTTP
+    sweep.py     ``evert sweep``: a search over settings
+    report.py    ``evert report``: runs as a page
+    rescore.py   ``evert rescore``: other rewards for rollouts on record
+    export.py    ``evert export``: conversations on record, for supervised training
+    plan.py      ``evert engine plan``: what a model takes in memory, before it is loaded
+"""
