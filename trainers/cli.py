@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = f" Did you mean {near[0]!r}?" if near else ""
         print(f"error: there is no command {command!r}.{hint}\n\n{USAGE}", end="", file=sys.stderr)
         return 2
-    module = importlib.import_module(f"evert.trainers.{PAGES.get(command, command)}")
+    module = importlib.import_module(f"evert.trainers.commands.{PAGES.get(command, command)}")
     return int(module.main(arguments, program=("evert", command)))
 
 

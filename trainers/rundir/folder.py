@@ -218,7 +218,6 @@ def recorded_settings(
 
 
 def named_folder(given: str | None, home: str, name: str) -> Path:
-    """The folder that was named, or a new one in ``home``, by a name and the time."""
     """The given folder, or a new one that is named by the time."""
     if given:
         return Path(given).expanduser()

@@ -84,7 +84,7 @@ def test_an_error_of_work_that_is_wanted_whole_leaves_no_thread(wrong: int) -> N
 def test_there_are_as_many_lanes_as_cores_for_the_threads_of_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cores, "cores", lambda: 8)
+    monkeypatch.setattr(parallel, "cores", lambda: 8)
     found = []
     for threads in (1, 4, 16):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
@@ -117,7 +117,7 @@ def test_a_pass_is_the_same_to_the_bit_in_one_thread_and_in_several(
     monkeypatch.setitem(prefill._CHUNK_TOKENS, "cpu", 64)
 
     def found(number: int) -> tuple[list[torch.Tensor], list[list[float]], dict[str, float], int]:
-        monkeypatch.setattr(cores, "cores", lambda: number * torch.get_num_threads())
+        monkeypatch.setattr(parallel, "cores", lambda: number * torch.get_num_threads())
         threads.clear()
         before = trainer.passes.count
         # The second adds to the first.
@@ -152,7 +152,7 @@ def test_many_rows_are_decoded_in_several_threads_as_in_one(
         return run(self, *given)
 
     def found(number: int) -> tuple[list[list[float]], set[str]]:
-        monkeypatch.setattr(cores, "cores", lambda: number * torch.get_num_threads())
+        monkeypatch.setattr(parallel, "cores", lambda: number * torch.get_num_threads())
         threads.clear()
         with torch.inference_mode():
             batch = frozen.new_batch()
@@ -184,7 +184,7 @@ def test_many_prompts_are_computed_in_several_threads_as_in_one(
         return run(self, *given)
 
     def found(number: int) -> torch.Tensor:
-        monkeypatch.setattr(cores, "cores", lambda: number * torch.get_num_threads())
+        monkeypatch.setattr(parallel, "cores", lambda: number * torch.get_num_threads())
         with torch.inference_mode():
             frozen = freeze(frozen_model)
             if asked_before:

@@ -1,0 +1,6 @@
+"""What all of the engine uses.
+
+    errors.py    the engine's errors
+    network.py   nothing leaves this machine
+    parallel.py  passes side by side, on all cores
+"""
