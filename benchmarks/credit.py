@@ -30,8 +30,8 @@ from rich.console import Console
 import evert
 from evert.envs.identity import TRAIN_TASKS, score
 from evert.trainers.reporting.figures.curves import draw_panel
+from evert.trainers.reporting.figures.metrics import Curve
 from evert.trainers.reporting.figures.style import save as save_figure
-from evert.trainers.reporting.metrics import Curve
 from evert.trainers.system.provenance import origin
 
 TURNS, DECIDES = 10, 2

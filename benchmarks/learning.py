@@ -24,8 +24,8 @@ from rich.table import Table
 from evert.envs.games import games
 from evert.trainers.commands.train import train
 from evert.trainers.reporting.figures.curves import draw_games
+from evert.trainers.reporting.figures.metrics import Curve, curves
 from evert.trainers.reporting.figures.style import save as save_figure
-from evert.trainers.reporting.metrics import Curve, curves
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.system.provenance import origin
 from evert.trainers.training.progress import quiet_progress_bars

@@ -48,7 +48,7 @@ from tinker_cookbook.rl.types import Action, ActionExtra, Env, StepResult
 
 from evert import AgentClient, ChatAgentEnv
 from evert.bridge.chat.reply import Reply
-from evert.bridge.clients.endpoint import Endpoint
+from evert.bridge.clients.dialects.endpoint import Endpoint
 from evert.bridge.episode.agent import inspect_agent
 from evert.bridge.episode.episode import Episode
 from evert.bridge.episode.inbox import ParkedCall

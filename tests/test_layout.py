@@ -134,7 +134,7 @@ def test_imports_point_one_way() -> None:
 @pytest.mark.parametrize(
     ("code", "folder"),
     [
-        ("import evert.trainers.engine.engine", "trainers"),
+        ("import evert.trainers.engine.clients.engine", "trainers"),
         ("from evert.trainers.engine import engine", "trainers"),
         ("from evert import trainers", "trainers"),
         ("from evert import embedded_engine", "trainers"),

@@ -2,7 +2,6 @@
 
 In reading order:
 
-    endpoint.py           one rollout's API: a request's path and body to an answer
     httpx_transport.py    the API in process: a transport for httpx and httpx2
     aiohttp_transport.py  and for aiohttp
     lm15_transport.py     and for the client below DSPy's own engine

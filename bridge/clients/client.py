@@ -19,7 +19,7 @@ from evert.bridge.chat.fields import read_object
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.clients.dialects.chat_completions import FIELDS, completion, read
-from evert.bridge.clients.endpoint import Endpoint
+from evert.bridge.clients.dialects.endpoint import Endpoint
 from evert.bridge.clients.httpx_transport import Transport
 from evert.bridge.clients.sdks import open_genai, open_sdk
 from evert.bridge.episode.agent import reward_of

@@ -11,7 +11,7 @@ timeouts, which live below the transport, never fire while the trainer samples.
 import sys
 from typing import Any, Self
 
-from evert.bridge.clients.endpoint import Answer, Endpoint
+from evert.bridge.clients.dialects.endpoint import Answer, Endpoint
 from evert.bridge.clients.lm15_transport import Exchange
 
 ROOT_URL = "http://rollout.invalid"

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
-from evert.bridge.clients.endpoint import Answer, Endpoint
+from evert.bridge.clients.dialects.endpoint import Answer, Endpoint
 
 MODULES = ("lm15.transports", "dspy._vendor.lm15.transports")
 """Where lm15's transports are: in the package itself, and in DSPy's copy."""

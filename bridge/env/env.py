@@ -29,7 +29,7 @@ from tinker_cookbook.rl.types import (
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.clients import takeover
 from evert.bridge.clients.client import AgentClient, BlockingAgentClient
-from evert.bridge.clients.endpoint import Endpoint
+from evert.bridge.clients.dialects.endpoint import Endpoint
 from evert.bridge.conversations.conversation import Conversation
 from evert.bridge.conversations.drift import Drift
 from evert.bridge.env.endings import IDLE, NO_CALL, Ending

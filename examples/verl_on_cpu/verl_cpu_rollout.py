@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
+from evert.trainers.engine.clients.engine import Engine, EngineSettings
 from evert.trainers.engine.clients.sampling_client import model_client
-from evert.trainers.engine.engine import Engine, EngineSettings
 
 SERVER = "evert_server"
 

@@ -20,7 +20,7 @@ from tinker_cookbook.renderers import Message
 from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.reply import Reply
 from evert.bridge.clients.client import AgentClient, BlockingAgentClient
-from evert.bridge.clients.endpoint import Endpoint
+from evert.bridge.clients.dialects.endpoint import Endpoint
 from evert.bridge.episode.agent import inspect_agent
 from evert.bridge.episode.episode import Episode
 from evert.bridge.episode.inbox import AgentEnd, ParkedCall

@@ -11,7 +11,7 @@ import pytest
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import AgentError, ChatAgentEnv, ScriptedPolicy
-from evert.trainers.engine.network import no_network
+from evert.trainers.engine.common.network import no_network
 
 pytestmark = [  # of their own
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

@@ -35,8 +35,8 @@ from trl import GRPOConfig, GRPOTrainer
 from evert import AgentClient, AgentError, ChatAgentEnv, InvalidDatasetError, Outcome
 from evert.bridge.tokens.bases import BASE_RENDERER, base_path
 from evert.trainers.config.arguments import UsageError
+from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.clients.sampling_client import model_client
-from evert.trainers.engine.engine import Engine
 from evert.trainers.engine.models.loading import EngineSettings
 from evert.trl import Rollouts
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.embedded import embedded_engine
-from evert.trainers.engine.engine import Engine
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -22,7 +22,7 @@ from tinker_cookbook.rl import train as cookbook
 from evert import AgentDatasetBuilder, embedded_engine
 from evert.trainers.commands import sweep, train
 from evert.trainers.engine.clients.sampling_client import SamplingClient
-from evert.trainers.engine.errors import SamplingRequestError
+from evert.trainers.engine.common.errors import SamplingRequestError
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.rundir.metrics import FAILED, SKIPPED, TRAIN_REWARD
 from evert.trainers.system.files import RESULT

@@ -48,8 +48,8 @@ from evert.trainers.config.frozen_models import (
 )
 from evert.trainers.config.model_names import ModelNameError, NamedWeights, find_model
 from evert.trainers.config.train import MAPPINGS, read_train_settings, recorded
-from evert.trainers.engine.errors import ModelNotFoundError
-from evert.trainers.engine.network import network_is_refused
+from evert.trainers.engine.common.errors import ModelNotFoundError
+from evert.trainers.engine.common.network import network_is_refused
 from evert.trainers.evaluation.players import find
 from evert.trainers.training.cookbook import cookbook_config, own_settings
 

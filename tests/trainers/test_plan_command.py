@@ -12,10 +12,10 @@ from transformers import AutoConfig
 from evert.trainers import cli
 from evert.trainers.commands import plan
 from evert.trainers.commands.plan import PlanSettings, in_bytes, make_plan
-from evert.trainers.engine import memory
 from evert.trainers.engine.embedded import embedded_engine
 from evert.trainers.engine.models.loading import EngineSettings
 from evert.trainers.engine.planning import plan as planned
+from evert.trainers.engine.sampling import memory
 
 
 def stored_bytes(parameters: Any) -> int:

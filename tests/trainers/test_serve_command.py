@@ -18,8 +18,8 @@ from evert.trainers.commands import serve
 from evert.trainers.commands.serve import ServeSettings, serving
 from evert.trainers.config.evaluate import EvaluateSettings
 from evert.trainers.config.model_names import ModelNameError, NamedServer, find_model
-from evert.trainers.engine.engine import Engine
-from evert.trainers.engine.network import network_is_refused
+from evert.trainers.engine.clients.engine import Engine
+from evert.trainers.engine.common.network import network_is_refused
 from evert.trainers.evaluation.players import Endpoint, find
 
 KEY = "a-key-of-ours-1"

@@ -60,8 +60,8 @@ def sweeping(home: Path, *arguments: str) -> "Iterator[subprocess.Popen[str]]":
     """The command in a process of its own; killed, with its runs, if the block leaves it."""
     (home / "few.py").write_text(TASKS)
     with subprocess.Popen(
-        [sys.executable, "-m", "evert.trainers.commands.sweep", *arguments], cwd=home, env=environment(),
-        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [sys.executable, "-m", "evert.trainers.commands.sweep", *arguments],
+        cwd=home, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
         try:
             yield process

@@ -31,8 +31,8 @@ from tinker_cookbook.stores.training_store import TrainingRunStore
 
 from evert.envs.games import games
 from evert.trainers.commands import train
+from evert.trainers.engine.common.errors import CheckpointError
 from evert.trainers.engine.embedded import embedded_engine
-from evert.trainers.engine.errors import CheckpointError
 from evert.trainers.engine.store.checkpoints import CheckpointStore
 from evert.trainers.rundir import folder as run_folder
 from evert.trainers.rundir.folder import RunFolder

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from evert.trainers.reporting.metrics import Curve
+from evert.trainers.reporting.figures.metrics import Curve
 
 
 @pytest.fixture

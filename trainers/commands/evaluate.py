@@ -121,7 +121,7 @@ def _run_with(program: Sequence[str], settings: EvaluateSettings) -> None:
 
 def _read(arguments: Sequence[str]) -> EvaluateSettings:
     given = read_pairs(arguments, KEYS, "env")
-    recorded = run_folder.recorded_settings(given.get("out", ""), EVALUATION, EvaluateSettings)
+    recorded = run_folder.recorded_settings(given.get("out", ""), EvaluateSettings, EVALUATION)
     return read_evaluate_settings(given, recorded)
 
 
@@ -138,7 +138,7 @@ def _check_names(settings: EvaluateSettings) -> None:
 def _open(settings: EvaluateSettings) -> Path:
     path = run_folder.output_folder(settings.out, "evaluations", settings.name, EVALUATION)
     now = chz.asdict(settings)
-    before = run_folder.recorded_settings(path, EVALUATION, EvaluateSettings)
+    before = run_folder.recorded_settings(path, EvaluateSettings, EVALUATION)
     changed = [
         f"\n  {key}: {before[key]!r} -> {now[key]!r}"
         for key in before

@@ -96,9 +96,9 @@ def make_plan(settings: PlanSettings) -> "Plan":
     Raises:
         ModelNotFoundError: There is no such model, device or type of weights here.
     """
+    from evert.trainers.engine.common.network import no_network
     from evert.trainers.engine.models.base_models import no_progress_bars
     from evert.trainers.engine.models.loading import EngineSettings
-    from evert.trainers.engine.network import no_network
     from evert.trainers.engine.planning import plan
 
     engine = EngineSettings(

@@ -30,7 +30,7 @@ from rich.table import Table
 
 from evert.trainers.config.arguments import read_pairs, settings_help
 from evert.trainers.config.train import TrainSettings
-from evert.trainers.reporting.formatting import show
+from evert.trainers.reporting.figures.formatting import show
 from evert.trainers.rundir import folder as run_folder
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.sweeping import process

@@ -20,6 +20,7 @@ from typing import Any
 
 from evert.bridge.errors import EvertError
 from evert.bridge.tokens.bases import BASE_MODEL, BASES, base_path
+from evert.trainers.config.train import TrainSettings
 from evert.trainers.rundir.folder import STORE, recorded_settings
 from evert.trainers.system.files import CHECKPOINTS, read_jsonl
 
@@ -138,7 +139,7 @@ def find_model(name: str, others: Collection[str] = ()) -> NamedModel:
     if name.startswith(SERVICE):
         return NamedWeights(None, name)
     folder, _, step = name.partition("@")
-    if recorded := recorded_settings(folder):
+    if recorded := recorded_settings(folder, TrainSettings):
         return _of_run(name, Path(folder).expanduser(), step, recorded)
     if name not in BASES and not (name and Path(name).expanduser().is_dir()):
         _check_name(name, others)

@@ -8,10 +8,10 @@ import tinker
 import torch
 
 from evert.bridge.tokens.bases import register_base_tokenizers
-from evert.trainers.engine.engine import Engine, logger
+from evert.trainers.engine.clients.engine import Engine, logger
+from evert.trainers.engine.common.network import no_network
 from evert.trainers.engine.installing import Swap, cpu_threads, swapped
 from evert.trainers.engine.models.loading import EngineSettings
-from evert.trainers.engine.network import no_network
 from evert.trainers.engine.stand_ins import StandIns, lookups, tokenizers
 
 

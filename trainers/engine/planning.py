@@ -10,14 +10,6 @@ from typing import Any
 
 import torch
 
-from evert.trainers.engine.memory import (
-    activation_bytes,
-    cache_bytes,
-    cache_token_bytes,
-    free_bytes,
-    logits_bytes,
-    pass_budget,
-)
 from evert.trainers.engine.models.base_models import (
     attach_lora,
     context_length,
@@ -25,6 +17,14 @@ from evert.trainers.engine.models.base_models import (
     load_outline,
 )
 from evert.trainers.engine.models.loading import EngineSettings, Loader
+from evert.trainers.engine.sampling.memory import (
+    activation_bytes,
+    cache_bytes,
+    cache_token_bytes,
+    free_bytes,
+    logits_bytes,
+    pass_budget,
+)
 from evert.trainers.engine.sampling.prefill import chunk_tokens
 
 _ADAM = 3

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from evert.bridge.tokens.bases import BASE_RENDERER, BASES
 from evert.bridge.tokens.pretrained import register_folder
-from evert.trainers.engine.errors import ModelNotFoundError
+from evert.trainers.engine.common.errors import ModelNotFoundError
 from evert.trainers.engine.installing import Swap
 from evert.trainers.engine.models.base_models import base_context_length
 from evert.trainers.engine.models.encoding import one_at_a_time

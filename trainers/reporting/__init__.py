@@ -3,12 +3,10 @@
 In reading order:
 
     run.py          a run folder, read
-    metrics.py      its metrics by step
     tokens.py       its tokens, and what they cost
     transcripts.py  its episodes to read, cut to length
     figures/        what is drawn, and how: of reports, runs, evaluations and sweeps
     comparison.py   what runs are, and where they differ
     sections.py     the page's sections: figures and tables
     page.py         the page: ``report.html.j2``, ``report.css.j2``
-    formatting.py   numbers and long texts, as shown
 """

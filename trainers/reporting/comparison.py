@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from evert.trainers.reporting.formatting import count, shorten, show
+from evert.trainers.reporting.figures.formatting import count, shorten, show
 from evert.trainers.reporting.run import Run
 
 UNTOLD = ("log_path",)

@@ -15,10 +15,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import evert
 from evert.bridge.redaction import redacted
-from evert.trainers.reporting import formatting
 from evert.trainers.reporting.comparison import facts, settings
+from evert.trainers.reporting.figures import formatting
+from evert.trainers.reporting.figures.metrics import TRAIN
 from evert.trainers.reporting.figures.style import COLOURS
-from evert.trainers.reporting.metrics import TRAIN
 from evert.trainers.reporting.run import SUCCESS_NAMES, Run
 from evert.trainers.reporting.sections import Report, sections
 from evert.trainers.reporting.tokens import cost

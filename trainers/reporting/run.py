@@ -21,7 +21,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evert.bridge.errors import EvertError
-from evert.trainers.reporting.metrics import HELD_OUT, TRAIN, Curve, clock, curves, read_curve
+from evert.trainers.reporting.figures.metrics import (
+    HELD_OUT,
+    TRAIN,
+    Curve,
+    clock,
+    curves,
+    read_curve,
+)
 from evert.trainers.rundir import folder as run_folder
 from evert.trainers.rundir.metrics import HELD_OUT_REWARD, read_steps
 from evert.trainers.system import files

@@ -14,9 +14,9 @@ from evert.trainers.episodes.failures import shortened
 from evert.trainers.reporting.comparison import Table
 from evert.trainers.reporting.figures.bars import draw_time
 from evert.trainers.reporting.figures.curves import FEW, draw_panel
+from evert.trainers.reporting.figures.formatting import count, dollars, duration
+from evert.trainers.reporting.figures.metrics import HELD_OUT, TRAIN, Curve, time_spent
 from evert.trainers.reporting.figures.style import save
-from evert.trainers.reporting.formatting import count, dollars, duration
-from evert.trainers.reporting.metrics import HELD_OUT, TRAIN, Curve, time_spent
 from evert.trainers.reporting.run import EPISODE_TOKENS, HELD_OUT_SUCCESS, SUCCESS, Run
 from evert.trainers.reporting.tokens import (
     HELD_OUT_ROLLOUTS,

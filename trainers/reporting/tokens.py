@@ -16,7 +16,7 @@ from typing import Any, final
 
 from evert.bridge.env.tool_counts import LINEAGE
 from evert.trainers.episodes.scores import mean_error
-from evert.trainers.reporting.metrics import HELD_OUT, TRAIN
+from evert.trainers.reporting.figures.metrics import HELD_OUT, TRAIN
 from evert.trainers.reporting.run import Run
 from evert.trainers.system.files import read_jsonl
 

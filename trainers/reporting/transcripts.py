@@ -16,7 +16,7 @@ from typing import Any
 from tinker_cookbook.rl.types import STOP_METRIC_PREFIX
 
 from evert.bridge.env.tool_counts import CALLER, DRIFT, LINEAGE
-from evert.trainers.reporting.formatting import shorten
+from evert.trainers.reporting.figures.formatting import shorten
 from evert.trainers.reporting.run import Run
 from evert.trainers.reporting.tokens import (
     HELD_OUT_ROLLOUTS,

@@ -35,7 +35,6 @@ import chz
 from filelock import FileLock, Timeout
 
 from evert.bridge.redaction import redacted
-from evert.trainers.config.train import TrainSettings
 from evert.trainers.system.files import (
     BEFORE,
     CHECKPOINTS,
@@ -188,9 +187,7 @@ def output_folder(out: str | None, home: str, name: str, marker: str) -> Path:
     return path
 
 
-def recorded_settings(
-    log_path: str | Path, name: str = RUN, kind: type = TrainSettings
-) -> dict[str, Any]:
+def recorded_settings(log_path: str | Path, kind: type, name: str = RUN) -> dict[str, Any]:
     """The settings that a folder's record has; empty where there is no record.
 
     Those that this version of evert does not have any more are left out, and so is whether code of
@@ -198,8 +195,8 @@ def recorded_settings(
 
     Args:
         log_path: The folder; empty for none.
-        name: Of the record in it.
         kind: The chz class that the settings are of.
+        name: Of the record in it.
 
     Raises:
         RunFolderError: The record is broken.

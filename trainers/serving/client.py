@@ -16,7 +16,7 @@ from tinker import types
 from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 
 from evert.bridge.models.sampling_ranges import out_of_range
-from evert.trainers.engine.errors import SamplingRequestError
+from evert.trainers.engine.common.errors import SamplingRequestError
 from evert.trainers.serving.connection import KEPT_ALIVE, KEPT_BY_OURS, ask
 from evert.trainers.serving.errors import NotServedError
 from evert.trainers.serving.wire import Answered, Asked, Dialect, read_answer, write_request

@@ -13,7 +13,7 @@ import aiohttp
 import orjson
 
 from evert.bridge.ownership import left_alone
-from evert.trainers.engine.errors import EngineClosedError, SamplingRequestError
+from evert.trainers.engine.common.errors import EngineClosedError, SamplingRequestError
 from evert.trainers.serving.errors import NotServedError, ServerGoneError, ServingError
 
 KEPT_ALIVE, KEPT_BY_OURS = 4.0, 25.0

@@ -29,7 +29,7 @@ import tinker
 from aiohttp import web
 from tinker import types
 
-from evert.bridge.clients.endpoint import Answer
+from evert.bridge.clients.dialects.endpoint import Answer
 from evert.bridge.clients.http.connections import (
     LOOPBACK,
     Connection,
@@ -43,7 +43,7 @@ from evert.bridge.clients.http.connections import (
 )
 from evert.bridge.models.tinker_model import context_length_here
 from evert.bridge.off_loop import off_loop
-from evert.trainers.engine.errors import EngineClosedError, SamplingRequestError
+from evert.trainers.engine.common.errors import EngineClosedError, SamplingRequestError
 from evert.trainers.engine.models.encoding import one_at_a_time
 from evert.trainers.serving.client import ServedSamplingClient
 from evert.trainers.serving.wire import Answered, Asked, Dialect, read_request, write_answer

@@ -24,7 +24,7 @@ import orjson
 from tinker import types
 
 from evert.bridge.models.sampling_ranges import RANGES
-from evert.trainers.engine.errors import SamplingRequestError
+from evert.trainers.engine.common.errors import SamplingRequestError
 from evert.trainers.serving.errors import UnfitServerError
 
 PROMPT_LOGPROBS = "prompt_logprobs"

@@ -2,8 +2,9 @@
 
 In reading order:
 
-    study.py      what is searched, and every attempt at every run
-    results.py    the objective of a run, and which values are best
+    study.py    what is searched, and every attempt at every run
+    results.py  the objective of a run, and which values are best
+    process.py  a run as a process of its own
 """
 
 from evert.bridge.errors import MissingPackageError

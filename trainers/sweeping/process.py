@@ -26,6 +26,7 @@ from typing import Any
 
 import psutil
 
+from evert.trainers import cli
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.system.command import INTERRUPTED
 from evert.trainers.system.files import RUN
@@ -79,9 +80,7 @@ def _live(cwd: str, environment: dict[str, str], output: str, arguments: list[st
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     threading.Thread(target=_interrupt_when_orphaned, daemon=True).start()
-    from evert.trainers.commands import train
-
-    sys.exit(train.main(arguments, program=("evert", "train")))
+    sys.exit(cli.main(["train", *arguments]))
 
 
 def _interrupt_when_orphaned() -> None:

@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from evert.bridge.errors import EvertError
-from evert.trainers.reporting.formatting import show
+from evert.trainers.reporting.figures.formatting import show
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.sweeping.study import HELD_OUT, SEED, Run
 

@@ -62,7 +62,7 @@ def settings_of_run(given: Mapping[str, Any]) -> TrainSettings:
     path = Path(given.get("log_path") or "").expanduser()
     with file_errors(path, "log_path"):
         resumes = given.get("log_path") and RunFolder(path, resumed=True).begun
-    before = recorded_settings(path) if resumes else {}
+    before = recorded_settings(path, TrainSettings) if resumes else {}
     if "rollouts" in given:  # other workers, or none: what was said of those before is of no use
         before = {key: value for key, value in before.items() if key not in WORKERS}
     settings = read_train_settings(given, before)
@@ -300,7 +300,7 @@ def _check_is_ours(folder: RunFolder, settings: TrainSettings) -> None:
                 "changed. Choose another log_path, or leave it out for a new folder under runs/."
             )
         return
-    if changes := differing(recorded_settings(path), settings):
+    if changes := differing(recorded_settings(path, TrainSettings), settings):
         raise RunFolderError(
             f"{path} holds a run with other settings:\n  "
             + "\n  ".join(changes)

@@ -68,8 +68,8 @@ def summarise(
 
 def _plot(settings: TrainSettings, folder: RunFolder, done: Report) -> None:
     from evert.trainers.reporting.figures.curves import draw_run
+    from evert.trainers.reporting.figures.metrics import curves
     from evert.trainers.reporting.figures.style import save
-    from evert.trainers.reporting.metrics import curves
 
     after = done.after.scores["temperature_1"].reward if done.after is not None else None
     title = f"{settings.name}: {settings.model_name}, {done.steps} steps, seed {settings.seed}"

@@ -15,7 +15,7 @@ import tinker
 
 from evert.bridge.models.tinker_model import TinkerModel, open_weights
 from evert.trainers.engine.clients.sampling_client import SamplingClient
-from evert.trainers.engine.network import allowed_hosts
+from evert.trainers.engine.common.network import allowed_hosts
 from evert.trainers.serving.service import PolicyService
 from evert.trainers.workers.travel import Parcel, pack
 

@@ -15,7 +15,7 @@ from tinker_cookbook.rl.types import TrajectoryGroup
 
 from evert.bridge.models.older_servers import address_of, complete_client
 from evert.bridge.models.tinker_model import hand_in
-from evert.trainers.engine.network import no_network
+from evert.trainers.engine.common.network import no_network
 from evert.trainers.workers.errors import WorkerError
 from evert.trainers.workers.travel import Outcome, PackedError, Parcel, pack, unpack
 

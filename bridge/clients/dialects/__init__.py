@@ -12,4 +12,6 @@ In reading order:
     gemini_tools.py        its function declarations, schemas, and ids of calls
     fields.py              reading bodies: formats, forced tools, flags
     events.py              server-sent events, and text cut into deltas
+    bodies.py              the JSON of a request's body, without holding the event loop
+    endpoint.py            one rollout's API: a request's path and body to an answer
 """

@@ -2,7 +2,6 @@
 
 In reading order:
 
-    bodies.py       the JSON of a request's body, without holding the event loop
     connections.py  what a connection over HTTP may do, and for how long
     calls.py        the calls of one rollout that come over HTTP, and their retries
     server.py       the API over loopback HTTP, for other processes: its life, and its keys

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from evert.bridge.chat.reply import Reply
-from evert.bridge.clients.endpoint import EVENTS, REFUSALS, Answer, Call, Endpoint, failure
+from evert.bridge.clients.dialects.bodies import LONG_BODY
+from evert.bridge.clients.dialects.endpoint import EVENTS, REFUSALS, Answer, Call, Endpoint, failure
 from evert.bridge.clients.http import connections
-from evert.bridge.clients.http.bodies import LONG_BODY
 from evert.bridge.clients.http.connections import (
     Connection,
     being_read,

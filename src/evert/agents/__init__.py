@@ -7,11 +7,17 @@ Each function returns a ``ProcessAgent`` that knows the program's flags, what it
 beside its task (titles, summaries) and how to keep it quiet, and the configuration that it reads,
 which lies in the episode's own folder. The programs themselves are not installed with evert.
 
-    anthropic_claude.py   ``claude_code``: Claude Code, from npm
-    openai_codex.py       ``codex``: OpenAI's Codex, from npm
-    google_gemini.py      ``gemini_cli``: Google's Gemini CLI, from npm
-    aider_chat.py         ``aider``: Aider, from PyPI, in an environment of its own
-    recipe.py             what they share: their options, and the agent made of them
+    anthropic_claude.py    ``claude_code``: Claude Code, from npm
+    openai_codex.py        ``codex``: OpenAI's Codex, from npm
+    google_gemini.py       ``gemini_cli``: Google's Gemini CLI, from npm
+    aider_chat.py          ``aider``: Aider, from PyPI, in an environment of its own
+    recipe.py              what they share: their options, and the agent made of them
+    commands.py            ?
+    cookbook.py            ?
+    listening_renderer.py  ?
+    process.py             ?
+    supervisor.py          ?
+    variables.py           ?
 """
 
 from evert.agents.aider_chat import aider

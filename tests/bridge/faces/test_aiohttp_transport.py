@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from evert.bridge.clients.aiohttp_transport import response_for
-from evert.bridge.clients.endpoint import EVENTS, Answer
+from evert.bridge.clients.dialects.endpoint import EVENTS, Answer
 
 LARGE = b"data: {}\n\n" * 300_000
 

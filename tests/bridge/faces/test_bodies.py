@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evert import AgentClient, ChatAgentEnv
-from evert.bridge.clients.http import bodies
-from evert.bridge.clients.http.bodies import LONG_BODY, MAX_VALUES, read_body
+from evert.bridge.clients.dialects import bodies
+from evert.bridge.clients.dialects.bodies import LONG_BODY, MAX_VALUES, read_body
 
 TEXTS = st.text(st.sampled_from('ab"\\\n\x7fé🐕\ud83d\u2028/u'), max_size=40)
 OBJECTS = st.dictionaries(

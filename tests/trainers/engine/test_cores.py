@@ -13,10 +13,10 @@ import torch
 from tests.trainers.engine.test_memory import gpt2
 from tests.trainers.engine.training.test_trainer import CPU, datum, gradients
 
-from evert.trainers.engine import parallel
+from evert.trainers.engine.common import parallel
+from evert.trainers.engine.common.parallel import all_at_once, lanes, side_by_side
 from evert.trainers.engine.models.base_models import attach_lora, load_model, load_tokenizer
 from evert.trainers.engine.models.lean import LeanModel
-from evert.trainers.engine.parallel import all_at_once, lanes, side_by_side
 from evert.trainers.engine.sampling import prefill
 from evert.trainers.engine.sampling.frozen import freeze
 from evert.trainers.engine.training.passes import Passes

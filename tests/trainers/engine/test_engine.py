@@ -30,16 +30,16 @@ from transformers import AutoModelForCausalLM
 
 from evert.bridge.tokens.bases import BASE_MODEL
 from evert.trainers.engine.clients import rest_client, service_client, training_client
+from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.clients.sampling_client import SamplingClient
-from evert.trainers.engine.embedded import embedded_engine
-from evert.trainers.engine.engine import Engine
-from evert.trainers.engine.errors import (
+from evert.trainers.engine.common.errors import (
     CheckpointError,
     EngineClosedError,
     ModelNotFoundError,
     SamplingRequestError,
     TrainingError,
 )
+from evert.trainers.engine.embedded import embedded_engine
 
 SdkServiceClient = tinker.ServiceClient
 ADAM = types.AdamParams(learning_rate=1e-2)

@@ -17,12 +17,17 @@ import transformers
 from tests.trainers.engine.training.test_trainer import ADAM, CPU, datum, gradients, same, weights
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from evert.trainers.engine import memory
-from evert.trainers.engine.errors import TrainingError
-from evert.trainers.engine.memory import PassBudget, free_bytes, is_out_of_memory, pass_budget
+from evert.trainers.engine.common.errors import TrainingError
 from evert.trainers.engine.models import logits
 from evert.trainers.engine.models.base_models import attach_lora, load_model, load_tokenizer
 from evert.trainers.engine.models.logits import float_logits, target_logprobs
+from evert.trainers.engine.sampling import memory
+from evert.trainers.engine.sampling.memory import (
+    PassBudget,
+    free_bytes,
+    is_out_of_memory,
+    pass_budget,
+)
 from evert.trainers.engine.training.trainer import Trainer
 from evert.trainers.system import machine
 

@@ -24,9 +24,9 @@ from tinker import RestClient as SdkRestClient
 from tinker import ServiceClient as SdkServiceClient
 
 from evert import AgentError, ChatAgentEnv
-from evert.trainers.engine.engine import Engine
-from evert.trainers.engine.errors import NetworkRefusedError
-from evert.trainers.engine.network import network_is_refused, no_network
+from evert.trainers.engine.clients.engine import Engine
+from evert.trainers.engine.common.errors import NetworkRefusedError
+from evert.trainers.engine.common.network import network_is_refused, no_network
 
 WAS_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE
 OUTSIDE = ("192.0.2.1", 80)

@@ -14,8 +14,8 @@ import tinker
 from tinker_cookbook import model_info, renderers, tokenizer_utils
 from transformers import AutoTokenizer
 
+from evert.trainers.engine.common.errors import ModelNotFoundError
 from evert.trainers.engine.embedded import embedded_engine
-from evert.trainers.engine.errors import ModelNotFoundError
 from evert.trainers.engine.stand_ins import StandIns
 
 NAMED = "Qwen/Qwen3-8B"

@@ -23,8 +23,8 @@ from evert import ChatAgentEnv, ScriptedPolicy, TinkerModel, embedded_engine
 from evert.bridge.errors import InvalidModelError
 from evert.bridge.models.tinker_model import OpenWeights, context_length_of, open_weights
 from evert.bridge.tokens.bases import base_tokenizer, model_renderer
-from evert.trainers.engine.engine import Engine
-from evert.trainers.engine.errors import CheckpointError
+from evert.trainers.engine.clients.engine import Engine
+from evert.trainers.engine.common.errors import CheckpointError
 
 GAME = [{"role": "user", "content": "Let's play a game. Say you are 7."}]
 

@@ -20,8 +20,8 @@ import tinker
 import evert
 from evert import InvalidDatasetError, InvalidModelError, Model, ModelInputError
 from evert.bridge.tokens.renderer import prompt_renderer
+from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.embedded import embedded_engine
-from evert.trainers.engine.engine import Engine
 from evert.trainers.loop.scoring import lesson_datum
 
 NAMES = ("player", "judge")

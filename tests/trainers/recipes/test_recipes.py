@@ -27,8 +27,8 @@ from tests.trainers.recipes import local_data
 from tests.trainers.recipes.local_model import make_boxing_model
 from tests.trainers.recipes.table import RECIPES, RUNS, Recipe
 
+from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.embedded import embedded_engine
-from evert.trainers.engine.engine import Engine
 
 COOKBOOK = Path(tinker_cookbook.__file__).parent
 PACKAGE = "tinker_cookbook.recipes"

@@ -30,6 +30,7 @@ from evert.trainers.reporting.figures.curves import (
     smoothed,
     thinned,
 )
+from evert.trainers.reporting.figures.metrics import Curve
 from evert.trainers.reporting.figures.style import (
     COLOURS,
     DASHES,
@@ -41,7 +42,6 @@ from evert.trainers.reporting.figures.style import (
     short_names,
 )
 from evert.trainers.reporting.figures.sweep import Scale, draw_sweep
-from evert.trainers.reporting.metrics import Curve
 
 SPENT = {"sampling": 30.0, "training": 60.0, "held-out scores": 1.0, "the rest": 9.0}
 RISING = Curve([0, 1, 2], [1.0, 2.0, 3.0], [0.0, 0.5, 0.75])

@@ -28,9 +28,9 @@ import pytest
 from evert.trainers.commands import report
 from evert.trainers.episodes.scores import Score, mean_error
 from evert.trainers.reporting.comparison import differing, facts, labels, settings
+from evert.trainers.reporting.figures.formatting import count, dollars, duration, score, shorten
+from evert.trainers.reporting.figures.metrics import time_spent
 from evert.trainers.reporting.figures.style import MOST_LINES
-from evert.trainers.reporting.formatting import count, dollars, duration, score, shorten
-from evert.trainers.reporting.metrics import time_spent
 from evert.trainers.reporting.run import (
     EPISODE_TOKENS,
     HELD_OUT_SUCCESS,

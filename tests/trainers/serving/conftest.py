@@ -6,8 +6,8 @@ import pytest
 import tinker
 
 from evert.bridge.tokens.bases import base_tokenizer
+from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.clients.sampling_client import SamplingClient
-from evert.trainers.engine.engine import Engine
 from evert.trainers.serving.service import PolicyService
 
 

@@ -13,9 +13,9 @@ import tinker
 from tests.trainers.serving.conftest import prompt
 from tinker_cookbook.completers import TinkerTokenCompleter
 
+from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.clients.sampling_client import SamplingClient
-from evert.trainers.engine.engine import Engine
-from evert.trainers.engine.errors import EngineClosedError, SamplingRequestError
+from evert.trainers.engine.common.errors import EngineClosedError, SamplingRequestError
 from evert.trainers.serving import connection
 from evert.trainers.serving.client import ServedSamplingClient
 from evert.trainers.serving.errors import NotServedError, ServerGoneError, ServingError

@@ -9,7 +9,7 @@ import tinker
 from tests.trainers.serving.conftest import prompt
 
 from evert.trainers.engine.clients.sampling_client import SamplingClient
-from evert.trainers.engine.errors import SamplingRequestError
+from evert.trainers.engine.common.errors import SamplingRequestError
 from evert.trainers.serving.errors import UnfitServerError
 from evert.trainers.serving.service import PolicyService
 from evert.trainers.serving.wire import (

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from evert.trainers.reporting.formatting import show
+from evert.trainers.reporting.figures.formatting import show
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.sweeping.results import (
     ObjectiveError,

@@ -19,8 +19,8 @@ from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.errors import InvalidAgentError, InvalidDatasetError, InvalidModelError
 from evert.bridge.tokens.bases import base_path, base_tokenizer
 from evert.trainers.config.arguments import UsageError
+from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.clients.sampling_client import SamplingClient, model_client
-from evert.trainers.engine.engine import Engine
 from evert.trainers.engine.models.base_models import load_model
 from evert.trainers.engine.models.loading import EngineSettings
 from evert.trainers.integrations.trl.rollouts import Rollouts

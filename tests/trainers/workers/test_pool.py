@@ -29,8 +29,8 @@ from evert.bridge.groups.judge import judge_group
 from evert.bridge.models.tinker_model import TinkerModel
 from evert.bridge.records.record import read_records
 from evert.bridge.records.recorder import Recorder
+from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.embedded import embedded_engine
-from evert.trainers.engine.engine import Engine
 from evert.trainers.workers import playing
 from evert.trainers.workers.errors import LostGroupError, WorkerError
 from evert.trainers.workers.pool import PoolRollouts

@@ -9,4 +9,5 @@ What makes what, and then what they share:
     door.py             what a training request holds is checked before the worker
     readings.py         what a request wants to know of its prompt
     futures.py          the futures they return
+    engine.py           everything that is loaded
 """

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from tinker import types
 
-from evert.trainers.engine.errors import LossInputError, TrainingError
+from evert.trainers.engine.common.errors import LossInputError, TrainingError
 from evert.trainers.engine.models.pictures import PictureReader
 from evert.trainers.engine.training.losses import (
     check_inputs,

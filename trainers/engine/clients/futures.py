@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Self, TypeVar
 
 from tinker.lib.public_interfaces.api_future import APIFuture, AwaitableConcurrentFuture
 
-from evert.trainers.engine.errors import UnsupportedError
+from evert.trainers.engine.common.errors import UnsupportedError
 
 T = TypeVar("T")
 S = TypeVar("S")

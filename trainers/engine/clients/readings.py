@@ -24,7 +24,7 @@ from tinker.types.topk_logprobs import MASK_LOGPROB, TopkLogprobs
 from torch import Tensor
 
 from evert.trainers.engine.clients.futures import chain, finished
-from evert.trainers.engine.errors import SamplingRequestError
+from evert.trainers.engine.common.errors import SamplingRequestError
 from evert.trainers.engine.sampling.scoring import Read, log_probabilities
 
 Score = Callable[[Sequence[int], int | None, Read], "Future[list[Any]]"]

@@ -12,9 +12,9 @@ from tinker import types
 from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 
 from evert.bridge.tokens.bases import BASES
+from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.clients.futures import async_forms, refusing, settled
-from evert.trainers.engine.engine import Engine
-from evert.trainers.engine.errors import CheckpointError
+from evert.trainers.engine.common.errors import CheckpointError
 from evert.trainers.engine.models.base_models import base_context_length
 from evert.trainers.engine.store import catalog
 

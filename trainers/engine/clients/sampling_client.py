@@ -22,10 +22,10 @@ from tinker import types
 from tinker.lib.backcompat_concurrent_future import _AwaitableFutureCompatWrapper
 from tinker.lib.public_interfaces.api_future import APIFuture
 
+from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.clients.futures import Ready, chain, finished, refusing, together
 from evert.trainers.engine.clients.readings import Score, Wanted, check_last_n, prompt_parts
-from evert.trainers.engine.engine import Engine
-from evert.trainers.engine.errors import SamplingRequestError, UnsupportedError
+from evert.trainers.engine.common.errors import SamplingRequestError, UnsupportedError
 from evert.trainers.engine.models.base_models import load_tokenizer
 from evert.trainers.engine.models.loading import EngineSettings
 from evert.trainers.engine.models.pictures import PictureReader, Row, is_text

@@ -19,12 +19,12 @@ import tinker
 from tinker import types
 from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 
+from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.clients.futures import finished, refusing, submit
 from evert.trainers.engine.clients.rest_client import NO_COPY, RestClient, capabilities
 from evert.trainers.engine.clients.sampling_client import SamplingClient, Source, saved_client
 from evert.trainers.engine.clients.training_client import TrainingClient
-from evert.trainers.engine.engine import Engine
-from evert.trainers.engine.errors import SamplingRequestError, UnsupportedError
+from evert.trainers.engine.common.errors import SamplingRequestError, UnsupportedError
 from evert.trainers.engine.models.base_models import resolve_model
 from evert.trainers.engine.models.loading import LoraChoice
 

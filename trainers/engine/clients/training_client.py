@@ -12,10 +12,10 @@ from tinker import types
 from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 
 from evert.trainers.engine.clients.door import Limits, check_custom_data, check_data, check_step
+from evert.trainers.engine.clients.engine import Engine, TrainingRun
 from evert.trainers.engine.clients.futures import Ready, async_forms, submit
 from evert.trainers.engine.clients.sampling_client import SamplingClient, Source, saved_client
-from evert.trainers.engine.engine import Engine, TrainingRun
-from evert.trainers.engine.errors import LossInputError, TrainingError
+from evert.trainers.engine.common.errors import LossInputError, TrainingError
 from evert.trainers.engine.models.base_models import context_length
 from evert.trainers.engine.sampling.sampler import Sampler
 from evert.trainers.engine.store.checkpoints import Kind, new_checkpoint_info

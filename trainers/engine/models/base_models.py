@@ -19,8 +19,8 @@ from torch import nn
 from evert.bridge.errors import InvalidModelError
 from evert.bridge.tokens import pretrained
 from evert.bridge.tokens.bases import BASES, base_path, base_tokenizer
-from evert.trainers.engine.errors import ModelNotFoundError
-from evert.trainers.engine.network import network_is_refused
+from evert.trainers.engine.common.errors import ModelNotFoundError
+from evert.trainers.engine.common.network import network_is_refused
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

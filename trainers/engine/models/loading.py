@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from evert.trainers.engine.errors import ModelNotFoundError
+from evert.trainers.engine.common.errors import ModelNotFoundError
 from evert.trainers.engine.models.base_models import (
     SMALL_MODEL_PARAMETERS,
     attach_lora,

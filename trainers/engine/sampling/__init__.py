@@ -15,4 +15,5 @@ From the outside in:
     generic_batch.py  those of any other
     prefill.py        what rows share is computed once
     prefix_cache.py   keys and values, found by their tokens
+    memory.py         how much memory there is, and what fits
 """

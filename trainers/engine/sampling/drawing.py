@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evert.trainers.engine.errors import SamplingRequestError
+from evert.trainers.engine.common.errors import SamplingRequestError
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 

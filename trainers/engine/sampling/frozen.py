@@ -12,13 +12,13 @@ from typing import Any, Protocol
 
 import torch
 
-from evert.trainers.engine.memory import cache_bytes, cache_token_bytes
 from evert.trainers.engine.models.base_models import base_of
 from evert.trainers.engine.models.lean import LeanModel, can_be_lean
 from evert.trainers.engine.models.shared import original_of, with_own_modules
 from evert.trainers.engine.sampling.batches import Batch, Weights
 from evert.trainers.engine.sampling.generic_batch import GenericBatch, attends
 from evert.trainers.engine.sampling.lean_batch import LeanBatch
+from evert.trainers.engine.sampling.memory import cache_bytes, cache_token_bytes
 from evert.trainers.engine.sampling.prefix_cache import PrefixCache
 
 _PREFIX_SHARE = 8

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evert.trainers.engine.common.parallel import in_stretches
 from evert.trainers.engine.models.lean import Attend, LeanModel, mixed
-from evert.trainers.engine.parallel import in_stretches
 from evert.trainers.engine.sampling.batches import Batch, Weights, pad, places_wanted
 from evert.trainers.engine.sampling.prefill import Job
 from evert.trainers.engine.sampling.prefix_cache import Kept, PrefixCache

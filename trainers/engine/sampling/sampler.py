@@ -28,7 +28,7 @@ import numpy as np
 from tinker import types
 
 from evert.bridge.models.sampling_ranges import out_of_range
-from evert.trainers.engine.errors import EngineClosedError, SamplingRequestError
+from evert.trainers.engine.common.errors import EngineClosedError, SamplingRequestError
 from evert.trainers.engine.models.pictures import Picture
 from evert.trainers.engine.sampling.drawing import make_stops, stream_key
 from evert.trainers.engine.sampling.frozen import FrozenModel

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from tinker import types
 
-from evert.trainers.engine.errors import EngineClosedError
+from evert.trainers.engine.common.errors import EngineClosedError
 from evert.trainers.engine.models.pictures import Picture
 from evert.trainers.engine.sampling.frozen import FrozenModel
 from evert.trainers.engine.sampling.running_batch import Row, RunningBatch

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from tinker import types
 
-from evert.trainers.engine.errors import CheckpointError
+from evert.trainers.engine.common.errors import CheckpointError
 from evert.trainers.engine.store.checkpoints import (
     KINDS,
     MANIFEST,

@@ -34,7 +34,7 @@ from typing import Literal, cast, get_args
 
 from safetensors import SafetensorError
 
-from evert.trainers.engine.errors import (
+from evert.trainers.engine.common.errors import (
     CheckpointError,
     CheckpointExistsError,
     NoCheckpointError,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from evert.trainers.engine.errors import CheckpointError
+from evert.trainers.engine.common.errors import CheckpointError
 
 _SUFFIX = ".age"
 

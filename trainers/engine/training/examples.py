@@ -12,7 +12,7 @@ import torch
 from tinker import types
 from torch import Tensor
 
-from evert.trainers.engine.errors import LossInputError
+from evert.trainers.engine.common.errors import LossInputError
 from evert.trainers.engine.models.pictures import Picture, PictureReader
 from evert.trainers.engine.training.families import cut
 from evert.trainers.engine.training.losses import check_inputs, get_loss

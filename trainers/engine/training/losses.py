@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evert.trainers.engine.errors import LossInputError
+from evert.trainers.engine.common.errors import LossInputError
 
 logger = logging.getLogger(__name__)
 

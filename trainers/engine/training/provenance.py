@@ -14,7 +14,7 @@ import torch
 from tinker import types
 from torch import Tensor
 
-from evert.trainers.engine.errors import LossInputError
+from evert.trainers.engine.common.errors import LossInputError
 
 _RECORDED = "recorded-"
 

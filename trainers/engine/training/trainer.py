@@ -1,10 +1,10 @@
 """One model being trained: forward, backward, optimizer step, saving and loading.
 
 Everything here runs on the one worker thread of its training client, in order, but for passes of
-micro-batches, of which several may run side by side (``parallel.py``). Datums are sorted by length and
-cut into micro-batches that fit into memory (``memory.py``); every loss is a sum over tokens, so the
-gradient is exactly that of the whole batch. Where memory runs out all the same, the
-batch is run again in smaller ones. Gradients add up until the next optimizer step.
+micro-batches, of which several may run side by side (``parallel.py``). Datums are sorted by length
+and cut into micro-batches that fit into memory (``memory.py``); every loss is a sum over tokens, so
+the gradient is exactly that of the whole batch. Where memory runs out all the same, the batch is
+run again in smaller ones. Gradients add up until the next optimizer step.
 """
 
 import logging
@@ -17,11 +17,11 @@ import torch
 from tinker import types
 from torch import Tensor
 
-from evert.trainers.engine.errors import CheckpointError, LossInputError, TrainingError
-from evert.trainers.engine.memory import PassBudget, is_out_of_memory, pass_budget
+from evert.trainers.engine.common.errors import CheckpointError, LossInputError, TrainingError
+from evert.trainers.engine.common.parallel import side_by_side
 from evert.trainers.engine.models.base_models import base_of, no_progress_bars
 from evert.trainers.engine.models.pictures import PictureReader
-from evert.trainers.engine.parallel import side_by_side
+from evert.trainers.engine.sampling.memory import PassBudget, is_out_of_memory, pass_budget
 from evert.trainers.engine.store.checkpoints import OPTIMIZER
 from evert.trainers.engine.training.examples import Example, micro_batches, read_example
 from evert.trainers.engine.training.losses import Loss, get_loss, resolve_settings

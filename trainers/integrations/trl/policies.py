@@ -16,8 +16,8 @@ from typing import Any
 from tinker_cookbook.completers import TinkerTokenCompleter, TokenCompleter
 
 from evert.trainers.config.arguments import UsageError
+from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.clients.sampling_client import model_client
-from evert.trainers.engine.engine import Engine
 from evert.trainers.engine.models.base_models import context_length
 from evert.trainers.serving.client import ServedSamplingClient
 

@@ -2,6 +2,7 @@
 
 The public face is ``evert.verifiers``.
 
-    agent.py     ``VerifiersAgent``: an environment of verifiers' as an agent
-    plugins.py   ``AgentTaskset``, ``AgentHarness``: tasks and an agent, as verifiers plays them
+    agent.py             ``VerifiersAgent``: an environment of verifiers' as an agent
+    plugins.py           ``AgentTaskset``, ``AgentHarness``: tasks and an agent, as verifiers plays them
+    answered_outside.py  ?
 """

@@ -2,8 +2,10 @@
 
 What each draws:
 
-    style.py     what all have: colours, sizes, names at lines, files
-    curves.py    a metric by step or by time; a run's rewards; several games' over seeds
-    bars.py      scores with their intervals; where the time went
-    sweep.py     a sweep's runs, from value to value
+    style.py       what all have: colours, sizes, names at lines, files
+    curves.py      a metric by step or by time; a run's rewards; several games' over seeds
+    bars.py        scores with their intervals; where the time went
+    sweep.py       a sweep's runs, from value to value
+    formatting.py  numbers and long texts, as shown
+    metrics.py     a run's metrics by step
 """

@@ -14,8 +14,8 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
+from evert.trainers.reporting.figures.formatting import show
 from evert.trainers.reporting.figures.style import INK, PAPER, SMALL, Axes, head, new_figure, plain
-from evert.trainers.reporting.formatting import show
 
 
 @dataclass(frozen=True)

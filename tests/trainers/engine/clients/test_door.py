@@ -15,8 +15,8 @@ import torch
 from tests.trainers.engine.test_engine import ADAM, loss_of, params, prompt, train
 from tinker import types
 
-from evert.trainers.engine.engine import Engine
-from evert.trainers.engine.errors import LossInputError, TrainingError
+from evert.trainers.engine.clients.engine import Engine
+from evert.trainers.engine.common.errors import LossInputError, TrainingError
 from evert.trainers.engine.training.losses import warn_of_alpha
 
 

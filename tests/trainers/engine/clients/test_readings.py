@@ -13,8 +13,8 @@ import torch
 from tests.trainers.engine.test_engine import params
 from tinker import types
 
-from evert.trainers.engine.engine import Engine
-from evert.trainers.engine.errors import SamplingRequestError, UnsupportedError
+from evert.trainers.engine.clients.engine import Engine
+from evert.trainers.engine.common.errors import SamplingRequestError, UnsupportedError
 from evert.trainers.engine.models.base_models import load_model
 
 TOKENS = [5, 6, 7, 100, 31, 8, 8, 77]

@@ -24,21 +24,21 @@ from tinker import types
 from tinker_cookbook import weights
 
 from evert.bridge.errors import EvertError
-from evert.trainers.engine import errors
 from evert.trainers.engine.clients import (
     rest_client,
     sampling_client,
     service_client,
     training_client,
 )
-from evert.trainers.engine.embedded import embedded_engine
-from evert.trainers.engine.engine import Engine
-from evert.trainers.engine.errors import (
+from evert.trainers.engine.clients.engine import Engine
+from evert.trainers.engine.common import errors
+from evert.trainers.engine.common.errors import (
     CheckpointError,
     CheckpointExistsError,
     NoCheckpointError,
     UnsupportedError,
 )
+from evert.trainers.engine.embedded import embedded_engine
 
 
 @pytest.fixture

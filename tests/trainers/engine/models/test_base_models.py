@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from evert.trainers.engine.errors import ModelNotFoundError
+from evert.trainers.engine.common.errors import ModelNotFoundError
 from evert.trainers.engine.models.base_models import attach_lora
 
 RACE = """

@@ -22,9 +22,9 @@ from tinker import types
 from torch import Tensor
 
 from evert.bases.making.seeing import SeeingConfig, main
+from evert.trainers.engine.clients.engine import Engine
+from evert.trainers.engine.common.errors import LossInputError, SamplingRequestError
 from evert.trainers.engine.embedded import embedded_engine
-from evert.trainers.engine.engine import Engine
-from evert.trainers.engine.errors import LossInputError, SamplingRequestError
 from evert.trainers.engine.models import pictures
 from evert.trainers.engine.models.base_models import load_model
 from evert.trainers.engine.models.pictures import PictureReader, sight_of, whole_from

@@ -21,9 +21,9 @@ from tests.trainers.engine.test_engine import datum, loss_of, params, prompt, tr
 from tests.trainers.engine.training.test_trainer import datum as long_datum
 from tests.trainers.engine.training.test_trainer import gradients
 
+from evert.trainers.engine.clients.engine import Engine
+from evert.trainers.engine.common.errors import ModelNotFoundError
 from evert.trainers.engine.embedded import embedded_engine
-from evert.trainers.engine.engine import Engine
-from evert.trainers.engine.errors import ModelNotFoundError
 from evert.trainers.engine.models.base_models import attach_lora
 from evert.trainers.engine.models.lean import LeanModel
 from evert.trainers.engine.models.loading import EngineSettings, Loader

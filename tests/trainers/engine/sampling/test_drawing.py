@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from evert.trainers.engine.errors import SamplingRequestError
+from evert.trainers.engine.common.errors import SamplingRequestError
 from evert.trainers.engine.sampling.drawing import Temper, draw, make_stops, stream_key, uniforms
 
 LOGITS = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))

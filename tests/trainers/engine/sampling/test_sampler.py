@@ -19,7 +19,7 @@ import pytest
 import torch
 from tinker import types
 
-from evert.trainers.engine.errors import EngineClosedError, SamplingRequestError
+from evert.trainers.engine.common.errors import EngineClosedError, SamplingRequestError
 from evert.trainers.engine.models.base_models import load_model, load_tokenizer
 from evert.trainers.engine.sampling import sampler as sampler_module
 from evert.trainers.engine.sampling.frozen import FrozenGeneric, FrozenLean

@@ -16,8 +16,8 @@ import torch
 from tests.trainers.engine.sampling.test_sampler import fresh_logprobs, params, prompts
 from tinker import types
 
-from evert.trainers.engine.engine import Engine
-from evert.trainers.engine.errors import EngineClosedError
+from evert.trainers.engine.clients.engine import Engine
+from evert.trainers.engine.common.errors import EngineClosedError
 from evert.trainers.engine.models.base_models import attach_lora, load_model, load_tokenizer
 from evert.trainers.engine.models.loading import EngineSettings
 from evert.trainers.engine.models.shared import SharedBases

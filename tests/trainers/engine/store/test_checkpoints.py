@@ -15,7 +15,7 @@ import pytest
 from tinker_cookbook.checkpoint_utils import get_last_checkpoint
 
 from evert.bridge.errors import EvertError
-from evert.trainers.engine.errors import CheckpointError
+from evert.trainers.engine.common.errors import CheckpointError
 from evert.trainers.engine.store.checkpoint_log import repair_checkpoint_log
 from evert.trainers.engine.store.checkpoints import (
     MANIFEST,

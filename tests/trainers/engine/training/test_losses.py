@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from evert.trainers.engine.errors import LossInputError
+from evert.trainers.engine.common.errors import LossInputError
 from evert.trainers.engine.training.losses import LOSSES, check_inputs, get_loss, resolve_settings
 
 LOGPROBS = [-0.5, -1.0, -2.0, -0.1, -3.0]

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tinker import types
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from evert.trainers.engine.errors import LossInputError, TrainingError
+from evert.trainers.engine.common.errors import LossInputError, TrainingError
 from evert.trainers.engine.models.base_models import attach_lora, load_model, load_tokenizer
 from evert.trainers.engine.sampling import prefill
 from evert.trainers.engine.training.trainer import Trainer

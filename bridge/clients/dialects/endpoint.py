@@ -31,11 +31,11 @@ from evert.bridge.chat.fields import json_object
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.clients.dialects.anthropic_messages import AnthropicMessages
+from evert.bridge.clients.dialects.bodies import LONG_BODY, read_body
 from evert.bridge.clients.dialects.chat_completions import ChatCompletions
 from evert.bridge.clients.dialects.dialect import Dialect
 from evert.bridge.clients.dialects.gemini import STATUSES, Gemini, method_of
 from evert.bridge.clients.dialects.responses import Responses
-from evert.bridge.clients.http.bodies import LONG_BODY, read_body
 from evert.bridge.conversations.matching import count_tokens
 from evert.bridge.episode.episode import Episode
 from evert.bridge.episode.inbox import Inbox

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from evert.trainers.engine.common.parallel import lanes
 from evert.trainers.engine.models.logits import STRETCH_BYTES
-from evert.trainers.engine.parallel import lanes
 from evert.trainers.engine.sampling.prefill import chunk_tokens
 from evert.trainers.system.machine import free_memory
 

@@ -22,7 +22,7 @@ from tinker.lib.base_url import resolve_base_url
 from tinker.lib.internal_client_holder import InternalClientHolder
 
 from evert.bridge.clients.takeover import current_endpoint
-from evert.trainers.engine.errors import NetworkRefusedError
+from evert.trainers.engine.common.errors import NetworkRefusedError
 
 _DOORS = ("connect", "connect_ex", "sendto")
 

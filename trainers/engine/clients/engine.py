@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from evert.trainers.engine.errors import CheckpointError, EngineClosedError
+from evert.trainers.engine.common.errors import CheckpointError, EngineClosedError
 from evert.trainers.engine.models.base_models import (
     context_length,
     end_tokens,
