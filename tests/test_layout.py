@@ -37,7 +37,8 @@ SUBFOLDERS = tuple(
     sorted(
         str(path.parent.relative_to(ROOT))
         for folder in FOLDERS
-        for path in (ROOT / folder).glob("*/**/__init__.py")
+        for path in sorted((ROOT / folder).rglob("__init__.py"))
+        if path.parent != ROOT / folder
     )
 )
 """The rooms, and the folders of games."""

@@ -2,14 +2,13 @@
 
 From the outside in:
 
-    embedded.py     ``embedded_engine``: installs the engine
-    installing.py   its clients in the SDK's place
-    stand_ins.py    models that answer for names of others
-    clients/        Tinker's clients, and what is checked before anything is computed
-    store/          checkpoints: saved, listed, copied
-    training/       forward, backward, optimizer step; the losses
-    sampling/       many requests, one running batch
-    models/         base models and adapters, and what computes them
-    planning.py     what a model takes, before it is loaded
-    common/         what all of it uses: errors, the network guard, passes side by side
+    embedded.py    ``embedded_engine``: installs the engine
+    installing.py  its clients in the SDK's place
+    clients/       Tinker's clients, and what is checked before anything is computed
+    store/         checkpoints: saved, listed, copied
+    training/      forward, backward, optimizer step; the losses
+    sampling/      many requests, one running batch
+    models/        base models and adapters, and what computes them
+    planning.py    what a model takes, before it is loaded
+    common/        what all of it uses: errors, the network guard, passes side by side
 """

@@ -12,7 +12,7 @@ from evert.trainers.engine.clients.engine import Engine, logger
 from evert.trainers.engine.common.network import no_network
 from evert.trainers.engine.installing import Swap, cpu_threads, swapped
 from evert.trainers.engine.models.loading import EngineSettings
-from evert.trainers.engine.stand_ins import StandIns, lookups, tokenizers
+from evert.trainers.engine.models.stand_ins import StandIns, lookups, tokenizers
 
 
 @contextmanager

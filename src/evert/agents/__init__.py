@@ -12,12 +12,12 @@ which lies in the episode's own folder. The programs themselves are not installe
     google_gemini.py       ``gemini_cli``: Google's Gemini CLI, from npm
     aider_chat.py          ``aider``: Aider, from PyPI, in an environment of its own
     recipe.py              what they share: their options, and the agent made of them
-    commands.py            ?
-    cookbook.py            ?
-    listening_renderer.py  ?
-    process.py             ?
-    supervisor.py          ?
-    variables.py           ?
+    commands.py            the commands of one episode, and all that they start
+    cookbook.py            ``CookbookAgent``: an environment of the Cookbook as an agent
+    listening_renderer.py  a renderer that remembers what it was asked to render
+    process.py             ``ProcessAgent``: an agent that is a command
+    supervisor.py          the process that runs one of them, and ends all of that
+    variables.py           the environment variables that a command gets
 """
 
 from evert.agents.aider_chat import aider

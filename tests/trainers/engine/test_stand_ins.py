@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from evert.trainers.engine.common.errors import ModelNotFoundError
 from evert.trainers.engine.embedded import embedded_engine
-from evert.trainers.engine.stand_ins import StandIns
+from evert.trainers.engine.models.stand_ins import StandIns
 
 NAMED = "Qwen/Qwen3-8B"
 

@@ -28,11 +28,11 @@ from evert.trainers.engine.models.base_models import (
 )
 from evert.trainers.engine.models.loading import EngineSettings, Loader, LoraChoice
 from evert.trainers.engine.models.pictures import PictureReader
+from evert.trainers.engine.models.stand_ins import StandIns
 from evert.trainers.engine.sampling.drawing import stream_key
 from evert.trainers.engine.sampling.frozen import freeze
 from evert.trainers.engine.sampling.sampler import Sampler
 from evert.trainers.engine.sampling.scheduler import Scheduler
-from evert.trainers.engine.stand_ins import StandIns
 from evert.trainers.engine.store.checkpoints import CheckpointStore, RunInfo
 from evert.trainers.engine.training.trainer import Trainer
 

@@ -3,6 +3,6 @@
 The public face is ``evert.verifiers``.
 
     agent.py             ``VerifiersAgent``: an environment of verifiers' as an agent
-    plugins.py           ``AgentTaskset``, ``AgentHarness``: tasks and an agent, as verifiers plays them
-    answered_outside.py  ?
+    plugins.py           ``AgentTaskset``, ``AgentHarness``: tasks and an agent, for verifiers
+    answered_outside.py  an agent whose calls somebody else answers
 """
