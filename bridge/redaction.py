@@ -131,7 +131,9 @@ def redacted_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def _learn(present: Mapping[Any, Any]) -> None:
-    """Find the secrets anew. Threads that do so at the same time find the same."""
+    """Find the secrets anew. Threads that do so at the same time find the same; those that are
+    looking through ``_marks`` meanwhile keep the list that they have."""
+    global _marks
     snapshot = dict(present)
     parts = (argument.partition("=") for argument in sys.argv)
     arguments = ((name, value) for name, _, value in parts)
@@ -140,7 +142,7 @@ def _learn(present: Mapping[Any, Any]) -> None:
         for name, secret in _secrets(given):
             for spelling in _spellings(secret):
                 found.setdefault(spelling, f"[{name}]")
-    _marks[:] = sorted(found.items(), key=lambda one: -len(one[0]))
+    _marks = sorted(found.items(), key=lambda one: -len(one[0]))
     _variables.clear()
     _variables.update(snapshot)
 

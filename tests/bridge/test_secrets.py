@@ -176,6 +176,22 @@ def test_what_is_known_changes_with_the_environment(monkeypatch: pytest.MonkeyPa
     assert (before, during, redacted(VALUE)) == (VALUE, "[LATE_TOKEN]", VALUE)
 
 
+def test_a_text_that_is_looked_through_meanwhile_loses_no_secret(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Text(str):
+        """One that takes so long to look through that the environment changes."""
+
+        def __contains__(self, spelling: str) -> bool:  # type: ignore[override]
+            monkeypatch.delenv("LONGER_TOKEN", raising=False)
+            redacted("another thread's")
+            return super().__contains__(spelling)
+
+    monkeypatch.setenv("LONGER_TOKEN", "s3cret-and-longer-than-the-other")
+    monkeypatch.setenv("OTHER_TOKEN", "s3cret-that-stays")
+    assert redacted(Text("it is s3cret-that-stays")) == "it is [OTHER_TOKEN]"
+
+
 def test_what_the_process_was_started_with_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["evert", "--judge.api_key=another-0ne"])
     monkeypatch.setenv("NEW_VARIABLE", "x")

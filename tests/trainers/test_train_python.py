@@ -11,6 +11,7 @@
 import functools
 import random
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +54,22 @@ def make_agent(letter: str) -> Any:
 
 
 def test_a_function_is_trained_and_the_run_comes_back(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    run = evert.train(
-        make_agent("e"), TASKS, test_tasks=TASKS, steps=2, log_path=str(path), **SMALL
-    )
+    path, agent, playing, most = tmp_path / "run", make_agent("e"), Counter[str](), Counter[str]()
 
+    async def says(client: Any, task: str) -> float:
+        kind = "trained" if task in TASKS else "held out"
+        playing[kind] += 1
+        most[kind] = max(most[kind], playing[kind])
+        reward = await agent(client, task)
+        playing[kind] -= 1
+        return float(reward)
+
+    run = evert.train(
+        says, TASKS, test_tasks=["lake", "hill"], steps=2, eval_every=1, parallel=1,
+        log_path=str(path), **SMALL,
+    )  # fmt: skip
+
+    assert most == {"trained": 4, "held out": 1}  # before, meanwhile and after
     assert run.path == path
     assert [row["step"] for row in run.steps()] == [0, 1]
     assert run.result["name"] == "says"

@@ -1107,20 +1107,30 @@ async def test_evert_s_own_calls_to_a_model_of_the_policys_name_are_never_taken_
     assert [body["messages"] for _, _, body in elsewhere.asked] == [messages("The secret is 7.")]
 
 
-def test_take_over_is_installed_once_by_however_many_threads() -> None:
+def test_take_over_is_installed_once_by_however_many_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     takeover.remove()
     before = len(sys.meta_path)
-    start = threading.Barrier(8)
+    lock, all_found_none = takeover._lock, threading.Barrier(8)
 
-    def install() -> None:
-        start.wait()
-        takeover.install()
+    class Door:
+        """The lock; nobody takes it until all have found that nothing is installed."""
 
-    threads = [threading.Thread(target=install) for _ in range(8)]
+        def __enter__(self) -> None:
+            all_found_none.wait(50)
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    monkeypatch.setattr(takeover, "_lock", Door())
+    threads = [threading.Thread(target=takeover.install) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    monkeypatch.undo()
     assert len(sys.meta_path) <= before + 1
     takeover.remove()
     assert len(sys.meta_path) == before
