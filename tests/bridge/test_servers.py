@@ -198,7 +198,7 @@ print(client.sample(prompt=prompt, num_samples=2, sampling_params=params).result
 """
     sent = pickle.dumps(client_of(server))
     worker = [sys.executable, "-c", code]
-    done = subprocess.run(worker, input=sent, capture_output=True, check=False, timeout=60)
+    done = subprocess.run(worker, input=sent, capture_output=True, check=False, timeout=280)
 
     assert b"promised-1" in done.stdout, done.stderr.decode()
 

@@ -111,12 +111,12 @@ def test_colour_is_for_terminals_only() -> None:
     environment = {name: value for name, value in os.environ.items() if name not in unset}
     environment["TERM"] = "xterm-256color"
     ours, theirs = pty.openpty()
-    subprocess.run(command, stdout=theirs, check=True, timeout=60, env=environment)
+    subprocess.run(command, stdout=theirs, check=True, timeout=280, env=environment)
     os.close(theirs)
     shown = os.read(ours, 10_000).decode()
     os.close(ours)
     assert "\x1b[" in shown
     piped = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=True, env=environment
+        command, capture_output=True, text=True, timeout=280, check=True, env=environment
     )
     assert piped.stdout == "[user]\nWho?\n\n"

@@ -226,7 +226,7 @@ def stubborn(seconds: float) -> "subprocess.Popen[str]":
 def test_a_signal_stops_a_command_which_cleans_up(number: signal.Signals) -> None:
     with stubborn(0.01) as process:
         process.send_signal(number)
-        shown, errors = process.communicate(timeout=30)
+        shown, errors = process.communicate(timeout=280)
     assert process.returncode == INTERRUPTED
     assert (shown, errors) == ("saving\nsaved\n\nTo go on: again\n", "")
 
@@ -238,7 +238,7 @@ def test_a_second_signal_ends_it_at_once_and_quietly(second: signal.Signals) -> 
         assert process.stdout is not None
         assert process.stdout.readline() == "saving\n"
         process.send_signal(second)
-        shown, errors = process.communicate(timeout=30)
+        shown, errors = process.communicate(timeout=280)
     assert process.returncode == INTERRUPTED
     assert (shown, errors) == ("", "")
 

@@ -135,7 +135,7 @@ def test_interrupted_and_resumed_gives_the_same_table(tmp_path: Path) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    shown, errors = process.communicate(timeout=60)
+    shown, errors = process.communicate(timeout=280)
     kept = episodes(part)
 
     assert process.returncode == INTERRUPTED, errors

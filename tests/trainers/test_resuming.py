@@ -128,7 +128,7 @@ def test_sigterm_does_what_ctrl_c_does(whole: RunFolder, tmp_path: Path) -> None
     with start(folder.path) as process:
         wait_for(2, folder, process)
         process.send_signal(signal.SIGTERM)
-        shown, errors = process.communicate(timeout=60)
+        shown, errors = process.communicate(timeout=280)
     assert process.returncode == INTERRUPTED, errors
     assert errors == ""
     done = folder.steps_done()
@@ -146,7 +146,7 @@ def test_a_run_stopped_before_it_began_leaves_no_folder(tmp_path: Path) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.005)
         process.send_signal(signal.SIGINT)
-        shown, errors = process.communicate(timeout=60)
+        shown, errors = process.communicate(timeout=280)
     assert (process.returncode, errors) == (INTERRUPTED, "")
     assert "Interrupted" in shown
     assert not path.exists() or RunFolder(path, True).begun

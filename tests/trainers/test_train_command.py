@@ -199,7 +199,7 @@ def test_ctrl_c_leaves_a_run_that_the_printed_command_finishes(
     ) as process:  # fmt: skip
         wait_for_steps(folder, 2, process)
         process.send_signal(signal.SIGINT)
-        shown, errors = process.communicate(timeout=60)
+        shown, errors = process.communicate(timeout=280)
     assert process.returncode == train.INTERRUPTED, errors
     assert errors == ""
     done = folder.steps_done()
