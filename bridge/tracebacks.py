@@ -12,7 +12,8 @@ MOST_FRAMES = 12
 MOST_LEAVES = 4
 """Exceptions of a group that are shown."""
 
-_EVERT = str(Path(evert.bridge.__path__[0]).resolve())
+_BRIDGE = Path(evert.bridge.__path__[0])
+_EVERT = tuple(str(each.resolve()) for each in (_BRIDGE, _BRIDGE.parent / "agents"))
 """Where frames are that start an agent and carry its calls."""
 _PACKAGES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
 _STANDARD = sysconfig.get_path("stdlib")

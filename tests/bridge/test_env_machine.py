@@ -60,7 +60,7 @@ RUNS = 25
 LENGTH = 60
 """Most rules of one run."""
 
-PATIENCE = 20.0
+PATIENCE = 80.0
 """Seconds after which something hangs."""
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}

@@ -7,7 +7,7 @@
 3. An explicit null, and the SDKs' own markers for "not passed", are the same as an absent field.
 4. What is read is of the right form, or it is a 400 that says what was expected.
 5. Every 400 is a genuine ``openai.BadRequestError``, as it would come over the network.
-6. ``docs/request.md`` names every field of every API with its policy.
+6. ``docs/requests.md`` names every field of every API with its policy.
 """
 
 import logging
@@ -100,7 +100,7 @@ def test_an_unknown_field_is_an_error_where_fields_are_arguments() -> None:
 
     assert error.param == "temprature"
     assert error.message == (
-        "Unknown field 'temprature'. The fields that evert knows are listed in docs/request.md."
+        "Unknown field 'temprature'. The fields that evert knows are listed in docs/requests.md."
     )
 
 
@@ -361,7 +361,7 @@ def test_the_page_names_every_field_with_its_policy(section: str, fields: FieldP
 
 
 def table(section: str) -> list[tuple[list[str], str, str]]:
-    page = (Path(__file__).parent.parent.parent / "docs" / "request.md").read_text()
+    page = (Path(__file__).parent.parent.parent / "docs" / "requests.md").read_text()
     lines = page.partition(f"\n## {section}\n")[2].partition("\n## ")[0].splitlines()
     rows = [line.strip("|").split(" | ", 2) for line in lines if line.startswith("| `")]
     return [(re.findall(r"`(\w+)`", row[0]), row[1].strip(), row[2].strip()) for row in rows]

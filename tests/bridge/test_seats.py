@@ -457,7 +457,7 @@ async def test_a_builder_serves_one_group_after_the_other() -> None:
 async def test_seats_are_told_at_once_when_the_agent_cannot_be_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fails(env: SeatEnv, episode: object) -> None:
+    def fails(env: SeatEnv, roles: object, seed: object) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(SeatEnv, "_start", fails)
