@@ -7,7 +7,8 @@ something is kept that others wrote: logs, errors, reports, run folders. Secrets
 
 - the values of environment variables and of arguments ``name=value`` whose names look like a key's
   (``is_secret``), passwords in URLs, whatever the name, and what ``keep_secret`` was told;
-- the keys of rollouts, and passwords in URLs (``://user:password@``), by their form.
+- the keys of rollouts, and passwords in URLs (``://user:password@``), by their form;
+- fields of a URL's query (``?api_key=``), by their names.
 
 A value is found as it is and as JSON, ``repr`` and URLs spell it. What is encoded otherwise
 (base64, a hash, cut in pieces) is not recognised, and neither is a password of under 8 characters
@@ -42,6 +43,12 @@ ROLLOUT_MARK = "[ROLLOUT_KEY]"
 URL_PASSWORD = re.compile(r"(://[^\s/?#\"'<>\\:]*:)([^\s/?#\"'<>\\]+)(?=@)")
 """The user and the password of a URL, whoever wrote it."""
 
+URL_FIELD = re.compile(r"(?<=[?&;#])([\w.-]+)=([^\s&#\"'<>\\]{8,})")
+"""A field of a URL's query, and its value."""
+
+LONE = re.compile("[\ud800-\udfff]")
+"""Half of a surrogate pair, with which no file can be written."""
+
 LONGEST_KEY = 2**13
 """Characters before the end of a text that are looked at, too, where the end alone is kept."""
 
@@ -73,6 +80,9 @@ def keep_secret(name: str, value: str) -> None:
 
 def redacted(text: str) -> str:
     """The text with a mark in place of every secret that this process knows."""
+    text = str.__str__(text)  # a subclass of an agent's may do anything
+    if not text.isascii():
+        text = LONE.sub("\ufffd", text)
     present = os.environ._data  # type: ignore[attr-defined]  # to decode it would take longer
     if present != _variables:
         _learn(present)
@@ -81,11 +91,18 @@ def redacted(text: str) -> str:
             text = text.replace(spelling, mark)
     if "://" in text and "@" in text:
         text = URL_PASSWORD.sub(_without_password, text)
+    if "=" in text:
+        text = URL_FIELD.sub(_without_value, text)
     return ROLLOUT_KEY.sub(ROLLOUT_MARK, text) if "evert-" in text else text
 
 
 def _without_password(found: re.Match[str]) -> str:
     return found[1] + ("[PASSWORD]" if _could_be(found[2]) else found[2])
+
+
+def _without_value(found: re.Match[str]) -> str:
+    name, value = found.groups()
+    return f"{name}=[{name}]" if is_secret(name, value) else found[0]
 
 
 def redacted_end(text: str, size: int) -> str:

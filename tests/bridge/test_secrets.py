@@ -18,6 +18,7 @@ from evert.bridge.redaction import (
     redacted,
     redacted_arguments,
     redacted_end,
+    redacted_logs,
     redacted_tree,
 )
 
@@ -118,6 +119,24 @@ def test_a_rollouts_key_is_known_by_its_form() -> None:
 )  # fmt: skip
 def test_a_password_in_a_url_is_known_by_its_form(text: str, clean: str) -> None:
     assert redacted(text) == clean
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("https://h/v1?q=1&api_key=0ther-word#m", "https://h/v1?q=1&api_key=[api_key]#m"),
+        ("url: /traces?token=0ther-word", "url: /traces?token=[token]"),
+        ('{"a": "?x&amp;Auth-Token=0ther-word"}', '{"a": "?x&amp;Auth-Token=[Auth-Token]"}'),
+        *[(text, text) for text in ("https://h?page=0ther-word&token=9", "token=0ther-word")],
+    ],
+)  # fmt: skip
+def test_a_key_in_a_urls_query_is_known_by_its_name(text: str, clean: str) -> None:
+    assert redacted(text) == clean
+
+
+def test_any_text_can_be_written_when_it_is_redacted() -> None:
+    assert redacted("a\ud800b\udfff é") == "a\ufffdb\ufffd é"
+    assert redacted_logs({"\ud800": "\ud800", "n": 1}) == {"\ufffd": "\ufffd", "n": 1}
 
 
 def test_a_key_that_is_a_urls_user_is_known_in_settings() -> None:

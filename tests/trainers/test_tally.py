@@ -126,6 +126,20 @@ async def test_an_exception_out_of_a_rollout_is_a_failure(
     assert (f"in {agent.__name__}" in found.traceback) == (kind == "agent_error")
 
 
+async def test_a_failure_holds_no_secret_and_can_be_written() -> None:
+    async def agent(client: AgentClient) -> float:
+        raise ValueError("at https://me:s3cret-word@h \ud800")
+
+    with pytest.raises(AgentError) as raised:
+        await do_single_rollout(POLICY, ChatAgentEnv(agent))
+
+    found = failure_of(raised.value)
+
+    assert found is not None
+    for text in (found.error, found.traceback):
+        assert "https://me:[PASSWORD]@h \ufffd" in text
+
+
 @pytest.mark.parametrize("error", [EnvStateError("?"), ValueError("?"), InvalidAgentError("?")])
 def test_what_is_not_the_agents_is_none(error: Exception) -> None:
     assert failure_of(error) is None

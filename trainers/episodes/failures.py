@@ -20,6 +20,7 @@ from tinker_cookbook.rl.types import Trajectory
 
 from evert.bridge.env.endings import AGENT_ERROR, AGENT_TIMEOUT, AGENT_TRACEBACK, CUT_REPLY, NO_CALL
 from evert.bridge.errors import AgentError, AgentTimeoutError, RewardError
+from evert.bridge.secrets import redacted
 from evert.bridge.tracebacks import agent_traceback
 from evert.trainers.rundir.metrics import SKIPPED
 from evert.trainers.system.files import BATCHES, read_jsonl
@@ -114,7 +115,7 @@ def failure_of(error: BaseException) -> Failure | None:
         return None
     text = str(error).partition(" model calls: ")[2] or str(error)
     traceback = agent_traceback(error.__cause__) if error.__cause__ is not None else ""
-    return Failure(_kind_of(text), f"{error.cause_name}: {text}", traceback)
+    return Failure(_kind_of(text), f"{error.cause_name}: {text}", redacted(traceback))
 
 
 def failure_in(trajectory: Trajectory) -> Failure | None:
