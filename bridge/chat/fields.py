@@ -96,7 +96,7 @@ def read_messages(value: object, name: str = "messages") -> Sequence[Any]:
         openai.BadRequestError: It is none.
     """
     if isinstance(value, (list, tuple)) and value:
-        return value
+        return value if type(value) in (list, tuple) else list(value)
     raise malformed(name, "a non-empty list of messages", value)
 
 

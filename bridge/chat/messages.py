@@ -218,7 +218,7 @@ def _read_tool(tool: object, place: str) -> ToolSpec:
             param=f"{place}.function.parameters",
         ) from None
     return ToolSpec(
-        name=function["name"],
-        description=str(function.get("description") or ""),
+        name=_plain(function["name"]),
+        description=_plain(str(function.get("description") or "")),
         parameters=dict(parameters),
     )

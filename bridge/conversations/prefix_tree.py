@@ -59,7 +59,7 @@ def _names(tools: Iterable[Any]) -> Iterator[str]:
         function = tool.get("function") if isinstance(tool, Mapping) else None
         name = function.get("name") if isinstance(function, Mapping) else None
         if isinstance(name, str):
-            yield name
+            yield str.__str__(name)  # as in messages.py
 
 
 class Index(Generic[P]):

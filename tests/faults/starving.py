@@ -6,6 +6,7 @@ Each row is watched (``stalls.py``): its trainer's line ends with the stall, if 
 import asyncio
 import contextlib
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from tests.faults import stalls
@@ -323,7 +324,92 @@ def saying_twice(text: str) -> Agent:
     return agent
 
 
+def offering(kind: Callable[[str], str]) -> Agent:
+    """An agent whose two calls offer a tool, named and described by strings of its own kind."""
+
+    async def agent(client: Any, scene: Scene) -> float:
+        asked = asking("Hi")["messages"]
+        for more in ([], [{"role": "assistant", "content": "Fine."}, *asked]):
+            function = {"name": kind("add"), "description": kind("Adds.")}
+            tools = [{"type": "function", "function": function}]
+            await scene.ask(client, "", messages=[*asked, *more], tools=tools)
+        return 1.0
+
+    return agent
+
+
+def noting(text: str) -> Agent:
+    """An agent that notes this for people."""
+
+    async def agent(client: Any, scene: Scene) -> float:
+        await scene.ask(client)
+        client.log(**{text: text})
+        client.metric(text, 1.0)
+        return 1.0
+
+    return agent
+
+
+async def written(scene: Scene) -> object:
+    """The rollout, whose notes a trainer's files can hold."""
+    trajectory = await rollout(scene)
+    notes = {**trajectory.transitions[-1].logs, **trajectory.transitions[-1].metrics}
+    "".join([*notes, *map(str, notes.values())]).encode()
+    return trajectory
+
+
+class Unsearchable(str):
+    """Cannot be looked into."""
+
+    __slots__ = ()
+
+    def __contains__(self, other: object) -> bool:
+        raise ZeroDivisionError
+
+
+class Uncounted(list[Any]):
+    """Cannot be gone through."""
+
+    def __iter__(self) -> Any:
+        raise ZeroDivisionError
+
+
+async def sends_what_cannot_be_read(client: Any, scene: Scene) -> float:
+    await scene.ask(client, messages=Uncounted(asking("Hi")["messages"]))
+    return 1.0
+
+
 LIES = [
+    Fault(
+        name="the agent sends a list that cannot be gone through",
+        moment="before the first call",
+        agent=sends_what_cannot_be_read,
+        play=watched(rollout),
+        trainer_sees="AgentError.ZeroDivisionError: …",
+        agent_sees="ZeroDivisionError",
+    ),
+    Fault(
+        name="the agent offers a tool whose name cannot be compared",
+        moment="between calls",
+        agent=offering(Unequal),
+        play=watched(rollout),
+        trainer_sees="completed 1 in 2",
+        agent_sees="Fine.; Fine.",
+    ),
+    *(
+        Fault(
+            name=f"the agent notes {what}",
+            moment="between calls",
+            agent=noting(text),
+            play=watched(written),
+            trainer_sees="completed 1 in 1",
+            agent_sees="Fine.",
+        )
+        for what, text in (
+            ("a string that cannot be looked into", Unsearchable("Hi")),
+            ("half of a surrogate pair", "\ud800"),
+        )
+    ),
     Fault(
         name="a thread's finalizer waits for the event loop",
         moment="after its return",
