@@ -282,6 +282,11 @@ ROWS = [
     Row("images read by its own code", changed("preprocessor_config.json",
         auto_map={"AutoImageProcessor": "evil.EvilImages"}, image_processor_type="EvilImages"),
         to_show_images_to, "has a chunk that is not text, and FOLDER is a model of type qwen3.…"),
+    Row("images read by its own code, and a model that is shown some",
+        lambda folder: (changed("config.json", model_type="qwen3_vl")(folder),
+        changed("preprocessor_config.json", auto_map={"AutoImageProcessor": "evil.EvilImages"},
+        image_processor_type="EvilImages")(folder)), to_show_images_to,
+        NEEDS % "preprocessor_config.json names {'AutoImageProcessor': 'evil.EvilImages'}"),
     # code that nobody needs
     Row("code for a tokenizer that transformers has", changed("tokenizer_config.json",
         auto_map={"AutoTokenizer": ["evil.EvilTokenizer", "evil.EvilTokenizer"]},
