@@ -57,7 +57,8 @@ def _calls_key(calls: Sequence[ToolCall]) -> Key:
     return tuple((c.id, c.function.name, _same_json(c.function.arguments)) for c in calls)
 
 
-def _call_names(calls: Sequence[ToolCall]) -> Key:
+def call_names(calls: Sequence[ToolCall]) -> Key:
+    """The ids and names of calls, arguments aside."""
     return tuple((call.id, call.function.name) for call in calls)
 
 

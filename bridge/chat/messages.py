@@ -67,6 +67,10 @@ def read_message(message: object, index: int, tool_names: Mapping[str, str]) -> 
         openai.BadRequestError: The role is unknown, or the content or a tool call has no form that
             we can read.
     """
+    if type(message) is dict and len(message) == 2:  # most of them: role and text
+        role, content = message.get("role"), message.get("content")
+        if type(role) is str and type(content) is str and role in ROLES:
+            return {"role": ROLES[role], "content": content}
     if type(message) is CookbookMessage:
         return cast("Message", {**message})
     try:

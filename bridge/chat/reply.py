@@ -18,8 +18,7 @@ from tinker_cookbook.renderers.base import (
     UnparsedToolCall,
 )
 
-from evert.bridge.chat.keys import Key, key_as_reply, reply_key
-from evert.bridge.chat.messages import read_message
+from evert.bridge.chat.keys import Key, reply_key
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -93,24 +92,15 @@ class Reply:
             reasoning = reasoning.removeprefix(begun)
         return replace(self, prefill=prefill, text=text, reasoning=reasoning)
 
-    def is_sent_back_as(self, message: object) -> bool:
-        """Whether ``message`` of a later request is this reply.
+    def is_sent_back_as(self, message: Message, key: Key) -> bool:
+        """Whether an agent's message, of this key, is the reply.
 
         Agents strip what they get, so white space at the ends of a text is no change. They rarely
         send reasoning back, so a missing one is none either; a different one is.
         """
-        try:
-            if (
-                message == {"role": "assistant", "content": self.prefill + self.text}
-                and not self.tool_calls
-            ):
-                return True  # most of them
-            sent = read_message(message, 0, {})
-        except Exception:  # no message, or an agent's object that does not like to be compared
+        if key != self.key:
             return False
-        if sent["role"] != "assistant" or key_as_reply(sent) != self.key:
-            return False
-        thoughts = _thoughts(sent["content"])
+        thoughts = _thoughts(message["content"])
         return not thoughts or thoughts.strip() in ("", (self.reasoning or "").strip())
 
 

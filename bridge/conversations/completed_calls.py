@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from tinker_cookbook.renderers.base import Message, ToolCall
 
 from evert.bridge.chat.keys import key_as_reply, reply_key
-from evert.bridge.chat.messages import read_message
 from evert.bridge.chat.reply import Reply
 from evert.bridge.conversations.prefix_tree import START, Index
+from evert.bridge.conversations.reading import Heard
 from evert.bridge.tokens.renderer import PromptRenderer
 
 
@@ -26,22 +26,19 @@ class Followed(NamedTuple):
     """How far a request follows what is known.
 
     Attributes:
-        sent: Its messages, echoes undone.
-        read: The same as renderers take them.
+        heard: Its messages, echoes undone.
         places: In the index, after each message that is known.
         completed: Index of the last reply that came back completed; None for none.
     """
 
-    sent: list[Any]
-    read: list[Message]
+    heard: list[Heard]
     places: list[int]
     completed: int | None
 
 
 def follow_echoes(
     index: Index[Any],
-    sent: Sequence[Any],
-    read: Sequence[Message],
+    heard: Sequence[Heard],
     renderer: PromptRenderer,
     *,
     keeps_completed: bool,
@@ -51,75 +48,69 @@ def follow_echoes(
 
     Args:
         index: What is known.
-        sent: The messages as sent.
-        read: The same as renderers take them.
+        heard: The messages.
         renderer: Of the policy.
         keeps_completed: Whether completed calls are undone; else the way ends at the first.
         renames: Whether other ids are undone, where the renderer shows none.
     """
-    found = Followed([*sent], [*read], index.follow(read), None)
-    while (at := len(found.places)) < len(read):
-        here, message = found.places[-1] if at else START, found.read[at]
-        alike = index.alike(here, message) if renames else None
-        if alike is not None and not renderer.shows_ids and _renames(found.read, at, alike.reply):
+    found = Followed([*heard], index.follow(heard), None)
+    while (at := len(found.places)) < len(heard):
+        here, one = found.places[-1] if at else START, found.heard[at]
+        alike = index.alike(here, one) if renames else None
+        if alike is not None and not renderer.shows_ids and _renames(found.heard, at, alike.reply):
             reply = alike.reply
         else:
-            replies = (point.reply for point in index.called(here, message))
-            completed = next((own for own in replies if is_completed(message, own)), None)
+            replies = (point.reply for point in index.called(here, one.message))
+            completed = next((own for own in replies if is_completed(one, own)), None)
             if completed is None:
                 break
             reply, found = completed, found._replace(completed=at)
             if not keeps_completed:
                 break
-        found.sent[at] = as_given(message, reply)
-        found.read[at] = read_message(found.sent[at], at, {})
-        found.places.extend(index.follow(found.read[at:], here))
-    if renames and not _is_one_to_one(read, found.read):
-        return follow_echoes(
-            index, sent, read, renderer, keeps_completed=keeps_completed, renames=False
+        given = Message(
+            role="assistant", content=one.message["content"], tool_calls=[*reply.tool_calls]
         )
+        found.heard[at] = Heard.of(given)
+        found.places.extend(index.follow(found.heard[at:], here))
+    if renames and not _is_one_to_one(heard, found.heard):
+        return follow_echoes(index, heard, renderer, keeps_completed=keeps_completed, renames=False)
     return found
 
 
-def _renames(messages: list[Message], at: int, reply: Reply) -> bool:
+def _renames(heard: list[Heard], at: int, reply: Reply) -> bool:
     """Give the results after a renamed reply its own ids; False: they answer another reply."""
-    calls = messages[at].get("tool_calls", ())
+    calls = heard[at].message.get("tool_calls", ())
     ids = {call.id: own.id or "" for call, own in zip(calls, reply.tool_calls, strict=True)}
-    results = [*takewhile(lambda message: message["role"] == "tool", messages[at + 1 :])]
+    after = (one.message for one in heard[at + 1 :])
+    results = [*takewhile(lambda message: message["role"] == "tool", after)]
     if any(result.get("tool_call_id") in {*ids.values()} - ids.keys() for result in results):
         return False
     for place, result in enumerate(results, at + 1):
         if (sent := result.get("tool_call_id")) in ids:
-            messages[place] = {**result, "tool_call_id": ids[sent]}
+            heard[place] = Heard.of({**result, "tool_call_id": ids[sent]})
     return True
 
 
-def _is_one_to_one(sent: Iterable[Message], given: Iterable[Message]) -> bool:
+def _is_one_to_one(sent: Iterable[Heard], given: Iterable[Heard]) -> bool:
     pairs = {
         (call.id, own.id)
-        for message, undone in zip(sent, given, strict=True)
+        for one, undone in zip(sent, given, strict=True)
         for call, own in zip(
-            message.get("tool_calls", ()), undone.get("tool_calls", ()), strict=True
+            one.message.get("tool_calls", ()), undone.message.get("tool_calls", ()), strict=True
         )
     }
     return len({sent for sent, _ in pairs}) == len({own for _, own in pairs}) == len(pairs)
 
 
-def is_completed(message: Message, reply: Reply) -> bool:
+def is_completed(heard: Heard, reply: Reply) -> bool:
     """Whether an agent's message is ``reply``, but for arguments added to its calls or tidied."""
-    sent, given = message.get("tool_calls", ()), reply.tool_calls
-    if not sent or len(sent) != len(given) or key_as_reply(message) == reply.key:
+    sent, given = heard.message.get("tool_calls", ()), reply.tool_calls
+    if not sent or len(sent) != len(given) or heard.key == reply.key:
         return False
-    without_calls = Message(role="assistant", content=message["content"])
+    without_calls = Message(role="assistant", content=heard.message["content"])
     if key_as_reply(without_calls) != reply_key(reply.text, ()):
         return False
     return all(_completes(call, own) for call, own in zip(sent, given, strict=True))
-
-
-def as_given(message: Message, reply: Reply) -> dict[str, Any]:
-    """The message as an agent would send it that completes nothing."""
-    calls = [call.model_dump() for call in reply.tool_calls]
-    return {"role": "assistant", "content": message["content"], "tool_calls": calls}
 
 
 def _completes(call: ToolCall, given: ToolCall) -> bool:

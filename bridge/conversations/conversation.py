@@ -21,11 +21,11 @@ from tinker_cookbook.renderers.base import Message, ToolCall
 
 from evert.bridge.chat.bad_requests import context_length_exceeded, refuse
 from evert.bridge.chat.formats import ReplyFormat
-from evert.bridge.chat.messages import read_message
+from evert.bridge.chat.keys import Key
 from evert.bridge.chat.reply import Reply
-from evert.bridge.conversations.completed_calls import is_completed
 from evert.bridge.conversations.drift import Drift, drift_of
 from evert.bridge.conversations.prefix_tree import START, Index, Speaker
+from evert.bridge.conversations.reading import Heard
 from evert.bridge.tokens.loop_budget import check_tokens
 from evert.bridge.tokens.prompt_limit import ANY_LENGTH, PromptLimit
 from evert.bridge.tokens.renderer import PromptRenderer
@@ -72,10 +72,10 @@ class Point:
         conversation = self.conversation
         return conversation.reply is self.reply and conversation.points[-1] is self
 
-    def is_within(self, messages: Sequence[Any]) -> bool:
+    def is_within(self, heard: Sequence[Heard]) -> bool:
         """Whether a request sends back all replies up to this one as they were given."""
         path = reversed(self.path)  # what an agent changes is mostly new
-        return all(point.reply.is_sent_back_as(messages[point.sent]) for point in path)
+        return all(point.reply.is_sent_back_as(*heard[point.sent]) for point in path)
 
 
 @dataclass(slots=True, eq=False)
@@ -98,7 +98,7 @@ class Conversation:
         place: In the index, after all that the agent has sent, or the reply.
         length: Number of tokens of the prompt.
         first: The same of its token sequence's first prompt; None before that.
-        last: The latest message of the agent.
+        before: Key of the latest message of the agent; None before the first.
         shown: For templates that are rendered whole: what the renderer itself makes of the log.
     """
 
@@ -121,7 +121,7 @@ class Conversation:
     place: int = START
     length: int = 0
     first: int | None = None
-    last: Message | None = None
+    before: Key | None = None
     shown: FlatPrompt = field(default_factory=list)
     last_user: int = -1
     tool_names: dict[str, str] = field(default_factory=dict)
@@ -149,10 +149,10 @@ class Conversation:
 
     # -- the agent's view ------------------------------------------------------------------------
 
-    def is_continued_by(self, messages: Sequence[Any], *, completed: bool = False) -> bool:
-        """Whether ``messages`` begin with this conversation. Fast: one comparison of lists.
+    def is_continued_by(self, messages: Sequence[Any]) -> bool:
+        """Whether ``messages`` begin with all that the agent has sent here, and go on.
 
-        With ``completed``, its reply may come back with arguments added.
+        Fast: one comparison of lists. What follows should be the latest reply.
         """
         count = len(self.sent)
         try:
@@ -161,12 +161,6 @@ class Conversation:
                 and len(messages) > count
                 and messages[count - 1] == self.sent[-1]  # what others lack, to be done early
                 and messages[:count] == self.sent
-                and (
-                    self.reply.is_sent_back_as(messages[count])
-                    or (
-                        completed and is_completed(read_message(messages[count], 0, {}), self.reply)
-                    )
-                )
                 and all(_state(message) == before for message, before in self._objects)
             )
         except Exception:  # an agent's objects may not like to be compared (arrays)
@@ -214,7 +208,7 @@ class Conversation:
             here = len(self.points), len(self.sent), len(self.messages)
             point = Point(self, *here, self.log, ended, reply, self.format)
             self.points.append(point)
-            self.place = self.index.add(point, reply, self.speaker, self.place, self.last)
+            self.place = self.index.add(point, reply, self.speaker, self.place, self.before)
 
     def grow(
         self,

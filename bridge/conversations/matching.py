@@ -25,8 +25,7 @@ Wherever a reply comes back, it is rendered as the policy gave it, with its thin
 
 import copy
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -34,14 +33,14 @@ from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers.base import Message
 
 from evert.bridge.chat.bad_requests import bad_request, refuse
-from evert.bridge.chat.keys import key_as_reply
-from evert.bridge.chat.messages import as_fields, read_message, read_tools
+from evert.bridge.chat.messages import as_fields, read_tools
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.conversations.completed_calls import follow_echoes
+from evert.bridge.conversations.completed_calls import follow_echoes, is_completed
 from evert.bridge.conversations.conversation import Conversation, Point, keep
 from evert.bridge.conversations.differences import in_field, in_messages, reply_message
 from evert.bridge.conversations.drift import Break, Drift, Met
 from evert.bridge.conversations.prefix_tree import START, Index, Speaker
+from evert.bridge.conversations.reading import Heard, hear
 from evert.bridge.errors import RendererMismatchError
 from evert.bridge.tokens.images import Images
 from evert.bridge.tokens.loop_budget import check_text
@@ -104,13 +103,11 @@ class ConversationBook:
         """
         self.latest_drift = None
         try:
-            way = self._next_turn(request, caller, most)
-            way = way or self._from_a_reply(request, caller, renderer, most)
-            where = "" if way.cause is None else self._where(way.cause, request, caller)
-            self._follow(way, where, request, renderer, most)
+            match = self.match(request, caller, renderer, most)
+            self._accept(match, request, caller, renderer, most)
         except (RendererMismatchError, RendererError, UnicodeEncodeError) as error:
             raise bad_request(f"The renderer cannot express this request: {error}") from error
-        conversation = self._latest[caller] = way.conversation
+        conversation = self._latest[caller] = match.conversation
         conversation.caller = caller
         self._recent.pop(conversation, None)
         self._recent[conversation] = None
@@ -145,44 +142,59 @@ class ConversationBook:
 
     # -- where a request goes on -----------------------------------------------------------------
 
-    def _next_turn(self, request: ChatRequest, caller: str, most: int | None) -> "_Way | None":
-        """Where a request goes on if it is plainly a conversation's next turn; None: it is not.
-
-        It is not if an assistant's message follows the latest reply, which may be another agent's.
-        """
-        own, keeps = self._latest.get(caller), self._keeps_completed
-        sent = request.messages
+    def match(
+        self, request: ChatRequest, caller: str, renderer: PromptRenderer, most: int | None
+    ) -> "Match":
+        """Where a request goes on; nothing has changed. Raises as ``observe``."""
+        sent, own = request.messages, self._latest.get(caller)
         for conversation in chain([own] if own is not None else (), reversed(self._recent)):
-            if not _offers(request, conversation):
-                continue
-            if not conversation.is_continued_by(sent, completed=keeps):
-                continue
-            start, reply = len(conversation.sent), conversation.reply
-            check_text(sent[start:], most)
-            new = read_all(sent, start + 1, conversation.tool_names)
-            if all(message["role"] != "assistant" for message in new):
-                is_same = not keeps or reply is None or reply.is_sent_back_as(sent[start])
-                cause = None if is_same else Drift.COMPLETED_ARGUMENTS
-                return _Way(conversation, start, new, new, cause)
-        return None
+            if _offers(request, conversation) and conversation.is_continued_by(sent):
+                start = len(conversation.sent)
+                check_text(sent[start:], most)
+                heard = hear(sent, start, conversation.tool_names)
+                if (match := self._next_turn(conversation, heard)) is not None:
+                    return match
+        check_text([*sent, request.tools], most)
+        heard = hear(sent, 0, {})
+        return self._from_a_reply(request, heard, caller, renderer, most)
+
+    def _next_turn(self, conversation: Conversation, heard: Sequence[Heard]) -> "Match | None":
+        """The conversation's next turn, if it plainly is: its latest reply, and what follows.
+
+        It is not if another message of an assistant's follows, which may be another agent's.
+        """
+        (said, *new), reply, cause = heard, conversation.points[-1].reply, None
+        if any(one.is_assistants for one in new):
+            return None
+        if not reply.is_sent_back_as(*said):
+            if not self._keeps_completed or not is_completed(said, reply):
+                return None
+            cause = Drift.COMPLETED_ARGUMENTS
+        rendered = [one.message for one in new]
+        return Match(
+            conversation, conversation.speaker, len(conversation.sent), new, rendered, cause
+        )
 
     def _from_a_reply(
-        self, request: ChatRequest, caller: str, renderer: PromptRenderer, most: int | None
-    ) -> "_Way":
-        check_text([*request.messages, request.tools], most)
-        read = read_all(request.messages, 0, {})
-        found = follow_echoes(
-            self._index, request.messages, read, renderer, keeps_completed=self._keeps_completed
+        self,
+        request: ChatRequest,
+        heard: Sequence[Heard],
+        caller: str,
+        renderer: PromptRenderer,
+        most: int | None,
+    ) -> "Match":
+        """From the last reply on the request's way through the index; without any, from scratch."""
+        keeps = self._keeps_completed
+        heard, places, completed = follow_echoes(
+            self._index, heard, renderer, keeps_completed=keeps
         )
-        request, messages = replace(request, messages=found.sent), found.read
-        places, completed = found.places, found.completed
-        last, point = self._last_replies(request, caller, places)
+        last, point = self._last_replies(request, heard, caller, places)
         start = 0 if point is None else point.sent + 1
-        rendered, others = self._as_given(request, messages, places, start, last)
-        speaker = Speaker.of(messages, request.tools)
+        rendered, others = self._as_given(heard, places, start, last)
+        speaker = Speaker.of(heard, request.tools)
         met = Met(
             others,
-            left_out=self._asked_instead(places, messages),
+            left_out=self._asked_instead(places, heard),
             before=last.conversation.speaker if last is not None and last.sent >= start else None,
             goes_on=point is not None and point.is_open,
         )
@@ -198,16 +210,16 @@ class ConversationBook:
             conversation = Conversation.after(point, caller, renderer, most)
             conversation.place = places[point.sent]
         is_handed = point is None and cause is None and met.is_any
-        return _Way(conversation, 0, messages[start:], rendered, cause, is_handed)
+        return Match(conversation, speaker, 0, heard[start:], rendered, cause, is_handed)
 
-    def _asked_instead(self, places: Sequence[int], messages: Sequence[Message]) -> set[Speaker]:
+    def _asked_instead(self, places: Sequence[int], heard: Sequence[Heard]) -> set[Speaker]:
         """Who got a reply where a request leaves the known messages; nobody if it does not."""
-        if len(places) == len(messages):
+        if len(places) == len(heard):
             return set()
         return self._index.asked.get(places[-1] if places else START, set())
 
     def _last_replies(
-        self, request: ChatRequest, caller: str, places: Sequence[int]
+        self, request: ChatRequest, heard: Sequence[Heard], caller: str, places: Sequence[int]
     ) -> tuple[Point | None, Point | None]:
         """The last known reply on a request's way, and the last one with the same tools.
 
@@ -215,7 +227,7 @@ class ConversationBook:
         """
         last: Point | None = None
         for place in reversed(places):
-            here = [p for p in self._index.points.get(place, ()) if p.is_within(request.messages)]
+            here = [point for point in self._index.points.get(place, ()) if point.is_within(heard)]
             here.sort(key=lambda point: (point.is_open, point.conversation.caller == caller))
             for point in reversed(here):
                 last = last or point
@@ -224,65 +236,59 @@ class ConversationBook:
         return last, None
 
     def _as_given(
-        self,
-        request: ChatRequest,
-        messages: Sequence[Message],
-        places: Sequence[int],
-        start: int,
-        last: Point | None,
+        self, heard: Sequence[Heard], places: Sequence[int], start: int, last: Point | None
     ) -> tuple[list[Message], set[Speaker]]:
         """The messages from ``start`` on, with the policy's replies as it gave them.
 
         Also who got those of them that are not on the way to ``last``.
         """
         path = {point.sent: point for point in last.path} if last is not None else {}
-        rendered = list(messages[start:])
-        others: set[Speaker] = set()
-        for index, message in enumerate(rendered, start):
-            if message["role"] != "assistant":
-                continue
-            if index < len(places) and places[index] in self._index.words:
+        rendered, others = [one.message for one in heard[start:]], set[Speaker]()
+        for index, one in enumerate(heard[start:], start):
+            is_words = index < len(places) and places[index] in self._index.words
+            if not one.is_assistants or is_words:
                 continue
             point = path.get(index)
-            if point is None and key_as_reply(message) in self._index.replies:
-                others |= self._index.replies[key_as_reply(message)]
-                point = self._index.given(message, messages[index - 1] if index else None)
-            if point is not None and point.reply.is_sent_back_as(request.messages[index]):
+            if point is None and one.key in self._index.replies:
+                others |= self._index.replies[one.key]
+                point = self._index.given(one, heard[index - 1].key if index else None)
+            if point is not None and point.reply.is_sent_back_as(*one):
                 rendered[index - start] = point.message
         return rendered, others
 
     # -- growing ---------------------------------------------------------------------------------
 
-    def _follow(
+    def _accept(
         self,
-        way: "_Way",
-        where: str,
+        match: "Match",
         request: ChatRequest,
+        caller: str,
         renderer: PromptRenderer,
         most: int | None,
     ) -> None:
         """Extend a conversation by a request. A refused request changes nothing."""
-        conversation = way.conversation
-        escaped = (renderer.escape(message) for message in way.rendered)
+        conversation = match.conversation
+        where = "" if match.cause is None else self._where(match, request, caller)
+        escaped = (renderer.escape(message) for message in match.rendered)
         messages = [self._images.shown(message, most) for message in escaped]
         if not conversation.messages and request.tools:
             _offer_tools(request.tools, messages, renderer)
         if request.format is not None and request.format != conversation.format:
             check_text(request.format.schema, most)
             messages.append(renderer.escape(request.format.request()))
-        kept = keep(request.messages[way.kept :])
+        kept = keep(request.messages[match.kept :])
         conversation.prefill = request.prefill
         drift = conversation.grow(messages, renderer, self._limit, most)
-        conversation.remember(way.kept, kept)
-        for message in way.new:
-            if calls := message.get("tool_calls"):
+        conversation.remember(match.kept, kept)
+        for one in match.new:
+            if calls := one.message.get("tool_calls"):
                 conversation.note_calls(calls)
-        conversation.place = self._index.enter(conversation.place, way.new)
-        conversation.last = way.new[-1] if way.new else None
+        conversation.place = self._index.enter(conversation.place, match.new)
+        conversation.before = match.new[-1].key if match.new else None
         conversation.format = request.format
         conversation.reply = None
-        self.handoffs += way.is_handed
-        self._note(conversation, way.cause, drift, where)
+        self.handoffs += match.is_handed
+        self._note(conversation, match.cause, drift, where)
 
     def _note(
         self, conversation: Conversation, cause: Drift | None, drift: Drift | None, where: str = ""
@@ -301,40 +307,40 @@ class ConversationBook:
             self.drift[cause] += 1
             self.latest_drift = Break(cause, where)
 
-    def _where(self, cause: Drift, request: ChatRequest, caller: str) -> str:
+    def _where(self, match: "Match", request: ChatRequest, caller: str) -> str:
         """Which field differs from what the agent sent before; "" where that cannot be said."""
+        speaker = match.speaker
         try:
-            read = read_all(request.messages, 0, {})
-            speaker = Speaker.of(read, request.tools)
             known = [self._latest.get(caller), *reversed(self._recent)]
             own = [one for one in known if one and not speaker.is_another(one.speaker)]
             own.sort(key=lambda one: one.speaker.opening != speaker.opening)
             reply = own[0].reply
             then = [*own[0].sent, *([] if reply is None else [reply_message(reply)])]
             tools = in_field("tools", own[0].tools, request.tools)
+            now = request.messages[: len(then)]
+            sides = ([as_fields(one, 0) for one in side] for side in (then, now))
+            return tools if match.cause is Drift.TOOLS else in_messages(*sides) or tools
         except Exception:  # an agent's objects may do anything; there may be no such conversation
             return ""
-        if cause is Drift.TOOLS:
-            return tools
-        now = request.messages[: len(then)]
-        return in_messages(*([as_fields(one, 0) for one in side] for side in (then, now))) or tools
 
 
-class _Way(NamedTuple):
+class Match(NamedTuple):
     """Where a request goes on.
 
     Attributes:
         conversation: The one that it becomes; not changed yet.
-        kept: How many of the request's messages this holds as the agent sent them.
-        new: The messages that follow, as read.
+        speaker: Who makes the request.
+        kept: How many of the request's messages the conversation holds as the agent sent them.
+        new: The messages that follow.
         rendered: The same, replies of the policy as it gave them.
-        cause: The drift that is met.
+        cause: The drift that is met; None: none.
         is_handed: Whether an agent begins with another's history.
     """
 
     conversation: Conversation
+    speaker: Speaker
     kept: int
-    new: list[Message]
+    new: Sequence[Heard]
     rendered: list[Message]
     cause: Drift | None
     is_handed: bool = False
@@ -360,19 +366,6 @@ def _offer_tools(tools: list[Any], messages: list[Message], renderer: PromptRend
         system = messages[0]["content"]
         del messages[0]
     messages[:0] = renderer.tool_prefix(read_tools(tools), system)
-
-
-def read_all(messages: Sequence[Any], start: int, tool_names: Mapping[str, str]) -> list[Message]:
-    """A request's messages from ``start`` on as renderers take them."""
-    read: list[Message] = []
-    for index in range(start, len(messages)):
-        message = read_message(messages[index], index, tool_names)
-        calls = message.get("tool_calls")
-        if calls:
-            named = {call.id or "": call.function.name for call in calls}
-            tool_names = {**tool_names, **named}
-        read.append(message)
-    return read
 
 
 def count_tokens(request: ChatRequest, renderer: PromptRenderer) -> int:

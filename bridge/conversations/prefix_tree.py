@@ -13,10 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from tinker_cookbook.renderers.base import Message, ToolCall
+from tinker_cookbook.renderers.base import Message
 
-from evert.bridge.chat.keys import Key, _call_names, key_as_reply, key_without_ids, message_key
+from evert.bridge.chat.keys import Key, call_names, key_without_ids, message_key
 from evert.bridge.chat.reply import Reply
+from evert.bridge.conversations.reading import Heard
 
 P = TypeVar("P")
 """What a reply is kept as."""
@@ -39,11 +40,11 @@ class Speaker(NamedTuple):
     opening: Key
 
     @classmethod
-    def of(cls, messages: Sequence[Message], tools: Iterable[Any] | None) -> "Speaker":
+    def of(cls, heard: Sequence[Heard], tools: Iterable[Any] | None) -> "Speaker":
         """Who makes a request."""
-        prompt = list(takewhile(lambda message: message["role"] == "system", messages))
-        opening = [message_key(message) for message in messages[len(prompt) : len(prompt) + 1]]
-        return cls(tuple(map(message_key, prompt)), frozenset(_names(tools or ())), tuple(opening))
+        prompt = list(takewhile(lambda one: one.message["role"] == "system", heard))
+        opening = tuple(one.key for one in heard[len(prompt) : len(prompt) + 1])
+        return cls(tuple(one.key for one in prompt), frozenset(_names(tools or ())), opening)
 
     def is_another(self, other: "Speaker") -> bool:
         """Whether this is another agent: another system prompt, or each has tools of its own.
@@ -89,11 +90,11 @@ class Index(Generic[P]):
         self._called.clear()
         self._alike.clear()
 
-    def follow(self, messages: Iterable[Message], start: int = START) -> list[int]:
+    def follow(self, heard: Iterable[Heard], start: int = START) -> list[int]:
         """The places after each of the messages, as far as they are known from ``start`` on."""
         places: list[int] = []
-        for message in messages:
-            place = self._after(places[-1] if places else start, message)
+        for one in heard:
+            place = self._after(places[-1] if places else start, one)
             if place is None:
                 break
             places.append(place)
@@ -101,36 +102,33 @@ class Index(Generic[P]):
 
     def called(self, place: int, message: Message) -> Iterable[P]:
         """The replies given at ``place`` with the same calls, arguments aside; the newest first."""
-        return reversed(self._called.get((place, _call_names(message.get("tool_calls", ()))), ()))
+        return reversed(self._called.get((place, call_names(message.get("tool_calls", ()))), ()))
 
-    def alike(self, place: int, message: Message) -> P | None:
+    def alike(self, place: int, heard: Heard) -> P | None:
         """The latest reply given at ``place`` that a message is but for the ids of its calls."""
-        key = key_as_reply(message) if message.get("tool_calls") else None
+        key = heard.key if heard.message.get("tool_calls") else None
         is_reply = isinstance(key, tuple) and key[0] == "reply"
         return self._alike.get((place, key_without_ids(key))) if is_reply else None
 
-    def enter(self, place: int, messages: Iterable[Message]) -> int:
+    def enter(self, place: int, heard: Iterable[Heard]) -> int:
         """Make the messages that follow on a place known; the place after them."""
-        for message in messages:
-            is_words = message["role"] == "assistant"
-            known = self._after(place, message) if is_words else None
+        for one in heard:
+            known = self._after(place, one) if one.is_assistants else None
             if known is None:
-                known = self._next.setdefault((place, message_key(message)), len(self._next) + 1)
-                if is_words and key_as_reply(message) not in self.replies:
+                key = message_key(one.message) if one.is_assistants else one.key
+                known = self._next.setdefault((place, key), len(self._next) + 1)
+                if one.is_assistants and one.key not in self.replies:
                     self.words.add(known)
             place = known
         return place
 
-    def _after(self, place: int, message: Message) -> int | None:
-        if message["role"] == "assistant":
-            known = self._next.get((place, key_as_reply(message)))
-            if known is not None:
-                return known
-        return self._next.get((place, message_key(message)))
+    def _after(self, place: int, heard: Heard) -> int | None:
+        known = self._next.get((place, heard.key))
+        if known is None and heard.is_assistants:
+            return self._next.get((place, message_key(heard.message)))
+        return known
 
-    def add(
-        self, point: P, reply: Reply, speaker: Speaker, place: int, before: Message | None
-    ) -> int:
+    def add(self, point: P, reply: Reply, speaker: Speaker, place: int, before: Key | None) -> int:
         """Make a reply known that was given at ``place`` to the message ``before`` it.
 
         Returns:
@@ -142,19 +140,14 @@ class Index(Generic[P]):
         self.asked[place].add(speaker)
         self.replies[key].add(speaker)
         if reply.tool_calls:
-            self._called[place, _call_names(reply.tool_calls)].append(point)
+            self._called[place, call_names(reply.tool_calls)].append(point)
             self._alike[place, key_without_ids(key)] = point
-        self._given[_anchor(reply.tool_calls, before), key] = point
+        self._given[None if reply.tool_calls else before, key] = point
         return after
 
-    def given(self, message: Message, before: Message | None) -> P | None:
+    def given(self, heard: Heard, before: Key | None) -> P | None:
         """The latest reply that an agent's message is.
 
         A text alone may be like another by chance: it has to follow on the same message.
         """
-        anchor = _anchor(message.get("tool_calls", ()), before)
-        return self._given.get((anchor, key_as_reply(message)))
-
-
-def _anchor(calls: Sequence[ToolCall], before: Message | None) -> Key:
-    return None if calls or before is None else message_key(before)
+        return self._given.get((None if heard.message.get("tool_calls") else before, heard.key))

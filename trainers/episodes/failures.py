@@ -20,7 +20,7 @@ from tinker_cookbook.rl.types import Trajectory
 
 from evert.bridge.env.endings import AGENT_ERROR, AGENT_TIMEOUT, AGENT_TRACEBACK, CUT_REPLY, NO_CALL
 from evert.bridge.errors import AgentError, AgentTimeoutError, RewardError
-from evert.bridge.secrets import redacted
+from evert.bridge.redaction import redacted
 from evert.bridge.tracebacks import agent_traceback
 from evert.trainers.rundir.metrics import SKIPPED
 from evert.trainers.system.files import BATCHES, read_jsonl

@@ -16,6 +16,7 @@ import pytest
 from anthropic.resources.beta.messages import Messages as BetaMessages
 from anthropic.resources.messages import AsyncMessages, Messages
 from anthropic.types import Message
+from tests.bridge.sent_back import is_sent_back
 
 from evert.bridge.chat.formats import ReplyFormat
 from evert.bridge.chat.reply import Reply
@@ -301,7 +302,7 @@ def test_it_is_the_sdks_own_class_and_is_recognised_when_it_is_sent_back(
     assert message.id == "msg_1"
     for content in (written["content"], [block.to_dict() for block in message.content]):
         _, sent_back, _ = messages(HI, {"role": "assistant", "content": content}, HI)
-        assert answer.is_sent_back_as(sent_back)
+        assert is_sent_back(answer, sent_back)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import openai
 import pytest
 from openai.resources.chat.completions import AsyncCompletions, Completions
 from openai.types.chat import ChatCompletion
+from tests.bridge.sent_back import is_sent_back
 from tinker_cookbook.renderers.base import Message, ToolCall
 
 from evert.bridge.chat.formats import ANY_OBJECT, ReplyFormat
@@ -250,10 +251,10 @@ def test_it_round_trips_through_the_sdks_model(said: Reply) -> None:
 def test_its_message_is_recognised_when_it_is_sent_back(said: Reply) -> None:
     message = complete(said).choices[0].message
 
-    assert said.is_sent_back_as(message)
-    assert said.is_sent_back_as(message.model_dump())
-    assert said.is_sent_back_as(message.model_dump(exclude_none=True))
-    assert said.is_sent_back_as(message.to_dict())
+    assert is_sent_back(said, message)
+    assert is_sent_back(said, message.model_dump())
+    assert is_sent_back(said, message.model_dump(exclude_none=True))
+    assert is_sent_back(said, message.to_dict())
 
 
 def test_there_is_one_choice_by_the_assistant() -> None:

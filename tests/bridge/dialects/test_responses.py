@@ -17,6 +17,7 @@ import pytest
 from openai.resources.responses import AsyncResponses
 from openai.resources.responses import Responses as SDKResponses
 from openai.types.responses import Response
+from tests.bridge.sent_back import is_sent_back
 
 from evert.bridge.chat.formats import ANY_OBJECT, ReplyFormat
 from evert.bridge.chat.reply import Reply
@@ -394,7 +395,7 @@ def test_it_is_the_sdks_own_class_and_is_recognised_when_it_is_sent_back(
     assert response.id == "resp_1"
     for output in (written["output"], [item.to_dict() for item in response.output]):
         _, sent_back = dialect.read({"input": [HI, *output]}).messages
-        assert answer.is_sent_back_as(sent_back)
+        assert is_sent_back(answer, sent_back)
 
 
 def test_a_custom_tool_is_called_with_its_text(dialect: Responses, reply: MakeReply) -> None:

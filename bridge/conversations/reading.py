@@ -1,0 +1,52 @@
+"""The messages of a request, each read and keyed once."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tinker_cookbook.renderers.base import Message
+
+from evert.bridge.chat.keys import Key, key_as_reply, message_key
+from evert.bridge.chat.messages import read_message
+
+
+class Heard(NamedTuple):
+    """A message of a request.
+
+    Attributes:
+        message: As renderers take it.
+        key: What it says; of an assistant's, what a reply of the policy would be found by.
+    """
+
+    message: Message
+    key: Key
+
+    @classmethod
+    def of(cls, message: Message) -> "Heard":
+        """A message with its key."""
+        is_reply = message["role"] == "assistant"
+        return cls(message, key_as_reply(message) if is_reply else message_key(message))
+
+    @property
+    def is_assistants(self) -> bool:
+        """Whether it is the policy's, or the agent says so."""
+        return self.message["role"] == "assistant"
+
+
+def hear(messages: Sequence[Any], start: int, tool_names: Mapping[str, str]) -> list[Heard]:
+    """Read a request's messages from ``start`` on.
+
+    Args:
+        messages: As the agent sent them.
+        start: Index of the first.
+        tool_names: Tool-call id -> function name, from the calls before.
+
+    Raises:
+        openai.BadRequestError: One cannot be read.
+    """
+    heard: list[Heard] = []
+    for index in range(start, len(messages)):
+        message = read_message(messages[index], index, tool_names)
+        if calls := message.get("tool_calls"):
+            tool_names = {**tool_names, **{call.id or "": call.function.name for call in calls}}
+        heard.append(Heard.of(message))
+    return heard
