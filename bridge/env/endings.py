@@ -31,7 +31,7 @@ from tinker_cookbook.rl.types import (
 )
 
 from evert.bridge.conversations.matching import ConversationBook
-from evert.bridge.env.limits import prompt_limit
+from evert.bridge.env.limits import Budget
 from evert.bridge.env.options import EnvSettings
 from evert.bridge.env.pending import Outstanding
 from evert.bridge.env.tool_counts import ToolCounts
@@ -105,6 +105,7 @@ class Account:
         agent: The agent's name, for messages.
         book: The conversations, with their drift.
         settings: Of the Env: what an overflow and an agent's exception earn.
+        budget: What its limits allow.
         tools: The tool calls.
         inbox: The role's, once the episode has begun.
         hints: What may explain a failure of the agent (``Episode.hints``).
@@ -120,6 +121,7 @@ class Account:
     agent: str
     book: ConversationBook
     settings: EnvSettings
+    budget: Budget
     tools: ToolCounts = field(default_factory=ToolCounts)
     inbox: Inbox[Outstanding] | None = None
     hints: Sequence[Callable[[], str]] = ()
@@ -179,8 +181,7 @@ class Account:
 
     def overflown(self) -> Ending:
         """The prompt is over the token budget or the context, and the agent does not cope."""
-        limit = prompt_limit(self.settings.limits, self.settings.context_length)
-        ending = self.ending(limit.reason, self.settings.context_overflow_reward)
+        ending = self.ending(self.budget.prompt.reason, self.settings.context_overflow_reward)
         ending.metrics["context_overflow" if self.turns else "max_tokens_reached"] = 1.0
         ending.logs["context_overflow"] = redacted(str(self.overflow or "the prompt grew too long"))
         return ending

@@ -210,7 +210,9 @@ class ChatAgentEnv(Env):
         """The limits a runner keeps, read anew each turn; the agent's ``max_tokens`` included."""
         return LiveLimits(
             self._settings.limits,
-            lambda: None if (lent := self._turns.outstanding) is None else lent.cap(self._settings),
+            lambda: (
+                None if (lent := self._turns.outstanding) is None else lent.cap(self._turns.budget)
+            ),
         )
 
     # -- what users read -------------------------------------------------------------------------

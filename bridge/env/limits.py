@@ -1,4 +1,7 @@
-"""The Cookbook's ``RolloutLimits``, and the model's context, as evert keeps them."""
+"""The Cookbook's ``RolloutLimits``, and the model's context, as evert keeps them.
+
+``Budget`` answers what they allow: how long a prompt, a reply, an episode may be.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -47,26 +50,75 @@ class LiveLimits:
     @property
     def max_turn_tokens(self) -> int | None:
         """Most tokens of the next reply; None for no cap."""
-        caps = (self._present_cap(), self._limits.max_turn_tokens)
-        return min((cap for cap in caps if cap is not None), default=None)
+        return tightest(self._present_cap(), self._limits.max_turn_tokens)
 
 
-def prompt_limit(limits: RolloutLimits, context_length: int | None) -> PromptLimit:
-    """The tighter one of a budget (``stop/max_tokens``) and the model's context.
+class Budget:
+    """What the limits of an Env and its policy's context allow.
 
-    ``stop/context_overflow`` is for the context alone: nobody chose to stop there.
+    Attributes:
+        limits: The Cookbook's.
+        prompt: The longest prompt.
     """
-    budget, response = limits.max_trajectory_tokens, response_limit(limits)
-    if response is not None:
-        most = min((each for each in (budget, context_length) if each is not None), default=None)
-        tokens = None if most is None else most - ROOM
-        return PromptLimit(tokens, StopReason.MAX_TOKENS, response - ROOM)
-    if budget is not None and (context_length is None or budget <= context_length):
-        return PromptLimit(budget - ROOM, StopReason.MAX_TOKENS)
-    tokens = None if context_length is None else context_length - ROOM
-    return PromptLimit(tokens, StopReason.CONTEXT_OVERFLOW)
+
+    def __init__(self, limits: RolloutLimits, context_length: int | None) -> None:
+        self.limits = limits
+        self._context = context_length
+        self._response = limits.max_response_tokens if isinstance(limits, SequenceLimits) else None
+        self.prompt = self._longest_prompt()
+
+    def _longest_prompt(self) -> PromptLimit:
+        """The tighter one of a budget (``stop/max_tokens``) and the model's context.
+
+        ``stop/context_overflow`` is for the context alone: nobody chose to stop there.
+        """
+        budget, context, response = self.limits.max_trajectory_tokens, self._context, self._response
+        tightest_of_both = tightest(budget, context)
+        tokens = None if tightest_of_both is None else tightest_of_both - ROOM
+        if response is not None:
+            return PromptLimit(tokens, StopReason.MAX_TOKENS, response - ROOM)
+        is_chosen = budget is not None and (context is None or budget <= context)
+        reason = StopReason.MAX_TOKENS if is_chosen else StopReason.CONTEXT_OVERFLOW
+        return PromptLimit(tokens, reason)
+
+    def has_turn(self, taken: int) -> bool:
+        """Whether there may be another turn after so many."""
+        return self.limits.max_turns is None or taken < self.limits.max_turns
+
+    def cap(self, asked: int | None, length: int, first: int | None) -> int | None:
+        """Most tokens of a reply: the agent's own cap, or what there is room for; None: any.
+
+        Args:
+            asked: The agent's cap.
+            length: Tokens of the prompt.
+            first: The same of its sequence's first prompt; None before that.
+        """
+        room = None if self._context is None else self._context - length
+        has_response = self._response is not None and first is not None
+        response = first + self._response - length if has_response else None  # type: ignore[operator]
+        return tightest(asked, room, response)
+
+    def sample(self, cap: int | None, length: int, sampled: int) -> int | None:
+        """Most tokens that a runner takes of a reply, by the Env's limits; None: any number.
+
+        Args:
+            cap: As ``cap``.
+            length: Tokens of the prompt.
+            sampled: Tokens that were sampled so far; a runner may meanwhile have taken more.
+        """
+        whole, all_ = self.limits.max_trajectory_tokens, self.limits.max_sampled_tokens
+        left = None if whole is None else whole - length
+        rest = None if all_ is None else all_ - sampled
+        return tightest(cap, self.limits.max_turn_tokens, left, rest)
+
+    def calls(self, most: int, taken: int, sampled: int) -> int:
+        """Calls that may be sampled at a time: at most ``most``, and what the limits leave."""
+        turns, tokens = self.limits.max_turns, self.limits.max_sampled_tokens
+        left = None if turns is None else turns - taken
+        rest = None if tokens is None else tokens - sampled - 1  # as runners have it, one is none
+        return min(each for each in (most, left, rest) if each is not None)
 
 
-def response_limit(limits: RolloutLimits) -> int | None:
-    """Most tokens of a sequence after its first prompt; None: any."""
-    return limits.max_response_tokens if isinstance(limits, SequenceLimits) else None
+def tightest(*caps: int | None) -> int | None:
+    """The least of some caps; None: there is none."""
+    return min((cap for cap in caps if cap is not None), default=None)

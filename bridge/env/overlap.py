@@ -13,7 +13,7 @@ import asyncio
 
 from evert.bridge.env.ahead import Ahead
 from evert.bridge.env.endings import Account
-from evert.bridge.env.options import EnvSettings
+from evert.bridge.env.limits import Budget
 from evert.bridge.env.pending import Outstanding
 from evert.bridge.episode.inbox import ParkedCall
 from evert.bridge.tokens.loop_budget import LONG_TEXT
@@ -28,7 +28,7 @@ class Overlap:
     """Which calls are sampled ahead of the runner.
 
     Args:
-        settings: Of the Env.
+        budget: Of the Env.
         renderer: Of the policy.
         account: What the episode has come to; its inbox has the calls.
 
@@ -37,10 +37,10 @@ class Overlap:
         is_met: Whether two calls were made at once.
     """
 
-    __slots__ = ("_account", "_renderer", "_settings", "ahead", "is_met")
+    __slots__ = ("_account", "_budget", "_renderer", "ahead", "is_met")
 
-    def __init__(self, settings: EnvSettings, renderer: PromptRenderer, account: Account) -> None:
-        self._settings = settings
+    def __init__(self, budget: Budget, renderer: PromptRenderer, account: Account) -> None:
+        self._budget = budget
         self._renderer = renderer
         self._account = account
         self.ahead: Ahead | None = None
@@ -51,12 +51,8 @@ class Overlap:
         """Calls that may be sampled at a time, by the limits too; None: nothing samples ahead."""
         if self.ahead is None:
             return None
-        limits, account, most = self._settings.limits, self._account, self.ahead.max_calls
-        if limits.max_turns is not None:
-            most = min(most, limits.max_turns - account.turns)
-        if limits.max_sampled_tokens is not None:  # as runners have it, a rest of one is none
-            most = min(most, limits.max_sampled_tokens - account.sampled - 1)
-        return most
+        account = self._account
+        return self._budget.calls(self.ahead.max_calls, account.turns, account.sampled)
 
     def takes(self, outstanding: Outstanding) -> bool:
         """Have a call sampled ahead of the runner; False: it is the runner's, being alone."""
@@ -67,9 +63,10 @@ class Overlap:
             return False  # the runner will end the episode with it
         self.is_met = True
         outstanding.prompt = prompt, stop = outstanding.observation(self._renderer)
-        budget = outstanding.budget(self._settings, self._account.sampled)
-        timeout = self._settings.limits.sampling_turn_timeout_seconds
-        outstanding.sampling = ahead.begin(prompt, stop, budget, timeout)
+        length, sampled = outstanding.conversation.length, self._account.sampled
+        most = self._budget.sample(outstanding.cap(self._budget), length, sampled)
+        timeout = self._budget.limits.sampling_turn_timeout_seconds
+        outstanding.sampling = ahead.begin(prompt, stop, most, timeout)
         inbox.ahead[call] = outstanding
         outstanding.sampling.task.add_done_callback(lambda _: inbox.is_sampled(call))
         return True

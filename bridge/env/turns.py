@@ -27,7 +27,7 @@ from tinker_cookbook.rl.types import (
 from evert.bridge.chat.reply import Reply
 from evert.bridge.conversations.matching import ConversationBook
 from evert.bridge.env.endings import PEER_STOPPED, Account, Ending
-from evert.bridge.env.limits import prompt_limit
+from evert.bridge.env.limits import Budget
 from evert.bridge.env.options import EnvSettings
 from evert.bridge.env.overlap import Overlap
 from evert.bridge.env.pending import Outstanding
@@ -74,6 +74,7 @@ class Turns:
         renderer: Of the policy.
 
     Attributes:
+        budget: What the limits allow.
         share: From the agent's return value to the part that is this Env's.
         account: What the episode has come to.
         book: Its conversations.
@@ -91,20 +92,19 @@ class Turns:
         self._renderer = renderer
         self._formats = FormatRetries(settings.format_retries)
         self._refusals = 0
-        self._max_turns = settings.limits.max_turns
         self.share: Callable[[Any], Any] = lambda value: value
         self.parse_errors = ParseErrors(settings.parse_error_policy)
         self.tool_budget = ToolBudget(settings.limits.max_tool_calls)
-        self._limit = prompt_limit(settings.limits, settings.context_length)
+        self.budget = Budget(settings.limits, settings.context_length)
         self.book = ConversationBook(
-            renderer, self._limit, keeps_completed=settings.keep_completed_arguments
+            renderer, self.budget.prompt, keeps_completed=settings.keep_completed_arguments
         )
-        self.account = Account(agent, self.book, settings)
+        self.account = Account(agent, self.book, settings, self.budget)
         self.episode: Episode | None = None
         self.is_closed = False
         self.outstanding: Outstanding | None = None
-        self.overlap = Overlap(settings, renderer, self.account)
-        self._long_texts = LongTexts(renderer, self._limit.tokens)
+        self.overlap = Overlap(self.budget, renderer, self.account)
+        self._long_texts = LongTexts(renderer, self.budget.prompt.tokens)
 
     async def begin(self, episode: Episode, inbox: Inbox[Outstanding]) -> Upcoming:
         """The first prompt of an episode that has begun, or its end without one."""
@@ -238,7 +238,7 @@ class Turns:
         conversation = outstanding.conversation
         conversation.record(turn.tokens, reply, self._renderer, is_seen=False)
         await self._long_texts.rendered(partial(self.book.inject, conversation, [correction]))
-        longest = self._limit.longest(conversation.first)
+        longest = self.budget.prompt.longest(conversation.first)
         if longest is not None and conversation.length > longest:
             await self._end()
             return self.account.overflown()
@@ -295,8 +295,8 @@ class Turns:
 
     def _spent(self) -> StopReason | None:
         """Why there may be no further turn; None: there may."""
-        if self._max_turns is not None and self.account.turns >= self._max_turns:
-            return self.account.stop_reason or StopReason.MAX_TURNS
+        if self.account.stop_reason is None and not self.budget.has_turn(self.account.turns):
+            return StopReason.MAX_TURNS
         return self.account.stop_reason
 
     async def _refuse(self, call: ParkedCall, error: openai.BadRequestError) -> bool:

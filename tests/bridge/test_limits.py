@@ -19,7 +19,7 @@ from tinker_cookbook.rl.rollouts import do_group_rollout, do_single_rollout
 from tinker_cookbook.rl.types import StopReason, Trajectory
 
 from evert import AgentClient, ChatAgentEnv, ChatAgentGroupBuilder, ScriptedPolicy
-from evert.bridge.env.limits import SequenceLimits, prompt_limit
+from evert.bridge.env.limits import Budget, SequenceLimits
 from evert.bridge.records.sequences import sequences
 from evert.bridge.tokens.bases import default_renderer
 from evert.bridge.tokens.renderer import prompt_renderer
@@ -193,7 +193,7 @@ async def test_the_longest_prompt_still_leaves_two_tokens() -> None:
 def test_the_tighter_limit_says_how_an_episode_ends(
     budget: int | None, context: int | None, tokens: int | None, reason: StopReason
 ) -> None:
-    limit = prompt_limit(RolloutLimits(max_trajectory_tokens=budget), context)
+    limit = Budget(RolloutLimits(max_trajectory_tokens=budget), context).prompt
 
     assert (limit.tokens, limit.reason) == (tokens, reason)
 
