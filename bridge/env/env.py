@@ -8,9 +8,9 @@ The Env starts the agent (``episode.py``), hands out its first call as the obser
 import asyncio
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Unpack
+from typing import Any, Unpack
 
 from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.renderers import Renderer
@@ -83,6 +83,9 @@ class ChatAgentEnv(Env):
     ``cleanup`` does).
     """
 
+    _share: Callable[[Any], Any] = staticmethod(lambda value: value)
+    """From the agent's return value to the part that is this Env's."""
+
     def __init__(
         self,
         agent: Agent,
@@ -97,7 +100,7 @@ class ChatAgentEnv(Env):
         self._renderer = prompt_renderer(settings.renderer)
         self.task = task
         self.seed = seed
-        self._turns = Turns(self._form.name, settings, self._renderer)
+        self._turns = Turns(self._form.name, settings, self._renderer, self._share)
         self._frozen = frozen_models(
             settings.models or {}, settings.names, self._renderer, settings.model_timeout
         )
@@ -211,7 +214,9 @@ class ChatAgentEnv(Env):
         return LiveLimits(
             self._settings.limits,
             lambda: (
-                None if (lent := self._turns.outstanding) is None else lent.cap(self._turns.budget)
+                None
+                if (lent := self._turns.standing.lent) is None
+                else lent.cap(self._turns.budget)
             ),
         )
 
@@ -239,7 +244,7 @@ class ChatAgentEnv(Env):
     @property
     def request(self) -> ChatRequest | None:
         """The agent's call that waits for a reply; None when there is none."""
-        return None if self._turns.outstanding is None else self._turns.outstanding.call.request
+        return None if self._turns.standing.lent is None else self._turns.standing.lent.call.request
 
     def request_of(self, observation: Observation) -> ChatRequest | None:
         """The agent's call whose prompt is sampled, by the runner or ahead of it; None: none.
@@ -255,7 +260,7 @@ class ChatAgentEnv(Env):
     @property
     def conversation(self) -> Conversation | None:
         """The conversation of the outstanding observation; None when there is none."""
-        return None if self._turns.outstanding is None else self._turns.outstanding.conversation
+        return None if self._turns.standing.lent is None else self._turns.standing.lent.conversation
 
     @property
     def drift(self) -> Counter[Drift]:

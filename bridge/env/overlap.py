@@ -46,6 +46,10 @@ class Overlap:
         self.ahead: Ahead | None = None
         self.is_met = False
 
+    def sample_by(self, ahead: Ahead) -> None:
+        """Have calls that meet sampled ahead of the runner; before the first."""
+        self.ahead = ahead
+
     @property
     def most(self) -> int | None:
         """Calls that may be sampled at a time, by the limits too; None: nothing samples ahead."""

@@ -267,12 +267,12 @@ class SeatEnv(ChatAgentEnv):
         task: object,
         options: EnvOptions,
     ) -> None:
+        self._share = partial(_share_of, seat, group.roles)
         named: EnvOptions = {**options, "policy_names": seat_model(seat)}
         super().__init__(agent, task, **named)
         self._group = group
         self.table = table
         self.seat = seat
-        self._turns.share = partial(_share_of, seat, group.roles)
 
     def renewed(self) -> "SeatEnv":
         """This seat of a new episode, whose other seats nobody plays.
@@ -330,8 +330,7 @@ class SeatEnv(ChatAgentEnv):
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.close(), loop))
             return
         self.table.settle()  # whoever waits for the others learns that it is over
-        self._turns.episode = self._turns.episode or self.table.episode
-        await super().close()
+        await self._turns.close(self.table.episode)
         self._group.is_over(self)
 
 

@@ -30,9 +30,10 @@ from evert.bridge.env.endings import PEER_STOPPED, Account, Ending
 from evert.bridge.env.limits import Budget
 from evert.bridge.env.options import EnvSettings
 from evert.bridge.env.overlap import Overlap
-from evert.bridge.env.pending import Outstanding
+from evert.bridge.env.pending import Life, Outstanding, Standing
 from evert.bridge.env.reply_policies import FormatRetries, ParseErrors, ToolBudget, Verdict
-from evert.bridge.episode.episode import Episode, Life
+from evert.bridge.episode.episode import Episode
+from evert.bridge.episode.episode import Life as EpisodeLife
 from evert.bridge.episode.inbox import AgentEnd, Inbox, ParkedCall
 from evert.bridge.errors import AgentError, AgentTimeoutError, EnvClosedError, EnvStateError
 from evert.bridge.tokens.actions import Problem, read_action
@@ -68,31 +69,26 @@ Upcoming: TypeAlias = Outstanding | Ending
 class Turns:
     """The turns of one Env.
 
-    Args:
-        agent: The agent's name, for messages.
-        settings: Of the Env.
-        renderer: Of the policy.
+    ``share`` leads from the agent's return value to the part that is this Env's.
 
     Attributes:
-        budget: What the limits allow.
-        share: From the agent's return value to the part that is this Env's.
-        account: What the episode has come to.
-        book: Its conversations.
-        parse_errors: What is done about replies that do not parse.
-        tool_budget: How many tool calls may still be made.
-        episode: The episode; None before it begins.
-        is_closed: Whether the Env was given up.
-        outstanding: The observation that the runner holds; None: it holds none.
-        overlap: Its calls that are made at the same time.
+        standing: Where the Env stands.
+        episode: None before it begins.
     """
 
-    def __init__(self, agent: str, settings: EnvSettings, renderer: PromptRenderer) -> None:
+    def __init__(
+        self,
+        agent: str,
+        settings: EnvSettings,
+        renderer: PromptRenderer,
+        share: Callable[[Any], Any],
+    ) -> None:
         self._agent = agent
         self._settings = settings
         self._renderer = renderer
         self._formats = FormatRetries(settings.format_retries)
         self._refusals = 0
-        self.share: Callable[[Any], Any] = lambda value: value
+        self._share = share
         self.parse_errors = ParseErrors(settings.parse_error_policy)
         self.tool_budget = ToolBudget(settings.limits.max_tool_calls)
         self.budget = Budget(settings.limits, settings.context_length)
@@ -101,13 +97,13 @@ class Turns:
         )
         self.account = Account(agent, self.book, settings, self.budget)
         self.episode: Episode | None = None
-        self.is_closed = False
-        self.outstanding: Outstanding | None = None
+        self.standing = Standing()
         self.overlap = Overlap(self.budget, renderer, self.account)
         self._long_texts = LongTexts(renderer, self.budget.prompt.tokens)
 
     async def begin(self, episode: Episode, inbox: Inbox[Outstanding]) -> Upcoming:
         """The first prompt of an episode that has begun, or its end without one."""
+        self.standing.becomes(Life.WAITING)
         self.episode, self.account.inbox = episode, inbox
         if self.overlap.ahead is not None:
             inbox.on_call = self._look
@@ -119,7 +115,7 @@ class Turns:
 
     def hand_out(self, outstanding: Outstanding) -> tuple[Observation, StopCondition]:
         """An observation goes to the runner."""
-        self.outstanding = outstanding
+        self.standing.becomes(outstanding)
         return outstanding.observation(self._renderer)
 
     def take_back(self) -> Outstanding:
@@ -130,19 +126,20 @@ class Turns:
             EnvClosedError: The Env was given up.
         """
         self.check_usable()
-        outstanding, self.outstanding = self.outstanding, None
+        outstanding = self.standing.lent
         if outstanding is None:
             raise EnvStateError(
                 "No observation is outstanding. Call initial_observation() first, then step() once "
                 "for each observation, and no more after episode_done (an episode whose agent has "
                 "ended cannot be continued, by a hook neither); got a step out of turn."
             )
+        self.standing.becomes(Life.WAITING)
         return outstanding
 
     def _look(self) -> None:
         """Called when a call comes and nobody waits for one."""
-        if self.outstanding is not None:  # else the runner is here, and will take it
-            self.overlap.look(self.outstanding)
+        if self.standing.lent is not None:  # else the runner is here, and will take it
+            self.overlap.look(self.standing.lent)
 
     # -- the action ------------------------------------------------------------------------------
 
@@ -202,31 +199,20 @@ class Turns:
         """The reply of an action, cut to what the agent asked for."""
         check_tokens(len(turn.tokens), most)
         request = outstanding.call.request
-        ids, here = f"call-{self.account.turns - 1}", outstanding.conversation
-        length, opened = here.length, here.opened
-        reply, problem = read_action(
-            turn.tokens,
-            renderer,
-            request,
-            truncated=turn.truncated,
-            call_ids=ids,
-            prompt_tokens=length,
-            opened=opened,
+        here, cap = outstanding.conversation, request.max_tokens
+        read = partial(
+            read_action,
+            renderer=renderer,
+            request=request,
+            call_ids=f"call-{self.account.turns - 1}",
+            prompt_tokens=here.length,
+            opened=here.opened,
         )
-        cap = request.max_tokens
+        reply, problem = read(turn.tokens, truncated=turn.truncated)
         if cap is None or len(turn.tokens) <= cap:
             return reply, problem
         # A runner with limits of its own did not know of the agent's cap.
-        cut = turn.tokens[:cap]
-        short, _ = read_action(
-            cut,
-            renderer,
-            request,
-            truncated=True,
-            call_ids=ids,
-            prompt_tokens=length,
-            opened=opened,
-        )
+        short, _ = read(turn.tokens[:cap], truncated=True)
         return replace(short, parsed=reply.parsed), None
 
     async def _ask_again(
@@ -258,15 +244,15 @@ class Turns:
                 await self._end()
                 return self.account.of_timeout(error)
             except EnvClosedError:
-                if self.is_closed:
+                if self.standing.is_closed:
                     raise
                 return self.account.ending(PEER_STOPPED)
-            if episode.life is Life.CLOSED and not self.is_closed:
+            if episode.life is EpisodeLife.CLOSED and not self.standing.is_closed:
                 await episode.release()
                 return self.account.ending(PEER_STOPPED)
             if isinstance(event, AgentEnd):
                 await episode.release()
-                share = None if event.error is not None else self.share(event.value)
+                share = None if event.error is not None else self._share(event.value)
                 return self.account.of_agent(event.error, share)
             if isinstance(event, Outstanding):
                 reason = self._spent()
@@ -333,7 +319,7 @@ class Turns:
             EnvClosedError: It was given up.
             EnvStateError: This is another loop.
         """
-        if self.is_closed:
+        if self.standing.is_closed:
             raise EnvClosedError(
                 f"This ChatAgentEnv of {self._agent} was closed; make a new one for a new episode."
             )
@@ -343,9 +329,10 @@ class Turns:
                 "Play an episode within one asyncio.run(...)."
             )
 
-    async def close(self) -> None:
-        """Give the episode up; see ``ChatAgentEnv.close``."""
-        self.is_closed, self.outstanding = True, None
+    async def close(self, episode: Episode | None = None) -> None:
+        """Give the episode up, which a seat may not have begun; see ``ChatAgentEnv.close``."""
+        self.episode = self.episode or episode
+        self.standing.becomes(Life.CLOSED)
         await self._end()
 
     async def _end(self) -> None:
@@ -372,5 +359,6 @@ class Turns:
 
     def forget(self) -> None:
         """There is no next prompt: let go of conversations, and of what is sampled ahead."""
+        self.standing.becomes(Life.ENDED)
         self.book.forget()
         self.overlap.stop()

@@ -63,11 +63,9 @@ class Episode:
         roles: The model names of each trained role; one role, or one a seat.
         frozen: What answers the calls to models that are not trained, by name.
         seed: Of what the agent draws; None: one that nobody knows.
-        observer: What watches it.
 
     Attributes:
         draws: What the agent draws from.
-        life: Running, ended or closed.
         has_called: Whether the agent has called a model that is there.
         inboxes: One a role, in the order of ``roles``.
         refusals: What holds back an agent whose calls are refused again and again.
@@ -120,9 +118,7 @@ class Episode:
     ) -> None:
         """Start the agent; async agents as a task, others in a daemon thread of their own.
 
-        Args:
-            agent: The agent with its arguments.
-            context: The context variables it is to see; None: a copy of the present ones.
+        It sees the variables of ``context``; None: a copy of the present ones.
         """
         context = contextvars.copy_context() if context is None else context
         self.observer.begins(context)
@@ -272,14 +268,11 @@ class Episode:
     async def call(self, request: ChatRequest, carrier: Mapping[str, str] | None = None) -> Reply:
         """Park a request from a task, on any event loop, and wait for its reply.
 
-        Args:
-            request: What is asked.
-            carrier: Headers that it came with, which may name a span.
+        ``carrier`` are the headers that it came with, which may name a span.
 
         Raises:
             openai.BadRequestError: The Env refused the request.
-            EnvClosedError: The episode was given up.
-            EpisodeEndedError: The agent had already ended.
+            EnvClosedError, EpisodeEndedError: The episode was given up, or its agent had ended.
             AgentAborted: It was told so several times.
         """
         if self.life is not Life.RUNNING:  # first of all: here an agent that is collected stops
