@@ -25,13 +25,7 @@ class Owner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """To whom a piece of work belongs.
-
-    Attributes:
-        owner: The API of its rollout; None: the rollout is gone.
-        is_lent: Whether it ends with the agent.
-        process: Where it holds; a forked process has a copy of all claims.
-    """
+    """To whom a piece of work belongs."""
 
     owner: Callable[[], Owner | None]
     is_lent: bool

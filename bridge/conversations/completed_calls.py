@@ -23,17 +23,11 @@ from evert.bridge.tokens.renderer import PromptRenderer
 
 
 class Followed(NamedTuple):
-    """How far a request follows what is known.
+    """How far a request follows what is known."""
 
-    Attributes:
-        heard: Its messages, echoes undone.
-        places: In the index, after each message that is known.
-        completed: Index of the last reply that came back completed; None for none.
-    """
-
-    heard: list[Heard]
-    places: list[int]
-    completed: int | None
+    heard: list[Heard]  # its messages, echoes undone
+    places: list[int]  # in the index, after each message that is known
+    completed: int | None  # index of the last reply that came back completed
 
 
 def follow_echoes(
@@ -44,15 +38,7 @@ def follow_echoes(
     keeps_completed: bool,
     renames: bool = True,
 ) -> Followed:
-    """Follow a request's messages through an index, past tool calls that are echoes.
-
-    Args:
-        index: What is known.
-        heard: The messages.
-        renderer: Of the policy.
-        keeps_completed: Whether completed calls are undone; else the way ends at the first.
-        renames: Whether other ids are undone, where the renderer shows none.
-    """
+    """Follow a request's messages through an index, past tool calls that are echoes."""
     found = Followed([*heard], index.follow(heard), None)
     while (at := len(found.places)) < len(heard):
         here, one = found.places[-1] if at else START, found.heard[at]

@@ -34,27 +34,16 @@ from evert.bridge.tokens.token_log import FlatPrompt, TokenLog, length_of
 
 @dataclass(slots=True, eq=False)  # made every turn, and a frozen one takes three times as long
 class Point:
-    """A reply that an agent got, and all that led to it: a point to go on from.
-
-    Attributes:
-        conversation: Where it was given.
-        number: Its place among the conversation's points.
-        sent: Index of the reply among the agent's messages.
-        messages: Number of the model's messages, the reply included.
-        log: The tokens, the action included.
-        action: The action alone, end of turn included.
-        reply: The reply as the agent got it.
-        format: What the policy had been told the reply has to look like.
-    """
+    """A reply that an agent got, and all that led to it: a point to go on from."""
 
     conversation: "Conversation"
-    number: int
-    sent: int
-    messages: int
-    log: TokenLog
-    action: list[int]
+    number: int  # its place among the conversation's points
+    sent: int  # index of the reply among the agent's messages
+    messages: int  # number of the model's messages, the reply included
+    log: TokenLog  # the action included
+    action: list[int]  # end of turn included
     reply: Reply
-    format: ReplyFormat | None
+    format: ReplyFormat | None  # what the policy had been told
 
     @property
     def message(self) -> Message:
@@ -186,14 +175,7 @@ class Conversation:
     def record(
         self, action: list[int], reply: Reply, renderer: PromptRenderer, *, is_seen: bool = True
     ) -> None:
-        """Take in an action; one that was cut gets its end-of-turn token.
-
-        Args:
-            action: As sampled.
-            reply: What it says.
-            renderer: Of the policy.
-            is_seen: Whether the agent gets it. One that it does not get cannot come back.
-        """
+        """Take in an action; one that was cut gets its end-of-turn token."""
         ended = self.opened + action + renderer.missing_end(action)
         self.log = self.log.extended([*self.tail, *self.suffix, *ended])
         self.length = self.log.length

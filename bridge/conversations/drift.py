@@ -23,15 +23,10 @@ class Drift(StrEnum):
 
 
 class Break(NamedTuple):
-    """A drift that an observation met.
-
-    Attributes:
-        cause: Its cause.
-        where: Which field of which message differed, and how; "" where that cannot be said.
-    """
+    """A drift that an observation met."""
 
     cause: Drift
-    where: str = ""
+    where: str = ""  # which field of which message differed; "" where that cannot be said
 
 
 class Met(NamedTuple):

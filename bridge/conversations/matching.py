@@ -325,25 +325,15 @@ class ConversationBook:
 
 
 class Match(NamedTuple):
-    """Where a request goes on.
+    """Where a request goes on."""
 
-    Attributes:
-        conversation: The one that it becomes; not changed yet.
-        speaker: Who makes the request.
-        kept: How many of the request's messages the conversation holds as the agent sent them.
-        new: The messages that follow.
-        rendered: The same, replies of the policy as it gave them.
-        cause: The drift that is met; None: none.
-        is_handed: Whether an agent begins with another's history.
-    """
-
-    conversation: Conversation
+    conversation: Conversation  # the one that it becomes; not changed yet
     speaker: Speaker
-    kept: int
+    kept: int  # number of the request's messages that the conversation holds as they were sent
     new: Sequence[Heard]
-    rendered: list[Message]
-    cause: Drift | None
-    is_handed: bool = False
+    rendered: list[Message]  # the new ones, replies of the policy as it gave them
+    cause: Drift | None  # None: no drift
+    is_handed: bool = False  # whether an agent begins with another's history
 
 
 def _offers(request: ChatRequest, conversation: Conversation) -> bool:

@@ -27,17 +27,11 @@ START = 0
 
 
 class Speaker(NamedTuple):
-    """An agent, as far as its requests tell.
+    """An agent, as far as its requests tell."""
 
-    Attributes:
-        prompt: Keys of the system messages with which it begins.
-        tools: Names of the tools it offers.
-        opening: Key of the message after them, which tells its conversations apart.
-    """
-
-    prompt: tuple[Key, ...]
-    tools: frozenset[str]
-    opening: Key
+    prompt: tuple[Key, ...]  # the system messages with which it begins
+    tools: frozenset[str]  # names
+    opening: Key  # of the message after them, which tells its conversations apart
 
     @classmethod
     def of(cls, heard: Sequence[Heard], tools: Iterable[Any] | None) -> "Speaker":

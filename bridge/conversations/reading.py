@@ -35,11 +35,6 @@ class Heard(NamedTuple):
 def hear(messages: Sequence[Any], start: int, tool_names: Mapping[str, str]) -> list[Heard]:
     """Read a request's messages from ``start`` on.
 
-    Args:
-        messages: As the agent sent them.
-        start: Index of the first.
-        tool_names: Tool-call id -> function name, from the calls before.
-
     Raises:
         openai.BadRequestError: One cannot be read.
     """

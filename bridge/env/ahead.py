@@ -22,24 +22,14 @@ from evert.bridge.tokens.logprobs import remembering
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Begun:
-    """A sample that was begun; it is forgotten with whoever holds this, and so is its result.
-
-    Attributes:
-        observation: The prompt.
-        task: What samples it.
-    """
+    """A sample that was begun; it is forgotten with whoever holds this, and so is its result."""
 
     observation: Observation
     task: "asyncio.Task[TokensWithLogprobs]"
 
 
 class Ahead(TokenCompleter):
-    """A policy that may be asked before the runner asks.
-
-    Args:
-        policy: What samples.
-        max_calls: Most calls of one episode that are sampled at a time.
-    """
+    """A policy that may be asked before the runner asks."""
 
     def __init__(self, policy: TokenCompleter, max_calls: int) -> None:
         self.max_calls = max_calls
@@ -54,14 +44,7 @@ class Ahead(TokenCompleter):
         max_tokens: int | None,
         seconds: float | None,
     ) -> Begun:
-        """Sample an observation that a runner will ask for: this object, not one like it.
-
-        Args:
-            observation: The prompt.
-            stop: Where to stop.
-            max_tokens: At least what the runner will take; None: any number.
-            seconds: Time after which there is a ``TimeoutError``; None: no limit.
-        """
+        """Sample an observation that a runner will ask for: this object, not one like it."""
         task = asyncio.get_running_loop().create_task(
             self._sample(observation, stop, max_tokens, seconds),
             name="evert sample",

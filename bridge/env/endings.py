@@ -69,13 +69,7 @@ TRUNCATED = "truncated"
 
 @dataclass(slots=True)
 class Ending:
-    """The last transition, but for what it shares with every other.
-
-    Attributes:
-        reward: All that is earned with it.
-        metrics: The stop reason and the episode's report.
-        logs: For people.
-    """
+    """The last transition, but for what it shares with every other."""
 
     reward: float = 0.0
     metrics: Metrics = field(default_factory=dict)

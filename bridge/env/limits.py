@@ -54,12 +54,7 @@ class LiveLimits:
 
 
 class Budget:
-    """What the limits of an Env and its policy's context allow.
-
-    Attributes:
-        limits: The Cookbook's.
-        prompt: The longest prompt.
-    """
+    """What the limits of an Env and its policy's context allow."""
 
     def __init__(self, limits: RolloutLimits, context_length: int | None) -> None:
         self.limits = limits

@@ -25,17 +25,7 @@ it then notes in another task than the one that called is of that reply."""
 
 
 class Overlap:
-    """Which calls are sampled ahead of the runner.
-
-    Args:
-        budget: Of the Env.
-        renderer: Of the policy.
-        account: What the episode has come to; its inbox has the calls.
-
-    Attributes:
-        ahead: What samples them; None: the runner samples all calls, one after the other.
-        is_met: Whether two calls were made at once.
-    """
+    """Which calls are sampled ahead of the runner."""
 
     __slots__ = ("_account", "_budget", "_renderer", "ahead", "is_met")
 

@@ -16,21 +16,13 @@ from evert.bridge.tokens.renderer import PromptRenderer
 
 @dataclass(slots=True, eq=False)
 class Outstanding:
-    """An agent's call whose prompt is the trainer's to continue.
-
-    Attributes:
-        call: The parked call.
-        conversation: What the prompt is of.
-        drift: The drift it met; None: none.
-        prompt: The observation, once it was made to be sampled ahead of the runner (``ahead.py``).
-        sampling: What samples it; None: the runner will.
-    """
+    """An agent's call whose prompt is the trainer's to continue."""
 
     call: ParkedCall
     conversation: Conversation
     drift: Break | None = None
-    prompt: tuple[Observation, StopCondition] | None = None
-    sampling: Begun | None = None
+    prompt: tuple[Observation, StopCondition] | None = None  # once it is sampled ahead
+    sampling: Begun | None = None  # None: the runner samples it
 
     def cap(self, budget: Budget) -> int | None:
         """Most tokens of the reply: the agent's own cap, or what there is room for; None: any."""

@@ -37,15 +37,7 @@ class ParseErrors:
         logs: Logs,
         row: object = None,
     ) -> Verdict:
-        """Decide about a reply; notes go to the transition's ``metrics`` and ``logs``.
-
-        Args:
-            reply: The reply.
-            problem: What is wrong with it; None: nothing.
-            metrics: Of its transition.
-            logs: Of its transition.
-            row: What it is one of: failures in a row are counted for each.
-        """
+        """Decide about a reply; notes go to the transition's ``metrics`` and ``logs``."""
         if problem is None:
             if reply.finish_reason != "length" and self._in_a_row:
                 del self._in_a_row[row]

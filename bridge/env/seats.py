@@ -59,13 +59,7 @@ def frozen_seats(models: Mapping[str, object] | None) -> tuple[str, ...]:
 def with_opponents(
     seats: Sequence[str], options: EnvOptions, opponents: Mapping[str, FrozenModel]
 ) -> tuple[tuple[str, ...], EnvOptions]:
-    """The seats that are left, and the options with frozen models at the others.
-
-    Args:
-        seats: Names of all.
-        options: Of the Envs.
-        opponents: By seat.
-    """
+    """The seats that are left, and the options with frozen models at the others."""
     models = {**(options.get("models") or {})}
     models |= {seat_model(seat): model for seat, model in opponents.items()}
     left = tuple(seat for seat in seats if seat not in opponents)
@@ -76,10 +70,6 @@ def with_opponents(
 
 def check_seats(seats: Sequence[str], frozen: Sequence[str] = ()) -> None:
     """Check the names of seats.
-
-    Args:
-        seats: Of the trained ones.
-        frozen: Of those that frozen models play.
 
     Raises:
         InvalidDatasetError: They are no different non-empty strings, or there is only one.
@@ -134,15 +124,6 @@ def episode_envs(
 
 class SeatGroup:
     """The episodes of a group whose agent has seats.
-
-    Args:
-        agent: The agent.
-        seats: Names of its trained roles.
-        task: Handed to the agent.
-        options: Of every Env; ``models`` of a seat's name play that seat.
-
-    Attributes:
-        roles: Names of all seats, the trained ones first.
 
     Raises:
         InvalidDatasetError: The seats are not two or more different names, or the options name
@@ -251,12 +232,7 @@ class _Table:
 
 
 class SeatEnv(ChatAgentEnv):
-    """One seat of an episode; made by ``seat_envs``.
-
-    Attributes:
-        seat: The role's name.
-        table: What it shares with the other seats.
-    """
+    """One seat of an episode; made by ``seat_envs``."""
 
     def __init__(
         self,

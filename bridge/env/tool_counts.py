@@ -38,14 +38,7 @@ def drift_logs(drift: Break) -> Logs:
 
 @dataclass(slots=True)
 class ToolCounts:
-    """Counts over an episode.
-
-    Attributes:
-        offered: Most tools that one call offered.
-        parsed: Tool calls that reached the agent.
-        unparsed: Tool calls that the renderer saw and could not parse.
-        markup: Replies in whose text a tool call's markup was left.
-    """
+    """Counts over an episode."""
 
     offered: int = 0
     parsed: int = 0

@@ -13,16 +13,7 @@ from evert.bridge.conversations.conversation import Conversation, Point
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A model call that an action answered.
-
-    Attributes:
-        request: The call.
-        after: The turn whose reply it goes on from; None: from none.
-        messages: Those after that reply, as the agent sent them; all of them without one.
-        key: Its conversation, and what the reply is to be among the points of that.
-        points: Those; an Env lets go of its conversations when it ends.
-        met: Whether calls had met by then: those made at the same time are sampled so.
-    """
+    """A model call that an action answered."""
 
     request: ChatRequest
     after: int | None

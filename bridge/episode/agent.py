@@ -76,14 +76,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class AgentForm:
-    """How to run an agent.
-
-    Attributes:
-        name: For messages.
-        is_async: Whether it is awaited; else it runs in a thread of its own.
-        positional: What it is called with in turn: "client", "task".
-        by_name: What it is called with by a parameter's name.
-    """
+    """How to run an agent."""
 
     name: str
     is_async: bool

@@ -29,13 +29,7 @@ P = TypeVar("P")
 
 @dataclass(slots=True, eq=False)
 class ParkedCall:
-    """A model call that waits for its reply.
-
-    Attributes:
-        request: What the agent asked.
-        caller: Name of the task or thread that asked.
-        speaker: The task or thread itself.
-    """
+    """A model call that waits for its reply."""
 
     request: ChatRequest
     caller: str
@@ -95,14 +89,7 @@ def speaker() -> object:
 
 
 class Note(NamedTuple):
-    """What an agent recorded between calls.
-
-    Attributes:
-        kind: What it is.
-        key: Its name; "" of a reward.
-        value: A number, or what is to be logged.
-        turn: Number of the action that it belongs to; None: of the next one to be handed in.
-    """
+    """What an agent recorded between calls."""
 
     kind: Literal["reward", "metric", "log"]
     key: str

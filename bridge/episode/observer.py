@@ -31,13 +31,7 @@ class Observer:
     def asked(
         self, request: ChatRequest, shown: Callable[[str], str], carrier: Mapping[str, str] | None
     ) -> Asked:
-        """The agent makes a model call.
-
-        Args:
-            request: What is asked.
-            shown: From a model's name to the one that others may read.
-            carrier: Headers that the call came with; None: none.
-        """
+        """The agent makes a model call."""
         return NOT_WATCHED
 
     def rewarded(self, role: str, reward: float, why: str = "") -> None:

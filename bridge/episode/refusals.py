@@ -37,11 +37,7 @@ class Refusals:
         return f"Its latest requests were refused: {self._latest}"
 
     async def hold_back(self, refusal: object) -> None:
-        """Let the other tasks of this event loop go on before a caller gets its refusal.
-
-        Args:
-            refusal: The error that it gets, or the text of its HTTP answer.
-        """
+        """Let the other tasks of this event loop go on before a caller gets its refusal."""
         await asyncio.sleep(self._pause(refusal))
 
     def hold_back_blocking(self, refusal: object) -> None:

@@ -29,12 +29,7 @@ OTEL = "otel"
 
 
 class Tracing(NamedTuple):
-    """What makes spans.
-
-    Attributes:
-        tracer: Begins them.
-        own: The provider's one processor, where both are evert's; None: they are the process's.
-    """
+    """What makes spans."""
 
     tracer: trace.Tracer
     own: "SpanProcessor | None" = None

@@ -56,16 +56,7 @@ class _Place(NamedTuple):
 
 
 class Trace(Observer):
-    """The trace of one episode.
-
-    Args:
-        tracing: Makes the spans.
-        agent: The agent's name.
-        model: Of its policy.
-
-    Attributes:
-        context: The one whose current span is the episode's.
-    """
+    """The trace of one episode."""
 
     def __init__(self, tracing: Tracing, agent: str, model: str) -> None:
         outside = trace.get_current_span().get_span_context()
