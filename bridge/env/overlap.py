@@ -61,7 +61,7 @@ class Overlap:
         most = self._budget.sample(outstanding.cap(self._budget), length, sampled)
         timeout = self._budget.limits.sampling_turn_timeout_seconds
         outstanding.sampling = ahead.begin(prompt, stop, most, timeout)
-        inbox.ahead[call] = outstanding
+        inbox.lay_down(call, outstanding)
         outstanding.sampling.task.add_done_callback(lambda _: inbox.is_sampled(call))
         return True
 

@@ -90,11 +90,8 @@ class Episode:
         self.life = Life.RUNNING
         self.has_called = False
         self._asking: dict[asyncio.Task[None], ParkedCall] = {}
-        self.inboxes: tuple[Inbox[Any], ...] = tuple(
-            Inbox(form.name, loop, self._asking) for _ in roles
-        )
-        for inbox in self.inboxes:
-            inbox.peers = tuple(other for other in self.inboxes if other is not inbox)
+        self.inboxes: list[Inbox[Any]] = []
+        self.inboxes += [Inbox(form.name, loop, self._asking, self.inboxes) for _ in roles]
         named = zip(roles, self.inboxes, strict=True)
         self.routes = Routes(
             {name: inbox for names, inbox in named for name in names}, frozen or {}

@@ -14,7 +14,7 @@ import asyncio
 import concurrent.futures
 import threading
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -107,24 +107,27 @@ class Inbox(Generic[P]):
             waits for one, for a reply that is being sampled, or for another role's trainer.
 
     Attributes:
-        peers: The other roles' inboxes.
         ahead: The calls that are sampled ahead of the runner, or were and wait to be taken.
-        on_call: What is to be done when a call comes while nobody waits for one; None: nothing.
         notes: What the agent recorded and no transition has yet.
         rewarded: Whether the agent ever gave a reward by the client.
     """
 
     __slots__ = (
-        "_agent", "_asking", "_deadline", "_final", "_loop", "_most", "_parked", "_queue",
-        "_sampled", "_timer", "_turns", "_waiter", "ahead", "notes", "on_call", "peers", "rewarded",
+        "_agent", "_asking", "_boxes", "_deadline", "_final", "_loop", "_most", "_on_call",
+        "_parked", "_queue", "_sampled", "_timer", "_turns", "_waiter", "ahead", "notes", "rewarded",
     )  # fmt: skip
 
     def __init__(
-        self, agent: str, loop: asyncio.AbstractEventLoop, asking: Collection[object] = ()
+        self,
+        agent: str,
+        loop: asyncio.AbstractEventLoop,
+        asking: Collection[object] = (),
+        boxes: "Sequence[Inbox[Any]]" = (),
     ) -> None:
         self._agent = agent
         self._loop = loop
         self._asking = asking
+        self._boxes = boxes
         self._queue: deque[ParkedCall] = deque()
         self._sampled: list[ParkedCall] = []  # an empty deque takes ten times as much
         self._parked: ParkedCall | None = None
@@ -134,9 +137,8 @@ class Inbox(Generic[P]):
         self._timer: asyncio.TimerHandle | None = None
         self._deadline = 0.0
         self._turns: tuple[WeakKeyDictionary[object, int], int] | None = None
-        self.peers: tuple[Inbox[Any], ...] = ()
         self.ahead: dict[ParkedCall, P] = {}
-        self.on_call: Callable[[], None] | None = None
+        self._on_call: Callable[[], None] | None = None
         self.notes: list[Note] = []
         self.rewarded = False
 
@@ -165,8 +167,8 @@ class Inbox(Generic[P]):
             self._waiter.set_result(call)
             return
         self._queue.append(call)
-        if self.on_call is not None:
-            self.on_call()
+        if self._on_call is not None:
+            self._on_call()
 
     def end(self, end: AgentEnd, refusal: BaseException) -> None:
         """The agent is done: calls that wait to be taken are refused, and the Env is told."""
@@ -183,6 +185,7 @@ class Inbox(Generic[P]):
         if self._turns is not None:
             by_speaker, latest = self._turns
             turn = by_speaker.get(speaker(), latest)
+        self.rewarded = self.rewarded or kind == "reward"
         self.notes.append(Note(kind, key, value, turn))
 
     # -- giving up -------------------------------------------------------------------------------
@@ -274,6 +277,14 @@ class Inbox(Generic[P]):
                 return call
         return None
 
+    def lay_down(self, call: ParkedCall, kept: P) -> None:
+        """Keep a call that is sampled ahead, until it is taken anew."""
+        self.ahead[call] = kept
+
+    def on_call(self, look: Callable[[], None]) -> None:
+        """Have something done when a call comes while nobody waits for one."""
+        self._on_call = look
+
     def put_back(self, call: ParkedCall) -> None:
         """Let a call be the first to be taken again."""
         self._queue.appendleft(call)
@@ -298,7 +309,11 @@ class Inbox(Generic[P]):
         self._timer = None
         if self._waiter is None or self._waiter.done():
             return  # the next wait arms it again
-        if self._asking or self.ahead or any(peer.is_asked for peer in self.peers):
+        if (
+            self._asking
+            or self.ahead
+            or any(peer.is_asked for peer in self._boxes if peer is not self)
+        ):
             self._deadline = self._loop.time() + patience
         if self._loop.time() < self._deadline:
             self._timer = self._loop.call_at(self._deadline, self._on_timer, patience)
