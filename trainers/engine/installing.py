@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-Swap = tuple[str, Any, Any]
-"""A name, what it is elsewhere, and what it is inside the block."""
+Swap = tuple[str, Any, Any]  # A name, what it is elsewhere, and what it is inside the block
 
 
 @contextmanager

@@ -27,8 +27,7 @@ from evert.trainers.engine.sampling.memory import (
 )
 from evert.trainers.engine.sampling.prefill import chunk_tokens
 
-_ADAM = 3
-"""Gradient and two moments: numbers that each trained weight has beside itself."""
+_ADAM = 3  # Gradient and two moments: numbers that each trained weight has beside itself
 
 
 @dataclass(frozen=True)
@@ -37,31 +36,21 @@ class Plan:
 
     model: str
     parameters: int
-    rank: int | None
-    """Of the adapter; None where all weights are trained."""
+    rank: int | None  # Of the adapter; None where all weights are trained
     device: torch.device
     dtype: torch.dtype
-    base: int
-    """The base's weights, as they are loaded."""
-    adapter: int
-    """The adapter's weights; 0 where there is none."""
-    optimizer: int
-    """Gradient and Adam's moments."""
-    samplers: int
-    """All versions of the weights that are sampled from."""
-    cache_tokens: int
-    """Most tokens whose keys and values a sampler keeps."""
-    cache: int
-    """What these take, at most."""
-    pass_tokens: int
-    """Most tokens of a micro-batch."""
-    checkpointing: bool
-    """Whether passes of that many tokens compute their layers again."""
+    base: int  # The base's weights, as they are loaded
+    adapter: int  # The adapter's weights; 0 where there is none
+    optimizer: int  # Gradient and Adam's moments
+    samplers: int  # All versions of the weights that are sampled from
+    cache_tokens: int  # Most tokens whose keys and values a sampler keeps
+    cache: int  # What these take, at most
+    pass_tokens: int  # Most tokens of a micro-batch
+    checkpointing: bool  # Whether passes of that many tokens compute their layers again
     training_pass: int
     longest: int
     """Most tokens of one datum: what fits with its layers computed again, or the context."""
-    free: int
-    """What is free on the device now."""
+    free: int  # What is free on the device now
 
     @property
     def held(self) -> int:
@@ -75,17 +64,7 @@ class Plan:
 
 
 def plan(name: str, settings: EngineSettings, *, rank: int = 32, samplers: int = 2) -> Plan:
-    """Count what a model takes.
-
-    Args:
-        name: A shipped base, a folder, or a model in the local Hugging Face cache.
-        settings: Of the engine that is to train it.
-        rank: Of the adapter, where one is trained.
-        samplers: Versions of the weights that are sampled from at the same time.
-
-    Raises:
-        ModelNotFoundError: There is no such model, device or type of weights here.
-    """
+    """Count what a model takes with an adapter of a rank, and so many versions sampled from."""
     loader = Loader(settings)
     device, outline = loader.device, load_outline(name)
     config, context = outline.config, context_length(outline)

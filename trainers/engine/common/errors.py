@@ -29,8 +29,7 @@ _REQUEST = httpx.Request("POST", "http://embedded-engine")
 
 
 class _Status(Exception):
-    status: ClassVar[int] = 400
-    """Of HTTP."""
+    status: ClassVar[int] = 400  # Of HTTP
 
     def __init__(self, message: str) -> None:
         response = httpx.Response(self.status, request=_REQUEST)
@@ -78,7 +77,6 @@ class TrainingError(EvertError, tinker.RequestFailedError, RuntimeError):
     """A training step could not be taken; the weights are unchanged by it."""
 
     def __init__(self, message: str) -> None:
-        """Blame the request, as the service does for what is the user's to mend."""
         super().__init__(message, "embedded-engine", tinker.types.RequestErrorCategory.User)
 
     def __reduce__(self) -> tuple[Any, ...]:

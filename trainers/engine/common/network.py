@@ -41,12 +41,7 @@ class _Allowed:
 def no_network(allow_hosts: Collection[str] = ()) -> Iterator[None]:
     """Refuse every connection beyond this machine inside the block, in every thread.
 
-    Args:
-        allow_hosts: Host names or addresses that stay reachable, for example a tool's server.
-            Where blocks nest, a host must be allowed by all of them.
-
-    Yields:
-        Nothing; the guard is up.
+    ``allow_hosts`` stay reachable; where blocks nest, a host must be allowed by all of them.
     """
     allowed = _Allowed(allow_hosts)
     with _lock:

@@ -26,10 +26,7 @@ def lanes(device: torch.device) -> int:
 
 
 def all_at_once(call: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """What a call returns of each item; the first is this thread's, each other has its own.
-
-    For work of some milliseconds that is wanted whole.
-    """
+    """What a call returns of each item, each in a thread of its own: for work of milliseconds."""
     if len(items) < 2:
         return [*map(call, items)]
     with ThreadPoolExecutor(len(items) - 1, thread_name_prefix="evert-lane") as pool:
@@ -40,14 +37,9 @@ def all_at_once(call: Callable[[Item], Result], items: Sequence[Item]) -> list[R
 def in_stretches(
     call: Callable[[slice], Tensor], rows: int, least: int, device: torch.device
 ) -> Tensor:
-    """What a call computes of the rows of a batch, a stretch of them on each core.
+    """What a call computes of the rows of a batch, a stretch of at least ``least`` on each core.
 
-    Args:
-        call: From some of the rows to [those, ...], without gradients. May run in several threads
-            at a time.
-        rows: How many there are.
-        least: How many are worth a core.
-        device: Where it computes.
+    ``call`` goes from some of the rows to [those, ...], without gradients.
     """
     count = min(rows // least, lanes(device)) if rows >= 2 * least else 1
     if count < 2:
@@ -61,13 +53,7 @@ def in_stretches(
 def side_by_side(
     call: Callable[[Item], Result], items: Sequence[Item], most: int
 ) -> Iterator[Result]:
-    """What a call returns of each item, in their order.
-
-    Args:
-        call: May run in several threads at a time.
-        items: What it is called with.
-        most: Calls at a time; 1: all of them in this thread.
-    """
+    """What a call returns of each item, in their order, at most ``most`` calls at a time."""
     if min(most, len(items)) < 2:
         yield from map(call, items)
         return

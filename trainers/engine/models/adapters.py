@@ -19,24 +19,16 @@ from torch import Tensor
 class Delta:
     """What an adapter adds to a linear layer, from ``in`` to ``out`` features."""
 
-    down: Tensor
-    """[R, in]"""
-    up: Tensor
-    """[out, R], scaled."""
+    down: Tensor  # [R, in]
+    up: Tensor  # [out, R], scaled
     used: Tensor | None = None
     """[B, R] 1 where a row of a batch has it, else 0; None where all have all."""
 
 
 def delta_of(*linears: Any) -> Delta | None:
-    """What an adapter adds to layers that are computed as one, with its present weights.
+    """What an adapter adds to layers of one input, computed as one; None where none has an adapter.
 
     Where gradients are on, they reach the adapter; otherwise this is a copy.
-
-    Args:
-        *linears: Layers of the same input, each in a ``peft`` LoRA layer or not.
-
-    Returns:
-        None where no layer has an adapter.
     """
     found = [_factors(linear) for linear in linears]
     if not any(found):
@@ -52,13 +44,7 @@ def delta_of(*linears: Any) -> Delta | None:
 
 
 def changed(result: Tensor, x: Tensor, delta: Delta | None) -> Tensor:
-    """A layer's result with what an adapter adds to it, in the result's type.
-
-    Args:
-        result: [..., out].
-        x: [..., in], from which it was computed.
-        delta: None for no adapter.
-    """
+    """A layer's [..., out] of x [..., in], with what an adapter adds, in the result's type."""
     if delta is None:
         return result
     inner = F.linear(x.to(delta.down.dtype), delta.down)
@@ -68,12 +54,7 @@ def changed(result: Tensor, x: Tensor, delta: Delta | None) -> Tensor:
 
 
 def dealt(deltas: Sequence[Delta | None], which: Tensor) -> Delta | None:
-    """What several adapters add to a layer, each to its own rows of a batch.
-
-    Args:
-        deltas: Of each adapter; None for none.
-        which: [B] the number of each row's adapter.
-    """
+    """What several adapters add to a layer, row i of a batch getting that of ``which[i]``."""
     found = [(number, delta) for number, delta in enumerate(deltas) if delta is not None]
     if not found:
         return None

@@ -51,13 +51,7 @@ def import_lazy_modules() -> None:
 
 
 def resolve_model(base_model: str) -> str:
-    """Turn a model name into what ``from_pretrained`` takes: a folder, or a Hub name.
-
-    Args:
-        base_model: ``"evert-tiny"``, a folder, or a Hub name.
-
-    Returns:
-        The folder's path, or the Hub name unchanged.
+    """Turn a model name into what ``from_pretrained`` takes: a folder's path, or a Hub name.
 
     Raises:
         ModelNotFoundError: The folder does not exist, holds no model, or one that is not whole.
@@ -77,16 +71,7 @@ def resolve_model(base_model: str) -> str:
 
 
 def load_model(base_model: str, device: torch.device, dtype: torch.dtype) -> "PreTrainedModel":
-    """Load a base model, ready to train or to sample from.
-
-    Args:
-        base_model: A name as ``resolve_model`` takes it.
-        device: Where the weights go.
-        dtype: Type of the weights.
-
-    Raises:
-        ModelNotFoundError: There is no such model here, or it cannot be loaded.
-    """
+    """Load a base model, ready to train or to sample from."""
     source = resolve_model(base_model)
     with no_progress_bars():
         model = from_pretrained(_auto_class(base_model), base_model, source, dtype=dtype)
@@ -94,11 +79,7 @@ def load_model(base_model: str, device: torch.device, dtype: torch.dtype) -> "Pr
 
 
 def load_outline(base_model: str) -> "PreTrainedModel":
-    """A base model without its weights, on PyTorch's meta device, from its configuration alone.
-
-    Raises:
-        ModelNotFoundError: There is no such model here.
-    """
+    """A base model without its weights, on PyTorch's meta device, from its configuration alone."""
     config, auto_class = load_config(base_model), _auto_class(base_model)
     source, trusted = resolve_model(base_model), pretrained.code_is_trusted()
     with _not_found(), pretrained.loading(base_model, source), torch.device("meta"):
@@ -106,11 +87,7 @@ def load_outline(base_model: str) -> "PreTrainedModel":
 
 
 def load_config(base_model: str) -> Any:
-    """A base model's configuration.
-
-    Raises:
-        ModelNotFoundError: There is no such model here.
-    """
+    """A base model's configuration."""
     from transformers import AutoConfig
 
     return from_pretrained(AutoConfig, base_model, resolve_model(base_model))
@@ -142,11 +119,7 @@ def no_progress_bars() -> Iterator[None]:
 
 
 def load_tokenizer(base_model: str) -> "PreTrainedTokenizerBase":
-    """Load the tokenizer that goes with a base model.
-
-    Raises:
-        ModelNotFoundError: There is no such model here, or it has no tokenizer.
-    """
+    """Load the tokenizer that goes with a base model."""
     if base_model in BASES:
         resolve_model(base_model)
         return base_tokenizer(base_model)  # type: ignore[no-any-return, unused-ignore]
@@ -185,11 +158,8 @@ def _not_found() -> Iterator[None]:
 def from_pretrained(auto_class: Any, base_model: str, source: str, **options: Any) -> Any:
     """What one of ``transformers``' auto classes loads; see ``bridge/tokens/pretrained.py``.
 
-    Args:
-        auto_class: The class.
-        base_model: As the user named it, for messages.
-        source: What ``resolve_model`` made of that.
-        **options: For ``from_pretrained``.
+    ``base_model`` is the name as the user gave it, for messages, ``source`` what
+    ``resolve_model`` made of it.
 
     Raises:
         ModelNotFoundError: It cannot be loaded.
@@ -227,18 +197,10 @@ def attach_lora(
     train_attn: bool = True,
     train_unembed: bool = True,
 ) -> Any:
-    """Wrap a model in a fresh LoRA adapter; only the adapter is trained.
+    """Wrap a model in a fresh adapter of ``peft``; only the adapter is trained.
 
-    Args:
-        model: The base model; its own weights are frozen.
-        rank: Rank of every adapted layer.
-        seed: Seed of the adapter's first factor (the second one starts at zero).
-        train_mlp: Adapt the feed-forward layers.
-        train_attn: Adapt the attention layers.
-        train_unembed: Adapt the output layer. Left out where it shares the input embedding.
-
-    Returns:
-        The ``peft.PeftModel``.
+    The output layer is left out where it shares the input embedding. The adapter's first factor is
+    drawn from ``seed``; the second starts at zero.
 
     Raises:
         ModelNotFoundError: The model has no layer of the chosen kinds.
@@ -288,11 +250,7 @@ def context_length(model: Any) -> int:
 
 
 def base_context_length(base_model: str) -> int:
-    """The same of a base model, going by its configuration alone.
-
-    Raises:
-        ModelNotFoundError: It cannot be loaded.
-    """
+    """The same of a base model, going by its configuration alone."""
     return _configured_context(load_config(base_model))
 
 

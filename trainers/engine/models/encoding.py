@@ -13,7 +13,6 @@ class OneAtATime:
     """How a tokenizer encodes, for one thread at a time."""
 
     def __init__(self, tokenizer: Any) -> None:
-        """Encode with ``tokenizer``."""
         self._tokenizer = tokenizer
         self._lock = Lock()
 
@@ -23,7 +22,6 @@ class OneAtATime:
             return type(self._tokenizer)._encode_plus(self._tokenizer, *args, **options)
 
     def __reduce__(self) -> Any:
-        """A copy has a lock of its own."""
         return OneAtATime, (self._tokenizer,)
 
 

@@ -44,24 +44,16 @@ _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 class LeanLayer:
     """The weights of one layer, fused."""
 
-    attention_norm: Tensor
-    """[H]"""
-    qkv: Tensor
-    """[(Hq + 2 Hkv) D, H]"""
-    qkv_bias: Tensor | None
-    """[(Hq + 2 Hkv) D], or None where the projections have no bias."""
-    qk_norm: Tensor | None
-    """[Hq + Hkv, D], or None where queries and keys are not normalised."""
-    out: Tensor
-    """[H, Hq D]"""
+    attention_norm: Tensor  # [H]
+    qkv: Tensor  # [(Hq + 2 Hkv) D, H]
+    qkv_bias: Tensor | None  # [(Hq + 2 Hkv) D], or None where the projections have no bias
+    qk_norm: Tensor | None  # [Hq + Hkv, D], or None where queries and keys are not normalised
+    out: Tensor  # [H, Hq D]
     out_bias: Tensor | None
-    mlp_norm: Tensor
-    """[H]"""
-    gate_up: Tensor
-    """[2 I, H], with I the size of the feed-forward layer."""
+    mlp_norm: Tensor  # [H]
+    gate_up: Tensor  # [2 I, H], with I the size of the feed-forward layer
     gate_up_bias: Tensor | None
-    down: Tensor
-    """[H, I]"""
+    down: Tensor  # [H, I]
     down_bias: Tensor | None
     qkv_delta: Delta | None = None
     """What an adapter adds to ``qkv``, and so on; None where there is none, or it is merged in."""
@@ -74,13 +66,7 @@ class LeanModel:
     """A Llama-like model, fused; see the module's docstring."""
 
     def __init__(self, model: Any, *, copied: bool = True) -> None:
-        """Copy the weights of ``model``, which ``can_be_lean`` must have accepted.
-
-        Args:
-            model: In an adapter or not.
-            copied: Whether weights are copied; or else they are the model's own, which stay as
-                they are, and the adapter's are what they are now.
-        """
+        """Copy the weights of what ``can_be_lean`` accepted, or look at them as they are."""
         base: Any = base_of(model)
         self._copied = copied
         config = base.config
@@ -118,16 +104,10 @@ class LeanModel:
     def hidden(
         self, tokens: Tensor, positions: Tensor, attend: Attend, *, checkpointing: bool = False
     ) -> Tensor:
-        """Run the layers.
+        """Run the layers over [B, T] ids at [B, T] positions; returns [B, T, H], normalised.
 
-        Args:
-            tokens: [B, T] token ids.
-            positions: [B, T] position of each token in its own row.
-            attend: What each layer's queries see.
-            checkpointing: Whether a backward pass computes each layer again.
-
-        Returns:
-            [B, T, H], normalised: ``logits`` turns any part of it into logits.
+        ``attend`` says what each layer's queries see; with ``checkpointing`` a backward pass
+        computes each layer again.
         """
         x = F.embedding(tokens, self.embedding)
         rotary = self._rotary[positions].unsqueeze(2)
@@ -265,12 +245,7 @@ class LeanModel:
 
 
 def mixed(models: Sequence[LeanModel], which: Tensor) -> LeanModel:
-    """Views of one base in several adapters, as one that computes rows of all of them together.
-
-    Args:
-        models: The views.
-        which: [B] for each row of a batch, the number of its view.
-    """
+    """Views of one base in several adapters as one model; ``which`` [B] is each row's view."""
     together = copy.copy(models[0])
     together.head_delta = dealt([model.head_delta for model in models], which)
     together.layers = [
@@ -303,8 +278,7 @@ def can_be_lean(model: Any) -> bool:
 def lay_out(model: Any) -> None:
     """Put what ``LeanModel`` fuses side by side in memory, in place: parameters become views.
 
-    Args:
-        model: One that ``can_be_lean`` accepts; its weights are frozen from here on.
+    The model's weights are frozen from here on.
     """
     placed: set[int] = set()
     for layer in model.model.layers:

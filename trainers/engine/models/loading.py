@@ -50,11 +50,6 @@ class Loader:
     """Loads what one engine trains and samples from."""
 
     def __init__(self, settings: EngineSettings) -> None:
-        """Set up; nothing is loaded yet.
-
-        Raises:
-            ModelNotFoundError: The settings name a device this machine does not have, or no type.
-        """
         self.settings = settings
         self._dtype = read_dtype(settings.dtype)
         self.device = _resolve_device(settings.device)
@@ -115,11 +110,7 @@ class Loader:
 
 
 def read_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """A type of weights, by itself or by its name; None and "auto" for the engine's choice.
-
-    Raises:
-        ModelNotFoundError: There is no such type here.
-    """
+    """A type of weights, by itself or by its name; None and "auto" for the engine's choice."""
     if dtype is None or dtype == "auto":
         return None
     found = DTYPES.get(str(dtype).removeprefix("torch."))

@@ -20,21 +20,11 @@ from torch.utils.checkpoint import checkpoint
 STRETCH_BYTES = 2**27
 """Most bytes of logits that stand at once in training; a backward pass holds about three such."""
 
-_BLOCK = 2**14
-"""Rows of the output layer that are turned into float32 at once."""
+_BLOCK = 2**14  # Rows of the output layer that are turned into float32 at once
 
 
 def float_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Logits in float32, whatever the type of the weights.
-
-    Args:
-        hidden: [..., H].
-        weight: [V, H].
-        bias: [V], or None.
-
-    Returns:
-        [..., V].
-    """
+    """[..., H] -> [..., V] in float32, whatever the type of the [V, H] weights."""
     if weight.dtype == torch.float32:
         return F.linear(hidden, weight, bias)
     if weight.device.type != "cpu" and not torch.is_grad_enabled():
@@ -55,16 +45,9 @@ def fits_whole(tokens: int, vocabulary: int) -> bool:
 def target_logprobs(
     hidden: Tensor, head: Callable[[Tensor], Tensor], targets: Tensor, vocabulary: int
 ) -> Tensor:
-    """Log-probabilities of the targets, without all logits at once.
+    """Log-probabilities of [N] or [N, K] targets in float32, without all logits at once.
 
-    Args:
-        hidden: [N, H].
-        head: From [n, H] to [n, V] logits in float32.
-        targets: [N] or [N, K].
-        vocabulary: V.
-
-    Returns:
-        Of the targets' shape, float32.
+    ``head`` goes from [n, H] to [n, V] logits in float32.
     """
     rows = max(1, STRETCH_BYTES // (4 * vocabulary))
     if len(hidden) <= rows:

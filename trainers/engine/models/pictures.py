@@ -48,14 +48,10 @@ _KEPT_BYTES = 2**28
 class Picture:
     """An image, ready for a model."""
 
-    name: int
-    """Below 0; the same for the same bytes."""
-    patches: Tensor
-    """[P, D] float32."""
-    grid: tuple[int, int, int]
-    """Patches in time (1), from top to bottom, and from left to right."""
-    merge: int
-    """Patches a side that become one token."""
+    name: int  # Below 0; the same for the same bytes
+    patches: Tensor  # [P, D] float32
+    grid: tuple[int, int, int]  # Patches in time (1), from top to bottom, and from left to right
+    merge: int  # Patches a side that become one token
 
     @property
     def tokens(self) -> int:
@@ -71,8 +67,7 @@ _named: WeakValueDictionary[int, Picture] = WeakValueDictionary()
 class Row:
     """What a prompt or a datum is read into; hold it while its ids are in work."""
 
-    ids: list[int]
-    """Token ids, and names of pictures."""
+    ids: list[int]  # Token ids, and names of pictures
     pictures: tuple[Picture, ...] = ()
 
 
@@ -80,7 +75,6 @@ class PictureReader:
     """Reads what is given to one base model."""
 
     def __init__(self, base_model: str) -> None:
-        """Nothing is loaded before the first image."""
         self._base_model = base_model
         self._last: OrderedDict[int, Picture] = OrderedDict()
         self._lock = Lock()
@@ -170,7 +164,6 @@ class Sight:
     """How a model is given rows that may hold pictures."""
 
     def __init__(self, config: Any) -> None:
-        """Read the model's configuration."""
         self._image: int = config.image_token_id
         self._other: int = config.video_token_id
 

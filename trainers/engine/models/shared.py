@@ -21,17 +21,11 @@ class SharedBases:
     """The bases that are in use, by name."""
 
     def __init__(self) -> None:
-        """Nothing is loaded yet."""
         self._loaded: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
 
     def tree(self, name: str, load: Callable[[], Any]) -> Any:
-        """A model with the weights of a base.
-
-        Args:
-            name: Of the base.
-            load: Loads it, where nobody uses it yet.
-        """
+        """A model with the weights of a base, which ``load`` loads where nobody uses it yet."""
         with self._lock:
             original = self._loaded.get(name)
             if original is None:

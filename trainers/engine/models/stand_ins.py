@@ -37,14 +37,6 @@ class StandIns:
     """
 
     def __init__(self, patterns: Mapping[str, str] | None = None) -> None:
-        """Check that the stand-ins are there.
-
-        Args:
-            patterns: Model by pattern: a shipped base, a folder, or a name in the Hub's cache.
-
-        Raises:
-            ModelNotFoundError: One cannot be loaded here.
-        """
         self._patterns = dict(patterns or {})
         self._said: set[str] = set()
         for pattern, model in self._patterns.items():

@@ -39,45 +39,29 @@ from evert.trainers.engine.sampling.prefix_cache import Kept, PrefixCache
 class Admitted:
     """What ``admit`` returns: the new rows, in order, after those that were there."""
 
-    owners: list[int]
-    """For each new row, the index of its prompt."""
-    logits: Tensor
-    """[new rows, V] logits of the first token to sample, float32."""
-    computed_tokens: int
-    """Prompt tokens that went through the model, padding not counted."""
-    passes: int
-    """Forward passes it took."""
+    owners: list[int]  # For each new row, the index of its prompt
+    logits: Tensor  # [new rows, V] logits of the first token to sample, float32
+    computed_tokens: int  # Prompt tokens that went through the model, padding not counted
+    passes: int  # Forward passes it took
 
 
 @dataclass(frozen=True, eq=False)
 class Weights:
     """What rows are computed with."""
 
-    model: Any
-    """What computes them."""
-    prefixes: PrefixCache
-    """What was computed with it so far."""
+    model: Any  # What computes them
+    prefixes: PrefixCache  # What was computed with it so far
 
 
 class Batch(ABC):
     """Rows that are decoded together."""
 
     def __init__(self, weights: Weights, device: torch.device, vocabulary: int) -> None:
-        """Start empty.
-
-        Args:
-            weights: Prompts are computed with these, until ``turn_to``.
-            device: Where they are.
-            vocabulary: How many logits a token has.
-        """
-        self.weights = weights
-        """What prompts are computed with now."""
-        self.passes = 0
-        """Forward passes over given tokens so far."""
+        self.weights = weights  # What prompts are computed with now
+        self.passes = 0  # Forward passes over given tokens so far
         self.computed_tokens = 0
         """Given tokens that went through the model so far, padding not counted."""
-        self.device = device
-        """Where the weights are."""
+        self.device = device  # Where the weights are
         self._most_logits = max(1, LOGITS_BYTES // (4 * vocabulary))
 
     @property
@@ -138,15 +122,10 @@ class Batch(ABC):
     def compute(
         self, jobs: Sequence[SomeJob], *, join: bool = False
     ) -> Iterator[tuple[list[SomeJob], Iterator[Tensor]]]:
-        """Run what is not remembered of some rows, and remember it.
+        """Run what is not remembered of some rows, and remember it; with ``join`` they become rows.
 
-        Args:
-            jobs: The rows; one of which everything is remembered and nothing wanted is left out.
-            join: Whether they become rows of this batch, in the order in which they are yielded.
-
-        Yields:
-            Jobs that were run together, and the logits of the tokens that are wanted of them, job
-            by job: one or more [N, V], float32, not to be held all at once.
+        Yields jobs that were run together, and the logits that are wanted of them, job by job: one
+        or more [N, V], float32, not to be held all at once. A job with nothing to do is left out.
         """
         for job in jobs:
             job.start, job.kept = self.weights.prefixes.longest(job.tokens, job.first)
@@ -165,7 +144,6 @@ class Batch(ABC):
         self._prefixes_of(row).put(done, lambda start, end: self._read(row, start, end))
 
     def _compute_ahead(self, beginnings: Sequence[np.ndarray]) -> None:
-        """Have some tokens remembered, each row [T]."""
         scratch = self._fresh()
         for _ in scratch.compute([Job(tokens, len(tokens)) for tokens in beginnings]):
             pass
@@ -173,7 +151,6 @@ class Batch(ABC):
         self.computed_tokens += scratch.computed_tokens
 
     def _remember(self, jobs: Sequence[Job], read: Callable[[int, int, int], Kept]) -> None:
-        """Put rows that were run into the cache; ``read`` takes a row's place in the chunk."""
         for place, job in enumerate(jobs):
             self.weights.prefixes.put(job.tokens, partial(read, place))
 

@@ -29,17 +29,7 @@ def stream_key(*parts: bytes | int) -> int:
 
 
 def uniforms(keys: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """The ``steps[i]``-th number of stream ``keys[i]``.
-
-    SplitMix64 as a counter-based generator: no state, so rows come and go freely.
-
-    Args:
-        keys: [B] uint64.
-        steps: [B] uint64.
-
-    Returns:
-        [B] float64 in [0, 1).
-    """
+    """The ``steps[i]``-th number in [0, 1) of stream ``keys[i]``: SplitMix64 without state."""
     x = keys + steps * _GOLDEN + _GOLDEN
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -51,27 +41,17 @@ def uniforms(keys: np.ndarray, steps: np.ndarray) -> np.ndarray:
 class Temper:
     """How each row's distribution is shaped before the draw."""
 
-    temperature: Tensor
-    """[B] float32; 0 means greedy."""
-    top_k: Tensor | None
-    """[B] int64, V for no limit; None where no row has a limit."""
-    top_p: Tensor | None
-    """[B] float32, 1 for no limit; None where no row has a limit."""
-    plain: bool
-    """All temperatures are 1 and nothing is truncated."""
+    temperature: Tensor  # [B] float32; 0 means greedy
+    top_k: Tensor | None  # [B] int64, V for no limit; None where no row has a limit
+    top_p: Tensor | None  # [B] float32, 1 for no limit; None where no row has a limit
+    plain: bool  # All temperatures are 1 and nothing is truncated
 
 
 def draw(logits: Tensor, temper: Temper, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw one token a row, by inverting the cumulative distribution.
+    """One token a row for [B, V] logits and [B] numbers in [0, 1), by inverting the distribution.
 
-    Args:
-        logits: [B, V] float32.
-        temper: How to shape the distribution.
-        uniform: [B] float64 in [0, 1).
-
-    Returns:
-        [B] token ids, and [B] their log-probabilities under the model itself: at temperature 1 and
-        untruncated, whatever ``temper`` says. That is what a trainer computes for the same token.
+    Returns [B] token ids, and [B] their log-probabilities under the model itself, at temperature 1
+    and untruncated, whatever ``temper`` says: what a trainer computes for the same token.
     """
     logprobs = torch.log_softmax(logits, dim=-1)
     shaped = logprobs if temper.plain else _shape(logprobs, temper)
@@ -112,8 +92,7 @@ class Stops:
 
     tokens: frozenset[int]
     texts: tuple[str, ...] = ()
-    window: int = 0
-    """Number of last tokens whose text must be looked at; 0 without texts."""
+    window: int = 0  # Number of last tokens whose text must be looked at; 0 without texts
 
     def hit(self, tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> bool:
         """Whether the last token of a reply completed a stop."""
@@ -130,14 +109,8 @@ def make_stops(
 ) -> Stops:
     """Read ``SamplingParams.stop``.
 
-    Args:
-        stop: None for the model's own end tokens; an empty list for no stop at all; token ids,
-            which are all that then stops; or texts, which join the model's own end tokens
-            (special tokens are written as text, for example ``"<|im_end|>"``).
-        end_tokens: The model's own.
-
-    Raises:
-        SamplingRequestError: Neither ids nor non-empty texts.
+    None: the model's own end tokens. An empty list: no stop at all. Token ids: they alone. Texts
+    (also of special tokens, such as ``"<|im_end|>"``) join the model's own end tokens.
     """
     if stop is None:
         return Stops(frozenset(end_tokens))

@@ -21,8 +21,7 @@ from evert.trainers.engine.sampling.lean_batch import LeanBatch
 from evert.trainers.engine.sampling.memory import cache_bytes, cache_token_bytes
 from evert.trainers.engine.sampling.prefix_cache import PrefixCache
 
-_PREFIX_SHARE = 8
-"""One part in so many of the cache's memory goes to remembered prefixes."""
+_PREFIX_SHARE = 8  # One part in so many of the cache's memory goes to remembered prefixes
 
 
 class FrozenModel(Protocol):
@@ -57,7 +56,6 @@ class FrozenLean:
     """A frozen Llama-like model."""
 
     def __init__(self, model: Any) -> None:
-        """Copy the weights of ``model``, but for those of a shared base."""
         self.base: Any = original_of(model)  # stays loaded while it is sampled from
         lean = LeanModel(model, copied=self.base is None)
         self.device = lean.device

@@ -37,7 +37,6 @@ class GenericBatch(Batch):
     """Rows of any model; see ``Batch``."""
 
     def __init__(self, weights: Weights) -> None:
-        """Start empty."""
         model = weights.model
         self._attends = attends(model)
         vocabulary = model.config.get_text_config(decoder=True).vocab_size
@@ -197,7 +196,6 @@ class GenericBatch(Batch):
         self._cache.reorder_cache(picks)
 
     def _cut(self, length: int) -> None:
-        """Drop the columns before the last ``length`` ones."""
         self._mask = self._mask[:, -length:]
         for layer in self._cache.layers:
             layer.keys, layer.values = layer.keys[:, :, -length:], layer.values[:, :, -length:]

@@ -26,43 +26,34 @@ from evert.trainers.engine.sampling.prefix_cache import Kept, PrefixCache
 from evert.trainers.engine.sampling.row_cache import RowCache
 from evert.trainers.engine.sampling.stem import Stem, best_stem
 
-_LANE_ROWS = 96
-"""Rows whose step is worth a core of their own."""
+_LANE_ROWS = 96  # Rows whose step is worth a core of their own
 
-_LANE_TOKENS = 256
-"""Tokens of prompts that are."""
+_LANE_TOKENS = 256  # Tokens of prompts that are
 
 
 class LeanBatch(Batch):
     """Rows of a ``LeanModel``; see ``Batch``."""
 
     def __init__(self, weights: Weights) -> None:
-        """Start empty; memory is taken as rows arrive."""
         model: LeanModel = weights.model
-        self._decoder = model
-        """Steps all rows, whatever their adapters."""
+        self._decoder = model  # Steps all rows, whatever their adapters
         super().__init__(weights, model.device, model.head.shape[0])
-        self._weights: list[Weights] = []
-        """For each row, what it is computed with."""
+        self._weights: list[Weights] = []  # For each row, what it is computed with
         self._lengths: list[int] = []
-        self._starts: list[int] = []
-        """For each row, how many of its tokens are the stem's."""
+        self._starts: list[int] = []  # For each row, how many of its tokens are the stem's
         self._stem: Stem | None = None
         self._stem_weights = weights
-        self._without: Tensor | None = None
-        """[B] which rows are without it; None where none is."""
+        self._without: Tensor | None = None  # [B] which rows are without it; None where none is
         self._positions = torch.zeros(0, dtype=torch.long, device=model.device)
         self._columns = self._positions
         """[B] where the next token of each row goes: in the whole row, and in its stretch."""
-        self._rows = self._columns
-        """[B] 0, 1, ..."""
+        self._rows = self._columns  # [B] 0, 1, ...
         self._open, self._shut = (
             torch.tensor(value, dtype=model.dtype, device=model.device)
             for value in (0.0, float("-inf"))
         )
         """What is added to the score of a token that is there, and of one that is not."""
-        self._longest = self._widest = 0
-        """The most of either."""
+        self._longest = self._widest = 0  # The most of either
         self._cache = RowCache(model)
 
     @property

@@ -16,36 +16,25 @@ from evert.trainers.engine.models.logits import STRETCH_BYTES
 from evert.trainers.engine.sampling.prefill import chunk_tokens
 from evert.trainers.system.machine import free_memory
 
-_SHARE = 2
-"""One part in so many of the free memory is for a training pass."""
+_SHARE = 2  # One part in so many of the free memory is for a training pass
 
-_LEAST_TOKENS = 256
-"""Fewer would only be slow; where these do not fit, running out of memory tells."""
+_LEAST_TOKENS = 256  # Fewer would only be slow; where these do not fit, running out of memory tells
 
-_CACHE_SHARE = 4
-"""One part in so many of the free memory is for the keys and values of a sampler."""
+_CACHE_SHARE = 4  # One part in so many of the free memory is for the keys and values of a sampler
 
-_CACHE_BYTES = 2 * 2**30
-"""More than this no sampler needs on a CPU."""
+_CACHE_BYTES = 2 * 2**30  # More than this no sampler needs on a CPU
 
 
 @dataclass(frozen=True)
 class PassBudget:
     """How a batch is cut for training."""
 
-    tokens: int
-    """Most tokens of a micro-batch, padding included; a longer row is one of its own."""
-    checkpointing: bool
-    """Whether layers are computed again in the backward pass."""
-    at_once: int = 1
-    """Most micro-batches that run side by side."""
+    tokens: int  # Most tokens of a micro-batch, padding included; a longer row is one of its own
+    checkpointing: bool  # Whether layers are computed again in the backward pass
+    at_once: int = 1  # Most micro-batches that run side by side
 
     def smaller(self, lengths: Sequence[int]) -> "PassBudget | None":
-        """What to try where this was too much; None where nothing is left to try.
-
-        Args:
-            lengths: Tokens of each row.
-        """
+        """What to try where rows of these lengths were too much; None where nothing is left."""
         if self.at_once > 1:
             return replace(self, at_once=1)
         if not self.checkpointing:
@@ -65,10 +54,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def activation_bytes(config: Any, dtype: torch.dtype, *, checkpointing: bool) -> int:
-    """What one token of a training pass keeps for the backward pass, logits not counted.
-
-    An estimate, on the safe side, from the sizes of a transformer's layers.
-    """
+    """What a token of a training pass keeps, without logits: an estimate on the safe side."""
     config = config.get_text_config()
     hidden, layers = config.hidden_size, config.num_hidden_layers
     heads = config.num_attention_heads
@@ -97,12 +83,7 @@ def cache_token_bytes(config: Any, dtype: torch.dtype) -> int:
 
 
 def cache_bytes(device: torch.device, free: int | None = None) -> int:
-    """Most that a sampler's keys and values may take.
-
-    Args:
-        device: Where they are.
-        free: What may be taken there in all; None for what is free now.
-    """
+    """Most that a sampler's keys and values may take of ``free``; None for what is free now."""
     share = (free_bytes(device) if free is None else free) // _CACHE_SHARE
     return share if device.type == "cuda" else min(_CACHE_BYTES, share)
 
@@ -117,17 +98,10 @@ def pass_budget(
     checkpointing: bool | None,
     slopes: int = 0,
 ) -> PassBudget:
-    """Cut a batch so that a training pass fits into the memory there is.
+    """Cut a batch of rows of these lengths so that a training pass fits into ``free`` memory.
 
-    Args:
-        lengths: Tokens of each row.
-        config: The model's.
-        dtype: Type of the weights.
-        device: Where the pass runs.
-        free: What may be taken there; None for what is free now.
-        checkpointing: Whether layers are computed again in the backward pass; None for where the
-            pass would not fit otherwise.
-        slopes: Bytes of the gradient of each pass that runs beside others.
+    ``checkpointing``: None for where the pass would not fit otherwise. ``slopes``: bytes of the
+    gradient of each pass that runs beside others.
     """
     wanted = chunk_tokens(device)
     logits = logits_bytes(config, device)

@@ -16,27 +16,21 @@ import torch
 
 from evert.trainers.engine.sampling.prefix_cache import Kept, common_length
 
-LOGITS_BYTES = 2**29
-"""Most bytes of logits held at once."""
+LOGITS_BYTES = 2**29  # Most bytes of logits held at once
 
 _CHUNK_TOKENS = {"cpu": 1024, "cuda": 8192}
 
-_PASS_SHARE = 32
-"""A pass of its own is worth one part in so many of the tokens of a chunk."""
+_PASS_SHARE = 32  # A pass of its own is worth one part in so many of the tokens of a chunk
 
 
 @dataclass
 class Job:
     """A row to be computed."""
 
-    tokens: np.ndarray
-    """[T] int64."""
-    first: int
-    """From which token on logits are wanted; T for none."""
-    start: int = 0
-    """How many of the tokens are remembered."""
-    kept: list[Kept] = field(default_factory=list)
-    """What is remembered of them, piece after piece."""
+    tokens: np.ndarray  # [T] int64
+    first: int  # From which token on logits are wanted; T for none
+    start: int = 0  # How many of the tokens are remembered
+    kept: list[Kept] = field(default_factory=list)  # What is remembered of them, piece after piece
 
     @property
     def todo(self) -> int:
@@ -51,16 +45,14 @@ SomeJob = TypeVar("SomeJob", bound=Job)
 class Shared:
     """What several rows begin with."""
 
-    length: int
-    """In tokens."""
-    rows: list[int]
-    """Their numbers."""
+    length: int  # In tokens
+    rows: list[int]  # Their numbers
 
 
 def chunk_tokens(device: torch.device) -> int:
     """Most tokens, padding included, that a forward pass over given tokens should have.
 
-    On a CPU small passes waste less on padding and lose nothing; a GPU wants large ones.
+    A CPU wastes less on padding in small passes; a GPU wants large ones.
     """
     return _CHUNK_TOKENS.get(device.type, 1024)
 
@@ -91,11 +83,7 @@ def chunks(jobs: Sequence[SomeJob], budget: int) -> Iterator[list[SomeJob]]:
 
 
 def beginnings(rows: Sequence[np.ndarray]) -> Iterator[Shared]:
-    """Everything that two or more rows begin with, longest for these rows; the shorter ones first.
-
-    Args:
-        rows: [T] ids of each.
-    """
+    """Everything that two or more rows begin with, longest for these; the shorter ones first."""
     # Big-endian, so that bytes sort as tokens do.
     order = sorted(range(len(rows)), key=lambda row: rows[row].astype(">u4").tobytes())
     alike = [0, *(common_length(rows[a], rows[b]) for a, b in pairwise(order))]
@@ -113,16 +101,10 @@ def beginnings(rows: Sequence[np.ndarray]) -> Iterator[Shared]:
 def shared(
     rows: Sequence[np.ndarray], starts: Sequence[int], device: torch.device, most: int
 ) -> list[list[Shared]]:
-    """What is to be computed once, ahead of the rows that begin with it.
+    """What is to be computed once, ahead of the rows that begin with it, level by level.
 
-    Args:
-        rows: [T] ids of each.
-        starts: How many tokens of each are remembered.
-        device: Says what a forward pass costs: what would save less is left alone.
-        most: Longer ones cannot be remembered.
-
-    Returns:
-        Beginnings, level by level: those of a level go on from those of the level before it.
+    Of each row ``starts`` tokens are remembered; beginnings over ``most`` tokens cannot be, and are
+    left out, as are those that save less than a pass costs. A level goes on from the one before.
     """
     least = chunk_tokens(device) // _PASS_SHARE
     known, depth = list(starts), [0] * len(rows)

@@ -25,42 +25,26 @@ class _Node:
         self.tokens = tokens
         self.kept = kept
         self.parent = parent
-        self.children: dict[int, _Node] = {}
-        """By the first of their tokens."""
+        self.children: dict[int, _Node] = {}  # By the first of their tokens
 
 
 class PrefixCache:
     """Keys and values of what begins prompts and rows."""
 
     def __init__(self, max_tokens: int) -> None:
-        """Keep at most ``max_tokens`` tokens in all."""
         self.max_tokens = max_tokens
-        self.tokens = 0
-        """Tokens that are kept; what rows share counts once."""
+        self.tokens = 0  # Tokens that are kept; what rows share counts once
         self._root = _Node(np.zeros(0, np.int64), (), None)
         self._used: OrderedDict[_Node, None] = OrderedDict()
         """Every node but the root, the least recently used first; each after all of its own."""
 
     def longest(self, tokens: np.ndarray, most: int) -> tuple[int, list[Kept]]:
-        """What is kept of the beginning of a row.
-
-        Args:
-            tokens: [T] ids of the row.
-            most: Tokens to look for at most.
-
-        Returns:
-            How many of them were found, and what is kept of them, piece after piece.
-        """
+        """How many of a row's first ``most`` tokens are kept, and what of them, in pieces."""
         path, length = self._walk(tokens[:most])
         return length, [_cut(node.kept, 0, same) for node, same in path]
 
     def put(self, tokens: np.ndarray, read: Callable[[int, int], Kept]) -> None:
-        """Keep a row; only what is new of it is read.
-
-        Args:
-            tokens: [T] ids of the row. More than ``max_tokens`` are not kept.
-            read: Copies what was computed for the tokens from one place to another.
-        """
+        """Keep a row, unless it is too long; ``read(start, end)`` copies what is new of it."""
         path, length = self._walk(tokens)
         if length == len(tokens) or len(tokens) > self.max_tokens:
             return

@@ -10,23 +10,18 @@ from torch import Tensor
 
 from evert.trainers.engine.models.lean import LeanModel
 
-_LENGTH_STEP = 64
-"""Lengths are multiples of this, so that growing is rare."""
+_LENGTH_STEP = 64  # Lengths are multiples of this, so that growing is rare
 
 
 class RowCache:
     """Stretches of keys and values."""
 
     def __init__(self, model: LeanModel) -> None:
-        """Start empty; memory is taken as rows arrive."""
         self._shape = model.key_heads, model.head_size
         self._like = model.embedding
-        self.keys = [self._empty(0, 0) for _ in model.layers]
-        """[B, Hkv, L, D] of each layer."""
-        self.values = [self._empty(0, 0) for _ in model.layers]
-        """The same."""
-        self.places = torch.arange(0, device=self._like.device)
-        """[L] 0, 1, ..."""
+        self.keys = [self._empty(0, 0) for _ in model.layers]  # [B, Hkv, L, D] of each layer
+        self.values = [self._empty(0, 0) for _ in model.layers]  # The same
+        self.places = torch.arange(0, device=self._like.device)  # [L] 0, 1, ...
 
     @property
     def length(self) -> int:

@@ -23,16 +23,13 @@ class Request:
     """A request to sample: the prompt, how to draw, and what is done of it."""
 
     model: FrozenModel
-    tokenizer: "PreTrainedTokenizerBase"
-    """Decodes replies where there are stops in text."""
+    tokenizer: "PreTrainedTokenizerBase"  # Decodes replies where there are stops in text
     prompt: list[int]
     params: types.SamplingParams
     stops: Stops
     max_tokens: int
-    keys: list[int]
-    """Random stream of each sample that is wanted."""
-    pictures: Sequence[Picture] = ()
-    """Those that the prompt names: held here while it is in work."""
+    keys: list[int]  # Random stream of each sample that is wanted
+    pictures: Sequence[Picture] = ()  # Those that the prompt names: held here while it is in work
     future: "Future[list[types.SampledSequence]]" = field(default_factory=Future)
     done: dict[int, types.SampledSequence] = field(default_factory=dict)
     """Finished samples, by index."""
@@ -51,8 +48,7 @@ class Row:
     """One sample of a request, as far as it was drawn."""
 
     request: Request
-    index: int
-    """Which of the request's samples this is."""
+    index: int  # Which of the request's samples this is
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -61,7 +57,6 @@ class RunningBatch:
     """The rows of one running batch."""
 
     def __init__(self, model: FrozenModel) -> None:
-        """Start without rows; those to come are of this model, or of others of its base."""
         self.batch = model.new_batch()
         self.rows: list[Row] = []
         self._device = model.device

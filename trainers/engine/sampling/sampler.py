@@ -39,8 +39,7 @@ from evert.trainers.engine.sampling.scoring import Read, log_probabilities
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_REMEMBERED = 2**16
-"""Prompts of which it is known how often they were asked: 15 MB."""
+_REMEMBERED = 2**16  # Prompts of which it is known how often they were asked: 15 MB
 
 
 class Sampler:
@@ -57,17 +56,6 @@ class Sampler:
         vocabulary: int = 2**31,
         scheduler: Scheduler | None = None,
     ) -> None:
-        """Take over a frozen model.
-
-        Args:
-            model: The model.
-            tokenizer: Decodes replies where a request has stops in text.
-            seed: Seed of all random streams.
-            context_length: Most tokens of prompt and reply together.
-            end_tokens: Tokens that end a reply when a request names no stop.
-            vocabulary: Tokens that the model knows.
-            scheduler: Does the work, for others of the same base, too; None for one of its own.
-        """
         self.scheduler = scheduler or Scheduler()
         self._own = scheduler is None
         self._model = model
@@ -95,16 +83,7 @@ class Sampler:
         params: types.SamplingParams,
         pictures: Sequence[Picture] = (),
     ) -> "Future[list[types.SampledSequence]]":
-        """Ask for replies to a prompt.
-
-        Args:
-            prompt: Token ids, at least one.
-            num_samples: How many independent replies.
-            params: As Tinker reads them; ``max_tokens=None`` is up to the model's context.
-            pictures: Those that are named among the ids.
-
-        Returns:
-            A future of ``num_samples`` sequences. Cancelling it stops the work.
+        """Ask for replies to a prompt; cancelling the future stops the work.
 
         Raises:
             SamplingRequestError: The prompt or the parameters cannot be served.
@@ -132,18 +111,10 @@ class Sampler:
         read: Read = log_probabilities,
         pictures: Sequence[Picture] = (),
     ) -> "Future[list[Any]]":
-        """Ask for the log-probability of each token given those before it.
+        """Ask for the log-probability of each of the last n tokens (None: all), given all before.
 
-        Args:
-            tokens: Token ids, at least one.
-            last_n: How many of the last tokens are wanted; None for all.
-            read: Makes something else of the logits of each. Requests with the same function (the
-                same object) are read together.
-            pictures: Those that are named among the ids.
-
-        Returns:
-            A future of one value a token; None for the first, which nothing precedes, and for what
-            is not wanted.
+        ``read`` may make something else of the logits; requests with the same object are read
+        together. The future has a value a token: None for the first, and for what is not wanted.
 
         Raises:
             SamplingRequestError: No tokens, or more than the model can hold.
@@ -164,10 +135,7 @@ class Sampler:
         return asked.future
 
     def close(self) -> None:
-        """Refuse further calls. Requests that have no answer yet fail, unless others' work goes on.
-
-        Further calls do nothing.
-        """
+        """Refuse further calls; requests without an answer fail, unless others' work goes on."""
         self._closed = True
         if self._own:
             self.scheduler.close()

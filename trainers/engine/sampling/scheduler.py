@@ -29,14 +29,12 @@ from evert.trainers.engine.sampling.frozen import FrozenModel
 from evert.trainers.engine.sampling.running_batch import Row, RunningBatch
 from evert.trainers.engine.sampling.scoring import Scoring, score
 
-MAX_ROWS = 256
-"""Most rows decoded together; further requests wait."""
+MAX_ROWS = 256  # Most rows decoded together; further requests wait
 
 _EXPECTED_REPLY = 1024
 """Tokens a reply is expected to need at most when rows are fitted into memory."""
 
-_sequence_numbers = itertools.count()
-"""Of all sequences: their ids are told apart within a session."""
+_sequence_numbers = itertools.count()  # Of all sequences: their ids are told apart within a session
 
 _LINGER_SECONDS = 1.0
 _GATHER_SECONDS = 0.0005
@@ -47,16 +45,14 @@ _GATHER_ROUNDS = 10
 class SchedulerStats:
     """What a scheduler has done so far."""
 
-    forward_passes: int = 0
-    """Forward passes of any kind."""
+    forward_passes: int = 0  # Forward passes of any kind
     prompt_tokens: int = 0
     """Given tokens that went through the model, to sample or to score; what rows share, and what
     is remembered, is not counted twice."""
     sampled_tokens: int = 0
     scored_tokens: int = 0
     """Given tokens of which something was computed from the logits: their log-probability."""
-    largest_batch: int = 0
-    """Most rows decoded together."""
+    largest_batch: int = 0  # Most rows decoded together
 
 
 @dataclass(eq=False, kw_only=True)
@@ -64,8 +60,7 @@ class Asked(Scoring):
     """A request to score."""
 
     model: FrozenModel
-    pictures: Sequence[Picture] = ()
-    """Those that the tokens name: held here while they are in work."""
+    pictures: Sequence[Picture] = ()  # Those that the tokens name: held here while they are in work
     future: "Future[list[Any]]" = field(default_factory=Future)
 
 
@@ -73,7 +68,6 @@ class Scheduler:
     """One running batch and its worker; see the module's docstring."""
 
     def __init__(self) -> None:
-        """Nothing is asked yet."""
         self.stats = SchedulerStats()
         self._lock = threading.Condition()
         self._waiting: deque[Row] = deque()
@@ -88,21 +82,13 @@ class Scheduler:
         return bool(self._runs)
 
     def sample(self, rows: Sequence[Row]) -> None:
-        """Have rows decoded; their request's future has the answer.
-
-        Raises:
-            EngineClosedError: The scheduler was closed.
-        """
+        """Have rows decoded; their request's future has the answer."""
         with self._lock:
             self._wake()
             self._waiting.extend(rows)
 
     def score(self, asked: Asked) -> None:
-        """Have tokens scored; the request's future has the answer.
-
-        Raises:
-            EngineClosedError: The scheduler was closed.
-        """
+        """Have tokens scored; the request's future has the answer."""
         with self._lock:
             self._wake()
             self._scores.append(asked)

@@ -39,10 +39,8 @@ def log_probabilities(logits: Tensor, tokens: np.ndarray, places: np.ndarray) ->
 class Scoring:
     """A row of tokens, and what is wanted of them."""
 
-    tokens: np.ndarray
-    """[T] int64."""
-    next: int = 1
-    """The first token whose value is still wanted; nothing precedes token 0."""
+    tokens: np.ndarray  # [T] int64
+    next: int = 1  # The first token whose value is still wanted; nothing precedes token 0
     read: Read = log_probabilities
     values: list[Any] = field(default_factory=list)
     """Filled by ``score``: one a token that was wanted."""
@@ -56,15 +54,7 @@ class _Part(Job):
 
 
 def score(batch: Batch, rows: Sequence[Scoring]) -> int:
-    """Fill in the values of some rows.
-
-    Args:
-        batch: Of the model; no row is added to it.
-        rows: What is wanted.
-
-    Returns:
-        How many values were computed.
-    """
+    """Fill in the values of some rows, which do not join the batch; returns how many."""
     computed = 0
     for level in batch.shared([row.tokens for row in rows], [row.next - 1 for row in rows]):
         parts = [

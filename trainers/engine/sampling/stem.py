@@ -17,28 +17,23 @@ from torch import Tensor
 from evert.trainers.engine.sampling.prefill import beginnings
 from evert.trainers.engine.sampling.prefix_cache import Kept
 
-_LEAST_SAVED = 2048
-"""Tokens that rows must not hold for a stem to be worth its operations."""
+_LEAST_SAVED = 2048  # Tokens that rows must not hold for a stem to be worth its operations
 
-_LEAST_LENGTH = 128
-"""Tokens of a stem; attention over fewer is no slower in each row's own stretch."""
+_LEAST_LENGTH = 128  # Tokens of a stem; attention over fewer is no slower in each row's own stretch
 
-_ROWS = {"cpu": 32}
-"""Rows at a time: on a CPU, as many as have scores that its cache holds."""
+_ROWS = {"cpu": 32}  # Rows at a time: on a CPU, as many as have scores that its cache holds
 
 
 class Stem:
     """Keys and values of tokens that rows begin with."""
 
     def __init__(self, tokens: np.ndarray, pieces: Sequence[Kept]) -> None:
-        """Take over what the prefix cache keeps of ``tokens``, [P]."""
         self.tokens = tokens
         self.whole = torch.cat([piece for [piece] in pieces], dim=2)
         """[2 layers, Hkv, P, D]: the keys of all layers, then their values."""
         self._keys, self._values = self.whole.chunk(2)
 
     def __len__(self) -> int:
-        """How many tokens."""
         return len(self.tokens)
 
     def begins(self, row: np.ndarray) -> bool:
@@ -60,18 +55,10 @@ class Stem:
         bias: Tensor,
         without: Tensor | None,
     ) -> Tensor:
-        """Attention of one token a row over the stem and the row's own, in float32.
+        """Attention [B, 1, Hkv G D] of a token a row over the stem and [B, Hkv, L, D] of its own.
 
-        Args:
-            layer: Whose keys and values.
-            queries: [B, 1, Hkv G, D]
-            keys: [B, Hkv, L, D], the rows' own.
-            values: The same.
-            bias: [B, 1, 1, L] 0 for what a row has, else minus infinity.
-            without: [B] whether a row is without the stem; None where all are on it.
-
-        Returns:
-            [B, 1, Hkv G D]
+        ``bias`` [B, 1, 1, L] is 0 for what a row has, else minus infinity; ``without`` [B] says
+        which rows are without the stem, None that none is. Computed in float32.
         """
         most = _ROWS.get(queries.device.type, len(queries))
         if len(queries) > most:
@@ -95,12 +82,7 @@ class Stem:
 
 
 def best_stem(rows: Sequence[np.ndarray], copies: Sequence[int]) -> np.ndarray | None:
-    """The tokens of which most copies are saved; None where that is not worth it.
-
-    Args:
-        rows: [T] ids of prompts that join a batch.
-        copies: How many rows each of them becomes.
-    """
+    """The tokens of which most copies are saved where rows join; None where it does not pay."""
     longest = max(map(len, rows))
     if longest <= _LEAST_LENGTH or sum(copies) * longest < _LEAST_SAVED:
         return None

@@ -23,31 +23,16 @@ from evert.trainers.engine.training.provenance import sampled_mask
 class Example:
     """A datum as tensors on the model's device."""
 
-    tokens: np.ndarray
-    """[N] int64"""
-    targets: Tensor
-    """[N] or [N, K]"""
-    inputs: dict[str, Tensor]
-    """The loss's other inputs, each of the targets' shape, float32."""
-    pictures: Sequence[Picture] = ()
-    """Those that the tokens name."""
+    tokens: np.ndarray  # [N] int64
+    targets: Tensor  # [N] or [N, K]
+    inputs: dict[str, Tensor]  # The loss's other inputs, each of the targets' shape, float32
+    pictures: Sequence[Picture] = ()  # Those that the tokens name
 
 
 def read_example(
     datum: types.Datum, loss_fn: str, where: str, device: torch.device, reader: PictureReader
 ) -> Example:
-    """Read and check a datum.
-
-    Args:
-        datum: As a client sent it.
-        loss_fn: Tinker's name of the loss.
-        where: How to call the datum in messages, for example ``"Datum 3"``.
-        device: Where its tensors go.
-        reader: Reads its tokens and images.
-
-    Raises:
-        LossInputError: It does not fit the loss or the model.
-    """
+    """Read and check a datum, called ``where`` in messages, as tensors on a device."""
     check_inputs(loss_fn, datum.loss_fn_inputs, where)
     tensors = {key: value.to_torch() for key, value in datum.loss_fn_inputs.items()}
     targets = tensors.pop("target_tokens").long().to(device)
@@ -71,15 +56,10 @@ def read_example(
 
 
 def micro_batches(examples: Sequence[Example], budget: int, *, folds: bool) -> list[list[int]]:
-    """Cut a batch into micro-batches, each of examples of one kind.
+    """The numbers of the examples in each micro-batch, all of one kind.
 
-    Args:
-        examples: The batch.
-        budget: Most tokens of a micro-batch, padding included; a longer one is alone.
-        folds: Whether those that begin alike belong together, and not those of like lengths.
-
-    Returns:
-        The numbers of the examples in each.
+    ``budget``: most tokens, padding included; a longer one is alone. ``folds``: those that begin
+    alike belong together, and not those of like lengths.
     """
     # Examples with K targets a token cannot share a batch with those of another K.
     kinds: dict[tuple[Any, ...], list[int]] = {}
@@ -95,15 +75,7 @@ def micro_batches(examples: Sequence[Example], budget: int, *, folds: bool) -> l
 
 
 def length_sorted(rows: Sequence[np.ndarray], budget: int) -> Iterable[list[int]]:
-    """Group rows by length, longest first, so that padding stays small.
-
-    Args:
-        rows: [T] ids of each.
-        budget: Most tokens of a group, padding included; a longer row gets a group of its own.
-
-    Yields:
-        Row numbers of one group.
-    """
+    """Group rows by length, longest first; a row over ``budget``, padding included, is alone."""
     group: list[int] = []
     for i in sorted(range(len(rows)), key=lambda i: -len(rows[i])):
         if group and (len(group) + 1) * len(rows[group[0]]) > budget:

@@ -17,11 +17,9 @@ import numpy as np
 
 from evert.trainers.engine.sampling.prefix_cache import common_length
 
-_MOST_ROWS = 32
-"""Rows of a family: more would save little, and finding them is quadratic."""
+_MOST_ROWS = 32  # Rows of a family: more would save little, and finding them is quadratic
 
-_PRICE = 16
-"""Tokens that a family must save, for what is done of it twice."""
+_PRICE = 16  # Tokens that a family must save, for what is done of it twice
 
 _SEEN_AGAIN = 16
 """A tail holds its stem's keys and values: about one part in so many of what tokens hold."""
@@ -31,14 +29,11 @@ _SEEN_AGAIN = 16
 class Family:
     """Rows that go through the model together."""
 
-    rows: list[int]
-    """Their numbers."""
+    rows: list[int]  # Their numbers
     stem: int
     """Tokens that they begin with alike; all of them where there is one row, or equal ones."""
-    tail: int
-    """Tokens of the longest tail."""
-    tails: int
-    """Tails that differ; none where no row goes on."""
+    tail: int  # Tokens of the longest tail
+    tails: int  # Tails that differ; none where no row goes on
 
 
 @dataclass(frozen=True)
@@ -47,18 +42,13 @@ class Folded:
 
     stems: list[np.ndarray]
     tails: list[np.ndarray]
-    owners: list[int]
-    """For each tail, the number of its stem."""
+    owners: list[int]  # For each tail, the number of its stem
     places: np.ndarray
     """[N] for each token of each row, its place among those of the stems, then of the tails."""
 
 
 def families(rows: Sequence[np.ndarray]) -> list[Family]:
-    """Divide rows among families, so that the fewest tokens are computed.
-
-    Args:
-        rows: [T] ids of each.
-    """
+    """Divide rows among families, so that the fewest tokens are computed."""
     # Big-endian, so that bytes sort as tokens do: who begins alike is side by side.
     order = sorted(range(len(rows)), key=lambda row: rows[row].astype(">u4").tobytes())
     alike = [0, *(common_length(rows[a], rows[b]) for a, b in pairwise(order))]
@@ -84,14 +74,9 @@ def families(rows: Sequence[np.ndarray]) -> list[Family]:
 
 
 def cut(rows: Sequence[np.ndarray], budget: int) -> list[list[int]]:
-    """Cut a batch into parts of about as many tokens each, families whole where they fit.
+    """Cut rows into parts of about as many tokens each, families whole where they fit.
 
-    Args:
-        rows: [T] ids of each.
-        budget: Most tokens of a part, padding included; a longer row is alone.
-
-    Returns:
-        The numbers of the rows in each part.
+    A part has at most ``budget`` tokens, padding included; a longer row is alone.
     """
     fitting = [part for family in families(rows) for part in _halved(rows, family, budget)]
     total = sum(_size([family]) for family in fitting)
@@ -109,11 +94,7 @@ def cut(rows: Sequence[np.ndarray], budget: int) -> list[list[int]]:
 
 
 def fold(rows: Sequence[np.ndarray]) -> Folded:
-    """Lay rows out as they go through the model.
-
-    Args:
-        rows: [T] ids of each.
-    """
+    """Lay rows out as they go through the model."""
     stems: list[np.ndarray] = []
     tails: dict[tuple[int, bytes], tuple[int, np.ndarray]] = {}
     spans: list[tuple[int, int | None]] = [(0, None)] * len(rows)

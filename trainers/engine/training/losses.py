@@ -46,23 +46,14 @@ class Loss:
 
     formula: Callable[[Tensor, Inputs, Settings], Tensor]
     """(logprobs, inputs, settings) -> scalar; all tensors of one shape."""
-    required: tuple[str, ...]
-    """Loss inputs a datum must carry besides ``target_tokens``."""
-    settings: Mapping[str, float]
-    """Keys allowed in ``loss_fn_config``, with their defaults."""
-    by_datum: bool = False
-    """Whether the formula is of one datum, and not of any run of tokens."""
+    required: tuple[str, ...]  # Loss inputs a datum must carry besides ``target_tokens``
+    settings: Mapping[str, float]  # Keys allowed in ``loss_fn_config``, with their defaults
+    by_datum: bool = False  # Whether the formula is of one datum, and not of any run of tokens
     from_spans: bool = False
     """Whether it reads which tokens were sampled (``sampled``, 0 or 1) from provenance."""
 
     def total(self, logprobs: Tensor, data: Sequence[Inputs], settings: Settings) -> Tensor:
-        """The loss of several datums.
-
-        Args:
-            logprobs: Of the targets of all, one datum after another.
-            data: Each datum's other inputs.
-            settings: As ``resolve_settings`` returned them.
-        """
+        """The loss of several data: ``logprobs`` of all targets, one datum's after another's."""
         if self.by_datum:
             parts = torch.split(logprobs, [len(inputs["logprobs"]) for inputs in data])
             losses = [self.formula(*each, settings) for each in zip(parts, data, strict=True)]
@@ -81,11 +72,7 @@ class Loss:
 
 
 def get_loss(name: str) -> Loss:
-    """Look up a loss by Tinker's name for it.
-
-    Raises:
-        LossInputError: There is no loss of that name here.
-    """
+    """Look up a loss by Tinker's name for it."""
     if name not in LOSSES:
         raise LossInputError(
             f"Loss {name!r} is not one the embedded engine has; it has {', '.join(LOSSES)}. "
@@ -96,11 +83,7 @@ def get_loss(name: str) -> Loss:
 
 
 def resolve_settings(name: str, config: Mapping[str, Any] | None) -> dict[str, float]:
-    """The loss's defaults, overridden by ``loss_fn_config``.
-
-    Raises:
-        LossInputError: A key the loss does not have, or a value that is no number.
-    """
+    """The loss's defaults, overridden by ``loss_fn_config``."""
     defaults = get_loss(name).settings
     settings = dict(defaults)
     for key, value in (config or {}).items():
@@ -114,16 +97,7 @@ def resolve_settings(name: str, config: Mapping[str, Any] | None) -> dict[str, f
 
 
 def check_inputs(name: str, keys: Mapping[str, Any], where: str) -> None:
-    """Check that a datum carries exactly the tensors the loss reads.
-
-    Args:
-        name: The loss.
-        keys: The datum's ``loss_fn_inputs``.
-        where: How to call the datum in the message, for example ``"datum 3"``.
-
-    Raises:
-        LossInputError: A tensor is missing, or one is there that the loss does not read.
-    """
+    """Check that a datum, called ``where``, carries exactly the tensors the loss reads."""
     loss = get_loss(name)
     required = {"target_tokens", *loss.required}
     missing = sorted(required - set(keys))

@@ -33,14 +33,11 @@ class Passes:
     """The forward passes of one model in training."""
 
     def __init__(self, model: Any) -> None:
-        """Run ``model``, whatever its weights are when it runs."""
         self.model = model
-        self.count = 0
-        """Passes so far."""
+        self.count = 0  # Passes so far
         self._counting = threading.Lock()
         self._sight = sight_of(model)
-        self.folds = can_be_lean(model)
-        """Whether what rows begin with alike is computed once."""
+        self.folds = can_be_lean(model)  # Whether what rows begin with alike is computed once
         self._decoder: Any = None
         self._checkpointing = False
 
@@ -79,14 +76,9 @@ class Passes:
                 module.training = wanted
 
     def logprobs(self, rows: Sequence[np.ndarray], targets: Tensor) -> Tensor:
-        """Log-probabilities of the targets. May run in several threads at a time.
+        """Log-probabilities of [N] or [N, K] targets in float32, row after row.
 
-        Args:
-            rows: [T] token ids of each.
-            targets: [sum of the rows' lengths] or [sum, K], row after row.
-
-        Returns:
-            Of the targets' shape, float32.
+        May run in several threads at a time.
         """
         with self._counting:
             self.count += 1
@@ -184,10 +176,8 @@ def _keeping(kept: dict[int, tuple[Tensor, Tensor]]) -> Attend:
 def _after(kept: dict[int, tuple[Tensor, Tensor]], owners: Tensor, starts: Tensor) -> Attend:
     """Each token sees its row's stem, and what came before it in its tail.
 
-    Args:
-        kept: [stems, Hkv, S, D] keys and values of each layer.
-        owners: [B] each row's stem.
-        starts: [B] the length of that.
+    ``owners`` [B] and ``starts`` [B] are each row's stem and its length, ``kept`` each layer's keys
+    and values [stems, Hkv, S, D].
     """
     length = kept[0][0].shape[2]
     on_stem = torch.arange(length, device=owners.device) < starts[:, None]

@@ -35,11 +35,7 @@ def sampled_mask(datum: types.Datum) -> Tensor:
 
 
 def check_spans(datum: types.Datum, where: str, loss_fn: str) -> None:
-    """Check that a datum is traced, and trains on sampled tokens alone.
-
-    Raises:
-        LossInputError: It is not, or does not.
-    """
+    """Check that a datum is traced, and trains on sampled tokens alone."""
     spans = datum.loss_fn_input_spans
     if spans is None:
         raise LossInputError(

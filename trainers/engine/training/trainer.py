@@ -47,14 +47,10 @@ class Trainer:
         checkpointing: bool | None = None,
         reader: PictureReader | None = None,
     ) -> None:
-        """Train every parameter of ``model`` that requires a gradient.
+        """Train every parameter of ``model`` (in an adapter or not) that requires a gradient.
 
-        Args:
-            model: A Hugging Face causal language model, or one in an adapter of ``peft``.
-            tokenizer: Its tokenizer.
-            checkpointing: Whether layers are computed again in the backward pass, which takes less
-                memory and more time; None for where a pass would not fit otherwise.
-            reader: Reads the data of the model's base; None for text alone.
+        ``checkpointing``: None for where a pass would not fit otherwise. ``reader``: of the data
+        of the model's base; None for text alone.
         """
         self.model = model
         self._reader = reader or PictureReader(model.config.name_or_path)
@@ -73,11 +69,7 @@ class Trainer:
     def forward(
         self, data: Sequence[types.Datum], loss_fn: str, config: Mapping[str, Any] | None
     ) -> types.ForwardBackwardOutput:
-        """Compute the loss and the targets' log-probabilities; no gradient.
-
-        Raises:
-            LossInputError: The data do not fit the loss.
-        """
+        """Compute the loss and the targets' log-probabilities; no gradient."""
         with torch.no_grad():
             return self._run(data, loss_fn, config, backward=False)
 
@@ -86,9 +78,7 @@ class Trainer:
     ) -> types.ForwardBackwardOutput:
         """Like ``forward``, and add the gradient of the summed loss to what has accumulated.
 
-        Raises:
-            LossInputError: The data do not fit the loss. The accumulated gradient is then dropped
-                and the optimizer step that follows is refused.
+        An error drops the accumulated gradient, and the optimizer step that follows is refused.
         """
         try:
             with torch.enable_grad():
@@ -104,10 +94,6 @@ class Trainer:
 
         The loss is differentiated with respect to the log-probabilities it was given; a second
         pass carries that gradient into the model.
-
-        Raises:
-            LossInputError: A datum has no target tokens.
-            TrainingError: The loss does not depend on a datum's log-probabilities.
         """
         try:
             return self._run_custom(list(data), loss_fn)
@@ -117,9 +103,6 @@ class Trainer:
 
     def optim_step(self, params: types.AdamParams) -> types.OptimStepResponse:
         """Take one AdamW step with the accumulated gradient, then forget it.
-
-        Returns:
-            Metrics: the gradient's norm before clipping, and the learning rate.
 
         Raises:
             TrainingError: A pass before it failed, or the gradient is not finite; the weights are
@@ -139,12 +122,7 @@ class Trainer:
         )
 
     def save_weights(self, folder: Path, state: dict[str, Tensor] | None = None) -> None:
-        """Write the model (or its adapter) and the tokenizer, in Hugging Face or ``peft`` format.
-
-        Args:
-            folder: An existing folder.
-            state: Weights to write in place of the present ones; see ``copy_weights``.
-        """
+        """Write the model or its adapter (or what ``copy_weights`` gave), and the tokenizer."""
         options: dict[str, Any] = {} if state is None else {"state_dict": state}
         if hasattr(self.model, "peft_config"):
             options["save_embedding_layers"] = False  # an output layer is the base's, and large
@@ -173,11 +151,7 @@ class Trainer:
         safetensors.torch.save_file(tensors, folder / OPTIMIZER, {"steps": str(self.steps)})
 
     def load_optimizer(self, folder: Path) -> None:
-        """Read what ``save_optimizer`` wrote.
-
-        Raises:
-            CheckpointError: There is none, or it belongs to another model.
-        """
+        """Read what ``save_optimizer`` wrote."""
         file = folder / OPTIMIZER
         if not file.is_file():
             raise CheckpointError(
