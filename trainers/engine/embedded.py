@@ -9,6 +9,8 @@ import torch
 
 from evert.bridge.tokens.bases import register_base_tokenizers
 from evert.trainers.engine.clients.engine import Engine, logger
+from evert.trainers.engine.clients.rest_client import RestClient
+from evert.trainers.engine.clients.service_client import ServiceClient
 from evert.trainers.engine.common.network import no_network
 from evert.trainers.engine.installing import Swap, cpu_threads, swapped
 from evert.trainers.engine.models.loading import EngineSettings
@@ -82,14 +84,10 @@ def _in_use(engine: Engine) -> Iterator[Engine]:
 
 
 def _swaps(engine: Engine) -> list[Swap]:
-    from evert.trainers.engine.clients import rest_client, service_client
-
     # Classes, not functions: code loaded inside the block may use the names in annotations.
+    names = {"ServiceClient": ServiceClient, "RestClient": RestClient}
     clients = [
         (name, getattr(tinker, name), type(name, (ours,), {"engine": engine}))
-        for name, ours in (
-            ("ServiceClient", service_client.ServiceClient),
-            ("RestClient", rest_client.RestClient),
-        )
+        for name, ours in names.items()
     ]
     return [*clients, *lookups(engine.stand_ins)]

@@ -1,7 +1,5 @@
 """What a model takes in memory, told from its configuration before anything is loaded.
 
-``plan`` counts what the engine will hold: the weights, an adapter, gradient and optimizer, the
-versions of the weights that are sampled from, the cache of keys and values, and a training pass.
 Sizes of tensors are exact, those of passes the estimate that the engine itself goes by.
 """
 
@@ -48,8 +46,7 @@ class Plan:
     pass_tokens: int  # Most tokens of a micro-batch
     checkpointing: bool  # Whether passes of that many tokens compute their layers again
     training_pass: int
-    longest: int
-    """Most tokens of one datum: what fits with its layers computed again, or the context."""
+    longest: int  # Most tokens of one datum, layers computed again; or the context
     free: int  # What is free on the device now
 
     @property

@@ -24,8 +24,7 @@ import tinker
 
 from evert.bridge.errors import EvertError
 
-_REQUEST = httpx.Request("POST", "http://embedded-engine")
-"""What the SDK's status errors are an answer to; nothing was sent."""
+_REQUEST = httpx.Request("POST", "http://embedded-engine")  # Never sent; errors answer it
 
 
 class _Status(Exception):

@@ -59,7 +59,9 @@ def no_network(allow_hosts: Collection[str] = ()) -> Iterator[None]:
 
 def network_is_refused(host: str) -> bool:
     """Whether the guard is up and would refuse ``host``."""
-    return not _host_is_allowed(host)
+    return not _is_this_machine(host) and not all(
+        host in allowed.hosts or host in allowed.addresses for allowed in list(_active)
+    )
 
 
 def allowed_hosts() -> frozenset[str] | None:
@@ -127,7 +129,7 @@ def _guarded_sdk_init(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check(host: Any) -> None:
-    if not _host_is_allowed(_text(host)):
+    if network_is_refused(_text(host)):
         raise NetworkRefusedError(
             f"A connection to {_text(host)!r} was attempted while evert's embedded engine is in "
             "use; only this machine (loopback) may be reached. Call it outside the engine's "
@@ -149,12 +151,6 @@ def _text(host: Any) -> str:
     if isinstance(host, bytes | bytearray):
         return host.decode("ascii", "replace")
     return "" if host is None else str(host)
-
-
-def _host_is_allowed(host: str) -> bool:
-    return _is_this_machine(host) or all(
-        host in allowed.hosts or host in allowed.addresses for allowed in list(_active)
-    )
 
 
 def _is_this_machine(host: str) -> bool:

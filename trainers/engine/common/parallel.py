@@ -1,8 +1,6 @@
-"""Work that is done on several of this machine's cores at a time.
+"""Work on several of this machine's cores, where passes are too short for PyTorch's threads.
 
-A small model's pass is too short for PyTorch to share it out over threads; several passes at a time
-are not. Results come in the order of the work, so that sums over them are the same to the bit on
-any number of cores.
+Results come in the order of the work: sums are the same to the bit on any number of cores.
 """
 
 from collections import deque

@@ -21,8 +21,7 @@ class Delta:
 
     down: Tensor  # [R, in]
     up: Tensor  # [out, R], scaled
-    used: Tensor | None = None
-    """[B, R] 1 where a row of a batch has it, else 0; None where all have all."""
+    used: Tensor | None = None  # [B, R] 1 where a row has it, else 0; None: all have all
 
 
 def delta_of(*linears: Any) -> Delta | None:
@@ -71,7 +70,6 @@ def base_layer(linear: Any) -> Any:
 
 
 def _factors(linear: Any) -> list[tuple[Tensor, Tensor]]:
-    """(down, scaled up) of each adapter that is in use."""
     return [
         (linear.lora_A[name].weight, linear.lora_B[name].weight * linear.scaling[name])
         for name in getattr(linear, "active_adapters", ())

@@ -25,11 +25,8 @@ from evert.trainers.engine.common.network import network_is_refused
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-SMALL_MODEL_PARAMETERS = 50_000_000
-"""Below this many parameters a model is trained whole, unless the engine is told otherwise."""
-
-LORA_ALPHA = 32
-"""Tinker's fixed LoRA alpha: the adapter's product is scaled by ``LORA_ALPHA / rank``."""
+SMALL_MODEL_PARAMETERS = 50_000_000  # A model of fewer is trained whole, by default
+LORA_ALPHA = 32  # Tinker's: the adapter's product is scaled by ``LORA_ALPHA / rank``
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -43,19 +40,14 @@ _LAZY = (
 def import_lazy_modules() -> None:
     """Import what transformers imports when it is first used.
 
-    Two threads that use it for the first time at once (a loader here, the caller's
-    ``get_tokenizer`` there) see one another's half-imported modules and fail.
+    Two threads that use it for the first time at once see half-imported modules and fail.
     """
     for name in _LAZY:
         importlib.import_module(name)
 
 
 def resolve_model(base_model: str) -> str:
-    """Turn a model name into what ``from_pretrained`` takes: a folder's path, or a Hub name.
-
-    Raises:
-        ModelNotFoundError: The folder does not exist, holds no model, or one that is not whole.
-    """
+    """Turn a model name into what ``from_pretrained`` takes: a folder's path, or a Hub name."""
     if base_model in BASES:
         return _checked_folder(base_model, base_path(base_model))
     folder = Path(base_model).expanduser()
@@ -158,11 +150,7 @@ def _not_found() -> Iterator[None]:
 def from_pretrained(auto_class: Any, base_model: str, source: str, **options: Any) -> Any:
     """What one of ``transformers``' auto classes loads; see ``bridge/tokens/pretrained.py``.
 
-    ``base_model`` is the name as the user gave it, for messages, ``source`` what
-    ``resolve_model`` made of it.
-
-    Raises:
-        ModelNotFoundError: It cannot be loaded.
+    ``base_model`` is the name as the user gave it, ``source`` what ``resolve_model`` made of it.
     """
     load = partial(pretrained.from_pretrained, auto_class, base_model, source, **options)
     try:
@@ -201,9 +189,6 @@ def attach_lora(
 
     The output layer is left out where it shares the input embedding. The adapter's first factor is
     drawn from ``seed``; the second starts at zero.
-
-    Raises:
-        ModelNotFoundError: The model has no layer of the chosen kinds.
     """
     from peft import LoraConfig, get_peft_model
 
@@ -256,6 +241,13 @@ def base_context_length(base_model: str) -> int:
 
 def _configured_context(config: Any) -> int:
     return int(getattr(config.get_text_config(), "max_position_embeddings", None) or 2**20)
+
+
+def attention_sizes(config: Any) -> tuple[int, int, int]:
+    """Query heads, key heads, and the size of each."""
+    heads = config.num_attention_heads
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    return heads, key_heads, getattr(config, "head_dim", None) or config.hidden_size // heads
 
 
 def end_tokens(model: Any, tokenizer: "PreTrainedTokenizerBase") -> frozenset[int]:

@@ -2,7 +2,7 @@
 
 For a model of a million parameters, what costs time is the number of operations, not their size.
 ``LeanModel`` holds a Qwen2, Qwen3 or Llama model with query, key and value projections in one
-matrix, gate and up projections in another. It comes in two kinds. A copy is frozen, with
+matrix, gate and up projections in another. A copy is frozen, with
 
 - a LoRA adapter, where there is one, merged in;
 - the two halves of each head interleaved, so that the rotary embedding is one complex product
@@ -10,11 +10,9 @@ matrix, gate and up projections in another. It comes in two kinds. A copy is fro
 - the ``1 / sqrt(D)`` of attention folded into the queries.
 
 A view has the weights of the model itself, which ``lay_out`` has put side by side, and adds the
-adapter to what they compute (``adapters.py``): a large base is in memory once, whoever trains
-adapters of it and samples from them. It is differentiable with respect to the adapter.
-
-The logits equal the original's up to rounding. What attends to what is the caller's business: the
-forward pass takes an ``attend`` function, and ``lean_batch.py`` has one for each use.
+adapter to what they compute (``adapters.py``): a large base is in memory once. It is differentiable
+with respect to the adapter. The logits equal the original's up to rounding. What attends to what is
+the caller's business (``attend``).
 
 Shapes: B rows, T tokens a row, H hidden, Hq query heads, Hkv key heads, D head size, V vocabulary.
 """
@@ -27,11 +25,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from evert.trainers.engine.models.adapters import Delta, base_layer, changed, dealt, delta_of
-from evert.trainers.engine.models.base_models import base_of
-from evert.trainers.engine.models.logits import float_logits
+from evert.trainers.engine.models.base_models import attention_sizes, base_of
+from evert.trainers.engine.models.logits import computed_again, float_logits
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, queries [B,T,Hq,D], keys [B,T,Hkv,D], values [B,T,Hkv,D]) -> [B,T,Hq*D]"""
@@ -55,8 +52,7 @@ class LeanLayer:
     gate_up_bias: Tensor | None
     down: Tensor  # [H, I]
     down_bias: Tensor | None
-    qkv_delta: Delta | None = None
-    """What an adapter adds to ``qkv``, and so on; None where there is none, or it is merged in."""
+    qkv_delta: Delta | None = None  # None where there is no adapter, or it is merged in
     out_delta: Delta | None = None
     gate_up_delta: Delta | None = None
     down_delta: Delta | None = None
@@ -69,24 +65,16 @@ class LeanModel:
         """Copy the weights of what ``can_be_lean`` accepted, or look at them as they are."""
         base: Any = base_of(model)
         self._copied = copied
-        config = base.config
-        self.query_heads: int = config.num_attention_heads
-        self.key_heads: int = config.num_key_value_heads
-        self.head_size: int = (
-            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        )
-        self.eps: float = config.rms_norm_eps
+        self.query_heads, self.key_heads, self.head_size = attention_sizes(base.config)
+        self.eps: float = base.config.rms_norm_eps
         self._scale = self.head_size**-0.5
-        own = _copy if copied else _itself
-        self.embedding: Tensor = own(base.model.embed_tokens.weight)
-        self.final_norm: Tensor = own(base.model.norm.weight)
+        self.embedding = self._own(base.model.embed_tokens.weight)
+        self.final_norm = self._own(base.model.norm.weight)
         head = base.lm_head
         tied = getattr(head, "weight", None) is base.model.embed_tokens.weight
-        weigh = _weight if copied else _as_one
-        self.head: Tensor = self.embedding if tied else weigh(head)
+        self.head = self.embedding if tied else self._as_one(head)[0]
         self.head_delta = None if copied else delta_of(head)
-        fuse = self._fuse if copied else self._view
-        self.layers = [fuse(layer) for layer in base.model.layers]
+        self.layers = [self._fuse(layer) for layer in base.model.layers]
         self._inverse_frequencies: Tensor = base.model.rotary_emb.inv_freq.detach().float().clone()
         self._rotary_scale = float(base.model.rotary_emb.attention_scaling)
         self._rotary = self._rotary_table(512)
@@ -113,7 +101,7 @@ class LeanModel:
         rotary = self._rotary[positions].unsqueeze(2)
         for index, layer in enumerate(self.layers):
             if checkpointing:
-                x = _again(self._layer, index, layer, x, rotary, attend)
+                x = computed_again(self._layer, index, layer, x, rotary, attend)
             else:
                 x = self._layer(index, layer, x, rotary, attend)
         return self._normalise(x, self.final_norm)
@@ -174,68 +162,56 @@ class LeanModel:
         angles = positions.float()[:, None] * self._inverse_frequencies
         return torch.polar(torch.full_like(angles, self._rotary_scale), angles)
 
-    def _view(self, layer: Any) -> LeanLayer:
-        attention, mlp = layer.self_attn, layer.mlp
-        qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
-        gate_up = (mlp.gate_proj, mlp.up_proj)
-        norms = None
-        if hasattr(attention, "q_norm"):
-            query, key = attention.q_norm.weight, attention.k_norm.weight
-            norms = torch.stack([query] * self.query_heads + [key] * self.key_heads)
-        return LeanLayer(
-            attention_norm=layer.input_layernorm.weight,
-            qkv=_as_one(*qkv),
-            qkv_bias=_biases_as_one(*qkv),
-            qk_norm=norms,
-            out=_as_one(attention.o_proj),
-            out_bias=_biases_as_one(attention.o_proj),
-            mlp_norm=layer.post_attention_layernorm.weight,
-            gate_up=_as_one(*gate_up),
-            gate_up_bias=_biases_as_one(*gate_up),
-            down=_as_one(mlp.down_proj),
-            down_bias=_biases_as_one(mlp.down_proj),
-            qkv_delta=delta_of(*qkv),
-            out_delta=delta_of(attention.o_proj),
-            gate_up_delta=delta_of(*gate_up),
-            down_delta=delta_of(mlp.down_proj),
-        )
-
     def _fuse(self, layer: Any) -> LeanLayer:
         attention, mlp = layer.self_attn, layer.mlp
-        scale = self._scale
-        normed = hasattr(attention, "q_norm")
-        q_scale = 1.0 if normed else scale
-        qkv = torch.cat(
-            [
-                self._interleave(_weight(attention.q_proj)) * q_scale,
-                self._interleave(_weight(attention.k_proj)),
-                _weight(attention.v_proj),
-            ]
+        qkv, qkv_bias, qkv_delta = self._as_one(
+            attention.q_proj, attention.k_proj, attention.v_proj
         )
+        out, out_bias, out_delta = self._as_one(attention.o_proj)
+        gate_up, gate_up_bias, gate_up_delta = self._as_one(mlp.gate_proj, mlp.up_proj)
+        down, down_bias, down_delta = self._as_one(mlp.down_proj)
+        norms = None
+        if hasattr(attention, "q_norm"):
+            query, key = self._own(attention.q_norm.weight), self._own(attention.k_norm.weight)
+            if self._copied:
+                query, key = self._interleave(query) * self._scale, self._interleave(key)
+            norms = torch.stack([query] * self.query_heads + [key] * self.key_heads)
+        if self._copied:
+            scale = self._scale if norms is None else 1.0
+            qkv = self._turned(qkv, scale)
+            qkv_bias = None if qkv_bias is None else self._turned(qkv_bias, scale)
         return LeanLayer(
-            attention_norm=layer.input_layernorm.weight.detach().clone(),
+            attention_norm=self._own(layer.input_layernorm.weight),
             qkv=qkv,
-            qkv_bias=self._fused_qkv_bias(attention, q_scale),
-            qk_norm=self._fused_qk_norm(attention, scale) if normed else None,
-            out=_weight(attention.o_proj),
-            out_bias=_bias(attention.o_proj),
-            mlp_norm=layer.post_attention_layernorm.weight.detach().clone(),
-            gate_up=torch.cat([_weight(mlp.gate_proj), _weight(mlp.up_proj)]),
-            gate_up_bias=_joined(_bias(mlp.gate_proj), _bias(mlp.up_proj)),
-            down=_weight(mlp.down_proj),
-            down_bias=_bias(mlp.down_proj),
+            qkv_bias=qkv_bias,
+            qk_norm=norms,
+            out=out,
+            out_bias=out_bias,
+            mlp_norm=self._own(layer.post_attention_layernorm.weight),
+            gate_up=gate_up,
+            gate_up_bias=gate_up_bias,
+            down=down,
+            down_bias=down_bias,
+            qkv_delta=qkv_delta,
+            out_delta=out_delta,
+            gate_up_delta=gate_up_delta,
+            down_delta=down_delta,
         )
 
-    def _fused_qkv_bias(self, attention: Any, q_scale: float) -> Tensor | None:
-        q, k, v = (_bias(getattr(attention, f"{name}_proj")) for name in "qkv")
-        if q is None or k is None or v is None:
-            return None
-        return torch.cat([self._interleave(q) * q_scale, self._interleave(k), v])
+    def _own(self, tensor: Tensor) -> Tensor:
+        return tensor.detach().clone() if self._copied else tensor
 
-    def _fused_qk_norm(self, attention: Any, scale: float) -> Tensor:
-        query = self._interleave(attention.q_norm.weight.detach()) * scale
-        key = self._interleave(attention.k_norm.weight.detach())
-        return torch.stack([query] * self.query_heads + [key] * self.key_heads)
+    def _as_one(self, *linears: Any) -> tuple[Tensor, Tensor | None, Delta | None]:
+        """Weights, biases and deltas of layers as one: views, or a copy with adapters merged in."""
+        weights = [_merged(each) if self._copied else base_layer(each).weight for each in linears]
+        biases = [base_layer(each).bias for each in linears]
+        bias = None if any(each is None for each in biases) else self._own(_one(biases))
+        return _one(weights), bias, None if self._copied else delta_of(*linears)
+
+    def _turned(self, qkv: Tensor, scale: float) -> Tensor:
+        heads = (self.query_heads, self.key_heads, self.key_heads)
+        query, key, value = torch.split(qkv, [count * self.head_size for count in heads])
+        return torch.cat([self._interleave(query) * scale, self._interleave(key), value])
 
     def _interleave(self, rows: Tensor) -> Tensor:
         """Reorder the first axis, head by head, from (halves, pairs) to (pairs, halves)."""
@@ -276,10 +252,7 @@ def can_be_lean(model: Any) -> bool:
 
 
 def lay_out(model: Any) -> None:
-    """Put what ``LeanModel`` fuses side by side in memory, in place: parameters become views.
-
-    The model's weights are frozen from here on.
-    """
+    """Put what ``LeanModel`` fuses side by side in memory: parameters become frozen views."""
     placed: set[int] = set()
     for layer in model.model.layers:
         attention, mlp = layer.self_attn, layer.mlp
@@ -307,19 +280,8 @@ def _lay_side_by_side(*linears: nn.Linear) -> set[int]:
     return placed
 
 
-def _as_one(*linears: Any) -> Tensor:
-    """The base weights of layers as one matrix: a view where they lie side by side."""
-    return _one([base_layer(linear).weight for linear in linears])
-
-
-def _biases_as_one(*linears: Any) -> Tensor | None:
-    biases = [base_layer(linear).bias for linear in linears]
-    if any(bias is None for bias in biases):
-        return None
-    return _one([bias for bias in biases])
-
-
 def _one(parts: list[Tensor]) -> Tensor:
+    """Tensors as one: a view where they lie side by side."""
     if len(parts) == 1:
         return parts[0]
     first, place = parts[0], parts[0].data_ptr()
@@ -332,30 +294,8 @@ def _one(parts: list[Tensor]) -> Tensor:
     return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
 
 
-def _again(call: Any, *args: Any) -> Tensor:
-    made: Tensor = checkpoint(call, *args, use_reentrant=False, preserve_rng_state=False)
-    return made
-
-
-def _itself(tensor: Tensor) -> Tensor:
-    return tensor
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone()
-
-
-def _weight(linear: Any) -> Tensor:
-    weight = _copy(base_layer(linear).weight)
+def _merged(linear: Any) -> Tensor:
+    weight: Tensor = base_layer(linear).weight.detach().clone()
     for adapter in getattr(linear, "active_adapters", ()):
         weight += linear.get_delta_weight(adapter).detach().to(weight.dtype)
     return weight
-
-
-def _bias(linear: Any) -> Tensor | None:
-    bias = base_layer(linear).bias
-    return None if bias is None else _copy(bias)
-
-
-def _joined(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-    return None if first is None or second is None else torch.cat([first, second])

@@ -1,7 +1,6 @@
 """Loading models for one engine: bases, to train whole or to share, and checkpoints.
 
-In order: the engine's settings, an adapter's, and the loader. A model that is trained whole is
-everybody's own; what adapters are trained of is in memory once (``shared.py``).
+What is trained whole is everybody's own; what adapters are trained of is in memory once.
 """
 
 from dataclasses import dataclass

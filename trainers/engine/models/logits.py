@@ -1,25 +1,21 @@
 """From hidden states to logits and to log-probabilities: in float32, and a stretch at a time.
 
 The logits of 8,000 tokens take 4.9 GB at a vocabulary of 151,936, and a backward pass holds
-several such tensors. So they are computed for as many tokens as ``STRETCH_BYTES`` has room for, and
-computed again in the backward pass (``torch.utils.checkpoint``).
-
-Logits of weights in bfloat16 are computed in float32: rounded to bfloat16, a logit of 20 would be
-off by up to 0.06, and so would the log-probabilities of sampler and trainer.
+several such tensors. So they are computed in stretches, and again in the backward pass. They are in
+float32: rounded to bfloat16, a logit of 20 would be off by up to 0.06.
 
 Shapes: N tokens, H hidden, V vocabulary, K targets a token.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-STRETCH_BYTES = 2**27
-"""Most bytes of logits that stand at once in training; a backward pass holds about three such."""
-
+STRETCH_BYTES = 2**27  # Of logits at once in training; a backward pass holds about three such
 _BLOCK = 2**14  # Rows of the output layer that are turned into float32 at once
 
 
@@ -37,6 +33,12 @@ def float_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
     return logits if bias is None else logits + bias.float()
 
 
+def computed_again(call: Callable[..., Tensor], *args: Any) -> Tensor:
+    """What a call returns; a backward pass computes it again, so that its insides are not kept."""
+    made: Tensor = checkpoint(call, *args, use_reentrant=False, preserve_rng_state=False)
+    return made
+
+
 def fits_whole(tokens: int, vocabulary: int) -> bool:
     """Whether the logits of so many tokens may stand at once."""
     return tokens * vocabulary * 4 <= STRETCH_BYTES
@@ -50,17 +52,14 @@ def target_logprobs(
     ``head`` goes from [n, H] to [n, V] logits in float32.
     """
     rows = max(1, STRETCH_BYTES // (4 * vocabulary))
-    if len(hidden) <= rows:
-        return logprobs_of(head(hidden), targets)
 
     def stretch(hidden: Tensor, targets: Tensor) -> Tensor:
         return logprobs_of(head(hidden), targets)
 
-    pieces = [
-        checkpoint(stretch, *piece, use_reentrant=False, preserve_rng_state=False)
-        for piece in zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
-    ]
-    return torch.cat(pieces)
+    if len(hidden) <= rows:
+        return stretch(hidden, targets)
+    pieces = zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
+    return torch.cat([computed_again(stretch, *piece) for piece in pieces])
 
 
 def logprobs_of(logits: Tensor, targets: Tensor) -> Tensor:

@@ -1,13 +1,9 @@
 """Images among tokens: what a row of ids holds in their place, and what a model is given for it.
 
-A row stays a list of ids. An image stands in it by its *name*, a negative number made of its bytes
-and of how they are prepared, as often as it has tokens. So rows are equal, and begin alike, exactly
-where their texts and their images do, and whatever finds rows by ids (remembered prefixes, equal
+An image stands in a row of ids by its *name*, a negative number made of its bytes and of how they
+are prepared, as often as it has tokens. So whatever finds rows by ids (remembered prefixes, equal
 prompts, random streams) knows nothing of images. Whoever has a row in work holds its pictures;
 names are looked up where a pass runs.
-
-    PictureReader   the chunks of a prompt -> ids and pictures; one for each base model
-    Sight           ids -> what a model's forward pass takes
 
 Shapes: B rows, T tokens a row, P patches of an image, D numbers of a patch.
 """
@@ -37,11 +33,8 @@ from evert.trainers.engine.models.base_models import (
     resolve_model,
 )
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
-"""Model types whose images the engine shows: they take them, and place them, in the same way."""
-
-_KEPT_BYTES = 2**28
-"""Of the pictures read last: an image is sampled from, turn after turn, and then trained on."""
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")  # That are shown images
+_KEPT_BYTES = 2**28  # Of the pictures read last: sampled from, turn by turn, then trained on
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +52,7 @@ class Picture:
         return math.prod(self.grid) // self.merge**2
 
 
-_named: WeakValueDictionary[int, Picture] = WeakValueDictionary()
-"""The pictures that somebody holds, by name."""
+_named: WeakValueDictionary[int, Picture] = WeakValueDictionary()  # Those that are held
 
 
 @dataclass(frozen=True)
@@ -168,10 +160,9 @@ class Sight:
         self._other: int = config.video_token_id
 
     def ids(self, tokens: Tensor) -> Tensor:
-        """[B, T] ids as the model looks them up: pictures are its image token.
+        """[B, T] ids as the model looks them up: pictures are its image token, and nothing else is.
 
-        Only pictures are: a text that holds that token, which a policy may sample, has the video
-        token in its place, or the model would look for a picture there.
+        A text that holds that token, which a policy may sample, has the video token in its place.
         """
         spelled = torch.where(tokens == self._image, self._other, tokens)
         return torch.where(tokens < 0, self._image, spelled)

@@ -48,16 +48,18 @@ class StandIns:
                 ) from error
 
     def __bool__(self) -> bool:
-        """Whether any name is replaced."""
         return bool(self._patterns)
 
     def of(self, name: str) -> str:
         """The model that stands for ``name``, or ``name``; what is replaced is said once."""
-        model = self._find(name)
-        if model is None:
+        if not self._patterns or name in BASES or Path(name).expanduser().is_dir():
             return name
-        self.say(model, name)
-        return model
+        bare = name.partition(":")[0]  # Tinker's variants: "Qwen/Qwen3.6-35B-A3B:peft:262144"
+        for pattern, model in self._patterns.items():
+            if fnmatchcase(name, pattern) or fnmatchcase(bare, pattern):
+                self.say(model, name)
+                return model
+        return name
 
     def say(self, present: str, absent: str) -> None:
         """Warn, once, that one stands for the other."""
@@ -69,21 +71,11 @@ class StandIns:
                 *(present, absent),
             )
 
-    def _find(self, name: str) -> str | None:
-        if not self._patterns or name in BASES or Path(name).expanduser().is_dir():
-            return None
-        bare = name.partition(":")[0]  # Tinker's variants: "Qwen/Qwen3.6-35B-A3B:peft:262144"
-        for pattern, model in self._patterns.items():
-            if fnmatchcase(name, pattern) or fnmatchcase(bare, pattern):
-                return model
-        return None
-
 
 def lookups(stand_ins: StandIns) -> list[Swap]:
     """The Cookbook's look-ups by a model's name: what they are called, are, and become.
 
-    Its table of models knows the shipped bases, too, for recipes that take a model's name and ask
-    the table for the chat format.
+    Its table of models knows the shipped bases, too.
     """
     from tinker_cookbook import model_info, renderers, tokenizer_utils
 

@@ -1,12 +1,8 @@
 """Running batches: rows that are decoded together, one token at a time, over a key-value cache.
 
-    Batch
-    ├── LeanBatch      a LeanModel (``lean_batch.py``)
-    └── GenericBatch   any Hugging Face causal language model (``generic_batch.py``)
-
-Rows join and leave while the batch runs. What rows begin with alike is computed once, and taken
-from what was computed before (``PrefixCache``): for rows that join together, for a prompt that is
-asked again, for the next turn of a conversation and for every branch of it.
+``LeanBatch`` decodes a ``LeanModel``, ``GenericBatch`` any Hugging Face causal language model. Rows
+join and leave while the batch runs. What rows begin with alike, or like rows before them, is
+computed once and found again in the ``PrefixCache``.
 
 Shapes: B rows, T tokens a row, N tokens that something is wanted of, V vocabulary.
 """
@@ -16,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,14 +31,11 @@ from evert.trainers.engine.sampling.prefill import (
 from evert.trainers.engine.sampling.prefix_cache import Kept, PrefixCache
 
 
-@dataclass(frozen=True)
-class Admitted:
+class Admitted(NamedTuple):
     """What ``admit`` returns: the new rows, in order, after those that were there."""
 
     owners: list[int]  # For each new row, the index of its prompt
     logits: Tensor  # [new rows, V] logits of the first token to sample, float32
-    computed_tokens: int  # Prompt tokens that went through the model, padding not counted
-    passes: int  # Forward passes it took
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,19 +43,19 @@ class Weights:
     """What rows are computed with."""
 
     model: Any  # What computes them
+    vocabulary: int  # How many logits a token has
     prefixes: PrefixCache  # What was computed with it so far
 
 
 class Batch(ABC):
     """Rows that are decoded together."""
 
-    def __init__(self, weights: Weights, device: torch.device, vocabulary: int) -> None:
+    def __init__(self, weights: Weights) -> None:
         self.weights = weights  # What prompts are computed with now
         self.passes = 0  # Forward passes over given tokens so far
-        self.computed_tokens = 0
-        """Given tokens that went through the model so far, padding not counted."""
-        self.device = device  # Where the weights are
-        self._most_logits = max(1, LOGITS_BYTES // (4 * vocabulary))
+        self.computed_tokens = 0  # Given tokens it has computed so far, padding not counted
+        self.device: torch.device = weights.model.device
+        self._most_logits = max(1, LOGITS_BYTES // (4 * weights.vocabulary))
 
     @property
     @abstractmethod
@@ -88,28 +81,24 @@ class Batch(ABC):
 
     def admit(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> Admitted:
         """Add ``copies[i]`` rows that begin with ``prompts[i]``, all of which differ."""
-        passes, computed, first = self.passes, self.computed_tokens, self.size
+        first = self.size
         rows = [np.asarray(prompt, dtype=np.int64) for prompt in prompts]
         for level in self.shared(rows, [len(row) - 1 for row in rows]):
             self._compute_ahead([rows[part.rows[0]][: part.length] for part in level])
         self._expect(rows, copies)
         jobs = [Job(row, len(row) - 1) for row in rows]
-        number = {id(job): i for i, job in enumerate(jobs)}
+        number = {job: i for i, job in enumerate(jobs)}
         order: list[int] = []
         logits: list[Tensor] = []
         for chunk, parts in self.compute(jobs, join=True):
-            order += [number[id(job)] for job in chunk]
+            order += [number[job] for job in chunk]
             logits += parts
         place = {i: at for at, i in enumerate(order)}
         extra = [place[i] for i in order for _ in range(copies[i] - 1)]
         self._repeat([first + at for at in extra])
         picks = [*range(len(order)), *extra]
-        return Admitted(
-            [order[at] for at in picks],
-            torch.cat(logits)[torch.tensor(picks, device=self.device)],
-            self.computed_tokens - computed,
-            self.passes - passes,
-        )
+        found = torch.cat(logits)[torch.tensor(picks, device=self.device)]
+        return Admitted([order[at] for at in picks], found)
 
     def shared(self, rows: Sequence[np.ndarray], most: Sequence[int]) -> list[list[Shared]]:
         """What is to be computed once, level by level, if ``most`` tokens of a row are given."""
@@ -144,7 +133,7 @@ class Batch(ABC):
         self._prefixes_of(row).put(done, lambda start, end: self._read(row, start, end))
 
     def _compute_ahead(self, beginnings: Sequence[np.ndarray]) -> None:
-        scratch = self._fresh()
+        scratch = type(self)(self.weights)
         for _ in scratch.compute([Job(tokens, len(tokens)) for tokens in beginnings]):
             pass
         self.passes += scratch.passes
@@ -172,10 +161,6 @@ class Batch(ABC):
     @abstractmethod
     def _repeat(self, rows: Sequence[int]) -> None:
         """Append copies of rows."""
-
-    @abstractmethod
-    def _fresh(self) -> "Batch":
-        """An empty batch like this one."""
 
     @abstractmethod
     def _expect(self, rows: Sequence[np.ndarray], copies: Sequence[int]) -> None:

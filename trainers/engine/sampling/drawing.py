@@ -1,9 +1,7 @@
-"""Drawing tokens: reproducible random numbers, truncation, and when a reply stops.
+"""Drawing tokens: random numbers, truncation, and when a reply stops.
 
 Every sample has a random stream of its own (``stream_key``), addressed by step number, so what it
-draws depends on nothing that happens to run beside it. Order here: streams, the draw, stops.
-
-Shapes: B rows, V vocabulary.
+draws depends on nothing that runs beside it. Shapes: B rows, V vocabulary.
 """
 
 import hashlib

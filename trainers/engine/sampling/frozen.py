@@ -1,14 +1,11 @@
-"""A frozen model: a copy of the weights that training no longer changes, ready to sample from.
+"""A frozen model: weights that training no longer changes, ready to sample from.
 
-    FrozenModel (protocol)
-    ├── FrozenLean      Llama-like models, through ``LeanModel``
-    └── FrozenGeneric   every other Hugging Face causal language model
-
-``freeze`` picks one. Both open batches, to decode in and to score given tokens in.
+``freeze`` makes a ``FrozenLean`` of a Llama-like model, a ``FrozenGeneric`` of any other. Both open
+batches, to decode in and to score given tokens in.
 """
 
 import copy
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -24,52 +21,39 @@ from evert.trainers.engine.sampling.prefix_cache import PrefixCache
 _PREFIX_SHARE = 8  # One part in so many of the cache's memory goes to remembered prefixes
 
 
-class FrozenModel(Protocol):
-    """Weights that do not change."""
+class FrozenModel:
+    """Weights that do not change; batches of them share what they remember."""
 
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        ...
-
-    @property
-    def weights(self) -> Weights:
-        """What rows of it are computed with, in a batch of its own or of another's of its base."""
-        ...
-
-    @property
-    def base(self) -> Any:
-        """The shared base; models with the same one have rows in one batch. None for its own."""
-        ...
-
-    @property
-    def cache_tokens(self) -> int:
+    def __init__(self, model: Any, config: Any, vocabulary: int, *, remembers: bool) -> None:
+        self.device: torch.device = model.device
+        self.base: Any = None  # What its rows share a batch by; None for a base of its own
+        self.cache_tokens = cache_bytes(self.device) // cache_token_bytes(config, model.dtype)
         """Tokens whose keys and values there is memory for, over all rows."""
-        ...
+        remembered = self.cache_tokens // _PREFIX_SHARE if remembers else 0
+        self.weights = Weights(model, vocabulary, PrefixCache(remembered))
+        """What rows of it are computed with, in a batch of its own or of another's of its base."""
 
     def new_batch(self) -> Batch:
         """Open an empty batch."""
-        ...
+        raise NotImplementedError
 
 
-class FrozenLean:
-    """A frozen Llama-like model."""
+class FrozenLean(FrozenModel):
+    """A frozen Llama-like model: a copy, or a view of a shared base."""
 
     def __init__(self, model: Any) -> None:
-        self.base: Any = original_of(model)  # stays loaded while it is sampled from
-        lean = LeanModel(model, copied=self.base is None)
-        self.device = lean.device
-        per_token = cache_token_bytes(base_of(model).config, lean.dtype)
-        self.cache_tokens: int = cache_bytes(lean.device) // per_token
-        self.weights = Weights(lean, PrefixCache(self.cache_tokens // _PREFIX_SHARE))
+        base = original_of(model)
+        lean = LeanModel(model, copied=base is None)
+        super().__init__(lean, base_of(model).config, lean.head.shape[0], remembers=True)
+        self.base = base  # stays loaded while it is sampled from
 
     def new_batch(self) -> Batch:
-        """Open an empty batch; batches share what they remember."""
+        """Open an empty batch."""
         return LeanBatch(self.weights)
 
 
-class FrozenGeneric:
-    """A frozen copy of any Hugging Face causal language model."""
+class FrozenGeneric(FrozenModel):
+    """A frozen copy of any Hugging Face causal language model, its adapter inside of it."""
 
     def __init__(self, model: Any) -> None:
         """Copy ``model``, with its LoRA adapter merged in; a shared base stays, and beside it."""
@@ -78,15 +62,11 @@ class FrozenGeneric:
         frozen: Any = copied.eval().requires_grad_(False)
         if not shared and hasattr(frozen, "merge_and_unload"):
             frozen = frozen.merge_and_unload()
-        self.device: torch.device = frozen.device
-        self.base: Any = None  # its adapter is inside of it
-        per_token = cache_token_bytes(frozen.config, frozen.dtype)
-        self.cache_tokens: int = cache_bytes(self.device) // per_token
-        remembered = self.cache_tokens // _PREFIX_SHARE if attends(frozen) else 0
-        self.weights = Weights(frozen, PrefixCache(remembered))
+        vocabulary = frozen.config.get_text_config(decoder=True).vocab_size
+        super().__init__(frozen, frozen.config, vocabulary, remembers=attends(frozen))
 
     def new_batch(self) -> Batch:
-        """Open an empty batch; batches share what they remember."""
+        """Open an empty batch."""
         return GenericBatch(self.weights)
 
 

@@ -1,12 +1,8 @@
 """Continuous batching over any Hugging Face causal language model, through its own forward pass.
 
-All rows end at the same column: shorter ones are padded on the left, and masked there. Whoever
-joins is laid beside the others, and whichever side is shorter is padded; columns that no row uses
-any more are cut off. Rows that are run together are as long as the longest of them needs: in
-the place of padding, another computes again what is remembered of it, so that no row has a gap.
-
-Pictures among the tokens are run whole: a row whose pass would begin within one goes further back,
-and passes with pictures are not cut in pieces (``models/pictures.py``).
+All rows end at the same column: shorter ones are padded on the left, and masked there; columns that
+no row uses any more are cut off. Rows that run together are as long as the longest of them needs:
+another computes again what is remembered of it, so that no row has a gap. Pictures are run whole.
 
 Models that keep something else than keys and values (state-space layers) decode in batches, too;
 but no row joins a batch of theirs that has begun, and nothing of them is remembered.
@@ -39,8 +35,7 @@ class GenericBatch(Batch):
     def __init__(self, weights: Weights) -> None:
         model = weights.model
         self._attends = attends(model)
-        vocabulary = model.config.get_text_config(decoder=True).vocab_size
-        super().__init__(weights, model.device, vocabulary)
+        super().__init__(weights)
         self._model = model
         self._takes = inspect.signature(base_of(model).forward).parameters  # not an adapter's
         self._sight = sight_of(model)
@@ -179,9 +174,6 @@ class GenericBatch(Batch):
     def _read(self, row: int, start: int, end: int) -> Kept:
         gap = self._mask.shape[1] - int(self._mask[row].sum())
         return _read(self._cache, row, gap + start, gap + end)
-
-    def _fresh(self) -> Batch:
-        return GenericBatch(self.weights)
 
     def _expect(self, rows: Sequence[np.ndarray], copies: Sequence[int]) -> None:
         """Nothing: the cache grows with every token."""

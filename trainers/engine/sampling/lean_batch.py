@@ -1,10 +1,9 @@
 """Continuous batching over a ``LeanModel``.
 
 Each row has a stretch of the cache, from the first of its tokens that is its own: those of the
-stem, which many rows begin with, are held once (``stem.py``). So lengths may differ freely and
-nothing is left-padded. The active rows are always the first ``size`` ones: when rows finish, the
-last ones move into the gaps. What lies behind them is scratch: prompts are computed there, and
-given tokens that are scored.
+stem, which many rows begin with, are held once (``stem.py``). Nothing is left-padded. The active
+rows are the first ``size`` ones: when rows finish, the last ones move into the gaps. Behind them is
+scratch, where prompts and given tokens are computed.
 
 Shapes: B rows, T tokens a row, L cache length, P tokens of the stem, Hkv key heads, G queries a key
 head, D head size, V vocabulary.
@@ -27,7 +26,6 @@ from evert.trainers.engine.sampling.row_cache import RowCache
 from evert.trainers.engine.sampling.stem import Stem, best_stem
 
 _LANE_ROWS = 96  # Rows whose step is worth a core of their own
-
 _LANE_TOKENS = 256  # Tokens of prompts that are
 
 
@@ -37,7 +35,7 @@ class LeanBatch(Batch):
     def __init__(self, weights: Weights) -> None:
         model: LeanModel = weights.model
         self._decoder = model  # Steps all rows, whatever their adapters
-        super().__init__(weights, model.device, model.head.shape[0])
+        super().__init__(weights)
         self._weights: list[Weights] = []  # For each row, what it is computed with
         self._lengths: list[int] = []
         self._starts: list[int] = []  # For each row, how many of its tokens are the stem's
@@ -112,9 +110,6 @@ class LeanBatch(Batch):
         self._weights = [self._weights[row] for row in origin]
         self._sync()
         return origin
-
-    def _fresh(self) -> Batch:
-        return LeanBatch(self.weights)
 
     def _expect(self, rows: Sequence[np.ndarray], copies: Sequence[int]) -> None:
         if not any(self._starts):

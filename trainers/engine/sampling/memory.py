@@ -1,8 +1,7 @@
 """How much memory there is, and how many tokens a training pass may have in it.
 
-A pass keeps what its backward pass needs: about ``activation_bytes`` a token. Where that is more
-than there is room for, each layer keeps its input alone and is computed again (gradient
-checkpointing), and the batch is cut into smaller ones. The gradient is the same sum either way.
+Where a pass would keep more than there is room for, each layer keeps its input alone and is run
+again, and the batch is cut into smaller ones. The gradient is the same sum either way.
 """
 
 from collections.abc import Sequence
@@ -12,16 +11,14 @@ from typing import Any
 import torch
 
 from evert.trainers.engine.common.parallel import lanes
+from evert.trainers.engine.models.base_models import attention_sizes
 from evert.trainers.engine.models.logits import STRETCH_BYTES
 from evert.trainers.engine.sampling.prefill import chunk_tokens
 from evert.trainers.system.machine import free_memory
 
 _SHARE = 2  # One part in so many of the free memory is for a training pass
-
 _LEAST_TOKENS = 256  # Fewer would only be slow; where these do not fit, running out of memory tells
-
 _CACHE_SHARE = 4  # One part in so many of the free memory is for the keys and values of a sampler
-
 _CACHE_BYTES = 2 * 2**30  # More than this no sampler needs on a CPU
 
 
@@ -57,10 +54,8 @@ def activation_bytes(config: Any, dtype: torch.dtype, *, checkpointing: bool) ->
     """What a token of a training pass keeps, without logits: an estimate on the safe side."""
     config = config.get_text_config()
     hidden, layers = config.hidden_size, config.num_hidden_layers
-    heads = config.num_attention_heads
-    size = getattr(config, "head_dim", None) or hidden // heads
-    key_heads = getattr(config, "num_key_value_heads", None) or heads
     inner = getattr(config, "intermediate_size", None) or 4 * hidden
+    heads, key_heads, size = attention_sizes(config)
     layer = 8 * hidden + 6 * (heads + 2 * key_heads) * size + 5 * inner
     kept = layers * hidden + layer if checkpointing else layers * layer
     # Norms and rotations are computed in float32 whatever the weights are.
@@ -76,9 +71,7 @@ def logits_bytes(config: Any, device: torch.device) -> int:
 def cache_token_bytes(config: Any, dtype: torch.dtype) -> int:
     """What the keys and values of one token take."""
     config = config.get_text_config()
-    heads = config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    _, key_heads, size = attention_sizes(config)
     return int(2 * config.num_hidden_layers * key_heads * size * dtype.itemsize)
 
 

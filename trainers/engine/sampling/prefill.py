@@ -14,16 +14,14 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from evert.trainers.engine.sampling.prefix_cache import Kept, common_length
+from evert.trainers.engine.sampling.prefix_cache import Kept, in_line
 
 LOGITS_BYTES = 2**29  # Most bytes of logits held at once
-
 _CHUNK_TOKENS = {"cpu": 1024, "cuda": 8192}
-
 _PASS_SHARE = 32  # A pass of its own is worth one part in so many of the tokens of a chunk
 
 
-@dataclass
+@dataclass(eq=False)
 class Job:
     """A row to be computed."""
 
@@ -50,10 +48,7 @@ class Shared:
 
 
 def chunk_tokens(device: torch.device) -> int:
-    """Most tokens, padding included, that a forward pass over given tokens should have.
-
-    A CPU wastes less on padding in small passes; a GPU wants large ones.
-    """
+    """Most tokens, padding included, of a pass over given tokens; a GPU wants large ones."""
     return _CHUNK_TOKENS.get(device.type, 1024)
 
 
@@ -67,10 +62,7 @@ def forget_little(jobs: Sequence[Job], device: torch.device) -> None:
 
 
 def chunks(jobs: Sequence[SomeJob], budget: int) -> Iterator[list[SomeJob]]:
-    """Group jobs of like lengths: at most ``budget`` tokens, padding included, if there are two.
-
-    Those of which nothing is remembered come first, and are not mixed with the others.
-    """
+    """Group jobs of like lengths within a budget: new ones first, apart from the resumed."""
     chunk: list[SomeJob] = []
     for job in sorted(jobs, key=lambda job: (job.start > 0, job.todo)):
         mixed = bool(chunk) and (chunk[0].start > 0) != (job.start > 0)
@@ -84,9 +76,7 @@ def chunks(jobs: Sequence[SomeJob], budget: int) -> Iterator[list[SomeJob]]:
 
 def beginnings(rows: Sequence[np.ndarray]) -> Iterator[Shared]:
     """Everything that two or more rows begin with, longest for these; the shorter ones first."""
-    # Big-endian, so that bytes sort as tokens do.
-    order = sorted(range(len(rows)), key=lambda row: rows[row].astype(">u4").tobytes())
-    alike = [0, *(common_length(rows[a], rows[b]) for a, b in pairwise(order))]
+    order, alike = in_line(rows)
     stack = [(0, len(order))]
     while stack:
         low, high = stack.pop()

@@ -1,15 +1,15 @@
-"""Keys and values that were computed, found again by the tokens they stand for: a radix tree.
+"""Keys and values of one set of weights, found again by the tokens they stand for: a radix tree.
 
-What prompts, replies and conversations begin with alike is held once. A node holds the tokens that
-follow its parent's, any number of them; where two rows part, the node they share is cut in two, so
+A node holds the tokens that follow its parent's; where two rows part, their node is cut in two, so
 whatever begins like a row that was seen finds all of it, to the token. The least recently used
-leaves go first; what goes on from a node is never older than the node, so none is left hanging.
+leaves go first; a node is never older than what goes on from it, so none is left hanging.
 
-Shapes: T tokens. Everything here is about one set of weights, and goes with it.
+Shapes: T tokens.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -35,8 +35,7 @@ class PrefixCache:
         self.max_tokens = max_tokens
         self.tokens = 0  # Tokens that are kept; what rows share counts once
         self._root = _Node(np.zeros(0, np.int64), (), None)
-        self._used: OrderedDict[_Node, None] = OrderedDict()
-        """Every node but the root, the least recently used first; each after all of its own."""
+        self._used: OrderedDict[_Node, None] = OrderedDict()  # Last used last, parents too
 
     def longest(self, tokens: np.ndarray, most: int) -> tuple[int, list[Kept]]:
         """How many of a row's first ``most`` tokens are kept, and what of them, in pieces."""
@@ -110,6 +109,13 @@ def common_length(first: np.ndarray, second: np.ndarray) -> int:
     differ = first[:length] != second[:length]
     at = int(differ.argmax()) if length else 0
     return at if length and differ[at] else length
+
+
+def in_line(rows: Sequence[np.ndarray]) -> tuple[list[int], list[int]]:
+    """The rows' numbers, those that begin alike in line, and how much each shares with the last."""
+    # Big-endian, so that bytes sort as tokens do.
+    order = sorted(range(len(rows)), key=lambda row: rows[row].astype(">u4").tobytes())
+    return order, [0, *(common_length(rows[a], rows[b]) for a, b in pairwise(order))]
 
 
 def _cut(kept: Kept, start: int, end: int) -> Kept:

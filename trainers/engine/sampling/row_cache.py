@@ -34,11 +34,10 @@ class RowCache:
         if rows <= have_rows and length <= have_length:
             return
         rows = have_rows if rows <= have_rows else max(rows, 2 * have_rows)
-        if length <= have_length:
-            length = have_length
-        else:
+        if length > have_length:
             length = max(length + _LENGTH_STEP, have_length * 3 // 2)
             length = -(-length // _LENGTH_STEP) * _LENGTH_STEP
+        length = max(length, have_length)
         for tensors in (self.keys, self.values):
             for layer, old in enumerate(tensors):
                 tensors[layer] = self._empty(rows, length)

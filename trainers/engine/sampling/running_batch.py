@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
@@ -31,16 +31,12 @@ class Request:
     keys: list[int]  # Random stream of each sample that is wanted
     pictures: Sequence[Picture] = ()  # Those that the prompt names: held here while it is in work
     future: "Future[list[types.SampledSequence]]" = field(default_factory=Future)
-    done: dict[int, types.SampledSequence] = field(default_factory=dict)
-    """Finished samples, by index."""
+    done: dict[int, types.SampledSequence] = field(default_factory=dict)  # By index
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of some tokens of a reply."""
-        return str(
-            self.tokenizer.decode(
-                list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
-            )
-        )
+        options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        return str(self.tokenizer.decode(list(tokens), **options))
 
 
 @dataclass
@@ -51,6 +47,9 @@ class Row:
     index: int  # Which of the request's samples this is
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+
+
+Ended: TypeAlias = tuple[Row, types.StopReason]
 
 
 class RunningBatch:
@@ -66,25 +65,22 @@ class RunningBatch:
         self._steps = np.zeros(0, dtype=np.uint64)
         self._temper = Temper(torch.zeros(0), None, None, plain=True)
 
-    def admit(self, rows: Sequence[Row]) -> tuple[int, int]:
-        """Add rows; returns the forward passes it took and the prompt tokens computed."""
-        passes = computed = 0
-        for model in {id(row.request.model): row.request.model for row in rows}.values():
+    def admit(self, rows: Sequence[Row]) -> None:
+        """Add rows."""
+        for model in dict.fromkeys(row.request.model for row in rows):
             self.batch.turn_to(model.weights)
             waiting: dict[tuple[int, ...], list[Row]] = {}
             for row in rows:
                 if row.request.model is model:
                     waiting.setdefault(tuple(row.request.prompt), []).append(row)
             groups = list(waiting.values())
-            admitted = self.batch.admit(list(waiting), [len(group) for group in groups])
-            self.rows += [groups[owner].pop(0) for owner in admitted.owners]
+            owners, logits = self.batch.admit(list(waiting), [len(group) for group in groups])
+            self.rows += [groups[owner].pop(0) for owner in owners]
             known = [self._logits] if len(self._logits) else []
-            self._logits = torch.cat([*known, admitted.logits])
-            passes, computed = passes + admitted.passes, computed + admitted.computed_tokens
+            self._logits = torch.cat([*known, logits])
         self._describe_rows()
-        return passes, computed
 
-    def draw(self) -> list[tuple[Row, types.StopReason]]:
+    def draw(self) -> list[Ended]:
         """Draw a token for each row; returns the rows that ended, which are dropped."""
         uniform = torch.from_numpy(uniforms(self._keys, self._steps)).to(self._device)
         self._tokens, logprobs = draw(self._logits, self._temper, uniform)
@@ -102,17 +98,12 @@ class RunningBatch:
                 ended[i] = None
         return self._drop(ended) if ended else []
 
-    def step(self) -> int:
-        """Run the drawn tokens through the model; returns the forward passes it took."""
+    def step(self) -> None:
+        """Run the drawn tokens through the model, in one pass."""
         self._logits = self.batch.step(self._tokens)
-        return 1
 
-    def _drop(
-        self, ended: dict[int, types.StopReason | None]
-    ) -> list[tuple[Row, types.StopReason]]:
-        answers: list[tuple[Row, types.StopReason]] = [
-            (self.rows[i], reason) for i, reason in ended.items() if reason is not None
-        ]
+    def _drop(self, ended: dict[int, types.StopReason | None]) -> list[Ended]:
+        answers = [(self.rows[i], reason) for i, reason in ended.items() if reason is not None]
         for i in ended:
             self.batch.park(i, self.rows[i].request.prompt + self.rows[i].tokens)
         origin = self.batch.keep([i for i in range(len(self.rows)) if i not in ended])

@@ -1,21 +1,14 @@
 """A sampler: frozen weights, asked for replies to prompts and for log-probabilities.
 
-What is asked is checked here, before anybody waits for it; the work is the scheduler's
-(``scheduler.py``), which may have other samplers of the same base to serve.
+What is asked is checked here; the work is the scheduler's, which may serve others of the same base.
+A sampled token's log-probability is the model's own, at temperature 1 and untruncated: that of a
+fresh forward pass over the same tokens. The token that ends a reply is part of the reply.
 
-A sampled token's log-probability is the model's own, at temperature 1 and untruncated, whatever
-the request's temperature, ``top_k`` and ``top_p``: it equals a fresh forward pass over the same
-tokens. The token that ends a reply is part of the reply.
-
-Reproducibility: a sample draws from a random stream of its own, keyed by the sampler's seed, the
-prompt's tokens, how often that prompt was asked before, and the sample's index (a request with a
-``seed`` is keyed by that seed, the prompt and the index alone). So the same requests give the same
-tokens whatever else is in the batch, and in whatever order different prompts arrive; equal prompts
-are told apart by the order they arrive in. Of more than 65,536 different prompts those that were
-not asked for longest are forgotten; from then on a prompt that is not known counts as asked as
-often as any of these, so that nothing is drawn twice. (Up to rounding: what runs beside a row can
-change the last bit of its logits, which matters where a random number falls within 1e-7 of the
-border between two tokens.)
+Reproducibility: a sample's random stream is keyed by the sampler's seed, the prompt, how often that
+prompt was asked before, and the sample's index (with a ``seed`` in the request: by that, the prompt
+and the index alone). So the same requests give the same tokens whatever else is in the batch, up to
+rounding. Of more than 65,536 prompts the oldest are forgotten; a prompt that is not known then
+counts as asked as often as any of these, so that nothing is drawn twice.
 """
 
 from collections import OrderedDict
@@ -33,7 +26,7 @@ from evert.trainers.engine.models.pictures import Picture
 from evert.trainers.engine.sampling.drawing import make_stops, stream_key
 from evert.trainers.engine.sampling.frozen import FrozenModel
 from evert.trainers.engine.sampling.running_batch import Request, Row
-from evert.trainers.engine.sampling.scheduler import Asked, Scheduler, SchedulerStats
+from evert.trainers.engine.sampling.scheduler import CLOSED, Asked, Scheduler, SchedulerStats
 from evert.trainers.engine.sampling.scoring import Read, log_probabilities
 
 if TYPE_CHECKING:
@@ -64,10 +57,8 @@ class Sampler:
         self._context_length = context_length
         self._end_tokens = end_tokens
         self._vocabulary = vocabulary
-        self._asked: OrderedDict[int, int] = OrderedDict()
-        """How often each prompt was asked, by its digest; the one asked last at the end."""
-        self._forgotten = 0
-        """The most often that any prompt was asked that was dropped from ``_asked``."""
+        self._asked: OrderedDict[int, int] = OrderedDict()  # How often, by prompt's digest
+        self._forgotten = 0  # The most that any prompt was asked that is not in ``_asked``
         self._counting = Lock()
         self._closed = False
 
@@ -83,12 +74,7 @@ class Sampler:
         params: types.SamplingParams,
         pictures: Sequence[Picture] = (),
     ) -> "Future[list[types.SampledSequence]]":
-        """Ask for replies to a prompt; cancelling the future stops the work.
-
-        Raises:
-            SamplingRequestError: The prompt or the parameters cannot be served.
-            EngineClosedError: The sampler was closed.
-        """
+        """Ask for replies to a prompt; cancelling the future stops the work."""
         max_tokens = self._check(prompt, num_samples, params, pictures)
         self._check_open()
         request = Request(
@@ -115,10 +101,6 @@ class Sampler:
 
         ``read`` may make something else of the logits; requests with the same object are read
         together. The future has a value a token: None for the first, and for what is not wanted.
-
-        Raises:
-            SamplingRequestError: No tokens, or more than the model can hold.
-            EngineClosedError: The sampler was closed.
         """
         if not 1 <= len(tokens) <= self._context_length:
             raise SamplingRequestError(
@@ -142,10 +124,7 @@ class Sampler:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise EngineClosedError(
-                "This sampling client belongs to an embedded engine that is no longer in use. "
-                "Sample inside the engine's block."
-            )
+            raise EngineClosedError(CLOSED)
 
     def _check(
         self,
@@ -174,7 +153,6 @@ class Sampler:
         return max_tokens
 
     def _check_ids(self, tokens: Sequence[int], pictures: Sequence[Picture]) -> None:
-        """Refuse ids that no model can look up: they would fail all rows of a batch."""
         if pictures and tokens[-1] < 0:
             raise SamplingRequestError(
                 "The prompt ends with an image; expected text at its end. Add what follows it."

@@ -1,11 +1,8 @@
 """Many requests in, one running batch, one worker thread.
 
-Requests from any thread or event loop meet in a queue. The worker admits what has arrived (equal
-beginnings are computed once), draws one token for every row, answers the rows that have ended, and
-steps the rest; new requests join between two steps. Requests for log-probabilities of given tokens
-are computed together, ahead of the decoding. The worker starts with the first request and ends
-when there has been nothing to do for a while, so an idle scheduler owns no thread.
-
+The worker admits what has arrived (equal beginnings are computed once), scores given tokens, draws
+one token for every row, answers the rows that have ended and steps the rest; requests join between
+two steps. It starts with the first request and ends when there has been nothing to do for a while.
 Samplers of several adapters of one base share a scheduler, and their rows a batch.
 """
 
@@ -25,14 +22,19 @@ from tinker import types
 
 from evert.trainers.engine.common.errors import EngineClosedError
 from evert.trainers.engine.models.pictures import Picture
+from evert.trainers.engine.sampling.batches import Batch
 from evert.trainers.engine.sampling.frozen import FrozenModel
 from evert.trainers.engine.sampling.running_batch import Row, RunningBatch
 from evert.trainers.engine.sampling.scoring import Scoring, score
 
 MAX_ROWS = 256  # Most rows decoded together; further requests wait
 
-_EXPECTED_REPLY = 1024
-"""Tokens a reply is expected to need at most when rows are fitted into memory."""
+CLOSED = (
+    "This sampling client belongs to an embedded engine that is no longer in use. "
+    "Sample inside the engine's block."
+)
+
+_EXPECTED_REPLY = 1024  # Most tokens a reply needs, where rows are fitted into memory
 
 _sequence_numbers = itertools.count()  # Of all sequences: their ids are told apart within a session
 
@@ -46,12 +48,9 @@ class SchedulerStats:
     """What a scheduler has done so far."""
 
     forward_passes: int = 0  # Forward passes of any kind
-    prompt_tokens: int = 0
-    """Given tokens that went through the model, to sample or to score; what rows share, and what
-    is remembered, is not counted twice."""
+    prompt_tokens: int = 0  # Given tokens computed, to sample or to score; shared ones once
     sampled_tokens: int = 0
-    scored_tokens: int = 0
-    """Given tokens of which something was computed from the logits: their log-probability."""
+    scored_tokens: int = 0  # Given tokens whose log-probability, or the like, was read
     largest_batch: int = 0  # Most rows decoded together
 
 
@@ -105,10 +104,7 @@ class Scheduler:
     def _wake(self) -> None:
         """Have a worker running; the lock must be held."""
         if self._closed:
-            raise EngineClosedError(
-                "This sampling client belongs to an embedded engine that is no longer in use. "
-                "Sample inside the engine's block."
-            )
+            raise EngineClosedError(CLOSED)
         if self._worker is None:
             self._worker = threading.Thread(target=self._work, name="evert-sampler", daemon=True)
             self._worker.start()
@@ -154,7 +150,8 @@ class Scheduler:
             for row, reason in run.draw():
                 self._finish(row, reason)
             if run.rows:
-                self.stats.forward_passes += run.step()
+                run.step()
+                self.stats.forward_passes += 1
             else:
                 self._runs.remove(run)
 
@@ -162,8 +159,7 @@ class Scheduler:
         with self._lock:
             scores, self._scores = self._scores, []
         scores = [asked for asked in scores if not asked.future.cancelled()]
-        models = {id(asked.model): asked.model for asked in scores}
-        for model in models.values():
+        for model in dict.fromkeys(asked.model for asked in scores):
             self._score([asked for asked in scores if asked.model is model], model)
 
     def _score(self, scores: Sequence[Asked], model: FrozenModel) -> None:
@@ -174,8 +170,7 @@ class Scheduler:
             for asked in scores:
                 _fail(asked.future, error)
             return
-        self.stats.forward_passes += batch.passes
-        self.stats.prompt_tokens += batch.computed_tokens
+        self._count(batch)
         for asked in scores:
             with suppress(InvalidStateError):
                 unknown = [None] * (len(asked.tokens) - len(asked.values))
@@ -190,15 +185,19 @@ class Scheduler:
             if run is None:
                 run = RunningBatch(rows[0].request.model)
                 self._runs.append(run)
-            passes, prompt_tokens = run.admit(rows)
+            before = run.batch.passes, run.batch.computed_tokens
+            run.admit(rows)
         except Exception as error:
             # These rows are in no list yet; the caller fails those that are.
             for row in rows:
                 _fail(row.request.future, error)
             raise
-        self.stats.forward_passes += passes
-        self.stats.prompt_tokens += prompt_tokens
+        self._count(run.batch, *before)
         self.stats.largest_batch = max(self.stats.largest_batch, len(run.rows))
+
+    def _count(self, batch: Batch, passes: int = 0, tokens: int = 0) -> None:
+        self.stats.forward_passes += batch.passes - passes
+        self.stats.prompt_tokens += batch.computed_tokens - tokens
 
     def _take(self, run: "RunningBatch | None") -> list[Row]:
         present = run.rows if run is not None else []
@@ -232,13 +231,10 @@ class Scheduler:
 
     def _fail_all(self, error: Exception) -> None:
         with self._lock:
-            requests = [row.request for row in self._waiting]
-            requests += [row.request for run in self._runs for row in run.rows]
-            futures = [asked.future for asked in self._scores]
+            rows = [*self._waiting, *(row for run in self._runs for row in run.rows)]
+            futures = [*(row.request.future for row in rows), *(ask.future for ask in self._scores)]
             self._waiting.clear()
             self._scores, self._runs = [], []
-        for request in requests:
-            _fail(request.future, error)
         for future in futures:
             _fail(future, error)
 

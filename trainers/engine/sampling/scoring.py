@@ -42,14 +42,12 @@ class Scoring:
     tokens: np.ndarray  # [T] int64
     next: int = 1  # The first token whose value is still wanted; nothing precedes token 0
     read: Read = log_probabilities
-    values: list[Any] = field(default_factory=list)
-    """Filled by ``score``: one a token that was wanted."""
+    values: list[Any] = field(default_factory=list)  # Filled by ``score``
 
 
-@dataclass
+@dataclass(eq=False)
 class _Part(Job):
-    following: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    """[T] the token after each."""
+    following: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # [T]
     askers: list[Scoring] = field(default_factory=list)
 
 

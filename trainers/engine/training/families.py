@@ -1,28 +1,22 @@
 """Rows of a batch that begin alike: in training, too, what they share is computed once.
 
-The members of a group answer the same prompt, and the turns of an agent repeat its instructions. A
-``Family`` is rows that go through the model together: first the ``stem`` that all of them begin
-with, then each row's ``tail``, which sees the stem and itself. Rows that are equal have one tail.
-The log-probabilities and the gradient are those of the rows one by one, up to rounding (Prefix
-Grouper, arXiv:2506.05433, has the proof).
+A ``Family`` is rows that go through the model together: first the ``stem`` that all begin with,
+then each row's ``tail``, which sees the stem and itself; equal rows have one. The gradient is that
+of the rows one by one, up to rounding (Prefix Grouper, arXiv:2506.05433).
 
 Shapes: T tokens a row, N tokens of all rows.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
-from evert.trainers.engine.sampling.prefix_cache import common_length
+from evert.trainers.engine.sampling.prefix_cache import in_line
 
 _MOST_ROWS = 32  # Rows of a family: more would save little, and finding them is quadratic
-
 _PRICE = 16  # Tokens that a family must save, for what is done of it twice
-
-_SEEN_AGAIN = 16
-"""A tail holds its stem's keys and values: about one part in so many of what tokens hold."""
+_SEEN_AGAIN = 16  # A tail's copy of its stem's keys and values weighs one part in so many
 
 
 @dataclass(frozen=True)
@@ -30,8 +24,7 @@ class Family:
     """Rows that go through the model together."""
 
     rows: list[int]  # Their numbers
-    stem: int
-    """Tokens that they begin with alike; all of them where there is one row, or equal ones."""
+    stem: int  # Tokens that they begin with alike; all of them where the rows are one or equal
     tail: int  # Tokens of the longest tail
     tails: int  # Tails that differ; none where no row goes on
 
@@ -43,15 +36,12 @@ class Folded:
     stems: list[np.ndarray]
     tails: list[np.ndarray]
     owners: list[int]  # For each tail, the number of its stem
-    places: np.ndarray
-    """[N] for each token of each row, its place among those of the stems, then of the tails."""
+    places: np.ndarray  # [N] of each token of each row, among the stems', then the tails'
 
 
 def families(rows: Sequence[np.ndarray]) -> list[Family]:
     """Divide rows among families, so that the fewest tokens are computed."""
-    # Big-endian, so that bytes sort as tokens do: who begins alike is side by side.
-    order = sorted(range(len(rows)), key=lambda row: rows[row].astype(">u4").tobytes())
-    alike = [0, *(common_length(rows[a], rows[b]) for a, b in pairwise(order))]
+    order, alike = in_line(rows)
     saved, begins = [0], [0]
     for end in range(1, len(order) + 1):
         best, at, low = saved[-1], end - 1, len(rows[order[end - 1]])

@@ -44,13 +44,11 @@ Settings = Mapping[str, float]
 class Loss:
     """One loss: its formula, the inputs a datum must and may carry, its settings."""
 
-    formula: Callable[[Tensor, Inputs, Settings], Tensor]
-    """(logprobs, inputs, settings) -> scalar; all tensors of one shape."""
+    formula: Callable[[Tensor, Inputs, Settings], Tensor]  # (logprobs, inputs, settings)
     required: tuple[str, ...]  # Loss inputs a datum must carry besides ``target_tokens``
     settings: Mapping[str, float]  # Keys allowed in ``loss_fn_config``, with their defaults
     by_datum: bool = False  # Whether the formula is of one datum, and not of any run of tokens
-    from_spans: bool = False
-    """Whether it reads which tokens were sampled (``sampled``, 0 or 1) from provenance."""
+    from_spans: bool = False  # Whether it reads ``sampled`` (0 or 1), told by provenance
 
     def total(self, logprobs: Tensor, data: Sequence[Inputs], settings: Settings) -> Tensor:
         """The loss of several data: ``logprobs`` of all targets, one datum's after another's."""
@@ -63,11 +61,7 @@ class Loss:
 
     @property
     def optional(self) -> tuple[str, ...]:
-        """Loss inputs that override a setting token by token, and ``weights``.
-
-        Tinker's documentation has data for RL with weights beside the advantages; no formula of its
-        reads them there.
-        """
+        """Inputs that override a setting token by token, and ``weights``, which none reads."""
         return ("weights", *(key for key in self.settings if key.startswith("clip_")))
 
 
@@ -92,7 +86,11 @@ def resolve_settings(name: str, config: Mapping[str, Any] | None) -> dict[str, f
                 f"loss_fn_config of {name!r} has the key {key!r}; "
                 f"expected only {sorted(defaults) or 'no keys at all'}. Remove it."
             )
-        settings[key] = _number(name, key, value)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise LossInputError(
+                f"loss_fn_config[{key!r}] of {name!r} is {value!r}; expected a number."
+            )
+        settings[key] = float(value)
     return settings
 
 
@@ -110,14 +108,6 @@ def check_inputs(name: str, keys: Mapping[str, Any], where: str) -> None:
         )
 
 
-def _number(name: str, key: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise LossInputError(
-            f"loss_fn_config[{key!r}] of {name!r} is {value!r}; expected a number."
-        )
-    return float(value)
-
-
 def cross_entropy(logprobs: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
     """Weighted negative log-likelihood, summed."""
     return -(logprobs * inputs["weights"]).sum()
@@ -130,10 +120,7 @@ def importance_sampling(logprobs: Tensor, inputs: Inputs, settings: Settings) ->
 
 def ppo(logprobs: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
     """PPO's pessimistic minimum of the clipped and the unclipped objective."""
-    ratio = _ratio(logprobs, inputs)
-    clipped = _clip(ratio, inputs, settings)
-    advantages = inputs["advantages"]
-    return -torch.minimum(ratio * advantages, clipped * advantages).sum()
+    return _pessimistic(_ratio(logprobs, inputs), inputs, settings)
 
 
 def cispo(logprobs: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
@@ -153,10 +140,7 @@ def gspo(logprobs: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
     counted = inputs["sequence_ratio_mask"] != 0
     distances = (logprobs.detach() - inputs["logprobs"])[counted]
     mean = distances.sum() / max(1, len(distances))
-    ratio = torch.exp(mean + logprobs - logprobs.detach())
-    advantages = inputs["advantages"]
-    clipped = _clip(ratio, inputs, settings)
-    return -torch.minimum(ratio * advantages, clipped * advantages).sum()
+    return _pessimistic(torch.exp(mean + logprobs - logprobs.detach()), inputs, settings)
 
 
 def stable_reinforce(logprobs: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
@@ -179,6 +163,11 @@ def _ratio(logprobs: Tensor, inputs: Inputs) -> Tensor:
     return torch.exp(logprobs - inputs["logprobs"])
 
 
+def _pessimistic(ratio: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
+    clipped, advantages = _clip(ratio, inputs, settings), inputs["advantages"]
+    return -torch.minimum(ratio * advantages, clipped * advantages).sum()
+
+
 def _clip(ratio: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
     low, high = (
         inputs.get(key, torch.tensor(settings[key], dtype=ratio.dtype, device=ratio.device))
@@ -199,4 +188,3 @@ LOSSES: Mapping[str, Loss] = {
     "gspo": Loss(gspo, (*_RL, "sequence_ratio_mask"), _CLIP, by_datum=True),
     "stable_reinforce": Loss(stable_reinforce, _RL, {"kl_coeff": 0.0}, from_spans=True),
 }
-"""Tinker's name of each loss -> the loss."""

@@ -1,14 +1,13 @@
 """A pass of the model in training: from rows of tokens to log-probabilities of their targets.
 
-A Llama-like model runs as its sampler runs it (``lean.py``), and what rows begin with alike runs
-once (``families.py``); any other model runs as transformers runs it. Logits are computed in one
-piece where they are small, and a stretch at a time where not (``logits.py``). Of any other model
-that takes logits that are those of its output layer and nothing else; that is tried once, on a few
-tokens.
+A Llama-like model runs as its sampler runs it, and what rows begin with alike runs once; any other
+runs as transformers runs it. Logits that are large are computed a stretch at a time: of any other
+model that takes a plain output layer, which is tried once, on a few tokens.
 """
 
 import threading
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,6 @@ class Passes:
         self._counting = threading.Lock()
         self._sight = sight_of(model)
         self.folds = can_be_lean(model)  # Whether what rows begin with alike is computed once
-        self._decoder: Any = None
         self._checkpointing = False
 
     @property
@@ -88,10 +86,10 @@ class Passes:
         real = _real(rows, self.device)
         # Right padding needs no mask: a causal model's earlier tokens never see it.
         given = self._given(rows, tokens)
-        if self._small(tokens) or self._plain_decoder() is None:
+        if self._small(tokens) or self._plain_decoder is None:
             logits = self.model(**given, use_cache=False).logits
             return logprobs_of(logits[real].float(), targets)
-        hidden = self._plain_decoder()(**given, use_cache=False).last_hidden_state
+        hidden = self._plain_decoder(**given, use_cache=False).last_hidden_state
         return target_logprobs(hidden[real], self._head, targets, self.vocabulary)
 
     def _given(self, rows: Sequence[np.ndarray], tokens: Tensor) -> dict[str, Tensor]:
@@ -147,13 +145,12 @@ class Passes:
             return float_logits(hidden, head.weight, head.bias)
         return head(hidden).float()  # type: ignore[no-any-return]
 
+    @cached_property
     def _plain_decoder(self) -> Any:
         """The layers below the output layer; None where the model does more to its logits."""
-        if self._decoder is None:
-            base: Any = base_of(self.model)
-            decoder = base.model if self._sight is not None else base.get_decoder()
-            self._decoder = (decoder if _is_plain(self.model, decoder) else None,)
-        return self._decoder[0]
+        base: Any = base_of(self.model)
+        decoder = base.model if self._sight is not None else base.get_decoder()
+        return decoder if _is_plain(self.model, decoder) else None
 
 
 def _real(rows: Sequence[np.ndarray], device: torch.device) -> Tensor:

@@ -1,9 +1,8 @@
 """Where a datum's tokens come from, for the loss that trains on sampled tokens alone.
 
-``stable_reinforce`` takes data whose positions are traced to recorded samples: a sampling client
-made with ``record_stability_info=True`` marks the ids of its sequences (``recorded``), and a datum
-names them by ``Datum.with_provenance``. What the engine needs of a sample is in the datum already
-(its log-probabilities), so that nothing is kept for it.
+A sampling client made with ``record_stability_info=True`` marks the ids of its sequences
+(``recorded``), and a datum names them by ``Datum.with_provenance``. The datum has all that is
+needed of a sample (its log-probabilities), so nothing is kept.
 """
 
 from collections.abc import Sequence

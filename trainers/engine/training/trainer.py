@@ -1,14 +1,13 @@
 """One model being trained: forward, backward, optimizer step, saving and loading.
 
-Everything here runs on the one worker thread of its training client, in order, but for passes of
-micro-batches, of which several may run side by side (``parallel.py``). Datums are sorted by length
-and cut into micro-batches that fit into memory (``memory.py``); every loss is a sum over tokens, so
-the gradient is exactly that of the whole batch. Where memory runs out all the same, the batch is
-run again in smaller ones. Gradients add up until the next optimizer step.
+All of it runs in order on the one worker thread of its training client, but for passes that may run
+side by side. Data are cut into micro-batches that fit into memory; where it runs out all the same,
+into smaller ones. Every loss is a sum over tokens, so the gradient is that of the whole batch.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,33 +79,20 @@ class Trainer:
 
         An error drops the accumulated gradient, and the optimizer step that follows is refused.
         """
-        try:
-            with torch.enable_grad():
-                return self._run(data, loss_fn, config, backward=True)
-        except Exception as error:
-            self._drop_gradient(error)
-            raise
+        with self._all_or_nothing(), torch.enable_grad():
+            return self._run(data, loss_fn, config, backward=True)
 
     def forward_backward_custom(
         self, data: Sequence[types.Datum], loss_fn: CustomLoss
     ) -> types.ForwardBackwardOutput:
-        """Like ``forward_backward``, with a loss of the caller's own.
-
-        The loss is differentiated with respect to the log-probabilities it was given; a second
-        pass carries that gradient into the model.
-        """
-        try:
+        """Like ``forward_backward``, with a loss of the log-probabilities of the caller's own."""
+        with self._all_or_nothing():
             return self._run_custom(list(data), loss_fn)
-        except Exception as error:
-            self._drop_gradient(error)
-            raise
 
     def optim_step(self, params: types.AdamParams) -> types.OptimStepResponse:
         """Take one AdamW step with the accumulated gradient, then forget it.
 
-        Raises:
-            TrainingError: A pass before it failed, or the gradient is not finite; the weights are
-                unchanged.
+        Refused, with the weights unchanged, after a pass that failed or if it is not finite.
         """
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
@@ -204,9 +190,14 @@ class Trainer:
                 "finite, or lower the learning rate."
             )
 
-    def _drop_gradient(self, error: Exception) -> None:
-        self._zero_gradient()
-        self._failure = str(error)
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._zero_gradient()
+            self._failure = str(error)
+            raise
 
     def _zero_gradient(self) -> None:
         self.model.zero_grad(set_to_none=True)
@@ -259,7 +250,7 @@ class Trainer:
             checkpointing=self._checkpointing if backward else True,  # nothing is kept
             slopes=sum(p.nbytes for p in self._trained().values()),
         )
-        before = self._gradient() if backward else []
+        before = self._gradient() if backward else {}
         while budget is not None:
             try:
                 return self._sum_over(examples, loss, settings, budget, backward=backward)
@@ -276,13 +267,12 @@ class Trainer:
             "(full_parameter=False), in bfloat16 (dtype), on shorter data or a smaller model."
         )
 
-    def _gradient(self) -> list[tuple[Tensor, Tensor]]:
-        gradients = [(p, p.grad) for p in self.model.parameters()]
-        return [(p, gradient.clone()) for p, gradient in gradients if gradient is not None]
+    def _gradient(self) -> dict[Tensor, Tensor]:
+        return {p: p.grad.clone() for p in self.model.parameters() if p.grad is not None}
 
-    def _put_back(self, gradients: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def _put_back(self, gradients: Mapping[Tensor, Tensor]) -> None:
         self._zero_gradient()
-        for parameter, gradient in gradients:
+        for parameter, gradient in gradients.items():
             parameter.grad = gradient.clone()
 
     def _sum_over(
@@ -322,12 +312,8 @@ class Trainer:
 
 def _accumulate(parameters: Sequence[Tensor], slopes: Sequence[Tensor | None]) -> None:
     for parameter, slope in zip(parameters, slopes, strict=True):
-        if slope is None:
-            continue
-        if parameter.grad is None:
-            parameter.grad = slope
-        else:
-            parameter.grad += slope
+        if slope is not None:
+            parameter.grad = slope if parameter.grad is None else parameter.grad.add_(slope)
 
 
 def _with_weights(datum: types.Datum, weights: Tensor | None) -> types.Datum:
@@ -339,13 +325,8 @@ def _with_weights(datum: types.Datum, weights: Tensor | None) -> types.Datum:
         )
     if weights is None:
         weights = torch.zeros(targets.to_torch().shape)
-    return types.Datum(
-        model_input=datum.model_input,
-        loss_fn_inputs={
-            "target_tokens": targets,
-            "weights": types.TensorData.from_torch(weights),
-        },
-    )
+    inputs = {"target_tokens": targets, "weights": types.TensorData.from_torch(weights)}
+    return types.Datum(model_input=datum.model_input, loss_fn_inputs=inputs)
 
 
 def _gradient_of(logprobs: Tensor, index: int) -> Tensor:
