@@ -11,8 +11,8 @@ from evert.bridge.tokens.bases import register_base_tokenizers
 from evert.trainers.engine.clients.engine import Engine, logger
 from evert.trainers.engine.clients.rest_client import RestClient
 from evert.trainers.engine.clients.service_client import ServiceClient
+from evert.trainers.engine.common.installing import Swap, cpu_threads, swapped
 from evert.trainers.engine.common.network import no_network
-from evert.trainers.engine.installing import Swap, cpu_threads, swapped
 from evert.trainers.engine.models.loading import EngineSettings
 from evert.trainers.engine.models.stand_ins import StandIns, lookups, tokenizers
 

@@ -1,12 +1,9 @@
 """The guard that keeps a process on its own machine while the embedded engine is in use.
 
-``no_network()`` replaces the Python-level doors (``socket.socket.connect`` and its kin,
-``socket.getaddrinfo``) with versions that let loopback and Unix sockets through and refuse the
-rest, and switches the Hugging Face Hub to its offline mode, so that cached models still load.
-It nests, and the last one out restores what it found.
-
-It is a guard against accidents (an SDK that falls back to a production host), not a sandbox: C
-extensions that open their own sockets, and child processes, are out of its reach.
+``no_network()`` has Python's sockets refuse all but loopback and Unix sockets, and switches the
+Hugging Face Hub to its offline mode, so that cached models still load. It nests, and the last one
+out restores what it found. It is a guard against accidents (an SDK that falls back to a production
+host), not a sandbox: C extensions that open their own sockets, and child processes, get around it.
 """
 
 import ipaddress

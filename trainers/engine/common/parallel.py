@@ -35,10 +35,7 @@ def all_at_once(call: Callable[[Item], Result], items: Sequence[Item]) -> list[R
 def in_stretches(
     call: Callable[[slice], Tensor], rows: int, least: int, device: torch.device
 ) -> Tensor:
-    """What a call computes of the rows of a batch, a stretch of at least ``least`` on each core.
-
-    ``call`` goes from some of the rows to [those, ...], without gradients.
-    """
+    """What a call computes of a batch's rows, a stretch of ``least`` or more on each core."""
     count = min(rows // least, lanes(device)) if rows >= 2 * least else 1
     if count < 2:
         return call(slice(0, rows))

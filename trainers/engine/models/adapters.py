@@ -25,10 +25,7 @@ class Delta:
 
 
 def delta_of(*linears: Any) -> Delta | None:
-    """What an adapter adds to layers of one input, computed as one; None where none has an adapter.
-
-    Where gradients are on, they reach the adapter; otherwise this is a copy.
-    """
+    """What adapters add to layers computed as one; None where none has one."""
     found = [_factors(linear) for linear in linears]
     if not any(found):
         return None

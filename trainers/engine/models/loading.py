@@ -61,10 +61,7 @@ class Loader:
         return count_parameters(model) < SMALL_MODEL_PARAMETERS
 
     def dtype(self, *, whole: bool) -> torch.dtype:
-        """Type of a base's weights: bfloat16 on CUDA, but for weights that are trained themselves.
-
-        Small steps of an optimizer would be lost in bfloat16's rounding; an adapter is in float32.
-        """
+        """bfloat16 on CUDA, but for weights that are trained: it rounds small steps away."""
         if self._dtype is not None:
             return self._dtype
         shared_on_gpu = self.device.type == "cuda" and not whole

@@ -74,8 +74,7 @@ class PictureReader:
     def read(self, prompt: types.ModelInput) -> Row:
         """The ids of a prompt, and its pictures. May be called by several threads.
 
-        Raises:
-            ValueError: It holds what this model does not take; the text goes on from "The prompt".
+        A ``ValueError`` says what this model does not take; its text goes on from "The prompt".
         """
         if is_text(prompt):
             return Row(prompt.to_ints())
@@ -177,10 +176,7 @@ class Sight:
         return {"pixel_values": patches, "image_grid_thw": grids}
 
     def positions(self, row: np.ndarray) -> np.ndarray:
-        """[3, T] where each token of a row [T] is, in time, from the top and from the left.
-
-        Text is in one place of all three; a picture is as long as its longer side.
-        """
+        """[3, T] where each token is: in time, from the top, from the left; text alike in all."""
         found = np.empty((3, len(row)), np.int64)
         done = place = 0
         for start, picture in pictures_in(row):

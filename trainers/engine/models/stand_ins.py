@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from evert.bridge.tokens.bases import BASE_RENDERER, BASES
 from evert.bridge.tokens.pretrained import register_folder
 from evert.trainers.engine.common.errors import ModelNotFoundError
-from evert.trainers.engine.installing import Swap
-from evert.trainers.engine.models.base_models import base_context_length
+from evert.trainers.engine.common.installing import Swap
+from evert.trainers.engine.models.base_models import base_context_length, resolve_model
 from evert.trainers.engine.models.encoding import one_at_a_time
 
 if TYPE_CHECKING:
@@ -31,10 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class StandIns:
-    """Which model stands for a name: that of the first pattern (``fnmatch``) that fits.
-
-    Shipped bases and folders stand for themselves.
-    """
+    """Which model stands for a name: the first pattern's that fits; what is here stays."""
 
     def __init__(self, patterns: Mapping[str, str] | None = None) -> None:
         self._patterns = dict(patterns or {})
@@ -136,8 +133,6 @@ def tokenizers(stand_ins: StandIns) -> Iterator[None]:
         yield
         return
     from transformers import AutoTokenizer
-
-    from evert.trainers.engine.models.base_models import resolve_model
 
     theirs: Any = vars(AutoTokenizer)["from_pretrained"]
 

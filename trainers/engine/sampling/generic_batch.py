@@ -109,10 +109,7 @@ class GenericBatch(Batch):
         return max([1, *(len(job.tokens) - job.first for job in jobs)])
 
     def _seen(self, jobs: Sequence[Job], mask: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """Pixels of what is to be run; positions of whole rows: [B, L], with pictures [3, B, L].
-
-        A remembered picture has no pixels any more, but what follows it keeps its position.
-        """
+        """Pixels of what is to be run; positions of whole rows: [B, L], with pictures [3, B, L]."""
         positions = (mask.cumsum(-1) - 1).clamp_(min=0)
         rows = [job.tokens for job in jobs]
         if self._sight is None or not any((row < 0).any() for row in rows):

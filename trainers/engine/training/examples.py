@@ -40,19 +40,18 @@ def read_example(
         row = reader.read(datum.model_input)
     except ValueError as error:
         raise LossInputError(f"{where} {error}") from error
-    tokens = row.ids
     shapes = {key: tuple(value.shape) for key, value in tensors.items()}
     wrong = {key: shape for key, shape in shapes.items() if shape != tuple(targets.shape)}
-    if not tokens or targets.ndim not in (1, 2) or len(targets) != len(tokens) or wrong:
+    if not row.ids or targets.ndim not in (1, 2) or len(targets) != len(row.ids) or wrong:
         raise LossInputError(
-            f"{where} has {len(tokens)} input tokens and target_tokens of shape "
+            f"{where} has {len(row.ids)} input tokens and target_tokens of shape "
             f"{tuple(targets.shape)}, with {shapes}; expected one target (or one row of K) "
             "for each input token, and every other tensor of the same shape as the targets."
         )
     if get_loss(loss_fn).from_spans:
         tensors["sampled"] = sampled_mask(datum)
     inputs = {key: value.float().to(device) for key, value in tensors.items()}
-    return Example(np.asarray(tokens, dtype=np.int64), targets, inputs, row.pictures)
+    return Example(np.asarray(row.ids, dtype=np.int64), targets, inputs, row.pictures)
 
 
 def micro_batches(examples: Sequence[Example], budget: int, *, folds: bool) -> list[list[int]]:

@@ -64,10 +64,7 @@ def families(rows: Sequence[np.ndarray]) -> list[Family]:
 
 
 def cut(rows: Sequence[np.ndarray], budget: int) -> list[list[int]]:
-    """Cut rows into parts of about as many tokens each, families whole where they fit.
-
-    A part has at most ``budget`` tokens, padding included; a longer row is alone.
-    """
+    """Cut rows into parts of at most ``budget`` tokens, padding included; a longer one is alone."""
     fitting = [part for family in families(rows) for part in _halved(rows, family, budget)]
     total = sum(_size([family]) for family in fitting)
     most = budget

@@ -171,11 +171,7 @@ def _keeping(kept: dict[int, tuple[Tensor, Tensor]]) -> Attend:
 
 
 def _after(kept: dict[int, tuple[Tensor, Tensor]], owners: Tensor, starts: Tensor) -> Attend:
-    """Each token sees its row's stem, and what came before it in its tail.
-
-    ``owners`` [B] and ``starts`` [B] are each row's stem and its length, ``kept`` each layer's keys
-    and values [stems, Hkv, S, D].
-    """
+    """Each token sees its row's stem (``owners``, ``starts`` [B]), then its tail so far."""
     length = kept[0][0].shape[2]
     on_stem = torch.arange(length, device=owners.device) < starts[:, None]
 

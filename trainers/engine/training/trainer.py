@@ -46,11 +46,7 @@ class Trainer:
         checkpointing: bool | None = None,
         reader: PictureReader | None = None,
     ) -> None:
-        """Train every parameter of ``model`` (in an adapter or not) that requires a gradient.
-
-        ``checkpointing``: None for where a pass would not fit otherwise. ``reader``: of the data
-        of the model's base; None for text alone.
-        """
+        """Train what requires a gradient; ``checkpointing=None``: where a pass would not fit."""
         self.model = model
         self._reader = reader or PictureReader(model.config.name_or_path)
         self.tokenizer = tokenizer
@@ -77,7 +73,7 @@ class Trainer:
     ) -> types.ForwardBackwardOutput:
         """Like ``forward``, and add the gradient of the summed loss to what has accumulated.
 
-        An error drops the accumulated gradient, and the optimizer step that follows is refused.
+        An error drops all of it, and the optimizer step that follows is refused.
         """
         with self._all_or_nothing(), torch.enable_grad():
             return self._run(data, loss_fn, config, backward=True)
