@@ -48,14 +48,13 @@ class _Handle:
             RewardError: It is no finite number.
         """
         value = reward_of(reward, "The reward given to client.reward")
-        self._endpoint.inbox.rewarded = True
-        self._endpoint.inbox.note("reward", "", value)
+        self._endpoint.inbox.notes.add("reward", "", value)
         self._endpoint.episode.observer.rewarded(self.model, value)
 
     def log(self, **values: str | int | float) -> None:
         """Note values for people: they go to the transition's logs."""
         for key, value in values.items():
-            self._endpoint.inbox.note("log", key, value)
+            self._endpoint.inbox.notes.add("log", key, value)
 
     def metric(self, key: str, value: float) -> None:
         """Note a number for curves: it goes to the transition's metrics.
@@ -63,7 +62,7 @@ class _Handle:
         Raises:
             RewardError: It is no finite number.
         """
-        self._endpoint.inbox.note("metric", key, reward_of(value, f"The metric {key!r}"))
+        self._endpoint.inbox.notes.add("metric", key, reward_of(value, f"The metric {key!r}"))
 
     def seat(self, name: str) -> Self:
         """The client of one of the agent's trained roles; its rewards and notes are the role's.

@@ -36,7 +36,8 @@ from evert.bridge.env.options import EnvSettings
 from evert.bridge.env.pending import Outstanding
 from evert.bridge.env.tool_counts import ToolCounts
 from evert.bridge.episode.agent import outcome_of
-from evert.bridge.episode.inbox import Inbox, Note
+from evert.bridge.episode.inbox import Inbox
+from evert.bridge.episode.notes import Note
 from evert.bridge.errors import AgentError, AgentTimeoutError, text_of
 from evert.bridge.redaction import redacted, redacted_logs
 from evert.bridge.tracebacks import agent_traceback, leaves, told
@@ -109,7 +110,6 @@ class Account:
         was_cut: Whether the latest reply was cut at its cap.
         scored: Is told the reward of each ending and its reason; None: nobody is.
         sampled: Number of tokens in them.
-        late: What the agent noted when the transition it belongs to had been handed out.
     """
 
     agent: str
@@ -125,7 +125,6 @@ class Account:
     was_cut: bool = False
     scored: Callable[[float, str], None] | None = None
     sampled: int = 0
-    late: list[Note] = field(default_factory=list)
 
     def report(self) -> Metrics:
         """Lineages, drift, handoffs and tool calls so far, as metrics."""
@@ -139,23 +138,8 @@ class Account:
 
     def take_notes(self, metrics: Metrics, logs: Logs) -> float:
         """Move what the agent noted of the present turn into its transition; returns the reward."""
-        notes = self.inbox.notes if self.inbox is not None else []
-        reward = 0.0
-        for _ in range(len(notes)):  # a thread may add some meanwhile: those are the next one's
-            note = notes.pop(0)
-            if note.turn is None or note.turn == self.turns - 1:
-                reward += put_note(note, metrics, logs)
-            else:
-                self.late.append(note)
-        return reward
-
-    def take_late_notes(self) -> list[Note]:
-        """What belongs to transitions that were handed out before it was noted; once."""
-        waiting = self.inbox.notes if self.inbox is not None else []
-        late = [*self.late, *(note for note in waiting if note.turn is not None)]
-        self.late.clear()
-        waiting[:] = [note for note in waiting if note.turn is None]
-        return late
+        notes = self.inbox.notes.take(self.turns - 1) if self.inbox is not None else []
+        return sum((put_note(note, metrics, logs) for note in notes), 0.0)
 
     def ending(self, reason: str, reward: float = 0.0) -> Ending:
         """An ending for ``reason`` with all notes of the agent and the report."""
@@ -192,7 +176,7 @@ class Account:
             RewardError: It ended without a reward, or with something that is none.
         """
         if error is None:
-            rewarded = self.inbox is not None and self.inbox.rewarded
+            rewarded = self.inbox is not None and self.inbox.notes.rewarded
             outcome = outcome_of(share, self.agent, rewarded=rewarded)
             reason = TRUNCATED if outcome.truncated else StopReason.COMPLETED
             ending = self.ending(self.stop_reason or reason, outcome.reward or 0.0)

@@ -114,7 +114,8 @@ def _put_late_notes(trajectory: Trajectory, env: Env) -> None:
     if not isinstance(env, ChatAgentEnv):
         return
     before = env.turns - len(env.turn_lineages)  # played from a record, of a branch
-    for note in env._turns.account.take_late_notes():
+    inbox = env._turns.account.inbox
+    for note in inbox.notes.take_late() if inbox is not None else ():
         turn = -1 if note.turn is None else note.turn - before
         if 0 <= turn < len(trajectory.transitions):
             transition = trajectory.transitions[turn]

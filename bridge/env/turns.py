@@ -182,7 +182,7 @@ class Turns:
 
     def _deliver(self, call: ParkedCall, reply: Reply, turn: Turn) -> None:
         if self.overlap.is_met and self.account.inbox is not None:
-            self.account.inbox.reached(call, self.account.turns - 1)
+            self.account.inbox.notes.reached(call.speaker, self.account.turns - 1)
         if call.request.tokens and turn.tokens:
             reply = replace(reply, tokens=tuple(turn.tokens[: call.request.max_tokens]))
         try:

@@ -3,7 +3,8 @@
 In reading order:
 
     agent.py     what an agent is, and what it may return
-    inbox.py     one trained role: calls that wait, notes, the clock
+    notes.py     what an agent records between calls
+    inbox.py     one trained role: calls that wait, the clock
     refusals.py  an agent whose calls are refused again and again
     routes.py    which inbox or frozen model a model name leads to
     seeds.py     seeds of episodes

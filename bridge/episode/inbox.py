@@ -12,15 +12,14 @@ waiting Env gets the next call, the agent's *end*, or the error with which the i
 
 import asyncio
 import concurrent.futures
-import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any, Generic, TypeVar
 
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
+from evert.bridge.episode.notes import Notes
 from evert.bridge.errors import AgentTimeoutError
 
 P = TypeVar("P")
@@ -79,24 +78,6 @@ class AgentEnd:
     error: BaseException | None = None
 
 
-def speaker() -> object:
-    """Who runs this: the task, or the thread where there is none."""
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:  # a thread without an event loop
-        task = None
-    return task or threading.current_thread()
-
-
-class Note(NamedTuple):
-    """What an agent recorded between calls."""
-
-    kind: Literal["reward", "metric", "log"]
-    key: str
-    value: Any
-    turn: int | None = None
-
-
 class Inbox(Generic[P]):
     """One trained role's calls and notes.
 
@@ -108,13 +89,12 @@ class Inbox(Generic[P]):
 
     Attributes:
         ahead: The calls that are sampled ahead of the runner, or were and wait to be taken.
-        notes: What the agent recorded and no transition has yet.
-        rewarded: Whether the agent ever gave a reward by the client.
+        notes: What the agent recorded.
     """
 
     __slots__ = (
         "_agent", "_asking", "_boxes", "_deadline", "_final", "_loop", "_most", "_on_call",
-        "_parked", "_queue", "_sampled", "_timer", "_turns", "_waiter", "ahead", "notes", "rewarded",
+        "_parked", "_queue", "_sampled", "_timer", "_waiter", "ahead", "notes",
     )  # fmt: skip
 
     def __init__(
@@ -136,11 +116,9 @@ class Inbox(Generic[P]):
         self._final: AgentEnd | BaseException | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._deadline = 0.0
-        self._turns: tuple[WeakKeyDictionary[object, int], int] | None = None
         self.ahead: dict[ParkedCall, P] = {}
         self._on_call: Callable[[], None] | None = None
-        self.notes: list[Note] = []
-        self.rewarded = False
+        self.notes = Notes()
 
     @property
     def is_asked(self) -> bool:
@@ -175,18 +153,6 @@ class Inbox(Generic[P]):
         self._final = end
         self._refuse_waiting(refusal)
         self.wake()
-
-    def note(self, kind: Literal["reward", "metric", "log"], key: str, value: Any) -> None:
-        """Record something: of the latest reply to whoever says so, if several get replies at once.
-
-        Safe from any thread.
-        """
-        turn = None
-        if self._turns is not None:
-            by_speaker, latest = self._turns
-            turn = by_speaker.get(speaker(), latest)
-        self.rewarded = self.rewarded or kind == "reward"
-        self.notes.append(Note(kind, key, value, turn))
 
     # -- giving up -------------------------------------------------------------------------------
 
@@ -295,12 +261,6 @@ class Inbox(Generic[P]):
             self._sampled.append(call)
             self._rouse()
 
-    def reached(self, call: ParkedCall, turn: int) -> None:
-        """The action number ``turn`` answers a call, one of several that were made at once."""
-        by_speaker = WeakKeyDictionary[object, int]() if self._turns is None else self._turns[0]
-        by_speaker[call.speaker] = turn
-        self._turns = by_speaker, turn
-
     def _on_timer(self, patience: float) -> None:
         """Time out whoever waits, or look again at the deadline of the present wait.
 
@@ -309,11 +269,8 @@ class Inbox(Generic[P]):
         self._timer = None
         if self._waiter is None or self._waiter.done():
             return  # the next wait arms it again
-        if (
-            self._asking
-            or self.ahead
-            or any(peer.is_asked for peer in self._boxes if peer is not self)
-        ):
+        others = (box.is_asked for box in self._boxes if box is not self)
+        if self._asking or self.ahead or any(others):
             self._deadline = self._loop.time() + patience
         if self._loop.time() < self._deadline:
             self._timer = self._loop.call_at(self._deadline, self._on_timer, patience)
