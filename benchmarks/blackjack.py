@@ -33,8 +33,8 @@ from rich.table import Table
 from evert.envs.gym_games.actions import Actions
 from evert.trainers.commands.train import train
 from evert.trainers.config.evaluate import read_evaluate_settings
+from evert.trainers.episodes.players import find
 from evert.trainers.episodes.playing import Episode, planned, play
-from evert.trainers.evaluation.players import find
 from evert.trainers.system.command import run_async
 from evert.trainers.system.provenance import origin
 from evert.trainers.training.progress import quiet_progress_bars

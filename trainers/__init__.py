@@ -8,8 +8,7 @@ The rooms; each imports only those above it:
     config/          what a user may say, checked
     serving/         the engine as a server of token ids, and clients of such servers
     workers/         rollouts in other processes and on other machines
-    episodes/        episodes played, and how they went
-    evaluation/      who plays in an evaluation
+    episodes/        who plays, episodes played, and how they went
     reporting/       the page and every figure
     loop/            a loop of one's own, with models and curves
     training/        one training run

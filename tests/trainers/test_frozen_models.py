@@ -50,7 +50,7 @@ from evert.trainers.config.model_names import ModelNameError, NamedWeights, find
 from evert.trainers.config.train import MAPPINGS, read_train_settings, recorded
 from evert.trainers.engine.common.errors import ModelNotFoundError
 from evert.trainers.engine.common.network import network_is_refused
-from evert.trainers.evaluation.players import find
+from evert.trainers.episodes.players import find
 from evert.trainers.training.cookbook import cookbook_config, own_settings
 
 PATH = "tinker://r/sampler_weights/"

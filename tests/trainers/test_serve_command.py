@@ -17,10 +17,15 @@ from tests.trainers.test_evaluate_command import episodes, rows, run
 from evert.trainers.commands import serve
 from evert.trainers.commands.serve import ServeSettings, serving
 from evert.trainers.config.evaluate import EvaluateSettings
-from evert.trainers.config.model_names import ModelNameError, NamedServer, find_model
+from evert.trainers.config.model_names import (
+    ModelNameError,
+    NamedEndpoint,
+    NamedServer,
+    find_model,
+)
 from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.common.network import network_is_refused
-from evert.trainers.evaluation.players import Endpoint, find
+from evert.trainers.episodes.players import find
 
 KEY = "a-key-of-ours-1"
 
@@ -131,7 +136,7 @@ def test_an_endpoints_host_can_be_reached_beside_frozen_weights_of_the_engine() 
         env="identity", models=("x",), frozen={"user": "evert-tiny"}, policy_names=("gpt-4o",)
     )
     contestant = find("https://far.example/v1#m", settings)
-    assert isinstance(contestant, Endpoint)
+    assert isinstance(contestant.named, NamedEndpoint)
 
     with contestant.ready(print):
         assert not network_is_refused("far.example")

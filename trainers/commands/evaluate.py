@@ -10,7 +10,7 @@ model and split, and the folder
     splits.png  categories.png      the same as bars
 
 An evaluation that was interrupted goes on where it stopped (``out=FOLDER``), and ends with the same
-table: each episode is drawn from a seed of its own. The parts are in ``evaluation/``.
+table: each episode is drawn from a seed of its own. The parts are in ``episodes/``.
 """
 
 import shlex
@@ -44,8 +44,8 @@ from evert.trainers.system.files import EVALUATION, RunFolderError
 from evert.trainers.system.provenance import origin
 
 if TYPE_CHECKING:
+    from evert.trainers.episodes.players import Contestant
     from evert.trainers.episodes.playing import Episode, EpisodeLog, Planned
-    from evert.trainers.evaluation.players import Contestant
 
 PROGRAM = ("python", "-m", "evert.trainers.commands.evaluate")
 SCORES = "scores.csv"
@@ -102,7 +102,7 @@ def _run(program: Sequence[str], arguments: Sequence[str]) -> None:
 
 
 def _run_with(program: Sequence[str], settings: EvaluateSettings) -> None:
-    from evert.trainers.evaluation.players import find
+    from evert.trainers.episodes.players import find
 
     contestants = [find(name, settings) for name in settings.models]
     for contestant in contestants:
@@ -186,8 +186,8 @@ def _play(
 
     from evert.bridge.records.files import ROLLOUTS
     from evert.bridge.records.recorder import Recorder
+    from evert.trainers.episodes.players import OPENAI_KEY
     from evert.trainers.episodes.playing import play
-    from evert.trainers.evaluation.players import OPENAI_KEY
 
     def say(line: str) -> None:
         console.print(redacted(f"{contestant.name}: {line}"), soft_wrap=True)

@@ -62,7 +62,7 @@ class Episode:
         tokens: Tokens that were sampled.
         metrics: What the agent and the Env counted, summed over the turns.
         error: What failed, its class and message; "" if nothing did.
-        failure: Of which kind that is (``runs.failures.KINDS``).
+        failure: Of which kind that is (``failures.KINDS``).
         traceback: The agent's own frames; "" where there are none.
         transcript: The agent's own account of it; "" if it gave none.
         dialogue: For each model call ``told``, the new text of the prompt, and ``said``, the reply;

@@ -24,15 +24,15 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from evert import ChatAgentEnv, RemoteModel
 from evert.bridge.tokens.bases import BASE_MODEL
 from evert.trainers.config.evaluate import EvaluateSettings
-from evert.trainers.config.model_names import ModelNameError
+from evert.trainers.config.model_names import ModelNameError, NamedEndpoint, NamedWeights
+from evert.trainers.episodes.players import Contestant, find
 from evert.trainers.episodes.policies import EndpointPolicy, PolicyError, SeededPolicy
-from evert.trainers.evaluation.players import Contestant, Endpoint, Weights, find
 
 SETTINGS = EvaluateSettings(env="twenty_questions", models=("x",))
 
 
-def weights(found: Contestant) -> Weights:
-    assert isinstance(found, Weights)
+def weights(found: Contestant) -> Contestant:
+    assert isinstance(found.named, NamedWeights)
     return found
 
 
@@ -84,6 +84,7 @@ def test_a_run_has_its_last_weights_and_is_asked_for_replies_as_it_was_trained(r
 
     assert found.name == str(run)
     assert found.weights == {"model_path": "tinker://r/sampler_weights/final"}
+    assert isinstance(found.named, NamedWeights)
     assert found.named.checkpoints == run / "checkpoints"
     assert found.max_tokens == 9
 
@@ -106,7 +107,7 @@ def test_weights_of_a_service_need_their_models_name() -> None:
 
 def test_players_and_endpoints_have_names_of_their_own() -> None:
     assert find("oracle", SETTINGS).agent.endswith(":oracle_agent")
-    assert isinstance(find("openai:gpt-5-mini", SETTINGS), Endpoint)
+    assert isinstance(find("openai:gpt-5-mini", SETTINGS).named, NamedEndpoint)
     assert find("openai:gpt-5-mini", SETTINGS).agent.endswith(":twenty_questions_agent")
 
 

@@ -1,0 +1,260 @@
+"""Who plays: what a user names, as something that can.
+
+A name is that of a model, as every command takes it (``config/model_names.py``), or of a player
+without a model, where the game has one (``random``, ``oracle``). ``find`` turns it into a
+contestant, which ``ready`` has ready to play inside a block. All play the agent that the
+evaluation names, a run as well, with the options and beside the frozen models that it names;
+players without a model are agents themselves.
+
+A contestant's digest is of all that decides what it says: its weights, whatever folder they are in,
+the agent, the renderer, the most tokens of a reply, what an episode is. The weights of an endpoint
+or a server cannot be seen, its address and name can.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
+
+import chz
+import tinker
+from tinker_cookbook.completers import TokenCompleter
+
+from evert.bridge.env.env import ChatAgentEnv
+from evert.bridge.env.options import EnvOptions
+from evert.bridge.groups.group import load_agent
+from evert.bridge.models.remote import RemoteModel
+from evert.bridge.redaction import redacted
+from evert.bridge.tokens.bases import BASES, model_renderer
+from evert.trainers.config.backend import check_engine, choose_engine, context_of, running_engine
+from evert.trainers.config.backend import say as engine_in_words
+from evert.trainers.config.episode import EpisodeSettings, env_options
+from evert.trainers.config.evaluate import EvaluateSettings
+from evert.trainers.config.frozen_models import (
+    check_episodes,
+    fingerprint,
+    frozen_models,
+    needs_engine,
+)
+from evert.trainers.config.model_names import (
+    ModelNameError,
+    NamedEndpoint,
+    NamedServer,
+    NamedWeights,
+    find_model,
+)
+from evert.trainers.config.train import TrainSettings, renderer_of
+from evert.trainers.episodes.playing import Player
+from evert.trainers.episodes.policies import EndpointPolicy, NoPolicy, SeededPolicy
+from evert.trainers.serving.client import ServedSamplingClient
+from evert.trainers.serving.fitness import check_server
+from evert.trainers.system.command import run_async
+
+NO_MATTER = frozenset({"agent_timeout", "close_timeout", "context_length"})
+"""Settings of an episode that decide nothing of what is said in it."""
+
+OPENAI_KEY, SERVER_KEY = "OPENAI_API_KEY", "VLLM_API_KEY"
+"""Variables that have the keys of endpoints and of servers, unless the settings name another."""
+
+Say = Callable[[str], None]
+
+
+Policy: TypeAlias = Callable[[ChatAgentEnv, int], TokenCompleter]
+"""From an Env and an episode's seed to what answers the agent's model calls."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """Somebody to evaluate.
+
+    Attributes:
+        name: As the tables have it.
+        settings: Of the evaluation.
+        agent: Import path of what it plays; a player's, of a function from a seed to an agent.
+        run: What it was trained by, or would be: engine, model, renderer, most tokens of a reply.
+        named: What answers the agent's calls; None: nothing, a player without a model.
+        context_length: Tokens that its server says its context holds; None: it does not say.
+    """
+
+    name: str
+    settings: EvaluateSettings
+    agent: str
+    run: TrainSettings
+    named: NamedWeights | NamedEndpoint | ServedSamplingClient | None = None
+    context_length: int | None = None
+
+    @property
+    def digest(self) -> str:
+        """Of all that decides what it says; see the module."""
+        text = json.dumps([self.agent, self._episode(), *self._says_by()])
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    def _episode(self) -> list[Any]:
+        names = sorted(chz.chz_fields(EpisodeSettings).keys() - NO_MATTER)
+        values = [(name, getattr(self.settings, name)) for name in names]
+        found = [*values, fingerprint(self.settings.beside)]
+        return [*found, self.settings.opponent] if self.settings.opponent else found
+
+    def _says_by(self) -> list[Any]:
+        named = self.named
+        if named is None:
+            return []
+        if isinstance(named, NamedEndpoint):
+            return [named.model, self._address, self.settings.max_tokens]
+        who = [named.digests] if isinstance(named, NamedWeights) else [named.model, self._address]
+        return [*who, renderer_of(self.run), self.max_tokens]
+
+    @property
+    def weights(self) -> Mapping[str, Any]:
+        """As sampling clients are created; empty where there are no weights of ours."""
+        if not isinstance(self.named, NamedWeights):
+            return {}
+        path = self.named.model_path
+        return {"base_model": self.named.base_model} if path is None else {"model_path": path}
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens of a reply that is sampled by token ids."""
+        return self.settings.max_tokens or self.run.max_tokens
+
+    @property
+    def _address(self) -> str:
+        if isinstance(self.named, NamedEndpoint):
+            return self.named.base_url or self.settings.base_url
+        return self.named.base_url if isinstance(self.named, ServedSamplingClient) else ""
+
+    @property
+    def _played(self) -> TrainSettings:
+        """The run that would train on what it plays: the engine and the options it has."""
+        return self.run if self.weights else self.settings.run_of("")
+
+    def check(self) -> None:
+        """Find what would stop it before it plays: a path that leads nowhere, mostly.
+
+        Raises:
+            EvertError: Its agent, what it plays on, or an option, is not there.
+        """
+        run, settings, agent = self._played, self.settings, self._agents()(0)
+        task = next(tasks[0] for tasks in settings.tasks().values() if len(tasks))
+        embedded = choose_engine(run).kind == "embedded"
+        check_episodes(settings, settings.frozen, agent, task, embedded=embedded)
+        if self.weights:
+            check_engine(run)
+            renderer_of(run)
+
+    def _agents(self) -> Callable[[int], Any]:
+        """From a seed to the agent that it plays."""
+        found: Any = load_agent(self.agent)
+        return found if self.named is None else lambda seed: found
+
+    # -- ready to play ---------------------------------------------------------------------------
+
+    @contextmanager
+    def ready(self, say: Say) -> Iterator[Player]:
+        """Have it ready to play inside the block; ``say`` gets a line about what it plays on."""
+        with self._answering(say) as (policy, fitting):
+            service = self.run.base_url if self.weights else None
+            options = env_options(self.settings, frozen_models(self.settings.frozen, service))
+            options.update(fitting)
+            yield Player(self._agents(), policy, options, self.settings.seats)
+
+    @contextmanager
+    def _answering(self, say: Say) -> Iterator[tuple[Policy, EnvOptions]]:
+        """What answers the agent's calls, and the options of Envs that fit it."""
+        settings, run = self.settings, self.run
+        match self.named:
+            case None:
+                with self._engine():
+                    yield lambda env, seed: NoPolicy(), {}
+            case NamedEndpoint() as named:
+                key, heat = settings.api_key_env or OPENAI_KEY, settings.temperature
+                remote = RemoteModel(named.model, self._address, key, temperature=heat)
+                say(f"{remote.model} at {remote.base_url}")
+                with self._engine():
+                    yield lambda env, seed: EndpointPolicy(env, remote, settings.max_tokens), {}
+            case ServedSamplingClient() as client:
+                renderer = model_renderer(run.model_name, renderer_of(run))
+                context = run.context_length or self.context_length
+                with self._engine():
+                    run_async(check_server(client, renderer.tokenizer))
+                    say(f"{client.model} at {client.base_url}, by token ids")
+                    yield self._seeded(client), {"renderer": renderer, "context_length": context}
+            case NamedWeights(checkpoints=store):
+                with running_engine(choose_engine(run), run, store or Path()) as facts:
+                    say(engine_in_words(facts))
+                    if store is not None and run.agent != self.agent:
+                        say(f"plays {self.agent}; it was trained with {run.agent}")
+                    service = tinker.ServiceClient(base_url=run.base_url)
+                    policy = self._seeded(service.create_sampling_client(**self.weights))
+                    renderer = model_renderer(run.model_name, renderer_of(run))
+                    yield policy, {"renderer": renderer, "context_length": context_of(run)}
+
+    def _seeded(self, client: tinker.SamplingClient | ServedSamplingClient) -> Policy:
+        cap, heat = self.max_tokens, self.settings.temperature
+        return lambda env, seed: SeededPolicy(client, cap, heat, seed)
+
+    def _engine(self) -> AbstractContextManager[Any]:
+        """An engine if the frozen models need one, which lets the endpoint's address through."""
+        run = self._played
+        if not needs_engine(frozen_models(run.models)):
+            return nullcontext()
+        host = urlsplit(self._address).hostname
+        run = chz.replace(run, allow_hosts=(*run.allow_hosts, *([host] if host else [])))
+        return running_engine(choose_engine(run), run, Path())
+
+
+# -- from names ----------------------------------------------------------------------------------
+
+
+def find(name: str, settings: EvaluateSettings) -> Contestant:
+    """The contestant that a name stands for.
+
+    Raises:
+        ModelNameError: There is none.
+        RecipeError: Its agent should search, and cannot.
+    """
+    if name in settings.players:
+        return Contestant(name, settings, settings.players[name], settings.run_of(""))
+    model, shown = find_model(name, settings.players), redacted(name)
+    if isinstance(model, NamedServer):
+        return _find_served(name, model, settings)
+    if isinstance(model, NamedEndpoint):
+        run = settings.run_of(name)
+        return Contestant(shown, settings, settings.agent_of(run), run, model)
+    base = model.base_model or settings.model_name
+    if not base:
+        raise ModelNameError(
+            f"{name} are weights of a model that has to be named: model_name=Qwen/Qwen3-8B, "
+            "say. For weights of the embedded engine name their run: runs/NAME."
+        )
+    run = settings.run_of(base)
+    agent = settings.agent_of(run)
+    if model.run:
+        trained = chz.replace(TrainSettings(**model.run), **settings.asked)
+        run = settings.played_as(trained)
+    return Contestant(shown, settings, agent, run, model)
+
+
+def _find_served(name: str, named: NamedServer, settings: EvaluateSettings) -> Contestant:
+    key = os.environ.get(settings.api_key_env or SERVER_KEY)
+    there = run_async(ServedSamplingClient(named.base_url, "", key).models())
+    models = {str(model.get("id")): model for model in there}
+    wanted = named.model or (next(iter(models)) if len(models) == 1 else None)
+    if wanted not in models:
+        raise ModelNameError(
+            f"{name}: the server has {', '.join(map(repr, models)) or 'no models'}. Name one of "
+            f"them after a #: vllm:{named.base_url}#{next(iter(models), 'MODEL')}."
+        )
+    facts = models[wanted]
+    # `evert serve` says whose weights they are, and vLLM where it has them from
+    roots = [root for root in (facts.get("root"), wanted) if root in BASES]
+    base = settings.model_name or (roots or [facts.get("root") or wanted])[0]
+    run = settings.run_of(base)
+    client = ServedSamplingClient(named.base_url, wanted, key, base_model=base)
+    context = facts.get("max_model_len") or dict(facts.get("meta") or {}).get("n_ctx")
+    return Contestant(redacted(name), settings, settings.agent_of(run), run, client, context)
