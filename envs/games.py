@@ -14,18 +14,37 @@ finds a game of a user's own, in a package or in a file of the current folder.
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from evert.bridge.errors import EvertError
 
 
 class GameError(EvertError, ValueError):
     """A module that should be a game has no ``GAME``, a wrong one, or cannot be imported."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that a game's agent notes of an episode (``client.metric``), and how it is shown.
+
+    Attributes:
+        title: Of its figures in a report, "Bits a question".
+        unit: Of its figures.
+        drawn: Episodes that a report has a figure of: "train", "test" for held-out ones, or both.
+        tabled: Whether an evaluation's table and CSV have its mean over the episodes.
+        about: A sentence for the report, where the title does not say it all.
+    """
+
+    title: str
+    unit: str
+    drawn: Sequence[Literal["train", "test"]] = ("train",)
+    tabled: bool = True
+    about: str = ""
 
 
 @dataclass(frozen=True)
@@ -45,6 +64,7 @@ class Game:
         opponents: Players without a model for the seats of a game that has some, by name: import
             paths of functions from a seed to a function from the messages to the reply's text.
         searching: Agents that have a twin with a search tool: import path -> the twin's.
+        metrics: How it was played, by name; what an evaluation's table and a report have of it.
     """
 
     id: str
@@ -56,6 +76,7 @@ class Game:
     players: Mapping[str, str] = field(default_factory=dict)
     opponents: Mapping[str, str] = field(default_factory=dict)
     searching: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
 
     def settings(self, *, full_size: bool = False) -> dict[str, Any]:
         """The settings of a training run: agent, tasks and recipe.
@@ -88,6 +109,12 @@ def games() -> Mapping[str, Game]:
             )
         found[entry.name] = game
     return MappingProxyType(found)
+
+
+def metrics_of(game: Game | None = None) -> dict[str, Metric]:
+    """The metrics of the games of this folder, and of another one."""
+    told = [*games().values(), *([game] if game else [])]
+    return {name: metric for each in told for name, metric in each.metrics.items()}
 
 
 def find_game(name: str) -> Game | None:

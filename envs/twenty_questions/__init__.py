@@ -27,7 +27,7 @@ The data lie beside the code: ``nouns.csv``, ``facts.csv``, ``lexicon.toml``, ``
 it: here is the recipe only.
 """
 
-from evert.envs.games import Game
+from evert.envs.games import Game, Metric
 
 _PLAYER = "evert.envs.twenty_questions.player"
 _BASELINES = "evert.envs.twenty_questions.baselines"
@@ -71,5 +71,19 @@ GAME = Game(
             f"{_PLAYER}:searching_{style}twenty_questions_agent"
         )
         for style in ("", "short_")
+    },
+    metrics={
+        "asks_first": Metric("First turns that ask", "share of episodes", ("train", "test")),
+        "repeats": Metric("Repeats", "questions an episode"),
+        "bits": Metric(
+            "Bits a question",
+            "bits",
+            about="Bits say what an answer was undecided about before it was given, over all that "
+            "fitted until then: a question that is known to be answered yes tells none.",
+        ),
+        "bits_of_best": Metric(
+            "Bits, of the best question's", "share of the bits", ("train", "test")
+        ),
+        "questions_when_won": Metric("Questions when won", "questions", ("test",), tabled=False),
     },
 )

@@ -241,11 +241,12 @@ def _report(
     from evert.trainers.reporting.figures.bars import draw_categories, draw_splits
     from evert.trainers.reporting.figures.style import save
 
-    splits = scores.scores(played, "split")
-    categories = scores.scores([e for e in played if e.category], "category")
+    score = partial(scores.scores, game=settings.game)
+    splits = score(played, "split")
+    categories = score([e for e in played if e.category], "category")
     shown = splits
     if len({row.split for row in splits}) > 1:
-        totals = scores.scores(played)
+        totals = score(played)
         shown = [r for t in totals for r in (*(s for s in splits if s.model == t.model), t)]
     title = f"{settings.name}: {settings.seeds} episodes a task"
     title += f", temperature {settings.temperature:g}" + ", with search" * settings.search

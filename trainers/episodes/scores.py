@@ -18,13 +18,15 @@ import io
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from math import fsum
 from statistics import fmean, stdev
+from typing import Any
 
 from rich.table import Column, Table
 
+from evert.envs.games import Game, metrics_of
 from evert.trainers.episodes.playing import Episode
 
 TAIL = 0.025
@@ -33,35 +35,25 @@ QUESTIONS = "questions"
 """Metric of a game that counts its questions; else turns are counted."""
 CALLS = ("searches", "tools/calls")
 """Metrics that count the use of tools, the first that is there."""
-PLAY = ("asks_first", "repeats", "bits", "bits_of_best")
-"""Metrics of how a game of questions is played, each a field of ``Score``."""
-
-
 ENDS = ("won", "drawn", "lost")
 """Metrics of a game that is played against somebody: 1 in the episodes that ended so."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """How some episodes went.
+    """How some episodes went; model, split or category is "" for all.
 
     Attributes:
-        model, split, category: Whose; "" for all.
-        episodes: How many.
-        success: Share of them that succeeded.
-        low, high: Its 95 % interval.
+        success: Share of them that succeeded; ``low`` and ``high`` are its 95 % interval.
         reward: Mean reward; None if every episode failed.
         questions: Mean number of questions (turns, where there are none) of the successes; None
             without one.
         calls: Mean number of tool calls.
         errors: Episodes that failed.
-        reward_error: Half the 95 % interval of the mean reward; None of fewer than two tasks.
         won, drawn, lost: Shares of the games, as they count them themselves; None where they do
             not.
-        asks_first: Share of episodes that begin with a question that is no guess.
-        repeats: Mean number of questions that were asked before in the same episode.
-        bits, bits_of_best: Mean of what a question told, in bits, and of its share of what the best
-            one would have. All four are None where the game does not say.
+        play: Means of the game's own metrics (``Game.metrics``), of those that it noted.
+        reward_error: Half the 95 % interval of the mean reward; None of fewer than two tasks.
     """
 
     model: str
@@ -78,28 +70,30 @@ class Score:
     won: float | None = None
     drawn: float | None = None
     lost: float | None = None
-    asks_first: float | None = None
-    repeats: float | None = None
-    bits: float | None = None
-    bits_of_best: float | None = None
+    play: dict[str, float] = field(default_factory=dict)
     reward_error: float | None = None
 
 
-def scores(episodes: Iterable[Episode], *by: str) -> list[Score]:
-    """A score for each group, in the order in which groups are first met.
+def scores(episodes: Iterable[Episode], *by: str, game: Game | None = None) -> list[Score]:
+    """A score a model, in the order in which they are first met; ``by`` "split", "category", too.
 
-    Args:
-        episodes: All of them.
-        *by: What a group has in common, beside the model: "split", "category".
+    ``game`` is one of the user's own with metrics of its own; None: none beside evert's.
     """
     groups: dict[tuple[str, str, str], list[Episode]] = defaultdict(list)
     for episode in episodes:
         split, category = (getattr(episode, n) if n in by else "" for n in ("split", "category"))
         groups[episode.model, split, category].append(episode)
-    return [_score(*group, members) for group, members in groups.items()]
+    own = _tabled(game)
+    return [_score(*group, members, own) for group, members in groups.items()]
 
 
-def _score(model: str, split: str, category: str, episodes: Sequence[Episode]) -> Score:
+def _tabled(game: Game | None = None) -> list[str]:
+    return [name for name, metric in metrics_of(game).items() if metric.tabled]
+
+
+def _score(
+    model: str, split: str, category: str, episodes: Sequence[Episode], own: Sequence[str]
+) -> Score:
     by_task: dict[tuple[str, int], list[bool]] = defaultdict(list)
     for episode in episodes:
         by_task[episode.split, episode.task].append(episode.success)
@@ -124,7 +118,7 @@ def _score(model: str, split: str, category: str, episodes: Sequence[Episode]) -
         errors=sum(bool(episode.error) for episode in episodes),
         reward_error=mean_error([*earned.values()]),
         **_ends(episodes),
-        **{name: _mean(episodes, name) for name in PLAY},
+        play=_means(episodes, own),
     )
 
 
@@ -134,20 +128,16 @@ def _ends(episodes: Sequence[Episode]) -> dict[str, float]:
     return {name: count / total for name, count in counts.items()} if total else {}
 
 
-def _mean(episodes: Sequence[Episode], metric: str) -> float | None:
-    values = [episode.metrics[metric] for episode in episodes if metric in episode.metrics]
-    return fmean(values) if values else None
+def _means(episodes: Sequence[Episode], names: Sequence[str]) -> dict[str, float]:
+    noted = {name: [e.metrics[name] for e in episodes if name in e.metrics] for name in names}
+    return {name: fmean(values) for name, values in noted.items() if values}
 
 
 # -- the interval --------------------------------------------------------------------------------
 
 
 def interval(by_task: Sequence[Sequence[bool]]) -> tuple[float, float]:
-    """The 95 % interval of the share of successes.
-
-    Args:
-        by_task: Successes of each task's episodes; there is a task, and each has an episode.
-    """
+    """The 95 % interval of the share of successes; of each task's episodes."""
     from scipy import special  # type: ignore[import-untyped]
 
     count = independent(by_task)
@@ -159,14 +149,7 @@ def interval(by_task: Sequence[Sequence[bool]]) -> tuple[float, float]:
 
 
 def mean_error(by_task: Sequence[Sequence[float]]) -> float | None:
-    """Half the 95 % interval of a mean reward: Student's, over the tasks' means.
-
-    Args:
-        by_task: Rewards of each task's episodes; each has an episode.
-
-    Returns:
-        None of fewer than two tasks, which show no spread.
-    """
+    """Half the 95 % interval of a mean, Student's over the tasks' means; None of fewer than two."""
     from scipy import special
 
     if len(by_task) < 2:
@@ -182,9 +165,6 @@ def independent(by_task: Sequence[Sequence[bool]]) -> float:
     than the episodes. Two tasks are made up beside the real ones, a success throughout and a
     failure throughout (as Agresti and Coull add trials): where few tasks differ, and above all
     where none do, the tasks alone would show less variance than there is.
-
-    Args:
-        by_task: As of ``interval``.
     """
     size = fmean(map(len, by_task))
     totals = [(sum(task), len(task)) for task in by_task] + [(size, size), (0, size)]
@@ -201,11 +181,14 @@ def independent(by_task: Sequence[Sequence[bool]]) -> float:
 
 def as_csv(rows: Iterable[Score]) -> str:
     """Scores as CSV; shares of 1, an empty field for what there is none of."""
-    written = io.StringIO()
-    writer = csv.writer(written, lineterminator="\n")
-    writer.writerow(field.name for field in fields(Score))
-    for row in rows:
-        writer.writerow(f"{v:.4f}" if isinstance(v, float) else v for v in astuple(row))
+    listed, written = list(rows), io.StringIO()
+    play = dict.fromkeys([*_tabled(), *(name for row in listed for name in row.play)])
+    names = [n for each in fields(Score) for n in (play if each.name == "play" else [each.name])]
+    writer = csv.DictWriter(written, names, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for row in listed:
+        values: dict[str, Any] = {**vars(row), **row.play}
+        writer.writerow({k: f"{v:.4f}" if isinstance(v, float) else v for k, v in values.items()})
     return written.getvalue()
 
 
@@ -215,12 +198,7 @@ def counted(episodes: Iterable[Episode]) -> str:
 
 
 def as_table(rows: Sequence[Score], questions: str = QUESTIONS) -> Table:
-    """Scores for a terminal; columns that would say nothing are left out.
-
-    Args:
-        rows: The scores.
-        questions: What their ``questions`` are (``counted``).
-    """
+    """Scores for a terminal; columns that would say nothing are left out."""
     columns: dict[str, Callable[[Score], str]] = {
         "episodes": lambda row: str(row.episodes),
         "success": lambda row: f"{row.success:.1%}",
@@ -240,9 +218,10 @@ def as_table(rows: Sequence[Score], questions: str = QUESTIONS) -> Table:
 
 
 def as_play_table(rows: Sequence[Score]) -> Table | None:
-    """How games of questions were played, for a terminal; None where none were."""
-    said = [row for row in rows if any(getattr(row, name) is not None for name in PLAY)]
-    columns = {name.replace("_", " "): partial(_shown, name) for name in PLAY}
+    """The games' own metrics, for a terminal; None where there are none."""
+    said = [row for row in rows if row.play]
+    names = dict.fromkeys(name for row in said for name in row.play)
+    columns = {name.replace("_", " "): partial(_shown, name) for name in names}
     return _table(said, columns) if said else None
 
 
@@ -260,7 +239,7 @@ def _share(name: str, row: Score) -> str:
 
 
 def _shown(name: str, row: Score) -> str:
-    return shown(getattr(row, name))
+    return shown(row.play.get(name))
 
 
 def shown(value: float | None) -> str:

@@ -15,6 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import evert
 from evert.bridge.redaction import redacted
+from evert.envs.games import metrics_of
 from evert.trainers.reporting.comparison import facts, settings
 from evert.trainers.reporting.figures import formatting
 from evert.trainers.reporting.figures.metrics import TRAIN
@@ -41,11 +42,7 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
 def render(report: Report, title: str) -> bytes:
-    """Make the page, and its figures in the report's folder.
-
-    Raises:
-        RunFolderError: The figures cannot be written.
-    """
+    """Make the page, and its figures in the report's folder."""
     boxes = len(report.runs) * EPISODES * (STEPS + 2)
     most = min(MOST_CHARACTERS, ALL_CHARACTERS // boxes)
     costs = [tokens and cost(tokens, report.prices) for tokens in report.tokens]
@@ -63,6 +60,7 @@ def render(report: Report, title: str) -> bytes:
         sections=sections(report),
         success=[name for name in _recorded(report.runs, TRAIN) if name in SUCCESS_NAMES],
         causes=_recorded(report.runs, f"{TRAIN}drift/"),
+        notes=[metric.about for metric in metrics_of().values() if metric.about],
         held_out=[held_out_episodes(run, most) for run in report.runs],
         training=[training_episodes(run, most) for run in report.runs],
     )  # fmt: skip

@@ -9,7 +9,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
+from evert.envs.games import metrics_of
 from evert.trainers.episodes.failures import shortened
 from evert.trainers.reporting.comparison import Table
 from evert.trainers.reporting.figures.bars import draw_time
@@ -29,7 +31,8 @@ from evert.trainers.reporting.tokens import (
 from evert.trainers.rundir.metrics import FAILED, HELD_OUT_REWARD, TRAIN_REWARD
 
 BY_TIME = ", by time"
-PANELS: Mapping[str, Mapping[str, tuple[str, str, str]]] = {
+Panel: TypeAlias = tuple[str, str, str]
+PANELS: Mapping[str, Mapping[str, Panel]] = {
     "reward": {
         "Reward in training": ("reward", "mean reward of an episode", TRAIN_REWARD),
         f"Reward in training{BY_TIME}": ("reward_clock", "mean reward of an episode", TRAIN_REWARD),
@@ -66,23 +69,10 @@ PANELS: Mapping[str, Mapping[str, tuple[str, str, str]]] = {
         "Tool markup left in text":
             ("tool_markup", "replies an episode", f"{TRAIN}tools/markup_in_text"),
     },
-    "play": {
-        "First turns that ask": ("asks_first", "share of episodes", f"{TRAIN}asks_first"),
-        "First turns that ask, held out":
-            ("held_out_asks_first", "share of episodes", f"{HELD_OUT}asks_first"),
-        "Bits a question": ("bits", "bits", f"{TRAIN}bits"),
-        "Bits, of the best question's":
-            ("bits_of_best", "share of the bits", f"{TRAIN}bits_of_best"),
-        "Bits, of the best question's, held out":
-            ("held_out_bits_of_best", "share of the bits", f"{HELD_OUT}bits_of_best"),
-        "Repeats": ("repeats", "questions an episode", f"{TRAIN}repeats"),
-        "Questions when won, held out":
-            ("held_out_questions", "questions", f"{HELD_OUT}questions_when_won"),
-    },
 }  # fmt: skip
 """Section -> title of a panel -> its file without the ending, its unit, its metric."""
 GAMES_OWN = "play"
-"""A section that only some games have something for; without a panel it is left out."""
+"""A section of games' own metrics (``Game.metrics``); without a panel it is left out."""
 TIME_SPENT = "time_spent.png"
 
 
@@ -116,16 +106,28 @@ class Section:
 
 def sections(report: Report) -> dict[str, Section]:
     """The sections by their names in the template."""
-    drawn = {name: _drawn(report, name) for name in PANELS}
+    drawn = {name: _drawn(report, panels) for name, panels in PANELS.items()}
+    drawn[GAMES_OWN] = _drawn(report, _own_panels())
     if not drawn[GAMES_OWN].figures:
         del drawn[GAMES_OWN]
     outcomes, time = _outcomes(report, drawn["outcomes"]), _time(report, drawn["time"])
     return {**drawn, "outcomes": outcomes, "time": time, "tokens": _tokens(report)}
 
 
-def _drawn(report: Report, name: str) -> Section:
+def _own_panels() -> dict[str, Panel]:
+    """Figures of what the games note of how they were played."""
+    panels = dict[str, Panel]()
+    for name, metric in metrics_of().items():
+        if "train" in metric.drawn:
+            panels[metric.title] = name, metric.unit, f"{TRAIN}{name}"
+        if "test" in metric.drawn:
+            panels[f"{metric.title}, held out"] = f"held_out_{name}", metric.unit, HELD_OUT + name
+    return panels
+
+
+def _drawn(report: Report, panels: Mapping[str, Panel]) -> Section:
     figures, absent = {}, []
-    for title, (file, unit, key) in PANELS[name].items():
+    for title, (file, unit, key) in panels.items():
         curves = [reward_curve(run, key) for run in report.runs]
         by_time = title.endswith(BY_TIME)
         if any(curve.steps for curve in curves):

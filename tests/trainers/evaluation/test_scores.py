@@ -22,6 +22,7 @@ from rich.console import Console
 from scipy import stats  # type: ignore[import-untyped]
 from scipy.stats import binomtest  # type: ignore[import-untyped]
 
+from evert.envs.games import Game, Metric
 from evert.trainers.episodes.playing import Episode
 from evert.trainers.episodes.scores import (
     Score,
@@ -274,13 +275,23 @@ def test_how_a_game_is_played_is_shown_where_it_says() -> None:
     games = [episode(metrics={"asks_first": share, "repeats": 1.0}) for share in (0.0, 1.0)]
     row, plain = score([*games, episode()]), score([episode()])
 
-    assert (row.asks_first, row.repeats, row.bits, row.bits_of_best) == (0.5, 1.0, None, None)
-    assert plain.asks_first is None
+    assert row.play == {"asks_first": 0.5, "repeats": 1.0}
+    assert plain.play == {}
     table = as_play_table([row, plain])
     assert table is not None
     assert table.row_count == 1
     assert [column.header for column in table.columns][2:4] == ["asks first", "repeats"]
     assert as_play_table([plain]) is None
+
+
+def test_a_metric_of_ones_own_game_is_averaged_and_has_a_column() -> None:
+    metrics = {"jumps": Metric("Jumps", "jumps"), "falls": Metric("Falls", "falls", tabled=False)}
+    game = Game("my/Jump-v0", "m:agent", "m:TASKS", metrics=metrics)
+    rows = scores([episode(metrics={"jumps": n, "falls": 1.0}) for n in (1.0, 2.0)], game=game)
+
+    assert rows[0].play == {"jumps": 1.5}
+    assert next(csv.DictReader(io.StringIO(as_csv(rows))))["jumps"] == "1.5000"
+    assert as_play_table(rows) is not None
 
 
 def test_turns_are_headed_as_turns_where_no_questions_are_counted() -> None:

@@ -676,6 +676,18 @@ def test_large_runs_make_small_pages(tmp_path: Path) -> None:
     assert "more turns not shown" in page
 
 
+def test_a_games_own_metrics_have_a_section_where_it_notes_them(made: MadeUp) -> None:
+    made.rows = [
+        row(step, **{"env/all/bits": 0.5, "test/env/all/asks_first": 1}) for step in (0, 1)
+    ]
+    made.write()
+    page = page_of(made.path)
+    assert "Bits say what an answer was undecided about" in page
+    assert (made.path / "report" / "bits.png").exists()
+    assert (made.path / "report" / "held_out_asks_first.png").exists()
+    assert not (made.path / "report" / "repeats.png").exists()
+
+
 def read_keys() -> list[str]:
     """The metrics of all figures, as the Cookbook names them."""
     keys = {key for group in PANELS.values() for _, _, key in group.values()}
