@@ -14,7 +14,6 @@ which lies in the episode's own folder. The programs themselves are not installe
     recipe.py              what they share: their options, and the agent made of them
     commands.py            the commands of one episode, and all that they start
     cookbook.py            ``CookbookAgent``: an environment of the Cookbook as an agent
-    listening_renderer.py  a renderer that remembers what it was asked to render
     process.py             ``ProcessAgent``: an agent that is a command
     supervisor.py          the process that runs one of them, and ends all of that
     variables.py           the environment variables that a command gets

@@ -82,22 +82,13 @@ class ProcessResult:
 
 @dataclass(slots=True)
 class Place:
-    """Where an episode's commands run.
-
-    Attributes:
-        own: The folders to remove should the trainer die.
-        folder: Where they run.
-        rooms: Where files are laid whose names begin so; others are for another place.
-        task: What is filled in for ``{task}``; ``NO_TASK``: nothing.
-        values: What is filled in for the other placeholders, by name.
-        env: Their environment variables.
-        install: How to get the program; empty: as any.
-        last_words: What the latest command wrote last, for a message; empty before the first.
-    """
+    """Where an episode's commands run."""
 
     own: Sequence[Path]
+    """The folders to remove should the trainer die."""
     folder: Path
     rooms: Mapping[str, Path]
+    """Where files are laid whose names begin so; others are for another place."""
     task: Any
     values: Mapping[str, str]
     env: dict[str, str] = field(default_factory=dict)
@@ -105,16 +96,7 @@ class Place:
     last_words: str = ""
 
     def fill(self, text: str, variables: Mapping[str, str] | None = None) -> str:
-        """The text with its placeholders filled in; what is filled in is not filled in again.
-
-        Args:
-            text: With placeholders.
-            variables: What ``{env[NAME]}`` is filled in from; None: it stays as it is.
-
-        Raises:
-            InvalidAgentError: The task has not the part that ``{task[name]}`` asks for, or there is
-                no such variable.
-        """
+        """The text with placeholders filled in; those of variables only where these are given."""
         return PLACEHOLDER.sub(lambda found: self._value(found, variables), text)
 
     def _value(self, found: re.Match[str], variables: Mapping[str, str] | None) -> str:
@@ -135,12 +117,7 @@ class Place:
             ) from None
 
     def lay(self, files: Mapping[str, str | bytes | Path]) -> None:
-        """Write the files of this place, and copy those that are paths, folders whole.
-
-        Raises:
-            OSError: One cannot be read or written.
-            InvalidAgentError: As ``fill``.
-        """
+        """Write the files of this place, and copy those that are paths, folders whole."""
         for name, content in files.items():
             room, inner = room_of(name)
             if room not in self.rooms:
@@ -159,16 +136,7 @@ class Place:
                 shutil.copy(content, path)
 
     async def run(self, command: Sequence[str], role: str) -> ProcessResult:
-        """Run a command to its end, and end all that it started.
-
-        Args:
-            command: Program and arguments, with placeholders.
-            role: Of the command in this episode, for messages: "command", "setup", "reward".
-
-        Raises:
-            CommandError: It cannot be started, or leaves what cannot be ended.
-            InvalidAgentError: A placeholder cannot be filled in.
-        """
+        """Run a command to its end, and end all that it started; ``role`` is for messages."""
         filled = [self.fill(argument) for argument in command]
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             process, said = self._supervised(filled, out, err), b""
@@ -257,12 +225,7 @@ def _shown(stderr: IO[bytes], stdout: IO[bytes]) -> str:
 
 
 def read_left(folder: Path, name: str, most: int = 2**20) -> bytes:
-    """Read a file of at most so many bytes that a command left in a folder, whatever it is by now.
-
-    Raises:
-        OSError: There is none, or it cannot be read.
-        ValueError: It is no regular file, or too long; or a link or its name leads elsewhere.
-    """
+    """Read a file that a command left: a regular one, in the folder, of so many bytes at most."""
     path = folder / name
     if os.path.realpath(path) != str(path) or not path.is_relative_to(folder):
         raise ValueError("a link or its name leads elsewhere")

@@ -6,15 +6,21 @@
 The agent plays the environment with the Cookbook's own runner, by a policy that asks the client
 (``_Asking``). So the environment's limits, stop reasons and parse errors are what they are there;
 and like any agent it is recorded, traced, mixed with others, and played by every trainer.
+
+An ``Env`` of the Cookbook's hands out tokens; which messages they are of, only the renderer knows
+that it made them with. So it gets the policy's own renderer, listened to (``HeardRenderer``). What
+the policy says goes to the Env in the tokens that were sampled; where nobody knows them (a reply
+that came as text), in tokens that this renderer reads as that very reply.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
 import tinker
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
+from tinker_cookbook.renderers.base import Message, ParseTermination, Renderer, ToolSpec
 from tinker_cookbook.rl.message_env import EnvFromMessageEnv, MessageEnv
 from tinker_cookbook.rl.rollout_limits import DEFAULT_LIMIT_STOP_REASONS
 from tinker_cookbook.rl.rollouts import do_single_rollout
@@ -31,10 +37,13 @@ from tinker_cookbook.rl.types import (
     StepResult,
 )
 
-from evert.agents.listening_renderer import HeardRenderer
+from evert.bridge.chat.messages import CookbookMessage
+from evert.bridge.chat.reply import Reply
+from evert.bridge.chat.request import ChatRequest
 from evert.bridge.clients.client import AgentClient, ask, renderer_of
 from evert.bridge.episode.agent import NO_TASK, Outcome
 from evert.bridge.errors import InvalidAgentError, UnsupportedPromptError, repr_of
+from evert.bridge.tokens.renderer import SHARED, PromptRenderer, with_tokenizer
 
 ENV_STOP = "env_stop/"
 """What the metric of the environment's own stop reason begins with."""
@@ -89,7 +98,7 @@ class CookbookAgent:
         return Outcome(0.0, _own(metrics), truncated=reason in DEFAULT_LIMIT_STOP_REASONS)
 
 
-async def _env_of(made: object, heard: HeardRenderer, stack: AsyncExitStack) -> Env:
+async def _env_of(made: object, heard: "HeardRenderer", stack: AsyncExitStack) -> Env:
     if isinstance(made, EnvGroupBuilder):
         stack.push_async_callback(made.cleanup)
         envs = await made.make_envs()
@@ -117,7 +126,7 @@ async def _env_of(made: object, heard: HeardRenderer, stack: AsyncExitStack) -> 
 class _Asking(TokenCompleter):
     """Samples from whoever answers the agent's client."""
 
-    def __init__(self, client: AgentClient, heard: HeardRenderer) -> None:
+    def __init__(self, client: AgentClient, heard: "HeardRenderer") -> None:
         self._client = client
         self._heard = heard
 
@@ -177,3 +186,100 @@ class _Told(Env):
 def _own(metrics: Metrics) -> Metrics:
     """Metrics without a stop reason: only the agent's Env sets it."""
     return {k: value for k, value in metrics.items() if not k.startswith(STOP_METRIC_PREFIX)}
+
+
+# -- the renderer that is listened to --------------------------------------------------------------
+
+Heard = tuple[tinker.ModelInput, ChatRequest]
+"""A prompt, and what was asked with it; of no model yet."""
+
+
+class HeardRenderer:
+    """What an Env tells its ``renderer``, which is the policy's and listened to."""
+
+    def __init__(self, prompts: PromptRenderer) -> None:
+        self._prompts = prompts
+        self._original = original = prompts.renderer
+        self._prefixes: list[tuple[list[Message], list[ToolSpec], str]] = []
+        self._heard: list[Heard] = []
+        self._replies: dict[tuple[int, ...], Reply] = {}
+        self._parsed: dict[int, tuple[Message, Reply]] = {}
+        self.renderer: Renderer = with_tokenizer(original, original.tokenizer)
+        vars(self.renderer).update(
+            {SHARED: prompts},  # for an Env of evert's in the environment: no tokenizer of its own
+            build_generation_prompt=self._build,
+            create_conversation_prefix_with_tools=self._offer,
+            parse_response=self._parse,
+        )
+
+    # -- what the Env calls, from any thread -----------------------------------------------------
+
+    def _build(
+        self, messages: list[Message], role: str = "assistant", prefill: str | None = None
+    ) -> tinker.ModelInput:
+        with self._prompts.lock:
+            prompt = self._original.build_generation_prompt(messages, role, prefill)
+        if role == "assistant":
+            tools, rest = self._without_tools(messages)
+            self._heard.append((prompt, ChatRequest("", rest, tools, prefill=prefill or "")))
+        return prompt
+
+    def _offer(self, tools: list[ToolSpec], system_prompt: str = "") -> list[Message]:
+        with self._prompts.lock:
+            prefix = self._original.create_conversation_prefix_with_tools(tools, system_prompt)
+        self._prefixes.append(([*prefix], [*tools], system_prompt))
+        return prefix
+
+    def _parse(self, response: list[int]) -> tuple[Message, ParseTermination]:
+        reply = self._replies.get(tuple(response))
+        if reply is not None and reply.tokens is None:
+            message, termination = reply.parsed, ParseTermination.STOP_SEQUENCE
+        else:
+            with self._prompts.lock:
+                message, termination = self._original.parse_response(response)
+        if reply is not None:
+            self._parsed[id(message)] = message, reply
+        return message, termination
+
+    # -- between the Env and the policy ----------------------------------------------------------
+
+    def request_of(self, prompt: tinker.ModelInput) -> ChatRequest:
+        """What an Env asks with a prompt."""
+        for heard in reversed(self._heard):
+            if heard[0] is prompt or heard[0] == prompt:
+                self._heard = [heard]  # the Env may hand it out again
+                return heard[1]
+        raise UnsupportedPromptError(
+            "This environment hands out a prompt that it did not make with the renderer it was "
+            "given, so nothing says which messages it is of, and a chat client takes messages "
+            "alone. Make it with that one, CookbookAgent(lambda renderer, task: MyEnv(..., "
+            "renderer)), and let it hand out what renderer.build_generation_prompt(messages) "
+            "returns."
+        )
+
+    def tokens_of(self, reply: Reply) -> list[int]:
+        """A reply in tokens for the Env: as sampled, or as this renderer reads it."""
+        tokens = [*(reply.tokens or ())]
+        if reply.tokens is None:
+            tokens = self._prompts.spell(reply.text) + self._prompts.end_tokens[:1]
+        self._replies[tuple(tokens)] = reply
+        return tokens
+
+    def _without_tools(
+        self, messages: Sequence[Message]
+    ) -> tuple[list[Any] | None, list[CookbookMessage]]:
+        whole = [self._as_sent(message) for message in messages]
+        for prefix, tools, system in self._prefixes:
+            if tools and [*messages[: len(prefix)]] == prefix:
+                first = [CookbookMessage(role="system", content=system)] if system else []
+                offered = [{"type": "function", "function": {**tool}} for tool in tools]
+                return offered, [*first, *whole[len(prefix) :]]
+        return None, whole
+
+    def _as_sent(self, message: Message) -> CookbookMessage:
+        """The message with its client's ids of tool calls; as it is if one could not be parsed."""
+        parsed, reply = self._parsed.get(id(message), (None, None))
+        if parsed is not message or reply is None or not reply.tool_calls or reply.unparsed:
+            return CookbookMessage(message)
+        calls = [*reply.tool_calls]
+        return CookbookMessage(role="assistant", content=reply.text, tool_calls=calls)

@@ -41,16 +41,7 @@ def made(
     env: Mapping[str, str | None],
     env_options: EnvOptions | None = None,
 ) -> ProcessAgent:
-    """An agent that runs ``command``.
-
-    Args:
-        command: Program and arguments.
-        options: What the user gave; it comes before what the program needs.
-        install: How to get the program, for the message when it is not there.
-        files: The program's configuration.
-        env: The program's environment variables.
-        env_options: Options of the Env that fit it.
-    """
+    """An agent that runs ``command``; what the user gave comes before what the program needs."""
     given = options.copy()
     given["files"] = {**(files or {}), **options.get("files", {})}
     given["env"] = {**env, **options.get("env", {})}

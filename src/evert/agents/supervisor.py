@@ -248,11 +248,7 @@ def _parent(process: str) -> int:
 
 
 def remove(folder: str) -> str:
-    """Remove a folder, whatever its depth and its files' permissions; no link is followed.
-
-    Returns:
-        Why it is still there; empty when it is gone.
-    """
+    """Remove a folder, of any depth and permissions, and follow no link; why it is still there."""
     import subprocess
 
     parent, name = os.path.split(folder)
