@@ -66,7 +66,7 @@ from evert.trainers.loop.logs import Log as Log
 from evert.trainers.loop.logs import LogError as LogError
 from evert.trainers.loop.logs import log as log
 from evert.trainers.loop.logs import open_log as open_log
-from evert.trainers.loop.model import Model as Model
+from evert.trainers.loop.models import Model as Model
 from evert.trainers.loop.models import models as models
 from evert.trainers.loop.rollout import rollout as rollout
 from evert.trainers.serving.policy import ServedPolicy as ServedPolicy

@@ -139,13 +139,9 @@ def _kind_of(text: str) -> str:
 
 @dataclass(frozen=True)
 class Failures:
-    """The failures of some episodes.
+    """The failures of some episodes: their kinds, and one of each that are alike, with how many.
 
-    Attributes:
-        episodes: How many episodes there were.
-        kinds: Failures by kind, the most frequent first.
-        found: One of each that are alike, and how often there is one like it; the most frequent
-            first, ``MOST_ALIKE`` at most.
+    The most frequent come first; of those that are alike there are ``MOST_ALIKE`` at most.
     """
 
     episodes: int

@@ -12,11 +12,11 @@ import hashlib
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import openai
 from tinker_cookbook.completers import TokenCompleter
@@ -38,6 +38,7 @@ from evert.trainers.episodes.failures import WRONG_NAME, Failure, Failures, fail
 from evert.trainers.system.files import drop_broken_lines, read_jsonl
 
 EPISODES = "episodes.jsonl"
+T = TypeVar("T")
 
 
 class EpisodeError(EvertError, ValueError):
@@ -46,25 +47,14 @@ class EpisodeError(EvertError, ValueError):
 
 @dataclass(frozen=True)
 class Episode:
-    """How one episode went.
+    """How one episode went, as ``episodes.jsonl`` has it; text is "" where there is none.
 
     Attributes:
-        model: Who played, as the user named it.
         digest: Of what played (``players.py``); "" where nobody asks for it again.
-        split: "train" or "test".
-        task: Number of the task within its split.
-        seed: Of the episode.
-        category: The task's, where it has one; else "".
-        target: The task, in words.
         reward: What it earned; None if the agent failed.
-        success: Whether that was enough.
-        turns: Model calls.
-        tokens: Tokens that were sampled.
+        tokens: Those that were sampled.
         metrics: What the agent and the Env counted, summed over the turns.
-        error: What failed, its class and message; "" if nothing did.
-        failure: Of which kind that is (``failures.KINDS``).
-        traceback: The agent's own frames; "" where there are none.
-        transcript: The agent's own account of it; "" if it gave none.
+        failure: Of which kind the error is (``failures.KINDS``).
         dialogue: For each model call ``told``, the new text of the prompt, and ``said``, the reply;
             empty unless it was asked for.
     """
@@ -100,11 +90,7 @@ class Episode:
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> "Episode":
-        """The episode that was written down, its fields by name.
-
-        Raises:
-            EpisodeError: It is none of this version's.
-        """
+        """The episode that was written down, its fields by name."""
         try:
             return cls(**record)
         except TypeError as error:
@@ -115,19 +101,10 @@ class Episode:
 
 
 class EpisodeLog:
-    """The episodes of an evaluation, on disk as soon as they are over.
-
-    Attributes:
-        folder: It is in.
-        by_key: All on record, in the order in which they were over.
-    """
+    """The episodes of an evaluation, on disk as soon as they are over; in that order ``by_key``."""
 
     def __init__(self, folder: Path) -> None:
-        """Read what is there; a line that a crash cut off is set aside, and played again.
-
-        Raises:
-            EpisodeError: A record is none of this version's.
-        """
+        """Read what is there; a line that a crash cut off is set aside, and played again."""
         self.folder = folder
         self._path = folder / EPISODES
         drop_broken_lines(self._path)
@@ -166,14 +143,10 @@ def _category(task: Any) -> str:
 
 @dataclass(frozen=True)
 class Player:
-    """Who is ready to play.
+    """Who is ready to play: agents, and policies, by an episode's seed; a policy plays all seats.
 
     Attributes:
-        agent: From an episode's seed to the agent.
-        policy: From an Env and an episode's seed to what answers the agent's model calls.
-        options: Of the Envs: renderer, limits, frozen models, ...
-        seats: Names of the agent's roles, where it has several; the policy plays them all.
-        opponents: Who plays some of them instead; None: nobody.
+        opponents: Who plays some of the seats instead; None: nobody.
         strict: Whether an agent's failure is raised; else it is an episode without a reward.
         endpoints_fail: Whether an endpoint of the agent's own that does not answer is a failure of
             the agent's like any other; else it is raised.
@@ -199,17 +172,11 @@ async def play(
     success: float = 1.0,
     places: asyncio.Semaphore | None = None,
 ) -> list[Episode]:
-    """Play episodes side by side.
+    """Play episodes side by side; how they went, in the order in which they were planned.
 
     Args:
-        episodes: What to play.
-        player: Who plays.
-        *when_over: Get each episode when it is over.
         success: Reward from which an episode is a success.
         places: One for each episode that may be played at a time; None: ``at_a_time``.
-
-    Returns:
-        How they went, in the order in which they were planned.
 
     Raises:
         openai.OpenAIError: An endpoint cannot answer.
@@ -224,15 +191,20 @@ async def play(
             tell(over)
         return over
 
+    return await side_by_side(one(*each) for each in episodes)
+
+
+async def side_by_side(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """What all of them return; the first error ends the others, and is raised by itself."""
     try:
         async with asyncio.TaskGroup() as group:
-            playing = [group.create_task(one(*each)) for each in episodes]
+            tasks = [group.create_task(each) for each in work]
     except BaseExceptionGroup as errors:
         first: BaseException = errors
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
         raise first from errors
-    return [task.result() for task in playing]
+    return [task.result() for task in tasks]
 
 
 async def _play_one(episode: Episode, task: Any, player: Player, success: float) -> Episode:
@@ -250,9 +222,7 @@ async def _play_one(episode: Episode, task: Any, player: Player, success: float)
         trajectories = await together(rollouts)
     except EvertError as error:
         failure = failure_of(error)
-        if failure is None:
-            raise
-        if player.strict:
+        if failure is None or player.strict:
             raise
         if not player.endpoints_fail and failure.kind != WRONG_NAME:
             _raise_endpoint_error(error)

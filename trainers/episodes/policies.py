@@ -86,11 +86,7 @@ class EndpointPolicy(TokenCompleter):
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
-        """The endpoint's reply to the call that waits.
-
-        Raises:
-            openai.OpenAIError: Of the endpoint, as the SDK raises it.
-        """
+        """The endpoint's reply to the call that waits."""
         request = self.env.request_of(model_input)
         assert request is not None  # whoever asks does so while a call waits
         caps = [cap for cap in (request.max_tokens, self.max_tokens) if cap is not None]
@@ -108,11 +104,7 @@ class NoPolicy(TokenCompleter):
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
-        """Refuse.
-
-        Raises:
-            PolicyError: Always.
-        """
+        """Refuse."""
         raise PolicyError(
             "This player called a model, and it has none. Name one in models=, or correct it."
         )

@@ -36,12 +36,7 @@ from evert.trainers.episodes.failures import Failures
 
 @dataclass(frozen=True)
 class Played:
-    """The episodes of one task at one seat, and which of the G they are.
-
-    Attributes:
-        group: Those that did not fail.
-        members: The number of each, from 0 to G - 1.
-    """
+    """The episodes of one task at one seat that did not fail, and which of the G they are."""
 
     group: Group
     members: Sequence[int]

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from numbers import Real
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from tinker_cookbook.utils import ml_log
@@ -29,12 +28,7 @@ class LogError(EvertError, ValueError):
 
 
 class EventsLogger(ml_log.Logger):
-    """Writes TensorBoard's event files: a scalar a metric and step.
-
-    Args:
-        path: Their folder.
-        purge_step: What earlier files have from this step on is replaced; None: nothing is.
-    """
+    """Writes TensorBoard's event files; what is there from ``purge_step`` on is replaced."""
 
     def __init__(self, path: Path, purge_step: int | None = None) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -65,16 +59,9 @@ class Log(ml_log.MultiplexLogger):
     """An open log; closed by its ``close``, or at the end of its ``with`` block."""
 
     def __enter__(self) -> Self:
-        """The log, which is open already."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close it."""
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:

@@ -32,7 +32,7 @@ from evert.bridge.records.recorder import Recorder
 from evert.bridge.tokens.bases import model_renderer
 from evert.trainers.config.fields import at_a_time
 from evert.trainers.episodes.failures import Failure, Failures, failure_in, failure_of
-from evert.trainers.episodes.playing import together
+from evert.trainers.episodes.playing import side_by_side, together
 from evert.trainers.episodes.policies import SeededPolicy
 from evert.trainers.loop.batch import Batch, Played
 from evert.trainers.serving.client import ServedSamplingClient
@@ -105,7 +105,11 @@ async def rollout(
     build = partial(ChatAgentGroupBuilder, agent, group_size=group_size, seats=names)
     build = partial(build, group_reward=group_reward, record=record)
     builders = [build(task=t, seed=seed_of(seed, n), **options) for n, t in enumerate(tasks)]
-    groups = await _play_all(builders, draws, asyncio.Semaphore(at_a_time(parallel)))
+    places = asyncio.Semaphore(at_a_time(parallel))
+    groups = await side_by_side(
+        _play(builder, partial(draws.policy, place), places)
+        for place, builder in enumerate(builders)
+    )
     return _batch(tasks, group_size, names, groups)
 
 
@@ -182,20 +186,6 @@ class _Played:
     """The first that an agent failed with."""
 
 
-async def _play_all(
-    builders: Sequence[ChatAgentGroupBuilder], draws: _Draws, places: asyncio.Semaphore
-) -> list[_Played]:
-    try:
-        async with asyncio.TaskGroup() as running:
-            playing = [
-                running.create_task(_play(builder, partial(draws.policy, place), places))
-                for place, builder in enumerate(builders)
-            ]
-    except BaseExceptionGroup as errors:
-        raise _first(errors) from errors
-    return [each.result() for each in playing]
-
-
 async def _play(
     builder: ChatAgentGroupBuilder,
     policy_of: Callable[[int, int], TokenCompleter],
@@ -217,9 +207,7 @@ async def _play(
     try:
         envs = await builder.make_envs()
         episodes = [envs[first : first + width] for first in range(0, len(envs), width)]
-        async with asyncio.TaskGroup() as running:
-            playing = [running.create_task(one(*each)) for each in enumerate(episodes)]
-        ends = [each.result() for each in playing]
+        ends = await side_by_side(one(*each) for each in enumerate(episodes))
         ended = {member: end for member, end in enumerate(ends) if isinstance(end, list)}
         errors = [end for end in ends if not isinstance(end, list)]
         by_seat = await _rewarded(builder, ended, [episodes[member] for member in ended])
@@ -273,8 +261,3 @@ def _batch(
     names = seats or ("",)
     played = {seat: [group.by_seat[at] for group in groups] for at, seat in enumerate(names)}
     return Batch(tasks, group_size, played, failures)
-
-
-def _first(errors: BaseExceptionGroup[Any]) -> BaseException:
-    error = errors.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error

@@ -40,20 +40,7 @@ LogProbs: TypeAlias = NDArray[np.float32]
 def target_datum(
     renderer: PromptRenderer, prompt: Prompt, target: Target, reduction: Reduction = "none"
 ) -> tinker.Datum:
-    """A prompt and what may follow it.
-
-    Args:
-        renderer: Of the model.
-        prompt: What comes first.
-        target: What may follow.
-        reduction: The weights are 0 before the target; on its tokens "none": 1, "mean": they sum
-            to 1.
-
-    Raises:
-        ModelInputError: There is nothing to measure.
-        openai.BadRequestError: A message cannot be read.
-        RendererMismatchError: The renderer cannot render the messages.
-    """
+    """A prompt and what may follow it; its weights are 1, or with "mean" they sum to 1."""
     if isinstance(target, str) and not _are_ids(prompt):
         messages = [*_messages(prompt), Message(role="assistant", content=target)]
         return _datum(renderer, messages, TrainOnWhat.LAST_ASSISTANT_MESSAGE, reduction)
@@ -70,13 +57,7 @@ def target_datum(
 
 
 def lesson_datum(renderer: PromptRenderer, lesson: Lesson) -> tinker.Datum:
-    """What is to be learned, with weights that sum to 1: all that the assistant says, or a reply.
-
-    Raises:
-        ModelInputError: The assistant says nothing in it.
-        openai.BadRequestError: A message cannot be read.
-        RendererMismatchError: The renderer cannot render the messages.
-    """
+    """What is to be learned, all that the assistant says or a reply; its weights sum to 1."""
     if isinstance(lesson, tuple) and not isinstance(lesson[-1], Mapping):
         prompt, reply = cast("tuple[Prompt, Target]", lesson)
         return target_datum(renderer, prompt, reply, "mean")
