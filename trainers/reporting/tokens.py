@@ -42,12 +42,7 @@ class Tokens:
 
 
 def cost(tokens: Tokens, prices: Mapping[str, float]) -> float | None:
-    """Dollars for all that has a price; None where nothing has, or a count is not known.
-
-    Args:
-        tokens: Of the run.
-        prices: Dollars per million tokens, by the names of ``Tokens``.
-    """
+    """Dollars for all that has a price; None where nothing has, or a count is not known."""
     counts = [(asdict(tokens)[name], price) for name, price in prices.items()]
     if not counts or any(count is None for count, _ in counts):
         return None

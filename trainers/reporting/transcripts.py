@@ -60,22 +60,13 @@ class Episode:
 
 
 def training_episodes(run: Run, most: int) -> dict[str, list[Episode]]:
-    """Episodes of the first, the middle and the last step that rollouts were written of.
-
-    Args:
-        run: The run.
-        most: Characters that an episode may take.
-    """
+    """Episodes of the first, the middle and the last step that rollouts were written of."""
     files = rollout_files(run.path)
     return {f"Step {step + 1}": _firsts(files[step], most) for step in spread(files, STEPS)}
 
 
 def held_out_episodes(run: Run, most: int) -> dict[str, list[Episode]]:
-    """The same held-out tasks before, during and after the training; as above.
-
-    Before and after they are played greedily. On the way they are played at temperature 1, and
-    shown from the middle of the steps at which they were.
-    """
+    """The same held-out tasks before, during and after the training; as above."""
     columns = {}
     files = rollout_files(run.path, HELD_OUT_ROLLOUTS)
     between = [step for step in files if 0 < step < len(run.rows)]

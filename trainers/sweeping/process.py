@@ -48,13 +48,7 @@ SPARE = 1.5
 
 
 def start(arguments: Sequence[str], output: Path, environment: Mapping[str, str]) -> BaseProcess:
-    """Start a run.
-
-    Args:
-        arguments: Of ``evert train``.
-        output: File that what it prints is appended to.
-        environment: Variables it has beside ours, where we have none of the name.
-    """
+    """Start ``evert train``; ``output`` gets what it prints, ``environment`` is beside ours."""
     linux = sys.platform == "linux"
     context: Any = multiprocessing.get_context("forkserver" if linux else "spawn")
     if linux:
@@ -92,11 +86,7 @@ def _interrupt_when_orphaned() -> None:
 
 
 async def stop(process: BaseProcess, folder: RunFolder) -> bool:
-    """Have a run save itself and end, as Ctrl-C does, and wait for it.
-
-    Returns:
-        Whether it was under way.
-    """
+    """Have a run save itself and end, as Ctrl-C does; whether it was under way."""
     under_way = process.is_alive()
     if under_way and folder.begun:
         os.kill(process.pid or 0, signal.SIGINT)
@@ -111,16 +101,7 @@ async def stop(process: BaseProcess, folder: RunFolder) -> bool:
 
 
 def ending(code: int | None, output: Path, *, stopped: bool) -> tuple[str, str]:
-    """How a run ended.
-
-    Args:
-        code: Its exit code.
-        output: What it printed.
-        stopped: Whether it was told to; it may not have said so.
-
-    Returns:
-        "completed", "interrupted" or "failed", and the last lines of what went wrong.
-    """
+    """How a run ended, in a word (completed, interrupted, failed), and what went wrong."""
     if code == 0:
         return "completed", ""
     if code == INTERRUPTED or stopped:

@@ -39,11 +39,7 @@ class Choice:
 
 
 def objective_of(folder: RunFolder, objective: str) -> float:
-    """What a finished run reached; ``objective`` is as in ``SweepSettings``.
-
-    Raises:
-        ObjectiveError: It is not there, or is no finite number.
-    """
+    """What a finished run reached; ``objective`` is as in ``SweepSettings``."""
     has: dict[str, Any] = {key: value for row in folder.steps() for key, value in row.items()}
     after = folder.after or {}
     has |= {key: after[way]["reward"] for key, way in HELD_OUT.items() if way in after}

@@ -77,12 +77,7 @@ class Plan:
 
 
 def read_plan(given: Mapping[str, str]) -> Plan:
-    """Read a sweep's settings; every value is tried before the first run starts.
-
-    Raises:
-        UsageError: A value is none of its setting's, or there is nothing to search.
-        EvertError: As ``read_train_settings`` and ``check_settings``.
-    """
+    """Read a sweep's settings; every value is tried before the first run starts."""
     own = {key: text for key, text in given.items() if key in chz.chz_fields(SweepSettings)}
     fixed = {key: text for key, text in given.items() if key not in own}
     settings = read_settings(SweepSettings, own)
@@ -174,11 +169,7 @@ class Run:
 
 
 class Record:
-    """The runs of a sweep, as Optuna has them; a study in the folder is gone on with.
-
-    Raises:
-        RunFolderError: The folder's study cannot be read.
-    """
+    """The runs of a sweep, as Optuna has them; a study in the folder is gone on with."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -77,12 +77,7 @@ def _draw_share(axes: Axes, place: float, score: Score, colour: str) -> None:
 
 
 def draw_time(labels: Sequence[str], spent: Sequence[Mapping[str, float] | None]) -> Figure:
-    """Draw where the time of each run went: a bar a run, its parts one after another.
-
-    Args:
-        labels: Names of the runs; not shown where there is one.
-        spent: Seconds by part, in one order; None: not recorded, so no bar.
-    """
+    """Draw a bar a run of where its time went: seconds by part; None: not recorded, so no bar."""
     named = zip(style.short_names(labels), spent, strict=True)
     rows = [(plain(name, LONGEST), parts) for name, parts in named if parts]
     totals = [sum(parts.values()) or 1.0 for _, parts in rows]

@@ -41,15 +41,10 @@ def draw_panel(
     by_clock: bool = False,
     smooth: float = 0.0,
 ) -> Figure:
-    """Draw a metric of each run.
+    """Draw a metric of each run; a single run is not named.
 
-    Args:
-        title: What is measured.
-        unit: In what.
-        lines: Name and curve of each run; the name of a single run is not shown. A curve without
-            points has no line, and its colour is kept free.
-        by_clock: Whether over time; else over steps.
-        smooth: Weight of the past in the bold lines.
+    A curve without points has no line, and its colour is kept free. ``smooth`` is the weight of the
+    past in the bold lines.
     """
     figure, (axes,) = new_figure(4.8, 3.1)
     names = style.short_names([name for name, _ in lines])
@@ -135,12 +130,7 @@ def _settle(axes: Axes, unit: str) -> None:
 
 
 def smoothed(values: Sequence[float], weight: float) -> list[float]:
-    """The exponential moving average, each from the values up to there alone.
-
-    Args:
-        values: In order.
-        weight: Of the past, from 0 (no smoothing) to below 1.
-    """
+    """The exponential moving average, each from the values up to there; ``weight`` of the past."""
     average, known, out = 0.0, 0.0, []
     for value in values:
         average = weight * average + (1 - weight) * value

@@ -35,12 +35,7 @@ class Curve:
 
 
 def curves(rows: Sequence[Mapping[str, Any]], after: float | None = None) -> tuple[Curve, Curve]:
-    """Training reward and held-out score, both at temperature 1.
-
-    Args:
-        rows: A step's metrics each, in order. The held-out score of a step was taken before it.
-        after: The held-out score of the final weights.
-    """
+    """Training reward and held-out score, the final weights' (``after``) its last point."""
     train = read_curve(rows, TRAIN_REWARD)
     held_out = read_curve(rows, HELD_OUT_REWARD, before_step=True)
     if after is not None and rows:
@@ -51,13 +46,7 @@ def curves(rows: Sequence[Mapping[str, Any]], after: float | None = None) -> tup
 
 
 def read_curve(rows: Sequence[Mapping[str, Any]], key: str, *, before_step: bool = False) -> Curve:
-    """One metric's curve; rows without it, or where it is no finite number, have no point.
-
-    Args:
-        rows: A step's metrics each, in order.
-        key: Of the metric.
-        before_step: The metric was measured before the step was done, as held-out scores are.
-    """
+    """One metric's curve; rows without it, or where it is no finite number, have no point."""
     done = 0 if before_step else 1
     times = clock(rows)[done:]
     values = [(row["step"] + done, t, row.get(key)) for row, t in zip(rows, times, strict=False)]

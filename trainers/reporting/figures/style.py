@@ -114,11 +114,7 @@ def clock_unit(seconds: float) -> tuple[str, float]:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG with few colours, a third of the size; whole, or not at all.
-
-    Raises:
-        RunFolderError: It cannot be written.
-    """
+    """Write a figure as PNG with few colours, a third of the size; whole, or not at all."""
     drawn, small = io.BytesIO(), io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # a run's name in a script without font

@@ -53,14 +53,7 @@ def draw_sweep(
     runs: Sequence[tuple[Mapping[str, Any], float]],
     objective: str,
 ) -> Figure:
-    """Draw the completed runs of a sweep.
-
-    Args:
-        title: Of the figure.
-        scales: Of the settings searched.
-        runs: Of each its values, by the titles of the scales, and its objective; there is one.
-        objective: What that is.
-    """
+    """Draw the completed runs of a sweep: values by the titles of the scales, and objectives."""
     done = sorted(runs, key=lambda run: run[1])
     low, high = done[0][1], done[-1][1]
     last = Scale(objective, low=low, high=high) if low < high else Scale(objective, [low])
