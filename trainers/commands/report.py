@@ -112,10 +112,9 @@ def write_report(paths: Sequence[Path], settings: ReportSettings) -> Path:
 
     runs = [read_run(path) for path in paths]
 
-    from evert.trainers.reporting.comparison import labels
     from evert.trainers.reporting.figures.style import MOST_LINES
     from evert.trainers.reporting.page import render
-    from evert.trainers.reporting.sections import Report
+    from evert.trainers.reporting.sections import Report, labels
     from evert.trainers.reporting.tokens import count_tokens
 
     if len(runs) > MOST_LINES:

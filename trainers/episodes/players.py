@@ -1,10 +1,8 @@
-"""Who plays: what a user names, as something that can.
+"""Who plays, by name: a model, or a player without one (``random``, ``oracle``).
 
-A name is that of a model, as every command takes it (``config/model_names.py``), or of a player
-without a model, where the game has one (``random``, ``oracle``). ``find`` turns it into a
-contestant, which ``ready`` has ready to play inside a block. All play the agent that the
-evaluation names, a run as well, with the options and beside the frozen models that it names;
-players without a model are agents themselves.
+``find`` turns a name (``config/model_names.py``) into a contestant, which ``ready`` has ready to
+play inside a block. All play the agent that the evaluation names, with its options and beside its
+frozen models; players without a model are agents themselves.
 
 A contestant's digest is of all that decides what it says: its weights, whatever folder they are in,
 the agent, the renderer, the most tokens of a reply, what an episode is. The weights of an endpoint
@@ -212,12 +210,7 @@ class Contestant:
 
 
 def find(name: str, settings: EvaluateSettings) -> Contestant:
-    """The contestant that a name stands for.
-
-    Raises:
-        ModelNameError: There is none.
-        RecipeError: Its agent should search, and cannot.
-    """
+    """The contestant that a name stands for."""
     if name in settings.players:
         return Contestant(name, settings, settings.players[name], settings.run_of(""))
     model, shown = find_model(name, settings.players), redacted(name)

@@ -6,7 +6,6 @@ In reading order:
     tokens.py       its tokens, and what they cost
     transcripts.py  its episodes to read, cut to length
     figures/        what is drawn, and how: of reports, runs, evaluations and sweeps
-    comparison.py   what runs are, and where they differ
-    sections.py     the page's sections: figures and tables
+    sections.py     the page's sections: what runs are, figures and tables
     page.py         the page: ``report.html.j2``, ``report.css.j2``
 """

@@ -16,12 +16,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 import evert
 from evert.bridge.redaction import redacted
 from evert.envs.games import metrics_of
-from evert.trainers.reporting.comparison import facts, settings
 from evert.trainers.reporting.figures import formatting
 from evert.trainers.reporting.figures.metrics import TRAIN
 from evert.trainers.reporting.figures.style import COLOURS
 from evert.trainers.reporting.run import SUCCESS_NAMES, Run
-from evert.trainers.reporting.sections import Report, sections
+from evert.trainers.reporting.sections import Report, facts, sections, settings
 from evert.trainers.reporting.tokens import cost
 from evert.trainers.reporting.transcripts import (
     EPISODES,

@@ -102,11 +102,7 @@ class Run:
 
 
 def read_run(path: Path) -> Run:
-    """Read a run folder, finished or not.
-
-    Raises:
-        ReportError: There is no run in it; the message says which are near.
-    """
+    """Read a run folder, finished or not."""
     facts = read_json(path / files.RUN) or {}
     config = read_json(path / CONFIG) or {}
     if not facts and not (config and (path / METRICS).is_file()):

@@ -1,11 +1,9 @@
 """Tokens of a run, what they cost, and the rollouts that they are read of.
 
-The Cookbook's metrics count the tokens that every model call was given (prefill) and the tokens it
-sampled, in training and in the held-out scores on the way. Tokens trained on are in no metric: a
-conversation is trained on once, however many calls it took. They are the lengths of the lineages
-in the rollout files: exact where all those files are read, else a ratio from some of them, spread
-over the run. What the command spends on held-out tasks before the first step and after the last is
-in no metric either, and is not counted.
+Tokens given and sampled are the Cookbook's metrics. Those trained on are in no metric, since a
+conversation is trained on once, however many calls it took: they are the lengths of the lineages in
+the rollout files, exact where all are read, else scaled up from some. Held-out tasks before the
+first step and after the last are not counted.
 """
 
 from collections import defaultdict

@@ -1,11 +1,8 @@
 """Episodes to read: what a run wrote of them, cut to a length that a page can hold.
 
-``training_episodes`` are the first episodes of the first, the middle and the last step, not chosen
-by how they went: lengths, rewards, the agent's notes (``client.log``), and what was told and said.
-``held_out_episodes`` are the samples from before and after the training, with text, and between
-them the same tasks on the way, as the Cookbook writes them.
-
-All text here is what models, agents and tools wrote. It is cut, never interpreted.
+``training_episodes`` are the first of the first, the middle and the last step, not chosen by how
+they went; ``held_out_episodes`` the same tasks before, during and after the training. All text here
+is what models, agents and tools wrote. It is cut, never interpreted.
 """
 
 from collections.abc import Mapping, Sequence

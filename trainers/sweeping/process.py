@@ -1,14 +1,8 @@
 """A run as a process of its own: ``evert train`` with its output in a file.
 
-    start       begins one
-    stop        has it save itself and end
-    ending      how it ended
-    room_for    how many like it the machine has room for
-
 A crash, or the kernel killing what takes too much memory, ends that run and nothing else. On Linux
 the processes are forked from one that has imported everything already (``multiprocessing``'s fork
-server): importing takes longer than a short run. It has touched no model and no GPU. Elsewhere
-each process starts afresh.
+server): importing takes longer than a short run. It has touched no model and no GPU.
 """
 
 import asyncio
@@ -116,10 +110,7 @@ def ending(code: int | None, output: Path, *, stopped: bool) -> tuple[str, str]:
 
 
 def room_for(folder: RunFolder, pid: int | None) -> int:
-    """How many runs the machine has room for, going by one under way; 0 until it has done a step.
-
-    As many as there are cores for, while each fits into the free memory; one on a GPU.
-    """
+    """How many runs like one under way there is room for, one on a GPU; 0 until it did a step."""
     if not folder.steps_done():
         return 0
     engine = (folder.read_json(RUN) or {}).get("engine", {})

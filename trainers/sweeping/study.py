@@ -1,11 +1,9 @@
 """What a sweep searches, and what it remembers: an Optuna study in its folder.
 
-A setting with a list ``a,b,c`` or a range of numbers ``a..b`` becomes one of Optuna's distributions
-(``read_plan``). Every attempt at a run is a trial (``Record``). It goes through Optuna's queue with
-the run's number and the values that are known: all for a point of a grid (``GridSampler`` would
-lose one when killed at a bad moment) and for a run tried again, all but the seed for a repetition,
-none for what is to be drawn. Samplers are seeded by the run's number: a sweep that was interrupted
-draws what it would have drawn anyway.
+Every attempt at a run is a trial, which goes through Optuna's queue with the values that are known:
+all for a point of a grid (``GridSampler`` would lose one when killed at a bad moment) and for a run
+tried again, all but the seed for a repetition. Samplers are seeded by the run's number: a sweep
+that was interrupted draws what it would have drawn anyway.
 """
 
 import ast

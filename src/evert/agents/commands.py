@@ -259,11 +259,7 @@ async def _said(process: Process) -> bytes:
 
 
 async def _ended(process: Process, mark: str) -> None:
-    """Have a supervisor end all that there is, and wait until it is gone itself.
-
-    Raises:
-        CommandError: Something cannot be ended; the supervisor goes on trying.
-    """
+    """Have a supervisor end all that there is, and wait; it goes on where this gives up."""
     assert process.stdin is not None
     assert process.stdout is not None
     with suppress(BrokenPipeError):  # it is gone

@@ -1,11 +1,9 @@
 """``ProcessAgent``: an agent that is a command, ``["my-agent", "{task}"]`` or a script.
 
-The command finds the model where it looks for any: ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``,
-``ANTHROPIC_BASE_URL`` and ``ANTHROPIC_API_KEY``, ``GOOGLE_GEMINI_BASE_URL`` and ``GEMINI_API_KEY``
-lead to its rollout. Of the trainer's environment it gets what tells no secret (``variables.py``).
-It runs in a folder of its own, with the files it is given, and nothing that it started outlives it
-or its Env (``commands.py``). Ready ones for well-known programs are in ``evert.agents``.
-A judge runs when nothing of the agent is left to run, in a folder that is made only then.
+The command finds the model where it looks for any (``variables.py``). It runs in a folder of its
+own, with the files it is given, and nothing that it started outlives it or its Env
+(``commands.py``). A judge runs when nothing of the agent is left to run, in a folder that is made
+only then. Ready ones for well-known programs are in ``evert.agents``.
 """
 
 import asyncio

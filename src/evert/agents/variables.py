@@ -1,9 +1,7 @@
 """The environment variables of an episode's commands: evert's own, and few of the trainer's.
 
-``harmless`` is what a command gets of the trainer's: how to find programs, how to write text, which
-certificates to trust. Everything else stays at home, since keys are where nobody looks for them:
-what a command needs of it, the agent's ``env=`` names (``"{env[HF_TOKEN]}"``). ``addresses`` lead
-the usual SDKs and command lines to the rollout.
+``harmless`` is how to find programs, write text and trust certificates. Everything else stays at
+home, since keys are where nobody looks for them: what a command needs of it, ``env=`` names.
 """
 
 import os

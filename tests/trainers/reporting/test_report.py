@@ -27,7 +27,6 @@ import pytest
 
 from evert.trainers.commands import report
 from evert.trainers.episodes.scores import Score, mean_error
-from evert.trainers.reporting.comparison import differing, facts, labels, settings
 from evert.trainers.reporting.figures.formatting import count, dollars, duration, score, shorten
 from evert.trainers.reporting.figures.metrics import time_spent
 from evert.trainers.reporting.figures.style import MOST_LINES
@@ -39,7 +38,14 @@ from evert.trainers.reporting.run import (
     Run,
     read_run,
 )
-from evert.trainers.reporting.sections import PANELS, reward_curve
+from evert.trainers.reporting.sections import (
+    PANELS,
+    differing,
+    facts,
+    labels,
+    reward_curve,
+    settings,
+)
 from evert.trainers.reporting.tokens import (
     Tokens,
     cost,

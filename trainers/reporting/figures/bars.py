@@ -1,8 +1,4 @@
-"""Figures of bars.
-
-    draw_splits      success of models, train against held out, with 95 % intervals
-    draw_categories  success by category, a bar a model, with 95 % intervals
-    draw_time        where the time of runs went
+"""Figures of bars: success of models with its 95 % interval, and where the time of runs went.
 
 Bars lie, so that names of any length can be read; shares, intervals and numbers stand beside them.
 """

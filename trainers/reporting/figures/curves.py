@@ -1,8 +1,4 @@
-"""Figures of lines: a metric by step or by time.
-
-    draw_panel   a metric, a line a run: the figures of a report's page
-    draw_run     one run's rewards, by step and by time
-    draw_games   several games, a panel each, over seeds
+"""Figures of lines: a metric by step or by time, of runs, of one run, of several games.
 
 Many points are drawn raw and faint, and smoothed and bold; few as they are, with markers.
 """

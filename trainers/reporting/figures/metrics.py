@@ -65,10 +65,7 @@ def clock(rows: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def time_spent(rows: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
-    """Seconds by part, "the rest" included; None where sampling or training was not recorded.
-
-    Where the two overlap, the Cookbook does not record them apart.
-    """
+    """Seconds by part, with "the rest"; None where sampling or training was not recorded."""
     parts = {name: sum(row.get(key, 0.0) for row in rows) for name, key in TIME_PARTS.items()}
     if not (parts["sampling"] and parts["training"]):
         return None

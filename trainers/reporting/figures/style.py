@@ -1,11 +1,7 @@
 """The look of every figure: colours, sizes, names at the ends of lines, and the file.
 
-Colours are those of Okabe and Ito, which people who do not see all colours can tell apart; from
-the seventh line on, the dashes differ, too. The page of a report has the same colours; in the dark
-it inverts a figure, whose paper is always white.
-
-Matplotlib is used in this folder only, by its ``Figure``: ``pyplot`` would look for a window system
-and keep every figure.
+Colours are Okabe and Ito's, which people who do not see all colours can tell apart. Matplotlib is
+used in this folder only, by its ``Figure``: ``pyplot`` would look for a window system and keep all.
 """
 
 import io
