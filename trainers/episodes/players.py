@@ -59,8 +59,7 @@ NO_MATTER = frozenset({"agent_timeout", "close_timeout", "context_length"})
 OPENAI_KEY, SERVER_KEY = "OPENAI_API_KEY", "VLLM_API_KEY"
 """Variables that have the keys of endpoints and of servers, unless the settings name another."""
 
-Say = Callable[[str], None]
-
+Say: TypeAlias = Callable[[str], None]
 
 Policy: TypeAlias = Callable[[ChatAgentEnv, int], TokenCompleter]
 """From an Env and an episode's seed to what answers the agent's model calls."""

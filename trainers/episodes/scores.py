@@ -94,15 +94,12 @@ def _tabled(game: Game | None = None) -> list[str]:
 def _score(
     model: str, split: str, category: str, episodes: Sequence[Episode], own: Sequence[str]
 ) -> Score:
-    by_task: dict[tuple[str, int], list[bool]] = defaultdict(list)
+    tasks: dict[tuple[str, int], list[Episode]] = defaultdict(list)
     for episode in episodes:
-        by_task[episode.split, episode.task].append(episode.success)
-    low, high = interval([*by_task.values()])
-    rewards = [episode.reward for episode in episodes if episode.reward is not None]
-    earned: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for episode in episodes:
-        if episode.reward is not None:
-            earned[episode.split, episode.task].append(episode.reward)
+        tasks[episode.split, episode.task].append(episode)
+    low, high = interval([[e.success for e in task] for task in tasks.values()])
+    earned = [[e.reward for e in task if e.reward is not None] for task in tasks.values()]
+    rewards = [reward for task in earned for reward in task]
     questions = [e.metrics.get(QUESTIONS, e.turns) for e in episodes if e.success]
     return Score(
         model,
@@ -116,7 +113,7 @@ def _score(
         questions=fmean(questions) if questions else None,
         calls=fmean(next((e.metrics[n] for n in CALLS if n in e.metrics), 0.0) for e in episodes),
         errors=sum(bool(episode.error) for episode in episodes),
-        reward_error=mean_error([*earned.values()]),
+        reward_error=mean_error([task for task in earned if task]),
         **_ends(episodes),
         play=_means(episodes, own),
     )
@@ -187,7 +184,7 @@ def as_csv(rows: Iterable[Score]) -> str:
     writer = csv.DictWriter(written, names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for row in listed:
-        values: dict[str, Any] = {**vars(row), **row.play}
+        values: dict[str, Any] = {**row.play, **vars(row)}
         writer.writerow({k: f"{v:.4f}" if isinstance(v, float) else v for k, v in values.items()})
     return written.getvalue()
 
