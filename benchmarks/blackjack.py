@@ -30,7 +30,7 @@ from gymnasium import spaces
 from rich.console import Console
 from rich.table import Table
 
-from evert.envs.gym_games.actions import Actions
+from evert.envs.from_gymnasium.actions import Actions
 from evert.trainers.commands.train import train
 from evert.trainers.config.evaluate import read_evaluate_settings
 from evert.trainers.episodes.players import find

@@ -1,8 +1,8 @@
 """The games, as plain agents, and agents as Gymnasium environments.
 
-    games.py     what a game is, and how the games are found
-    gym/         agents as Gymnasium environments
-    gym_games/   Gymnasium environments as agents
+    games.py           what a game is, and how the games are found
+    gym/               agents as Gymnasium environments
+    from_gymnasium/    Gymnasium environments as agents
 
 Every other file or folder here is a game: its agent, its tasks and, in ``GAME``, how a model is
 trained on it. Read ``identity.py`` (one turn) first, then ``guess_number.py`` (ten turns) and

@@ -31,11 +31,11 @@ from evert.bridge.import_paths import resolve
 from evert.bridge.records.dialogue import dialogue
 from evert.bridge.tokens.bases import default_renderer
 from evert.bridge.tokens.renderer import prompt_renderer
-from evert.envs.gym_games import recipe
-from evert.envs.gym_games.actions import Actions
-from evert.envs.gym_games.agent import DEMONSTRATED, start_of
-from evert.envs.gym_games.observations import minigrid_in_words, plainly
-from evert.envs.gym_games.recipe import gym_game
+from evert.envs.from_gymnasium import recipe
+from evert.envs.from_gymnasium.actions import Actions
+from evert.envs.from_gymnasium.agent import DEMONSTRATED, start_of
+from evert.envs.from_gymnasium.observations import minigrid_in_words, plainly
+from evert.envs.from_gymnasium.recipe import gym_game
 
 TOY_TEXT = sorted(
     id for id, spec in gymnasium.registry.items() if "toy_text" in str(spec.entry_point)

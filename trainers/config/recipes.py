@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from evert.bridge.tokens.bases import BASES
+from evert.envs.from_gymnasium.recipe import gym_game
 from evert.envs.games import Game, find_game, games
-from evert.envs.gym_games.recipe import gym_game
 from evert.trainers.config.fields import RecipeError
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from evert.bases.making.dialogues import Encoder, Example
-from evert.envs.gym_games.agent import GymAgent
+from evert.envs.from_gymnasium.agent import GymAgent
 
 STICK, HIT = 0, 1
 

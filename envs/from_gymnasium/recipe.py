@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from evert.envs.games import Game, GameError
 
 if TYPE_CHECKING:
-    from evert.envs.gym_games.agent import GymAgent
+    from evert.envs.from_gymnasium.agent import GymAgent
 
 TRAIN_TASKS = range(10_000)
 TEST_TASKS = range(10_000, 10_200)
@@ -87,7 +87,7 @@ def gym_game(given: Mapping[str, Any]) -> Game:
 
 
 def _agent(id: str, arguments: Mapping[str, Any]) -> "GymAgent":
-    from evert.envs.gym_games.agent import GymAgent
+    from evert.envs.from_gymnasium.agent import GymAgent
 
     try:
         agent = GymAgent(id, **arguments)

@@ -7,8 +7,8 @@ from typing import Any
 
 import gymnasium
 
-from evert.envs.gym_games.actions import Actions
-from evert.envs.gym_games.observations import toy_text
+from evert.envs.from_gymnasium.actions import Actions
+from evert.envs.from_gymnasium.observations import toy_text
 
 TOLD = (
     *("Description", "Mission Space", "Observation Space", "Rewards", "Reward"),
