@@ -1,7 +1,7 @@
 """The games, as plain agents, and agents as Gymnasium environments.
 
     games.py           what a game is, and how the games are found
-    gym/               agents as Gymnasium environments
+    as_gymnasium/      agents as Gymnasium environments
     from_gymnasium/    Gymnasium environments as agents
 
 Every other file or folder here is a game: its agent, its tasks and, in ``GAME``, how a model is

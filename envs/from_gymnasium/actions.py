@@ -16,7 +16,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from evert.envs.gym.arguments import EnvArgumentError
+from evert.envs.as_gymnasium.arguments import EnvArgumentError
 
 Env = gymnasium.Env[Any, Any]
 

@@ -4,7 +4,7 @@ import skyrl_gym
 from chat_agent import agent
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 
-from evert.envs.gym.env import AgentGymEnv
+from evert.envs.as_gymnasium.env import AgentGymEnv
 
 
 class AgentTextEnv(BaseTextEnv):

@@ -17,7 +17,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from evert.envs.gym import registration as _registration
+from evert.envs.as_gymnasium import registration as _registration
 
 __version__ = "0.1.0"
 

@@ -53,11 +53,11 @@ from evert.bridge.records.replay import replay as replay
 from evert.bridge.records.sequences import TokenSequence as TokenSequence
 from evert.bridge.records.sequences import sequences as sequences
 from evert.bridge.tokens.logprobs import SampledTokens as SampledTokens
+from evert.envs.as_gymnasium.arguments import EnvArgumentError as EnvArgumentError
+from evert.envs.as_gymnasium.registration import register_agent as register_agent
 from evert.envs.from_gymnasium.agent import GymAgent as GymAgent
 from evert.envs.games import Game as Game
 from evert.envs.games import GameError as GameError
-from evert.envs.gym.arguments import EnvArgumentError as EnvArgumentError
-from evert.envs.gym.registration import register_agent as register_agent
 from evert.trainers.commands.train import train as train
 from evert.trainers.engine.embedded import embedded_engine as embedded_engine
 from evert.trainers.loop.batch import Batch as Batch

@@ -54,7 +54,7 @@ from evert.bridge.records.record import read_records
 from evert.bridge.records.recorder import Recorder
 from evert.bridge.records.replay import replay
 from evert.bridge.tokens.bases import default_renderer
-from evert.envs.gym.registration import register_agent
+from evert.envs.as_gymnasium.registration import register_agent
 
 # -- the Cookbook's environments -------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from evert.bridge.episode.agent import Outcome
 from evert.bridge.episode.seeds import seed_of
 from evert.bridge.groups.dataset import AgentDataset
 from evert.bridge.groups.group import ChatAgentGroupBuilder
-from evert.envs.gym.registration import register_agent
+from evert.envs.as_gymnasium.registration import register_agent
 
 
 async def ask(client: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 from gymnasium.envs.registration import EnvSpec
 
 import evert.envs  # noqa: F401 (registers the games)
-from evert.envs.gym.registration import register_agent
+from evert.envs.as_gymnasium.registration import register_agent
 
 
 @pytest.fixture

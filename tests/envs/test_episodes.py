@@ -28,9 +28,9 @@ from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 from evert.bridge.clients.client import AgentClient, BlockingAgentClient
 from evert.bridge.episode.agent import Outcome
 from evert.bridge.errors import AgentError, AgentTimeoutError, EnvStateError, EvertError
-from evert.envs.gym import loop
-from evert.envs.gym.arguments import EnvArgumentError
-from evert.envs.gym.env import AgentGymEnv
+from evert.envs.as_gymnasium import loop
+from evert.envs.as_gymnasium.arguments import EnvArgumentError
+from evert.envs.as_gymnasium.env import AgentGymEnv
 
 Register = Callable[..., EnvSpec]
 Leftovers = Callable[..., dict[str, list[Any]]]

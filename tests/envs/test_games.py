@@ -16,8 +16,8 @@ from evert.bridge.tokens.bases import default_renderer
 from evert.bridge.tokens.renderer import prompt_renderer
 from evert.bridge.tokens.token_log import flatten
 from evert.envs import guess_number, identity
+from evert.envs.as_gymnasium.env import AgentGymEnv
 from evert.envs.games import games
-from evert.envs.gym.env import AgentGymEnv
 
 HEADINGS = [
     "Action Space",

@@ -22,9 +22,9 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 
 from evert.bridge.clients.client import AgentClient
+from evert.envs.as_gymnasium.env import LEVELS, AgentGymEnv
+from evert.envs.as_gymnasium.spaces import AnyText
 from evert.envs.games import games
-from evert.envs.gym.env import LEVELS, AgentGymEnv
-from evert.envs.gym.spaces import AnyText
 
 ALL = list(itertools.product([game.id for game in games().values()], LEVELS))
 both_levels = pytest.mark.parametrize("level", LEVELS)

@@ -22,9 +22,9 @@ from gymnasium.envs.registration import EnvSpec
 from evert.bridge.clients.client import AgentClient, BlockingAgentClient
 from evert.bridge.errors import EvertError, InvalidAgentError, InvalidDatasetError
 from evert.bridge.tokens.bases import default_renderer
+from evert.envs.as_gymnasium.env import AgentGymEnv
+from evert.envs.as_gymnasium.registration import Kept, import_path, kept, register_games
 from evert.envs.games import games
-from evert.envs.gym.env import AgentGymEnv
-from evert.envs.gym.registration import Kept, import_path, kept, register_games
 
 Register = Callable[..., EnvSpec]
 
@@ -93,8 +93,8 @@ def test_registering_the_games_twice_changes_nothing() -> None:
 @pytest.mark.parametrize("game", games().values(), ids=lambda game: game.id)
 def test_the_table_of_games_is_true(game: Any) -> None:
     spec = gymnasium.spec(game.id)
-    assert spec.entry_point == "evert.envs.gym.env:AgentGymEnv"
-    assert spec.vector_entry_point == "evert.envs.gym.vector:AgentVectorEnv"
+    assert spec.entry_point == "evert.envs.as_gymnasium.env:AgentGymEnv"
+    assert spec.vector_entry_point == "evert.envs.as_gymnasium.vector:AgentVectorEnv"
     assert spec.kwargs == {"agent": game.agent, "tasks": game.train_tasks}
     env = gymnasium.make(game.id)
     assert isinstance(env.unwrapped, AgentGymEnv)

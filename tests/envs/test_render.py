@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium
 import pytest
 
-from evert.envs.gym.env import AgentGymEnv
+from evert.envs.as_gymnasium.env import AgentGymEnv
 
 EPISODE = """[user]
 Let's play a game. Say you are 3.
@@ -98,7 +98,7 @@ def test_gymnasiums_list_mode_collects_the_frames() -> None:
 
 SHOW = """
 from types import SimpleNamespace
-from evert.envs.gym.transcript import Screen
+from evert.envs.as_gymnasium.transcript import Screen
 messages = [{"role": "user", "content": "Who?"}]
 Screen().show(SimpleNamespace(messages=messages, stop_reason=None), 0.0)
 """

@@ -29,9 +29,9 @@ from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
 from evert.bridge.clients.client import AgentClient, BlockingAgentClient
 from evert.bridge.episode.agent import Outcome
 from evert.bridge.errors import AgentError
-from evert.envs.gym.arguments import EnvArgumentError
-from evert.envs.gym.env import LEVELS, AgentGymEnv
-from evert.envs.gym.vector import AgentVectorEnv
+from evert.envs.as_gymnasium.arguments import EnvArgumentError
+from evert.envs.as_gymnasium.env import LEVELS, AgentGymEnv
+from evert.envs.as_gymnasium.vector import AgentVectorEnv
 
 Leftovers = Callable[[], dict[str, list[Any]]]
 

@@ -18,7 +18,7 @@ import evert
 from evert.bases.making.seeing import SeeingConfig, main
 from evert.bridge.groups.dataset import AgentDatasetBuilder
 from evert.bridge.tokens.bases import model_renderer
-from evert.envs.gym.env import AgentGymEnv
+from evert.envs.as_gymnasium.env import AgentGymEnv
 
 RENDERER = "qwen3_vl_instruct"
 

@@ -29,7 +29,7 @@ from evert.bridge.errors import AgentError, InvalidAgentError, InvalidDatasetErr
 from evert.bridge.groups.group import load_agent
 from evert.bridge.import_paths import resolve
 from evert.bridge.tokens.bases import BASES, base_path, renderer_name_of
-from evert.envs.gym.loop import Loop
+from evert.envs.as_gymnasium.loop import Loop
 from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.models.loading import EngineSettings
 from evert.trainers.episodes.failures import Failures

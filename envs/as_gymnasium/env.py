@@ -22,7 +22,7 @@ from evert.bridge.episode.seeds import seed_of
 from evert.bridge.errors import RendererMismatchError
 from evert.bridge.groups.group import load_agent
 from evert.bridge.tokens.renderer import prompt_renderer
-from evert.envs.gym.arguments import (
+from evert.envs.as_gymnasium.arguments import (
     EnvArgumentError,
     is_same_task,
     read_options,
@@ -30,10 +30,10 @@ from evert.envs.gym.arguments import (
     require_known,
     require_one_of,
 )
-from evert.envs.gym.episode import Episode, Moment, copied
-from evert.envs.gym.loop import Loop
-from evert.envs.gym.registration import kept, unwrap
-from evert.envs.gym.spaces import (
+from evert.envs.as_gymnasium.episode import Episode, Moment, copied
+from evert.envs.as_gymnasium.loop import Loop
+from evert.envs.as_gymnasium.registration import kept, unwrap
+from evert.envs.as_gymnasium.spaces import (
     AnyText,
     message_space,
     observed,
@@ -41,7 +41,7 @@ from evert.envs.gym.spaces import (
     token_action,
     token_space,
 )
-from evert.envs.gym.transcript import Screen, transcript
+from evert.envs.as_gymnasium.transcript import Screen, transcript
 
 Level = Literal["messages", "tokens"]
 LEVELS: tuple[Level, ...] = ("messages", "tokens")

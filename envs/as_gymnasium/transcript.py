@@ -8,10 +8,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from evert.envs.gym.spaces import text_of
+from evert.envs.as_gymnasium.spaces import text_of
 
 if TYPE_CHECKING:
-    from evert.envs.gym.episode import Moment
+    from evert.envs.as_gymnasium.episode import Moment
 
 _STYLES = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "magenta"}
 

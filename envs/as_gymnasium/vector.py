@@ -19,11 +19,11 @@ from gymnasium.utils import EzPickle
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from evert.bridge.errors import EvertError
-from evert.envs.gym.arguments import EnvArgumentError, require_one_of
-from evert.envs.gym.env import AgentGymEnv, Observation, Work
-from evert.envs.gym.episode import Moment
-from evert.envs.gym.loop import Loop
-from evert.envs.gym.registration import kept
+from evert.envs.as_gymnasium.arguments import EnvArgumentError, require_one_of
+from evert.envs.as_gymnasium.env import AgentGymEnv, Observation, Work
+from evert.envs.as_gymnasium.episode import Moment
+from evert.envs.as_gymnasium.loop import Loop
+from evert.envs.as_gymnasium.registration import kept
 
 logger = logging.getLogger(__name__)
 

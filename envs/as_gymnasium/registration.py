@@ -23,8 +23,8 @@ from evert.envs.games import games
 if TYPE_CHECKING:
     from evert.bridge.env.options import EnvOptions
 
-ENTRY_POINT = "evert.envs.gym.env:AgentGymEnv"
-VECTOR_ENTRY_POINT = "evert.envs.gym.vector:AgentVectorEnv"
+ENTRY_POINT = "evert.envs.as_gymnasium.env:AgentGymEnv"
+VECTOR_ENTRY_POINT = "evert.envs.as_gymnasium.vector:AgentVectorEnv"
 
 
 def register_games() -> None:
