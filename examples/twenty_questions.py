@@ -20,7 +20,7 @@ from evert.envs.twenty_questions.baselines import OraclePlayer
 from evert.envs.twenty_questions.game import Answer, Game, question_of
 from evert.envs.twenty_questions.nouns import Noun
 from evert.envs.twenty_questions.player import TRAIN_TASKS
-from evert.envs.twenty_questions.questions import mentions
+from evert.envs.twenty_questions.understanding.questions import mentions
 
 TASK = TRAIN_TASKS[11]
 

@@ -4,13 +4,8 @@ Read in this order:
 
     nouns.py           what is to be found: 200 nouns, any CSV, any list of words
     facts.py           what is true of the shipped ones: yes, no, n/a
-    wording.py         words of a question, brought to one form
-    lexicon.py         how people ask about each attribute, and what they call the nouns
+    understanding/     a question in plain English -> what it asks
     particulars.py     what is known beside the facts: trunks and tusks, lengths and weights
-    parsed.py          what a question can ask: attributes, measures, several, a guess
-    guesses.py         which noun a question names and says nothing else
-    comparisons.py     "bigger than a car", "heavier than a brick"
-    questions.py       a question in plain English -> what it asks, or nothing we can tell
     game.py            state, rules, scoring, transcript; shared by all players
     answerers.py       who answers: the facts, or a model
     search.py          what a player may look things up in: the facts, a model, an address
@@ -22,9 +17,9 @@ Read in this order:
     demonstrations.py  games to learn the form of the game from
     errors.py          what can be wrong with all this
 
-The data lie beside the code: ``nouns.csv``, ``facts.csv``, ``lexicon.toml``, ``particulars.toml``,
-``measures.csv``, and where they come from, ``PROVENANCE.md``. Importing this package loads none of
-it: here is the recipe only.
+The data lie beside the code: ``nouns.csv``, ``facts.csv``, ``particulars.toml``, ``measures.csv``,
+``understanding/lexicon.toml``, and where they come from, ``PROVENANCE.md``. Importing this
+package loads none of it: here is the recipe only.
 """
 
 from evert.envs.games import Game, Metric

@@ -21,11 +21,11 @@ from evert.bridge.chat.request import ChatRequest
 from evert.envs.twenty_questions.errors import AnswererError
 from evert.envs.twenty_questions.facts import Facts, YesNo
 from evert.envs.twenty_questions.game import Answer
-from evert.envs.twenty_questions.lexicon import load_lexicon
 from evert.envs.twenty_questions.nouns import Noun
-from evert.envs.twenty_questions.parsed import Asked, Guess, Measured, Several
 from evert.envs.twenty_questions.particulars import everything_known, shipped_measures
-from evert.envs.twenty_questions.questions import QuestionParser, mentions
+from evert.envs.twenty_questions.understanding.lexicon import load_lexicon
+from evert.envs.twenty_questions.understanding.parsed import Asked, Guess, Measured, Several
+from evert.envs.twenty_questions.understanding.questions import QuestionParser, mentions
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers import Renderer

@@ -21,7 +21,6 @@ from evert.envs.twenty_questions.answerers import Answerer
 from evert.envs.twenty_questions.facts import Facts
 from evert.envs.twenty_questions.game import Game, Rules
 from evert.envs.twenty_questions.knowledge import Knowledge, entropy, guess
-from evert.envs.twenty_questions.lexicon import load_lexicon
 from evert.envs.twenty_questions.nouns import Noun, shipped_nouns
 from evert.envs.twenty_questions.player import (
     HIDDEN,
@@ -31,6 +30,7 @@ from evert.envs.twenty_questions.player import (
     outcome_of,
     shipped_answerer,
 )
+from evert.envs.twenty_questions.understanding.lexicon import load_lexicon
 
 
 class Player(Protocol):

@@ -2,7 +2,7 @@
 
 A row a noun, a column an attribute (``has_wings``), as ``facts.csv`` has them. "n/a" is a fact too:
 the question makes no sense for this noun, or depends on which one is meant. Which way attributes
-are asked about is the lexicon's matter (``lexicon.toml``, ``questions.py``).
+are asked about is the lexicon's matter (``understanding/``).
 """
 
 import csv

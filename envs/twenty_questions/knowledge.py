@@ -14,8 +14,8 @@ from functools import lru_cache
 
 from evert.envs.twenty_questions.facts import Facts, shipped_facts
 from evert.envs.twenty_questions.game import Game
-from evert.envs.twenty_questions.lexicon import load_lexicon
 from evert.envs.twenty_questions.nouns import Noun, shipped_nouns
+from evert.envs.twenty_questions.understanding.lexicon import load_lexicon
 
 GUESS = "Is it {}?"
 

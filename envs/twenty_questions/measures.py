@@ -11,7 +11,7 @@ from evert.envs.twenty_questions.answerers import KnowledgeAnswerer
 from evert.envs.twenty_questions.facts import shipped_facts
 from evert.envs.twenty_questions.game import Game
 from evert.envs.twenty_questions.knowledge import Knowledge, guess
-from evert.envs.twenty_questions.parsed import Asked, Guess, Measured, Parsed, Several
+from evert.envs.twenty_questions.understanding.parsed import Asked, Guess, Measured, Parsed, Several
 
 
 def measures(game: Game) -> dict[str, float]:

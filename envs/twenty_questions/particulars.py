@@ -15,8 +15,8 @@ from functools import cache
 
 from evert.envs.twenty_questions.errors import FactsError
 from evert.envs.twenty_questions.facts import FOLDER, Facts, YesNo, shipped_facts
-from evert.envs.twenty_questions.lexicon import Lexicon, load_lexicon, phrase
-from evert.envs.twenty_questions.wording import FILLER, stems
+from evert.envs.twenty_questions.understanding.lexicon import Lexicon, load_lexicon, phrase
+from evert.envs.twenty_questions.understanding.wording import FILLER, stems
 
 Measures = Mapping[str, Mapping[str, float]]
 """Centimetres and kilograms by the name of a thing; a thing need not have both."""

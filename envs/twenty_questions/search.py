@@ -14,10 +14,10 @@ from urllib.parse import quote
 
 from evert.bridge.chat.request import ChatRequest
 from evert.envs.twenty_questions.facts import Facts, shipped_facts
-from evert.envs.twenty_questions.lexicon import load_lexicon
 from evert.envs.twenty_questions.nouns import Noun, shipped_nouns
-from evert.envs.twenty_questions.parsed import Asked, Guess
-from evert.envs.twenty_questions.questions import QuestionParser
+from evert.envs.twenty_questions.understanding.lexicon import load_lexicon
+from evert.envs.twenty_questions.understanding.parsed import Asked, Guess
+from evert.envs.twenty_questions.understanding.questions import QuestionParser
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers import Renderer

@@ -33,8 +33,8 @@ from evert.bridge.tokens.bases import BASES, base_path, base_tokenizer
 from evert.envs.twenty_questions.facts import shipped_facts
 from evert.envs.twenty_questions.habits import HabitPlayer
 from evert.envs.twenty_questions.knowledge import Knowledge, guess, telling
-from evert.envs.twenty_questions.lexicon import load_lexicon
 from evert.envs.twenty_questions.nouns import of_split, shipped_nouns
+from evert.envs.twenty_questions.understanding.lexicon import load_lexicon
 
 NAME: Literal["evert-tiny-20q"] = "evert-tiny-20q"
 TOKENIZER = base_tokenizer(NAME)

@@ -61,7 +61,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
 
 def test_the_games_of_the_folder_are_found_by_looking() -> None:
     assert {"guess_number", "identity", "twenty_questions"} <= games().keys()
-    assert not {"games", "gym"} & games().keys()
+    assert not {"games", "as_gymnasium"} & games().keys()
     assert games() is games()
 
 

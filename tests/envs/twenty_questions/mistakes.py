@@ -16,7 +16,7 @@ from pathlib import Path
 
 from evert.envs.twenty_questions.answerers import KnowledgeAnswerer
 from evert.envs.twenty_questions.nouns import shipped_nouns
-from evert.envs.twenty_questions.parsed import Guess, Parsed
+from evert.envs.twenty_questions.understanding.parsed import Guess, Parsed
 
 
 def _rows(name: str) -> list[dict[str, str]]:

@@ -13,8 +13,8 @@ import pytest
 
 from evert.envs.twenty_questions.errors import FactsError
 from evert.envs.twenty_questions.facts import Facts, load_facts, shipped_facts
-from evert.envs.twenty_questions.lexicon import load_lexicon
 from evert.envs.twenty_questions.nouns import shipped_nouns
+from evert.envs.twenty_questions.understanding.lexicon import load_lexicon
 
 NOUNS = shipped_nouns()
 FACTS = shipped_facts()

@@ -15,9 +15,9 @@ from tests.envs.twenty_questions.mistakes import SETS, mistakes
 
 from evert.envs.twenty_questions.answerers import KnowledgeAnswerer
 from evert.envs.twenty_questions.facts import shipped_facts
-from evert.envs.twenty_questions.lexicon import load_lexicon
 from evert.envs.twenty_questions.nouns import shipped_nouns
 from evert.envs.twenty_questions.particulars import everything_known, shipped_measures
+from evert.envs.twenty_questions.understanding.lexicon import load_lexicon
 
 ANSWERER = KnowledgeAnswerer()
 NOUNS = {noun.answer: noun for noun in shipped_nouns()}

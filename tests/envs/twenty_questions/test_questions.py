@@ -20,11 +20,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evert.envs.twenty_questions.lexicon import load_lexicon
 from evert.envs.twenty_questions.nouns import shipped_nouns
-from evert.envs.twenty_questions.parsed import Asked, Guess, Measured, Parsed, Several
-from evert.envs.twenty_questions.questions import QuestionParser, mentions
-from evert.envs.twenty_questions.wording import stem, words
+from evert.envs.twenty_questions.understanding.lexicon import load_lexicon
+from evert.envs.twenty_questions.understanding.parsed import Asked, Guess, Measured, Parsed, Several
+from evert.envs.twenty_questions.understanding.questions import QuestionParser, mentions
+from evert.envs.twenty_questions.understanding.wording import stem, words
 
 FOLDER = Path(__file__).parent
 ANSWERS = [noun.answer for noun in shipped_nouns()]

@@ -6,9 +6,15 @@ measured, or with a number, they ask whether the noun is longer, heavier, dearer
 
 from collections.abc import Sequence
 
-from evert.envs.twenty_questions.lexicon import Lexicon
-from evert.envs.twenty_questions.parsed import Asked, Measured, Quantity
-from evert.envs.twenty_questions.wording import DIGITS, FILLER, NEGATIONS, stem, stems_of
+from evert.envs.twenty_questions.understanding.lexicon import Lexicon
+from evert.envs.twenty_questions.understanding.parsed import Asked, Measured, Quantity
+from evert.envs.twenty_questions.understanding.wording import (
+    DIGITS,
+    FILLER,
+    NEGATIONS,
+    stem,
+    stems_of,
+)
 
 UP = frozenset({"bigger", "larger", "taller", "longer", "higher", "wider", "greater", "heavier"})
 DOWN = frozenset({"smaller", "tinier", "shorter", "littler", "lower", "narrower", "lighter"})

@@ -31,12 +31,18 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, groupby, pairwise
 
-from evert.envs.twenty_questions import wording
-from evert.envs.twenty_questions.comparisons import DOWN, UP, compared
-from evert.envs.twenty_questions.guesses import EXPLICIT, GUESS_FILLER, Names, key, proper
-from evert.envs.twenty_questions.lexicon import Lexicon, Phrase, load_lexicon, tie
-from evert.envs.twenty_questions.parsed import Asked, Guess, Measured, Parsed, Several
-from evert.envs.twenty_questions.wording import (
+from evert.envs.twenty_questions.understanding import wording
+from evert.envs.twenty_questions.understanding.comparisons import DOWN, UP, compared
+from evert.envs.twenty_questions.understanding.guesses import (
+    EXPLICIT,
+    GUESS_FILLER,
+    Names,
+    key,
+    proper,
+)
+from evert.envs.twenty_questions.understanding.lexicon import Lexicon, Phrase, load_lexicon, tie
+from evert.envs.twenty_questions.understanding.parsed import Asked, Guess, Measured, Parsed, Several
+from evert.envs.twenty_questions.understanding.wording import (
     FILLER,
     NEGATIONS,
     PARTICLES,

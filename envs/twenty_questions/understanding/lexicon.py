@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from evert.envs.twenty_questions import wording
 from evert.envs.twenty_questions.errors import FactsError
-from evert.envs.twenty_questions.wording import FILLER, PARTICLES
+from evert.envs.twenty_questions.understanding import wording
+from evert.envs.twenty_questions.understanding.wording import FILLER, PARTICLES
 
 LEXICON = Path(__file__).parent / "lexicon.toml"
 

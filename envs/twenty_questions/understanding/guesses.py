@@ -3,8 +3,8 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from evert.envs.twenty_questions import wording
-from evert.envs.twenty_questions.wording import FILLER, stem, stems_of
+from evert.envs.twenty_questions.understanding import wording
+from evert.envs.twenty_questions.understanding.wording import FILLER, stem, stems_of
 
 EXPLICIT = re.compile(r"^\W*(?:my |final )*(?:guess|answer)\s*(?:is|:)\s*", re.IGNORECASE)
 RELATIONS = stems_of(
