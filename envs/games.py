@@ -9,7 +9,8 @@
     )
 
 ``games`` looks through this folder, so that adding a game touches nothing else; ``find_game`` also
-finds a game of a user's own, in a package or in a file of the current folder.
+finds a game of a user's own, in a package or in a file of the current folder. Variants of a game
+here stand in its module as ``VARIANTS``, by name.
 """
 
 import importlib
@@ -90,7 +91,7 @@ class Game:
 
 @cache
 def games() -> Mapping[str, Game]:
-    """The games that stand in this folder, by the names of their files.
+    """The games that stand in this folder, by the names of their files; and their variants.
 
     Raises:
         GameError: A ``GAME`` is no ``Game``, or two have the same id.
@@ -100,14 +101,15 @@ def games() -> Mapping[str, Game]:
         module = importlib.import_module(f"{__package__}.{entry.name}")
         if not hasattr(module, "GAME"):
             continue
-        game = game_of(module)
-        twin = next((name for name, other in found.items() if other.id == game.id), None)
-        if twin is not None:
-            raise GameError(
-                f"The games {twin} and {entry.name} have one id, {game.id!r}. Give one of them "
-                "another name, or the next version."
-            )
-        found[entry.name] = game
+        own = {entry.name: game_of(module), **getattr(module, "VARIANTS", {})}
+        for name, game in own.items():
+            twin = next((other for other in found if found[other].id == game.id), None)
+            if twin is not None:
+                raise GameError(
+                    f"The games {twin} and {name} have one id, {game.id!r}. Give one of them "
+                    "another name, or the next version."
+                )
+            found[name] = game
     return MappingProxyType(found)
 
 

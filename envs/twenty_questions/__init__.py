@@ -22,6 +22,8 @@ The data lie beside the code: ``nouns.csv``, ``facts.csv``, ``particulars.toml``
 package loads none of it: here is the recipe only.
 """
 
+from dataclasses import replace
+
 from evert.envs.games import Game, Metric
 
 _PLAYER = "evert.envs.twenty_questions.player"
@@ -82,3 +84,41 @@ GAME = Game(
         "questions_when_won": Metric("Questions when won", "questions", ("test",), tabled=False),
     },
 )
+
+VARIANTS = {
+    "twenty_questions_shown": replace(
+        GAME,
+        id="evert/TwentyQuestionsShown-v0",
+        agent=f"{_PLAYER}:shown_twenty_questions_agent",
+        recipe={
+            **GAME.recipe,
+            "agent": f"{_PLAYER}:shown_short_twenty_questions_agent",
+            "train_tasks": f"{_PLAYER}:SHOWN_TRAIN_TASKS",
+            "steps": 150,
+            "kl_penalty": 0.02,  # keeps the nouns that training does not show
+            "eval_every": 50,
+        },
+        full_size={
+            **GAME.full_size,
+            "agent": f"{_PLAYER}:shown_twenty_questions_agent",
+            "train_tasks": f"{_PLAYER}:TRAIN_TASKS",
+            "steps": 60,
+            "kl_penalty": 0.0,
+        },
+        players={
+            "random": f"{_BASELINES}:shown_random_agent",
+            "oracle": f"{_BASELINES}:shown_oracle_agent",
+        },
+        searching={
+            f"{_PLAYER}:shown_{style}twenty_questions_agent": (
+                f"{_PLAYER}:shown_searching_{style}twenty_questions_agent"
+            )
+            for style in ("", "short_")
+        },
+    )
+}
+"""The game with the category shown: the second experiment.
+
+Who is told the category may find a noun by naming ten, and mostly does: the random player wins four
+games in five. So the games that are trained on have six questions, and a guess in vain costs.
+"""

@@ -8,14 +8,11 @@ EvertError
 """
 
 from evert.bridge.errors import EvertError
+from evert.envs.twenty_questions.understanding.lexicon import FactsError as FactsError
 
 
 class NounsError(EvertError, ValueError):
     """A file of nouns lacks a column, repeats an answer, or names no such split."""
-
-
-class FactsError(EvertError, ValueError):
-    """Facts or a lexicon are incomplete, or a noun or attribute is not among them."""
 
 
 class GameStateError(EvertError, RuntimeError):

@@ -13,11 +13,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from evert.envs.twenty_questions.errors import FactsError
+from evert.bridge.errors import EvertError
 from evert.envs.twenty_questions.understanding import wording
 from evert.envs.twenty_questions.understanding.wording import FILLER, PARTICLES
 
 LEXICON = Path(__file__).parent / "lexicon.toml"
+
+
+class FactsError(EvertError, ValueError):
+    """Facts or a lexicon are incomplete, or a noun or attribute is not among them."""
 
 
 @dataclass(frozen=True, slots=True)
