@@ -1,7 +1,6 @@
 """``explain``: a rollout for people. Who called, what was new, what was sampled, what it earned."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -22,15 +21,6 @@ _SUMMED = (DRIFT, "handoffs", "tools/")
 _SEEN = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
 _SEEN |= {0x7F: 0x2421} | dict.fromkeys([*range(0x80, 0xA0), *range(0xD800, 0xE000)], 0xFFFD)
 """Control characters -> Unicode's pictures of them, where there are any; lone surrogates, too."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Origin:
-    """A prompt repeats transition ``turn`` up to token ``length``."""
-
-    turn: int
-    length: int
-    is_whole: bool
 
 
 def explain(
@@ -54,14 +44,18 @@ def explain(
     cause = where = ""  # of the break before a prompt: noted with the action that led to it
     for number, transition in enumerate(trajectory.transitions):
         prompt = flatten(transition.ob.chunks)
-        origin = _origin(prompt, known)
-        out.print(_harmless(_heading(number, transition, len(prompt))))
-        out.print(_harmless(_source(origin, cause, where)))
-        new = prompt[origin.length :] if origin is not None else prompt
-        out.print(_harmless(_block("new", _decoded(new, decoder), "cyan")))
-        sampled = _decoded(transition.ac.tokens, decoder)
-        out.print(_harmless(_block("sampled", sampled, "green")))
-        out.print(_harmless(_earned(transition)))
+        lengths = [_shared(prompt, before) for before in known]
+        length = max(lengths, default=0)
+        turn = len(lengths) - 1 - lengths[::-1].index(length) if length else None  # the latest
+        is_whole = turn is not None and length == len(known[turn])
+        for text in (
+            _heading(number, transition, len(prompt)),
+            _source(turn, length, is_whole, f" (drift: {cause})" if cause else "", where),
+            _block("new", _decoded(prompt[length:], decoder), "cyan"),
+            _block("sampled", _decoded(transition.ac.tokens, decoder), "green"),
+            _earned(transition),
+        ):
+            out.print(_harmless(text))
         cause, where = (str(transition.logs.get(key, "")) for key in (DRIFT, DRIFT_AT))
         known.append([*prompt, *transition.ac.tokens])
     out.print(_harmless(_summary(trajectory)))
@@ -80,16 +74,6 @@ def _harmless(text: Text) -> Text:
     return text
 
 
-def _origin(prompt: FlatPrompt, known: Sequence[FlatPrompt]) -> _Origin | None:
-    """The latest of the earlier turns that shares most with the prompt; None: none shares any."""
-    best: _Origin | None = None
-    for turn, before in enumerate(known):
-        length = _shared(prompt, before)
-        if length and (best is None or length >= best.length):
-            best = _Origin(turn, length, length == len(before))
-    return best
-
-
 def _shared(first: FlatPrompt, second: FlatPrompt) -> int:
     """Length of the common beginning, by halving: slices compare fast."""
     low, high = 0, min(len(first), len(second))
@@ -104,24 +88,20 @@ def _shared(first: FlatPrompt, second: FlatPrompt) -> int:
 
 def _heading(number: int, transition: Transition, length: int) -> Text:
     text = Text(f"turn {number}", style="bold")
-    caller = transition.logs.get(CALLER)
-    lineage = transition.logs.get(LINEAGE)
-    if caller is not None:
-        text.append(f"  called by {caller}")
-    if lineage is not None:
-        text.append(f"  lineage {lineage}")
+    for key, what in ((CALLER, "called by"), (LINEAGE, "lineage")):
+        if (value := transition.logs.get(key)) is not None:
+            text.append(f"  {what} {value}")
     text.append(f"  prompt {length} tokens, sampled {len(transition.ac.tokens)}", style="dim")
     return text
 
 
-def _source(origin: _Origin | None, cause: str, where: str) -> Text:
-    why = f" (drift: {cause})" if cause else ""
-    if origin is not None and origin.is_whole:
-        text = Text(f"  continues turn {origin.turn}{why}", style="dim")
+def _source(turn: int | None, length: int, is_whole: bool, why: str, where: str) -> Text:
+    if is_whole:
+        text = Text(f"  continues turn {turn}{why}", style="dim")
     else:
-        text = Text(f"  begins a new sequence{why}", style="yellow" if cause else "dim")
-        if origin is not None:
-            text.append(f"; its first {origin.length} tokens are those of turn {origin.turn}")
+        text = Text(f"  begins a new sequence{why}", style="yellow" if why else "dim")
+        if turn is not None:
+            text.append(f"; its first {length} tokens are those of turn {turn}")
     return text.append(f"\n    {where}") if where else text
 
 

@@ -9,11 +9,7 @@ ROLLOUTS = "rollouts"
 
 
 def record_files(path: str | Path) -> list[Path]:
-    """The files of the rollouts that a run, an evaluation, a folder or a file has.
-
-    Raises:
-        RecordError: There are none.
-    """
+    """The files of the rollouts that a run, an evaluation, a folder or a file has."""
     path = Path(path).expanduser()
     found = [path] if path.is_file() else []
     for folder in (path / ROLLOUTS, path):

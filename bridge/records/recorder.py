@@ -80,10 +80,8 @@ class Recorder:
         Raises:
             OSError: The file cannot be written.
         """
-        given = zip(
-            trajectories, envs, rewards or [0.0] * len(envs), metrics or [{}] * len(envs),
-            strict=True,
-        )  # fmt: skip
+        added = rewards or [0.0] * len(envs), metrics or [{}] * len(envs)
+        given = zip(trajectories, envs, *added, strict=True)
         ours = [(t, env, r, m) for t, env, r, m in given if isinstance(env, ChatAgentEnv)]
         group = TrajectoryGroup([o[0] for o in ours], [o[2] for o in ours], [o[3] for o in ours])
         named: dict[str, Any] = {"split": split, "iteration": iteration, "tags": tags}
@@ -123,11 +121,7 @@ class Recorder:
 
 
 class Gathering(Recorder):
-    """A recorder in another process: what it is given goes back from there.
-
-    Attributes:
-        rows: By group.
-    """
+    """A recorder in another process: what it is given goes back from there, by group (``rows``)."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

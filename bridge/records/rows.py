@@ -25,8 +25,9 @@ from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.transcript import Asked, Transcript
 from evert.bridge.episode.agent import NO_TASK, agent_name
 from evert.bridge.errors import repr_of
+from evert.bridge.records.sequences import continued
 from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer
-from evert.bridge.tokens.token_log import FlatPrompt, flatten
+from evert.bridge.tokens.token_log import flatten
 
 SCHEMA = 1
 """Of what evert adds; another number is another form."""
@@ -46,16 +47,7 @@ def rollout_rows(
     tags: Sequence[str] = (),
     about: Mapping[str, Any] | None = None,
 ) -> list[Row]:
-    """The rows of a group, one a trajectory, as JSON has them.
-
-    Args:
-        group: Its transitions are in the order in which they were played.
-        envs: That were played; one whose calls were not kept (``Recorder.watch``) has no messages.
-        split: "train" or "test".
-        iteration: Of the training, or 0.
-        tags: Of the group.
-        about: What else is to be known of each.
-    """
+    """The rows of a group, one a trajectory, as JSON has them; arguments as ``Recorder.add``."""
     rows = serialize_rollout_summaries(
         split=split, iteration=iteration, trajectory_groups_P=[group], taglist_P=[[*tags]]
     )
@@ -100,34 +92,16 @@ def _task(task: object) -> Row:
 def _steps(trajectory: Trajectory, env: ChatAgentEnv) -> Iterator[Row]:
     renderer = prompt_renderer(env.renderer)
     transcript = env.transcript or Transcript()
-    for index, (turn, prompt) in enumerate(
-        zip(trajectory.transitions, _prompts(trajectory.transitions), strict=True)
-    ):
+    turns = trajectory.transitions
+    for index, (turn, (after, new)) in enumerate(zip(turns, continued(turns), strict=True)):
         yield {
-            "prompt": prompt,
+            "prompt": {"after": after, "tokens": [*map(_plain, new)]},
             "tokens": [*turn.ac.tokens],
             "logprobs": turn.ac.maybe_logprobs,
             "stop_reason": turn.ac.stop_reason,
             "text": _opened(turn, renderer) + _text(turn.ac.tokens, renderer),
             **_said(transcript, index, env),
         }
-
-
-def _prompts(transitions: Sequence[Transition]) -> Iterator[Row]:
-    """Each prompt as the latest step that it extends, and the tokens after that."""
-    known: list[FlatPrompt] = []
-    for turn in transitions:
-        flat = flatten(turn.ob.chunks)
-        starts = (n for n in reversed(range(len(known))) if _begins(flat, known[n]))
-        after = next(starts, None)
-        new = flat if after is None else flat[len(known[after]) :]
-        yield {"after": after, "tokens": [*map(_plain, new)]}
-        known.append([*flat, *turn.ac.tokens])
-
-
-def _begins(flat: FlatPrompt, known: FlatPrompt) -> bool:
-    size = len(known)
-    return 0 < size <= len(flat) and flat[size - 1] == known[-1] and flat[:size] == known
 
 
 def _plain(element: Any) -> Any:
@@ -161,12 +135,8 @@ def _said(transcript: Transcript, turn: int, env: ChatAgentEnv) -> Row:
 
 def _fields(asked: Asked) -> Row:
     request = asked.request
-    fields = {
-        "model": request.model,
-        "max_tokens": request.max_tokens,
-        "stop": [*request.stop],
-        "met": asked.met,
-    }
+    fields = {name: getattr(request, name) for name in ("model", "max_tokens")}
+    fields |= {"stop": [*request.stop], "met": asked.met}
     return {name: value for name, value in fields.items() if value}
 
 
@@ -178,19 +148,14 @@ def _tools(asked: Asked, env: ChatAgentEnv) -> Row:
     if not asked.request.tools or asked.after is not None:
         return {}
     first = as_message(asked.messages[0])
-    system = first["content"] if _is_system(first) else ""
+    is_system = first.get("role") in ("system", "developer")
+    system = first["content"] if is_system and isinstance(first.get("content"), str) else ""
     tools = read_tools(asked.request.tools)
     prefix = env.renderer.create_conversation_prefix_with_tools(tools, system)
     return {
         "tools": json.loads(json.dumps(asked.request.tools, default=_json)),
         "prefix": [*map(message_to_jsonable, prefix)],
     }
-
-
-def _is_system(message: Row) -> bool:
-    return message.get("role") in ("system", "developer") and isinstance(
-        message.get("content"), str
-    )
 
 
 def as_message(message: object) -> Row:

@@ -75,22 +75,17 @@ _ROW = TypeAdapter(_Row)
 
 
 def check_row(row: Mapping[str, Any]) -> None:
-    """Check that a row can be read.
-
-    Raises:
-        RecordError: It cannot; names the first field that is amiss.
-    """
+    """Check that a row can be read; else a RecordError names the first field that is amiss."""
     try:
         _ROW.validate_python(row, strict=True)
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False)
         # of a union's members, the one that has a value of its type says what is wrong with it
         first = next((one for one in found if not one["type"].endswith("_type")), found[0])
-        place, missing = _place(row, first["loc"]), first["type"] == "missing"
-        if missing:
-            raise _damaged(
-                f"{place}.{first['loc'][-1]}".removeprefix(".") + " is missing"
-            ) from None
+        place = _place(row, first["loc"])
+        if first["type"] == "missing":
+            place = f"{place}.{first['loc'][-1]}".removeprefix(".")
+            raise _damaged(f"{place} is missing") from None
         raise _damaged(f"{place} is {repr_of(first['input'])}; {first['msg']}") from None
     for number, step in enumerate(row["steps"]):
         for field in ("prompt", "call"):

@@ -1,14 +1,17 @@
-"""``sequences``: a trajectory as the token sequences that other trainers take.
+"""``continued``: which turn a prompt goes on from; ``sequences``: what other trainers take of that.
 
 The Cookbook's ``trajectory_to_data`` makes data of a trajectory for its own trainer; every other
 trainer wants the same in lists: the prompt, what came after it, and which of that was sampled.
 """
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, Trajectory, Transition
 
 from evert.bridge.errors import UnsupportedPromptError
+from evert.bridge.tokens.token_log import FlatPrompt, flatten
 
 
 @dataclass
@@ -33,6 +36,31 @@ class TokenSequence:
     """Number of response tokens up to the end of each turn's action."""
 
 
+def continued(turns: Iterable[Transition]) -> Iterator[tuple[int | None, FlatPrompt]]:
+    """Of each turn, the number of the one that its prompt goes on from, and what is new after that.
+
+    A prompt goes on from a turn if it begins with that turn's prompt and reply; from the longest of
+    several. None: it goes on from none, and all of it is new.
+    """
+    known: list[FlatPrompt] = []
+    for turn in turns:
+        flat = flatten(turn.ob.chunks)
+        after = _begun(flat, known)
+        yield after, flat if after is None else flat[len(known[after]) :]
+        known.append([*flat, *turn.ac.tokens])
+
+
+def _begun(flat: Sequence[Any], known: Sequence[FlatPrompt]) -> int | None:
+    """The number of the longest of the known sequences that a prompt begins with."""
+    begun = [number for number, ids in enumerate(known) if ids and _begins(flat, ids)]
+    return max(begun, key=lambda number: len(known[number]), default=None)
+
+
+def _begins(flat: Sequence[Any], ids: FlatPrompt) -> bool:
+    size = len(ids)
+    return size <= len(flat) and flat[size - 1] == ids[-1] and flat[:size] == ids
+
+
 def sequences(trajectory: Trajectory) -> list[TokenSequence]:
     """Token sequences of a trajectory: one for a linear conversation, else one a lineage.
 
@@ -50,20 +78,17 @@ def sequences(trajectory: Trajectory) -> list[TokenSequence]:
     Raises:
         UnsupportedPromptError: An observation holds an image, say: it is more than token ids.
     """
-    found: list[TokenSequence] = []
-    known: list[list[int]] = []
-    """Prompt and response of each."""
+    found, known = list[TokenSequence](), list[FlatPrompt]()  # known: prompt and response of each
     for turn in trajectory.transitions:
         seen = _token_ids(turn)
         if not seen and not turn.ac.tokens:
             continue  # what the runner makes up for an episode without a call
-        begun = [i for i, ids in enumerate(known) if seen[: len(ids)] == ids]
-        if begun:
-            best = max(begun, key=lambda i: len(known[i]))
-            sequence, ids = found.pop(best), known.pop(best)
-            _append(sequence, seen[len(ids) :], [0.0] * (len(seen) - len(ids)), 0)
-        else:
+        best = _begun(seen, known)
+        if best is None:
             sequence = TokenSequence(seen)
+        else:
+            sequence, new = found.pop(best), seen[len(known.pop(best)) :]
+            _append(sequence, new, [0.0] * len(new), 0)
         said = turn.ac.tokens
         sampled = 0 if turn.metrics.get(PARSE_ERROR_MASKED_METRIC_KEY) else 1
         _append(sequence, said, turn.ac.maybe_logprobs or [0.0] * len(said), sampled)
