@@ -1,9 +1,5 @@
 """Credit: from what the episodes of a task earned to an advantage for every sampled token.
 
-    Group             the episodes of one task at one seat: what they earned, by episode and by turn
-    token_advantages  "group", numbers by episode, turn or token, or a function -> by token
-    spread            numbers of whatever depth -> one for each token, or an error with both shapes
-
 A turn is a model call, in the order in which the calls were answered. Letters of shapes: P tasks, G
 episodes a task, T turns of the longest episode, N tokens of the longest reply. What is shorter is
 padded with NaN where it is handed out; where it is handed in it may be padded or not.
@@ -103,16 +99,9 @@ def token_advantages(
 ) -> ByToken:
     """The advantage of every sampled token of a group.
 
-    Args:
-        group: The group.
-        advantages: "group": what an episode earned, less the group's mean, for all of its tokens;
-            with ``gamma``, for each turn its return less the mean of the same turn in the group. Or
-            a function from the group to numbers by episode [G], by turn [G, T] or by token
-            [G, T, N]: lists or arrays, each row as long as its episode or padded.
-        gamma: Of the returns by turn; None: all turns have the whole episode's.
-
-    Raises:
-        AdvantagesError: It is neither; or the function returned another shape, or NaN.
+    "group" is what an episode earned, less the group's mean, for all of its tokens; with ``gamma``,
+    for each turn its return less the mean of the same turn in the group. A function gives numbers
+    by episode [G], by turn [G, T] or by token [G, T, N], each row as long as its episode or padded.
     """
     check_credit(advantages, gamma)
     if callable(advantages):
@@ -126,11 +115,7 @@ def token_advantages(
 
 
 def check_credit(advantages: Any, gamma: float | None) -> None:
-    """Check that advantages are "group" or a function, and that gamma is where it says something.
-
-    Raises:
-        AdvantagesError: They are not.
-    """
+    """Check that advantages are "group" or a function, and that gamma goes with them."""
     if callable(advantages):
         check_gamma(gamma)
     elif not isinstance(advantages, str) or advantages != "group":
@@ -146,11 +131,7 @@ def check_credit(advantages: Any, gamma: float | None) -> None:
 
 
 def check_gamma(gamma: float | None) -> None:
-    """Check that none was given where it would mean nothing.
-
-    Raises:
-        AdvantagesError: One was.
-    """
+    """Check that none was given where it would mean nothing."""
     if gamma is not None:
         raise AdvantagesError(
             f'gamma={gamma!r} goes with advantages="group"; numbers or a function of your own hold '
@@ -158,26 +139,16 @@ def check_gamma(gamma: float | None) -> None:
         )
 
 
-# -- shapes --------------------------------------------------------------------------------------
-
-
 def spread(values: Any, tokens: Any, what: str, letters: str) -> Any:
-    """Numbers of whatever depth as one for each token.
+    """Numbers of whatever depth, as a list of floats in the place of each count of ``tokens``.
 
     Args:
         values: Nested lists or an array.
         tokens: Nested lists of token counts, by turn: [G, turns] or [P, G, turns].
         what: What to call the values in a message: "advantages".
         letters: Of the dimensions that must be there: "G", or "PG".
-
-    Returns:
-        Lists like ``tokens``, with a list of floats in the place of each count.
-
-    Raises:
-        AdvantagesError: They have another shape, or are not finite where there is a token.
     """
-    widths = _widths(tokens)
-    values = _listed(values)
+    widths, values = _widths(tokens), _listed(values)
     try:
         return _fit(values, tokens, widths, len(letters))
     except IndexError:

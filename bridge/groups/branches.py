@@ -2,16 +2,15 @@
 
     BranchDataset(agent, records, turn=3, batch_size=8, group_size=4)
 
-The agent is played up to that turn with the replies of the record, and the prompt of the turn is
-the Env's first observation. So the replies before it are prompt: a batch of branches trains on what
-was sampled for it, each token once, however many branches share a beginning.
+The replies before that turn are prompt: a batch of branches trains on what was sampled for it, each
+token once, however many branches share a beginning.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 from tinker_cookbook.completers import StopCondition
-from tinker_cookbook.rl.types import Env, InitialObservationOverflow, Observation
+from tinker_cookbook.rl.types import InitialObservationOverflow, Observation
 
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.options import EnvOptions
@@ -104,15 +103,7 @@ class BranchEnv(ChatAgentEnv):
 
 
 class BranchGroupBuilder(ChatAgentGroupBuilder):
-    """A group of branches of one record.
-
-    Args:
-        record_of: The rollout that they branch off.
-        turn: Where.
-        agent: The agent, or its import path.
-        group_size: Number of branches.
-        **options: Of ``ChatAgentGroupBuilder``.
-    """
+    """A group of branches of one record, from a turn on."""
 
     def __init__(
         self,
@@ -124,15 +115,11 @@ class BranchGroupBuilder(ChatAgentGroupBuilder):
     ) -> None:
         super().__init__(agent, record_of.task, group_size, **options)
         self.record_of, self.turn = record_of, turn
+        self.seats = ()  # an episode with seats cannot be branched
 
-    async def make_envs(self) -> Sequence[Env]:
-        """New branches; ``cleanup`` closes them all."""
-        envs = [
-            BranchEnv(self.record_of, self.turn, self.agent, self.task, **self.options)
-            for _ in range(self.group_size)
-        ]
-        self._envs += envs
-        return envs if self.record is None else [*map(self.record.watch, envs)]
+    def new_env(self) -> BranchEnv:
+        """Another branch."""
+        return BranchEnv(self.record_of, self.turn, self.agent, self.task, **self.options)
 
 
 class BranchDataset(AgentDataset):

@@ -1,9 +1,4 @@
-"""Which tasks a step plays: samplers, and one that leaves out what teaches nothing.
-
-Sampler      what a dataset asks: ``next(step)``, and tells: ``update(task, rewards)``
-Curriculum   plays what teaches, tries what is new, and now and then what was left out
-make_sampler one from what a configuration names
-"""
+"""Which tasks a step plays: samplers, and one that leaves out what teaches nothing."""
 
 import inspect
 import random
@@ -81,10 +76,8 @@ class Curriculum:
         order = [*range(len(self._played))]
         random.Random(f"{self.seed}/{step}").shuffle(order)
         order.sort(key=self._played.__getitem__)
-        pools = {
-            kind: [task for task in order if self._teaches(task) is kind]
-            for kind in (True, None, False)
-        }
+        kinds = (True, None, False)
+        pools = {kind: [task for task in order if self._teaches(task) is kind] for kind in kinds}
         shares = {False: self._share(self.retry, step), None: self._share(self.explore, step)}
         chosen = [task for kind, count in shares.items() for task in pools[kind][:count]]
         known = {*chosen}
@@ -109,25 +102,13 @@ class Curriculum:
 
 
 def make_sampler(given: Any, tasks: int, batch_size: int, seed: int) -> Sampler | None:
-    """A sampler from a sampler, from what makes one, or from the import path of either.
-
-    Args:
-        given: That; None or "": no sampler.
-        tasks: How many tasks there are.
-        batch_size: Groups a batch.
-        seed: Of the dataset.
-
-    Raises:
-        InvalidDatasetError: Nothing is found there, or it is none.
-    """
+    """A sampler from one, from what makes one, or from the import path of either; of "", None."""
     if given is None or given == "":
         return None
-    found: Any = given
-    if isinstance(given, str):
-        found = resolve(given, "sampler", InvalidDatasetError)
-    make: Any = found  # a class has the methods of what it makes
-    if callable(make) and (inspect.isclass(found) or not isinstance(found, Sampler)):
-        found = make(tasks, batch_size, seed)
+    found = resolve(given, "sampler", InvalidDatasetError) if isinstance(given, str) else given
+    # a class has the methods of what it makes
+    if callable(found) and (inspect.isclass(found) or not isinstance(found, Sampler)):
+        found = found(tasks, batch_size, seed)
     if not isinstance(found, Sampler):
         raise InvalidDatasetError(
             f"The sampler is {repr_of(found)}; expected an object with next(step) and "

@@ -18,11 +18,9 @@ from evert.bridge.env.options import EnvOptions
 from evert.bridge.episode.agent import Agent
 from evert.bridge.episode.seeds import seed_of
 from evert.bridge.errors import AdvantagesError, InvalidDatasetError, repr_of
-from evert.bridge.groups.advantages import Advantages
 from evert.bridge.groups.curriculum import Sampler, make_sampler
 from evert.bridge.groups.group import Batch, ChatAgentGroupBuilder, GroupOptions
 from evert.bridge.groups.opponents import Opponents
-from evert.bridge.groups.rewards import GroupReward
 from evert.bridge.groups.sampler_log import SamplerLog
 from evert.bridge.import_paths import resolve
 from evert.bridge.models.remote import RemoteModel
@@ -123,7 +121,10 @@ class AgentDataset(RLDataset):
 
     def _in_turn(self, index: int) -> Sequence[int]:
         epoch, batch = divmod(index, self._batches_per_epoch)
-        return self._order(epoch)[batch * self.batch_size : (batch + 1) * self.batch_size]
+        order = list(range(len(self.tasks)))
+        if self.shuffle:
+            random.Random(f"{self.seed}/{epoch}").shuffle(order)
+        return order[batch * self.batch_size : (batch + 1) * self.batch_size]
 
     def _sampled(self, index: int, log: SamplerLog) -> Sequence[int]:
         log.begin(index)
@@ -141,18 +142,9 @@ class AgentDataset(RLDataset):
             self.agent, self.tasks[number], self.group_size, **self.options
         )
 
-    def _order(self, epoch: int) -> Sequence[int]:
-        order = list(range(len(self.tasks)))
-        if self.shuffle:
-            random.Random(f"{self.seed}/{epoch}").shuffle(order)
-        return order
-
 
 class Kept:
-    """An object inside a configuration, which is copied to be written down: it stays itself.
-
-    An agent or a model may hold what cannot be copied (a lock, a client), or too much to write.
-    """
+    """An object in a configuration that stays itself where that is copied to be written down."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -165,7 +157,7 @@ class Kept:
         return f"<a {type(self.value).__name__}>"
 
 
-def _kept(value: Any) -> Any:
+def _keep(_: object, value: Any) -> Any:
     is_plain = isinstance(value, str | type(None) | RemoteModel | TinkerModel | Kept)
     return value if is_plain or inspect.isfunction(value) else Kept(value)
 
@@ -175,7 +167,7 @@ def _given(value: Any) -> Any:
 
 
 def _with_kept_models(options: EnvOptions) -> EnvOptions:
-    models = {name: _kept(model) for name, model in (options.get("models") or {}).items()}
+    models = {name: _keep(None, model) for name, model in (options.get("models") or {}).items()}
     return {**options, "models": models} if models else options
 
 
@@ -184,8 +176,7 @@ class AgentDatasetBuilder(RLDatasetBuilder):
     """Builds a train and a test ``AgentDataset``, configured by chz."""
 
     agent: str | Any = chz.field(
-        munger=lambda _, agent: _kept(agent),
-        doc="The agent, or its import path 'package.module:function'.",
+        munger=_keep, doc="The agent, or its import path 'package.module:function'."
     )
     train_tasks: str | Any = chz.field(doc="Sequence of tasks, or its import path.")
     test_tasks: str | Any | None = chz.field(
@@ -199,7 +190,7 @@ class AgentDatasetBuilder(RLDatasetBuilder):
     seed: int = chz.field(default=0, doc="Seed of the shuffling, and of what agents draw.")
     sampler: str | Any | None = chz.field(
         default=None,
-        munger=lambda _, sampler: _kept(sampler),
+        munger=_keep,
         doc="Chooses the training tasks of each step: a Sampler, what makes one of (tasks, "
         "batch_size, seed), evert.Curriculum say, or the import path of either. None: in turn.",
     )
@@ -208,26 +199,22 @@ class AgentDatasetBuilder(RLDatasetBuilder):
     )
     opponents: Any | None = chz.field(
         default=None,
-        munger=lambda _, opponents: _kept(opponents),
+        munger=_keep,
         doc="Who plays seats in training, frozen: a League, say. None: the policy plays all.",
     )
     test_opponents: Any | None = chz.field(
-        default=None,
-        munger=lambda _, opponents: _kept(opponents),
-        doc="Who plays seats in tests, frozen: Against(...), say.",
+        default=None, munger=_keep, doc="Who plays seats in tests, frozen: Against(...), say."
     )
     model_name: str = chz.field(default=BASE_MODEL, doc="Model whose tokenizer is used.")
     renderer_name: str = chz.field(default=BASE_RENDERER, doc="Cookbook renderer.")
     limits: RolloutLimits | None = chz.field(default=None, doc="Budgets of an episode.")
     seats: Sequence[str] = chz.field(default=(), doc="Names of the agent's trained roles, if many.")
     group_reward: str | Any | None = chz.field(
-        default=None,
-        munger=lambda _, reward: _kept(reward),
-        doc="Rewards that compare a group, or their import path.",
+        default=None, munger=_keep, doc="Rewards that compare a group, or their import path."
     )
     advantages: str | Any = chz.field(
         default="group",
-        munger=lambda _, advantages: _kept(advantages),
+        munger=_keep,
         doc="Of every token: 'group', a function of a Group, or its import path.",
     )
     gamma: float | None = chz.field(
@@ -252,10 +239,12 @@ class AgentDatasetBuilder(RLDatasetBuilder):
             InvalidAgentError, InvalidDatasetError: The agent, the tasks, the group reward or the
                 sampler are not usable.
         """
-        group_reward: GroupReward | None = _given(self.group_reward)
+        group_reward: Any = _given(self.group_reward)
         if isinstance(group_reward, str):
             group_reward = resolve(group_reward, "group reward", InvalidDatasetError)
-        env_options = self._env_options()
+        advantages: Any = _given(self.advantages)
+        if isinstance(advantages, str) and advantages != "group":
+            advantages = resolve(advantages, "advantages", AdvantagesError)
         dataset = partial(
             AgentDataset,
             _given(self.agent),
@@ -264,7 +253,7 @@ class AgentDatasetBuilder(RLDatasetBuilder):
             seats=self.seats,
             group_reward=group_reward,
             tags=self.tags,
-            **env_options,
+            **self._env_options(),
         )
         tasks = load_tasks(self.train_tasks)
         sampler = make_sampler(_given(self.sampler), len(tasks), self.batch_size, self.seed)
@@ -277,7 +266,7 @@ class AgentDatasetBuilder(RLDatasetBuilder):
             epochs=self.epochs,
             shuffle=self.shuffle,
             record=Recorder(self.record) if self.record is not None else None,
-            advantages=_advantages(_given(self.advantages)),
+            advantages=advantages,
             gamma=self.gamma,
         )
         if self.test_tasks is None:
@@ -298,19 +287,8 @@ class AgentDatasetBuilder(RLDatasetBuilder):
         return env_options
 
 
-def _advantages(advantages: Any) -> Advantages:
-    if isinstance(advantages, str) and advantages != "group":
-        advantages = resolve(advantages, "advantages", AdvantagesError)
-    found: Advantages = advantages
-    return found
-
-
 def load_tasks(tasks: str | Sequence[Any]) -> Sequence[Any]:
-    """The tasks that ``tasks`` names by 'package.module:name', or itself.
-
-    Raises:
-        InvalidDatasetError: Nothing is found there, or it is no sequence.
-    """
+    """The tasks that ``tasks`` names by 'package.module:name', or itself."""
     found = resolve(tasks, "tasks", InvalidDatasetError) if isinstance(tasks, str) else tasks
     if not hasattr(found, "__len__") or not hasattr(found, "__getitem__"):
         raise InvalidDatasetError(

@@ -1,9 +1,4 @@
-"""``ChatAgentGroupBuilder``: several episodes of one agent on one task.
-
-A builder is data: it pickles (where its agent has an import path), it may be asked for envs again
-when a rollout is retried, and its ``cleanup`` closes every env it ever made, whatever state it is
-in.
-"""
+"""``ChatAgentGroupBuilder``: several episodes of one agent on one task; data, which pickles."""
 
 import asyncio
 import logging
@@ -11,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, TypeVar, Unpack
+from typing import Any, Unpack
 
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError
 from tinker_cookbook.rl.types import (
@@ -20,7 +15,6 @@ from tinker_cookbook.rl.types import (
     EnvGroupBuilder,
     Metrics,
     Trajectory,
-    Transition,
 )
 from tinker_cookbook.utils.misc_utils import dict_mean
 
@@ -39,18 +33,10 @@ from evert.bridge.records.recorder import Recorder
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True)
 class Batch:
-    """The batch of a training dataset that a group is in.
-
-    Attributes:
-        index: Its number in the dataset.
-        groups: How many groups are in it.
-        number: Which of them this one is.
-    """
+    """The batch of a training dataset that a group is in: the group is ``number`` of ``groups``."""
 
     index: int
     groups: int
@@ -69,21 +55,12 @@ class GroupOptions(EnvOptions, total=False):
 
 
 def load_agent(agent: Agent | str) -> Agent:
-    """The agent that ``agent`` names: an import path ``package.module:function``, or itself.
-
-    Raises:
-        InvalidAgentError: Nothing is found there.
-    """
-    found = resolve(agent, "agent", InvalidAgentError) if isinstance(agent, str) else agent
-    return found
+    """The agent that ``agent`` names: an import path ``package.module:function``, or itself."""
+    return resolve(agent, "agent", InvalidAgentError) if isinstance(agent, str) else agent
 
 
 def require_import_path(function: Callable[..., Any], role: str = "agent") -> None:
-    """Check that another process could find ``function`` by name.
-
-    Raises:
-        InvalidAgentError: It is a lambda, or was defined inside a function or in a notebook.
-    """
+    """Check that another process could find ``function`` by name."""
     inner = unwrapped(function)
     name = getattr(inner, "__qualname__", None) or type(inner).__qualname__
     if "<lambda>" in name or "<locals>" in name:
@@ -175,33 +152,25 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         return self.state()
 
     def state(self) -> dict[str, Any]:
-        """What goes to another process by a pickler that takes functions of every kind along."""
-        # Episodes stay where they run.
+        """What goes to another process; episodes stay where they run."""
         own: dict[str, Any] = {"_envs": [], "_seat_group": None, "_members": 0, "on_rewards": None}
         return {**self.__dict__, **own}
 
     def meet(self, opponents: Mapping[str, FrozenModel]) -> None:
-        """Have frozen models play some of the seats: they have no Envs, nothing is trained on them.
-
-        Args:
-            opponents: By seat; at least one seat is left.
-        """
+        """Have frozen models play some of the seats, not all: no Envs, nothing to train on."""
         self.seats, self.options = with_opponents(self.seats, self.options, opponents)
 
     async def make_envs(self) -> Sequence[Env]:
         """New environments; ``cleanup`` closes them all.
 
-        Asked again before the cleanup, by a strategy that plays a failed rollout once more and
-        takes the first of them, a builder with seats gives the next seat of a new episode.
+        Asked again, by a strategy that plays a failed rollout once more and takes the first, a
+        builder with seats gives the next seat of a new episode.
         """
         if not self._envs:
             self.rewards = None
         envs: list[ChatAgentEnv]
         if not self.seats:
-            envs = [
-                ChatAgentEnv(self.agent, self.task, seed=self._next_seed(), **self.options)
-                for _ in range(self.group_size)
-            ]
+            envs = [self.new_env() for _ in range(self.group_size)]
         elif self._seat_group is None:
             group = SeatGroup(self.agent, self.seats, self.task, self.options)
             episodes = [group.new_episode(self._next_seed()) for _ in range(self.group_size)]
@@ -211,6 +180,10 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
             envs = [self._seat_group.next_seat(self._next_seed())]
         self._envs += envs
         return envs if self.record is None else [*map(self.record.watch, envs)]
+
+    def new_env(self) -> ChatAgentEnv:
+        """Another environment, of an agent without seats."""
+        return ChatAgentEnv(self.agent, self.task, seed=self._next_seed(), **self.options)
 
     def _next_seed(self) -> int | None:
         """The seed of the next episode; an episode that is played again gets another."""
@@ -239,75 +212,47 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
             )
         turns = [[*each.transitions] for each in trajectory_group]  # as they were played
         played = [*zip(trajectory_group, env_group, strict=True)]
-        for trajectory, env in played:
-            if isinstance(env, ChatAgentEnv) and not _is_reported(trajectory):
+        ours = [(each, env) for each, env in played if isinstance(env, ChatAgentEnv)]
+        for trajectory, env in ours:
+            if not any("lineages" in turn.metrics for turn in trajectory.transitions):
                 for last in trajectory.transitions[-1:]:  # the runner ended it
                     last.metrics.update(env.report())
-        outcomes = await self._outcomes(trajectory_group, env_group)
+        outcomes = [Outcome(0.0)] * len(played)
+        if self.group_reward is not None:
+            group = PlayedGroup(trajectory_group, self.task, env_group)
+            outcomes = await further_rewards(self.group_reward, group)
         rewards = [outcome.reward or 0.0 for outcome in outcomes]
         metrics: list[Metrics] = [{**outcome.metrics} for outcome in outcomes]
-        self._record(trajectory_group, env_group, rewards, metrics)
-        for trajectory, env in played:
-            if isinstance(env, ChatAgentEnv):
-                sort_by_lineage(trajectory, env.turn_lineages)
+        if self.record is not None:
+            noted: Any = {"rewards": rewards, "metrics": metrics, "tags": self.tags}
+            iteration = self.batch.index if self.batch is not None else 0
+            self.record.add(trajectory_group, env_group, iteration=iteration, **noted)
+        for trajectory, env in ours:
+            sort_by_lineage(trajectory, env.turn_lineages)
+        seats = [env.seat if isinstance(env, SeatEnv) else "" for env in env_group]
         shifted = rewards
         if self.seats:
-            shifted = _shifted_by_seat(rewards, trajectory_group, env_group, metrics)
+            shifted = _shifted_by_seat(rewards, trajectory_group, seats, metrics)
         self.earned(_totals(shifted, trajectory_group))
         if self.advantages == "group" and self.gamma is None:
             return list(zip(shifted, metrics, strict=True))
-        return self._put_in_pieces(trajectory_group, turns, rewards, metrics, env_group)
+        return self._in_pieces(seats, trajectory_group, turns, rewards, metrics)
 
-    def _put_in_pieces(
-        self,
-        trajectories: list[Trajectory],
-        turns: list[list[Transition]],
-        rewards: list[float],
-        metrics: list[Metrics],
-        envs: Sequence[Env],
+    def _in_pieces(
+        self, seats: Sequence[str], trajectories: list[Trajectory], *columns: Sequence[Any]
     ) -> list[tuple[float, Metrics]]:
         """Cut the trajectories by their advantages, in place; further rewards and metrics."""
-        seats = [env.seat if isinstance(env, SeatEnv) else "" for env in envs]
-
-        def of(seat: str, column: Sequence[T]) -> list[T]:
-            return [each for each, its in zip(column, seats, strict=True) if its == seat]
-
-        names = [*dict.fromkeys(seats)]
-        groups = [
-            Group(self.task, of(seat, trajectories), of(seat, turns), of(seat, rewards), seat)
-            for seat in names
-        ]
-        its_metrics = [of(seat, metrics) for seat in names]
-        trajectories[:], further = put_in_pieces(groups, its_metrics, self.advantages, self.gamma)
+        groups, metrics = list[Group](), list[list[Metrics]]()
+        for seat in dict.fromkeys(seats):
+            members = [number for number, its in enumerate(seats) if its == seat]
+            *own, noted = ([column[n] for n in members] for column in (trajectories, *columns))
+            groups.append(Group(self.task, *own, seat=seat))
+            metrics.append(noted)
+        trajectories[:], further = put_in_pieces(groups, metrics, self.advantages, self.gamma)
         return further
 
-    def _record(
-        self,
-        trajectories: Sequence[Trajectory],
-        envs: Sequence[Env],
-        rewards: Sequence[float],
-        metrics: Sequence[Metrics],
-    ) -> None:
-        if self.record is not None:
-            iteration = self.batch.index if self.batch is not None else 0
-            given: Any = {"rewards": rewards, "metrics": metrics, "tags": self.tags}
-            self.record.add(trajectories, envs, iteration=iteration, **given)
-
-    async def _outcomes(
-        self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
-    ) -> list[Outcome]:
-        if self.group_reward is None:
-            return [Outcome(0.0) for _ in trajectory_group]
-        group = PlayedGroup(trajectory_group, self.task, env_group)
-        return await further_rewards(self.group_reward, group)
-
     def earned(self, rewards: Sequence[float]) -> None:
-        """Take note of what came of the group.
-
-        Args:
-            rewards: The total of each trajectory, as the Cookbook centres them; empty: there was
-                none.
-        """
+        """Take note of the total of each trajectory, as the Cookbook centres them; of none: []."""
         self.rewards = [*rewards]
         if self.on_rewards is not None:
             self.on_rewards(self.rewards)
@@ -338,10 +283,6 @@ def can_be_learned_from(trajectory: Trajectory) -> bool:
     )
 
 
-def _is_reported(trajectory: Trajectory) -> bool:
-    return any("lineages" in transition.metrics for transition in trajectory.transitions)
-
-
 def _totals(rewards: Sequence[float], trajectories: Sequence[Trajectory]) -> list[float]:
     return [
         math.fsum([reward, *(transition.reward for transition in trajectory.transitions)])
@@ -352,16 +293,13 @@ def _totals(rewards: Sequence[float], trajectories: Sequence[Trajectory]) -> lis
 def _shifted_by_seat(
     rewards: list[float],
     trajectories: Sequence[Trajectory],
-    envs: Sequence[Env],
+    seats: Sequence[str],
     metrics: Sequence[Metrics],
 ) -> list[float]:
     """Further rewards after which each seat's mean total is the group's; notes the real totals."""
     earned = _totals(rewards, trajectories)
-    seats = [env.seat if isinstance(env, SeatEnv) else "" for env in envs]
-    means = {
-        seat: fmean([total for total, its in zip(earned, seats, strict=True) if its == seat])
-        for seat in seats
-    }
+    pairs = [*zip(earned, seats, strict=True)]
+    means = {seat: fmean([total for total, its in pairs if its == seat]) for seat in seats}
     for own, seat, total, trajectory in zip(metrics, seats, earned, trajectories, strict=True):
         noted = dict_mean([transition.metrics for transition in trajectory.transitions])
         own.update({f"seat/{seat}/{name}": value for name, value in noted.items()})
@@ -373,13 +311,8 @@ def _shifted_by_seat(
 def sort_by_lineage(trajectory: Trajectory, turn_lineages: Sequence[int]) -> None:
     """Put transitions that continue each other side by side, in place.
 
-    ``trajectory_to_data`` merges neighbours only: the turns of two sub-agents that alternate would
-    become one datum a turn. Each lineage keeps its order, and the one that ends last comes last:
-    the transition that ends the episode, with its report, stays at the end.
-
-    Args:
-        trajectory: Its transitions are the first ``len(transitions)`` turns.
-        turn_lineages: Lineage of each turn.
+    ``trajectory_to_data`` merges neighbours only. Each lineage keeps its order, and the one that
+    ends last comes last: so does the transition that ends the episode, with its report.
     """
     turns = trajectory.transitions
     if len(turns) > len(turn_lineages):

@@ -1,9 +1,8 @@
 """``judge_group``: a frozen model ranks the episodes of a group, and their rewards follow.
 
-One prompt holds the transcripts, numbered, and asks for the numbers, best first. Models answer
-badly: a reply that is no ranking is asked for again, and then the group's rewards are all the same,
-so that it teaches nothing, and is counted (``FAILED``). So it goes where the endpoint is overloaded
-or slow, or the prompt is too long; what will not mend itself (a key that is refused) ends the run.
+A reply that is no ranking is asked for again, and then the group's rewards are all the same, so
+that it teaches nothing, and is counted (``FAILED``); also where the endpoint is overloaded or slow,
+or the prompt too long. What will not mend itself (a key that is refused) ends the run.
 """
 
 import logging
@@ -56,35 +55,23 @@ class GroupJudge:
     retries: int
 
     async def __call__(self, group: PlayedGroup) -> list[Outcome]:
-        """From ``weight`` for the best of each seat down to 0 for the last, in even steps.
-
-        Attempts that say the same are one, and get the same. Where there is no ranking, or nothing
-        to rank, each gets half of ``weight``.
-
-        Raises:
-            openai.OpenAIError: The endpoint refuses, and would again.
-        """
+        """The rewards, as ``judge_group`` says; an error of the endpoint that would come again."""
         outcomes = [Outcome(self.weight / 2, {FAILED: 0.0}) for _ in group]
         for seat in dict.fromkeys(group.seats):
-            members = [number for number, its in enumerate(group.seats) if its == seat]
-            attempts = [*dict.fromkeys(group.transcripts[number] for number in members)]
+            said = {n: group.transcripts[n] for n, its in enumerate(group.seats) if its == seat}
+            attempts = [*dict.fromkeys(said.values())]
             if len(attempts) < 2:
                 continue
             ranking = await self._ranking(attempts, group)
-            for number in members:
-                outcomes[number] = self._outcome(ranking, attempts.index(group.transcripts[number]))
+            for number, text in said.items():
+                outcomes[number] = Outcome(self.weight / 2, {FAILED: 1.0})
+                if ranking is not None:
+                    share = 1 - ranking.index(attempts.index(text)) / (len(ranking) - 1)
+                    outcomes[number] = Outcome(self.weight * share, {FAILED: 0.0})
         return outcomes
 
-    def _outcome(self, ranking: Sequence[int] | None, attempt: int) -> Outcome:
-        if ranking is None:
-            return Outcome(self.weight / 2, {FAILED: 1.0})
-        share = 1 - ranking.index(attempt) / (len(ranking) - 1)
-        return Outcome(self.weight * share, {FAILED: 0.0})
-
     async def _ranking(self, attempts: Sequence[str], group: PlayedGroup) -> list[int] | None:
-        """Numbers of the attempts from 0, the best first; None: the judge gives none."""
-        renderer = prompt_renderer(group.renderer)
-        ask = frozen_models({JUDGE: self.model}, (), renderer)[JUDGE]
+        ask = frozen_models({JUDGE: self.model}, (), prompt_renderer(group.renderer))[JUDGE]
         rubric = self.rubric if isinstance(self.rubric, str) else self.rubric(group.task)
         messages = _question(attempts, rubric)
         for _ in range(1 + self.retries):
@@ -94,11 +81,8 @@ class GroupJudge:
             if (ranking := read_ranking(reply, len(attempts))) is not None:
                 return ranking
             logger.info("This is no ranking of %d attempts: %.200r", len(attempts), reply.text)
-            messages = [
-                *messages,
-                {"role": "assistant", "content": reply.text},
-                {"role": "user", "content": AGAIN.format(count=len(attempts))},
-            ]
+            again = {"role": "user", "content": AGAIN.format(count=len(attempts))}
+            messages = [*messages, {"role": "assistant", "content": reply.text}, again]
         return None
 
 
@@ -134,15 +118,7 @@ def judge_group(
 
 
 def read_ranking(reply: Reply, count: int) -> list[int] | None:
-    """The ranking that a reply's last line is; None: it is none, or was cut.
-
-    Args:
-        reply: The judge's.
-        count: How many are ranked.
-
-    Returns:
-        Their numbers from 0, the best first.
-    """
+    """The numbers from 0, best first, that a reply's last line is; None: it is none, or was cut."""
     lines = [line for line in reply.text.splitlines() if line.strip(" `")]
     found = _RANKING.fullmatch(lines[-1].strip()) if lines else None
     if found is None or reply.finish_reason == "length":
@@ -152,10 +128,8 @@ def read_ranking(reply: Reply, count: int) -> list[int] | None:
 
 
 def _question(attempts: Sequence[str], rubric: str) -> list[dict[str, str]]:
-    shown = "\n\n".join(
-        f"=== Attempt {number} ===\n{text}" for number, text in enumerate(attempts, 1)
-    )
-    prompt = PROMPT.format(count=len(attempts), rubric=rubric, attempts=shown)
+    shown = [f"=== Attempt {number} ===\n{text}" for number, text in enumerate(attempts, 1)]
+    prompt = PROMPT.format(count=len(attempts), rubric=rubric, attempts="\n\n".join(shown))
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": prompt}]
 
 

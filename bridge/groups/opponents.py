@@ -1,12 +1,7 @@
 """Who plays the seats of a group that are not trained on in it: opponents, frozen.
 
-    Opponents   what a dataset asks for each group
-    Against     one opponent at every seat but one, which changes from task to task
-    League      a past checkpoint of the run at one seat, in a share of the groups
-
-All episodes of a group meet the same opponent at the same seat, so that its rewards compare. What
-is asked follows from the step, the task and the seed alone, so that a resumed run has the same
-opponents; what they reply is drawn anew.
+All episodes of a group meet the same opponent at the same seat, so that its rewards compare. Who it
+is follows from the step, the task and the seed alone, so that a resumed run meets the same.
 
 Which checkpoint is drawn evenly from all that came before: playing against the mean of all past
 policies is fictitious self-play (J. Heinrich, M. Lanctot, D. Silver, "Fictitious Self-Play in
@@ -77,9 +72,6 @@ class League:
 
     def past(self, step: int) -> list[str]:
         """Paths of the weights that were saved before a step, to be kept."""
-        saved = {
-            record.batch: record.sampler_path
-            for record in load_checkpoints_file(self.log_path)
-            if record.batch is not None and record.batch < step and not record.get("rolling")
-        }
-        return [path for _, path in sorted(saved.items()) if path]
+        kept = [one for one in load_checkpoints_file(self.log_path) if not one.get("rolling")]
+        saved = {one.batch: one.sampler_path for one in kept if one.batch is not None}
+        return [path for batch, path in sorted(saved.items()) if path and batch < step]

@@ -1,14 +1,10 @@
 """A group in pieces: how turns come to advantages of their own under the Cookbook's unchanged loop.
 
 The Cookbook gives every token of a trajectory one advantage: the trajectory's total reward less the
-mean of its group. So a trajectory goes to it in pieces, one for each advantage in it. A piece has
-the tokens of that advantage as its actions, and all others before them in its observations: each
-sampled token is trained on once, in its own context. The totals of a group are such that what the
-Cookbook makes of them is each piece's advantage; where it has to be, one piece without a token
-makes their mean right.
-
-The price is a datum a piece: an episode of ten turns, each with an advantage of its own, costs the
-training pass of ten prefixes of it. (``evert.rollout`` has no such price: ``trainers/loop``.)
+mean of its group. So a trajectory goes to it in pieces, one for each advantage in it: the tokens of
+that advantage are its actions, all others before them are in its observations. The totals are such
+that the Cookbook makes each piece's advantage of them; one piece without a token may make their
+mean right. The price is a datum a piece, each with the prefix before it.
 """
 
 import itertools
@@ -34,24 +30,13 @@ def put_in_pieces(
     advantages: Advantages,
     gamma: float | None,
 ) -> tuple[list[Trajectory], list[tuple[float, Metrics]]]:
-    """The pieces of a group's trajectories, and the further reward and the metrics of each.
+    """The pieces of the trajectories of groups, one a seat; further reward and metrics of each.
 
     The Cookbook's means of the rewards and of the turns of an episode stay what they were: the
-    first piece of each trajectory carries them, with its metrics.
-
-    Args:
-        groups: One a seat.
-        metrics: [seats][G], of each trajectory.
-        advantages: As ``token_advantages`` takes them.
-        gamma: The same.
-
-    Raises:
-        AdvantagesError: As ``token_advantages``.
+    first piece of each trajectory carries them, with its metrics (``metrics[seat][G]``).
     """
     centre = float(np.mean(np.concatenate([group.rewards for group in groups])))
-    pieces = list[Trajectory]()
-    further = list[tuple[float, Metrics]]()
-    left = list[float]()
+    pieces, further, left = list[Trajectory](), list[tuple[float, Metrics]](), list[float]()
     for group, its_metrics in zip(groups, metrics, strict=True):
         by_token = token_advantages(group, advantages, gamma)
         for number, trajectory in enumerate(group.trajectories):

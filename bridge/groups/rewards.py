@@ -1,11 +1,4 @@
-"""Rewards that compare the episodes of a group: what such a function is given, and may return.
-
-    PlayedGroup      the trajectories, with task, seats, metrics and transcripts
-    GroupReward      from that to one reward each; sync or async
-    further_rewards  calls one, strictly
-
-``judge.py`` has one that asks a model.
-"""
+"""Rewards that compare the episodes of a group: what such a function is given, and may return."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -68,12 +61,7 @@ GroupReward: TypeAlias = Callable[
 
 
 async def further_rewards(group_reward: GroupReward, group: PlayedGroup) -> list[Outcome]:
-    """What a group reward gives each trajectory.
-
-    Raises:
-        InvalidAgentError: It returned something else than one reward each.
-        RewardError: A reward or a metric is no finite number.
-    """
+    """What a group reward gives each trajectory: one finite reward each, or an error."""
     name, count = agent_name(group_reward), len(group)
     returned = group_reward(group)
     if inspect.isawaitable(returned):
@@ -94,10 +82,7 @@ async def further_rewards(group_reward: GroupReward, group: PlayedGroup) -> list
 
 def _outcome(given: float | Outcome, name: str) -> Outcome:
     outcome = given if isinstance(given, Outcome) else Outcome(given)
-    metrics = {
-        key: reward_of(value, f"The metric {key!r} of {name}")
-        for key, value in outcome.metrics.items()
-    }
-    return replace(
-        outcome, reward=reward_of(outcome.reward, f"A reward of {name}"), metrics=metrics
-    )
+    noted = outcome.metrics.items()
+    metrics = {key: reward_of(value, f"The metric {key!r} of {name}") for key, value in noted}
+    reward = reward_of(outcome.reward, f"A reward of {name}")
+    return replace(outcome, reward=reward, metrics=metrics)

@@ -1,8 +1,7 @@
 """What a sampler was told, in a file: so that in a resumed run it knows what the whole one would.
 
-A line is what came of a group, ``{"step": 3, "task": 17, "rewards": [0.0, 1.0]}``, or says that the
-run went on at a step, ``{"from": 2}``: what stands above it of that step or later ones is done
-again, and does not count. Lines that are cut are passed over.
+A line ``{"step": 3, "task": 17, "rewards": [0.0, 1.0]}`` is what came of a group. After a line
+``{"from": 2}`` what stands above it of that step or later ones does not count: it is done again.
 """
 
 import json
@@ -14,15 +13,7 @@ from evert.bridge.groups.curriculum import Sampler
 
 
 class SamplerLog:
-    """Tells a sampler what came of groups, and writes it down.
-
-    Args:
-        sampler: The sampler.
-        path: The file; None: nothing is written, and nothing remembered.
-
-    Attributes:
-        sampler: As given.
-    """
+    """Tells a sampler what came of groups, and writes it down; without a path, nothing is."""
 
     def __init__(self, sampler: Sampler, path: str | Path | None) -> None:
         self.sampler = sampler

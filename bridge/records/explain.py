@@ -38,7 +38,9 @@ def explain(
     continues, the part of the prompt that was new, what was sampled and what it earned. Where a
     lineage begins, it says which turn it forked from, and why.
     """
-    out = console if console is not None else _standard_output()
+    out = console or Console(highlight=False)
+    if console is None:  # a pipe or a file has no width at which to wrap
+        out.soft_wrap = not (out.is_terminal or out.is_jupyter)
     decoder = prompt_renderer(renderer)
     known: list[FlatPrompt] = []
     cause = where = ""  # of the break before a prompt: noted with the action that led to it
@@ -59,13 +61,6 @@ def explain(
         cause, where = (str(transition.logs.get(key, "")) for key in (DRIFT, DRIFT_AT))
         known.append([*prompt, *transition.ac.tokens])
     out.print(_harmless(_summary(trajectory)))
-
-
-def _standard_output() -> Console:
-    """Standard output. A pipe or a file has no width at which to wrap."""
-    console = Console(highlight=False)
-    console.soft_wrap = not (console.is_terminal or console.is_jupyter)
-    return console
 
 
 def _harmless(text: Text) -> Text:
@@ -124,13 +119,13 @@ def _decoded(tokens: Sequence[Any], decoder: PromptRenderer) -> str:
 
 def _earned(transition: Transition) -> Text:
     text = Text(f"  reward {transition.reward:g}", style="bold" if transition.reward else "dim")
-    for name, value in transition.metrics.items():
-        if not name.startswith((STOP_METRIC_PREFIX, *_SUMMED)) and name != "lineages":
-            text.append(f"  {name}={value:g}", style="dim")
-    for name, note in transition.logs.items():
-        if name not in _OURS:
-            text.append(f"  {name}: {note}", style="dim")
-    return text
+    noted = [
+        f"  {name}={value:g}"
+        for name, value in transition.metrics.items()
+        if not name.startswith((STOP_METRIC_PREFIX, *_SUMMED)) and name != "lineages"
+    ]
+    noted += [f"  {key}: {note}" for key, note in transition.logs.items() if key not in _OURS]
+    return text.append("".join(noted), style="dim")
 
 
 def _summary(trajectory: Trajectory) -> Text:

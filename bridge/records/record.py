@@ -1,11 +1,8 @@
-"""``RolloutRecord``: a rollout that was written down, and ``read_records``: all of a run.
-
-A record gives back what was played: prompts and actions token for token (``trajectory``), and the
-conversation (``messages``), as the agent saw it.
-"""
+"""``RolloutRecord``: a rollout that was written down, and ``read_records``: all of a run."""
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -28,13 +25,10 @@ logger = logging.getLogger(__name__)
 
 
 class RolloutRecord:
-    """One rollout of an agent.
+    """One rollout of an agent: prompts and actions token for token, and the conversations.
 
     Args:
-        row: As it was written.
-
-    Attributes:
-        row: The same; ``docs/records.md`` lists its fields.
+        row: As it was written; also the attribute ``row``. ``docs/records.md`` lists its fields.
 
     Raises:
         RecordError: It is none of this version's schema, or a field is amiss.
@@ -71,11 +65,7 @@ class RolloutRecord:
 
     @property
     def task(self) -> Any:
-        """The task, as JSON gives it back; ``NO_TASK`` for an agent without one.
-
-        Raises:
-            RecordError: It is none that JSON can hold.
-        """
+        """The task; ``NO_TASK`` for an agent without one. A RecordError if JSON cannot hold it."""
         if "task_repr" in self.row:
             raise RecordError(
                 f"The task of this record is {self.row['task_repr']}, which JSON cannot give back "
@@ -86,18 +76,15 @@ class RolloutRecord:
     @property
     def metrics(self) -> dict[str, float]:
         """Those of all turns, summed."""
-        total: dict[str, float] = {}
+        total = Counter[str]()
         for step in self.row["steps"]:
-            for name, value in step["metrics"].items():
-                total[name] = total.get(name, 0.0) + value
-        return total
+            total.update(step["metrics"])
+        return {name: float(value) for name, value in total.items()}
 
     @property
     def text(self) -> str:
         """The last reply, as it was sampled; "" without one."""
         return str(self.row["steps"][-1]["text"]) if self.turns else ""
-
-    # -- in tokens -------------------------------------------------------------------------------
 
     @cached_property
     def prompts(self) -> list[FlatPrompt]:
@@ -130,21 +117,14 @@ class RolloutRecord:
         ]
         return Trajectory(transitions, tinker.ModelInput.empty(), self.row["stop_reason"])
 
-    # -- in messages -----------------------------------------------------------------------------
-
     def asked(self, turn: int) -> list[Row]:
-        """The messages of the call that a turn answered.
-
-        Raises:
-            RecordError: They were not kept.
-        """
+        """The messages of the call that a turn answered; a RecordError if they were not kept."""
         return self._conversation(turn, self._reply)
 
     def messages(self, turn: int = -1) -> list[Row]:
         """A conversation as the agent had it, up to a turn's reply; by default the last one's.
 
-        Raises:
-            RecordError: It was not kept.
+        A RecordError if it was not kept.
         """
         turn = range(self.turns)[turn]
         return [*self.asked(turn), self._reply(turn)]
@@ -173,9 +153,8 @@ class RolloutRecord:
         return [t for t in range(self.turns) if t not in gone_on and (given[t] or t == last)]
 
     def _conversation(self, turn: int, reply: Callable[[int], Row]) -> list[Row]:
-        parts: list[list[Row]] = []
         call = self._call(turn)
-        parts.append(call["messages"])
+        parts: list[list[Row]] = [call["messages"]]
         while (before := call["after"]) is not None:
             call = self._call(before)
             parts += [[reply(before)], call["messages"]]
@@ -204,9 +183,6 @@ class RolloutRecord:
 
 def _element(token: Any) -> Any:
     return token if isinstance(token, int) else CHUNK.validate_python(token)
-
-
-# -- files ---------------------------------------------------------------------------------------
 
 
 def read_records(
@@ -247,7 +223,10 @@ def _row(line: bytes) -> Row | None:
     if not (line := line.strip()):
         return None
     try:
-        row = _parsed(line)
+        try:
+            row = from_json(line)
+        except ValueError:  # it takes no lone surrogates, and no more than 200 levels
+            row = json.loads(line)
     except (ValueError, RecursionError) as error:
         try:
             from_json(line, allow_partial="trailing-strings")
@@ -257,10 +236,3 @@ def _row(line: bytes) -> Row | None:
     if not isinstance(row, dict):
         raise RecordError(f"The line is {row!r:.80}; expected a rollout. Take it out.")
     return row
-
-
-def _parsed(line: bytes) -> Any:
-    try:
-        return from_json(line)
-    except ValueError:  # it takes no lone surrogates, and no more than 200 levels
-        return json.loads(line)

@@ -88,11 +88,7 @@ class Recorder:
         self.write(rollout_rows(group, [env for _, env, _, _ in ours], **named, about=about))
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Write the rows of a group.
-
-        Raises:
-            OSError: The file cannot be written.
-        """
+        """Write the rows of a group; an OSError if the file cannot be written."""
         if not rows:
             return
         file = self._file(rows[0]["iteration"])

@@ -1,13 +1,13 @@
 """``ReplayPolicy``: a record in the place of a model, and ``replay``: an agent against its record.
 
 Each call gets the tokens that its prompt got then. Calls that an agent makes side by side may come
-in another order, and are found by their prompts; ``replay`` answers them in the order in which they
-were answered then. A prompt that the record has not is where the
-agent itself differs: with the same replies, it asked for something else.
+in another order, and are found by their prompts. A prompt that the record does not have is where
+the agent itself differs: with the same replies, it asked for something else.
 """
 
 import asyncio
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Unpack
 
 import tinker
@@ -58,11 +58,7 @@ class ReplayPolicy(TokenCompleter):
         return self.record.action(turn)
 
     def find(self, model_input: tinker.ModelInput) -> int:
-        """The turn that has this prompt, of those that were not played.
-
-        Raises:
-            ReplayError: There is none; says where the agent first differs.
-        """
+        """The turn that has this prompt, of those that were not played; or a ReplayError."""
         prompt, prompts = flatten(model_input.chunks), self.record.prompts
         for turn in self.left:
             if turn not in self._claimed and prompts[turn] == prompt:
@@ -71,13 +67,8 @@ class ReplayPolicy(TokenCompleter):
         raise ReplayError(self._difference(prompt, request))
 
     def check_over(self) -> None:
-        """Check that the agent made all of its calls.
-
-        Raises:
-            ReplayError: It ended before.
-        """
-        if self.left:
-            turn = self.left[0]
+        """Check that the agent made all of its calls; else a ReplayError."""
+        for turn in self.left[:1]:
             raise ReplayError(
                 f"The agent differs from its record at turn {turn}: it ended, where then it called "
                 f"the model{_quoted(self._asked(turn))}."
@@ -93,23 +84,21 @@ class ReplayPolicy(TokenCompleter):
             )
         turn = self.left[0]
         where = f"The agent differs from its record at turn {turn} (of {self.record.turns})"
-        then = self._asked(turn)
+        then, tokens = self._asked(turn), _in_tokens(self.record.prompts[turn], prompt)
         if request is None:
-            return f"{where}: {_in_tokens(self.record.prompts[turn], prompt)}"
+            return f"{where}: {tokens}"
         tools = self.record.tools(turn) if then else []
-        found = in_messages(then, now) or in_field("tools", tools, request.tools)
-        return f"{where}: {f'{found} {_ADVICE}' if found else self._elsewhere(prompt)}"
+        if found := in_messages(then, now) or in_field("tools", tools, request.tools):
+            return f"{where}: {found} {_ADVICE}"
+        row = self.record.row
+        return (
+            f"{where}: its messages are those of the record, and their tokens are not. Expected "
+            f"the renderer {row['renderer']} of {row['tokenizer']}; pass that one (renderer=), and "
+            f"the options that the Env had. {tokens}"
+        )
 
     def _asked(self, turn: int) -> list[Row]:
         return self.record.asked(turn) if "call" in self.record.row["steps"][turn] else []
-
-    def _elsewhere(self, prompt: FlatPrompt) -> str:
-        row = self.record.row
-        return (
-            "its messages are those of the record, and their tokens are not. Expected the renderer "
-            f"{row['renderer']} of {row['tokenizer']}; pass that one (renderer=), and the options "
-            f"that the Env had. {_in_tokens(self.record.prompts[self.left[0]], prompt)}"
-        )
 
 
 class _InOrder(ReplayPolicy):
@@ -175,19 +164,16 @@ async def replay(
     env = ChatAgentEnv(agent, task, seed=record.row["seed"], **options)
     met = any(_has_met(record, turn) for turn in range(record.turns))
     policy = _InOrder(record, env) if met else ReplayPolicy(record, env)
+    most = max(MAX_CALLS, record.turns)
     try:
-        if met:
-            most = max(MAX_CALLS, record.turns)
-            trajectory = await do_parallel_rollout(policy, env, most)
-        else:
-            trajectory = await do_single_rollout(policy, env)
+        trajectory = await (
+            do_parallel_rollout(policy, env, most) if met else do_single_rollout(policy, env)
+        )
     finally:
         await env.close()
     policy.check_over()
     return trajectory
 
-
-# -- differences, in words -----------------------------------------------------------------------
 
 _ADVICE = "The replies were the same: look for what else the agent goes by (time, chance, a tool)."
 
@@ -197,8 +183,8 @@ def _quoted(messages: Sequence[Row]) -> str:
 
 
 def _in_tokens(then: FlatPrompt, now: FlatPrompt) -> str:
-    same = next((i for i, (a, b) in enumerate(zip(then, now, strict=False)) if a != b), None)
-    same = min(len(then), len(now)) if same is None else same
+    pairs = zip(then, now, strict=False)
+    same = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
     return (
         f"Its prompt has {len(now)} tokens and then had {len(then)}, of which the first {same} are "
         "the same. With evert.replay, or ReplayPolicy(record, env), the message is named."

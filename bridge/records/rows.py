@@ -1,8 +1,7 @@
 """A rollout as a row of JSON: the Cookbook's summary of it, and all that it leaves out.
 
-``rollout_rows`` begins with what the Cookbook's ``serialize_rollout_summaries`` makes of a group
-(split, iteration, rewards, metrics, logs and lengths by step), so that whatever reads those files
-reads these. What is added has its own number, ``SCHEMA``; ``docs/records.md`` lists it.
+Whatever reads the Cookbook's files (``serialize_rollout_summaries``) reads these. What is added has
+its own number, ``SCHEMA``; ``docs/records.md`` lists it.
 
 Steps stand in the order in which they were played. A prompt, and a call, is written as what is new
 after an earlier step: a long conversation costs what was said in it, once.
@@ -94,18 +93,15 @@ def _steps(trajectory: Trajectory, env: ChatAgentEnv) -> Iterator[Row]:
     transcript = env.transcript or Transcript()
     turns = trajectory.transitions
     for index, (turn, (after, new)) in enumerate(zip(turns, continued(turns), strict=True)):
+        plain = [one if isinstance(one, int) else one.model_dump(mode="json") for one in new]
         yield {
-            "prompt": {"after": after, "tokens": [*map(_plain, new)]},
+            "prompt": {"after": after, "tokens": plain},
             "tokens": [*turn.ac.tokens],
             "logprobs": turn.ac.maybe_logprobs,
             "stop_reason": turn.ac.stop_reason,
             "text": _opened(turn, renderer) + _text(turn.ac.tokens, renderer),
             **_said(transcript, index, env),
         }
-
-
-def _plain(element: Any) -> Any:
-    return element if isinstance(element, int) else element.model_dump(mode="json")
 
 
 def _text(tokens: Sequence[int], renderer: PromptRenderer) -> str:
@@ -126,25 +122,19 @@ def _said(transcript: Transcript, turn: int, env: ChatAgentEnv) -> Row:
     if turn >= len(transcript.calls):
         return {}
     asked, reply = transcript.calls[turn], transcript.reply(turn)
+    request = asked.request
     call = {"after": asked.after, "messages": [*map(as_message, asked.messages)]}
+    given: Row = {"model": request.model, "max_tokens": request.max_tokens}
+    given |= {"stop": [*request.stop], "met": asked.met}
+    call |= {name: value for name, value in given.items() if value}
     return {
-        "call": call | _fields(asked) | _tools(asked, env),
+        "call": call | _tools(asked, env),
         "reply": None if reply is None else reply_message(reply),
     }
 
 
-def _fields(asked: Asked) -> Row:
-    request = asked.request
-    fields = {name: getattr(request, name) for name in ("model", "max_tokens")}
-    fields |= {"stop": [*request.stop], "met": asked.met}
-    return {name: value for name, value in fields.items() if value}
-
-
 def _tools(asked: Asked, env: ChatAgentEnv) -> Row:
-    """A conversation's tools, and what its renderer shows the model of them.
-
-    ``prefix`` are the messages that replace a first system message.
-    """
+    """A conversation's tools, and the messages with them that replace a first system message."""
     if not asked.request.tools or asked.after is not None:
         return {}
     first = as_message(asked.messages[0])
