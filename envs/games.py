@@ -91,11 +91,7 @@ class Game:
 
 @cache
 def games() -> Mapping[str, Game]:
-    """The games that stand in this folder, by the names of their files; and their variants.
-
-    Raises:
-        GameError: A ``GAME`` is no ``Game``, or two have the same id.
-    """
+    """The games that stand in this folder, by the names of their files; and their variants."""
     found = dict[str, Game]()
     for entry in sorted(pkgutil.iter_modules([str(Path(__file__).parent)])):
         module = importlib.import_module(f"{__package__}.{entry.name}")
@@ -127,9 +123,6 @@ def find_game(name: str) -> Game | None:
 
     Returns:
         None if there is neither such a game nor such a module.
-
-    Raises:
-        GameError: There is such a module, but it is no game or cannot be imported.
     """
     name = name.replace("-", "_")
     if own := games().get(name.lower()):
@@ -149,11 +142,7 @@ def find_game(name: str) -> Game | None:
 
 
 def game_of(module: ModuleType) -> Game:
-    """The ``GAME`` of a module.
-
-    Raises:
-        GameError: It has none, or it is no ``Game``.
-    """
+    """The ``GAME`` of a module."""
     game = getattr(module, "GAME", None)
     if not isinstance(game, Game):
         given = "it has no GAME" if game is None else f"its GAME is a {type(game).__name__}"

@@ -112,12 +112,7 @@ def drawn(rng: random.Random, moves: int) -> Board:
 
 
 class Openings(Sequence[Board]):
-    """Boards after some random moves, at which the game goes on.
-
-    Args:
-        size: How many there are.
-        most: Moves that were made, at most.
-    """
+    """Boards after some random moves, at which the game goes on."""
 
     def __init__(self, size: int, most: int = 7) -> None:
         self.size = size

@@ -23,11 +23,7 @@ class EnvArgumentError(EvertError, ValueError):
 
 
 def require_one_of(name: str, value: object, values: Sequence[object]) -> None:
-    """Check that an argument has one of its values.
-
-    Raises:
-        EnvArgumentError: It has not.
-    """
+    """Check that an argument has one of its values."""
     if not any(value == allowed for allowed in values):
         allowed = ", ".join(map(repr, values))
         raise EnvArgumentError(
@@ -37,11 +33,7 @@ def require_one_of(name: str, value: object, values: Sequence[object]) -> None:
 
 
 def require_known(kind: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Check that every name is a known one.
-
-    Raises:
-        EnvArgumentError: One is not.
-    """
+    """Check that every name is a known one."""
     names = sorted(known)
     for name in given:
         if name not in names:
@@ -57,11 +49,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 def read_tasks(tasks: Any) -> Sequence[Any] | None:
-    """The tasks, found at their import path if that was given; None for none.
-
-    Raises:
-        InvalidDatasetError: Nothing is found there, or they are no sequence, or empty.
-    """
+    """The tasks, found at their import path if that was given; None for none."""
     if tasks is None:
         return None
     check_tasks(tasks)
@@ -71,11 +59,7 @@ def read_tasks(tasks: Any) -> Sequence[Any] | None:
 
 
 def read_options(options: EnvOptions, max_turns: int | None) -> EnvOptions:
-    """The options of ``ChatAgentEnv``, with ``max_turns`` among their limits.
-
-    Raises:
-        EnvArgumentError: An option has an unknown name, or ``max_turns`` is no positive integer.
-    """
+    """The options of ``ChatAgentEnv``, with ``max_turns`` among their limits."""
     own = ("level", "max_turns", "render_mode", "tasks")
     require_known("argument", options, (*EnvOptions.__annotations__, *own))
     plain: Any = {name: unwrap(value) for name, value in options.items()}

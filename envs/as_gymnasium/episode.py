@@ -8,7 +8,7 @@ sampled tokens are used up. (The two wall-clock limits are for samplers and have
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import tinker
@@ -43,14 +43,9 @@ class Moment:
             the last reply.
         tokens: The same as token ids: the prompt; at the end, the last one with the last action.
             None where the prompt holds images, which are no tokens.
-        reward: Earned by the last action; 0 at the start.
         stop_reason: Why the episode is over; None while it goes on.
-        tools: Tools the agent offers, in OpenAI's form.
-        stop: Strings or token ids that end a reply.
         max_tokens: Longest reply, in tokens; None for any length.
         action: The last action's tokens, as taken; None at the start.
-        metrics: Numbers about the last action, for curves.
-        logs: Values about the last action, for people.
     """
 
     messages: list[dict[str, Any]]
@@ -80,12 +75,7 @@ class Episode:
         self._sampled = 0
 
     async def start(self) -> Moment:
-        """Run the agent to its first call.
-
-        Raises:
-            EnvStateError: It ended before it made one.
-            AgentError, AgentTimeoutError, RewardError: As ``ChatAgentEnv.initial_observation``.
-        """
+        """Run the agent to its first call."""
         first = await self._env.initial_observation()
         if isinstance(first, InitialObservationOverflow):
             raise EnvStateError(
@@ -98,11 +88,7 @@ class Episode:
         return self._moment
 
     async def act(self, tokens: Sequence[int]) -> Moment:
-        """Answer the agent's call, and run it to the next one or to its end, which closes it.
-
-        Raises:
-            AgentError, AgentTimeoutError, RewardError: As ``ChatAgentEnv.step``.
-        """
+        """Answer the agent's call, and run it to the next one or to its end, which closes it."""
         action, is_cut = self._within_budget(list(tokens))
         before = self._moment
         conversation = self._conversation()
@@ -136,8 +122,6 @@ class Episode:
             end = self._renderer.encode(self._renderer.stop[0])
         return self._renderer.spell(text) + end
 
-    # -- what the agent asks ---------------------------------------------------------------------
-
     def _conversation(self) -> Conversation:
         conversation = self._env.conversation
         if conversation is None:
@@ -148,10 +132,7 @@ class Episode:
         request = self._env.request
         assert request is not None
         return Moment(
-            messages=[
-                copied(dict(as_fields(message, index)))
-                for index, message in enumerate(request.messages)
-            ],
+            messages=[copied(dict(as_fields(one, i))) for i, one in enumerate(request.messages)],
             tokens=_token_ids(prompt),
             tools=copied(request.tools or []),
             stop=stop,
@@ -160,8 +141,6 @@ class Episode:
 
     def _plain(self, action: list[int]) -> dict[str, Any]:
         return {"role": "assistant", "content": self._renderer.decode(action)}
-
-    # -- budgets ---------------------------------------------------------------------------------
 
     def _budget(self, prompt: int) -> int | None:
         limits = self._env.rollout_limits
@@ -185,14 +164,10 @@ class Episode:
 
 
 def _after(moment: Moment, action: list[int], result: StepResult, stop: str | None) -> Moment:
-    return Moment(
-        messages=moment.messages,
-        tokens=moment.tokens,
+    return replace(
+        moment,
         reward=float(result.reward),
         stop_reason=None if stop is None else str(stop),
-        tools=moment.tools,
-        stop=moment.stop,
-        max_tokens=moment.max_tokens,
         action=tuple(action),
         metrics={key: float(value) for key, value in result.metrics.items()},
         logs=dict(result.logs),

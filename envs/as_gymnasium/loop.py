@@ -34,9 +34,6 @@ PATIENCE = 5.0
 class Loop:
     """A hold on the shared loop, given back by ``leave`` or when its owner is collected.
 
-    Args:
-        owner: Who uses it.
-
     Attributes:
         at_end: What is still to be done on the loop when it is given back; None for nothing. It
             must not refer to the owner.
@@ -55,11 +52,7 @@ class Loop:
         return self._shared is _shared(os.getpid())
 
     def run(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-        """Do ``work`` on the loop and wait for its result.
-
-        Raises:
-            EnvStateError: Called from the loop itself, which would wait for itself for ever.
-        """
+        """Do ``work`` on the loop and wait for its result."""
         done: Future[Result] = Future()  # before the start, so that Ctrl-C finds it in any case
         try:
             self._start(partial(_settle, work, done))

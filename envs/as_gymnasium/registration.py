@@ -113,11 +113,7 @@ def _check_path(path: str) -> None:
 
 
 def check_tasks(tasks: Any) -> None:
-    """Check what can be told of tasks without importing them.
-
-    Raises:
-        InvalidDatasetError: They are no sequence, or empty.
-    """
+    """Check what can be told of tasks without importing them."""
     if tasks is None or (isinstance(tasks, str) and ":" in tasks):
         return
     is_sequence = hasattr(tasks, "__len__") and hasattr(tasks, "__getitem__")

@@ -100,11 +100,7 @@ def text_of(message: Mapping[str, Any]) -> str:
 
 
 def text_action(action: object) -> str:
-    """An action at the messages level.
-
-    Raises:
-        gymnasium.error.InvalidAction: It is no string, or has no UTF-8 encoding.
-    """
+    """An action at the messages level."""
     if not isinstance(action, str):
         raise error.InvalidAction(
             f"At level='messages' an action is the reply's text (str); got {action!r:.200} of type "
@@ -120,11 +116,7 @@ def text_action(action: object) -> str:
 
 
 def token_action(action: object, vocabulary: int) -> list[int]:
-    """An action at the tokens level, from a tuple, list or one-dimensional array.
-
-    Raises:
-        gymnasium.error.InvalidAction: It is no such sequence, or an id is not in the vocabulary.
-    """
+    """An action at the tokens level, from a tuple, list or one-dimensional array."""
     items = action.tolist() if isinstance(action, np.ndarray) else action
     if not isinstance(items, Sequence) or isinstance(items, (str, bytes)):
         raise error.InvalidAction(

@@ -17,12 +17,7 @@ _STYLES = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "magen
 
 
 def transcript(moment: "Moment", total: float) -> str:
-    """The conversation as text; a closing line once the episode is over.
-
-    Args:
-        moment: Where the episode stands.
-        total: Sum of its rewards so far.
-    """
+    """The conversation as text; a closing line once the episode is over."""
     parts = [f"[{message['role']}]\n{_body(message)}\n" for message in moment.messages]
     if moment.stop_reason is not None:
         parts.append(f"{_closing(moment, total)}\n")

@@ -99,11 +99,7 @@ def _words(text: str) -> list[str]:
 
 
 def actions_of(env: Env, parse: Callable[[str], Any] | None = None) -> Actions:
-    """The actions of an environment.
-
-    Raises:
-        EnvArgumentError: Replies cannot be read as such, and there is no ``parse``.
-    """
+    """The actions of an environment."""
     space = env.action_space
     if isinstance(space, spaces.Discrete):
         numbers = range(int(space.start), int(space.start) + int(space.n))

@@ -235,9 +235,6 @@ def start_of(task: Any, seed: int) -> dict[str, Any]:
     Args:
         task: A seed, None, or ``{"seed": ..., "options": ...}``.
         seed: Of an episode whose task has none.
-
-    Raises:
-        EnvArgumentError: The task is something else.
     """
     given = task if isinstance(task, Mapping) else {"seed": task}
     start = {"seed": seed, **{key: value for key, value in given.items() if value is not None}}

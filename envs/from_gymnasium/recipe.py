@@ -44,9 +44,6 @@ def gym_game(given: Mapping[str, Any]) -> Game:
     Args:
         given: Its ``id``, and arguments of ``GymAgent`` and of ``gymnasium.make``; texts are read
             as Python's literals where they are some.
-
-    Raises:
-        GameError: There is no such environment, or it does not take the arguments.
     """
     id = str(given.get("id") or "")
     arguments: dict[str, Any] = {"illegal": ILLEGAL}

@@ -67,11 +67,7 @@ class KnowledgeAnswerer:
         return KnowledgeAnswerer, self._made_of  # a copy loads its own, and counts anew
 
     async def answer(self, noun: Noun, question: str) -> Answer:
-        """Answer one question.
-
-        Raises:
-            FactsError: Nothing is known of this noun.
-        """
+        """Answer one question."""
         return self.answer_now(noun, question)
 
     def answer_now(self, noun: Noun, question: str) -> Answer:
@@ -147,9 +143,6 @@ class ModelAnswerer:
     Attributes:
         counts: How many questions there were ("asked"), how many answers were "n/a"
             ("not_applicable") and how many replies did not fit ("malformed").
-
-    Raises:
-        InvalidModelError: ``model`` is none.
     """
 
     def __init__(
@@ -163,12 +156,7 @@ class ModelAnswerer:
         self.counts: Counter[str] = Counter(asked=0, not_applicable=0, malformed=0)
 
     async def answer(self, noun: Noun, question: str) -> Answer:
-        """Answer one question.
-
-        Raises:
-            AnswererError: No reply fitted, in any of the attempts.
-            openai.OpenAIError: Of a remote model, as the SDK raises it.
-        """
+        """Answer one question."""
         self.counts["asked"] += 1
         wanted = ReplyFormat(schema=json.dumps(SCHEMA))
         messages: list[Any] = [

@@ -19,12 +19,7 @@ YesNo: TypeAlias = Literal["yes", "no", "n/a"]
 
 
 class Facts:
-    """A table of facts.
-
-    Attributes:
-        attributes: Ids of all attributes, in the order of the file.
-        answers: Names of all nouns, in the order of the file.
-    """
+    """A table of facts."""
 
     def __init__(self, table: dict[str, dict[str, YesNo]]) -> None:
         self._table = table
@@ -35,11 +30,7 @@ class Facts:
         return answer in self._table
 
     def of(self, answer: str, attribute: str) -> YesNo:
-        """Whether an attribute holds for a noun.
-
-        Raises:
-            FactsError: Nothing is known of this noun, or there is no such attribute.
-        """
+        """Whether an attribute holds for a noun."""
         if answer not in self._table:
             raise FactsError(
                 f"Nothing is known of {answer!r}; the facts cover {len(self.answers)} nouns "
@@ -62,13 +53,7 @@ def shipped_facts() -> Facts:
 
 
 def load_facts(path: str | Path) -> Facts:
-    """Read a CSV whose first column is ``answer`` and whose others are attributes.
-
-    Raises:
-        FactsError: The first column is another, a value is neither yes, no nor n/a, a row is too
-            short or too long, or a noun is there twice.
-        OSError: The file cannot be read.
-    """
+    """Read a CSV whose first column is ``answer`` and whose others are attributes."""
     table: dict[str, dict[str, YesNo]] = {}
     with open(path, newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file)

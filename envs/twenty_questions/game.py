@@ -110,11 +110,7 @@ class Game:
         return float(self.won)
 
     def record(self, question: str, answer: Answer, searches: tuple[Search, ...] = ()) -> Turn:
-        """Add a turn.
-
-        Raises:
-            GameStateError: The game is over, or more was looked up than the rules allow.
-        """
+        """Add a turn."""
         if self.over:
             raise GameStateError(
                 f"The game is over after {len(self.turns)} of {self.rules.max_questions} "

@@ -33,15 +33,7 @@ DETAILS = 4
 
 
 class HabitPlayer:
-    """Asks and guesses by habit.
-
-    Args:
-        asks: How it asks.
-        guesses: When it guesses.
-        knowledge: What it knows.
-        rng: What it draws from.
-        named: The nouns it may name; None: all that it knows.
-    """
+    """Asks and guesses by habit."""
 
     def __init__(
         self,

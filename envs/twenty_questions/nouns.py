@@ -51,13 +51,7 @@ def of_split(nouns: Iterable[Noun], split: Split) -> list[Noun]:
 
 
 def load_nouns(path: str | Path) -> tuple[Noun, ...]:
-    """Read a CSV with the columns answer, category and split; further columns are left alone.
-
-    Raises:
-        NounsError: A column is missing, an answer is empty or there twice, a split is neither
-            "train" nor "test", or there is no noun at all.
-        OSError: The file cannot be read.
-    """
+    """Read a CSV with the columns answer, category and split; further columns are left alone."""
     with open(path, newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
         found = reader.fieldnames or []
@@ -83,10 +77,6 @@ def load_words(
         category: What players are told of every word.
         test_share: Share that is held out, rounded down, drawn by ``seed``.
         seed: The same seed draws the same split of the same file.
-
-    Raises:
-        NounsError: There is no word, one is there twice, or ``test_share`` is no share.
-        OSError: The file cannot be read.
     """
     if not 0.0 <= test_share <= 1.0:
         raise NounsError(f"test_share is a share between 0 and 1, got {test_share!r}.")

@@ -34,11 +34,7 @@ def shipped_measures() -> Measures:
 
 @cache
 def everything_known() -> tuple[Facts, Lexicon]:
-    """The shipped facts and lexicon with a further attribute for each line of the particulars.
-
-    Raises:
-        FactsError: A line names a noun or an attribute that is not there.
-    """
+    """The shipped facts and lexicon with a further attribute for each line of the particulars."""
     facts, lexicon, measures = shipped_facts(), load_lexicon(), shipped_measures()
     path = FOLDER / "particulars.toml"
     lines: dict[str, str] = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -44,11 +44,7 @@ def noun_of(task: Task) -> Noun:
 
 
 def with_rules(tasks: Iterable[Task], **rules: Any) -> list[Task]:
-    """The same tasks by other rules, to train on: ``max_questions=6``.
-
-    Raises:
-        TypeError: ``Rules`` has no such field.
-    """
+    """The same tasks by other rules, to train on: ``max_questions=6``."""
     replace(Rules(), **rules)
     return [Task({**task, "rules": rules}) for task in tasks]
 

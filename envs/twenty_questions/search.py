@@ -82,15 +82,7 @@ class KnowledgeSearch:
 
 
 class ModelSearch:
-    """Asks a chat model.
-
-    Args:
-        model: A ``RemoteModel``, a Cookbook completer, or a sampling client.
-        renderer: Of a token completer or sampling client; None for the base's.
-
-    Raises:
-        InvalidModelError: ``model`` is none.
-    """
+    """Asks a chat model."""
 
     PROMPT = (
         "You are a search engine. Answer the query with the facts that matter most, in at most "
@@ -104,11 +96,7 @@ class ModelSearch:
         self._ask = frozen_models({"search": model}, "", prompt_renderer(renderer))["search"]
 
     async def search(self, query: str) -> str:
-        """What the model says.
-
-        Raises:
-            openai.OpenAIError: Of a remote model, as the SDK raises it.
-        """
+        """What the model says."""
         messages: list[Any] = [
             {"role": "system", "content": self.PROMPT},
             {"role": "user", "content": query},
@@ -123,9 +111,6 @@ class HttpSearch:
     Args:
         url: Address, with ``{}`` where the query goes.
         timeout: Seconds for a search.
-
-    Raises:
-        ValueError: ``url`` has no ``{}``.
     """
 
     def __init__(self, url: str, *, timeout: float = 30.0) -> None:
@@ -134,11 +119,7 @@ class HttpSearch:
         self._url, self._timeout = url, timeout
 
     async def search(self, query: str) -> str:
-        """The beginning of the page.
-
-        Raises:
-            aiohttp.ClientError: There was no answer, or one with an error status.
-        """
+        """The beginning of the page."""
         import aiohttp
 
         limit = aiohttp.ClientTimeout(total=self._timeout)

@@ -66,12 +66,7 @@ class Lexicon:
 
 @cache
 def load_lexicon(path: Path = LEXICON) -> Lexicon:
-    """Read a lexicon.
-
-    Raises:
-        FactsError: An attribute has no question or no phrases.
-        OSError: The file cannot be read.
-    """
+    """Read a lexicon."""
     tables: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     attributes = tables["attributes"]
     for name, entry in attributes.items():

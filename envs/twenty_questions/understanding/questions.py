@@ -96,12 +96,7 @@ class _Match:
 
 
 class QuestionParser:
-    """Parses questions about the nouns of one list.
-
-    Args:
-        lexicon: How attributes are asked about.
-        answers: All nouns that can be guessed.
-    """
+    """Parses questions about the nouns of one list."""
 
     def __init__(self, lexicon: Lexicon, answers: Iterable[str]) -> None:
         self._lexicon = lexicon
