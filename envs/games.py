@@ -118,11 +118,8 @@ def metrics_of(game: Game | None = None) -> dict[str, Metric]:
 def find_game(name: str) -> Game | None:
     """The game of a name: one of ``games``, or that of a user's module ('package.module').
 
-    Args:
-        name: A hyphen is as good as an underscore, and capitals do not matter in evert's own.
-
-    Returns:
-        None if there is neither such a game nor such a module.
+    A hyphen is as good as an underscore, and capitals do not matter in evert's own. None: there is
+    neither such a game nor such a module.
     """
     name = name.replace("-", "_")
     if own := games().get(name.lower()):
