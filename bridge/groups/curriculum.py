@@ -105,10 +105,12 @@ def make_sampler(given: Any, tasks: int, batch_size: int, seed: int) -> Sampler 
     """A sampler from one, from what makes one, or from the import path of either; of "", None."""
     if given is None or given == "":
         return None
-    found = resolve(given, "sampler", InvalidDatasetError) if isinstance(given, str) else given
-    # a class has the methods of what it makes
-    if callable(found) and (inspect.isclass(found) or not isinstance(found, Sampler)):
-        found = found(tasks, batch_size, seed)
+    found: Any = given
+    if isinstance(given, str):
+        found = resolve(given, "sampler", InvalidDatasetError)
+    make: Any = found  # a class has the methods of what it makes
+    if callable(make) and (inspect.isclass(found) or not isinstance(found, Sampler)):
+        found = make(tasks, batch_size, seed)
     if not isinstance(found, Sampler):
         raise InvalidDatasetError(
             f"The sampler is {repr_of(found)}; expected an object with next(step) and "

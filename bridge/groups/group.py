@@ -245,8 +245,9 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         groups, metrics = list[Group](), list[list[Metrics]]()
         for seat in dict.fromkeys(seats):
             members = [number for number, its in enumerate(seats) if its == seat]
-            *own, noted = ([column[n] for n in members] for column in (trajectories, *columns))
-            groups.append(Group(self.task, *own, seat=seat))
+            own: Any = ([column[n] for n in members] for column in (trajectories, *columns))
+            played, turns, rewards, noted = own
+            groups.append(Group(self.task, played, turns, rewards, seat))
             metrics.append(noted)
         trajectories[:], further = put_in_pieces(groups, metrics, self.advantages, self.gamma)
         return further
