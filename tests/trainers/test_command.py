@@ -155,7 +155,7 @@ def test_a_file_that_is_barred_is_a_line(number: int, capsys: pytest.CaptureFixt
 
 
 def test_a_reader_that_has_read_enough_is_no_error() -> None:
-    code = "import sys; from evert.trainers.train import main; sys.exit(main(['--help']))"
+    code = "import sys; from evert.trainers.commands.train import main; sys.exit(main(['--help']))"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

@@ -80,12 +80,7 @@ class EvaluationError(EvertError, RuntimeError):
 
 
 def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) -> int:
-    """Run the command; see ``run_command``.
-
-    Args:
-        argv: ``key=value`` settings; None for those of this process.
-        program: What to call to run this command again.
-    """
+    """Run the command; see ``run_command``."""
     return run_command(partial(_run, program), argv, _usage)
 
 

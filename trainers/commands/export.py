@@ -47,12 +47,7 @@ class ExportSettings:
 
 
 def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) -> int:
-    """Run the command; see ``run_command``.
-
-    Args:
-        argv: ``key=value`` settings; None for those of this process.
-        program: What to call to run this command again.
-    """
+    """Run the command; see ``run_command``."""
 
     def body(arguments: list[str]) -> None:
         export(parse(arguments), Console(highlight=False, markup=False))
@@ -61,21 +56,13 @@ def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) ->
 
 
 def parse(arguments: Sequence[str]) -> ExportSettings:
-    """Read ``key=value`` arguments.
-
-    Raises:
-        EvertError: There is no such setting, or one is missing.
-    """
+    """Read ``key=value`` arguments."""
     given = read_pairs(arguments, chz.chz_fields(ExportSettings), bare="run")
     return read_settings(ExportSettings, given)
 
 
 def export(settings: ExportSettings, console: Console) -> None:
-    """Write the conversations, and say how many.
-
-    Raises:
-        RecordError: There is none to write.
-    """
+    """Write the conversations, and say how many."""
     read = kept = 0
     lines, left_out = list[str](), list[str]()
     with progress(settings.run, "exporting", console) as records:
@@ -109,11 +96,7 @@ def _none(settings: ExportSettings, read: int, kept: int, left_out: Sequence[str
 
 
 def conversation(record: "RolloutRecord", turn: int) -> list[dict[str, str]]:
-    """The conversation that a turn ended, each message a role and a text.
-
-    Raises:
-        RecordError: A message holds more than text, or messages were not kept.
-    """
+    """The conversation that a turn ended, each message a role and a text."""
     return [_as_text(message) for message in record.sampled_messages(turn)]
 
 

@@ -58,12 +58,7 @@ KEYS = chz.chz_fields(PlanSettings).keys()
 
 
 def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) -> int:
-    """Run the command; see ``run_command``.
-
-    Args:
-        argv: ``plan`` and ``key=value`` settings; None for those of this process.
-        program: What to call to run this command again.
-    """
+    """Run the command; see ``run_command``."""
     return run_command(_run, argv, _usage)
 
 
@@ -73,11 +68,7 @@ def _usage(arguments: Sequence[str]) -> str:
 
 
 def parse(arguments: Sequence[str]) -> PlanSettings:
-    """The settings that the arguments give, after the word ``plan``.
-
-    Raises:
-        UsageError: That word is missing, or one is no setting, or none that it takes.
-    """
+    """The settings that the arguments give, after the word ``plan``."""
     if not arguments or arguments[0] != WORD:
         given = arguments[0] if arguments else "nothing"
         raise UsageError(f"evert engine got {given!r}; it takes plan: evert engine plan model=NAME")
@@ -91,11 +82,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def make_plan(settings: PlanSettings) -> "Plan":
-    """Count what the settings' model takes.
-
-    Raises:
-        ModelNotFoundError: There is no such model, device or type of weights here.
-    """
+    """Count what the settings' model takes."""
     from evert.trainers.engine.common.network import no_network
     from evert.trainers.engine.models.base_models import no_progress_bars
     from evert.trainers.engine.models.loading import EngineSettings

@@ -57,12 +57,7 @@ class ReportSettings:
 
 
 def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) -> int:
-    """Run the command; see ``run_command``.
-
-    Args:
-        argv: Run folders and ``key=value`` options; None for those of this process.
-        program: What to call to run this command again.
-    """
+    """Run the command; see ``run_command``."""
 
     def usage(given: Sequence[str]) -> str:
         return USAGE.format(program=" ".join(program), settings=settings_help(ReportSettings, {}))
@@ -77,12 +72,7 @@ def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) ->
 
 
 def parse(arguments: Sequence[str]) -> tuple[list[Path], ReportSettings]:
-    """Read the command line: the runs, each once, and how the report is made.
-
-    Raises:
-        ReportError: There is no run in it.
-        EvertError: There is no such setting, or its value cannot be.
-    """
+    """Read the command line: the runs, each once, and how the report is made."""
     from evert.trainers.reporting.run import ReportError
 
     pairs = [each for each in arguments if _is_setting(each) and not Path(each).exists()]
@@ -99,15 +89,7 @@ def _is_setting(argument: str) -> bool:
 
 
 def write_report(paths: Sequence[Path], settings: ReportSettings) -> Path:
-    """Write the page, and its figures beside it.
-
-    Returns:
-        Where the page is.
-
-    Raises:
-        ReportError: A folder is no run, there are too many, or the report can have no folder.
-        RunFolderError: A file cannot be written.
-    """
+    """Write the page, and its figures beside it."""
     from evert.trainers.reporting.run import ReportError, read_run
 
     runs = [read_run(path) for path in paths]

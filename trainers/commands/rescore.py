@@ -56,13 +56,7 @@ class RescoreSettings:
 
 @dataclass(frozen=True)
 class Rescored:
-    """A rollout with both of its rewards, and where its line is.
-
-    Attributes:
-        iteration, group_idx, traj_idx: As in its record.
-        task: The task, in words.
-        old, new: What it earned then, what it is worth now.
-    """
+    """A rollout with both of its rewards, and where its line is."""
 
     iteration: int
     group_idx: int
@@ -73,12 +67,7 @@ class Rescored:
 
 
 def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) -> int:
-    """Run the command; see ``run_command``.
-
-    Args:
-        argv: ``key=value`` settings; None for those of this process.
-        program: What to call to run this command again.
-    """
+    """Run the command; see ``run_command``."""
 
     def body(arguments: list[str]) -> None:
         settings = parse(arguments)
@@ -91,23 +80,13 @@ def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) ->
 
 
 def parse(arguments: Sequence[str]) -> RescoreSettings:
-    """Read ``key=value`` arguments.
-
-    Raises:
-        EvertError: There is no such setting, or one is missing.
-    """
+    """Read ``key=value`` arguments."""
     given = read_pairs(arguments, chz.chz_fields(RescoreSettings), bare="run")
     return read_settings(RescoreSettings, given)
 
 
 def rescore(settings: RescoreSettings, console: Console) -> list[Rescored]:
-    """Score every rollout on record again.
-
-    Raises:
-        RecordError: There are none.
-        InvalidAgentError: The function is none.
-        RewardError: What it returned is no finite number.
-    """
+    """Score every rollout on record again."""
     reward = resolve(settings.reward, "reward", InvalidAgentError)
     if not callable(reward):
         raise InvalidAgentError(

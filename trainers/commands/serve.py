@@ -65,12 +65,7 @@ KEYS = chz.chz_fields(ServeSettings).keys()
 
 
 def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) -> int:
-    """Run the command; see ``run_command``.
-
-    Args:
-        argv: ``key=value`` settings; None for those of this process.
-        program: What to call to run this command again.
-    """
+    """Run the command; see ``run_command``."""
     return run_command(_run, argv, _usage)
 
 
@@ -79,11 +74,7 @@ def _usage(arguments: Sequence[str]) -> str:
 
 
 def parse(arguments: Sequence[str]) -> ServeSettings:
-    """The settings that the arguments give.
-
-    Raises:
-        UsageError: One is no setting, or none that it takes.
-    """
+    """The settings that the arguments give."""
     return read_settings(ServeSettings, read_pairs(arguments, KEYS, "model"))
 
 
@@ -98,12 +89,7 @@ def _run(arguments: Sequence[str]) -> None:
 
 @contextmanager
 def serving(settings: ServeSettings) -> Iterator[str]:
-    """Serve inside the block; yields what to tell who wants to ask.
-
-    Raises:
-        ModelNameError: There is no such model, or it is not on this machine.
-        ServeError: The address cannot be listened on.
-    """
+    """Serve inside the block; yields what to tell who wants to ask."""
     found = _weights(settings.model)
 
     import tinker

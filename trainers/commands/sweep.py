@@ -69,12 +69,7 @@ one with a list or a range is searched, the others are the same in all runs:
 
 
 def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) -> int:
-    """Run the command; see ``run_command``.
-
-    Args:
-        argv: ``key=value`` arguments; None for those of this process.
-        program: What to call to run this command again.
-    """
+    """Run the command; see ``run_command``."""
     return run_command(lambda arguments: sweep(arguments, program), argv, _usage)
 
 
@@ -110,12 +105,7 @@ def sweep(arguments: Sequence[str], program: Sequence[str]) -> int:
 
 
 def open_sweep(given: Mapping[str, str], command: Sequence[str]) -> tuple[RunFolder, "Plan"]:
-    """Make the folder of a new sweep, or open that of one to resume, perhaps with more ``trials``.
-
-    Raises:
-        RunFolderError: The folder holds something else or another sweep.
-        EvertError: As ``read_plan``.
-    """
+    """The folder of a new sweep, or of one to resume, perhaps with more ``trials``."""
     from evert.trainers.sweeping.study import read_plan
 
     asked = {key: text for key, text in given.items() if key not in ("out", "parallel")}

@@ -62,15 +62,7 @@ PROGRAM = ("python", "-m", "evert.trainers.commands.train")
 
 
 def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) -> int:
-    """Run the command.
-
-    Args:
-        argv: ``key=value`` settings; None for those of this process.
-        program: What to call to run this command again.
-
-    Returns:
-        The exit status: 0, 1 for what could not be done, 130 after Ctrl-C.
-    """
+    """Run the command."""
 
     def body(arguments: list[str]) -> None:
         quiet_progress_bars()
@@ -86,11 +78,7 @@ def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) ->
 
 
 def parse(arguments: Sequence[str]) -> TrainSettings:
-    """Read ``key=value`` arguments over the recipe, or over the settings of the run to resume.
-
-    Raises:
-        EvertError: There is no such setting or game, or a value is none that it takes.
-    """
+    """Read ``key=value`` arguments over the recipe, or over the settings of the run to resume."""
     given = read_pairs(arguments, chz.chz_fields(TrainSettings), bare="env")
     return settings_of_run(given)
 
@@ -165,21 +153,7 @@ def run(
     go_on: Callable[[Path], str],
     command: Sequence[str] = (),
 ) -> RunFolder:
-    """Train, from the first step or from where the folder's run stopped.
-
-    Args:
-        settings: Of the run.
-        console: Where to show how it goes.
-        go_on: From the folder's path to what goes on with the run.
-        command: The command line, for the record.
-
-    Returns:
-        The run.
-
-    Raises:
-        EvertError: The run could not be done; the message says why.
-        KeyboardInterrupt: Ctrl-C; the folder can be resumed.
-    """
+    """Train, from the first step or from where the folder's run stopped."""
     began = time.monotonic()
     check_settings(settings)
 

@@ -38,16 +38,7 @@ class UsageError(EvertError, ValueError):
 
 
 def read_pairs(arguments: Sequence[str], known: Collection[str], bare: str = "") -> dict[str, str]:
-    """Arguments ``key=value`` as a mapping; of a key given twice, the last counts.
-
-    Args:
-        arguments: Of the command, without those that ask for help.
-        known: The keys there are; of ``a.b=1`` the ``a`` must be among them.
-        bare: The key that a bare word is most likely meant for, for the message; '' for none.
-
-    Raises:
-        UsageError: A bare word, a flag, or a key that there is not.
-    """
+    """Arguments ``key=value`` as a mapping, the last of a key; a bare word means ``bare=``."""
     given: dict[str, str] = {}
     for argument in arguments:
         key, equals, value = argument.partition("=")
@@ -86,18 +77,7 @@ def _more(known: Collection[str]) -> str:
 
 
 def gather(given: Mapping[str, Any], examples: Mapping[str, str]) -> dict[str, Any]:
-    """The settings, and each one that is a mapping gathered: from ``a={"b": 1}`` or ``a.b=1``.
-
-    Args:
-        given: By key: texts, or values from Python; a chz object is a mapping, too.
-        examples: The settings that are mappings, each with an example for messages.
-
-    Returns:
-        The settings; those mappings flat, by path: ``{"limits": {"max_turns": "20"}}``.
-
-    Raises:
-        UsageError: Something else than a mapping was given for one.
-    """
+    """The settings, those in ``examples`` as flat mappings: from ``a={"b": 1}`` or ``a.b=1``."""
     found: dict[str, Any] = {}
 
     def take(name: str, path: str, value: Any) -> None:
@@ -129,15 +109,8 @@ def read_settings(
 ) -> T:
     """Settings as an object of a chz class.
 
-    Args:
-        kind: The class.
-        given: What was typed, by key (texts are read as the field's type), or values from Python.
-        presets: Layers under it, lowest first: name -> values.
-        called: From a key to what the user calls it, for messages.
-
-    Raises:
-        UsageError: No such key, a value of another type, a number that is none.
-        EvertError: What the class itself refuses.
+    ``given`` has texts, read as the field's type, or values from Python; ``presets`` are layers
+    under it, lowest first; ``called`` says what the user calls a key.
     """
     blueprint = chz.Blueprint(kind)
     values: dict[str, Any] = {}
@@ -228,13 +201,7 @@ LEFT = 39
 def settings_help(
     kind: type, given: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]] | None = None
 ) -> str:
-    """The settings of a chz class, a line each: ``key=value``, what it is, where it is from.
-
-    Args:
-        kind: The class.
-        given: What was typed beside the question for help.
-        presets: As for ``read_settings``.
-    """
+    """The settings of a chz class, a line each: ``key=value``, what it is, where it is from."""
     fields = chz.chz_fields(kind)
     shared = [name for base in kind.__bases__ if chz.is_chz(base) for name in chz.chz_fields(base)]
     lines: list[str] = []

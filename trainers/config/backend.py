@@ -34,11 +34,7 @@ class EngineChoice:
 
 
 def choose_engine(settings: TrainSettings) -> EngineChoice:
-    """Choose by the settings and the environment.
-
-    Raises:
-        RecipeError: The service is asked for, and there is no key, or it cannot have the model.
-    """
+    """Choose by the settings and the environment."""
     local = settings.model_name in BASES or Path(settings.model_name).expanduser().is_dir()
     if settings.engine == "embedded":
         return EngineChoice("embedded", "engine=embedded")
@@ -65,12 +61,7 @@ def choose_engine(settings: TrainSettings) -> EngineChoice:
 
 
 def check_engine(settings: TrainSettings) -> None:
-    """Find out before the run whether its engine, device and model are there.
-
-    Raises:
-        RecipeError: There is no such device, or no key for the service.
-        ModelNotFoundError: There is no such folder.
-    """
+    """Find out before the run whether its engine, device and model are there."""
     if choose_engine(settings).kind == "service":
         return
     import torch
@@ -102,13 +93,7 @@ def threads_of(settings: TrainSettings) -> int | None:
 def running_engine(
     choice: EngineChoice, settings: TrainSettings, checkpoints: Path
 ) -> Iterator[dict[str, Any]]:
-    """Have the engine in use inside the block; yields its description.
-
-    Args:
-        choice: The engine.
-        settings: Of the run.
-        checkpoints: Folder of the embedded engine's checkpoints.
-    """
+    """Have the engine in use inside the block; yields its description."""
     register_folder(settings.model_name)  # a service of one's own may have that, too
     if choice.kind == "service":
         complete_client(settings.base_url)
@@ -138,11 +123,7 @@ def running_engine(
 
 
 def context_of(settings: TrainSettings) -> int | None:
-    """Tokens that the model's context holds: as the settings have it, or as the engine in use says.
-
-    Returns:
-        None where neither says.
-    """
+    """Tokens of the model's context, by the settings or the engine in use; None: neither says."""
     import tinker
 
     from evert.bridge.models.tinker_model import context_length_of

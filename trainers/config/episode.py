@@ -81,13 +81,6 @@ def env_options(settings: EpisodeSettings, models: Mapping[str, "FrozenModel"]) 
     """The settings as ``ChatAgentEnv`` takes them; none that is as by default.
 
     What is left out is the Env's own default, or what the agent brings itself (``env_options``).
-
-    Args:
-        settings: Of a run, or of an evaluation.
-        models: The frozen ones.
-
-    Raises:
-        UsageError: A limit there is not, or a value that it does not take.
     """
     from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 

@@ -106,11 +106,7 @@ class EvaluateSettings(EpisodeSettings):
 
     @property
     def game(self) -> Game | None:
-        """The game; None where an agent was named.
-
-        Raises:
-            EvertError: There is no such game.
-        """
+        """The game; None where an agent was named."""
         return game_of(self.named) if self.env or self.gym else None
 
     @property
@@ -133,11 +129,7 @@ class EvaluateSettings(EpisodeSettings):
         return {**self.frozen, "opponent": self.opponent}
 
     def opponents(self) -> "Against | None":
-        """Who plays the other seats; None: whoever is evaluated.
-
-        Raises:
-            EvertError: There is no such opponent.
-        """
+        """Who plays the other seats; None: whoever is evaluated."""
         return opponent(self.env, self.opponent, self.max_tokens or self.run_of("").max_tokens)
 
     @property
@@ -164,11 +156,7 @@ class EvaluateSettings(EpisodeSettings):
         return chz.replace(run, **episodes, models=self.beside)
 
     def agent_of(self, run: TrainSettings) -> str:
-        """Import path of the agent to play with: that of a run, or its twin that searches.
-
-        Raises:
-            RecipeError: It should search, and cannot.
-        """
+        """Import path of the agent to play with: that of a run, or its twin that searches."""
         if not self.search:
             return str(run.agent)
         played = [game for game in (self.game, *games().values()) if game is not None]
@@ -181,12 +169,7 @@ class EvaluateSettings(EpisodeSettings):
         return twins[run.agent]
 
     def tasks(self) -> dict[str, Sequence[Any]]:
-        """The tasks to play, by split.
-
-        Raises:
-            InvalidDatasetError: There are none where a path points.
-            RecipeError: There are none of the split that was asked for.
-        """
+        """The tasks to play, by split."""
         from evert.bridge.groups.dataset import load_tasks
 
         where = self.game or self
@@ -206,15 +189,7 @@ class EvaluateSettings(EpisodeSettings):
 def read_evaluate_settings(
     given: Mapping[str, Any], recorded: Mapping[str, Any] | None = None
 ) -> EvaluateSettings:
-    """The settings of an evaluation, over what the game's recipe says of its episodes.
-
-    Args:
-        given: What was given: texts by key, ``models.NAME`` among them.
-        recorded: Of the evaluation to go on with; None for a new one.
-
-    Raises:
-        EvertError: There is no such game or setting, or a value is out of range.
-    """
+    """The settings of an evaluation, over what the game's recipe says of its episodes."""
     frozen = {key: value for key, value in given.items() if key.startswith("models.")}
     plain = {key: value for key, value in given.items() if key not in frozen}
     plain["gym"] = gym_of(given)

@@ -21,14 +21,7 @@ class DemonstrationsError(EvertError, ValueError):
 
 
 def size(default: Any, doc: str, minimum: float = 1, *, or_more: bool = True) -> Any:
-    """A field of a chz class: a number with a lower bound, or None if that is its default.
-
-    Args:
-        default: Its default.
-        doc: What it is.
-        minimum: The bound.
-        or_more: Whether the bound itself will do.
-    """
+    """A number of at least ``minimum`` (above it, unless ``or_more``), or None by default."""
 
     def check(settings: Any, attribute: str) -> None:
         name = attribute.removeprefix("X_")

@@ -57,18 +57,7 @@ OPTIONS = frozenset({*chz.chz_fields(WeightsOptions), *chz.chz_fields(EndpointOp
 def frozen_models(
     given: Mapping[str, Any], base_url: str | None = None
 ) -> "dict[str, FrozenModel]":
-    """The models that the settings name, as an Env takes them.
-
-    Args:
-        given: By what follows ``models.``: texts, or from Python models.
-        base_url: Of the service of one's own that the run is on; None for none.
-
-    Raises:
-        UsageError: An option without a model, or one that its model does not have.
-        ModelNameError: A name that stands for no model.
-        RecipeError: What was given from Python and can be given by Python alone, or what cannot be
-            asked as frozen models are.
-    """
+    """The models that the settings name, as an Env takes them; ``base_url``: the run's service."""
     found: dict[str, FrozenModel] = {}
     for name, options in _by_name(given).items():
         model = options.pop("", None)
@@ -177,13 +166,7 @@ def needs_engine(models: "Mapping[str, FrozenModel]") -> bool:
 
 
 def check_frozen(models: "Mapping[str, FrozenModel]", *, embedded: bool) -> None:
-    """Find out before the run whether its engine has the frozen weights, and a renderer for them.
-
-    Raises:
-        RecipeError: They are on a service, and the run is not, or the other way round.
-        ModelNotFoundError: There is no such folder.
-        InvalidModelError: No renderer was named for a model that the Cookbook does not know.
-    """
+    """Refuse, before the run, frozen weights that its engine or a renderer does not have."""
     from evert.bridge.models.tinker_model import TinkerModel
     from evert.bridge.tokens.bases import renderer_name_of
     from evert.trainers.engine.models.base_models import resolve_model
@@ -222,18 +205,7 @@ def check_episodes(
     *,
     embedded: bool,
 ) -> None:
-    """Find out before there is an episode whether there can be one.
-
-    Args:
-        settings: Of the episodes.
-        models: The frozen ones, as in settings.
-        agent: The agent.
-        task: One of its tasks.
-        embedded: Whether the engine is the embedded one.
-
-    Raises:
-        EvertError: The agent, its seats, a model or an option cannot be used.
-    """
+    """Find out before there is an episode whether there can be one."""
     from evert.bridge.env.seats import episode_envs
 
     frozen = frozen_models(models)
@@ -245,15 +217,7 @@ def check_episodes(
 
 
 def pinned(given: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """The models with the step that a run was at: ``runs/NAME`` as ``runs/NAME@20``.
-
-    Args:
-        given: As in the settings.
-        recorded: The same of the run to resume, whose steps go before newer ones.
-
-    Raises:
-        ModelNameError: There is no such run.
-    """
+    """``runs/NAME`` as ``runs/NAME@20``, the step it is at, or was at in the run to resume."""
     return {key: _pinned(key, value, str(recorded.get(key, ""))) for key, value in given.items()}
 
 

@@ -36,12 +36,7 @@ class ModelNameError(EvertError, ValueError):
 
 @dataclass(frozen=True)
 class NamedEndpoint:
-    """A model behind an endpoint.
-
-    Attributes:
-        model: Its name there.
-        base_url: The address; None where the name does not say.
-    """
+    """A model behind an endpoint; ``base_url`` is None where the name has no address."""
 
     model: str
     base_url: str | None = None
@@ -49,12 +44,7 @@ class NamedEndpoint:
 
 @dataclass(frozen=True)
 class NamedServer:
-    """A model behind a server that takes and returns token ids.
-
-    Attributes:
-        base_url: The server's address.
-        model: Its name there; None where the name does not say.
-    """
+    """A model behind a server of token ids; ``model`` is None where the name does not say."""
 
     base_url: str
     model: str | None = None
@@ -62,21 +52,13 @@ class NamedServer:
 
 @dataclass(frozen=True)
 class NamedWeights:
-    """Weights of the embedded engine or of a service.
+    """Weights of the embedded engine or of a service."""
 
-    Attributes:
-        base_model: The base they belong to; None where only the service knows.
-        model_path: Their ``tinker://`` path; None for the base's own.
-        step: Of the run, after which they were saved; None for weights of no run.
-        run: Settings of the run that they are of, as it recorded them; empty for none.
-        checkpoints: The run's own store, where the embedded engine keeps them; None for no run.
-    """
-
-    base_model: str | None
-    model_path: str | None = None
-    step: str | None = None
-    run: Mapping[str, Any] = field(default_factory=dict)
-    checkpoints: Path | None = None
+    base_model: str | None  # None where only the service knows
+    model_path: str | None = None  # tinker://...; None for the base's own weights
+    step: str | None = None  # of the run, after which they were saved; None for no run
+    run: Mapping[str, Any] = field(default_factory=dict)  # its recorded settings; empty for none
+    checkpoints: Path | None = None  # the run's store on this disk; None for no run
 
     @property
     def folder(self) -> Path | None:
@@ -108,15 +90,7 @@ NamedModel = NamedEndpoint | NamedServer | NamedWeights
 
 
 def find_model(name: str, others: Collection[str] = ()) -> NamedModel:
-    """The model that a name stands for.
-
-    Args:
-        name: See the module.
-        others: What else might have been meant, for messages.
-
-    Raises:
-        ModelNameError: There is none.
-    """
+    """The model that a name stands for; ``others`` might have been meant, too, for messages."""
     if name.startswith(ENDPOINT):
         return NamedEndpoint(name.removeprefix(ENDPOINT))
     if name.startswith(SERVER):

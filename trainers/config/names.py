@@ -33,13 +33,7 @@ PATHS = {
 
 
 def check_names(settings: EpisodeSettings) -> None:
-    """Find a name in the settings of a run or an evaluation that leads nowhere.
-
-    Raises:
-        UsageError: A limit, or a field of the Cookbook's, that there is not.
-        InvalidAgentError, InvalidDatasetError, DemonstrationsError: Nothing is at an import path,
-            or tasks are no sequence, or there is none.
-    """
+    """Find a name in the settings of a run or an evaluation that leads nowhere."""
     for name, where in FIELDS.items():
         for path in getattr(settings, name, ()):
             check_name(path.partition(".")[0], _fields(*where), f"{name}.{{}}".format)

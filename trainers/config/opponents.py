@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 
 def league(settings: TrainSettings, folder: Path) -> "League | None":
-    """The league of a run; None where it has none.
-
-    Raises:
-        RecipeError: Its agent has no two seats, or it is no share.
-    """
+    """The league of a run; None where it has none."""
     from evert.bridge.groups.opponents import League
 
     if settings.league > 1 or ((settings.league or settings.test_opponent) and not settings.seats):
@@ -41,11 +37,7 @@ def league(settings: TrainSettings, folder: Path) -> "League | None":
 
 
 def held_out_opponent(settings: TrainSettings) -> "Against | None":
-    """Who plays the other seats of a run's held-out tasks; None: the policy plays all.
-
-    Raises:
-        EvertError: There is no such opponent.
-    """
+    """Who plays the other seats of a run's held-out tasks; None: the policy plays all."""
     return opponent(settings.env, settings.test_opponent, settings.max_tokens, settings.base_url)
 
 
@@ -58,17 +50,7 @@ def own_opponent(env: str, name: str) -> str | None:
 def opponent(
     env: str, name: str, max_tokens: int | None = None, base_url: str | None = None
 ) -> "Against | None":
-    """The opponent of a name, at every seat but one; None for no name.
-
-    Args:
-        env: The game; "" for none.
-        name: Of the opponent.
-        max_tokens: Most tokens of a reply, where the opponent is weights.
-        base_url: Of the service that has the weights; None: the engine in use.
-
-    Raises:
-        EvertError: There is no such opponent.
-    """
+    """The opponent of a name, at every seat but one; None for no name."""
     from evert.bridge.groups.opponents import Against
     from evert.bridge.models.tinker_model import TinkerModel
 

@@ -12,16 +12,7 @@ from evert.trainers.config.fields import RecipeError
 
 
 def choose_recipe(given: Mapping[str, object]) -> tuple[str, Mapping[str, Any]]:
-    """The preset that was asked for: its name and its values.
-
-    Args:
-        given: Keys and values; ``env``, ``gym``, ``agent`` and ``model_name`` are looked at.
-
-    Raises:
-        RecipeError: There is no such game, or two of a game, one of Gymnasium's and an agent are
-            named.
-        GameError: A module was named that is no game, or there is none in Gymnasium.
-    """
+    """The preset that was asked for: its name and its values."""
     named = {"env": str(given.get("env") or ""), "gym": str(gym_of(given).get("id", ""))}
     asked = [f"{key}={name}" for key, name in named.items() if name]
     both = [*asked, *([f"agent={path_of(given['agent'])}"] if given.get("agent") else [])]
@@ -41,11 +32,7 @@ def choose_recipe(given: Mapping[str, object]) -> tuple[str, Mapping[str, Any]]:
 
 
 def game_of(given: Mapping[str, object]) -> Game:
-    """The game that ``env`` or ``gym`` names.
-
-    Raises:
-        RecipeError, GameError: There is none.
-    """
+    """The game that ``env`` or ``gym`` names."""
     if gym := gym_of(given):
         return gym_game(gym)
     env = str(given.get("env") or "")

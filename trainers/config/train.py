@@ -215,15 +215,7 @@ RESUMABLE = frozenset(
 
 
 def read_train_settings(given: Mapping[str, Any], recorded: Mapping[str, Any]) -> TrainSettings:
-    """The settings of a run.
-
-    Args:
-        given: What was given: texts by key, ``cookbook.KEY`` among them, or values from Python.
-        recorded: Settings of the run to resume; empty for a new one.
-
-    Raises:
-        EvertError: There is no such game or setting, or a value is out of range.
-    """
+    """The settings of a run."""
     name, preset = choose_recipe(given)
     layers = {"the run to resume": recorded} if recorded else {name: preset}
     [under] = layers.values()
@@ -278,11 +270,7 @@ def differing(before: Mapping[str, Any], settings: TrainSettings) -> Sequence[st
 
 
 def renderer_of(settings: TrainSettings) -> str:
-    """The Cookbook renderer a run uses.
-
-    Raises:
-        RecipeError: The model is none the Cookbook knows, and no renderer was named.
-    """
+    """The Cookbook renderer a run uses."""
     if settings.renderer_name:
         return settings.renderer_name
     if settings.model_name in BASES:

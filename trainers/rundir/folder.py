@@ -131,16 +131,7 @@ class RunFolder:
 
 @contextmanager
 def alone_in(path: Path, doing: str, key: str) -> Iterator[None]:
-    """Keep every other process out of a folder inside the block.
-
-    Args:
-        path: The folder.
-        doing: What is done there ("training"), for the message.
-        key: The setting that names another folder.
-
-    Raises:
-        RunFolderError: Another process is at work in it, or it cannot be made or written to.
-    """
+    """Keep other processes out of a folder inside the block; the setting ``key`` names another."""
     lock = FileLock(path / LOCK)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -162,17 +153,7 @@ def alone_in(path: Path, doing: str, key: str) -> Iterator[None]:
 
 
 def output_folder(out: str | None, home: str, name: str, marker: str) -> Path:
-    """The folder that a command writes into, made if it is missing.
-
-    Args:
-        out: As the user named it; empty for a new one.
-        home: Folder of the new ones.
-        name: What a new one is named by, beside the time.
-        marker: File that a folder of this kind has.
-
-    Raises:
-        RunFolderError: It holds something else, or cannot be written to.
-    """
+    """The folder that a command writes into, made if missing; its kind has the file ``marker``."""
     path = named_folder(out, home, slug(name))
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -192,14 +173,6 @@ def recorded_settings(log_path: str | Path, kind: type, name: str = RUN) -> dict
 
     Those that this version of evert does not have any more are left out, and so is whether code of
     models is trusted: a record, which may be somebody else's, cannot say so.
-
-    Args:
-        log_path: The folder; empty for none.
-        kind: The chz class that the settings are of.
-        name: Of the record in it.
-
-    Raises:
-        RunFolderError: The record is broken.
     """
     file = Path(log_path).expanduser() / name
     if not log_path or not os.path.lexists(file):

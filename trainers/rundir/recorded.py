@@ -16,16 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def progress(path: str, doing: str, console: Console) -> "Iterator[Iterator[RolloutRecord]]":
-    """Read the rollouts inside the block, on a terminal with a bar.
-
-    Args:
-        path: The folder of a run or of an evaluation, or a file.
-        doing: What is done with them, for the bar.
-        console: Where to show it.
-
-    Raises:
-        RecordError: There are none, or some of another schema.
-    """
+    """Read the rollouts inside the block, on a terminal with a bar."""
     size = sum(file.stat().st_size for file in record_files(Path(path)))
     from evert.bridge.records.record import read_records
 

@@ -38,16 +38,7 @@ def run_command(
     argv: Sequence[str] | None,
     usage: Callable[[list[str]], str],
 ) -> int:
-    """Run a command: its help, its errors, Ctrl-C.
-
-    Args:
-        body: Does the work; takes the arguments, and may return an exit status.
-        argv: Arguments; None for those of this process.
-        usage: The help text beside these arguments.
-
-    Returns:
-        The exit status: the body's or 0, 1 for what could not be done, 130 after Ctrl-C or SIGTERM.
-    """
+    """Run a command; its exit status: the body's or 0, 1 for an error, 130 if interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if str(Path.cwd()) not in sys.path and "" not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # a user's own agent, as with ``python -m``
@@ -98,12 +89,6 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
 
     Ctrl-C and SIGTERM cancel it and are raised when it has cleaned up; a second one ends the
     process at once. Where a loop is running already, as in a notebook, it runs in a thread.
-
-    Returns:
-        What the coroutine returns.
-
-    Raises:
-        KeyboardInterrupt: It was interrupted.
     """
     started: list[asyncio.Task[Any]] = []
 

@@ -92,9 +92,7 @@ def drop_broken_lines(path: Path) -> int:
 
     The Cookbook reads its files line by line and stops at the first that is no JSON. The last line
     gets its end, should that be all that is missing: else the next one would be written behind it.
-
-    Returns:
-        How many lines were taken out.
+    Returns how many lines were taken out.
     """
     lines = _records(path)
     broken = sum(record is None for _, record in lines)
@@ -106,12 +104,7 @@ def drop_broken_lines(path: Path) -> int:
 
 
 def change_lines(path: Path, change: Callable[[dict[str, Any]], Mapping[str, Any] | None]) -> None:
-    """Change the records of a JSONL file; the file is changed whole or not at all.
-
-    Args:
-        path: The file; it may be missing.
-        change: From a record to what takes its place; None: nothing does.
-    """
+    """Change a JSONL file's records, whole or not at all; those ``change`` makes None leave it."""
     lines = [line for line, record in _records(path) if record is not None]
     made = [(line, change(json.loads(line))) for line in lines]
     new = [
@@ -144,11 +137,7 @@ def _records(path: Path) -> list[tuple[str, dict[str, Any] | None]]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file whole, or not at all; it is on the disk when this returns.
-
-    Raises:
-        RunFolderError: It cannot be written; what was there before is untouched.
-    """
+    """Write a file whole, or not at all; it is on the disk when this returns."""
     draft = path.with_name(f".{path.name}.draft")
     try:
         try:
@@ -176,15 +165,7 @@ def settle(path: Path) -> None:
 
 @contextmanager
 def file_errors(folder: Path, key: str) -> Iterator[None]:
-    """Turn what the file system says of a folder's files into one message.
-
-    Args:
-        folder: The folder; an error about a file elsewhere stays as it is.
-        key: The setting that names another one.
-
-    Raises:
-        RunFolderError: The disk is full, or a file there cannot be read or written.
-    """
+    """Turn what the file system says of a folder's files into one message; ``key`` names it."""
     try:
         yield
     except EvertError:

@@ -41,15 +41,7 @@ class NothingToLearnError(EvertError, RuntimeError):
 
 @dataclass
 class Account:
-    """What came of the episodes of a group, or of a batch.
-
-    Attributes:
-        groups: How many groups it is of.
-        episodes: How many were played.
-        failures: Of those that failed.
-        overflows: Of those that outgrew their context, and can be learned from all the same.
-        teaches: Whether one of them can be learned from.
-    """
+    """What came of a group's or a batch's episodes; ``overflows`` teach, ``failures`` do not."""
 
     groups: int = 0
     episodes: int = 0
@@ -59,12 +51,7 @@ class Account:
 
     @classmethod
     def of(cls, trajectories: Sequence[Trajectory], failures: Sequence[Failure]) -> "Account":
-        """That of a group.
-
-        Args:
-            trajectories: Of the episodes that go on to the training.
-            failures: Of those that do not.
-        """
+        """That of a group."""
         account = cls(1, len(trajectories) + len(failures), [*failures])
         for trajectory in trajectories:
             failure, teaches = failure_in(trajectory), can_be_learned_from(trajectory)
@@ -84,20 +71,7 @@ class Account:
 
 
 class Tally:
-    """The batches of a run under way.
-
-    Args:
-        folder: Of the run.
-        say: Prints some lines.
-        start: Steps done before.
-        steps: Steps of the run.
-        failed_steps: After how many steps in a row in which nearly all episodes failed the run
-            ends, or after all of fewer; 0: never.
-
-    Attributes:
-        error: What ends the run; None: it goes on.
-        has_skipped: Whether nothing could be learned from the latest batch.
-    """
+    """The batches of a run under way; ``failed_steps`` in a row end it (0: never)."""
 
     def __init__(
         self,
@@ -124,12 +98,7 @@ class Tally:
         return self._rows.get(step, {})
 
     def take(self, batch: Batch, played: Account) -> None:
-        """Take a group into account that was played; the last of too many that fail ends the run.
-
-        Args:
-            batch: The batch it is in.
-            played: What came of its episodes.
-        """
+        """Count a group that was played; the last of too many that fail ends the run."""
         if self.error is not None:
             return
         found = self._open.setdefault(batch.index, Account())
@@ -138,12 +107,7 @@ class Tally:
             self._complete(self._open.pop(batch.index))
 
     def count_lost(self, why: str | None) -> None:
-        """Groups are played elsewhere, and from now on those that are lost there are counted.
-
-        Args:
-            why: What became of the worker that one was lost with, to be played again; None: none
-                was lost so far.
-        """
+        """Count a group that was lost with its worker, and say ``why``; None: none so far."""
         if why is not None and LOST not in self._explained:
             self._explained.add(LOST)
             self._say(
@@ -163,9 +127,6 @@ class Tally:
 
         The Cookbook does not await every rollout: where it streams minibatches, it would wait for
         one that raised for ever.
-
-        Raises:
-            Exception: What ends the run, whatever became of the training for it; or its own error.
         """
         tasks = asyncio.create_task(training), asyncio.create_task(self._over.wait())
         try:
@@ -179,13 +140,7 @@ class Tally:
         tasks[0].result()
 
     def tell(self, what: str, failed: Failures, *, skipped: bool = False) -> None:
-        """Say that most episodes failed, or that nothing can be learned; each reason once.
-
-        Args:
-            what: Episodes of what.
-            failed: Their failures.
-            skipped: Whether nothing can be learned from them.
-        """
+        """Say that most episodes failed, or that nothing can be learned; each reason once."""
         alike = failed.commonest.alike if failed.share > MOST and failed.commonest else None
         if (alike is None and not skipped) or (alike, skipped) in self._explained:
             return

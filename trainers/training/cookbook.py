@@ -55,18 +55,9 @@ def cookbook_config(
     warm: "CheckpointRecord | None" = None,
     context_length: int | None = None,
 ) -> "Config":
-    """The settings as ``tinker_cookbook.rl.train.main`` takes them.
+    """The settings as ``tinker_cookbook.rl.train.main`` takes them; ``warm``: RL starts from it.
 
-    Args:
-        settings: Of the run.
-        folder: The run folder.
-        embedded: Checkpoints cost nothing but disk: one is saved every step, to resume from,
-            and those of ``save_every`` never expire.
-        warm: The weights to start from, and to hold the KL penalty against; None for the model's.
-        context_length: Tokens that the model's context holds; None: as the settings say.
-
-    Raises:
-        EvertError: A value that is none of the Config's, or no tasks where a path points.
+    Embedded, a checkpoint costs nothing but disk: each step saves one, and none expires.
     """
     from tinker_cookbook.rl.train import Config
 

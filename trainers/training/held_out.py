@@ -33,13 +33,7 @@ class HeldOutError(EvertError, ValueError):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How some weights did on the held-out tasks.
-
-    Attributes:
-        scores: By the names in ``TEMPERATURES``.
-        samples: The first greedy episodes, with their dialogues.
-        failures: Of the episodes of both ways.
-    """
+    """How some weights did on the held-out tasks."""
 
     scores: dict[str, Score]
     samples: list[Episode]
@@ -47,11 +41,7 @@ class Evaluation:
 
 
 def read_evaluation(record: Mapping[str, Any]) -> Evaluation:
-    """The evaluation whose fields were written down.
-
-    Raises:
-        HeldOutError: It is none.
-    """
+    """The evaluation whose fields were written down."""
     try:
         return Evaluation(
             {name: Score(**record["scores"][name]) for name in TEMPERATURES},
@@ -68,23 +58,7 @@ def read_evaluation(record: Mapping[str, Any]) -> Evaluation:
 async def score_weights(
     config: "Config", dataset: RLDataset | None, *, samples: int, parallel: int, **weights: Any
 ) -> Evaluation | None:
-    """Evaluate some weights of the engine in use.
-
-    Args:
-        config: Of the run.
-        dataset: Held-out tasks: a group of episodes of each at temperature 1, and one greedily;
-            None where the run has none.
-        samples: Of how many tasks the greedy episode is written down.
-        parallel: Most episodes at a time.
-        **weights: ``base_model`` or ``model_path``, as ``create_sampling_client_async`` takes them.
-
-    Returns:
-        How they did; None without held-out tasks.
-
-    Raises:
-        EvertError: The agent failed, and the run is to fail fast.
-        HeldOutError: The dataset is none of an agent's.
-    """
+    """Evaluate some weights (``base_model`` or ``model_path``); None without held-out tasks."""
     if dataset is None:
         return None
     if not isinstance(dataset, AgentDataset):

@@ -8,11 +8,7 @@ from evert.trainers.config.train import BY_PATH, TrainSettings, is_missing, rend
 
 
 def check_settings(settings: TrainSettings) -> None:
-    """Find what would stop a run before there is a run: a path that leads nowhere, mostly.
-
-    Raises:
-        EvertError: The agent, the tasks, the model, a tracker or a value cannot be used.
-    """
+    """Find what would stop a run before there is a run: a path that leads nowhere, mostly."""
     _check_known(settings)
     check_names(settings)
     if not settings.model_name.startswith(("/", ".", "~")):

@@ -38,17 +38,7 @@ Take: TypeAlias = Callable[[Mapping[str, Any]], None]
 
 @contextmanager
 def display(console: Console, folder: Path, total: int, doing: str = "training") -> Iterator[Take]:
-    """Show how far a run is: a bar on a terminal, a line every few steps in files and pipes.
-
-    Args:
-        console: Of the command.
-        folder: Of the run; what it reached before a resumption counts.
-        total: Steps of the run.
-        doing: What the steps do, in a word or two.
-
-    Yields:
-        What is handed each line of its metrics.
-    """
+    """Show how far a run is: a bar on a terminal, a line every few steps in files and pipes."""
     latest: dict[str, Any] = {}
     for row in read_jsonl(folder / METRICS):
         latest |= row if is_step(row) else {}

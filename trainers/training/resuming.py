@@ -55,9 +55,6 @@ def settings_of_run(given: Mapping[str, Any]) -> TrainSettings:
     """What was given, over the recipe or over the settings of the run that its folder holds.
 
     Frozen models that are runs have the step that those runs are at, or were at when this began.
-
-    Raises:
-        EvertError: As ``read_train_settings``.
     """
     path = Path(given.get("log_path") or "").expanduser()
     with file_errors(path, "log_path"):
@@ -78,21 +75,7 @@ def take_up(
     engine: str,
     console: Console,
 ) -> dict[str, Any]:
-    """Bring a folder into order for a run to begin, or to go on, in it.
-
-    Args:
-        folder: Of the run, open.
-        settings: Of the run; what may change in a resumed run is written down anew.
-        command: The command line, for the record.
-        engine: What it is to be trained on: "embedded" or "service".
-        console: Where to say how far back a damaged run has to go.
-
-    Returns:
-        What ``run.json`` says.
-
-    Raises:
-        RunFolderError: The run's checkpoints are on another engine.
-    """
+    """Bring a folder into order for a run to begin, or to go on, in it."""
     about: dict[str, Any] = (folder.read_json(RUN) if folder.resumed else None) or {
         "name": settings.name,
         "settings": {},
@@ -154,11 +137,7 @@ def _cut(log: Path, done: int) -> None:
 
 
 def _repair(path: Path) -> None:
-    """Take checkpoints that are damaged or gone off the lists: the Cookbook resumes from the last.
-
-    Raises:
-        RunFolderError: The list is gone, and the checkpoints are not.
-    """
+    """Take damaged checkpoints off the lists: the Cookbook resumes from the last."""
     from evert.trainers.engine.store.checkpoint_log import repair_checkpoint_log
     from evert.trainers.engine.store.checkpoints import CheckpointStore
 
@@ -239,14 +218,6 @@ def open_run(settings: TrainSettings, go_on: Callable[[Path], str]) -> Iterator[
 
     An error out of the block leaves with a note on how to go on, or the folder is removed again
     if nothing was reached.
-
-    Args:
-        settings: Of the run.
-        go_on: From the folder's path to the command that goes on with the run.
-
-    Raises:
-        RunFolderError: The folder holds something else or other settings, is in use, or is not
-            writable.
     """
     name = f"{slug(settings.name)}-{slug(Path(settings.model_name).name)}"
     path = named_folder(settings.log_path, "runs", name)

@@ -43,11 +43,7 @@ class FailedRollout(RolloutError):
 
 
 class GroupFailedError(AllTrajectoriesFailedError):
-    """Every episode of a group failed, so that the Cookbook goes on without the group.
-
-    Attributes:
-        errors: One an episode.
-    """
+    """Every episode of a group failed, so that the Cookbook goes on without the group."""
 
     def __init__(self, errors: Sequence[RolloutError]) -> None:
         super().__init__(f"All {len(errors)} episodes of a group failed: {errors[0].error_message}")
@@ -61,12 +57,7 @@ class LeaveOut(RolloutStrategy):
     async def execute(
         self, env_group_builder: EnvGroupBuilder, policy: TokenCompleter
     ) -> RolloutResult:
-        """Play a group.
-
-        Raises:
-            GroupFailedError: Every episode failed.
-            Exception: Something else than an agent failed; the first such error.
-        """
+        """Play a group."""
         envs = await env_group_builder.make_envs()
         ends = await asyncio.gather(*(_played(policy, env) for env in envs))
         errors: list[RolloutError] = [end for end in ends if isinstance(end, RolloutError)]
@@ -99,14 +90,7 @@ def strategy_of(config: Config) -> RolloutStrategy:
 
 
 class Accounted(RolloutStrategy):
-    """A strategy that plays one group, and has the account of it then.
-
-    Args:
-        inner: The strategy.
-
-    Attributes:
-        account: Of the group; None: it was not played, or failed in a way that ends the run.
-    """
+    """Plays one group, and has its account then; None: the group ended the run, or did not play."""
 
     def __init__(self, inner: RolloutStrategy) -> None:
         self.inner = inner
@@ -120,11 +104,7 @@ class Accounted(RolloutStrategy):
     async def execute(
         self, env_group_builder: EnvGroupBuilder, policy: TokenCompleter
     ) -> RolloutResult:
-        """Play a group.
-
-        Raises:
-            Exception: As the strategy.
-        """
+        """Play a group."""
         try:
             result = await self.inner.execute(env_group_builder, policy)
         except Exception as error:
@@ -143,13 +123,8 @@ class Counted(RolloutStrategy):
     """A strategy whose groups are counted, wherever they are played.
 
     Pickled, it is an ``Accounted``: a group that is played elsewhere brings its account along, and
-    ``hear`` is told of it here (``workers/executor.py``).
-
-    Args:
-        inner: The strategy.
-        tally: Is told of every group of a training batch.
-        held_out: One place for each group of held-out tasks that may be played at a time; None: as
-            many as there are.
+    ``hear`` is told of it here (``workers/executor.py``). ``held_out`` has a place for each group
+    of held-out tasks that may be played at a time; None: as many as there are.
     """
 
     def __init__(
@@ -173,12 +148,7 @@ class Counted(RolloutStrategy):
     async def execute(
         self, env_group_builder: EnvGroupBuilder, policy: TokenCompleter
     ) -> RolloutResult:
-        """Play a group.
-
-        Raises:
-            Exception: As the strategy. One that the Cookbook does not take for a group to go on
-                without ends the run, also where nobody awaits the group.
-        """
+        """Play a group."""
         there = Accounted(self.inner)
         is_held_out = getattr(env_group_builder, "batch", None) is None
         try:
@@ -193,13 +163,7 @@ class Counted(RolloutStrategy):
     def hear(
         self, group: EnvGroupBuilder, account: Account | None, error: BaseException | None
     ) -> None:
-        """Learn what came of a group.
-
-        Args:
-            group: The group.
-            account: Of its episodes; None: they did not come to one.
-            error: What was raised; None: nothing.
-        """
+        """Learn what came of a group."""
         batch: Batch | None = getattr(group, "batch", None)
         if account is not None and batch is not None:
             self._tally.take(batch, account)

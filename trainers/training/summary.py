@@ -37,11 +37,7 @@ class Report:
 def summarise(
     settings: TrainSettings, facts: Any, folder: RunFolder, done: Report, console: Console
 ) -> dict[str, Any]:
-    """Write a finished run's files and show its table.
-
-    Returns:
-        What ``result.json`` says.
-    """
+    """Write a finished run's files and show its table."""
     _plot(settings, folder, done)
     _samples(settings, folder, done)
     failed, skipped = read_batches(folder.path)

@@ -43,11 +43,7 @@ class TrackingError(EvertError, RuntimeError):
 
 
 def check_tracking(settings: TrainSettings) -> None:
-    """Find out before the run that its trackers are installed.
-
-    Raises:
-        MissingPackageError: One is not; the message names the package to install.
-    """
+    """Find out before the run that its trackers are installed."""
     asked = {"wandb": settings.wandb_project and f"wandb_project={settings.wandb_project}"}
     asked["tensorboard"] = "tensorboard=True" if settings.tensorboard else None
     for package, given in asked.items():
@@ -65,18 +61,8 @@ def tracking(
 ) -> Iterator[ml_log.Logger]:
     """Start the trackers that the settings ask for; they are closed after the block.
 
-    Args:
-        settings: Of the run.
-        folder: Its open folder.
-        about: What ``run.json`` says: settings, versions, engine, machine.
-        console: Where to say where the run can be seen.
-
-    Yields:
-        One for all: it takes the Cookbook's configuration, each step's metrics with the step, and
-        at last the ``final_scores`` without one.
-
-    Raises:
-        TrackingError: One cannot be started; the message says why.
+    Yields one logger for all: it takes the Cookbook's configuration, each step's metrics with the
+    step, and at last the ``final_scores`` without one.
     """
     with ExitStack() as closing:
         loggers: list[ml_log.Logger] = []

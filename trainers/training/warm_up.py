@@ -35,11 +35,7 @@ Demonstrations: TypeAlias = Callable[[int], Iterator[list[Mapping[str, Any]]]]
 
 
 def load_demonstrations(demonstrations: Demonstrations | str) -> Demonstrations:
-    """The function that an import path ``package.module:function`` names, or itself.
-
-    Raises:
-        DemonstrationsError: There is none.
-    """
+    """The function that an import path ``package.module:function`` names, or itself."""
     found: Any = demonstrations
     if isinstance(found, str):
         found = resolve(found, "demonstrations", DemonstrationsError)
@@ -60,11 +56,7 @@ class ConversationDataset(SupervisedDataset):
     renderer: "Renderer"
 
     def get_batch(self, index: int) -> list[tinker.Datum]:
-        """The batch's conversations as data, each with weights that sum to 1.
-
-        Raises:
-            DemonstrationsError: There are not enough for a batch.
-        """
+        """The batch's conversations as data, each with weights that sum to 1."""
         from tinker_cookbook.supervised.data import conversation_to_datum
 
         wanted = self.settings.batch_size
@@ -104,13 +96,7 @@ class ConversationDatasetBuilder(SupervisedDatasetBuilder):
 
 
 def warm_up_config(settings: TrainSettings, folder: Path, *, embedded: bool) -> "Config":
-    """The warm-up as ``tinker_cookbook.supervised.train.main`` takes it.
-
-    Args:
-        settings: Of the run.
-        folder: The run's folder.
-        embedded: As for ``cookbook_config``.
-    """
+    """The warm-up as ``tinker_cookbook.supervised.train.main`` takes it."""
     from tinker_cookbook.supervised.train import Config
 
     from evert.trainers.training.cookbook import saving
@@ -140,11 +126,7 @@ def warm_up_config(settings: TrainSettings, folder: Path, *, embedded: bool) -> 
 async def warm_up(
     settings: TrainSettings, folder: Path, console: Console, *, embedded: bool
 ) -> CheckpointRecord | None:
-    """Warm the run's model up, unless that is done already.
-
-    Returns:
-        The checkpoint of the warm weights; None where the run has no warm-up.
-    """
+    """Warm the run's model up, unless that is done; None where the run has no warm-up."""
     if not settings.warm_up_steps:
         return None
     from tinker_cookbook.supervised import train as cookbook

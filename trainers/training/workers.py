@@ -23,12 +23,7 @@ WORKERS = frozenset(
 
 
 def check_workers(settings: "TrainSettings") -> None:
-    """Find out before the run whether there can be workers.
-
-    Raises:
-        MissingPackageError: Ray is not installed.
-        RecipeError: Workers are asked for, and nothing is to be played in them.
-    """
+    """Find out before the run whether there can be workers."""
     given = {"rollout_workers": settings.rollout_workers, "ray_address": settings.ray_address}
     if settings.rollouts == "here":
         for name in [name for name, value in given.items() if value is not None]:
@@ -47,11 +42,7 @@ def check_workers(settings: "TrainSettings") -> None:
 
 @contextmanager
 def rollout_workers(settings: "TrainSettings") -> "Iterator[WorkerExecutor | None]":
-    """Have the workers that the settings ask for inside the block; None where they ask for none.
-
-    Raises:
-        RecipeError: There is no Ray cluster at the address.
-    """
+    """Have the workers that the settings ask for inside the block; None where they ask for none."""
     if settings.rollouts == "here":
         yield None
         return
