@@ -185,7 +185,7 @@ def test_a_command_ends_with_its_own_status_and_finds_modules_beside_it(
 
 STUBBORN = """
 import asyncio, sys, time
-from evert.trainers.command import run_async, run_command
+from evert.trainers.system.command import run_async, run_command
 
 def say(text):
     print(text, flush=True)
@@ -246,7 +246,7 @@ def test_a_second_signal_ends_it_at_once_and_quietly(second: signal.Signals) -> 
 def test_ctrl_c_that_comes_while_a_package_runs_text_has_the_same_status(tmp_path: Path) -> None:
     (tmp_path / "ours.py").write_text("""
 import sys
-from evert.trainers.command import run_command
+from evert.trainers.system.command import run_command
 
 def body(arguments):
     exec("raise KeyboardInterrupt")  # as it is raised inside of an import

@@ -32,7 +32,7 @@ from evert.trainers.config.train import TrainSettings
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.rundir.metrics import HELD_OUT_REWARD, TRAIN_REWARD
 from evert.trainers.system.files import RESULT
-from evert.trainers.training.preflight import check_settings
+from evert.trainers.training.preflight import prepare as check_settings
 from evert.trainers.training.tracking import final_scores, run_name, run_tags, tracking
 
 SMALL = ["env=identity", "device=cpu", "batch_size=2", "group_size=2", "samples=0", "eval_every=1"]

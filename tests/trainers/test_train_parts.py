@@ -48,7 +48,7 @@ from evert.trainers.system.files import (
     slug,
 )
 from evert.trainers.training.held_out import sample_records, samples_markdown
-from evert.trainers.training.preflight import check_settings
+from evert.trainers.training.preflight import prepare as check_settings
 from evert.trainers.training.progress import display, follow
 from evert.trainers.training.resuming import open_run
 

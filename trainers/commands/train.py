@@ -28,7 +28,7 @@ from rich.console import Console
 from evert.bridge.redaction import redacted
 from evert.bridge.tokens.pretrained import trusting_code
 from evert.trainers.config.arguments import read_pairs, settings_help
-from evert.trainers.config.backend import choose_engine, context_of, running_engine, say
+from evert.trainers.config.backend import context_of, running_engine, say
 from evert.trainers.config.fields import at_a_time
 from evert.trainers.config.frozen_models import in_words as frozen_in_words
 from evert.trainers.config.recipes import choose_recipe
@@ -38,7 +38,7 @@ from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.system import files
 from evert.trainers.system.command import INTERRUPTED as INTERRUPTED
 from evert.trainers.system.command import run_async, run_command, seeded
-from evert.trainers.training.preflight import check_settings
+from evert.trainers.training.preflight import PreparedRun, prepare
 from evert.trainers.training.progress import logging_to, quiet_progress_bars
 from evert.trainers.training.resuming import clean_up, open_run, settings_of_run, take_up
 from evert.trainers.training.workers import rollout_workers
@@ -155,18 +155,18 @@ def run(
 ) -> RunFolder:
     """Train, from the first step or from where the folder's run stopped."""
     began = time.monotonic()
-    check_settings(settings)
+    prepared = prepare(settings)
 
     from evert.trainers.training.summary import summarise
     from evert.trainers.training.tracking import final_scores, tracking
 
-    choice = choose_engine(settings)
+    engine = prepared.engine
     with seeded(settings.seed), open_run(settings, go_on) as folder:
-        about = take_up(folder, settings, command, choice.kind, console)
+        about = take_up(folder, settings, command, engine.kind, console)
         with (
             trusting_code(settings.trust_remote_code),
             logging_to(folder.path),
-            running_engine(choice, settings, folder.path / run_folder.STORE) as facts,
+            running_engine(engine, settings, folder.path / run_folder.STORE) as facts,
             rollout_workers(settings) as workers,
         ):
             frozen = f"\n{frozen_in_words(settings.models)}" if settings.models else ""
@@ -175,8 +175,7 @@ def run(
             about["engine"] = facts
             folder.write_json(files.RUN, about)
             with tracking(settings, folder, about, console) as logger:
-                embedded = choice.kind == "embedded"
-                done = _run_async(_run(settings, folder, console, logger, workers, embedded))
+                done = _run_async(_run(prepared, folder, console, logger, workers))
                 done.seconds["total"] = time.monotonic() - began
                 logger.log_metrics(final_scores(summarise(settings, facts, folder, done, console)))
             clean_up(folder)
@@ -204,15 +203,13 @@ def _run_async(training: Coroutine[Any, Any, "Report"]) -> "Report":
 
 
 async def _run(
-    settings: TrainSettings,
+    prepared: PreparedRun,
     folder: RunFolder,
     console: Console,
     logger: "Logger",
     workers: "Executor | None",
-    embedded: bool,
 ) -> "Report":
     from evert.trainers.training.batch_log import Tally
-    from evert.trainers.training.cookbook import cookbook_config
     from evert.trainers.training.held_out import score_weights
     from evert.trainers.training.strategies import Counted, strategy_of
     from evert.trainers.training.summary import Report
@@ -221,11 +218,10 @@ async def _run(
     def say(text: str) -> None:
         console.print(text, soft_wrap=True, markup=False)
 
-    warm = await warm_up(settings, folder.path, console, embedded=embedded)
+    settings = prepared.settings
+    warm = await warm_up(settings, folder.path, console, embedded=prepared.engine.embedded)
     context = await asyncio.to_thread(context_of, settings)
-    config = cookbook_config(
-        settings, folder.path, embedded=embedded, warm=warm, context_length=context
-    )
+    config = prepared.draft.config(folder.path, warm, context)
     config = chz.replace(config, rollout_error_tolerance=strategy_of(config))
     _, held_out = await config.dataset_builder()
     at_once = at_a_time(settings.parallel)

@@ -32,6 +32,11 @@ class EngineChoice:
     kind: Literal["embedded", "service"]
     reason: str
 
+    @property
+    def embedded(self) -> bool:
+        """Whether it is the one of this process."""
+        return self.kind == "embedded"
+
 
 def choose_engine(settings: TrainSettings) -> EngineChoice:
     """Choose by the settings and the environment."""
@@ -60,10 +65,11 @@ def choose_engine(settings: TrainSettings) -> EngineChoice:
     return EngineChoice("service", f"{KEY} is set")
 
 
-def check_engine(settings: TrainSettings) -> None:
-    """Find out before the run whether its engine, device and model are there."""
-    if choose_engine(settings).kind == "service":
-        return
+def check_engine(settings: TrainSettings) -> EngineChoice:
+    """The engine of a run, found out to be there, with the run's device and model."""
+    choice = choose_engine(settings)
+    if not choice.embedded:
+        return choice
     import torch
 
     from evert.trainers.engine.models.base_models import resolve_model
@@ -76,6 +82,7 @@ def check_engine(settings: TrainSettings) -> None:
             "device=cpu, or device=auto for what there is."
         )
     resolve_model(settings.model_name)
+    return choice
 
 
 def threads_of(settings: TrainSettings) -> int | None:

@@ -199,7 +199,7 @@ def check_frozen(models: "Mapping[str, FrozenModel]", *, embedded: bool) -> None
 
 def check_episodes(
     settings: EpisodeSettings,
-    models: Mapping[str, Any],
+    models: "Mapping[str, FrozenModel]",
     agent: Any,
     task: object,
     *,
@@ -208,9 +208,8 @@ def check_episodes(
     """Find out before there is an episode whether there can be one."""
     from evert.bridge.env.seats import episode_envs
 
-    frozen = frozen_models(models)
-    check_frozen(frozen, embedded=embedded)
-    episode_envs(agent, task, settings.seats, **env_options(settings, frozen))
+    check_frozen(models, embedded=embedded)
+    episode_envs(agent, task, settings.seats, **env_options(settings, models))
 
 
 # -- the same again ------------------------------------------------------------------------------

@@ -6,14 +6,13 @@ model as every command takes it.
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evert.bridge.import_paths import resolve
 from evert.envs.games import GameError, find_game
 from evert.trainers.config.fields import RecipeError
 from evert.trainers.config.frozen_models import frozen_models
-from evert.trainers.config.train import TrainSettings, renderer_of
+from evert.trainers.config.train import TrainSettings
 
 if TYPE_CHECKING:
     from evert.bridge.groups.opponents import Against, League
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
     from evert.bridge.models.tinker_model import TinkerModel
 
 
-def league(settings: TrainSettings, folder: Path) -> "League | None":
-    """The league of a run; None where it has none."""
+def league(settings: TrainSettings, renderer_name: str) -> "League | None":
+    """The league of a run, in no folder yet; None where it has none."""
     from evert.bridge.groups.opponents import League
 
     if settings.league > 1 or ((settings.league or settings.test_opponent) and not settings.seats):
@@ -33,7 +32,7 @@ def league(settings: TrainSettings, folder: Path) -> "League | None":
         )
     if not settings.league:
         return None
-    return League(str(folder), settings.league, settings.max_tokens, renderer_of(settings))
+    return League("", settings.league, settings.max_tokens, renderer_name)
 
 
 def held_out_opponent(settings: TrainSettings) -> "Against | None":

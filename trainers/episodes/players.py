@@ -138,8 +138,8 @@ class Contestant:
         """
         run, settings, agent = self._played, self.settings, self._agents()(0)
         task = next(tasks[0] for tasks in settings.tasks().values() if len(tasks))
-        embedded = choose_engine(run).kind == "embedded"
-        check_episodes(settings, settings.frozen, agent, task, embedded=embedded)
+        frozen, embedded = frozen_models(settings.frozen), choose_engine(run).embedded
+        check_episodes(settings, frozen, agent, task, embedded=embedded)
         if self.weights:
             check_engine(run)
             renderer_of(run)

@@ -28,7 +28,7 @@ from optuna.trial import FrozenTrial, TrialState
 from evert.trainers.config.arguments import UsageError, read_settings
 from evert.trainers.config.train import TrainSettings, read_train_settings, size
 from evert.trainers.system.files import cannot_read, drop_broken_lines
-from evert.trainers.training.preflight import check_settings
+from evert.trainers.training.preflight import prepare
 
 HELD_OUT = {"held_out": "temperature_1", "held_out_greedy": "greedy"}
 """Objectives that are held-out scores, and the way those are played."""
@@ -82,7 +82,7 @@ def read_plan(given: Mapping[str, str]) -> Plan:
     parts = {key: _parts(key, text) for key, text in fixed.items()}
     first = {key: found[0] for key, found in parts.items()}
     base = read_train_settings(first, {})
-    check_settings(base)
+    prepare(base)
     if settings.objective in HELD_OUT and not base.test_tasks:
         raise UsageError(
             f"objective={settings.objective} needs held-out tasks, and there are none. Pass "
@@ -102,7 +102,7 @@ def read_plan(given: Mapping[str, str]) -> Plan:
 
 def _value(given: Mapping[str, str], key: str) -> Any:
     settings = read_train_settings(given, {})
-    check_settings(settings)
+    prepare(settings)
     name, _, path = key.partition(".")
     value = getattr(settings, name)
     return value[path] if path else value

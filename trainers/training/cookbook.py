@@ -7,44 +7,137 @@ Cookbook. Those that evert fills in from a setting of its own are refused with t
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import chz
 
 from evert.bridge.records.files import ROLLOUTS
-from evert.trainers.config.arguments import (
-    UsageError,
-    fields_of,
-    help_line,
-    in_words,
-    read_settings,
-)
+from evert.trainers.config import arguments
+from evert.trainers.config.arguments import UsageError, fields_of
 from evert.trainers.config.episode import EpisodeSettings, env_options
+from evert.trainers.config.fields import RecipeError
 from evert.trainers.config.frozen_models import frozen_models
 from evert.trainers.config.opponents import held_out_opponent, league
-from evert.trainers.config.train import (
-    MAPPINGS,
-    RecipeError,
-    TrainSettings,
-    is_missing,
-    renderer_of,
-)
+from evert.trainers.config.train import MAPPINGS, TrainSettings, is_missing, renderer_of
 from evert.trainers.system.files import SAMPLER, slug
 
 if TYPE_CHECKING:
     from tinker_cookbook.checkpoint_utils import CheckpointRecord
     from tinker_cookbook.rl.train import Config
 
-PREFIX = "cookbook."
-ENV_OPTIONS = "dataset_builder.env_options"
+    from evert.bridge.models.frozen import FrozenModel
+
+PREFIX, DATASET, KL = "cookbook.", "dataset_builder.", "kl_reference_config."
+ENV_OPTIONS = f"{DATASET}env_options"
+COPIED = {
+    "": "model_name base_url lora_rank learning_rate loss_fn num_substeps max_tokens eval_every "
+    "save_every wandb_project wandb_name",
+    DATASET: "agent seats train_tasks sampler model_name batch_size group_size "
+    "test_group_size seed",
+}
+"""Where in the Config -> settings that are filled in there as they are, by their own names."""
+MADE = {
+    "": "log_path renderer_name",
+    DATASET: "test_tasks limits renderer_name record",
+    f"{ENV_OPTIONS}.": " ".join({"models", *chz.chz_fields(EpisodeSettings)} - {"seats"}),
+}
+"""The same of settings of which something is made first."""
 RENAMED = {
     "max_steps": "steps",
     "kl_penalty_coef": "kl_penalty",
     "dataset_builder": "agent",
-    "dataset_builder.epochs": "steps",
+    f"{DATASET}epochs": "steps",
 }
 """Path in the Config -> the setting that it is filled in from, where their names differ."""
+
+
+def own_settings() -> dict[str, str]:
+    """Path in the Config -> the setting of evert's own that it is filled in from."""
+    return _paths(COPIED) | _paths(MADE) | RENAMED
+
+
+def _paths(names: Mapping[str, str]) -> dict[str, str]:
+    return {f"{where}{name}": name for where, own in names.items() for name in own.split()}
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A run's settings as values of the Config, without those that its folder and weights give."""
+
+    values: Mapping[str, Any]
+    given: Mapping[str, Any]
+    """What goes before them: ``cookbook.PATH=value``."""
+
+    def config(
+        self,
+        folder: Path,
+        warm: "CheckpointRecord | None" = None,
+        context_length: int | None = None,
+    ) -> "Config":
+        """What ``rl.train.main`` takes; ``warm``: the weights that RL starts from, if warmed up."""
+        from tinker_cookbook.rl.train import Config
+
+        if warm and "load_checkpoint_path" in self.given:
+            raise RecipeError(
+                "Got both cookbook.load_checkpoint_path and warm_up_steps; RL starts from one of "
+                "them. Leave one out."
+            )
+        own, values = own_settings(), {**self.values, "log_path": str(folder)}
+        values[f"{DATASET}sampler_log"] = str(folder / SAMPLER)
+        values[f"{DATASET}record"] = str(folder / ROLLOUTS) if values[f"{DATASET}record"] else None
+        if past := values[f"{DATASET}opponents"]:
+            values[f"{DATASET}opponents"] = replace(past, log_path=str(folder))
+        if context_length:
+            values[ENV_OPTIONS] = {**values[ENV_OPTIONS], "context_length": context_length}
+        if warm:
+            values["load_checkpoint_path"] = warm.state_path
+        if warm and f"{KL}base_model" in values:
+            values[f"{KL}load_checkpoint_path"] = warm.sampler_path
+        layers = {"evert": values}
+        return arguments.read_settings(
+            Config, self.given, layers, lambda path: own.get(path, PREFIX + path)
+        )
+
+
+def draft(
+    settings: TrainSettings, models: "Mapping[str, FrozenModel]", tasks: int, *, embedded: bool
+) -> Draft:
+    """The settings of a run on so many tasks, with its frozen models.
+
+    Embedded, a checkpoint costs nothing but disk: each step saves one, and none expires.
+    """
+    from evert.bridge.groups.dataset import AgentDatasetBuilder
+
+    own, renderer = own_settings(), renderer_of(settings)
+    for path in settings.cookbook:
+        if found := _owner(path, own):
+            raise UsageError(f"cookbook.{path} is set by evert's own {found}=; give that.")
+    options: dict[str, Any] = {**env_options(settings, models)}
+    dataset = {
+        "": AgentDatasetBuilder,
+        ".limits": options.pop("limits", None),
+        ".env_options": options,
+        ".epochs": math.ceil(settings.steps / max(1, math.ceil(tasks / settings.batch_size))),
+        ".record": settings.record,
+        ".renderer_name": renderer,
+        ".opponents": league(settings, renderer),
+        ".test_opponents": held_out_opponent(settings),
+        ".test_tasks": None if is_missing(settings.test_tasks) else settings.test_tasks,
+    }
+    values = {path: getattr(settings, name) for path, name in _paths(COPIED).items()}
+    values |= {f"dataset_builder{path}": value for path, value in dataset.items()}
+    values |= saving(embedded, 1) | {
+        "max_steps": settings.steps,
+        "kl_penalty_coef": settings.kl_penalty,
+        "recipe_name": f"evert_{slug(settings.name)}",
+        "renderer_name": renderer,
+        "num_groups_to_log": 1,
+    }
+    if settings.kl_penalty:
+        values |= {f"{KL}base_model": settings.model_name, f"{KL}load_checkpoint_path": None}
+    return Draft(values, settings.cookbook)
 
 
 def cookbook_config(
@@ -55,90 +148,24 @@ def cookbook_config(
     warm: "CheckpointRecord | None" = None,
     context_length: int | None = None,
 ) -> "Config":
-    """The settings as ``tinker_cookbook.rl.train.main`` takes them; ``warm``: RL starts from it.
+    """The settings of a run in a folder as ``rl.train.main`` takes them, at once."""
+    from evert.bridge.groups.dataset import load_tasks
 
-    Embedded, a checkpoint costs nothing but disk: each step saves one, and none expires.
-    """
-    from tinker_cookbook.rl.train import Config
-
-    own = own_settings()
-    for path in settings.cookbook:
-        if found := _owner(path, own):
-            raise UsageError(f"cookbook.{path} is set by evert's own {found}=; give that.")
-    if warm and "load_checkpoint_path" in settings.cookbook:
-        raise RecipeError(
-            "Got both cookbook.load_checkpoint_path and warm_up_steps; RL starts from one of them. "
-            "Leave one out."
-        )
-    inside = chz.chz_fields(EpisodeSettings).keys() | MAPPINGS.keys()
-    values = {path: getattr(settings, name) for path, name in own.items() if name not in inside}
-    values |= _dataset(settings, folder, context_length) | saving(embedded, 1)
-    values |= {
-        "dataset_builder.record": str(folder / ROLLOUTS) if settings.record else None,
-        "recipe_name": f"evert_{slug(settings.name)}",
-        "log_path": str(folder),
-        "renderer_name": renderer_of(settings),
-        "num_groups_to_log": 1,
-    }
-    if warm:
-        values["load_checkpoint_path"] = warm.state_path
-    if settings.kl_penalty:
-        values["kl_reference_config.base_model"] = settings.model_name
-        values["kl_reference_config.load_checkpoint_path"] = warm and warm.sampler_path
-    return read_settings(
-        Config, settings.cookbook, {"evert": values}, lambda path: own.get(path, PREFIX + path)
+    models, tasks = (
+        frozen_models(settings.models, settings.base_url),
+        load_tasks(settings.train_tasks),
     )
+    drafted = draft(settings, models, len(tasks), embedded=embedded)
+    return drafted.config(folder, warm, context_length)
 
 
 def _owner(path: str, own: Mapping[str, str]) -> str | None:
-    """The evert setting that fills in a path of the Cookbook's, or what holds it."""
     for whole, name in own.items():
         if path == whole:
             return name
         if name in MAPPINGS and path.startswith(f"{whole}."):
             return name + path.removeprefix(whole)
     return None
-
-
-def own_settings() -> dict[str, str]:
-    """Path in the Config -> the setting of evert's own that it is filled in from."""
-    from tinker_cookbook.rl.train import Config
-
-    from evert.bridge.env.options import EnvOptions
-    from evert.bridge.groups.dataset import AgentDatasetBuilder
-
-    own, theirs = chz.chz_fields(TrainSettings), chz.chz_fields(Config)
-    inside = {
-        "": theirs,
-        "dataset_builder.": chz.chz_fields(AgentDatasetBuilder).keys() - {"tags"},  # not W&B's
-        f"{ENV_OPTIONS}.": EnvOptions.__annotations__.keys() - theirs.keys(),
-    }
-    same = {f"{where}{name}": name for where, names in inside.items() for name in names}
-    return {path: name for path, name in same.items() if name in own} | RENAMED
-
-
-def _dataset(settings: TrainSettings, folder: Path, context_length: int | None) -> dict[str, Any]:
-    from evert.bridge.groups.dataset import AgentDatasetBuilder, load_tasks
-
-    tasks = len(load_tasks(settings.train_tasks))
-    batches_per_epoch = max(1, math.ceil(tasks / settings.batch_size))
-    options = env_options(settings, frozen_models(settings.models, settings.base_url))
-    if context := context_length or settings.context_length:
-        options["context_length"] = context
-    return {
-        "dataset_builder.limits": options.pop("limits", None),
-        "dataset_builder.seats": settings.seats,
-        ENV_OPTIONS: options,
-        "dataset_builder": AgentDatasetBuilder,
-        "dataset_builder.epochs": math.ceil(settings.steps / batches_per_epoch),
-        "dataset_builder.renderer_name": renderer_of(settings),
-        "dataset_builder.sampler_log": str(folder / SAMPLER),
-        "dataset_builder.opponents": league(settings, folder),
-        "dataset_builder.test_opponents": held_out_opponent(settings),
-        "dataset_builder.test_tasks": (
-            None if is_missing(settings.test_tasks) else settings.test_tasks
-        ),
-    }
 
 
 def saving(embedded: bool, every: int) -> dict[str, Any]:
@@ -165,6 +192,7 @@ def _lines(fields: Mapping[str, Any], parent: str) -> list[str]:
     for name, field in fields.items():
         path = parent + name
         if path not in own and path != ENV_OPTIONS:
-            lines.append(help_line(PREFIX + path, field._default, in_words(field.x_type)))
+            takes = arguments.in_words(field.x_type)
+            lines.append(arguments.help_line(PREFIX + path, field._default, takes))
             lines += _lines(fields_of(field.x_type), f"{path}.")
     return lines

@@ -1,14 +1,29 @@
-"""What would stop a run, found before there is a run."""
+"""A run's settings, resolved once: what would stop the run is found before there is one."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from evert.trainers.config.fields import RecipeError as RecipeError
 from evert.trainers.config.names import check_names
 from evert.trainers.config.train import BY_PATH, TrainSettings, is_missing, renderer_of
 
+if TYPE_CHECKING:
+    from evert.trainers.config.backend import EngineChoice
+    from evert.trainers.training.cookbook import Draft
 
-def check_settings(settings: TrainSettings) -> None:
-    """Find what would stop a run before there is a run: a path that leads nowhere, mostly."""
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A run that can begin: its settings, and what they lead to."""
+
+    settings: TrainSettings
+    engine: "EngineChoice"
+    draft: "Draft"
+
+
+def prepare(settings: TrainSettings) -> PreparedRun:
+    """Resolve a run's settings; what would stop it, a path that leads nowhere, is raised now."""
     _check_known(settings)
     check_names(settings)
     if not settings.model_name.startswith(("/", ".", "~")):
@@ -17,16 +32,16 @@ def check_settings(settings: TrainSettings) -> None:
     from evert.bridge.groups.curriculum import make_sampler
     from evert.bridge.groups.dataset import load_tasks
     from evert.bridge.groups.group import load_agent
-    from evert.trainers.config.backend import check_engine, choose_engine
-    from evert.trainers.config.frozen_models import check_episodes
-    from evert.trainers.training.cookbook import cookbook_config
+    from evert.trainers.config.backend import check_engine
+    from evert.trainers.config.frozen_models import check_episodes, frozen_models
+    from evert.trainers.training.cookbook import draft
     from evert.trainers.training.tracking import check_tracking
     from evert.trainers.training.warm_up import load_demonstrations
     from evert.trainers.training.workers import check_workers
 
     check_tracking(settings)
     check_workers(settings)
-    check_engine(settings)
+    engine = check_engine(settings)
     _check_renderer(settings)
     agent, tasks = load_agent(settings.agent), load_tasks(settings.train_tasks)
     if not is_missing(settings.test_tasks):
@@ -34,10 +49,12 @@ def check_settings(settings: TrainSettings) -> None:
     make_sampler(settings.sampler, len(tasks), settings.batch_size, settings.seed)
     if settings.warm_up_steps:
         load_demonstrations(settings.demonstrations)
+    models = frozen_models(settings.models, settings.base_url)
     if len(tasks):
-        embedded = choose_engine(settings).kind == "embedded"
-        check_episodes(settings, settings.models, agent, tasks[0], embedded=embedded)
-    cookbook_config(settings, Path(settings.log_path or "."), embedded=True)
+        check_episodes(settings, models, agent, tasks[0], embedded=engine.embedded)
+    drafted = draft(settings, models, len(tasks), embedded=engine.embedded)
+    drafted.config(Path(settings.log_path or "."))  # a field that takes another value says so
+    return PreparedRun(settings, engine, drafted)
 
 
 def _check_known(settings: TrainSettings) -> None:
