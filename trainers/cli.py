@@ -1,7 +1,6 @@
 """The ``evert`` command: ``evert train env=identity``, ``evert report runs/A``.
 
-Each word is a module that also runs on its own (``python -m evert.trainers.commands.train``); it is
-imported when it is asked for, so that ``evert --help`` is quick.
+Each word is a module that also runs on its own; it is imported when it is asked for.
 """
 
 import difflib

@@ -1,16 +1,13 @@
 """Evaluate models on a game or an agent: ``evert evaluate env=twenty_questions models=...``.
 
-Every model plays every task several times; the table has the success rate with its 95 % interval by
-model and split, and the folder
+Every model plays every task several times. The folder has
 
     evaluation.json                 what was evaluated, with versions
-    episodes.jsonl                  every episode, written when it is over
-    rollouts.jsonl                  the same token for token, with record=True
+    episodes.jsonl                  every episode; rollouts.jsonl: token for token, with record=True
     scores.csv                      by model, split and category
     splits.png  categories.png      the same as bars
 
-An evaluation that was interrupted goes on where it stopped (``out=FOLDER``), and ends with the same
-table: each episode is drawn from a seed of its own. The parts are in ``episodes/``.
+One that was interrupted goes on (``out=FOLDER``): each episode has a seed of its own.
 """
 
 import shlex
@@ -76,9 +73,6 @@ class EvaluationError(EvertError, RuntimeError):
     """An evaluation stopped on the way; what was played is kept."""
 
 
-# -- the command ---------------------------------------------------------------------------------
-
-
 def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) -> int:
     """Run the command; see ``run_command``."""
     return run_command(partial(_run, program), argv, _usage)
@@ -90,7 +84,9 @@ def _usage(arguments: Sequence[str]) -> str:
 
 
 def _run(program: Sequence[str], arguments: Sequence[str]) -> None:
-    settings = _read(arguments)
+    given = read_pairs(arguments, KEYS, "env")
+    recorded = run_folder.recorded_settings(given.get("out", ""), EvaluateSettings, EVALUATION)
+    settings = read_evaluate_settings(given, recorded)
     _check_names(settings)
     with trusting_code(settings.trust_remote_code):
         _run_with(program, settings)
@@ -114,14 +110,7 @@ def _run_with(program: Sequence[str], settings: EvaluateSettings) -> None:
         raise
 
 
-def _read(arguments: Sequence[str]) -> EvaluateSettings:
-    given = read_pairs(arguments, KEYS, "env")
-    recorded = run_folder.recorded_settings(given.get("out", ""), EvaluateSettings, EVALUATION)
-    return read_evaluate_settings(given, recorded)
-
-
 def _check_names(settings: EvaluateSettings) -> None:
-    """Refuse unknown names before torch is imported."""
     players = settings.players
     for name in settings.models:
         if name not in players:
@@ -145,9 +134,6 @@ def _open(settings: EvaluateSettings) -> Path:
             "leave these out; else choose another out=."
         )
     return path
-
-
-# -- the evaluation ------------------------------------------------------------------------------
 
 
 def _evaluate(

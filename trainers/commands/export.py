@@ -1,9 +1,7 @@
 """``evert export run=RUN min_reward=1 out=sft.jsonl``: conversations to learn from by imitation.
 
-Each line is ``{"messages": [...]}``, roles and texts, as the Cookbook's ``chat_sl`` recipe and
-``FromConversationFileBuilder`` read it. Replies are in the words that were sampled, thinking and
-the markup of tool calls included; an agent's tools are the system message that its renderer makes
-of them.
+Each line is ``{"messages": [...]}`` with texts as sampled, thinking and the markup of tool
+calls included, as the Cookbook's ``chat_sl`` recipe reads them; tools are in the system message.
 """
 
 import json
@@ -16,15 +14,13 @@ import chz
 from rich.console import Console
 
 from evert.bridge.errors import RecordError
-from evert.trainers.config.arguments import read_pairs, read_settings, settings_help
+from evert.trainers.config.command import Command
 from evert.trainers.rundir.recorded import progress
-from evert.trainers.system.command import run_command
 from evert.trainers.system.files import write_whole
 
 if TYPE_CHECKING:
     from evert.bridge.records.record import RolloutRecord
 
-PROGRAM = ("python", "-m", "evert.trainers.commands.export")
 USAGE = """\
 Usage: evert export run=RUN [min_reward=1] [out=sft.jsonl] [key=value ...]
 
@@ -46,23 +42,9 @@ class ExportSettings:
     unique: bool = chz.field(default=True, doc="whether of equal conversations one is written")
 
 
-def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) -> int:
-    """Run the command; see ``run_command``."""
-
-    def body(arguments: list[str]) -> None:
-        export(parse(arguments), Console(highlight=False, markup=False))
-
-    return run_command(body, argv, lambda given: USAGE + settings_help(ExportSettings, {}))
-
-
-def parse(arguments: Sequence[str]) -> ExportSettings:
-    """Read ``key=value`` arguments."""
-    given = read_pairs(arguments, chz.chz_fields(ExportSettings), bare="run")
-    return read_settings(ExportSettings, given)
-
-
-def export(settings: ExportSettings, console: Console) -> None:
+def export(settings: ExportSettings) -> None:
     """Write the conversations, and say how many."""
+    console = Console(highlight=False, markup=False)
     read = kept = 0
     lines, left_out = list[str](), list[str]()
     with progress(settings.run, "exporting", console) as records:
@@ -111,6 +93,9 @@ def _as_text(message: Mapping[str, Any]) -> dict[str, str]:
     role = "system" if message["role"] == "developer" else str(message["role"])
     return {"role": role, "content": "".join(str(part.get("text", "")) for part in parts)}
 
+
+COMMAND = Command(ExportSettings, USAGE, export, "run")
+main, parse = COMMAND.main, COMMAND.parse
 
 if __name__ == "__main__":
     sys.exit(main())

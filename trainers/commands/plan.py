@@ -1,7 +1,4 @@
-"""What a model takes in memory, before it is loaded: ``evert engine plan model=NAME``.
-
-From the model's configuration alone. Exits with 1, and says what to do, where it does not fit.
-"""
+"""What a model takes in memory, from its configuration alone: ``evert engine plan model=NAME``."""
 
 import sys
 from collections.abc import Sequence
@@ -11,14 +8,13 @@ import chz
 
 from evert.bridge.tokens.bases import BASE_MODEL
 from evert.bridge.tokens.pretrained import trusting_code
-from evert.trainers.config.arguments import UsageError, read_pairs, read_settings, settings_help
+from evert.trainers.config.arguments import UsageError
+from evert.trainers.config.command import Command
 from evert.trainers.config.fields import size, trust
 from evert.trainers.system.command import run_command
 
 if TYPE_CHECKING:
     from evert.trainers.engine.planning import Plan
-
-PROGRAM = ("python", "-m", "evert.trainers.commands.plan")
 
 WORD = "plan"
 """What follows ``evert engine``."""
@@ -54,17 +50,13 @@ class PlanSettings:
     )
 
 
-KEYS = chz.chz_fields(PlanSettings).keys()
-
-
-def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) -> int:
+def main(argv: Sequence[str] | None = None, program: Sequence[str] = ()) -> int:
     """Run the command; see ``run_command``."""
-    return run_command(_run, argv, _usage)
+    return run_command(lambda arguments: _run(parse(arguments)), argv, _usage)
 
 
 def _usage(arguments: Sequence[str]) -> str:
-    pairs = [each for each in arguments if each != WORD]
-    return USAGE + settings_help(PlanSettings, read_pairs(pairs, KEYS, "model"))
+    return COMMAND.help([each for each in arguments if each != WORD])
 
 
 def parse(arguments: Sequence[str]) -> PlanSettings:
@@ -72,13 +64,16 @@ def parse(arguments: Sequence[str]) -> PlanSettings:
     if not arguments or arguments[0] != WORD:
         given = arguments[0] if arguments else "nothing"
         raise UsageError(f"evert engine got {given!r}; it takes plan: evert engine plan model=NAME")
-    return read_settings(PlanSettings, read_pairs(arguments[1:], KEYS, "model"))
+    return COMMAND.parse(arguments[1:])
 
 
-def _run(arguments: Sequence[str]) -> int:
-    found = make_plan(parse(arguments))
+def _run(settings: PlanSettings) -> int:
+    found = make_plan(settings)
     print(said(found))
     return 0 if found.fits else 1
+
+
+COMMAND = Command(PlanSettings, USAGE, _run, "model")
 
 
 def make_plan(settings: PlanSettings) -> "Plan":

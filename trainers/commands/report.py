@@ -1,7 +1,4 @@
-"""``evert report RUN [RUN ...]``: one HTML page, and its figures as PNG, of one or several runs.
-
-The command lives here; what it is made of is in ``reporting/``.
-"""
+"""``evert report RUN [RUN ...]``: one HTML page of runs, and its figures (``reporting/``)."""
 
 import sys
 from collections.abc import Sequence

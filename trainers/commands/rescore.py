@@ -1,8 +1,6 @@
 """``evert rescore run=RUN reward=module:function``: other rewards for rollouts on record.
 
-The function gets each ``RolloutRecord`` and returns what the rollout is to be worth. Shown are the
-rewards then and now, beside each other; ``rescored.jsonl`` has both of every rollout. Nothing is
-played, and the record stays as it is.
+Nothing is played, and the record stays as it is: ``rescored.jsonl`` has old and new rewards.
 """
 
 import asyncio
@@ -23,16 +21,15 @@ from rich.table import Table
 
 from evert.bridge.errors import InvalidAgentError, RecordError
 from evert.bridge.import_paths import resolve
-from evert.trainers.config.arguments import read_pairs, read_settings, settings_help
+from evert.trainers.config.command import Command
 from evert.trainers.config.train import size
 from evert.trainers.rundir.recorded import progress
-from evert.trainers.system.command import run_async, run_command
+from evert.trainers.system.command import run_async
 from evert.trainers.system.files import write_whole
 
 if TYPE_CHECKING:
     from evert.bridge.records.record import RolloutRecord
 
-PROGRAM = ("python", "-m", "evert.trainers.commands.rescore")
 RESCORED = "rescored.jsonl"
 USAGE = """\
 Usage: evert rescore run=RUN reward=package.module:function [key=value ...]
@@ -66,23 +63,12 @@ class Rescored:
     new: float
 
 
-def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) -> int:
-    """Run the command; see ``run_command``."""
-
-    def body(arguments: list[str]) -> None:
-        settings = parse(arguments)
-        console = Console(highlight=False, markup=False)
-        found = rescore(settings, console)
-        _show(found, settings.show, console)
-        console.print(f"rescored: {_write(found, settings)}", soft_wrap=True)
-
-    return run_command(body, argv, lambda given: USAGE + settings_help(RescoreSettings, {}))
-
-
-def parse(arguments: Sequence[str]) -> RescoreSettings:
-    """Read ``key=value`` arguments."""
-    given = read_pairs(arguments, chz.chz_fields(RescoreSettings), bare="run")
-    return read_settings(RescoreSettings, given)
+def rescore_and_show(settings: RescoreSettings) -> None:
+    """Score, show old beside new, and write both down."""
+    console = Console(highlight=False, markup=False)
+    found = rescore(settings, console)
+    _show(found, settings.show, console)
+    console.print(f"rescored: {_write(found, settings)}", soft_wrap=True)
 
 
 def rescore(settings: RescoreSettings, console: Console) -> list[Rescored]:
@@ -152,6 +138,9 @@ def _write(found: Sequence[Rescored], settings: RescoreSettings) -> Path:
     write_whole(path, "".join(f"{json.dumps(asdict(each))}\n" for each in found).encode())
     return path
 
+
+COMMAND = Command(RescoreSettings, USAGE, rescore_and_show, "run")
+main, parse = COMMAND.main, COMMAND.parse
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,13 +1,9 @@
-"""Serve weights to anybody: ``evert serve model=runs/NAME``, until Ctrl-C.
-
-The embedded engine samples; who has the key asks it for tokens as one asks vLLM, by
-``/v1/completions`` with token ids, or with texts (``serving/service.py``).
-"""
+"""Serve weights until Ctrl-C: ``evert serve model=runs/NAME`` (``serving/service.py``)."""
 
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,12 +13,9 @@ import chz
 from evert.bridge.errors import EvertError
 from evert.bridge.tokens.bases import BASES
 from evert.bridge.tokens.pretrained import trusting_code
-from evert.trainers.config.arguments import read_pairs, read_settings, settings_help
+from evert.trainers.config.command import Command
 from evert.trainers.config.fields import Dtype, size, trust
 from evert.trainers.config.model_names import ModelNameError, NamedWeights, find_model
-from evert.trainers.system.command import run_command
-
-PROGRAM = ("python", "-m", "evert.trainers.commands.serve")
 
 USAGE = """\
 Usage: evert serve model=NAME [key=value ...]
@@ -61,25 +54,8 @@ class ServeSettings:
     seed: int = chz.field(default=0, doc="of what is sampled where a request has none")
 
 
-KEYS = chz.chz_fields(ServeSettings).keys()
-
-
-def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) -> int:
-    """Run the command; see ``run_command``."""
-    return run_command(_run, argv, _usage)
-
-
-def _usage(arguments: Sequence[str]) -> str:
-    return USAGE + settings_help(ServeSettings, read_pairs(arguments, KEYS, "model"))
-
-
-def parse(arguments: Sequence[str]) -> ServeSettings:
-    """The settings that the arguments give."""
-    return read_settings(ServeSettings, read_pairs(arguments, KEYS, "model"))
-
-
-def _run(arguments: Sequence[str]) -> None:
-    with serving(parse(arguments)) as said:
+def _run(settings: ServeSettings) -> None:
+    with serving(settings) as said:
         print(said, flush=True)
         try:
             threading.Event().wait()
@@ -148,6 +124,10 @@ key: {shown}
   VLLM_API_KEY={shown} evert evaluate env=identity models=vllm:{url}#{model}
 """
 
+
+COMMAND = Command(ServeSettings, USAGE, _run, "model")
+main, parse = COMMAND.main, COMMAND.parse
+KEYS = chz.chz_fields(ServeSettings).keys()
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,13 +1,10 @@
 """Search the settings of a run: ``evert sweep env=identity learning_rate=1e-4,1e-3 steps=10``.
 
-From top to bottom: the command, the folder of a sweep, and the sweep itself, which does as many
-runs at a time as there is room for. What is searched and remembered (on Optuna), and which values
-are best, is in ``sweeping/``. The folder:
+As many runs at a time as there is room for; what is searched and remembered is in ``sweeping/``:
 
     sweep.json                 the command, versions, machine: what the sweep is
     journal.log                every attempt at every run: an Optuna study
-    runs/NUMBER-VALUES/        the run folders
-    output/NUMBER.txt          what each run printed
+    runs/NUMBER-VALUES/        the run folders; output/NUMBER.txt: what each run printed
     results.csv results.json   a row a run, those of the best values first
     parallel_coordinates.png
 """
@@ -63,9 +60,6 @@ one with a list or a range is searched, the others are the same in all runs:
   evert sweep out=sweeps/NAME      go on: what failed or was interrupted is done again
 
 """
-
-
-# -- the command ---------------------------------------------------------------------------------
 
 
 def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) -> int:
@@ -124,9 +118,6 @@ def open_sweep(given: Mapping[str, str], command: Sequence[str]) -> tuple[RunFol
     about = {"arguments": {**recorded, **asked}, "command": [*command]}
     folder.write_json(SWEEP, {**about, **origin()})
     return folder, plan
-
-
-# -- the sweep -----------------------------------------------------------------------------------
 
 
 class Sweep:

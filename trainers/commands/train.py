@@ -1,11 +1,7 @@
 """Train an agent: ``evert train env=identity``, or from Python ``evert.train(agent, tasks)``.
 
-The Tinker Cookbook's ``rl.train.main`` does the training, unchanged; here is what goes around it.
-From top to bottom: the command, the same from Python, and the run, with its three parts: score the
-untrained weights on held-out tasks, let the Cookbook train, score the trained ones and report.
-
-What a run is made of is in ``runs/``: its settings, its folder, the engine, the warm-up, what is
-shown meanwhile and what is left at the end.
+The Tinker Cookbook's ``rl.train.main`` trains, unchanged. Around it: prepare the settings, score
+the untrained weights on held-out tasks, let it train, score the trained ones and report.
 """
 
 import asyncio
@@ -58,9 +54,6 @@ if TYPE_CHECKING:
 PROGRAM = ("python", "-m", "evert.trainers.commands.train")
 
 
-# -- the command ---------------------------------------------------------------------------------
-
-
 def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) -> int:
     """Run the command."""
 
@@ -79,8 +72,7 @@ def main(argv: Sequence[str] | None = None, program: Sequence[str] = PROGRAM) ->
 
 def parse(arguments: Sequence[str]) -> TrainSettings:
     """Read ``key=value`` arguments over the recipe, or over the settings of the run to resume."""
-    given = read_pairs(arguments, chz.chz_fields(TrainSettings), bare="env")
-    return settings_of_run(given)
+    return settings_of_run(read_pairs(arguments, chz.chz_fields(TrainSettings), bare="env"))
 
 
 def usage(arguments: list[str]) -> str:
@@ -95,9 +87,6 @@ def usage(arguments: list[str]) -> str:
         "Usage: evert train key=value ...\n\nTrains an agent by reinforcement learning.\n\n"
         + settings_help(TrainSettings, given, {layer: preset})
     )
-
-
-# -- from Python ---------------------------------------------------------------------------------
 
 
 def train(
@@ -144,9 +133,6 @@ def train(
     )
 
 
-# -- the run -------------------------------------------------------------------------------------
-
-
 def run(
     settings: TrainSettings,
     console: Console,
@@ -177,7 +163,7 @@ def run(
             with tracking(settings, folder, about, console) as logger:
                 done = _run_async(_run(prepared, folder, console, logger, workers))
                 done.seconds["total"] = time.monotonic() - began
-                logger.log_metrics(final_scores(summarise(settings, facts, folder, done, console)))
+                logger.log_metrics(final_scores(summarise(facts, folder, done, console)))
             clean_up(folder)
         return folder
 
@@ -245,7 +231,8 @@ async def _run(
     await _train(config, folder, console, logger, tally, workers)
     seconds = time.monotonic() - began
     after = await score(model_path=await _trained(config, folder))
-    return Report(before, after, max(start, settings.steps), {"training": seconds})
+    what = settings.name, settings.model_name, settings.seed
+    return Report(*what, before, after, max(start, settings.steps), {"training": seconds})
 
 
 async def _score_before(

@@ -3,6 +3,7 @@
 In reading order:
 
     arguments.py      reading what it was given: ``key=value``, or values from Python
+    command.py        a command whose arguments are the settings of one class
     fields.py         settings that check themselves
     names.py          the names in them, checked before torch is imported
     episode.py        those of its episodes: an Env's options

@@ -1,10 +1,5 @@
 """Reading what a command was given: ``key=value``, or values from Python.
 
-    read_pairs      arguments as a mapping of keys to texts
-    gather          those of a setting that is a mapping: ``limits.max_turns=20``
-    read_settings   such a mapping as an object of a chz class
-    settings_help   the settings of a chz class, a line each (``help_line``)
-
 Every message names the setting, what it got and what it takes.
 """
 
@@ -162,7 +157,6 @@ def _in_our_words(
 
 
 def _type_at(kind: Any, path: str) -> Any:
-    """The type of a field, found through the classes that hold it; None where that is unknown."""
     for name in path.split("."):
         field = fields_of(kind).get(name)
         if field is None:

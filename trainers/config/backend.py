@@ -4,8 +4,7 @@
     a key, and a model the service may have   the service
     the shipped base, or a model in a folder  embedded, key or not: no service has it
 
-``engine=embedded`` and ``engine=service`` overrule this. The choice is said in one line, and it is
-made before anything connects: the embedded engine refuses the network.
+``engine=`` overrules this. Nothing connects before: the embedded engine refuses the network.
 """
 
 import os

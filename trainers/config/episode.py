@@ -1,8 +1,6 @@
-"""What an episode is, for every command that plays some: an Env's options, each a setting.
+"""What an episode is, for every command that plays some: ``ChatAgentEnv``'s options as settings.
 
-``EpisodeSettings`` is what training and evaluation have in common; ``env_options`` gives the same
-as an Env takes it. All options of ``ChatAgentEnv`` are here by their names there, but for the
-renderer, which follows from the model, and for the frozen models (``frozen_models.py``).
+The renderer follows from the model; for the frozen models see ``frozen_models.py``.
 """
 
 from collections.abc import Mapping

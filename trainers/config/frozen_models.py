@@ -6,9 +6,8 @@
     models.critic=https://host/v1#model          an endpoint,
     models.critic.api_key_env=HOST_KEY           whose key is in that environment variable
 
-Settings have them as one mapping of texts, by what follows ``models.``; from Python a value may be
-the model itself. In order: from texts to models, whether the engine has them, and ``pinned``, by
-which a run that is resumed has the frozen weights it began with.
+Settings have texts by what follows ``models.``; from Python a value may be the model itself.
+``pinned`` gives a run that is resumed the frozen weights it began with.
 """
 
 from collections.abc import Mapping
@@ -124,7 +123,6 @@ def _read(
 
 
 def _path(model: NamedWeights) -> str | None:
-    """Where the weights are sampled from: their folder if they are on this disk."""
     if model.model_path is not None and model.folder is not None:
         return str(model.folder.resolve())
     return model.model_path
@@ -145,9 +143,6 @@ def in_words(given: Mapping[str, Any]) -> str:
     found = {name: options[""] for name, options in _by_name(given).items()}
     named = {n: m if isinstance(m, str) else type(m).__name__ for n, m in found.items()}
     return "frozen: " + ", ".join(f"{name} is {model}" for name, model in named.items())
-
-
-# -- the engine ----------------------------------------------------------------------------------
 
 
 def hosts_of(models: "Mapping[str, FrozenModel]") -> tuple[str, ...]:
@@ -210,9 +205,6 @@ def check_episodes(
 
     check_frozen(models, embedded=embedded)
     episode_envs(agent, task, settings.seats, **env_options(settings, models))
-
-
-# -- the same again ------------------------------------------------------------------------------
 
 
 def pinned(given: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:

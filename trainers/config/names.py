@@ -1,7 +1,6 @@
 """The names in settings, checked before torch is imported: a mistyped one is answered at once.
 
-Tinker and the Cookbook import torch, which takes seconds. What fields the Cookbook's classes have
-is therefore read off its source.
+Fields of the Cookbook's classes are read off its source: importing it takes seconds.
 """
 
 import ast
@@ -29,7 +28,8 @@ PATHS = {
     "sampler": ("sampler", InvalidDatasetError),
     "demonstrations": ("demonstrations", DemonstrationsError),
 }
-"""Settings that are import paths -> what they name, and what is raised where nothing is there."""
+"""Settings that are import paths, or from Python the things themselves -> what they name, and what
+is raised where nothing is there."""
 
 
 def check_names(settings: EpisodeSettings) -> None:

@@ -1,7 +1,6 @@
 """Opponents: ``league=`` and ``test_opponent=`` of a run, ``opponent=`` of an evaluation.
 
-A name is one of the game's own players without a model (``random``, ``perfect``), or that of a
-model as every command takes it.
+A name is one of the game's own players (``random``, ``perfect``), or that of a model.
 """
 
 from dataclasses import replace

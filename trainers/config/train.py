@@ -1,12 +1,6 @@
-"""What a training run is: its settings, over the recipe of its game.
+"""What a training run is: its settings, over the recipe of its game, and how they are written down.
 
-In order: ``TrainSettings`` (every value of a run, one a command-line key), ``read_train_settings``
-(what was given, over a recipe or over the run to resume), how settings are written down and
-compared (``recorded``, ``differing``), and ``check_settings``.
-
-A recipe stands with its game (``evert.envs.games``). It is a set of defaults and nothing more: it
-is laid under what is given, so that each value can be overridden, and ``env=identity --help`` shows
-what the recipe chose. The same settings as the Cookbook takes them: ``cookbook.py``.
+A recipe stands with its game (``evert.envs.games``): defaults that are laid under what is given.
 """
 
 import difflib
@@ -24,6 +18,7 @@ from evert.trainers.config.episode import EpisodeSettings
 from evert.trainers.config.fields import Dtype, by_path, parallel, trust
 from evert.trainers.config.fields import RecipeError as RecipeError
 from evert.trainers.config.fields import size as size
+from evert.trainers.config.names import PATHS
 from evert.trainers.config.recipes import choose_recipe, game_name, gym_of, path_of
 
 
@@ -199,9 +194,6 @@ MAPPINGS = {
 }
 """Settings that are mappings, each with an example."""
 
-BY_PATH = ("agent", "train_tasks", "test_tasks", "sampler", "demonstrations")
-"""Settings that are import paths, or from Python the things themselves."""
-
 RESUMABLE = frozenset(
     {"wandb_project", "wandb_name", "tags", "tensorboard"}
     | {"log_path", "steps", "eval_every", "save_every", "samples", "engine", "base_url", "threads"}
@@ -209,9 +201,6 @@ RESUMABLE = frozenset(
     | {"worker_timeout", "ray_address", "trust_remote_code"}
 )
 """Settings that a resumed run may change: they leave what was learned so far as it is."""
-
-
-# -- reading -------------------------------------------------------------------------------------
 
 
 def read_train_settings(given: Mapping[str, Any], recorded: Mapping[str, Any]) -> TrainSettings:
@@ -225,13 +214,10 @@ def read_train_settings(given: Mapping[str, Any], recorded: Mapping[str, Any]) -
     return read_settings(TrainSettings, gathered, layers)
 
 
-# -- writing down --------------------------------------------------------------------------------
-
-
 def recorded(settings: TrainSettings) -> dict[str, Any]:
     """The settings as ``run.json`` has them: a function or tasks by import path, or by name."""
     plain = {key: _plain(getattr(settings, key)) for key in chz.chz_fields(TrainSettings)}
-    named = {key: path_of(plain[key]) for key in BY_PATH}
+    named = {key: path_of(plain[key]) for key in PATHS}
     set_ = {key: {path: str(v) for path, v in plain[key].items()} for key in MAPPINGS}
     set_["models"] = {path: _model_text(model) for path, model in settings.models.items()}
     known: dict[str, Any] = redacted_tree({**plain, **named, **set_})
@@ -264,9 +250,6 @@ def differing(before: Mapping[str, Any], settings: TrainSettings) -> Sequence[st
         for key in now
         if key not in RESUMABLE and then[key] != now[key]
     ]
-
-
-# -- checking ------------------------------------------------------------------------------------
 
 
 def renderer_of(settings: TrainSettings) -> str:

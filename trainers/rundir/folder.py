@@ -14,11 +14,8 @@
     learning_curve.png  samples.md  samples.jsonl  logs.log
     tensorboard/  wandb/  wandb.json    where the run is tracked there, too
 
-``open_run`` makes a new folder or opens one to resume, and refuses the rest: a folder that is no
-run, and a run with other settings. One process at a time works in a folder (``.lock``), and only
-that one writes or removes anything. ``run.json`` is the first file written; until something was
-reached after it, the run counts as not begun and another may take its place. Files of our own are
-written whole or not at all.
+One process at a time works in it (``.lock``). ``run.json`` is written first; until something was
+reached after it, the run counts as not begun and another may take its place.
 """
 
 import itertools
@@ -35,21 +32,8 @@ import chz
 from filelock import FileLock, Timeout
 
 from evert.bridge.redaction import redacted
-from evert.trainers.system.files import (
-    BEFORE,
-    CHECKPOINTS,
-    METRICS,
-    RESULT,
-    RUN,
-    RunFolderError,
-    cannot_read,
-    cannot_write,
-    file_errors,
-    read_json,
-    read_jsonl,
-    slug,
-    write_whole,
-)
+from evert.trainers.system import files
+from evert.trainers.system.files import CHECKPOINTS, METRICS, RunFolderError, read_jsonl, slug
 
 LOGS, LOCK = "logs.log", ".lock"
 STORE, WARM_UP = "checkpoints", "warm_up"
@@ -67,13 +51,13 @@ class RunFolder:
     @property
     def begun(self) -> bool:
         """Whether a run in it has anything to go on from."""
-        made = (BEFORE, METRICS, CHECKPOINTS, WARM_UP)
-        return (self.path / RUN).is_file() and any((self.path / name).exists() for name in made)
+        made = [self.path / name for name in (files.BEFORE, METRICS, CHECKPOINTS, WARM_UP)]
+        return (self.path / files.RUN).is_file() and any(file.exists() for file in made)
 
     @property
     def result(self) -> dict[str, Any]:
         """What ``result.json`` says; empty until the run is finished."""
-        return self.read_json(RESULT) or {}
+        return self.read_json(files.RESULT) or {}
 
     @property
     def before(self) -> dict[str, Any] | None:
@@ -103,7 +87,7 @@ class RunFolder:
         Raises:
             RunFolderError: It cannot be written; what was there before is untouched.
         """
-        write_whole(self.path / name, redacted(text).encode())
+        files.write_whole(self.path / name, redacted(text).encode())
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a JSON file whole, or not at all."""
@@ -111,7 +95,7 @@ class RunFolder:
 
     def read_json(self, name: str) -> dict[str, Any] | None:
         """A JSON file's content; None where there is no such file, or it is broken."""
-        return read_json(self.path / name)
+        return files.read_json(self.path / name)
 
     def steps(self) -> list[dict[str, Any]]:
         """The metrics of each step, in order; see ``steps.read_steps``."""
@@ -142,9 +126,9 @@ def alone_in(path: Path, doing: str, key: str) -> Iterator[None]:
             f"Ctrl-C; to work beside it, choose another {key}."
         ) from None
     except OSError as error:
-        raise cannot_write(path, error) from error
+        raise files.cannot_write(path, error) from error
     try:
-        with file_errors(path, key):
+        with files.file_errors(path, key):
             yield
     finally:
         with suppress(OSError):  # the folder may be gone
@@ -159,7 +143,7 @@ def output_folder(out: str | None, home: str, name: str, marker: str) -> Path:
         path.mkdir(parents=True, exist_ok=True)
         strange = any(file.name != LOCK for file in path.iterdir())
     except OSError as error:
-        raise cannot_write(path, error) from error
+        raise files.cannot_write(path, error) from error
     if strange and not (path / marker).is_file():
         raise RunFolderError(
             f"{path} is not empty, and is none of evert's {home}: it has no {marker}. Nothing was "
@@ -168,7 +152,7 @@ def output_folder(out: str | None, home: str, name: str, marker: str) -> Path:
     return path
 
 
-def recorded_settings(log_path: str | Path, kind: type, name: str = RUN) -> dict[str, Any]:
+def recorded_settings(log_path: str | Path, kind: type, name: str = files.RUN) -> dict[str, Any]:
     """The settings that a folder's record has; empty where there is no record.
 
     Those that this version of evert does not have any more are left out, and so is whether code of
@@ -177,9 +161,9 @@ def recorded_settings(log_path: str | Path, kind: type, name: str = RUN) -> dict
     file = Path(log_path).expanduser() / name
     if not log_path or not os.path.lexists(file):
         return {}
-    found = (read_json(file) or {}).get("settings")
+    found = (files.read_json(file) or {}).get("settings")
     if not found:
-        raise cannot_read(file)
+        raise files.cannot_read(file)
     return {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in found.items()

@@ -1,12 +1,7 @@
 """Running a command: its help, its errors in a line, Ctrl-C; what all commands share.
 
-    run_command     runs a command's body; errors and Ctrl-C become lines and an exit status
-    run_async       as ``asyncio.run``, in a notebook too
-    seeded          global random numbers, seeded for a while
-
-Ctrl-C and SIGTERM stop a command, which then saves what it can; a second one of either ends the
-process at once. The notes of an exception (``add_note``: how to go on, most often) are printed
-below its message. Reading a command's arguments is ``arguments.py``.
+Ctrl-C and SIGTERM stop a command, which then saves what it can; a second one ends the process at
+once. Notes of an exception (how to go on, most often) are printed below its message.
 """
 
 import asyncio

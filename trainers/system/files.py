@@ -1,12 +1,5 @@
 """The files of a run's folder: written whole or not at all, and read whatever became of them.
 
-    write_whole         a file: after a kill or a power cut it is the old one or the new one
-    read_json           a JSON file's content
-    read_jsonl          the records of a JSONL file
-    drop_broken_lines   what a kill or a full disk left of a line, taken out
-    change_lines        records changed; keep_lines: or taken out
-    file_errors         what the file system says, as one message
-
 A record is broken where it is no JSON object, or has another type than those who read it need.
 """
 
@@ -55,9 +48,6 @@ class RunFolderError(EvertError, OSError):
     """A run folder cannot be used: it is no run, another run, or cannot be read or written to."""
 
 
-# -- JSON ----------------------------------------------------------------------------------------
-
-
 def read_json(path: Path) -> dict[str, Any] | None:
     """A JSON file's content; None where there is no such file, or it is broken."""
     try:
@@ -67,7 +57,6 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _record(file: str, text: str) -> dict[str, Any] | None:
-    """The record that a line of such a file holds; None: it holds none."""
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):
@@ -77,9 +66,6 @@ def _record(file: str, text: str) -> dict[str, Any] | None:
     types = _TYPES.get(file, {}).items()
     fits = (record.get(key) is None or isinstance(record[key], kinds) for key, kinds in types)
     return record if all(fits) else None
-
-
-# -- JSON lines ----------------------------------------------------------------------------------
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
@@ -133,9 +119,6 @@ def _records(path: Path) -> list[tuple[str, dict[str, Any] | None]]:
     return [(line, _record(path.name, line)) for line in lines if line.strip()]
 
 
-# -- writing -------------------------------------------------------------------------------------
-
-
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file whole, or not at all; it is on the disk when this returns."""
     draft = path.with_name(f".{path.name}.draft")
@@ -158,9 +141,6 @@ def settle(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-# -- errors --------------------------------------------------------------------------------------
 
 
 @contextmanager

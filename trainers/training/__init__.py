@@ -11,7 +11,7 @@ In reading order:
     progress.py    what is shown meanwhile
     warm_up.py     supervised steps before RL, and what they are on
     held_out.py    playing held-out tasks before and after training
-    preflight.py   a run's settings, resolved once: what would stop it is found before it is one
+    preflight.py   a run's settings, resolved once; what would stop it is found first
     resuming.py    taking up a run wherever it was stopped
     summary.py     the figures, samples and table at the end
 """

@@ -1,12 +1,8 @@
 """The batches of a run, counted: how their episodes ended, and when there is no use in going on.
 
-``Tally`` is told of every group that was played. When a batch is complete it writes a line into
-``batches.jsonl``, says what is new (most episodes failed, and why; nothing can be learned), and
-after some steps in a row in which nearly all episodes failed it ends the run. ``read_batches``
-reads those lines.
-
-A batch is one of the dataset's. Where the Cookbook samples and trains side by side
-(``async_config``), its steps are made of other groups than the batch of that number.
+``Tally`` is told of every group. It writes a line a batch into ``batches.jsonl``, says what is new,
+and ends a run in which nearly all episodes fail for some steps. A batch is one of the dataset's;
+with ``async_config`` the Cookbook's steps are made of other groups than the batch of that number.
 """
 
 import asyncio
@@ -195,6 +191,3 @@ def nothing_to_learn() -> NothingToLearnError:
         "and a Cookbook before 0.6 cannot skip one with stream_minibatch_config. Train without "
         "stream_minibatch_config, or install tinker-cookbook 0.6, in a new log_path."
     )
-
-
-# -- reading -------------------------------------------------------------------------------------

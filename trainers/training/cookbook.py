@@ -1,8 +1,7 @@
 """A run's settings as the Cookbook's ``rl.train.Config``, and what else of it can be set.
 
-``chz`` builds the Config from paths (``async_config.groups_per_batch``) and values: evert's first,
-then what was given as ``cookbook.PATH=value``. Which fields there are is read off the installed
-Cookbook. Those that evert fills in from a setting of its own are refused with that setting's name.
+evert's values come first, then ``cookbook.PATH=value``. The fields are those of the installed
+Cookbook; one that a setting of evert's fills in is refused with that setting's name.
 """
 
 import math

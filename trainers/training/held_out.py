@@ -1,7 +1,6 @@
 """Held-out tasks before and after training: episodes and scores as ``evert evaluate`` has them.
 
-Every held-out task is played greedily and at temperature 1, both ways side by side, at most
-``parallel`` episodes at a time. The dialogues of the first greedy episodes are kept as samples.
+Every task is played greedily and at temperature 1, at most ``parallel`` episodes at a time.
 """
 
 import asyncio
@@ -94,9 +93,6 @@ async def score_weights(
 def _fails_fast(config: "Config") -> bool:
     strategy = config.effective_rollout_strategy()
     return isinstance(getattr(strategy, "inner", strategy), FailFast)
-
-
-# -- samples, for people to read -----------------------------------------------------------------
 
 
 def samples_markdown(name: str, before: Sequence[Episode], after: Sequence[Episode]) -> str:

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evert.trainers.config.fields import RecipeError as RecipeError
-from evert.trainers.config.names import check_names
-from evert.trainers.config.train import BY_PATH, TrainSettings, is_missing, renderer_of
+from evert.trainers.config.names import PATHS, check_names
+from evert.trainers.config.train import TrainSettings, is_missing, renderer_of
 
 if TYPE_CHECKING:
     from evert.trainers.config.backend import EngineChoice
@@ -59,7 +59,7 @@ def prepare(settings: TrainSettings) -> PreparedRun:
 
 def _check_known(settings: TrainSettings) -> None:
     """Refuse names without an import path: only Python can give those objects again."""
-    values = {name: getattr(settings, name) for name in BY_PATH}
+    values = {name: getattr(settings, name) for name in PATHS}
     lost = [
         f"the {n} {v!r}" for n, v in values.items() if isinstance(v, str) and v and ":" not in v
     ]

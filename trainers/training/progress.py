@@ -1,11 +1,7 @@
 """What a run shows while it trains: a bar on a terminal, now and then a line elsewhere.
 
-The Cookbook's loop offers no hook for progress, and stays unchanged. It does write a line a step
-to ``metrics.jsonl``, which is its public record; ``follow`` reads that file as it grows, with
-the Cookbook's own incremental reader. So the display works with any engine, sees exactly what is
-recorded, and cannot disturb the training.
-
-``quietly`` sends what the Cookbook prints to the run's ``logs.log``.
+The Cookbook's loop has no hook and makes its own loggers. ``follow`` reads ``metrics.jsonl``, its
+public record, as it grows; ``quietly`` sends what it prints to the run's ``logs.log``.
 """
 
 import asyncio

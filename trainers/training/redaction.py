@@ -1,8 +1,7 @@
 """What a run's logs and trackers may not hold: the secrets that this process knows.
 
-Inside ``redacting`` every log message and traceback is redacted as it is made, whoever's handlers
-it goes to, and so is the configuration that the Cookbook writes, prints and sends to trackers.
-Files of our own are redacted where they are written (``RunFolder.write``).
+Log messages and the Cookbook's configuration are redacted as they are made; our own files are where
+they are written (``RunFolder.write``).
 """
 
 import logging

@@ -1,9 +1,7 @@
 """Taking up the folder of a run that stopped, wherever it was stopped, and leaving it tidy.
 
-A run may have been killed in the middle of any write, its checkpoints damaged or deleted. Then its
-lists, and those of its warm-up, are cut back to the newest step that can be gone on from: whose
-checkpoint is whole, and up to which every step is in ``metrics.jsonl``. So the Cookbook finds what
-it expects, and every step stands there once.
+Its lists and its warm-up's are cut back to the newest step whose checkpoint is whole, up to which
+every step is in ``metrics.jsonl``: the Cookbook finds what it expects, and each step stands once.
 """
 
 import shutil
@@ -19,30 +17,11 @@ from rich.console import Console
 from evert.bridge.redaction import redacted_arguments
 from evert.trainers.config.frozen_models import pinned
 from evert.trainers.config.train import TrainSettings, differing, read_train_settings, recorded
-from evert.trainers.rundir.folder import (
-    LOCK,
-    STORE,
-    WARM_UP,
-    RunFolder,
-    alone_in,
-    named_folder,
-    recorded_settings,
-)
+from evert.trainers.rundir import folder as run_folder
+from evert.trainers.rundir.folder import LOCK, STORE, WARM_UP, RunFolder, recorded_settings
 from evert.trainers.rundir.metrics import is_step
-from evert.trainers.system.files import (
-    BATCHES,
-    CHECKPOINTS,
-    METRICS,
-    RUN,
-    TIMES,
-    RunFolderError,
-    change_lines,
-    drop_broken_lines,
-    file_errors,
-    keep_lines,
-    read_jsonl,
-    slug,
-)
+from evert.trainers.system import files
+from evert.trainers.system.files import CHECKPOINTS, RUN, RunFolderError, read_jsonl, slug
 from evert.trainers.system.provenance import origin
 from evert.trainers.training.workers import WORKERS
 
@@ -57,7 +36,7 @@ def settings_of_run(given: Mapping[str, Any]) -> TrainSettings:
     Frozen models that are runs have the step that those runs are at, or were at when this began.
     """
     path = Path(given.get("log_path") or "").expanduser()
-    with file_errors(path, "log_path"):
+    with files.file_errors(path, "log_path"):
         resumes = given.get("log_path") and RunFolder(path, resumed=True).begun
     before = recorded_settings(path, TrainSettings) if resumes else {}
     if "rollouts" in given:  # other workers, or none: what was said of those before is of no use
@@ -107,7 +86,7 @@ def _check_engine(folder: RunFolder, about: dict[str, Any], engine: str) -> None
 
 def _cut_back(folder: RunFolder, steps: int, embedded: bool, console: Console) -> None:
     path, warm = folder.path, RunFolder(folder.path / WARM_UP, resumed=True)
-    broken = {f for log in (path, warm.path) for f in _files(log) if drop_broken_lines(f)}
+    broken = {f for log in (path, warm.path) for f in _files(log) if files.drop_broken_lines(f)}
     if embedded:
         _mend_batches(warm.path, path / STORE)
     for log in (path, warm.path):
@@ -126,14 +105,12 @@ def _cut_back(folder: RunFolder, steps: int, embedded: bool, console: Console) -
 
 
 def _files(log: Path) -> list[Path]:
-    """Logs that the Cookbook or a tally writes a line at a time."""
-    return [log / name for name in (METRICS, BATCHES, TIMES, CHECKPOINTS)]
+    return [log / name for name in (files.METRICS, files.BATCHES, files.TIMES, CHECKPOINTS)]
 
 
 def _cut(log: Path, done: int) -> None:
-    """Remove what a log holds beyond the first ``done`` steps."""
     for file in _files(log)[:-1]:
-        keep_lines(file, lambda row: int(row.get("step") or 0) < done)
+        files.keep_lines(file, lambda row: int(row.get("step") or 0) < done)
 
 
 def _repair(path: Path) -> None:
@@ -171,18 +148,18 @@ def _mend_batches(log: Path, root: Path) -> None:
             return record
         return {**record, "batch": store.read(path).steps}
 
-    change_lines(log / CHECKPOINTS, mended)
+    files.change_lines(log / CHECKPOINTS, mended)
 
 
 def _strike_unlogged(log: Path) -> None:
     """Remove checkpoints of steps that a kill kept out of the metrics; the steps are redone."""
     logged = max(_logged(log), default=-1) + 1
     lost = range(logged + 1, logged + AHEAD + 1)
-    keep_lines(log / CHECKPOINTS, lambda record: record.get("batch") not in lost)
+    files.keep_lines(log / CHECKPOINTS, lambda record: record.get("batch") not in lost)
 
 
 def _logged(log: Path) -> set[int]:
-    return {row.get("step", -1) for row in read_jsonl(log / METRICS) if is_step(row)}
+    return {row.get("step", -1) for row in read_jsonl(log / files.METRICS) if is_step(row)}
 
 
 def tidy(path: Path) -> None:
@@ -204,7 +181,7 @@ def _of_use(log: Path) -> set[str]:
 def clean_up(folder: RunFolder) -> None:
     """Delete what a finished run does not need any more: rolling checkpoints, of dead runs too."""
     for log in (folder.path, folder.path / WARM_UP):
-        keep_lines(log / CHECKPOINTS, lambda record: not record.get("rolling"))
+        files.keep_lines(log / CHECKPOINTS, lambda record: not record.get("rolling"))
     tidy(folder.path)
 
 
@@ -220,9 +197,9 @@ def open_run(settings: TrainSettings, go_on: Callable[[Path], str]) -> Iterator[
     if nothing was reached.
     """
     name = f"{slug(settings.name)}-{slug(Path(settings.model_name).name)}"
-    path = named_folder(settings.log_path, "runs", name)
+    path = run_folder.named_folder(settings.log_path, "runs", name)
     try:
-        with alone_in(path, "training", "log_path"):
+        with run_folder.alone_in(path, "training", "log_path"):
             new = _is_empty(path)
             folder = RunFolder(path, resumed=RunFolder(path, False).begun)
             _check_is_ours(folder, settings)

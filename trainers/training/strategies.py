@@ -1,13 +1,10 @@
 """How a run plays its groups: episodes that fail are left out, and every batch is counted.
 
-The Cookbook asks a ``RolloutStrategy`` to play each group, which is where episodes fail:
-
     LeaveOut    goes on without the episodes whose agent failed; what a run does by default
     Accounted   any strategy, with the account of the one group that it plays
     Counted     any strategy, with the accounts of its groups told to a ``Tally``
 
-Calls that an agent makes at the same time are sampled so (``bridge/env/parallel.py``). What is no
-failure of the agent (the engine's errors, a broken reward of the group) stops the run.
+What is no failure of the agent (the engine's errors, a broken reward) stops the run.
 """
 
 import asyncio

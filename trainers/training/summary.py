@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from evert.trainers.config.train import TrainSettings
 from evert.trainers.episodes.failures import read_batches, shortened
 from evert.trainers.rundir import folder as run_folder
 from evert.trainers.rundir.folder import RunFolder
@@ -26,6 +25,9 @@ LABELS = {"greedy": "greedy", "temperature_1": "at temperature 1"}
 class Report:
     """What a finished run has to tell."""
 
+    name: str
+    model: str
+    seed: int
     before: "Evaluation | None"
     after: "Evaluation | None"
     """None where the run has no held-out tasks."""
@@ -34,19 +36,17 @@ class Report:
     """Of this session: ``total``, ``training``."""
 
 
-def summarise(
-    settings: TrainSettings, facts: Any, folder: RunFolder, done: Report, console: Console
-) -> dict[str, Any]:
+def summarise(facts: Any, folder: RunFolder, done: Report, console: Console) -> dict[str, Any]:
     """Write a finished run's files and show its table."""
-    _plot(settings, folder, done)
-    _samples(settings, folder, done)
+    _plot(folder, done)
+    _samples(folder, done)
     failed, skipped = read_batches(folder.path)
     result = {
-        "name": settings.name,
-        "model": settings.model_name,
+        "name": done.name,
+        "model": done.model,
         "engine": facts,
         "steps": done.steps,
-        "seed": settings.seed,
+        "seed": done.seed,
         "held_out": {
             "before": done.before and asdict(done.before)["scores"],
             "after": done.after and asdict(done.after)["scores"],
@@ -58,36 +58,36 @@ def summarise(
         "folder": str(folder.path),
     }
     folder.write_json(files.RESULT, result)
-    _show(settings, folder, done, console)
+    _show(folder, done, console)
     return result
 
 
-def _plot(settings: TrainSettings, folder: RunFolder, done: Report) -> None:
+def _plot(folder: RunFolder, done: Report) -> None:
     from evert.trainers.reporting.figures.curves import draw_run
     from evert.trainers.reporting.figures.metrics import curves
     from evert.trainers.reporting.figures.style import save
 
     after = done.after.scores["temperature_1"].reward if done.after is not None else None
-    title = f"{settings.name}: {settings.model_name}, {done.steps} steps, seed {settings.seed}"
+    title = f"{done.name}: {done.model}, {done.steps} steps, seed {done.seed}"
     save(draw_run(title, *curves(folder.steps(), after)), folder.path / run_folder.PLOT)
 
 
-def _samples(settings: TrainSettings, folder: RunFolder, done: Report) -> None:
+def _samples(folder: RunFolder, done: Report) -> None:
     from evert.trainers.training.held_out import sample_records, samples_markdown
 
     if done.before is None or done.after is None:
         return
     old, new = done.before.samples, done.after.samples
-    folder.write(run_folder.SAMPLES_MD, samples_markdown(settings.name, old, new))
+    folder.write(run_folder.SAMPLES_MD, samples_markdown(done.name, old, new))
     lines = [json.dumps(record) + "\n" for record in sample_records(old, new)]
     folder.write(run_folder.SAMPLES_JSONL, "".join(lines))
 
 
-def _show(settings: TrainSettings, folder: RunFolder, done: Report, console: Console) -> None:
+def _show(folder: RunFolder, done: Report, console: Console) -> None:
     from evert.trainers.episodes.scores import shown
 
     if done.before is not None and done.after is not None:
-        title = f"{settings.name}: mean reward, {done.steps} steps, seed {settings.seed}"
+        title = f"{done.name}: mean reward, {done.steps} steps, seed {done.seed}"
         console.print(title, soft_wrap=True, markup=False)  # a table's own would wrap to its width
         tasks = f"{done.after.scores['greedy'].episodes} held-out tasks"
         table = Table(tasks, *(Column(when, justify="right") for when in ("before", "after")))

@@ -3,16 +3,9 @@
     wandb_project=NAME   a run of that project; its id is kept in the folder, in ``wandb.json``
     tensorboard=True     event files in RUN/tensorboard: ``tensorboard --logdir runs``
 
-Both are loggers as the Cookbook has them (``ml_log``). It logs its steps to W&B itself (to Neptune
-and Trackio, too, where they are installed): ``wandb_project`` in its configuration is all it takes.
-But it gives a run no tags, no identity to resume and no word about what it ran on, and W&B has
-``wandb.init`` hand out the run that is under way already. So ours is started first, with all of
-that, and the Cookbook finds it. It ends it, too, before the final weights have been scored: for
-these it is taken up once more. W&B's own environment variables apply (``WANDB_MODE=offline``,
-``WANDB_ENTITY``, ``WANDB_TAGS``, ``WANDB_RUN_GROUP``, ...).
-
-``check_tracking`` finds a missing package before there is a run. ``tracking`` starts what the
-settings ask for and ends it however the run ends. Neither is needed: the folder has it all.
+The Cookbook logs its steps to W&B itself, but gives a run no tags, no identity to resume, no word
+of what it ran on. So ours is started first, and ``wandb.init`` hands it out; the Cookbook ends it
+before the final scores, for which it is taken up once more. W&B's own variables apply.
 """
 
 import os
@@ -87,9 +80,6 @@ def final_scores(result: Mapping[str, Any]) -> dict[str, Any]:
     if "held_out/after/temperature_1" in found:  # the last point of the curve
         found[HELD_OUT_REWARD] = found["held_out/after/temperature_1"]
     return found
-
-
-# -- Weights & Biases ----------------------------------------------------------------------------
 
 
 class WandbLogger(ml_log.Logger):
@@ -181,9 +171,6 @@ def run_tags(settings: TrainSettings) -> list[str]:
     wanted = [settings.name, Path(settings.model_name).name, *settings.tags]
     wanted += os.environ.get("WANDB_TAGS", "").split(",")
     return list(dict.fromkeys(tag.strip()[:64] for tag in wanted if tag.strip()))
-
-
-# -- TensorBoard ---------------------------------------------------------------------------------
 
 
 class TensorboardLogger(EventsLogger):

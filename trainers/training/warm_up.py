@@ -1,10 +1,7 @@
 """Supervised warm-up: a few steps on conversations that show how a game goes, before RL.
 
-The Tinker Cookbook's ``supervised.train.main`` does it, unchanged, in ``RUN/warm_up``, a run of its
-own with metrics and checkpoints, so that it resumes as RL does. RL then starts from its weights.
-
-In order: the conversations, from the function that a recipe or a user names, as a dataset of the
-Cookbook's; the configuration; and the warm-up itself.
+The Cookbook's ``supervised.train.main`` does it, unchanged, in ``RUN/warm_up``, and resumes as RL
+does. RL then starts from its weights.
 """
 
 import itertools
@@ -146,7 +143,6 @@ async def warm_up(
 
 
 def _final(place: Path) -> CheckpointRecord | None:
-    """The last complete checkpoint of a warm-up."""
     for record in read_jsonl(place / CHECKPOINTS):
         if record.get("name") == "final" and record.get("sampler_path"):
             return CheckpointRecord.from_dict(record)

@@ -1,10 +1,6 @@
-"""The workers that a run's settings ask for: ``rollouts=pool`` and ``rollouts=ray``.
+"""The workers that settings ask for, ``rollouts=pool`` or ``rollouts=ray``: ``workers/``."""
 
-What they are is in ``trainers/workers/``; Ray is imported where it is asked for.
-"""
-
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -40,19 +36,14 @@ def check_workers(settings: "TrainSettings") -> None:
         )
 
 
-@contextmanager
-def rollout_workers(settings: "TrainSettings") -> "Iterator[WorkerExecutor | None]":
-    """Have the workers that the settings ask for inside the block; None where they ask for none."""
-    if settings.rollouts == "here":
-        yield None
-        return
-    with _made(settings) as workers:
-        yield workers
-
-
-def _made(settings: "TrainSettings") -> "WorkerExecutor":
+def rollout_workers(
+    settings: "TrainSettings",
+) -> "AbstractContextManager[WorkerExecutor | None]":
+    """The workers that the settings ask for, to be had inside a block; None where they ask none."""
     number, room = settings.rollout_workers, settings.groups_per_worker
     timeout = settings.worker_timeout
+    if settings.rollouts == "here":
+        return nullcontext()
     if settings.rollouts == "pool":
         from evert.trainers.workers.pool import PoolRollouts
 
