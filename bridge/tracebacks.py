@@ -9,11 +9,10 @@ import evert.bridge
 from evert.bridge.errors import text_of
 
 MOST_FRAMES = 12
-MOST_LEAVES = 4
-"""Exceptions of a group that are shown."""
+MOST_LEAVES = 4  # exceptions of a group that are shown
 
 _BRIDGE = Path(evert.bridge.__path__[0])
-_EVERT = tuple(str(each.resolve()) for each in (_BRIDGE, _BRIDGE.parent / "agents"))
+_EVERT = tuple(str(path.resolve()) for path in (_BRIDGE, _BRIDGE.parent / "agents"))
 """Where frames are that start an agent and carry its calls."""
 _PACKAGES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
 _STANDARD = sysconfig.get_path("stdlib")
@@ -46,14 +45,11 @@ def told(error: BaseException) -> tuple[str, str]:
 
 
 def agent_traceback(error: BaseException) -> str:
-    """The exception with the frames of the agent's own code, in Python's form.
+    """The exception with the frames of the agent's own code, in Python's form; "" without any.
 
     Frames of evert and of libraries are left out; of an agent that is a library's, those of the
     standard library alone. Of a group, each exception in it, or the group's frames where that has
     none of the agent's.
-
-    Returns:
-        Text without an end of line; "" where no frame is left, as of a command that cannot start.
     """
     packages = [frame for frame, home in _frames(error) if home == "packages"]
     around = own_frames(error) or packages
