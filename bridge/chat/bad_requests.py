@@ -54,13 +54,7 @@ def _sdk_http_library() -> ModuleType:
 
 
 def refuse(what: str, error: Exception) -> NoReturn:
-    """Refuse what raised ``error`` when it was read: an agent's own objects may do anything.
-
-    Raises:
-        openai.BadRequestError: ``error`` itself, if it is one.
-    """
-    import openai
-
+    """Refuse what raised ``error`` when it was read: an agent's own objects may do anything."""
     if isinstance(error, openai.BadRequestError):
         raise error
     reason = "".join(traceback.format_exception_only(error)).strip()

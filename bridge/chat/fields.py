@@ -4,7 +4,8 @@
 reply or the budget), *ignored* (sampling belongs to the trainer), or *refused* with a 400 that says
 what to do instead. Nothing is dropped in silence: a field that a policy does not know is an error
 for the native handle, and is let pass with a warning over the wire, where SDKs and frameworks add
-new ones with every release. An explicit null is the same as an absent field.
+new ones with every release. An explicit null is the same as an absent field. A reader raises the
+400 where a value has another form.
 """
 
 import json
@@ -17,38 +18,21 @@ from evert.bridge.chat.bad_requests import bad_request, malformed
 
 logger = logging.getLogger(__name__)
 
-
-MOST_WARNED = 100
-"""Unknown fields that a process warns of."""
-
+MOST_WARNED = 100  # unknown fields that a process warns of
 
 _warned: set[str] = set()
 
 
 @dataclass(frozen=True)
 class FieldPolicy:
-    """What becomes of each field of an API.
-
-    Attributes:
-        honoured: Read and acted upon.
-        ignored: Accepted and without effect.
-        refused: Field -> (values that pass all the same, what to do instead).
-    """
+    """What becomes of each field of an API."""
 
     honoured: frozenset[str]
     ignored: frozenset[str]
-    refused: Mapping[str, tuple[Sequence[Any], str]]
+    refused: Mapping[str, tuple[Sequence[Any], str]]  # values that pass, and what to do instead
 
     def check(self, fields: Mapping[str, Any], *, strict: bool) -> None:
-        """Let the fields of a call pass, or not.
-
-        Args:
-            fields: Names and values.
-            strict: Whether a field that the policy does not know is an error.
-
-        Raises:
-            openai.BadRequestError: A value is refused, or a field is unknown.
-        """
+        """Let the fields of a call pass, or raise the 400; unknown ones pass if not ``strict``."""
         for name, value in fields.items():
             if is_absent(value):
                 continue
@@ -90,22 +74,14 @@ def is_absent(value: object) -> bool:
 
 
 def read_messages(value: object, name: str = "messages") -> Sequence[Any]:
-    """The field as a non-empty list.
-
-    Raises:
-        openai.BadRequestError: It is none.
-    """
+    """The field as a non-empty list."""
     if isinstance(value, (list, tuple)) and value:
         return value if type(value) in (list, tuple) else list(value)
     raise malformed(name, "a non-empty list of messages", value)
 
 
 def read_model(value: object, default: str) -> str:
-    """The model's name; ``default`` when the field is absent or empty.
-
-    Raises:
-        openai.BadRequestError: It is no string.
-    """
+    """The model's name; ``default`` when the field is absent or empty."""
     if is_absent(value) or value == "":
         return default
     if isinstance(value, str):
@@ -114,11 +90,7 @@ def read_model(value: object, default: str) -> str:
 
 
 def read_tool_list(value: object) -> list[Any] | None:
-    """The tools as a list; None when there are none.
-
-    Raises:
-        openai.BadRequestError: It is no list.
-    """
+    """The tools as a list; None when there are none."""
     if is_absent(value):
         return None
     if isinstance(value, (list, tuple)):
@@ -127,11 +99,7 @@ def read_tool_list(value: object) -> list[Any] | None:
 
 
 def read_object(value: object, name: str) -> Mapping[str, Any] | None:
-    """The field as an object; None when it is absent.
-
-    Raises:
-        openai.BadRequestError: It is none.
-    """
+    """The field as an object; None when it is absent."""
     if is_absent(value):
         return None
     if isinstance(value, Mapping):
@@ -140,11 +108,7 @@ def read_object(value: object, name: str) -> Mapping[str, Any] | None:
 
 
 def read_cap(fields: Mapping[str, Any], *names: str) -> int | None:
-    """The tightest of some caps on the reply's tokens; None when none is given.
-
-    Raises:
-        openai.BadRequestError: One is no positive integer.
-    """
+    """The tightest of some caps on the reply's tokens; None when none is given."""
     caps = []
     for name in names:
         value = fields.get(name)
@@ -157,11 +121,7 @@ def read_cap(fields: Mapping[str, Any], *names: str) -> int | None:
 
 
 def read_stop(value: object, name: str = "stop") -> tuple[str, ...]:
-    """Stop strings.
-
-    Raises:
-        openai.BadRequestError: Anything but a non-empty string or a list of them.
-    """
+    """Stop strings."""
     if is_absent(value):
         return ()
     stops = (value,) if isinstance(value, str) else value
@@ -171,11 +131,7 @@ def read_stop(value: object, name: str = "stop") -> tuple[str, ...]:
 
 
 def read_train(fields: Mapping[str, Any]) -> bool:
-    """What the field ``evert`` says of the training: {"train": false}; True when it is absent.
-
-    Raises:
-        openai.BadRequestError: It is no object, or says anything else.
-    """
+    """What the field ``evert`` says of the training: {"train": false}; True when it is absent."""
     own = read_object(fields.get("evert"), "evert") or {}
     if not {*own} <= {"train"} or not isinstance(own.get("train", True), bool):
         raise malformed("evert", '{"train": true} or {"train": false}', own)

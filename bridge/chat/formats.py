@@ -21,23 +21,17 @@ if TYPE_CHECKING:
 ANY_OBJECT = '{"type": "object"}'
 """The schema of ``{"type": "json_object"}``."""
 
-ANY_VALUE = "{}"
-"""The schema of JSON of any kind."""
+ANY_VALUE = "{}"  # the schema of JSON of any kind
 
 _FENCE = "```"
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyFormat:
-    """What a reply has to look like.
+    """What a reply has to look like."""
 
-    Attributes:
-        schema: JSON schema, as JSON text, of a reply without tool calls; None for any text.
-        must_call: Tools of which one has to be called; empty for none.
-    """
-
-    schema: str | None = None
-    must_call: tuple[str, ...] = ()
+    schema: str | None = None  # as JSON text, of a reply without tool calls; None for any text
+    must_call: tuple[str, ...] = ()  # tools of which one has to be called
 
     def instruction(self) -> str:
         """What the policy is told."""
@@ -75,11 +69,7 @@ class ReplyFormat:
             return await off_loop(self.problem, reply)
 
     def problem(self, reply: "Reply", *, hasty: bool = False) -> str | None:
-        """What is wrong with a reply, as a sentence for the policy; None when it fits.
-
-        Raises:
-            TooLong: It is to be said in haste (``schemas.py``), and that takes longer.
-        """
+        """What is wrong with a reply, told to the policy; ``TooLong`` if haste does not do."""
         if self.must_call:
             if any(call.function.name in self.must_call for call in reply.tool_calls):
                 return None

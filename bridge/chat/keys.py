@@ -10,7 +10,7 @@ import pickle
 from collections.abc import Hashable, Sequence
 from typing import Any, cast
 
-from tinker_cookbook.renderers.base import Message, ToolCall
+from tinker_cookbook.renderers.base import Message, ToolCall, get_text_content
 
 Key = Hashable
 
@@ -39,11 +39,10 @@ def key_without_ids(key: Key) -> Key:
 def key_as_reply(message: Message) -> Key:
     """The key that a message of an agent has if it is a reply."""
     content = message["content"]
-    if not isinstance(content, str):
-        if any(part["type"] not in ("text", "thinking") for part in content):
-            return message_key(message)
-        content = "".join(part["text"] for part in content if part["type"] == "text")
-    return reply_key(content, message.get("tool_calls", ()))
+    parts = content if isinstance(content, list) else []
+    if any(part["type"] not in ("text", "thinking") for part in parts):
+        return message_key(message)
+    return reply_key(get_text_content(message), message.get("tool_calls", ()))
 
 
 def _part_key(part: Any) -> Key:

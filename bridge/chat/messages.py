@@ -37,11 +37,7 @@ class CookbookMessage(dict[str, Any]):
 
 
 def as_fields(message: object, index: int) -> Mapping[str, Any]:
-    """The fields of one message: a dict as it is, an SDK object by its attributes.
-
-    Raises:
-        openai.BadRequestError: It is neither.
-    """
+    """The fields of one message: a dict as it is, an SDK object by its attributes."""
     if isinstance(message, Mapping):
         return message
     dump = getattr(message, "model_dump", None)
@@ -55,17 +51,9 @@ def as_fields(message: object, index: int) -> Mapping[str, Any]:
 
 
 def read_message(message: object, index: int, tool_names: Mapping[str, str]) -> Message:
-    """One message of a request in the Cookbook's form.
+    """One message of a request in the Cookbook's form; ``tool_names`` are those of earlier calls.
 
-    Args:
-        message: A dict or an SDK message object.
-        index: Its place in the request, for messages.
-        tool_names: Tool-call id -> function name, from the calls seen before; some templates
-            (GPT-OSS) name the function in a tool's result.
-
-    Raises:
-        openai.BadRequestError: The role is unknown, or the content or a tool call has no form that
-            we can read.
+    Some templates (GPT-OSS) name the function in a tool's result.
     """
     if type(message) is dict and len(message) == 2:  # most of them: role and text
         role, content = message.get("role"), message.get("content")
@@ -191,11 +179,7 @@ def _read_tool_result(
 
 
 def read_tools(tools: Sequence[Any]) -> list[ToolSpec]:
-    """The Cookbook's tool specs for OpenAI's tool dicts.
-
-    Raises:
-        openai.BadRequestError: A tool is no function with a name and an object schema.
-    """
+    """The Cookbook's tool specs for OpenAI's tool dicts."""
     try:
         return [_read_tool(tool, f"tools[{number}]") for number, tool in enumerate(tools)]
     except Exception as error:

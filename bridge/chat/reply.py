@@ -16,6 +16,7 @@ from tinker_cookbook.renderers.base import (
     TextPart,
     ToolCall,
     UnparsedToolCall,
+    get_text_content,
 )
 
 from evert.bridge.chat.keys import Key, reply_key
@@ -25,48 +26,28 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token of a reply's visible text.
+    """A token of a reply's visible text, and the natural logarithm of its probability."""
 
-    Attributes:
-        text: What it adds to the text; "" for the beginning of a character of several tokens.
-        logprob: Natural logarithm of the probability it was sampled with.
-    """
-
-    text: str
+    text: str  # what it adds; "" for the beginning of a character of several tokens
     logprob: float
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the policy said in one action, as the agent gets it.
+    """What the policy said in one action, as the agent gets it."""
 
-    Attributes:
-        parsed: The renderer's own parse of the action (the model's view).
-        text: Visible text.
-        reasoning: Thinking, or None when there was none.
-        tool_calls: Calls that parsed, each with an id.
-        unparsed: Tool calls that did not parse; their markup stays in ``text``.
-        finish_reason: "length" when the action was cut, "tool_calls" when there are any.
-        prompt_tokens: Length of the observation.
-        completion_tokens: Length of the action.
-        stop_string: The agent's own stop string that cut the text; None when none did.
-        logprobs: Of the tokens of ``text``, where they were asked for and are known; else None.
-        prefill: What the agent itself began it with; ``parsed`` has it, ``text`` goes on from it.
-        tokens: As sampled, where they were asked for and are known; else None.
-    """
-
-    parsed: Message
+    parsed: Message  # the renderer's own parse of the action: the model's view
     text: str
     reasoning: str | None
-    tool_calls: tuple[ToolCall, ...]
-    unparsed: tuple[UnparsedToolCall, ...]
+    tool_calls: tuple[ToolCall, ...]  # each has an id
+    unparsed: tuple[UnparsedToolCall, ...]  # their markup stays in ``text``
     finish_reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
-    stop_string: str | None = None
-    logprobs: tuple[TokenLogprob, ...] | None = None
-    prefill: str = ""
-    tokens: tuple[int, ...] | None = None
+    stop_string: str | None = None  # the agent's own, where one cut the text
+    logprobs: tuple[TokenLogprob, ...] | None = None  # where they are asked for and are known
+    prefill: str = ""  # what the agent began it with: ``parsed`` has it, ``text`` goes on from it
+    tokens: tuple[int, ...] | None = None  # where they are asked for and are known
 
     def with_calls(self, count: int) -> "Reply":
         """The reply with its first ``count`` tool calls; without any it simply stops."""
@@ -111,28 +92,13 @@ def _thoughts(content: str | list[ContentPart]) -> str | None:
 
 
 def read_reply(
-    parsed: Message,
-    *,
-    truncated: bool,
-    call_ids: str,
-    prompt_tokens: int,
-    completion_tokens: int,
+    parsed: Message, *, truncated: bool, call_ids: str, prompt_tokens: int, completion_tokens: int
 ) -> Reply:
     """The reply that a renderer's parse stands for.
 
-    Args:
-        parsed: From ``renderer.parse_response``; its content may be text or a list of parts.
-        truncated: The action was cut at its token cap.
-        call_ids: What the ids of tool calls are made of whose format has none; of each reply
-            another.
-        prompt_tokens: Length of the observation.
-        completion_tokens: Length of the action.
+    ``call_ids`` is a prefix, another for each reply: some formats give tool calls no ids.
     """
-    content = parsed["content"]
-    text = content if isinstance(content, str) else ""
-    if not isinstance(content, str):
-        text = "".join(part["text"] for part in content if part["type"] == "text")
-    reasoning = _thoughts(content)
+    text, reasoning = get_text_content(parsed), _thoughts(parsed["content"])
     calls = tuple(
         call if call.id else call.model_copy(update={"id": call_id(f"{call_ids}-{number}")})
         for number, call in enumerate(parsed.get("tool_calls") or ())

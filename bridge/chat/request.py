@@ -1,7 +1,4 @@
-"""A model call as an agent makes it, whatever API it came by, and what answers it.
-
-``ChatRequest`` is what every dialect reads its bodies into.
-"""
+"""A model call as an agent makes it: what every dialect reads its bodies into."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -13,35 +10,19 @@ from evert.bridge.chat.reply import Reply
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """One model call of an agent.
-
-    Attributes:
-        model: Model name the agent asked for.
-        messages: In the form of OpenAI's chat completions: dicts, or SDK message objects. Not
-            copied here.
-        tools: OpenAI tool dicts, or None when none are offered.
-        max_tokens: Cap on the tokens of this reply; None for the run's own cap.
-        stop: Further stop strings, besides the renderer's own.
-        format: What the reply has to look like; None for anything.
-        may_call: Whether the reply may hold tool calls; such as it makes all the same are not
-            delivered.
-        logprobs: Whether the log-probabilities of the reply's text are wanted.
-        train: Whether the reply is to be learned from.
-        prefill: The beginning of the reply, which the agent gives; it gets what follows.
-        tokens: Whether the sampled token ids are wanted, as environments within an agent do.
-    """
+    """One model call of an agent, whatever API it came by."""
 
     model: str
-    messages: Sequence[Any]
-    tools: list[Any] | None = None
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
+    messages: Sequence[Any]  # OpenAI's chat completions: dicts, or SDK objects. Not copied here
+    tools: list[Any] | None = None  # OpenAI's
+    max_tokens: int | None = None  # None for the run's own cap
+    stop: tuple[str, ...] = ()  # besides the renderer's own
     format: ReplyFormat | None = None
-    may_call: bool = True
+    may_call: bool = True  # if not, the calls that the reply makes all the same are not delivered
     logprobs: bool = False
-    train: bool = True
-    prefill: str = ""
-    tokens: bool = False
+    train: bool = True  # whether the reply is to be learned from
+    prefill: str = ""  # the beginning of the reply, which the agent gives; it gets what follows
+    tokens: bool = False  # whether the sampled ids are wanted, as environments in an agent do
 
 
 FrozenAnswer: TypeAlias = Callable[[ChatRequest], Awaitable[Reply]]

@@ -2,10 +2,8 @@
 
 The agent brings the schema and the policy the reply, and either may make a check as long as it
 likes: by a pattern that backtracks, by references that double at each level, by sheer size. So
-
-- patterns go to RE2, whose time grows with a text and never explodes;
-- every keyword looks at the clock (``_Clock``), so that a check ends when its time is over;
-- what ``jsonschema`` does in one long step is done here in short ones.
+patterns go to RE2, every keyword looks at the clock, and what ``jsonschema`` does in one long step
+is done here in short ones. (A validator in native code holds all threads until it is done.)
 
 A check on the event loop is a hasty one: past ``HASTY_SECONDS`` it raises ``TooLong``, and is made
 anew in a thread (``formats.py``). One that cannot be made at all (a pattern that RE2 does not know,
@@ -19,18 +17,18 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import cache, lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import re2  # type: ignore[import-untyped]
-
-if TYPE_CHECKING:
-    from jsonschema.exceptions import ValidationError
-    from jsonschema.protocols import Validator
+import referencing
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import ValidationError
+from jsonschema.protocols import Validator
+from jsonschema.validators import extend, validator_for
 
 logger = logging.getLogger(__name__)
 
-HASTY_SECONDS = 0.02
-"""What a check may take of the event loop."""
+HASTY_SECONDS = 0.02  # what a check may take of the event loop
 
 HASTY_TEXT = 100_000
 """Characters of a schema or a reply; a longer one is no work for the event loop at all."""
@@ -38,23 +36,18 @@ HASTY_TEXT = 100_000
 HASTY_MATCH = 5_000_000
 """Steps of one match on the event loop: a pattern's instructions times a text's characters."""
 
-MOST_SECONDS = 2.0
-"""What a check may take of a thread's processor time."""
+MOST_SECONDS = 2.0  # what a check may take of a thread's processor time
 
 MOST_MATCH = 500_000_000
 """Steps of one match anywhere: about a second, in which it cannot be stopped."""
 
-LONGEST_PATTERN = 1_000
-"""Characters of a pattern."""
+LONGEST_PATTERN = 1_000  # characters of a pattern
+LONGEST_VETTED = 10_000  # characters of a schema that is itself checked, before any reply
+MOST_WARNED = 100  # schemas that a process warns of
 
-LONGEST_VETTED = 10_000
-"""Characters of a schema that is itself checked, before any reply."""
-
-MOST_WARNED = 100
-"""Schemas that a process warns of."""
 _warned: set[str] = set()
 
-Keyword = Callable[..., Iterator["ValidationError"] | None]
+Keyword = Callable[..., Iterator[ValidationError] | None]
 
 
 class TooLong(Exception):
@@ -72,11 +65,7 @@ class _Clock:
         self._longest_match = HASTY_MATCH if hasty else MOST_MATCH
 
     def look(self, steps: int = 0) -> None:
-        """Go on, or not.
-
-        Raises:
-            TooLong: The time is over, or the next match has too many steps.
-        """
+        """Raise ``TooLong`` if the time is over, or the next match has too many steps."""
         if steps > self._longest_match or self._now() > self._end:
             raise TooLong("it takes too long")
 
@@ -85,31 +74,13 @@ _clock: ContextVar[_Clock] = ContextVar("evert_schema_clock")
 
 
 def vet(schema: str) -> None:
-    """Check that a JSON schema is one; a very long one is taken as it comes.
-
-    Args:
-        schema: As JSON text.
-
-    Raises:
-        jsonschema.SchemaError: It is none.
-    """
+    """Raise jsonschema's ``SchemaError`` for what is none; a very long one is taken as it comes."""
     if len(schema) <= LONGEST_VETTED:
         _validator(schema).check_schema(json.loads(schema))
 
 
-def first_error(schema: str, value: Any, *, hasty: bool = False) -> "ValidationError | None":
-    """Where ``value`` does not fit the schema; None when it does, or cannot be checked.
-
-    Args:
-        schema: As JSON text.
-        value: As read from JSON.
-        hasty: Whether it may take no longer than the event loop can be kept.
-
-    Raises:
-        TooLong: A hasty check would take longer.
-    """
-    from jsonschema.exceptions import ValidationError
-
+def first_error(schema: str, value: Any, *, hasty: bool = False) -> ValidationError | None:
+    """Where ``value`` does not fit the schema; None when it does, or cannot be checked."""
     token = _clock.set(_Clock(hasty=hasty))
     try:
         if all(f'"{name}Properties"' in schema for name in ("unevaluated", "pattern")):
@@ -137,13 +108,9 @@ def _warn(schema: str, reason: str) -> None:
 
 
 @lru_cache(256)
-def _validator(schema: str) -> "Validator":
-    import jsonschema
-    import referencing
-    from jsonschema.validators import validator_for
-
+def _validator(schema: str) -> Validator:
     value: Any = json.loads(schema)
-    kind = _timed(validator_for(value, default=jsonschema.Draft202012Validator))
+    kind = _timed(validator_for(value, default=Draft202012Validator))
     made: Validator = kind(value, registry=referencing.Registry())
     return made
 
@@ -152,9 +119,7 @@ def _validator(schema: str) -> "Validator":
 
 
 @cache
-def _timed(kind: "type[Validator]") -> "type[Validator]":
-    from jsonschema.validators import extend
-
+def _timed(kind: type[Validator]) -> type[Validator]:
     own: dict[str, Callable[[Keyword], Keyword]] = {
         "pattern": lambda _: _pattern,
         "patternProperties": lambda _: _pattern_properties,
@@ -181,18 +146,14 @@ def _looking(check: Keyword) -> Keyword:
     return looking
 
 
-def _pattern(
-    validator: Any, pattern: str, instance: Any, schema: Any
-) -> "Iterator[ValidationError]":
-    from jsonschema.exceptions import ValidationError
-
+def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
     if isinstance(instance, str) and not _is_found(pattern, instance):
         yield ValidationError(f"{instance!r} does not match {pattern!r}")
 
 
 def _pattern_properties(
     validator: Any, patterns: Mapping[str, Any], instance: Any, schema: Any
-) -> "Iterator[ValidationError]":
+) -> Iterator[ValidationError]:
     for name, value in instance.items() if isinstance(instance, dict) else ():
         for pattern, wanted in patterns.items():
             if _is_found(pattern, name):
@@ -216,13 +177,9 @@ def _additional_properties(check: Keyword) -> Keyword:
 
 def _some_of(
     validator: Any, wanted: list[Any], instance: Any, schema: Any, *, most: int | None
-) -> "Iterator[ValidationError]":
-    """``anyOf`` and ``oneOf`` without the errors of what does not fit.
-
-    Those are a tree of up to millions of nodes; to free it blocks all threads.
-    """
-    from jsonschema.exceptions import ValidationError
-
+) -> Iterator[ValidationError]:
+    """``anyOf`` and ``oneOf`` without the errors of what does not fit: to free millions of them
+    blocks all threads."""
     fitting = 0
     for one in wanted:
         fitting += next(validator.descend(instance, one), None) is None
@@ -246,9 +203,7 @@ def _unevaluated(check: Keyword) -> Keyword:
 
 def _unique_items(
     validator: Any, wanted: bool, instance: Any, schema: Any
-) -> "Iterator[ValidationError]":
-    from jsonschema.exceptions import ValidationError
-
+) -> Iterator[ValidationError]:
     if wanted and isinstance(instance, list) and len({*map(_hashable, instance)}) < len(instance):
         yield ValidationError(f"{instance!r} has non-unique elements")
 
