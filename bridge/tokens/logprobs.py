@@ -12,9 +12,9 @@ log-probabilities, so that they come along. They are made by
 finds these. Thinking, tool calls and control tokens are no visible text.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import openai
@@ -24,14 +24,10 @@ from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.reply import Reply, TokenLogprob
 from evert.bridge.tokens.renderer import PromptRenderer
 
-WINDOW = 16
-"""Tokens that are decoded together at most; a character has no more than four."""
+WINDOW = 16  # tokens that are decoded together at most; a character has no more than four
 
 NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 """What stands for bytes that are none; the tokens of all but the first of them say nothing."""
-
-Span = tuple[int, int]
-"""Where some characters begin, and where they have ended."""
 
 
 class SampledTokens(list[int]):
@@ -68,17 +64,7 @@ def with_logprobs(
     logprobs: Sequence[float] | None,
     renderer: PromptRenderer,
 ) -> Reply:
-    """A reply with the log-probabilities of its text, of which there may be none to be told.
-
-    Args:
-        reply: As the agent gets it.
-        tokens: The action it was read from.
-        logprobs: One a token; None where they are not known.
-        renderer: That read it.
-
-    Raises:
-        openai.BadRequestError: They are not known.
-    """
+    """A reply with those of its text, if they can be told; a 400 where nobody brought them."""
     if logprobs is None:
         raise unavailable("this reply's tokens came without any")
     return replace(reply, logprobs=text_logprobs(reply, tokens, logprobs, renderer))
@@ -99,26 +85,21 @@ def unavailable(reason: str) -> openai.BadRequestError:
 def text_logprobs(
     reply: Reply, tokens: Sequence[int], logprobs: Sequence[float], renderer: PromptRenderer
 ) -> tuple[TokenLogprob, ...] | None:
-    """Those of the tokens that make up ``reply.text``, in their order.
+    """Those of the tokens that make up ``reply.text``; None: it is not in what was sampled.
 
-    Args:
-        reply: As the agent gets it; what a stop string cut off is no part of it.
-        tokens: The action it was read from.
-        logprobs: One a token.
-        renderer: That read it.
-
-    Returns:
-        One a token, whose texts make up the reply's: a token at an edge counts with the part that
-        can be seen, and a character of several tokens stands at the last of them. None where the
-        text is not to be found in what was sampled.
+    A token at an edge counts with the part that can be seen, and a character of several tokens
+    stands at the last of them.
     """
-    ends = _ends(tokens, renderer)
-    spans = _visible(ends, tokens, reply, renderer)
-    if spans is None:
+    whole = renderer.decode(tokens)
+    bounds = [*pairwise([0, *_ends(tokens, whole, renderer)])]
+    places = _places(reply, tokens, whole, bounds, renderer.markup)
+    if places is None:
         return None
-    whole, found = renderer.decode(tokens), []
-    for begin, stop in spans:
-        for (start, end), logprob in zip(pairwise([0, *ends]), logprobs, strict=True):
+    found = []
+    for _, run in groupby(enumerate(places), lambda one: one[1] - one[0]):
+        stretch = [place for _, place in run]
+        begin, stop = stretch[0], stretch[-1] + 1
+        for (start, end), logprob in zip(bounds, logprobs, strict=True):
             seen = whole[max(begin, start) : min(stop, end)]
             is_piece = begin <= start == end < stop + whole.startswith(NO_CHARACTER, stop - 1)
             if seen or is_piece:
@@ -126,13 +107,12 @@ def text_logprobs(
     return tuple(found)
 
 
-def _ends(tokens: Sequence[int], renderer: PromptRenderer) -> list[int]:
+def _ends(tokens: Sequence[int], whole: str, renderer: PromptRenderer) -> list[int]:
     """Where in the text of all tokens each token's own part ends.
 
     A few tokens are decoded at a time, since one character may take several. Their text counts as
     far as it agrees with the text of all.
     """
-    whole = renderer.decode(tokens)
     ends: list[int] = []
     known = (0, 0)  # up to a token, and up to a character, from which on it is decoded
     whole_up_to = (0, 0)  # where the text so far ended with a whole character
@@ -151,59 +131,32 @@ def _agreed(text: str, other: str) -> int:
     return next((place for place, (a, b) in pairs if a != b), min(len(text), len(other)))
 
 
-def _visible(
-    ends: Sequence[int], tokens: Sequence[int], reply: Reply, renderer: PromptRenderer
-) -> list[Span] | None:
-    """Where the reply's text stands in what was sampled, in the text's order; None: nowhere."""
-    whole = renderer.decode(tokens)
+def _places(
+    reply: Reply,
+    tokens: Sequence[int],
+    whole: str,
+    bounds: Sequence[tuple[int, int]],
+    markup: frozenset[int],
+) -> list[int] | None:
+    """Where each character of the reply's text stands in what was sampled; None: nowhere."""
     plain = "".join(  # markup of the format is no text, even if it reads like it
-        "\0" * (end - start) if token in renderer.markup else whole[start:end]
-        for (start, end), token in zip(pairwise([0, *ends]), tokens, strict=True)
+        "\0" * (end - start) if token in markup else whole[start:end]
+        for (start, end), token in zip(bounds, tokens, strict=True)
     )
-    spans: list[Span] = []
+    content = reply.parsed["content"]
+    parts: Any = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    said: list[int] = []
     cursor = 0
-    for part in _parts(reply):
-        start = _find(part["text"], plain, whole, cursor)
-        if start < 0:
-            continue
-        cursor = start + len(part["text"])
-        if part["type"] == "text":
-            spans.append((start, cursor))
+    for part in parts:
+        text = part.get("text") or part.get("thinking") or ""
+        start = _find(text, plain, whole, cursor)
+        if start >= 0:
+            cursor = start + len(text)
+            said += range(start, cursor) if part["type"] == "text" else ()
     for lost in reply.unparsed:  # they stand after the text, wherever they were
         start = whole.find(lost.raw_text)
-        if start >= 0:
-            spans.append((start, start + len(lost.raw_text)))
-    said = "".join(whole[start:end] for start, end in spans)
-    runs = _runs(said, reply.text)
-    return None if runs is None else [one for first, end in runs for one in _cut(spans, first, end)]
-
-
-def _runs(said: str, text: str) -> list[Span] | None:
-    """The stretches of ``said`` that make up a text, which may lack white space between them."""
-    if (first := said.find(text)) >= 0:
-        return [(first, first + len(text))]
-    runs: list[Span] = []
-    place = 0
-    for character in text:
-        while said[place : place + 1] != character:
-            if not said[place : place + 1].isspace():
-                return None
-            place += 1
-        if runs and runs[-1][1] == place:
-            runs[-1] = (runs[-1][0], place + 1)
-        else:
-            runs.append((place, place + 1))
-        place += 1
-    return runs
-
-
-def _parts(reply: Reply) -> Iterator[dict[str, Any]]:
-    content = reply.parsed["content"]
-    if isinstance(content, str):
-        yield {"type": "text", "text": content}
-    else:
-        for part in content:
-            yield {"type": part["type"], "text": part.get("text") or part.get("thinking") or ""}
+        said += range(start, start + len(lost.raw_text)) if start >= 0 else ()
+    return _picked(reply.text, said, whole)
 
 
 def _find(text: str, plain: str, whole: str, cursor: int) -> int:
@@ -215,12 +168,16 @@ def _find(text: str, plain: str, whole: str, cursor: int) -> int:
     return found if found >= 0 else whole.find(text, cursor)
 
 
-def _cut(spans: Sequence[Span], first: int, last: int) -> list[Span]:
-    """The spans from their character ``first`` to before ``last``, both counted over all spans."""
-    kept, passed = [], 0
-    for start, end in spans:
-        begin, stop = max(first - passed, 0), min(last - passed, end - start)
-        if begin < stop:
-            kept.append((start + begin, start + stop))
-        passed += end - start
-    return kept
+def _picked(text: str, said: Sequence[int], whole: str) -> list[int] | None:
+    """The places that a text takes of those said; it may lack white space between them."""
+    first = "".join(whole[place] for place in said).find(text)
+    if first >= 0:
+        return [*said[first : first + len(text)]]
+    left, picked = iter(said), list[int]()
+    for character in text:
+        fits = (one for one in left if whole[one] == character or not whole[one].isspace())
+        place = next(fits, None)
+        if place is None or whole[place] != character:
+            return None
+        picked.append(place)
+    return picked
