@@ -1,30 +1,9 @@
 """Every error evert raises, under one root; each class names the boundary that was crossed.
 
-    EvertError
-    ├── InvalidAgentError      (TypeError)     what was handed in is no agent we can run
-    ├── RewardError            (ValueError)    a reward is missing, or is none
-    ├── AgentError             (RuntimeError)  the agent raised; its exception is ``__cause__``
-    ├── CommandError           (RuntimeError)  an agent's command cannot run, or fails at its start
-    ├── AgentTimeoutError      (TimeoutError)  the agent neither called again nor ended in time
-    ├── EnvStateError          (RuntimeError)  the Env's methods were called out of order
-    ├── EnvClosedError         (RuntimeError)  the Env was closed before, or meanwhile
-    ├── EpisodeEndedError      (RuntimeError)  a call arrived after the agent had ended
-    ├── InvalidActionError     (ValueError)    what was given to ``step`` are no token ids
-    ├── UnsupportedPromptError (ValueError)    a prompt holds more than token ids
-    ├── InvalidModelError      (TypeError)     a frozen model is none, or has the policy's name
-    ├── MissingPackageError    (ImportError)   a client was asked for whose package is not there
-    ├── RendererMismatchError  (ValueError)    a renderer cannot do what a conversation needs
-    ├── BlockingCallError      (RuntimeError)  a blocking model call on the loop that answers it
-    ├── InvalidDatasetError    (ValueError)    tasks or sizes that make no dataset
-    ├── AdvantagesError        (ValueError)    advantages that do not fit the episodes
-    ├── RecordError            (ValueError)    a line is no rollout that this version can read
-    ├── ReplayError            (RuntimeError)  an agent does not do what its record says it did
-    └── EnvCheckError          (RuntimeError)  ``check_env`` found a broken rule
-
 Three ends are three classes: *ended* (the agent is done), *closed* (somebody gave up on it) and
 *broken* (it raised). Each keeps a standard-library parent, pickles, and says what we got, what was
 expected and what to do next. Requests that the Env cannot serve reach the agent as the OpenAI
-SDK's own ``BadRequestError`` (``request.py``), because that is what agents catch.
+SDK's own ``BadRequestError`` (``chat/bad_requests.py``), because that is what agents catch.
 
 ``AgentAborted`` stands outside: it is a ``BaseException``, raised inside an agent that goes on
 calling after it was closed, so that ``except Exception`` loops end too.
