@@ -34,8 +34,7 @@ from evert.bridge.tokens.logprobs import unavailable, with_logprobs
 from evert.bridge.tokens.loop_budget import LongTexts
 from evert.bridge.tokens.renderer import PromptRenderer
 
-MODEL_TIMEOUT = 600.0
-"""Seconds in which a frozen model has to reply, where nobody says otherwise."""
+MODEL_TIMEOUT = 600.0  # seconds in which a frozen model has to reply, where nobody says otherwise
 
 
 class _Said(MessageCompleter):
@@ -62,17 +61,7 @@ def frozen_models(
     renderer: PromptRenderer,
     timeout: float | None = MODEL_TIMEOUT,
 ) -> dict[str, FrozenAnswer]:
-    """What answers the calls to each name.
-
-    Args:
-        models: By name.
-        policy: Names that none of them may have.
-        renderer: Of the policy.
-        timeout: Seconds in which one has to reply; a ``RemoteModel`` has its own. None: for ever.
-
-    Raises:
-        InvalidModelError: One is no model, or has a name of the policy's.
-    """
+    """What answers the calls to each name, none of them the policy's; in time, or with a 400."""
     for name in policy:
         if name in models:
             raise InvalidModelError(

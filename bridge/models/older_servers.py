@@ -12,14 +12,12 @@ for no other: the hosted service is never touched, and what a server does itself
 from typing import Any
 from urllib.parse import urlsplit
 
-HOSTED = "thinkingmachines.dev"
-"""The hosted service is in this domain."""
+HOSTED = "thinkingmachines.dev"  # the hosted service is in this domain
 
 LOAD = "_create_training_client_via_load_weights_submit"
 """The SDK's method that makes a training client of a saved state."""
 
-_completed: set[str] = set()
-"""Addresses of the servers whose promises are completed."""
+_completed: set[str] = set()  # addresses of the servers whose promises are completed
 
 
 def complete_client(base_url: str | None) -> None:
@@ -27,9 +25,6 @@ def complete_client(base_url: str | None) -> None:
 
     A worker in another process calls it before it samples with a client that it was sent
     (``address_of``).
-
-    Args:
-        base_url: The server's address; None, or the hosted service's: nothing is done.
     """
     if not base_url or is_hosted(base_url):
         return

@@ -90,11 +90,7 @@ class RemoteModel:
 
 
 def check_no_prefill(request: ChatRequest, kind: str) -> None:
-    """Refuse a reply that the agent begins, for models that begin their replies themselves.
-
-    Raises:
-        openai.BadRequestError: The agent gave its beginning.
-    """
+    """Refuse a reply that the agent begins, for models that begin their replies themselves."""
     if request.prefill:
         raise bad_request(
             f"The model {request.model!r} is {kind}, which begins its replies itself; the last "

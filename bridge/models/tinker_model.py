@@ -27,8 +27,7 @@ from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer
 
 logger = logging.getLogger(__name__)
 
-MAX_TOKENS = 2048
-"""Cap on a frozen model's reply when neither the agent nor the user gives one."""
+MAX_TOKENS = 2048  # cap on a frozen model's reply when neither the agent nor the user gives one
 
 
 @dataclass(frozen=True)
@@ -70,27 +69,15 @@ class TinkerModel:
 
 @dataclass(frozen=True)
 class OpenWeights:
-    """Weights that can be sampled.
-
-    Attributes:
-        client: Samples them.
-        renderer: Writes prompts and reads replies.
-        context_length: Tokens of prompt and reply together; None: the engine does not say.
-    """
+    """Weights that can be sampled."""
 
     client: tinker.SamplingClient
     renderer: PromptRenderer
-    context_length: int | None
+    context_length: int | None  # tokens of prompt and reply together; None: nobody says
 
 
 class FrozenSampler(TokenCompleter):
-    """Answers the calls of one Env to a ``TinkerModel``.
-
-    Args:
-        model: What is sampled, and how.
-        weights: Of ``open_weights``.
-        number: Number of this reply in the episode, from 0.
-    """
+    """Answers one call of an Env to a ``TinkerModel``; ``number`` is its place in the episode."""
 
     def __init__(self, model: TinkerModel, weights: OpenWeights, number: int) -> None:
         self._model = model
@@ -100,12 +87,7 @@ class FrozenSampler(TokenCompleter):
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
-        """The reply.
-
-        Raises:
-            openai.BadRequestError: The prompt leaves no room in the model's context (code
-                ``context_length_exceeded``).
-        """
+        """The reply; a 400, ``context_length_exceeded``, where the context has no room for it."""
         caps = [self._model.max_tokens or MAX_TOKENS, max_tokens]
         context = self._weights.context_length
         if context is not None:
@@ -133,12 +115,7 @@ _open: "WeakKeyDictionary[type, dict[tuple[str | None, ...], Future[OpenWeights]
 
 
 async def open_weights(model: TinkerModel) -> OpenWeights:
-    """The weights of a model, opened once a process and engine.
-
-    Raises:
-        InvalidModelError: The Cookbook names no renderer for the base.
-        EvertError, tinker.TinkerError: The engine does not have them.
-    """
+    """The weights of a model, opened once a process and engine."""
     key = _key(model)
     with _lock:
         known = _open.setdefault(tinker.ServiceClient, {})
@@ -149,13 +126,7 @@ async def open_weights(model: TinkerModel) -> OpenWeights:
 
 
 def hand_in(model: TinkerModel, client: tinker.SamplingClient, context_length: int | None) -> None:
-    """Have a model sampled by a client that another process has opened it for.
-
-    Args:
-        model: The model; where it is open here, it stays as it is.
-        client: Samples it.
-        context_length: As ``OpenWeights`` has it.
-    """
+    """Have a model, unless it is open here, sampled by a client that another process opened."""
     opened: Future[OpenWeights] = Future()
     base = model.base_model or client.get_base_model()
     renderer = prompt_renderer(model_renderer(base, model.renderer_name))

@@ -26,16 +26,11 @@ from evert.bridge.tokens.renderer import PromptRenderer
 Problem = tuple[ParseFailureKind, str]
 """What is wrong with a reply: the Cookbook's kind of failure, and its detail."""
 
-LARGEST_ID = 2**32 - 1
-"""Of a token: a tokenizer holds no more."""
+LARGEST_ID = 2**32 - 1  # of a token: a tokenizer holds no more
 
 
 def token_ids(action: Iterable[Any]) -> list[int]:
-    """An action as a list of its own; NumPy's integers become Python's.
-
-    Raises:
-        InvalidActionError: Something in it is no token id.
-    """
+    """An action as a list of its own, of Python's integers; else an ``InvalidActionError``."""
     try:
         ids = list(action)
         if not set(map(type, ids)) <= {int}:  # asked every turn: one pass, without a Python loop
@@ -69,14 +64,8 @@ def read_action(
 ) -> tuple[Reply, Problem | None]:
     """The reply of an action, and what is wrong with it (None: nothing, or only that it was cut).
 
-    Args:
-        action: Sampled token ids.
-        renderer: Of the policy.
-        request: What was asked: the reply is cut before the first of its stop strings.
-        truncated: The action was cut at its token cap.
-        call_ids: Prefix for the ids of tool calls.
-        prompt_tokens: Length of the observation.
-        opened: The tokens of ``request.prefill``.
+    It is cut before the first of the request's stop strings; ``opened`` are the tokens of its
+    prefill, and ``truncated`` says that the action was cut at its token cap.
     """
     ended = action + renderer.missing_end(action) if truncated or request.stop else action
     ended = [*opened, *ended]

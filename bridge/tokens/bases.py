@@ -26,11 +26,8 @@ logger = logging.getLogger(__name__)
 BASE_MODEL = "evert-tiny"
 """Model name of the default base, wherever the Cookbook or a user names a model."""
 
-BASES = (BASE_MODEL, "evert-tiny-20q", "evert-tiny-moves")
-"""Model names of all shipped bases."""
-
-BASE_RENDERER = "qwen3_instruct"
-"""Cookbook renderer the bases were trained with."""
+BASES = (BASE_MODEL, "evert-tiny-20q", "evert-tiny-moves")  # model names of all shipped bases
+BASE_RENDERER = "qwen3_instruct"  # Cookbook renderer the bases were trained with
 
 
 def base_path(name: str = BASE_MODEL) -> Path:
@@ -70,11 +67,7 @@ def default_renderer() -> "Renderer":
 
 
 def renderer_name_of(base_model: str) -> str:
-    """The Cookbook renderer that fits a base.
-
-    Raises:
-        InvalidModelError: The Cookbook knows no model of that name.
-    """
+    """The Cookbook renderer that fits a base."""
     from tinker_cookbook.exceptions import ConfigurationError
     from tinker_cookbook.model_info import get_recommended_renderer_name
 
@@ -90,16 +83,7 @@ def renderer_name_of(base_model: str) -> str:
 
 
 def model_renderer(base_model: str, renderer_name: str | None = None) -> "Renderer":
-    """A base's renderer: its tokenizer, chat format and, where it takes them, images.
-
-    Args:
-        base_model: A shipped base, a Hugging Face folder, or a model's name.
-        renderer_name: The Cookbook's; None for the one that fits.
-
-    Raises:
-        InvalidModelError: None was named, and the Cookbook knows no model of that name; or the
-            folder's tokenizer cannot be loaded, or only with code that is not trusted.
-    """
+    """A base's renderer: its tokenizer, chat format and, where it takes them, images."""
     from tinker_cookbook.renderers import get_renderer
     from tinker_cookbook.tokenizer_utils import get_tokenizer
 
@@ -123,11 +107,7 @@ def _image_processor(model_name: str, renderer_name: str) -> Any:
         if folder.is_dir():
             return from_pretrained(AutoImageProcessor, model_name, str(folder))
         return get_image_processor(model_name)
-    except (
-        InvalidModelError,
-        OSError,
-        ValueError,
-    ) as error:  # text still works, and an image is a 400 that says so
+    except (InvalidModelError, OSError, ValueError) as error:  # text still works: an image is a 400
         logger.warning("No image processor for %s, so its agents send text: %s", model_name, error)
         return None
 

@@ -23,7 +23,7 @@ from itertools import accumulate, chain
 from types import SimpleNamespace
 from typing import Any
 
-from tinker_cookbook.renderers.base import ContentPart, Message, ToolCall, ToolSpec
+from tinker_cookbook.renderers.base import Message, ToolCall, ToolSpec
 
 MARK = f"evertmark{secrets.token_hex(12)}z"
 
@@ -34,13 +34,7 @@ _CACHED_LENGTH = 2000  # characters: a template's headers, phrases, the system p
 
 
 class ControlTokens:
-    """The control tokens of a tokenizer, and the marks in what may hold one.
-
-    Attributes:
-        names: Their texts, longest first.
-        by_id: The same by token id.
-        pattern: Finds them, as a tokenizer does; None where there are none.
-    """
+    """The control tokens of a tokenizer, and the marks in what may hold one."""
 
     def __init__(self, tokenizer: Any) -> None:
         added = getattr(tokenizer, "added_tokens_decoder", {})
@@ -50,6 +44,7 @@ class ControlTokens:
         names = [name for name in found if len(name.strip()) > 1]
         self.names = sorted(names, key=lambda name: (-len(name), name))  # the longest match first
         self.by_id = {found[name]: name for name in names}
+        # Finds them, as a tokenizer does; None where there are none.
         self.pattern = re.compile("|".join(map(re.escape, self.names))) if names else None
         self._longest = max(map(len, names), default=0)
         self._beginnings = {name[:end] for name in names for end in range(1, len(name))}
@@ -120,16 +115,12 @@ class ControlTokens:
         same = all(message[key] == value for key, value in changed.items())  # type: ignore[literal-required]
         return message if same else {**message, **changed}  # type: ignore[typeddict-item]
 
-    def _mark_parts(self, parts: list[ContentPart]) -> list[ContentPart]:
-        marked: list[Any] = []
-        for part in parts:
-            if part["type"] == "text":
-                marked.append({**part, "text": self.mark(part["text"])})
-            elif part["type"] == "thinking":
-                marked.append({**part, "thinking": self.mark(part["thinking"])})
-            else:
-                marked.append(part)
-        return marked
+    def _mark_parts(self, parts: list[Any]) -> list[Any]:
+        named = [(part["type"], part) for part in parts]
+        return [
+            {**part, kind: self.mark(part[kind])} if kind in ("text", "thinking") else part
+            for kind, part in named
+        ]
 
     def _mark_call(self, call: ToolCall) -> ToolCall:
         name, arguments = self.mark(call.function.name), self._mark_json(call.function.arguments)

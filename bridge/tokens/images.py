@@ -18,17 +18,10 @@ from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.off_loop import off_loop
 from evert.bridge.tokens.loop_budget import LongTextError
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-"""What is opened; other formats of Pillow's start programs."""
-
-MOST_BYTES = 20_000_000
-"""Of an image."""
-
-MOST_PIXELS = 50_000_000
-"""Of an image; a file of some kilobytes may claim many more."""
-
-MOST_IMAGES = 100
-"""Of a message."""
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")  # what is opened; other formats of Pillow's start programs
+MOST_BYTES = 20_000_000  # of an image
+MOST_PIXELS = 50_000_000  # of an image; a file of some kilobytes may claim many more
+MOST_IMAGES = 100  # of a message
 
 
 class Images:
@@ -46,16 +39,8 @@ class Images:
             return await off_loop(lambda: [self.shown(message) for message in messages])
 
     def shown(self, message: Message, most: int | None = None) -> Message:
-        """``message`` with its images as data that was opened.
-
-        Args:
-            message: As read from a request.
-            most: None where there is time, in a thread.
-
-        Raises:
-            LongTextError: There is none, and the episode has images.
-            openai.BadRequestError: An image is none, or an address.
-        """
+        """``message`` with its images as data that was opened; ``LongTextError`` unless ``most`` is
+        None, in a thread, where there is time for it."""
         content = message["content"]
         if isinstance(content, str) or not any(part["type"] == "image" for part in content):
             if self._has_any and most is not None:  # a template may render them all again

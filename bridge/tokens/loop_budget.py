@@ -32,8 +32,7 @@ LONG_TEXT = 20_000
 HUGE_TEXT = 200_000
 """Characters that may take it a second: more is rendered apart from what is only long."""
 
-CHARACTERS = 4
-"""Of a token, about."""
+CHARACTERS = 4  # of a token, about
 
 
 class LongTextError(Exception):
@@ -41,15 +40,7 @@ class LongTextError(Exception):
 
 
 def check_text(value: object, most: int | None) -> None:
-    """Check that a request, or a part of one, holds no more text than ``most`` characters.
-
-    Args:
-        value: Strings, lists, dicts, and SDK objects of them.
-        most: None for any number.
-
-    Raises:
-        LongTextError: It holds more.
-    """
+    """Raise ``LongTextError`` if a request, or a part of one, holds more characters; None: any."""
     if most is None:
         return
     try:
@@ -88,22 +79,13 @@ def _length(value: object, most: int) -> int:
 
 
 def check_tokens(count: int, most: int | None) -> None:
-    """The same for text that is known by its number of tokens.
-
-    Raises:
-        LongTextError: It is longer.
-    """
+    """The same, of text that is known by its number of tokens."""
     if most is not None and count * CHARACTERS > most:
         raise LongTextError
 
 
 class LongTexts:
-    """What is rendered for one Env, on the event loop or in a thread.
-
-    Args:
-        renderer: Of the policy.
-        longest: Most tokens of a prompt; None: any number.
-    """
+    """What is rendered for one Env; ``longest`` is the most tokens of a prompt, None: any."""
 
     def __init__(self, renderer: PromptRenderer, longest: int | None = None) -> None:
         self._renderer = renderer
@@ -112,16 +94,7 @@ class LongTexts:
         self._is_over = False
 
     async def rendered(self, work: Work[T], request: ChatRequest | None = None) -> T:
-        """What ``work`` makes of a renderer and of a limit; in a thread if that is in its way.
-
-        Args:
-            work: What is to be done.
-            request: What it is done for, if for an agent's call.
-
-        Raises:
-            openai.BadRequestError: The prompt of the request cannot but be too long.
-            EnvClosedError: The Env was given up meanwhile.
-        """
+        """What ``work`` makes of a renderer and of a limit; in a thread if that is in its way."""
         try:
             return work(self._renderer, LONG_TEXT)
         except LongTextError:

@@ -11,11 +11,8 @@ from collections import Counter
 
 from tinker_cookbook.exceptions import RendererError
 
-CHECKED_TOKENS = 300
-"""Shorter replies take no time, whatever they say."""
-
-MOST_STEPS = 10_000_000
-"""Characters that a parser may look at: about a tenth of a second."""
+CHECKED_TOKENS = 300  # shorter replies take no time, whatever they say
+MOST_STEPS = 10_000_000  # characters that a parser may look at: about a tenth of a second
 
 _MARK = re.compile(
     r"<(/?)((?:[|｜][^\s<>/]{1,40})|think|tool_call|function|parameter|arg_key|arg_value)"
@@ -24,11 +21,7 @@ _WHITE_SPACE = re.compile(r"(>?)(\s{100,})")
 
 
 def check_marks(text: str) -> None:
-    """Check that a reply's marks are no more than a parser can cope with.
-
-    Raises:
-        RendererError: They are: the reply is none that can be parsed.
-    """
+    """Check that a reply's marks are no more than a parser can cope with."""
     marks = Counter(_MARK.findall(text))
     unclosed = max((n - marks["/", name] for (end, name), n in marks.items() if not end), default=0)
     steps = unclosed * len(text)

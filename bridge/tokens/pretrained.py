@@ -1,17 +1,9 @@
 """Models are data: what is loaded of a model's folder, without the code that may lie in it.
 
-    from_pretrained   what one of transformers' auto classes makes of a folder, or of a Hub's model
-    loading           the errors of that, in a sentence
-    check_folder      whether the files of a folder can be read at all
-    trusting_code     whether models may run code of their own, inside a block
-    register_folder   has the Cookbook's ``get_tokenizer`` load a folder by the same rule: its own
-                      runs whatever code the folder brings
-
 Whether code is trusted is the Cookbook's variable ``HF_TRUST_REMOTE_CODE``: worker processes
 inherit it. Commands set it by their ``trust_remote_code``, whatever it was before.
 """
 
-import json
 import logging
 import os
 from collections.abc import Iterator
@@ -21,17 +13,15 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
+from evert.bridge.chat.fields import json_object
 from evert.bridge.errors import InvalidModelError
 
 logger = logging.getLogger(__name__)
 
 TRUST = "HF_TRUST_REMOTE_CODE"
 
-LARGEST_TEXT = 256 * 2**20
-"""Bytes of a ``.json`` or ``.jinja`` file of a model; it is read whole."""
-
-LONGEST = 400
-"""Characters of what a loader says of a folder; it may quote the folder's files."""
+LARGEST_TEXT = 256 * 2**20  # bytes of a ``.json`` or ``.jinja`` file of a model; it is read whole
+LONGEST = 400  # characters of what a loader says of a folder; it may quote the folder's files
 
 
 def code_is_trusted() -> bool:
@@ -58,17 +48,9 @@ def trusting_code(trusted: bool) -> Iterator[None]:
 
 
 def from_pretrained(auto_class: Any, name: str, source: str, **options: Any) -> Any:
-    """What one of ``transformers``' auto classes loads.
+    """What one of ``transformers``' auto classes loads of a folder, or of a Hub's model.
 
-    Args:
-        auto_class: The class.
-        name: The model as the user named it, for messages.
-        source: Its folder, or its name on the Hub.
-        **options: For the class's ``from_pretrained``.
-
-    Raises:
-        InvalidModelError: The folder cannot be loaded, or only with code that is not trusted.
-        Exception: What the class raises of a model of the Hub.
+    ``name`` is what the user called it, ``source`` its folder or its name on the Hub.
     """
     with loading(name, source):
         if auto_class.__name__ == "AutoTokenizer" and _has_its_own_tokenizer(Path(source)):
@@ -101,11 +83,7 @@ def loading(name: str, source: str) -> Iterator[None]:
 
 
 def check_folder(name: str, folder: Path) -> None:
-    """Find out whether the files of a model can be read: nobody waits for a pipe to be written.
-
-    Raises:
-        InvalidModelError: One is no file, or far larger than such a file is.
-    """
+    """Refuse files of a model that cannot be read: nobody waits for a pipe to be written."""
     for file in folder.iterdir():
         if not file.exists() or file.is_dir():
             continue
@@ -122,8 +100,7 @@ def check_folder(name: str, folder: Path) -> None:
 def register_folder(name: str) -> None:
     """Have the Cookbook's ``get_tokenizer`` load a folder's tokenizer as it is loaded here.
 
-    Args:
-        name: A model's name; one that is no folder is left to the Cookbook.
+    Its own runs whatever code the folder brings. A name that is no folder is left to the Cookbook.
     """
     from tinker_cookbook.tokenizer_utils import is_tokenizer_registered, register_tokenizer
 
@@ -165,7 +142,6 @@ def _untrusted(name: str, folder: Path) -> InvalidModelError:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return json_object(file.read_bytes()) or {}
+    except OSError:
         return {}
-    return found if isinstance(found, dict) else {}

@@ -7,17 +7,11 @@ from tinker_cookbook.rl.types import StopReason
 
 @dataclass(frozen=True, slots=True)
 class PromptLimit:
-    """The longest prompt that leaves a runner room to sample.
+    """The longest prompt that leaves a runner room to sample."""
 
-    Attributes:
-        tokens: Its length; None: any.
-        reason: How an episode ends whose agent does not cope with it.
-        response: Most tokens of it after its sequence's first prompt; None: any.
-    """
-
-    tokens: int | None
-    reason: StopReason
-    response: int | None = None
+    tokens: int | None  # its length; None: any
+    reason: StopReason  # how an episode ends whose agent does not cope with it
+    response: int | None = None  # most tokens after its sequence's first prompt; None: any
 
     def longest(self, first: int | None) -> int | None:
         """The longest prompt of a sequence whose first prompt has ``first`` tokens; None: is it."""

@@ -29,10 +29,10 @@ from tinker_cookbook.renderers.base import (
     ParseTermination,
     RenderContext,
     Renderer,
-    TextPart,
     ToolCall,
     ToolSpec,
     TrainOnWhat,
+    get_text_content,
 )
 
 from evert.bridge.errors import RendererMismatchError
@@ -48,11 +48,7 @@ register_base_tokenizers()  # here, since every Env, pickled ones too, comes pas
 
 
 class PromptRenderer:
-    """One renderer, made safe to share among Envs and threads.
-
-    Raises:
-        RendererMismatchError: The object is no Cookbook renderer, or has no tokenizer.
-    """
+    """One renderer, made safe to share among Envs and threads."""
 
     def __init__(self, renderer: Renderer) -> None:
         tokenizer = getattr(renderer, "tokenizer", None)
@@ -64,6 +60,7 @@ class PromptRenderer:
             )
         self._control = ControlTokens(tokenizer)
         self.renderer = renderer
+        self._name = type(renderer).__name__
         self._tokenizer = MarkedTokenizer(tokenizer, self._control)
         self._renderer = with_tokenizer(renderer, self._tokenizer)
         if hasattr(renderer, "system_role_as_user"):  # else no later system message at all
@@ -75,17 +72,17 @@ class PromptRenderer:
         self._suffixes: dict[str | None, list[int]] = {}
         self.stop: StopCondition = renderer.get_stop_sequences()
         self.end_tokens = [s for s in self.stop if isinstance(s, int)]
+        # Whether history stays as it is, so that a tail can be rendered alone; not so for templates
+        # that look at the whole conversation.
         self.renders_tails = (
             renderer.has_extension_property
             and len(self.end_tokens) == len(self.stop) > 0
             and type(renderer).build_generation_prompt is Renderer.build_generation_prompt
         )
-        """Whether history is rendered message by message and stays as it is, so that a tail can
-        be rendered alone. False for templates that look at the whole conversation."""
+        # Whether images become chunks; the other renderers would drop them in silence.
         self.takes_images = getattr(renderer, "image_processor", None) is not None
-        """Whether images become chunks; the other renderers would drop them in silence."""
+        # Ids of the tokens that no text is encoded into by itself: the format's own.
         self.markup = frozenset(getattr(tokenizer, "added_tokens_decoder", {}))
-        """Ids of the tokens that no text is encoded into by itself: the format's own."""
 
     @cached_property
     def off_loop(self) -> "PromptRenderer":
@@ -96,17 +93,12 @@ class PromptRenderer:
     # -- text ------------------------------------------------------------------------------------
 
     def escape(self, message: Message) -> Message:
-        """``message``, marked so that its texts stay texts.
-
-        Raises:
-            RendererMismatchError: It holds an image, and the renderer takes none; or a text that
-                this renderer cannot tell from its own format.
-        """
+        """``message``, marked so that its texts stay texts."""
         content = message["content"]
         if isinstance(content, list) and not self.takes_images:
-            _refuse_images(content, type(self.renderer).__name__)
+            _refuse_images(content, self._name)
         if self._text_frames and message["role"] != "assistant":
-            _refuse_frames(content, self._text_frames, type(self.renderer).__name__)
+            _refuse_frames(get_text_content(message), self._text_frames, self._name)
         marked = self._control.mark_message(message)
         if marked is not message:
             self._check_spells()
@@ -130,7 +122,7 @@ class PromptRenderer:
     def _check_spells(self) -> None:
         if not self._encodes_here:
             raise RendererMismatchError(
-                f"{type(self.renderer).__name__} encodes texts in a way of its own, so evert "
+                f"{self._name} encodes texts in a way of its own, so evert "
                 "cannot tell a control token in them from a real one. Leave it out."
             )
 
@@ -167,15 +159,7 @@ class PromptRenderer:
     # -- prompts ---------------------------------------------------------------------------------
 
     def tool_prefix(self, tools: list[ToolSpec], system_prompt: str) -> list[Message]:
-        """The messages that offer ``tools`` in this renderer's format.
-
-        Args:
-            tools: As sent.
-            system_prompt: Escaped.
-
-        Raises:
-            RendererMismatchError: The renderer has no tool support.
-        """
+        """The messages that offer ``tools`` in this renderer's format."""
         try:
             with self._refusing(NotImplementedError):
                 marked = [self._control.mark_tool(tool) for tool in tools]
@@ -184,7 +168,7 @@ class PromptRenderer:
                 return self._renderer.create_conversation_prefix_with_tools(marked, system_prompt)
         except NotImplementedError:
             raise RendererMismatchError(
-                f"{type(self.renderer).__name__} has no tool support, but the agent offers "
+                f"{self._name} has no tool support, but the agent offers "
                 f"{len(tools)} tools. Use a renderer with tools (qwen3_instruct, llama3 has none) "
                 "or put the tools into the prompt as text."
             ) from None
@@ -214,30 +198,17 @@ class PromptRenderer:
             if isinstance(error, (RendererError, RendererMismatchError, *but)):
                 raise
             raise RendererMismatchError(
-                f"{type(self.renderer).__name__} raised {type(error).__name__}: {error}"
+                f"{self._name} raised {type(error).__name__}: {error}"
             ) from error
 
     def full(self, messages: list[Message]) -> FlatPrompt:
-        """The whole prompt, generation suffix included, as the renderer itself makes it.
-
-        Raises:
-            RendererMismatchError: The renderer cannot render these messages.
-        """
+        """The whole prompt, generation suffix included, as the renderer itself makes it."""
         with self.lock, self._refusing():
             prompt = self._renderer.build_generation_prompt(messages)
         return flatten(prompt.chunks)
 
     def tail(self, messages: list[Message], start: int, last_user: int) -> FlatPrompt:
-        """What ``messages[start:]`` add to the prompt, without the generation suffix.
-
-        Args:
-            messages: The whole conversation.
-            start: First message to render.
-            last_user: Index of the last user message of the whole conversation; -1 for none.
-
-        Raises:
-            RendererMismatchError: The renderer cannot render these messages.
-        """
+        """What ``messages[start:]`` add to the prompt; ``last_user`` is an index, -1 for none."""
         flat: FlatPrompt = []
         with self.lock, self._refusing():
             if start == 0:
@@ -288,11 +259,7 @@ class PromptRenderer:
         return known
 
     def parse(self, action: list[int]) -> tuple[Message, ParseTermination]:
-        """The renderer's parse of an action.
-
-        Raises:
-            tinker_cookbook.exceptions.RendererError: The renderer cannot read it at all.
-        """
+        """The renderer's parse of an action; a ``RendererError`` where it cannot be read at all."""
         if len(action) > CHECKED_TOKENS:
             check_marks(self.decode(action))
         with self.lock:
@@ -302,19 +269,7 @@ class PromptRenderer:
 def supervised_example(
     prompts: PromptRenderer, messages: list[Message], train_on: TrainOnWhat
 ) -> tuple[tinker.ModelInput, "torch.Tensor"]:
-    """A whole conversation to learn from, as the renderer itself makes it.
-
-    Args:
-        prompts: The renderer.
-        messages: Escaped.
-        train_on: Which of them are learned.
-
-    Returns:
-        The conversation, and a weight for each of its tokens: 1 where it is learned, else 0.
-
-    Raises:
-        RendererMismatchError: The renderer cannot render these messages.
-    """
+    """A whole conversation, and a weight for each of its tokens: 1 where it is learned, else 0."""
     with prompts.lock, prompts._refusing():
         return prompts._renderer.build_supervised_example(messages, train_on_what=train_on)
 
@@ -328,9 +283,7 @@ def _refuse_images(content: Sequence[ContentPart], name: str) -> None:
         )
 
 
-def _refuse_frames(content: str | list[ContentPart], frames: Sequence[str], name: str) -> None:
-    parts = content if isinstance(content, list) else [TextPart(type="text", text=content)]
-    text = "".join(part["text"] for part in parts if part["type"] == "text")
+def _refuse_frames(text: str, frames: Sequence[str], name: str) -> None:
     found = next((frame for frame in frames if frame in text), None)
     if found is not None:
         raise RendererMismatchError(
@@ -367,16 +320,11 @@ def with_tokenizer(renderer: Renderer, tokenizer: Any) -> Renderer:
     return clone
 
 
-SHARED = "_evert_prompt_renderer"
-"""Attribute of a renderer that holds its ``PromptRenderer``."""
+SHARED = "_evert_prompt_renderer"  # attribute of a renderer that holds its ``PromptRenderer``
 
 
 def prompt_renderer(renderer: Renderer | None) -> PromptRenderer:
-    """The one ``PromptRenderer`` of ``renderer``; of the shipped base's when None.
-
-    Raises:
-        RendererMismatchError: The object is no Cookbook renderer, or has no tokenizer.
-    """
+    """The one ``PromptRenderer`` of ``renderer``; of the shipped base's when None."""
     chosen = default_renderer() if renderer is None else renderer
     shared: PromptRenderer | None = getattr(chosen, SHARED, None)
     if shared is None:

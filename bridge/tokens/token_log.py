@@ -10,6 +10,8 @@ chunk) stands for itself.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
 
 import tinker
 
@@ -44,18 +46,10 @@ def chunks_of(flat: FlatPrompt) -> list[Chunk]:
     """Chunks of a flat prompt; none of them is empty. The list must not change afterwards."""
     if is_text(flat):
         return [_text_chunk(flat)] if flat else []
-    chunks: list[Chunk] = []
-    text: list[int] = []
-    for element in flat:
-        if isinstance(element, int):
-            text.append(element)
-            continue
-        if text:
-            chunks.append(_text_chunk(text))
-            text = []
-        chunks.append(element)
-    if text:
-        chunks.append(_text_chunk(text))
+    chunks: list[Any] = []
+    for is_token, run in groupby(flat, lambda element: isinstance(element, int)):
+        elements: list[Any] = [*run]
+        chunks += [_text_chunk(elements)] if is_token else elements
     return chunks
 
 
