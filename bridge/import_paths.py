@@ -15,17 +15,7 @@ from evert.bridge.tracebacks import own_frames
 
 
 def resolve(path: str, what: str, error: type[EvertError]) -> Any:
-    """What an import path ``package.module:name`` names; the name may have dots.
-
-    Args:
-        path: The import path; of a class that says ``from_path = True``, one with arguments.
-        what: What is looked for, in the words of a message ("agent", "tasks").
-        error: What to raise.
-
-    Raises:
-        EvertError: Of the class ``error``: nothing is found there, or its module cannot be
-            imported.
-    """
+    """What an import path ``package.module:name`` names; ``what`` it is, in a message's words."""
     module, _, name = path.partition(":")
     if not module or not name:
         raise error(f"Got {path!r} for the {what}; expected an import path 'package.module:name'.")

@@ -42,9 +42,8 @@ if hasattr(os, "register_at_fork"):
 def give_threads(loop: asyncio.AbstractEventLoop) -> None:
     """Give an event loop's default executor enough threads for frameworks that block in them.
 
-    They run blocking clients there, and its default is a handful of threads: as many agents would
-    wait in them, and the rest could never make the calls that a trainer waits for. An executor that
-    somebody chose is left alone. Each loop is looked at once.
+    Its default is a handful: as many agents would wait in them, and the rest could never make the
+    calls that a trainer waits for. An executor that somebody chose is left alone.
     """
     if loop in _seen:
         return

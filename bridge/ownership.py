@@ -27,9 +27,9 @@ class Owner(Protocol):
 class Claim:
     """To whom a piece of work belongs."""
 
-    owner: Callable[[], Owner | None]
-    is_lent: bool
-    process: int
+    owner: Callable[[], Owner | None]  # the API of its rollout; None: the rollout is gone
+    is_lent: bool  # whether it ends with the agent
+    process: int  # where it holds; a forked process has a copy of all claims
 
     def lent(self) -> "Claim":
         """The same until the agent is over, and holding on to nothing."""

@@ -1,9 +1,7 @@
 """What this process knows and nobody else may read: keys and passwords, and texts without them.
 
-``redacted`` puts a mark, ``[HF_TOKEN]``, in place of every secret in a text; ``redacted_logs`` does
-so in what an agent notes, ``redacted_tree`` in settings, where a value's own name may give it away,
-and ``redacted_arguments`` in a command line. They are applied wherever
-something is kept that others wrote: logs, errors, reports, run folders. Secrets are
+A mark, ``[HF_TOKEN]``, takes the place of every secret wherever something is kept that others
+wrote: logs, errors, reports, run folders. Secrets are
 
 - the values of environment variables and of arguments ``name=value`` whose names look like a key's
   (``is_secret``), passwords in URLs, whatever the name, and what ``keep_secret`` was told;
@@ -53,8 +51,7 @@ LONGEST_KEY = 2**13
 """Characters before the end of a text that are looked at, too, where the end alone is kept."""
 
 _told: dict[str, str] = {}
-_marks: list[tuple[str, str]] = []
-"""Each spelling of a secret with its mark, longest first."""
+_marks: list[tuple[str, str]] = []  # each spelling of a secret with its mark, longest first
 _variables: dict[Any, Any] = {}
 """The environment that ``_marks`` were made from, as the system spells it."""
 
@@ -119,12 +116,7 @@ def redacted_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def redacted_tree(value: Any, name: str = "") -> Any:
-    """The value with every text in it redacted, and those whole whose names look like a key's.
-
-    Args:
-        value: Mappings and sequences are gone through; what is no text stays as it is.
-        name: What it is the value of.
-    """
+    """The value with every text in it redacted, and those whole whose names look like a key's."""
     if isinstance(value, str):
         if (secret := _of_url(value)) is not None:
             value = value.replace(secret, f"[{name}]")
