@@ -31,14 +31,7 @@ TIMEOUT = 600.0
 class ServedSamplingClient:
     """Samples from a model behind vLLM's ``/v1/completions``, tokens in and tokens out.
 
-    Args:
-        base_url: The server's, for example ``http://127.0.0.1:8000/v1``.
-        model: Its name there.
-        api_key: The server's key; None for none.
-        base_model: What ``get_base_model`` says, and whose tokenizer ``get_tokenizer`` loads;
-            None: ``model``.
-        dialect: Whose server it is; None: it is asked at the first call.
-        timeout: Seconds for one answer.
+    No ``base_model``: it is ``model``. No ``dialect``: the server is asked at the first call.
     """
 
     def __init__(
@@ -66,13 +59,7 @@ class ServedSamplingClient:
         include_prompt_logprobs: bool = False,
         **options: Any,
     ) -> types.SampleResponse:
-        """Sample replies, as ``tinker.SamplingClient`` does.
-
-        Raises:
-            SamplingRequestError: The server refuses the prompt, or how to sample; a parameter is
-                out of its range; or options were given, which no server takes.
-            ServingError: The server is gone, fails, or returns no token ids.
-        """
+        """Sample replies, as ``tinker.SamplingClient`` does."""
         if any(options.values()):
             raise SamplingRequestError(
                 f"sample got {', '.join(options)}, which a served model does not compute. Leave "
@@ -105,12 +92,7 @@ class ServedSamplingClient:
         )
 
     async def compute_logprobs_async(self, prompt: types.ModelInput) -> list[float | None]:
-        """Log-probability of each token given those before it; None for the first.
-
-        Raises:
-            SamplingRequestError: The server refuses the prompt.
-            ServingError: The server is gone, fails, or cannot do this (llama.cpp's cannot).
-        """
+        """Log-probability of each token given those before it; None for the first."""
         ours = await self.dialect() is Dialect.OURS
         params = types.SamplingParams(max_tokens=0 if ours else 1)
         asked = Asked(self.model, _text_tokens(prompt), params, prompt_logprobs=True)
@@ -145,11 +127,7 @@ class ServedSamplingClient:
             ) from error
 
     async def dialect(self) -> Dialect:
-        """Whose server it is.
-
-        Raises:
-            NotServedError: It does not have the model.
-        """
+        """Whose server it is."""
         if self._dialect is None:
             there = {str(model.get("id")): model for model in await self.models()}
             if self.model not in there:

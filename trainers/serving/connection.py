@@ -38,21 +38,7 @@ async def ask(
     timeout: float | None = None,  # noqa: ASYNC109
     kept: float = KEPT_ALIVE,
 ) -> bytes:
-    """The body of a server's answer.
-
-    Args:
-        url: Of what is asked for.
-        key: The server's; None for none.
-        body: JSON to post; None to get.
-        timeout: Seconds for the whole of it; None for no end.
-        kept: Seconds that the connection is kept for a next request.
-
-    Raises:
-        SamplingRequestError: The server refuses what is asked.
-        NotServedError: It has no such model.
-        ServerGoneError: It cannot be reached, hung up, or took too long.
-        ServingError: It failed, or does not take the key.
-    """
+    """The body of a server's answer to JSON (None: a GET), within a time (None: however long)."""
     headers = {"Content-Type": "application/json"}
     if key:
         headers["Authorization"] = f"Bearer {key}"

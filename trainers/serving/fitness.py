@@ -25,17 +25,7 @@ TOLERANCE = 0.05
 
 
 async def check_server(client: ServedSamplingClient, tokenizer: Any | None = None) -> None:
-    """Refuse a server whose samples nobody could use.
-
-    Args:
-        client: Of the server.
-        tokenizer: That prompts are written with; None: only what the server returns is looked at.
-
-    Raises:
-        UnfitServerError: It returns no ids or log-probabilities, others than the model's own, or
-            has another tokenizer.
-        ServingError: It does not answer.
-    """
+    """Refuse a server whose samples nobody could use; without a tokenizer, by its answers alone."""
     ids, token, logprob = await _sampled(client)
     if tokenizer is not None:
         ours = list(tokenizer.encode(KNOWN_PROMPT, add_special_tokens=False))

@@ -70,20 +70,13 @@ class Dialect(Enum):
 
 @dataclass(frozen=True)
 class Asked:
-    """What a request asks.
-
-    Attributes:
-        model: Name of the weights.
-        prompt: Token ids; a text is the server's to cut into tokens.
-        params: How to sample. ``max_tokens`` 0: nothing, only the prompt's log-probabilities.
-        count: Independent replies.
-        prompt_logprobs: Whether those of the prompt's own tokens are wanted.
-        texts: Whether the answer is to have texts beside its ids.
-    """
+    """What a request asks."""
 
     model: str
     prompt: list[int] | str
+    """Token ids; a text is the server's to cut into tokens."""
     params: types.SamplingParams
+    """``max_tokens`` 0: nothing is sampled, the prompt is scored."""
     count: int = 1
     prompt_logprobs: bool = False
     texts: bool = False
@@ -91,17 +84,13 @@ class Asked:
 
 @dataclass(frozen=True)
 class Answered:
-    """What was sampled.
-
-    Attributes:
-        sequences: One a reply that was wanted.
-        prompt_logprobs: One a token of the prompt, None for the first; None: not asked for.
-        prompt_ids: Of the prompt, as the server has it; None: it does not say.
-    """
+    """What was sampled."""
 
     sequences: list[types.SampledSequence]
     prompt_logprobs: list[float | None] | None = None
+    """One a token, None for the first; None: not asked for."""
     prompt_ids: list[int] | None = None
+    """As the server has them; None: it does not say."""
 
 
 # -- requests ------------------------------------------------------------------------------------
@@ -148,11 +137,7 @@ def _written_stop(stop: str | Sequence[str] | Sequence[int] | None, dialect: Dia
 
 
 def read_request(content: bytes) -> Asked:
-    """What a body asks.
-
-    Raises:
-        SamplingRequestError: It is no JSON object, a field is wrong, or is not served.
-    """
+    """What a body asks."""
     try:
         body = orjson.loads(content)
     except ValueError as error:
@@ -254,13 +239,7 @@ def _are_texts(value: object) -> bool:
 
 
 def write_answer(asked: Asked, answered: Answered, decode: Callable[[Any], str] | None) -> bytes:
-    """The body of the answer.
-
-    Args:
-        asked: The request.
-        answered: What was sampled, with the prompt's ids.
-        decode: From token ids to text; None for an answer without texts.
-    """
+    """The body of the answer; without texts where there is nothing to decode with."""
     choices: list[dict[str, Any]] = [
         _choice(index, one, decode) for index, one in enumerate(answered.sequences)
     ]
@@ -305,11 +284,7 @@ def _choice(
 
 
 def read_answer(content: bytes, asked: Asked) -> Answered:
-    """What a server answered to what it was asked.
-
-    Raises:
-        UnfitServerError: Token ids or log-probabilities are missing.
-    """
+    """What a server answered to what it was asked."""
     try:
         choices = orjson.loads(content)["choices"]
         if asked.params.max_tokens != 0:

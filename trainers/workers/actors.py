@@ -143,11 +143,7 @@ def _start_ray(ray: Any, address: str, cpus: int) -> None:
 
 
 class Actor:
-    """What runs in an actor's process.
-
-    Args:
-        path: The trainer's ``sys.path``: where it has been looked for modules, too.
-    """
+    """What runs in an actor's process."""
 
     def __init__(self, path: list[str]) -> None:
         from evert.trainers.workers.playing import become_worker
@@ -171,12 +167,7 @@ class Actor:
 
 
 class RayWorker:
-    """An actor that plays groups.
-
-    Attributes:
-        pid: Its process's id, on its own machine; None: it is not ready.
-        lost: What became of it; None: it lives, as far as is known.
-    """
+    """An actor that plays groups."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
@@ -190,11 +181,7 @@ class RayWorker:
             self.pid = await self._answer(self._actor.ready.remote())
 
     async def play(self, parcel: bytes) -> bytes:
-        """What came of a group; cancelled, the group is given up.
-
-        Raises:
-            WorkerLost: The actor died.
-        """
+        """What came of a group; cancelled, the group is given up."""
         reference = self._actor.play.remote(parcel)
         try:
             data: bytes = await self._answer(reference)

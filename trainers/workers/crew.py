@@ -38,11 +38,7 @@ class Worker(Protocol):
     """A process that plays groups."""
 
     async def play(self, parcel: bytes) -> bytes:
-        """What came of a group; cancelled, the group is given up.
-
-        Raises:
-            WorkerLost: The worker died.
-        """
+        """What came of a group; cancelled, the group is given up."""
         ...
 
     async def ready(self) -> None:
@@ -60,28 +56,16 @@ class Worker(Protocol):
 
 @dataclass(eq=False)
 class Place:
-    """A place for a worker.
-
-    Attributes:
-        worker: The one that is there; None: it is being started, or cannot be.
-        groups: How many it has.
-        is_alone: Whether a group is played there that nothing else may be beside.
-    """
+    """A place for a worker."""
 
     worker: Worker | None = None
+    """None: it is being started, or cannot be."""
     groups: int = 0
     is_alone: bool = False
 
 
 class Crew:
-    """The workers.
-
-    Args:
-        start: Starts one; raises if it dies before it is ready.
-        workers: How many.
-        groups_per_worker: Most groups that one plays at a time.
-        patience: Seconds in which one has to answer; None: it need not.
-    """
+    """The workers."""
 
     def __init__(
         self,
@@ -100,16 +84,7 @@ class Crew:
         self._keeping = [asyncio.create_task(self._keep(place)) for place in self._places]
 
     async def play(self, parcel: bytes, *, alone: bool = False) -> bytes:
-        """What came of a group.
-
-        Args:
-            parcel: The group.
-            alone: Whether no other group may be on its worker.
-
-        Raises:
-            WorkerLost: Its worker died.
-            WorkerError: No worker can be started.
-        """
+        """What came of a group, which has a worker for itself if it is to be alone."""
         place = await self._place(self._alone if alone else self._waiting)
         worker = place.worker
         try:

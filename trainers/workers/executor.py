@@ -39,21 +39,7 @@ Tell = Callable[..., object]
 
 
 class WorkerExecutor(Executor):
-    """Plays groups on workers.
-
-    Args:
-        workers: How many.
-        groups_per_worker: Most groups that one plays at a time, on one event loop.
-        host: Interface of this process at which workers sample from its engine.
-        worker_timeout: Seconds in which a worker has to answer; None: it need not.
-
-    Attributes:
-        workers, groups_per_worker, worker_timeout: As given.
-        lost_groups: How often a group was lost with its worker so far.
-
-    Raises:
-        ValueError: A number below 1, or a time that is not above 0.
-    """
+    """Plays groups on workers."""
 
     kind: ClassVar[str] = "workers"
     """What they are, in words."""
@@ -83,21 +69,13 @@ class WorkerExecutor(Executor):
         self._thread.start()
 
     async def start_worker(self) -> Worker:
-        """Start a worker.
-
-        Raises:
-            WorkerLost: It died before it was ready.
-        """
+        """Start a worker."""
         raise NotImplementedError
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
         """Play one of the Cookbook's groups; a future of its trajectories, or of None.
 
         Where it is called on an event loop, what came of the group is told to the strategy there.
-
-        Raises:
-            RuntimeError: The executor was shut down.
-            WorkerError: It is something else than a group.
         """
         if fn is not _run_rollout_sync:
             raise WorkerError(
@@ -111,12 +89,7 @@ class WorkerExecutor(Executor):
         return asyncio.run_coroutine_threadsafe(self._group(task, _teller()), self._loop)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the workers when the groups that were submitted are over. Further calls do no harm.
-
-        Args:
-            wait: Whether to return only then.
-            cancel_futures: Whether to give those groups up, also if they are being played.
-        """
+        """End the workers when the groups that were submitted are over; again, it does no harm."""
         self._is_closed = True
         with suppress(RuntimeError):  # over already
             self._loop.call_soon_threadsafe(self._finish, cancel_futures)

@@ -21,11 +21,7 @@ from evert.trainers.workers.travel import Parcel, pack
 
 
 class Offers:
-    """What is offered, and for how long.
-
-    Args:
-        host: Interface at which workers reach this process.
-    """
+    """What is offered, and for how long."""
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -36,11 +32,7 @@ class Offers:
 
     @asynccontextmanager
     async def packed(self, task: Any) -> AsyncIterator[bytes]:
-        """A task of the Cookbook as a worker takes it; what it samples is offered inside the block.
-
-        Raises:
-            WorkerError: It cannot be pickled.
-        """
+        """A task as a worker takes it; what it samples is offered inside the block."""
         client = task.sampling_client
         if isinstance(client, SamplingClient):
             self._newest = client

@@ -28,14 +28,7 @@ _unpacking = asyncio.Lock()
 
 
 async def play(data: bytes) -> bytes:
-    """Play a group.
-
-    Args:
-        data: Its ``Parcel``, packed.
-
-    Returns:
-        Its ``Outcome``, packed: with what was raised, if something was.
-    """
+    """Play a group."""
     outcome = Outcome()
     _records.set(outcome.records)
     try:

@@ -84,12 +84,7 @@ class PoolRollouts(WorkerExecutor):
 
 
 class PoolWorker(SubprocessStreamProtocol):
-    """A process that plays groups (``process.py``), as the protocol of its streams.
-
-    Attributes:
-        pid: The process's id.
-        lost: What became of it; None: it lives.
-    """
+    """A process that plays groups (``process.py``), as the protocol of its streams."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -112,11 +107,7 @@ class PoolWorker(SubprocessStreamProtocol):
         self._exited.set_result(None)
 
     async def play(self, parcel: bytes) -> bytes:
-        """What came of a group; cancelled, the group is given up.
-
-        Raises:
-            WorkerLost: The process died, or gave the group up by itself, and was killed.
-        """
+        """What came of a group; cancelled, the group is given up."""
         number = next(self._numbers)
         try:
             data = await self._asked(number, parcel)
@@ -140,8 +131,7 @@ class PoolWorker(SubprocessStreamProtocol):
     async def end(self, why: str = "") -> None:
         """Have the process give up its groups and end; what is left of it is killed.
 
-        Args:
-            why: It is to end at once, and this is said of it: "gave no answer for 60 s".
+        At once where there is a reason, which is what is said of it.
         """
         self._why = why or self._why
         patience = REST_SECONDS if self._why else END_SECONDS + SPARE_SECONDS

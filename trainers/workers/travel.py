@@ -34,52 +34,30 @@ MOST_CAUSES = 8
 
 @dataclass(frozen=True)
 class Parcel:
-    """A group on its way to a worker.
-
-    Attributes:
-        task: The Cookbook's: builder, sampling client, strategy and how to sample.
-        allow_hosts: Hosts that may be reached where the trainer keeps to its own machine; None: it
-            does not.
-        weights: Frozen models that the trainer has opened: each with a client that samples it, and
-            the length of its context.
-    """
+    """A group on its way to a worker."""
 
     task: Any
     allow_hosts: frozenset[str] | None = None
+    """None: the trainer does not keep to its own machine."""
     weights: tuple[tuple[TinkerModel, Any, int | None], ...] = ()
+    """Frozen models that the trainer has opened: a client of each, and its context's length."""
 
 
 @dataclass
 class Outcome:
-    """What came of a group.
-
-    Attributes:
-        result: What the Cookbook makes of it: its trajectories, or None.
-        error: What was raised instead; None: nothing.
-        account: Of its episodes, by a strategy that has one (``runs/rollouts.py``).
-        rewards: The total of each episode; None: it did not come to that.
-        records: What was logged.
-        rows: Of its rollouts, where they are recorded.
-    """
+    """What came of a group."""
 
     result: TrajectoryGroup | None = None
     error: "PackedError | None" = None
     account: Any = None
     rewards: list[float] | None = None
+    """The total of each episode; None: it did not come to that."""
     records: list[LogRecord] = field(default_factory=list)
     rows: list[Any] = field(default_factory=list)
 
 
 def pack(value: Any, stand_in: Callable[[Any], Any] = lambda found: None) -> bytes:
-    """Pickle something with all that has no import path.
-
-    Args:
-        value: The thing.
-        stand_in: From an object inside it to what goes in its place; None: itself.
-
-    Raises:
-        WorkerError: Something in it cannot be pickled.
-    """
+    """Pickle something with all that has no import path; ``stand_in`` says what goes for what."""
     file = io.BytesIO()
     try:
         _Pickler(file, stand_in).dump(value)
@@ -95,16 +73,7 @@ def pack(value: Any, stand_in: Callable[[Any], Any] = lambda found: None) -> byt
 
 
 def unpack(data: bytes, whose: str = "This") -> Any:
-    """What was packed.
-
-    Args:
-        data: The bytes.
-        whose: What they are of, for the message.
-
-    Raises:
-        WorkerError: It cannot be read here; most often a module is missing.
-        EvertError: What it is made of is refused here, as a model's folder is.
-    """
+    """What was packed."""
     try:
         return pickle.loads(data)
     except EvertError:
@@ -149,11 +118,7 @@ def _one_renderer(make: Callable[..., Renderer], arguments: tuple[Any, ...]) -> 
 
 @dataclass(frozen=True)
 class PackedError:
-    """An exception and its causes, the last one first; its traceback as a note of the first cause.
-
-    Attributes:
-        pickled: Each as bytes; one that does not pickle, as text.
-    """
+    """An exception and its causes, the last one first; a text for each that does not pickle."""
 
     pickled: tuple[bytes | str, ...]
 

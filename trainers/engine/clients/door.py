@@ -42,17 +42,7 @@ def check_data(
     config: Mapping[str, Any] | None,
     limits: Limits,
 ) -> None:
-    """Check a request to train.
-
-    Args:
-        data: As a client was given them.
-        loss_fn: Tinker's name of the loss.
-        config: The loss's settings.
-        limits: The model's.
-
-    Raises:
-        LossInputError: It cannot be served.
-    """
+    """Check a request to train."""
     loss = get_loss(loss_fn)
     resolve_settings(loss_fn, config)
     _check_some(data)
@@ -66,11 +56,7 @@ def check_data(
 
 
 def check_custom_data(data: Sequence[types.Datum], limits: Limits) -> None:
-    """The same for a loss of the caller's own, which may read what it likes beside the targets.
-
-    Raises:
-        LossInputError: It cannot be served.
-    """
+    """The same for a loss of the caller's own, which may read what it likes beside the targets."""
     _check_some(data)
     for i, datum in enumerate(data):
         if "target_tokens" not in datum.loss_fn_inputs:
@@ -83,11 +69,7 @@ def check_custom_data(data: Sequence[types.Datum], limits: Limits) -> None:
 
 
 def check_step(params: types.AdamParams) -> None:
-    """Check the parameters of an optimizer step.
-
-    Raises:
-        TrainingError: One of them is not finite, or out of its range.
-    """
+    """Check the parameters of an optimizer step."""
     for name, value in params.model_dump(exclude={"grad_clip_norm"}).items():
         most = 1.0 if name.startswith("beta") else math.inf
         if not math.isfinite(value) or value < 0 or value >= most:

@@ -56,11 +56,7 @@ class Engine:
     def __init__(
         self, settings: EngineSettings | None = None, stand_ins: StandIns | None = None
     ) -> None:
-        """Set up; no model is loaded yet.
-
-        Raises:
-            ModelNotFoundError: The settings name a device this machine does not have.
-        """
+        """Set up; no model is loaded yet."""
         import_lazy_modules()
         self.settings = settings or EngineSettings()
         self.stand_ins = stand_ins or StandIns()
@@ -82,11 +78,7 @@ class Engine:
         self._closed = False
 
     def check_open(self) -> None:
-        """Raise where the engine is no longer in use.
-
-        Raises:
-            EngineClosedError: It was closed.
-        """
+        """Raise where the engine is no longer in use."""
         if self._closed:
             raise EngineClosedError(
                 "This client belongs to an embedded engine that is no longer in use. Make its "
@@ -107,12 +99,7 @@ class Engine:
     def start_run(
         self, base_model: str, choice: LoraChoice, user_metadata: dict[str, str]
     ) -> TrainingRun:
-        """Load a base model and make it ready to train.
-
-        Raises:
-            ModelNotFoundError: It cannot be loaded.
-            CheckpointError: The store cannot be written to.
-        """
+        """Load a base model and make it ready to train."""
         self.check_open()
         self.asked_for.add(base_model)
         model, rank = self.models.to_train(base_model, choice)
@@ -121,16 +108,7 @@ class Engine:
     def resume_run(
         self, path: str, user_metadata: dict[str, str] | None, *, with_optimizer: bool
     ) -> TrainingRun:
-        """Load a checkpoint into a new run.
-
-        Args:
-            path: A ``tinker://`` path that saving returned.
-            user_metadata: Of the new run; None for that of the run it came from.
-            with_optimizer: Go on with the optimizer's state, too.
-
-        Raises:
-            CheckpointError: It is missing or damaged.
-        """
+        """Load a checkpoint into a new run; without ``user_metadata``, its own run's is kept."""
         self.check_open()
         info = self.store.read(path)
         if user_metadata is None:
@@ -141,11 +119,7 @@ class Engine:
         return run
 
     def reload(self, run: TrainingRun, path: str, *, with_optimizer: bool) -> None:
-        """Put a checkpoint's weights into a run; a gradient that has accumulated is forgotten.
-
-        Raises:
-            CheckpointError: It is missing, damaged, or of another base or rank than the run's.
-        """
+        """Put a checkpoint's weights into a run; a gradient that has accumulated is forgotten."""
         info = self.store.read(path)
         theirs, ours = (info.base_model, info.lora_rank), (run.base_model, run.lora_rank)
         if theirs != ours:
@@ -185,15 +159,7 @@ class Engine:
         return sampler
 
     def saved_sampler(self, path: str, *number: int) -> Sampler:
-        """A sampler of a checkpoint.
-
-        Args:
-            path: Its ``tinker://`` path.
-            *number: Tells apart samplers that must not draw the same numbers.
-
-        Raises:
-            CheckpointError: It is missing or damaged.
-        """
+        """A sampler of a checkpoint; samplers of other numbers draw otherwise."""
         self.check_open()
         info = self.store.read(path)
         tokenizer = load_tokenizer(info.base_model)
@@ -229,13 +195,7 @@ class Engine:
         return TrainingRun(run_id, base_model, rank, trainer)
 
     def new_sampler(self, model: Any, tokenizer: Any, *number: int | bytes) -> Sampler:
-        """A sampler of a model's present weights, of which it keeps a copy, a shared base's not.
-
-        Args:
-            model: A Hugging Face causal language model, whoever trains it.
-            tokenizer: Its tokenizer.
-            *number: Tells apart samplers that must not draw the same numbers.
-        """
+        """A sampler of a model's present weights, of which it keeps a copy, a shared base's not."""
         frozen = freeze(model)
         sampler = Sampler(
             frozen,

@@ -124,12 +124,7 @@ class Ready(APIFuture[Any]):
 
 
 def async_forms(sdk: type, keep: type | tuple[()] = ()) -> Callable[[C], C]:
-    """Give a client the ``_async`` form of each of its methods that the SDK's class has one of.
-
-    Args:
-        sdk: The SDK's class.
-        keep: Futures of this class are returned as they are; others are awaited.
-    """
+    """Give a client the ``_async`` form of each of its methods that the SDK's class has one of."""
 
     def add(ours: C) -> C:
         for name in dir(sdk):
@@ -153,13 +148,7 @@ def _async_form(name: str, plain: Callable[..., Any], keep: type | tuple[()]) ->
 
 
 def refusing(sdk: type, reasons: Mapping[str, str]) -> Callable[[C], C]:
-    """Give a client the methods of the SDK's class that raise ``UnsupportedError`` here.
-
-    Args:
-        sdk: The SDK's class.
-        reasons: Name of a method -> why it cannot be served, and what to do instead. Its
-            ``_async`` form, where there is one, is refused for the same reason.
-    """
+    """Give a client the methods of the SDK's class that raise ``UnsupportedError`` here."""
 
     def add(ours: C) -> C:
         for name, reason in reasons.items():

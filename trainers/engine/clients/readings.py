@@ -42,11 +42,7 @@ class Wanted:
     last_n: int | None = None
 
     def check(self, length: int) -> None:
-        """Check that a prompt of so many tokens can be asked for it.
-
-        Raises:
-            SamplingRequestError: A number is out of range, or targets have another shape.
-        """
+        """Check that a prompt of so many tokens can be asked for it."""
         if self.topk < 0:
             raise SamplingRequestError(
                 f"topk_prompt_logprobs is {self.topk}; expected 0 (none) or more."
@@ -71,11 +67,7 @@ class Wanted:
 
 
 def check_last_n(last_n: int | None, length: int) -> None:
-    """Check how many of a prompt's last tokens are asked for.
-
-    Raises:
-        SamplingRequestError: Fewer than one, or more than there are after the first.
-    """
+    """Check how many of a prompt's last tokens are asked for."""
     if last_n is not None and not 1 <= last_n <= max(1, length - 1):
         raise SamplingRequestError(
             f"prompt_logprobs_last_n is {last_n} for a prompt of {length} tokens; expected 1 to "
@@ -84,16 +76,7 @@ def check_last_n(last_n: int | None, length: int) -> None:
 
 
 def prompt_parts(score: Score, tokens: Sequence[int], wanted: Wanted) -> "dict[str, Future[Any]]":
-    """Ask for what is wanted of a prompt.
-
-    Args:
-        score: The sampler's.
-        tokens: The prompt.
-        wanted: Already checked.
-
-    Returns:
-        Fields of a ``SampleResponse``.
-    """
+    """Ask for what is wanted of a prompt: fields of a ``SampleResponse``."""
     parts: dict[str, Future[Any]] = {}
     if wanted.logprobs:
         found = score(tokens, wanted.last_n, log_probabilities)

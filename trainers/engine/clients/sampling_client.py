@@ -59,13 +59,7 @@ class Source:
     """Where a sampling client's weights can be found again by another process."""
 
     def __init__(self, base_model: str, path: str | Callable[[], str] | None) -> None:
-        """Remember where the weights are.
-
-        Args:
-            base_model: The base model's name.
-            path: A ``tinker://`` path, a function that saves the weights and returns one, or None
-                for the base model's own weights.
-        """
+        """Remember a ``tinker://`` path, or how to save and return one; None: the base itself."""
         self.base_model = base_model
         self._path = path
         self._lock = threading.Lock()
@@ -111,15 +105,7 @@ class SamplingClient(Ready):
         *,
         records: bool = False,
     ) -> None:
-        """Wrap a sampler that may still be loading.
-
-        Args:
-            engine: Whose client it is.
-            base_model: The base model's name.
-            sampler: Of its weights.
-            source: Where other processes find them.
-            records: Whether ``stable_reinforce`` may train on what is sampled.
-        """
+        """Wrap a sampler that may still be loading."""
         self._records = records
         self._engine = engine
         self._base_model = base_model
@@ -141,13 +127,7 @@ class SamplingClient(Ready):
         prompt_alt_tokens_k: int = 0,
         prompt_logprobs_last_n: int | None = None,
     ) -> APIFuture[types.SampleResponse]:
-        """Sample replies; see ``sampler.py`` for what their log-probabilities are.
-
-        Raises:
-            SamplingRequestError: A prompt that the model does not take, or options out of range;
-                the future has what is found out once its images are read.
-            UnsupportedError: An option of ``REFUSED_OPTIONS``.
-        """
+        """Sample replies; see ``sampler.py`` for what their log-probabilities are."""
         _check_options(
             topk_sample_logprobs=topk_sample_logprobs, prompt_alt_tokens_k=prompt_alt_tokens_k
         )
@@ -301,11 +281,7 @@ def _settle(state: _Pickled) -> SamplingClient:
 
 
 def saved_client(engine: Engine, path: str, *, records: bool = False) -> SamplingClient:
-    """A client of a checkpoint, which is loaded in the background.
-
-    Raises:
-        CheckpointError: There is no such checkpoint.
-    """
+    """A client of a checkpoint, which is loaded in the background."""
     info = engine.store.read(path)
     engine.asked_for.add(info.base_model)
     loading = engine.loader.submit(engine.saved_sampler, path, engine.occasion(info.steps))
@@ -316,15 +292,7 @@ def saved_client(engine: Engine, path: str, *, records: bool = False) -> Samplin
 def model_client(
     engine: Engine, name: str, model: Any, tokenizer: Any, *number: int
 ) -> SamplingClient:
-    """A client of a model that somebody else trains, with its present weights; close its sampler.
-
-    Args:
-        engine: Samples from it.
-        name: What the client says its base model is.
-        model: A Hugging Face causal language model.
-        tokenizer: Its tokenizer.
-        *number: Tells apart clients that must not draw the same numbers: the step, say.
-    """
+    """A client of the present weights of a model that others train; close its sampler."""
 
     def nowhere() -> str:
         raise SamplingRequestError(

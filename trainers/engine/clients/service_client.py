@@ -62,11 +62,7 @@ class ServiceClient:
         user_metadata: dict[str, str] | None = None,
         optimizer: types.OptimizerConfig | None = None,
     ) -> tinker.BackcompatTrainingClientFuture:
-        """Start training a base model: the whole of it, or an adapter, as the engine is set.
-
-        Raises:
-            UnsupportedError: Another optimizer than AdamW.
-        """
+        """Start training a base model: the whole of it, or an adapter, as the engine is set."""
         _check_optimizer(optimizer)
         base_model = self.engine.stand_ins.of(base_model)
         choice = LoraChoice(rank, seed, train_mlp, train_attn, train_unembed)
@@ -81,11 +77,7 @@ class ServiceClient:
         weights_access_token: str | None = None,
         optimizer: types.OptimizerConfig | None = None,
     ) -> tinker.BackcompatTrainingClientFuture:
-        """Start training from a checkpoint's weights, with a fresh optimizer.
-
-        Raises:
-            UnsupportedError: Another optimizer than AdamW, or another base than the checkpoint's.
-        """
+        """Start training from a checkpoint's weights, with a fresh optimizer."""
         _check_optimizer(optimizer)
         return self._resumed(path, base_model, user_metadata, with_optimizer=False)
 
@@ -96,11 +88,7 @@ class ServiceClient:
         user_metadata: dict[str, str] | None = None,
         weights_access_token: str | None = None,
     ) -> tinker.BackcompatTrainingClientFuture:
-        """Go on training from a checkpoint as if nothing had happened.
-
-        Raises:
-            UnsupportedError: Another base than the checkpoint's.
-        """
+        """Go on training from a checkpoint as if nothing had happened."""
         return self._resumed(path, base_model, user_metadata, with_optimizer=True)
 
     def create_sampling_client(
@@ -110,14 +98,7 @@ class ServiceClient:
         retry_config: Any = None,
         record_stability_info: bool = False,
     ) -> SamplingClient:
-        """Sample from a checkpoint or a base model, which is loaded in the background.
-
-        Raises:
-            SamplingRequestError: Neither was named.
-            CheckpointError: There is no such checkpoint; ``model_path`` is a ``tinker://`` path or
-                the folder of a checkpoint.
-            ModelNotFoundError: There is no such base model.
-        """
+        """Sample from a checkpoint (a path or its folder) or a base, loaded in the background."""
         engine = self.engine
         engine.check_open()
         if model_path is not None:
@@ -157,11 +138,7 @@ class ServiceClient:
 
     @property
     def holder(self) -> NoReturn:
-        """The SDK's connection to the service.
-
-        Raises:
-            UnsupportedError: Always.
-        """
+        """The SDK's connection to the service."""
         raise UnsupportedError(
             "ServiceClient.holder was asked for on evert's embedded engine, which has no "
             "connection. Use the client's public methods."

@@ -50,11 +50,7 @@ class TrainingClient(Ready):
         loss_fn: str,
         loss_fn_config: Mapping[str, Any] | None = None,
     ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
-        """The loss and the targets' log-probabilities, without a gradient.
-
-        Raises:
-            LossInputError: The request cannot be served; others are (``door.py``).
-        """
+        """The loss and the targets' log-probabilities, without a gradient."""
         check_data(data, loss_fn, loss_fn_config, self._limits)
         return self._submit(lambda trainer: trainer.forward(data, loss_fn, loss_fn_config))
 
@@ -64,11 +60,7 @@ class TrainingClient(Ready):
         loss_fn: str,
         loss_fn_config: Mapping[str, Any] | None = None,
     ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
-        """Add the gradient of the summed loss to what has accumulated since the last step.
-
-        Raises:
-            LossInputError: The request cannot be served; others are (``door.py``).
-        """
+        """Add the gradient of the summed loss to what has accumulated since the last step."""
         check_data(data, loss_fn, loss_fn_config, self._limits)
         return self._submit(lambda trainer: trainer.forward_backward(data, loss_fn, loss_fn_config))
 
@@ -79,16 +71,7 @@ class TrainingClient(Ready):
         *,
         loss_type_input: str | None = None,
     ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
-        """Like ``forward_backward`` with ``loss_fn(data, logprobs) -> (loss, metrics)``.
-
-        Args:
-            data: Each datum with ``target_tokens``, and whatever the loss reads.
-            loss_fn: A callable.
-            loss_type_input: ``"logprobs"``, or None for the same.
-
-        Raises:
-            LossInputError: Another ``loss_type_input``, or data that no model can take.
-        """
+        """Like ``forward_backward`` with ``loss_fn(data, logprobs) -> (loss, metrics)``."""
         if loss_type_input not in (None, "logprobs"):
             raise LossInputError(
                 f"loss_type_input is {loss_type_input!r}; a custom loss gets log-probabilities. "
@@ -103,11 +86,7 @@ class TrainingClient(Ready):
         *,
         adam_params: types.AdamParams | None = None,
     ) -> AwaitableConcurrentFuture[types.OptimStepResponse]:
-        """One AdamW step with the accumulated gradient.
-
-        Raises:
-            TrainingError: Parameters of another optimizer, none, two, or numbers out of range.
-        """
+        """One AdamW step with the accumulated gradient."""
         given = [params for params in (optim_params, adam_params) if params is not None]
         if len(given) != 1 or not isinstance(given[0], types.AdamParams):
             raise TrainingError(

@@ -26,11 +26,7 @@ _URL_SECONDS = 24 * 3600
 
 
 def training_run(store: CheckpointStore, path: str) -> types.TrainingRun:
-    """The run a path belongs to, with its last checkpoints.
-
-    Raises:
-        NoCheckpointError: There is no such run.
-    """
+    """The run a path belongs to, with its last checkpoints."""
     info, run_id = store.run_info(path), parse_path(path)[0]
     saved = checkpoints(store, run_id)
     last = {kind: next((c for c in saved if c.checkpoint_type == kind), None) for kind in _LAST}
@@ -71,11 +67,7 @@ def checkpoints(store: CheckpointStore, run_id: str = "*") -> list[types.Checkpo
 
 
 def checkpoint(store: CheckpointStore, path: str) -> types.Checkpoint:
-    """One checkpoint, by its manifest.
-
-    Raises:
-        CheckpointError: There is none, or its manifest is damaged.
-    """
+    """One checkpoint, by its manifest."""
     info = store.info(path)
     parsed = types.ParsedCheckpointTinkerPath.from_tinker_path(path)
     return types.Checkpoint(
@@ -90,11 +82,7 @@ def checkpoint(store: CheckpointStore, path: str) -> types.Checkpoint:
 
 
 def file_urls(store: CheckpointStore, path: str) -> types.ExternalWeightsUrlsResponse:
-    """A ``file://`` address of each file of a checkpoint.
-
-    Raises:
-        CheckpointError: There is none, or its manifest is damaged.
-    """
+    """A ``file://`` address of each file of a checkpoint."""
     folder = store.folder(path).absolute()
     urls = {name: (folder / name).as_uri() for name in store.info(path).files}
     expires = _moment(time.time() + _URL_SECONDS)

@@ -15,14 +15,6 @@ def repair_checkpoint_log(
     The Cookbook resumes from the last line that has a ``state_path``. After this, that is the
     newest one whose files are whole. Paths that are not in ``store`` (another engine's, or a
     hosted service's) are left alone; the old list is kept as ``checkpoints.jsonl.damaged``.
-
-    Args:
-        log_path: The run's log folder.
-        store: Where its checkpoints are.
-        all_here: Whether all of them are in the store, so that what it does not know is gone.
-
-    Returns:
-        The ``state_path`` of each line taken out, oldest first; empty if nothing was wrong.
     """
     file = Path(log_path) / "checkpoints.jsonl"
     if not file.is_file():

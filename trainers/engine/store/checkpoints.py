@@ -101,11 +101,7 @@ class CheckpointStore:
         self.root = (root or default_root()).expanduser()
 
     def new_run(self, info: RunInfo) -> str:
-        """Register a training run; returns its id, which is new.
-
-        Raises:
-            CheckpointError: The root cannot be written to.
-        """
+        """Register a training run; returns its id, which is new."""
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         run_id = f"run-{stamp}-{uuid.uuid4().hex[:8]}"
         with _writing(self.root / run_id):
@@ -116,11 +112,7 @@ class CheckpointStore:
         return run_id
 
     def run_info(self, path: str) -> RunInfo:
-        """The run a path belongs to.
-
-        Raises:
-            CheckpointError: There is no such run here.
-        """
+        """The run a path belongs to."""
         file = self.root / parse_path(path)[0] / "run.json"
         try:
             return RunInfo(**json.loads(file.read_text()))
@@ -131,14 +123,7 @@ class CheckpointStore:
             ) from error
 
     def folder(self, path: str) -> Path:
-        """The folder a path stands for, whether or not it exists.
-
-        Args:
-            path: A ``tinker://`` path, or the folder of a checkpoint in whatever store.
-
-        Raises:
-            CheckpointError: No path of that form.
-        """
+        """The folder a path stands for, whether or not it exists."""
         if (Path(path) / MANIFEST).is_file():
             return Path(path)
         return self.root.joinpath(*parse_path(path))
@@ -153,23 +138,7 @@ class CheckpointStore:
         *,
         overwrite: bool = True,
     ) -> str:
-        """Write a checkpoint, whole or not at all.
-
-        Args:
-            run_id: The run it belongs to.
-            kind: ``weights`` to train on from, or ``sampler_weights``.
-            name: Its name in the run.
-            info: What it is; ``files`` is filled in here.
-            write: Puts the files into the folder it is given.
-            overwrite: Whether one of the same name is replaced, or an error.
-
-        Returns:
-            Its ``tinker://`` path.
-
-        Raises:
-            CheckpointError: A bad name, a full disk, a folder that cannot be written to, or one of
-                that name that is not to be replaced. What was there before is untouched.
-        """
+        """Write a checkpoint, whole or not at all: one of that name stays as it was. Its path."""
         path = f"tinker://{run_id}/{kind}/{name}"
         folder = self.folder(path)
         if not overwrite and self.is_intact(path):
@@ -189,33 +158,20 @@ class CheckpointStore:
         return path
 
     def read(self, path: str) -> CheckpointInfo:
-        """Read a checkpoint's manifest and check every file against it.
-
-        Raises:
-            CheckpointError: It is missing or damaged; the message names the file.
-        """
+        """Read a checkpoint's manifest and check every file against it."""
         info, folder = self.info(path), self.folder(path)
         for name, (size, checksum) in info.files.items():
             _check_file(path, folder / name, size, checksum)
         return info
 
     def info(self, path: str) -> CheckpointInfo:
-        """Read a checkpoint's manifest alone.
-
-        Raises:
-            NoCheckpointError: There is none.
-            CheckpointError: The manifest is damaged.
-        """
+        """Read a checkpoint's manifest alone."""
         folder = self.folder(path)
         _put_back(folder)
         return _read_manifest(path, folder)
 
     def expire(self, path: str, expires: float | None) -> None:
-        """Write down when a checkpoint expires, in seconds since 1970; None for never.
-
-        Raises:
-            CheckpointError: There is none, or it cannot be written to.
-        """
+        """Write down when a checkpoint expires, in seconds since 1970; None for never."""
         info, folder = self.info(path), self.folder(path)
         draft = folder / f".{MANIFEST}"
         with _writing(folder):
@@ -237,11 +193,7 @@ class CheckpointStore:
         return next((path for path in reversed(paths) if self.is_intact(path)), None)
 
     def delete(self, path: str) -> None:
-        """Delete a checkpoint.
-
-        Raises:
-            CheckpointError: There is none, or it cannot be deleted.
-        """
+        """Delete a checkpoint."""
         folder = self.folder(path)
         if not folder.is_dir():
             raise NoCheckpointError(
@@ -251,11 +203,7 @@ class CheckpointStore:
             shutil.rmtree(folder)
 
     def tidy(self, keep: Collection[str]) -> None:
-        """Delete every checkpoint that is not in ``keep``, and what crashes have left.
-
-        Args:
-            keep: ``tinker://`` paths.
-        """
+        """Delete every checkpoint that is not in ``keep``, and what crashes have left."""
         for kind in self.root.glob("*/*weights/"):
             for folder in kind.iterdir():
                 if folder.name.startswith(_OLD):
@@ -270,11 +218,7 @@ class CheckpointStore:
 
 
 def parse_path(path: str) -> tuple[str, Kind, str]:
-    """The run, kind and name that a ``tinker://`` path names.
-
-    Raises:
-        CheckpointError: No path of that form.
-    """
+    """The run, kind and name that a ``tinker://`` path names."""
     match = PATH.fullmatch(path)
     if match is None or not all(_PART.fullmatch(part) for part in match.groups()):
         raise CheckpointError(

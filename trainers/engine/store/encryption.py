@@ -11,15 +11,7 @@ _SUFFIX = ".age"
 
 
 def encrypt(folder: Path, recipients: Sequence[str]) -> None:
-    """Replace every file of a folder by itself, encrypted, with ``.age`` after its name.
-
-    Args:
-        folder: Where the files are.
-        recipients: Native ``age1...`` keys, or SSH public keys.
-
-    Raises:
-        CheckpointError: One of them is neither.
-    """
+    """Replace every file of a folder by itself, encrypted, with ``.age`` after its name."""
     age: Any = importlib.import_module("pyrage")  # untyped; it comes with the Cookbook
     try:
         keys = [_kind(age, one).Recipient.from_str(one) for one in recipients]

@@ -25,20 +25,15 @@ FAILED = "failed"
 
 @dataclass(frozen=True)
 class Episode:
-    """How one episode went.
-
-    Attributes:
-        sequence: The lineage that is trained on; None: the agent made no model call.
-        reward: All that was earned; None: the agent failed, and the episode is left out.
-        metrics: The agent's and the Env's, summed over the turns, with ``turns``,
-            ``dropped_lineages`` and ``failed``.
-        failure: What went wrong, also where ``on_agent_error`` scored it; None: nothing.
-    """
+    """How one episode went."""
 
     sequence: TokenSequence | None
+    """The lineage that is trained on; None: the agent made no model call."""
     reward: float | None
+    """All that was earned; None: the agent failed, and the episode is left out."""
     metrics: dict[str, float] = field(default_factory=dict)
     failure: Failure | None = None
+    """Also where ``on_agent_error`` scored it."""
 
     @property
     def dropped(self) -> int:
@@ -47,11 +42,7 @@ class Episode:
 
 
 async def play(env: ChatAgentEnv, policy: TokenCompleter) -> Episode:
-    """Play an episode; its Env is closed whatever happens.
-
-    Raises:
-        Exception: Something else than the agent failed.
-    """
+    """Play an episode; its Env is closed whatever happens."""
     try:
         trajectory = await do_single_rollout(policy, env)
     except Exception as error:
@@ -92,13 +83,7 @@ def with_all_ends(episodes: Sequence[Episode]) -> list[dict[str, float]]:
 def columns(
     episodes: Sequence[Episode], filler: int, *, with_logprobs: bool
 ) -> dict[str, list[list[int]] | list[list[float]] | None]:
-    """The token columns that a ``rollout_func`` returns, a row an episode.
-
-    Args:
-        episodes: In the order of the prompts.
-        filler: Token id of a row that has none of its own; it is masked.
-        with_logprobs: Whether they are those of the distribution that TRL trains.
-    """
+    """The token columns that a ``rollout_func`` returns, a row an episode."""
     nothing = TokenSequence([filler], [filler], [0], [0.0])
     rows = [each.sequence or nothing for each in episodes]
     return {

@@ -40,31 +40,17 @@ SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
 
 @dataclass(frozen=True)
 class Sampling:
-    """Who answers, for one call of a ``rollout_func``.
-
-    Attributes:
-        policy: Answers.
-        context_length: Most tokens of prompt and reply together.
-        has_logprobs: Whether its log-probabilities are those of the distribution it draws from.
-    """
+    """Who answers, for one call of a ``rollout_func``."""
 
     policy: TokenCompleter
     context_length: int
     has_logprobs: bool
+    """Whether its log-probabilities are those of the distribution it draws from."""
 
 
 @contextmanager
 def sampling(trainer: Any, engine: Engine, number: int) -> Iterator[Sampling]:
-    """The policy of a trainer's present step, for as long as it is asked.
-
-    Args:
-        trainer: TRL's.
-        engine: Samples where vLLM does not.
-        number: Of the call; no two draw alike.
-
-    Raises:
-        UsageError: The trainer is set up as no policy here can follow.
-    """
+    """The policy of a trainer's present step, for as long as it is asked."""
     check(trainer)
     model = trainer.accelerator.unwrap_model(trainer.model)
     room = context_length(model)
@@ -99,11 +85,7 @@ def tokenizer_of(trainer: Any) -> Any:
 
 
 def check(trainer: Any) -> None:
-    """Check that agents can be answered as the trainer is set up.
-
-    Raises:
-        UsageError: They cannot.
-    """
+    """Check that agents can be answered as the trainer is set up."""
     for name, neutral in NEUTRAL.items():
         if (value := getattr(trainer, name)) not in neutral:
             raise UsageError(

@@ -249,12 +249,7 @@ def _sequence(tasks: Sequence[Any] | str) -> Sequence[Any]:
 
 
 def _check_options(agent: Agent, options: EnvOptions) -> None:
-    """Check what can be checked before the first step.
-
-    Raises:
-        InvalidAgentError: An option is of groups or of seats.
-        TypeError, ValueError: There is no such option, or not such a value.
-    """
+    """Check what can be checked before the first step."""
     reasons = {
         "seats": "one policy and one token sequence a rollout: train agents with several seats "
         "under the Cookbook's loop",

@@ -61,16 +61,7 @@ def write_dataset(
 
 
 def task_of(row: Mapping[str, Any], path: str | None) -> Any:
-    """A row's task.
-
-    Args:
-        row: As verl hands it to an agent loop.
-        path: Names with dots between; ``"row"``: the whole row; None: ``write_dataset``'s, or
-            ``NO_TASK`` where there is none.
-
-    Raises:
-        InvalidDatasetError: The row has nothing there.
-    """
+    """A row's task at a path of names, or the whole row; None: ``write_dataset``'s, or NO_TASK."""
     if path == WHOLE_ROW:
         return dict(row)
     value: Any = row

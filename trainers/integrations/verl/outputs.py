@@ -28,14 +28,6 @@ def outputs(
     verl takes an episode's advantage from its last output, so that one comes last which has
     something to learn from. An episode without a model call is an output without any: its reward
     counts in its group, as it does with the Cookbook.
-
-    Args:
-        trajectory: Of the episode.
-        settings: Of the agent loop.
-        room: What an output may fill.
-        metrics: Times of the episode.
-        fields: What further belongs to every output.
-        blank: A token for an episode that has none.
     """
     found = sequences(trajectory) or [TokenSequence([blank], [blank], [0], [0.0])]
     found.sort(key=lambda sequence: any(sequence.response_mask))

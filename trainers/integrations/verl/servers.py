@@ -14,20 +14,7 @@ from evert.trainers.integrations.verl.settings import Room
 
 
 class ServerPolicy(TokenCompleter):
-    """The policy of one episode: all its turns go to the same server, whose cache knows them.
-
-    Args:
-        client: verl's ``LLMServerClient``.
-        request_id: By which its balancer finds that server again.
-        sampling: verl's sampling parameters.
-        room: What a prompt and its reply may fill.
-        tokenizer: The model's.
-
-    Attributes:
-        seconds: Spent waiting for replies.
-        preempted: How often the servers put a reply off; -1: they do not say.
-        versions: Of the weights that sampled the first turn, and the last; None: not known.
-    """
+    """The policy of one episode: all its turns go to the same server, whose cache knows them."""
 
     def __init__(
         self,
@@ -45,7 +32,9 @@ class ServerPolicy(TokenCompleter):
         self._turns = 0
         self.seconds = 0.0
         self.preempted = -1
+        """How often the servers put a reply off; -1: they do not say."""
         self.versions: tuple[int | None, int | None] = (None, None)
+        """Of the weights that sampled the first turn, and the last; None: not known."""
 
     async def __call__(
         self,
@@ -54,13 +43,7 @@ class ServerPolicy(TokenCompleter):
         *,
         max_tokens: int | None = None,
     ) -> TokensWithLogprobs:
-        """One turn.
-
-        Raises:
-            UsageError: The episode's first prompt is longer than verl has room for.
-            UnsupportedPromptError: The prompt holds images.
-            ServerReplyError: The server broke off, or its log-probabilities are not one a token.
-        """
+        """One turn."""
         prompt = self._prompt(model_input)
         room = self._room.context - len(prompt)
         cap = room if max_tokens is None else min(room, max_tokens)

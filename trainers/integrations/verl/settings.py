@@ -37,17 +37,12 @@ _MAPPINGS = {
 
 @dataclass(frozen=True)
 class Room:
-    """What verl's tensors have room for, in tokens.
-
-    Attributes:
-        prompt: ``rollout.prompt_length``.
-        response: ``rollout.response_length``.
-        context: A prompt and its reply together; never more than the sum.
-    """
+    """What verl's tensors have room for, in tokens."""
 
     prompt: int
     response: int
     context: int
+    """A prompt and its reply together; never more than the sum."""
 
     @staticmethod
     def of(rollout: Any) -> "Room":
@@ -60,18 +55,13 @@ class Room:
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """An agent loop's settings.
-
-    Attributes:
-        agent: The agent.
-        branches: "all": each lineage is an output; "last": the one that ends last.
-        task: Where a row has its task; None: as ``write_dataset`` puts it.
-        options: Of the Env, but for the renderer.
-    """
+    """An agent loop's settings."""
 
     agent: Agent
     branches: str
+    """ALL: each lineage is an output; LAST: the one that ends last."""
     task: str | None
+    """Where a row has its task; None: as ``write_dataset`` puts it."""
     options: EnvOptions
 
 
@@ -84,20 +74,7 @@ def read_loop_settings(
     room: Room,
     takes_lists: bool,
 ) -> LoopSettings:
-    """The settings of one agent loop.
-
-    Args:
-        given: Episode settings, plain values.
-        agent: Import path of the agent.
-        branches: "all", "last", or None for all where verl takes them.
-        task: Where a row has its task.
-        room: What an episode may fill.
-        takes_lists: Whether an episode may have several outputs.
-
-    Raises:
-        UsageError: A setting there is not, or a value that cannot be served here.
-        InvalidAgentError: There is no such agent.
-    """
+    """The settings of one agent loop."""
     gathered: dict[str, Any] = {}
     for name, value in gather(given, _MAPPINGS).items():
         gathered[name] = tuple(value) if isinstance(value, list) else value
