@@ -1,14 +1,7 @@
-"""The embedded engine: Tinker's clients, served inside this process.
+"""The engine: everything that is loaded, behind Tinker's clients inside this process.
 
-    with embedded_engine() as engine:
-        asyncio.run(tinker_cookbook.rl.train.main(config))      # unchanged
-
-Inside the block ``tinker.ServiceClient`` and ``tinker.RestClient`` are the engine's, wherever they
-were imported to, and nothing reaches the network (``network.py``). Leaving the block puts
-everything back and stops the engine's threads.
-
-What is here, in order: the engine, and the installer. Clients, models, training, sampling and
-checkpoints are in the folders of those names; the engine's settings are in ``models/loading.py``.
+``embedded.py`` puts its clients in the place of the SDK's; its settings are in
+``models/loading.py``.
 """
 
 import logging
@@ -136,8 +129,7 @@ class Engine:
     def occasion(self, steps: int) -> int:
         """How often before a sampler of weights after ``steps`` steps was asked for: 0, 1, ...
 
-        Steps and occasion key what a sampler draws, so that a resumed run draws what the whole run
-        would have drawn, whether its weights come from a trainer or from a checkpoint. Counted
+        Both key what it draws: a resumed run draws what the whole run would have drawn. Counted
         where a sampler is asked for, and not where it is loaded: loading threads race.
         """
         occasion = self._occasions[steps]
@@ -168,13 +160,11 @@ class Engine:
     def close(self) -> None:
         """Stop all threads; clients that are left refuse further calls."""
         self._closed = True
-        self.loader.shutdown(wait=True, cancel_futures=True)
-        self.eyes.shutdown(wait=True, cancel_futures=True)
-        for worker in list(self._workers):
-            worker.shutdown(wait=True, cancel_futures=True)
-        for sampler in list(self._samplers):
+        for thread in (self.loader, self.eyes, *self._workers):
+            thread.shutdown(wait=True, cancel_futures=True)
+        for sampler in [*self._samplers]:
             sampler.close()
-        for scheduler in list(self._schedulers.values()):
+        for scheduler in [*self._schedulers.values()]:
             scheduler.close()
 
     def _load_saved(self, path: str) -> Any:

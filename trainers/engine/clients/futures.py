@@ -9,7 +9,7 @@ told by the SDK's: the ``_async`` forms, and those that only the hosted service 
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, Executor, Future, InvalidStateError
+from concurrent.futures import Executor, Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, NoReturn, Self, TypeVar
 
@@ -29,21 +29,16 @@ def submit(
     return AwaitableConcurrentFuture(worker.submit(call, *args, **kwargs))
 
 
-def finished(value: T) -> AwaitableConcurrentFuture[T]:
-    """A future that has its result."""
-    future: Future[T] = Future()
-    future.set_result(value)
-    return AwaitableConcurrentFuture(future)
-
-
 def settled(call: Callable[..., T], *args: Any) -> AwaitableConcurrentFuture[T]:
     """Run ``call`` now: a future that has its result, or what it raised."""
     future: Future[T] = Future()
-    try:
-        future.set_result(call(*args))
-    except Exception as error:
-        future.set_exception(error)
+    _settle(future, functools.partial(call, *args))
     return AwaitableConcurrentFuture(future)
+
+
+def finished(value: T) -> AwaitableConcurrentFuture[T]:
+    """A future that has its result."""
+    return settled(lambda: value)
 
 
 def chain(first: "Future[S]", then: Callable[[S], "Future[T]"]) -> "Future[T]":
@@ -58,7 +53,7 @@ def chain(first: "Future[S]", then: Callable[[S], "Future[T]"]) -> "Future[T]":
                 outer.set_exception(error)
             return
         outer.add_done_callback(lambda _: inner.cancel())
-        inner.add_done_callback(lambda _: _copy(inner, outer))
+        inner.add_done_callback(lambda _: _settle(outer, inner.result))
 
     first.add_done_callback(start)
     return outer
@@ -87,28 +82,14 @@ def _settle(outer: "Future[T]", call: Callable[[], T]) -> None:
     with suppress(InvalidStateError):  # it was cancelled
         try:
             result = call()
-        except (Exception, CancelledError) as error:
+        except Exception as error:
             outer.set_exception(error)
         else:
             outer.set_result(result)
 
 
-def _copy(inner: "Future[T]", outer: "Future[T]") -> None:
-    if inner.cancelled() or outer.cancelled() or not outer.set_running_or_notify_cancel():
-        return
-    error = inner.exception()
-    if error is not None:
-        outer.set_exception(error)
-    else:
-        outer.set_result(inner.result())
-
-
 class Ready(APIFuture[Any]):
-    """A client that is also the finished future of itself.
-
-    The SDK returns futures of clients; the Cookbook uses some of them as the client, without
-    waiting. Both work here.
-    """
+    """A client that is also the finished future of itself: the Cookbook uses some as either."""
 
     def result(self, timeout: float | None = None) -> Self:
         """The client."""
@@ -121,6 +102,9 @@ class Ready(APIFuture[Any]):
     def future(self) -> "Future[Self]":
         """A finished future of the client."""
         return finished(self).future()
+
+    def get_telemetry(self) -> None:
+        """None: nothing is reported to anybody."""
 
 
 def async_forms(sdk: type, keep: type | tuple[()] = ()) -> Callable[[C], C]:
@@ -164,4 +148,6 @@ def _refusal(theirs: Any, name: str, reason: str) -> Any:
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
         raise UnsupportedError(message)
 
+    if isinstance(theirs, property):
+        return property(refuse, doc=theirs.__doc__)
     return functools.wraps(theirs)(refuse)

@@ -159,10 +159,8 @@ def _laid_out(dense: Tensor, like: types.TensorData) -> types.TensorData:
     if like.sparse_crow_indices is None or like.sparse_col_indices is None:
         return types.TensorData.from_torch(dense)
     counts = np.diff(like.sparse_crow_indices)
-    rows, columns = (
-        np.repeat(np.arange(len(counts)), counts),
-        np.array(like.sparse_col_indices, int),
-    )
+    rows = np.repeat(np.arange(len(counts)), counts)
+    columns = np.array(like.sparse_col_indices, int)
     return types.TensorData(
         data=dense.numpy()[rows, columns],
         dtype="float32",

@@ -104,35 +104,19 @@ class RestClient:
         project_id: str | None = None,
     ) -> AwaitableConcurrentFuture[types.TrainingRunsResponse]:
         """The runs of the engine's folder, the latest first; there are no projects."""
-
-        def listed() -> types.TrainingRunsResponse:
-            runs, cursor = catalog.page(catalog.training_runs(self._store), offset, limit)
-            return types.TrainingRunsResponse(training_runs=runs, cursor=cursor)
-
-        return settled(listed)
+        return settled(catalog.page_of_runs, self._store, offset, limit)
 
     def list_checkpoints(
         self, training_run_id: str
     ) -> AwaitableConcurrentFuture[types.CheckpointsListResponse]:
         """The checkpoints of a run, the latest first."""
-
-        def listed() -> types.CheckpointsListResponse:
-            self._store.run_info(f"tinker://{training_run_id}/weights/any")
-            found = catalog.checkpoints(self._store, training_run_id)
-            return types.CheckpointsListResponse(checkpoints=found)
-
-        return settled(listed)
+        return settled(catalog.checkpoints_of, self._store, training_run_id)
 
     def list_user_checkpoints(
         self, limit: int = 100, offset: int = 0
     ) -> AwaitableConcurrentFuture[types.CheckpointsListResponse]:
         """The checkpoints of all runs, the latest first."""
-
-        def listed() -> types.CheckpointsListResponse:
-            found, cursor = catalog.page(catalog.checkpoints(self._store), offset, limit)
-            return types.CheckpointsListResponse(checkpoints=found, cursor=cursor)
-
-        return settled(listed)
+        return settled(catalog.page_of_checkpoints, self._store, offset, limit)
 
     def get_external_weights_urls(
         self, tinker_path: str

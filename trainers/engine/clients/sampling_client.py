@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import tinker
 from tinker import types
@@ -56,10 +56,9 @@ REFUSED_OPTIONS = {
 
 
 class Source:
-    """Where a sampling client's weights can be found again by another process."""
+    """Where another process finds weights again: of a base, and a path, or how to save at one."""
 
     def __init__(self, base_model: str, path: str | Callable[[], str] | None) -> None:
-        """Remember a ``tinker://`` path, or how to save and return one; None: the base itself."""
         self.base_model = base_model
         self._path = path
         self._lock = threading.Lock()
@@ -74,8 +73,6 @@ class Source:
 
 @dataclass(frozen=True)
 class _Pickled:
-    """A sampling client on its way to another process."""
-
     process: int
     key: int
     """Of the client, in the process it was made in."""
@@ -90,16 +87,11 @@ class _Pickled:
 
 @refusing(tinker.SamplingClient, REFUSED)
 class SamplingClient(Ready):
-    """Frozen weights to sample from.
-
-    A copy that is unpickled in the same process is the same client; in another process it loads
-    the weights from disk, on the same kind of device, and draws numbers of its own.
-    """
+    """Frozen weights to sample from; a copy in another process draws numbers of its own."""
 
     def __init__(
         self,
         engine: Engine,
-        base_model: str,
         sampler: "Future[Sampler]",
         source: Source,
         *,
@@ -108,7 +100,6 @@ class SamplingClient(Ready):
         """Wrap a sampler that may still be loading."""
         self._records = records
         self._engine = engine
-        self._base_model = base_model
         self._sampler = sampler
         self._source = source
         self._key = next(_client_numbers)
@@ -141,10 +132,6 @@ class SamplingClient(Ready):
             prompt, lambda row: self._sample(row, num_samples, sampling_params, wanted)
         )
 
-    async def sample_async(self, *args: Any, **kwargs: Any) -> types.SampleResponse:
-        """See ``sample``."""
-        return await self.sample(*args, **kwargs).result_async()
-
     def compute_logprobs(
         self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
     ) -> APIFuture[list[float | None]]:
@@ -156,56 +143,47 @@ class SamplingClient(Ready):
 
         return self._read(prompt, ask)
 
-    async def compute_logprobs_async(
-        self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
-    ) -> list[float | None]:
-        """See ``compute_logprobs``."""
-        return await self.compute_logprobs(prompt, prompt_logprobs_last_n).result_async()
-
     def get_tokenizer(self) -> "PreTrainedTokenizerBase":
         """The model's tokenizer."""
-        return load_tokenizer(self._base_model)
+        return load_tokenizer(self._source.base_model)
 
     def get_base_model(self) -> str:
         """The base model's name."""
-        return self._base_model
+        return self._source.base_model
 
     def on_queue_state_change(self, queue_state: Any, queue_state_reason: str | None) -> None:
         """Nothing: requests wait for this machine alone."""
-
-    def get_telemetry(self) -> None:
-        """None: nothing is reported to anybody."""
 
     @property
     def sampler(self) -> Sampler:
         """The sampler behind this client; waits for it to load. Its ``stats`` count its work."""
         return self._sampler.result()
 
-    async def loaded(self) -> None:
-        """Wait until the weights are loaded; raises what went wrong if they cannot be."""
-        await asyncio.wrap_future(self._sampler)
+    async def result_async(self, timeout: float | None = None) -> Self:  # noqa: ASYNC109
+        """The client, once its weights are loaded; raises what went wrong if they cannot be."""
+        async with asyncio.timeout(timeout):
+            await asyncio.wrap_future(self._sampler)
+        return self
 
     def __reduce__(self) -> tuple[Any, tuple[_Pickled]]:
-        """Pickle by reference to the weights, which are saved now if they were not yet."""
-        return _unpickle, (self._state(),)
-
-    def _state(self) -> _Pickled:
-        return _Pickled(
+        # by reference to the weights, which are saved now if they were not yet
+        state = _Pickled(
             os.getpid(),
             self._key,
             next(self._copies),
-            self._base_model,
+            self._source.base_model,
             self._source.path(),
             self._engine.settings,
             self._engine.store.root,
             self._records,
         )
+        return _unpickle, (state,)
 
     def _read(
         self, prompt: types.ModelInput, ask: "Callable[[Row], Future[T]]"
     ) -> "_AwaitableFutureCompatWrapper[T]":
         """What is asked of a prompt once it is read: in another thread if it holds images."""
-        reader = self._engine.reader(self._base_model)
+        reader = self._engine.reader(self._source.base_model)
         if is_text(prompt):
             return _AwaitableFutureCompatWrapper(ask(reader.read(prompt)))
         return _AwaitableFutureCompatWrapper(
@@ -271,22 +249,23 @@ def _unpickle(state: _Pickled) -> SamplingClient:
 def _settle(state: _Pickled) -> SamplingClient:
     """Make a client in a process that is not the one it came from."""
     engine = Engine(replace(state.settings, root=state.root))
-    sampler: Future[Sampler] = Future()
     if state.path is None:
-        sampler.set_result(engine.base_sampler(state.base_model))
+        found = engine.base_sampler(state.base_model)
     else:
-        sampler.set_result(engine.saved_sampler(state.path, state.key, state.copy))
+        found = engine.saved_sampler(state.path, state.key, state.copy)
+    sampler = finished(found).future()
     source = Source(state.base_model, state.path)
-    return SamplingClient(engine, state.base_model, sampler, source, records=state.records)
+    return SamplingClient(engine, sampler, source, records=state.records)
 
 
 def saved_client(engine: Engine, path: str, *, records: bool = False) -> SamplingClient:
     """A client of a checkpoint, which is loaded in the background."""
+    engine.check_open()
     info = engine.store.read(path)
     engine.asked_for.add(info.base_model)
     loading = engine.loader.submit(engine.saved_sampler, path, engine.occasion(info.steps))
     source = Source(info.base_model, path)
-    return SamplingClient(engine, info.base_model, loading, source, records=records)
+    return SamplingClient(engine, loading, source, records=records)
 
 
 def model_client(
@@ -302,7 +281,7 @@ def model_client(
         )
 
     sampler = finished(engine.new_sampler(model, tokenizer, *number)).future()
-    return SamplingClient(engine, name, sampler, Source(name, nowhere))
+    return SamplingClient(engine, sampler, Source(name, nowhere))
 
 
 def _check_options(**given: int) -> None:

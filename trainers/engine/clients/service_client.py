@@ -1,9 +1,4 @@
-"""The embedded engine's clients, with the surface the Tinker SDK's have.
-
-    ServiceClient    makes the others
-    TrainingClient   a model in training (``training_client.py``)
-    RestClient       questions about, and deletion of, checkpoints (``rest_client.py``)
-    SamplingClient   frozen weights to sample from; picklable (``sampling_client.py``)
+"""The service client, which makes the others; all have the surface the Tinker SDK's have.
 
 Methods are the SDK's, in both their plain and ``_async`` forms, with the SDK's names, arguments and
 results; what they do is documented there. What only the hosted service can do is refused
@@ -13,7 +8,7 @@ they are the SDK's classes, and warn as those do.
 """
 
 from abc import ABCMeta
-from typing import Any, ClassVar, NoReturn, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import tinker
 from tinker import types
@@ -30,6 +25,7 @@ from evert.trainers.engine.models.loading import LoraChoice
 
 REFUSED = {
     "copy_weights": NO_COPY,
+    "holder": "it has no connection. Use the client's public methods.",
     "create_custom_loss": "it traces no loss. Pass forward_backward_custom a callable "
     "(data, logprobs), which may do anything.",
 }
@@ -113,36 +109,19 @@ class ServiceClient:
         engine.asked_for.add(base_model)
         loading = engine.loader.submit(engine.base_sampler, base_model)
         source = Source(base_model, None)
-        return SamplingClient(engine, base_model, loading, source, records=record_stability_info)
-
-    async def create_sampling_client_async(self, *args: Any, **kwargs: Any) -> SamplingClient:
-        """See ``create_sampling_client``; here the weights are loaded when it returns."""
-        client = self.create_sampling_client(*args, **kwargs)
-        await client.loaded()
-        return client
+        return SamplingClient(engine, loading, source, records=record_stability_info)
 
     def create_rest_client(self) -> RestClient:
         """Ask about checkpoints."""
         return type("RestClient", (RestClient,), {"engine": self.engine})()  # type: ignore[no-any-return]
 
     def get_server_capabilities(self) -> types.GetServerCapabilitiesResponse:
-        """The models that always work here, and those that were asked for.
-
-        Any folder or cached Hub model works, too.
-        """
+        """The models that always work here, and those that were asked for; any folder works."""
         return capabilities(self.engine)
 
     def get_console_url(self) -> str:
         """Where the engine's checkpoints are: there is no console."""
         return self.engine.store.root.absolute().as_uri()
-
-    @property
-    def holder(self) -> NoReturn:
-        """The SDK's connection to the service."""
-        raise UnsupportedError(
-            "ServiceClient.holder was asked for on evert's embedded engine, which has no "
-            "connection. Use the client's public methods."
-        )
 
     def get_telemetry(self) -> None:
         """None: nothing is reported to anybody."""
@@ -152,7 +131,6 @@ class ServiceClient:
         return finished(None)
 
     def __enter__(self) -> Self:
-        """The client; leaving its block does nothing."""
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -3,7 +3,6 @@
 import functools
 import weakref
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,14 +10,12 @@ import tinker
 from tinker import types
 from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 
-from evert.trainers.engine.clients.door import Limits, check_custom_data, check_data, check_step
+from evert.trainers.engine.clients.door import check_custom_data, check_data, check_step
 from evert.trainers.engine.clients.engine import Engine, TrainingRun
-from evert.trainers.engine.clients.futures import Ready, async_forms, submit
+from evert.trainers.engine.clients.futures import Ready, async_forms, finished, submit
 from evert.trainers.engine.clients.sampling_client import SamplingClient, Source, saved_client
 from evert.trainers.engine.common.errors import LossInputError, TrainingError
-from evert.trainers.engine.models.base_models import context_length
-from evert.trainers.engine.sampling.sampler import Sampler
-from evert.trainers.engine.store.checkpoints import Kind, new_checkpoint_info
+from evert.trainers.engine.store.checkpoints import CheckpointInfo, Kind, new_checkpoint_info
 from evert.trainers.engine.store.encryption import encrypt
 from evert.trainers.engine.training.trainer import CustomLoss, Trainer
 
@@ -37,10 +34,6 @@ class TrainingClient(Ready):
         self.model_id = run.run_id
         self._engine = engine
         self._run = run
-        model = run.trainer.model
-        vocabulary = model.get_input_embeddings().weight.shape[0]
-        reader = engine.reader(run.base_model)
-        self._limits = Limits(vocabulary, context_length(model), reader)
         self._worker = engine.new_worker()
         weakref.finalize(self, self._worker.shutdown, wait=False)
 
@@ -51,7 +44,7 @@ class TrainingClient(Ready):
         loss_fn_config: Mapping[str, Any] | None = None,
     ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
         """The loss and the targets' log-probabilities, without a gradient."""
-        check_data(data, loss_fn, loss_fn_config, self._limits)
+        check_data(data, loss_fn, loss_fn_config, self._run.trainer.limits)
         return self._submit(lambda trainer: trainer.forward(data, loss_fn, loss_fn_config))
 
     def forward_backward(
@@ -61,7 +54,7 @@ class TrainingClient(Ready):
         loss_fn_config: Mapping[str, Any] | None = None,
     ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
         """Add the gradient of the summed loss to what has accumulated since the last step."""
-        check_data(data, loss_fn, loss_fn_config, self._limits)
+        check_data(data, loss_fn, loss_fn_config, self._run.trainer.limits)
         return self._submit(lambda trainer: trainer.forward_backward(data, loss_fn, loss_fn_config))
 
     def forward_backward_custom(
@@ -77,7 +70,7 @@ class TrainingClient(Ready):
                 f"loss_type_input is {loss_type_input!r}; a custom loss gets log-probabilities. "
                 "Leave it out."
             )
-        check_custom_data(data, self._limits)
+        check_custom_data(data, self._run.trainer.limits)
         return self._submit(lambda trainer: trainer.forward_backward_custom(data, loss_fn))
 
     def optim_step(
@@ -104,23 +97,15 @@ class TrainingClient(Ready):
         overwrite: bool = False,
         user_metadata: dict[str, str] | None = None,
     ) -> AwaitableConcurrentFuture[types.SaveWeightsResponse]:
-        """Save weights and optimizer, to train on from.
+        """Save weights and optimizer, to train on from."""
 
-        One of the same name is replaced with ``overwrite``, and else a ``CheckpointError``.
-        """
+        def write(trainer: Trainer, folder: Path) -> None:
+            trainer.save_weights(folder)
+            trainer.save_optimizer(folder)
 
-        def save(trainer: Trainer) -> types.SaveWeightsResponse:
-            def write(folder: Path) -> None:
-                trainer.save_weights(folder)
-                trainer.save_optimizer(folder)
-
-            return types.SaveWeightsResponse(
-                path=self._save(
-                    "weights", name, ttl_seconds, user_metadata, write, overwrite=overwrite
-                )
-            )
-
-        return self._submit(save)
+        answer = types.SaveWeightsResponse
+        how = ttl_seconds, user_metadata
+        return self._save(answer, "weights", name, write, *how, overwrite=overwrite)
 
     def load_state(
         self, path: str, weights_access_token: str | None = None
@@ -141,13 +126,8 @@ class TrainingClient(Ready):
         user_metadata: dict[str, str] | None = None,
     ) -> AwaitableConcurrentFuture[types.SaveWeightsForSamplerResponse]:
         """Save weights, to sample from."""
-        return self._submit(
-            lambda trainer: types.SaveWeightsForSamplerResponse(
-                path=self._save(
-                    "sampler_weights", name, ttl_seconds, user_metadata, trainer.save_weights
-                )
-            )
-        )
+        answer, write = types.SaveWeightsForSamplerResponse, Trainer.save_weights
+        return self._save(answer, "sampler_weights", name, write, ttl_seconds, user_metadata)
 
     def save_weights_external(
         self,
@@ -155,21 +135,15 @@ class TrainingClient(Ready):
         ttl_seconds: int | None = None,
         age_encryption_recipients: list[str] | None = None,
     ) -> AwaitableConcurrentFuture[types.SaveWeightsExternalResponse]:
-        """Save weights in Hugging Face (or ``peft``) format, to take elsewhere.
+        """Save weights to take elsewhere (``RestClient.get_external_weights_urls``)."""
 
-        The REST client's ``get_external_weights_urls`` has the files.
-        """
+        def write(trainer: Trainer, folder: Path) -> None:
+            trainer.save_weights(folder)
+            if age_encryption_recipients:
+                encrypt(folder, age_encryption_recipients)
 
-        def save(trainer: Trainer) -> types.SaveWeightsExternalResponse:
-            def write(folder: Path) -> None:
-                trainer.save_weights(folder)
-                if age_encryption_recipients:
-                    encrypt(folder, age_encryption_recipients)
-
-            path = self._save("external_weights", name, ttl_seconds, None, write)
-            return types.SaveWeightsExternalResponse(path=path)
-
-        return self._submit(save)
+        answer = types.SaveWeightsExternalResponse
+        return self._save(answer, "external_weights", name, write, ttl_seconds)
 
     def save_weights_and_get_sampling_client(
         self,
@@ -178,11 +152,7 @@ class TrainingClient(Ready):
         record_stability_info: bool = False,
         kind: types.SamplingClientKind = "snapshot",
     ) -> tinker.BackcompatSamplingClientFuture:
-        """A client for a copy of the present weights, in memory; ``name`` means nothing.
-
-        Both kinds are snapshots here. The service's ``inflight`` clients may move on to later
-        weights while they sample; these never do, which its contract allows.
-        """
+        """A client for a copy of the present weights, in memory, of either kind and any name."""
         take = functools.partial(self._snapshot, records=record_stability_info)
         return tinker.BackcompatSamplingClientFuture(self._submit(take))
 
@@ -193,36 +163,23 @@ class TrainingClient(Ready):
         record_stability_info: bool = False,
     ) -> SamplingClient:
         """Sample from a checkpoint; see ``ServiceClient.create_sampling_client``."""
-        self._engine.check_open()
         return saved_client(self._engine, model_path, records=record_stability_info)
-
-    async def create_sampling_client_async(self, *args: Any, **kwargs: Any) -> SamplingClient:
-        """See ``create_sampling_client``; here the weights are loaded when it returns."""
-        client = self.create_sampling_client(*args, **kwargs)
-        await client.loaded()
-        return client
 
     def get_info(self) -> types.GetInfoResponse:
         """The model's name, and its adapter's rank."""
-        run = self._run
+        run, name = self._run, self._run.base_model
+        arch = run.trainer.model.config.model_type
         return types.GetInfoResponse(
-            model_data=types.ModelData(
-                arch=run.trainer.model.config.model_type,
-                model_name=run.base_model,
-                tokenizer_id=run.base_model,
-            ),
+            model_data=types.ModelData(arch=arch, model_name=name, tokenizer_id=name),
             model_id=run.run_id,
             is_lora=run.lora_rank is not None,
             lora_rank=run.lora_rank,
-            model_name=run.base_model,
+            model_name=name,
         )
 
     def get_tokenizer(self) -> "PreTrainedTokenizerBase":
         """The model's tokenizer."""
         return self._run.trainer.tokenizer
-
-    def get_telemetry(self) -> None:
-        """None: nothing is reported to anybody."""
 
     def get_console_url(self) -> str:
         """Where this run's checkpoints are: there is no console."""
@@ -244,39 +201,36 @@ class TrainingClient(Ready):
 
     def _save(
         self,
+        answer: Callable[..., T],
         kind: Kind,
         name: str,
+        write: Callable[[Trainer, Path], None],
         ttl_seconds: int | None,
-        user_metadata: dict[str, str] | None,
-        write: Any,
+        user_metadata: dict[str, str] | None = None,
         *,
         overwrite: bool = True,
-    ) -> str:
+    ) -> AwaitableConcurrentFuture[T]:
+        def save(trainer: Trainer) -> T:
+            info = self._info(ttl_seconds, user_metadata)
+            files = functools.partial(write, trainer)
+            store, run_id = self._engine.store, self._run.run_id
+            return answer(path=store.save(run_id, kind, name, info, files, overwrite=overwrite))
+
+        return self._submit(save)
+
+    def _info(
+        self, ttl_seconds: int | None = None, user_metadata: dict[str, str] | None = None
+    ) -> CheckpointInfo:
         run = self._run
-        info = new_checkpoint_info(
-            run.base_model, run.lora_rank, run.trainer.steps, ttl_seconds, user_metadata
-        )
-        return self._engine.store.save(run.run_id, kind, name, info, write, overwrite=overwrite)
+        what = run.base_model, run.lora_rank, run.trainer.steps
+        return new_checkpoint_info(*what, ttl_seconds, user_metadata)
 
     def _snapshot(self, trainer: Trainer, *, records: bool) -> Any:
-        run = self._run
-        steps = trainer.steps
-        occasion = self._engine.occasion(steps)
-        sampler: Future[Sampler] = Future()
-        sampler.set_result(self._engine.sampler_for(trainer, occasion))
-        state = trainer.copy_weights()
-        info = new_checkpoint_info(run.base_model, run.lora_rank, steps, None, None)
-        store = self._engine.store
-
-        def save() -> str:
-            name = f"snapshot-{steps}-{occasion}"
-            return store.save(
-                run.run_id,
-                "sampler_weights",
-                name,
-                info,
-                lambda folder: trainer.save_weights(folder, state),
-            )
-
-        source = Source(run.base_model, save)
-        return SamplingClient(self._engine, run.base_model, sampler, source, records=records)
+        run, engine = self._run, self._engine
+        occasion = engine.occasion(trainer.steps)
+        sampler = finished(engine.sampler_for(trainer, occasion)).future()
+        write = functools.partial(trainer.save_weights, state=trainer.copy_weights())
+        name, info = f"snapshot-{trainer.steps}-{occasion}", self._info()
+        store = engine.store
+        save = functools.partial(store.save, run.run_id, "sampler_weights", name, info, write)
+        return SamplingClient(engine, sampler, Source(run.base_model, save), records=records)

@@ -5,21 +5,12 @@ not read weights, and what another process has saved is in it.
 """
 
 import time
-from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TypeVar
 
 from tinker import types
 
 from evert.trainers.engine.common.errors import CheckpointError
-from evert.trainers.engine.store.checkpoints import (
-    KINDS,
-    MANIFEST,
-    CheckpointStore,
-    parse_path,
-)
-
-T = TypeVar("T")
+from evert.trainers.engine.store.checkpoints import KINDS, MANIFEST, CheckpointStore, parse_path
 
 _URL_SECONDS = 24 * 3600
 """What is said of how long an address holds; a file's holds while the file is there."""
@@ -29,7 +20,7 @@ def training_run(store: CheckpointStore, path: str) -> types.TrainingRun:
     """The run a path belongs to, with its last checkpoints."""
     info, run_id = store.run_info(path), parse_path(path)[0]
     saved = checkpoints(store, run_id)
-    last = {kind: next((c for c in saved if c.checkpoint_type == kind), None) for kind in _LAST}
+    last = {one.checkpoint_type: one for one in reversed(saved)}
     return types.TrainingRun(
         training_run_id=run_id,
         base_model=info.base_model,
@@ -37,13 +28,10 @@ def training_run(store: CheckpointStore, path: str) -> types.TrainingRun:
         is_lora=info.lora_rank is not None,
         lora_rank=info.lora_rank,
         last_request_time=saved[0].time if saved else _moment(info.created),
-        last_checkpoint=last["training"],
-        last_sampler_checkpoint=last["sampler"],
+        last_checkpoint=last.get("training"),
+        last_sampler_checkpoint=last.get("sampler"),
         user_metadata=info.user_metadata,
     )
-
-
-_LAST: tuple[types.CheckpointType, ...] = ("training", "sampler")
 
 
 def training_runs(store: CheckpointStore) -> list[types.TrainingRun]:
@@ -89,10 +77,26 @@ def file_urls(store: CheckpointStore, path: str) -> types.ExternalWeightsUrlsRes
     return types.ExternalWeightsUrlsResponse(urls=urls, expires=expires)
 
 
-def page(items: Sequence[T], offset: int, limit: int) -> tuple[list[T], types.Cursor]:
-    """One page of a listing, and where it is."""
-    cursor = types.Cursor(offset=offset, limit=limit, total_count=len(items))
-    return list(items[offset : offset + limit]), cursor
+def page_of_runs(store: CheckpointStore, offset: int, limit: int) -> types.TrainingRunsResponse:
+    """One page of the runs."""
+    found = training_runs(store)
+    cursor = types.Cursor(offset=offset, limit=limit, total_count=len(found))
+    return types.TrainingRunsResponse(training_runs=found[offset:][:limit], cursor=cursor)
+
+
+def page_of_checkpoints(
+    store: CheckpointStore, offset: int, limit: int
+) -> types.CheckpointsListResponse:
+    """One page of the checkpoints of all runs."""
+    found = checkpoints(store)
+    cursor = types.Cursor(offset=offset, limit=limit, total_count=len(found))
+    return types.CheckpointsListResponse(checkpoints=found[offset:][:limit], cursor=cursor)
+
+
+def checkpoints_of(store: CheckpointStore, run_id: str) -> types.CheckpointsListResponse:
+    """The checkpoints of a run, which has to be there."""
+    store.run_info(f"tinker://{run_id}/weights/any")
+    return types.CheckpointsListResponse(checkpoints=checkpoints(store, run_id))
 
 
 def _moment(seconds: float) -> datetime:

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 from evert.trainers.engine.store.checkpoints import PATH, CheckpointStore
+from evert.trainers.system.files import write_whole
 
 
 def repair_checkpoint_log(
@@ -24,9 +25,7 @@ def repair_checkpoint_log(
     if damaged:
         shutil.copyfile(file, file.with_suffix(".jsonl.damaged"))
         kept = "".join(f"{line}\n" for line in lines if line not in damaged)
-        draft = file.with_suffix(".jsonl.draft")
-        draft.write_text(kept)
-        draft.replace(file)
+        write_whole(file, kept.encode())
     return [_state_path(line) for line in damaged]
 
 

@@ -13,8 +13,6 @@ CRC-32 of every other file. A checkpoint is written beside its place and moved t
 whole, so one that can be read was finished; one that was damaged later is told by its checksums.
 What a crash leaves on the way (``.draft-...``, and ``.old-NAME`` of one that was being replaced) is
 put back or deleted when the store is next used.
-
-Order here: paths, the manifest, the store. ``checkpoint_log.py`` repairs the Cookbook's list.
 """
 
 import json
@@ -25,12 +23,12 @@ import threading
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 from safetensors import SafetensorError
 
@@ -39,7 +37,7 @@ from evert.trainers.engine.common.errors import (
     CheckpointExistsError,
     NoCheckpointError,
 )
-from evert.trainers.system.files import settle
+from evert.trainers.system.files import settle, write_whole
 
 Kind = Literal["weights", "sampler_weights", "external_weights"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -106,9 +104,7 @@ class CheckpointStore:
         run_id = f"run-{stamp}-{uuid.uuid4().hex[:8]}"
         with _writing(self.root / run_id):
             (self.root / run_id).mkdir(parents=True)
-            about = self.root / run_id / "run.json"
-            about.write_text(json.dumps(asdict(info), indent=1))
-            settle(about)
+            _write_json(self.root / run_id / "run.json", asdict(info))
         return run_id
 
     def run_info(self, path: str) -> RunInfo:
@@ -173,12 +169,8 @@ class CheckpointStore:
     def expire(self, path: str, expires: float | None) -> None:
         """Write down when a checkpoint expires, in seconds since 1970; None for never."""
         info, folder = self.info(path), self.folder(path)
-        draft = folder / f".{MANIFEST}"
         with _writing(folder):
-            draft.write_text(json.dumps({**asdict(info), "expires": expires}, indent=1))
-            settle(draft)
-            draft.replace(folder / MANIFEST)
-            settle(folder)
+            _write_json(folder / MANIFEST, {**asdict(info), "expires": expires})
 
     def is_intact(self, path: str) -> bool:
         """Whether ``read`` would succeed."""
@@ -187,10 +179,6 @@ class CheckpointStore:
         except CheckpointError:
             return False
         return True
-
-    def newest_intact(self, paths: Sequence[str]) -> str | None:
-        """The last of ``paths`` (oldest first) that is whole; None if none is."""
-        return next((path for path in reversed(paths) if self.is_intact(path)), None)
 
     def delete(self, path: str) -> None:
         """Delete a checkpoint."""
@@ -250,10 +238,11 @@ def _write_manifest(folder: Path, info: CheckpointInfo) -> None:
     }
     for name in files:
         settle(folder / name)
-    manifest = folder / MANIFEST
-    manifest.write_text(json.dumps({**asdict(info), "files": files}, indent=1))
-    settle(manifest)
-    settle(folder)
+    _write_json(folder / MANIFEST, {**asdict(info), "files": files})
+
+
+def _write_json(file: Path, content: Mapping[str, Any]) -> None:
+    write_whole(file, json.dumps(content, indent=1).encode())
 
 
 def _read_manifest(path: str, folder: Path) -> CheckpointInfo:
@@ -270,16 +259,17 @@ def _read_manifest(path: str, folder: Path) -> CheckpointInfo:
 
 
 def _check_file(path: str, file: Path, size: int, checksum: int) -> None:
+    reason = ""
     try:
         found = file.stat().st_size
         if found != size:
-            raise _damaged(path, file, f"it has {found} bytes instead of {size}")
-        if _crc32(file) != checksum:
-            raise _damaged(path, file, "its content does not match its checksum")
-    except CheckpointError:
-        raise
+            reason = f"it has {found} bytes instead of {size}"
+        elif _crc32(file) != checksum:
+            reason = "its content does not match its checksum"
     except OSError as error:
         raise _damaged(path, file, f"it cannot be read ({error})") from error
+    if reason:
+        raise _damaged(path, file, reason)
 
 
 def _damaged(path: str, file: Path, reason: str) -> CheckpointError:

@@ -14,7 +14,8 @@ def encrypt(folder: Path, recipients: Sequence[str]) -> None:
     """Replace every file of a folder by itself, encrypted, with ``.age`` after its name."""
     age: Any = importlib.import_module("pyrage")  # untyped; it comes with the Cookbook
     try:
-        keys = [_kind(age, one).Recipient.from_str(one) for one in recipients]
+        kinds = [(age.ssh if one.startswith("ssh-") else age.x25519, one) for one in recipients]
+        keys = [kind.Recipient.from_str(one) for kind, one in kinds]
     except age.RecipientError as error:
         raise CheckpointError(
             f"age_encryption_recipients has a key that cannot be read ({error}); expected age1... "
@@ -23,7 +24,3 @@ def encrypt(folder: Path, recipients: Sequence[str]) -> None:
     for file in [file for file in folder.iterdir() if file.is_file()]:
         age.encrypt_file(str(file), f"{file}{_SUFFIX}", keys)
         file.unlink()
-
-
-def _kind(age: Any, recipient: str) -> Any:
-    return age.ssh if recipient.startswith("ssh-") else age.x25519

@@ -16,42 +16,99 @@ from evert.trainers.engine.common.errors import LossInputError
 from evert.trainers.engine.models.pictures import Picture, PictureReader
 from evert.trainers.engine.training.families import cut
 from evert.trainers.engine.training.losses import check_inputs, get_loss
-from evert.trainers.engine.training.provenance import sampled_mask
+from evert.trainers.engine.training.provenance import check_spans, sampled_mask
 
 
 @dataclass
 class Example:
-    """A datum as tensors on the model's device."""
+    """A datum as tensors."""
 
     tokens: np.ndarray  # [N] int64
     targets: Tensor  # [N] or [N, K]
     inputs: dict[str, Tensor]  # The loss's other inputs, each of the targets' shape, float32
     pictures: Sequence[Picture] = ()  # Those that the tokens name
 
+    def to(self, device: torch.device) -> "Example":
+        """The same on a device."""
+        inputs = {key: value.to(device) for key, value in self.inputs.items()}
+        return Example(self.tokens, self.targets.to(device), inputs, self.pictures)
 
-def read_example(
-    datum: types.Datum, loss_fn: str, where: str, device: torch.device, reader: PictureReader
-) -> Example:
-    """Read and check a datum, called ``where`` in messages, as tensors on a device."""
+
+@dataclass(frozen=True)
+class Limits:
+    """What a model can take."""
+
+    vocabulary: int
+    """Tokens it knows."""
+    context: int
+    """Most tokens of a datum."""
+    reader: PictureReader
+    """Reads its images."""
+
+
+def read_examples(data: Sequence[types.Datum], loss_fn: str, limits: Limits) -> list[Example]:
+    """Read and check data, as a client sent them, into tensors on the CPU."""
+    if not data:
+        raise LossInputError("Got no data; expected at least one datum.")
+    return [_read(datum, loss_fn, f"Datum {i}", limits) for i, datum in enumerate(data)]
+
+
+def _read(datum: types.Datum, loss_fn: str, where: str, limits: Limits) -> Example:
     check_inputs(loss_fn, datum.loss_fn_inputs, where)
-    tensors = {key: value.to_torch() for key, value in datum.loss_fn_inputs.items()}
-    targets = tensors.pop("target_tokens").long().to(device)
     try:
-        row = reader.read(datum.model_input)
+        row = limits.reader.read(datum.model_input)
     except ValueError as error:
         raise LossInputError(f"{where} {error}") from error
-    shapes = {key: tuple(value.shape) for key, value in tensors.items()}
-    wrong = {key: shape for key, shape in shapes.items() if shape != tuple(targets.shape)}
-    if not row.ids or targets.ndim not in (1, 2) or len(targets) != len(row.ids) or wrong:
+    tokens = np.asarray(row.ids, dtype=np.int64)
+    if not 1 <= len(tokens) <= limits.context:
         raise LossInputError(
-            f"{where} has {len(row.ids)} input tokens and target_tokens of shape "
-            f"{tuple(targets.shape)}, with {shapes}; expected one target (or one row of K) "
-            "for each input token, and every other tensor of the same shape as the targets."
+            f"{where} has {len(tokens)} input tokens; expected 1 to the model's context of "
+            f"{limits.context}. Shorten it."
         )
+    text = tokens[tokens >= 0] if row.pictures else tokens
+    _check_ids(text, f"{where}: model_input", limits)
+    tensors = {key: value.to_torch() for key, value in datum.loss_fn_inputs.items()}
+    targets = tensors.pop("target_tokens").long()
+    if targets.ndim not in (1, 2) or len(targets) != len(tokens):
+        raise LossInputError(
+            f"{where}: target_tokens has shape {(*targets.shape,)} for {len(tokens)} input tokens; "
+            f"expected ({len(tokens)},), one target for each, or ({len(tokens)}, K)."
+        )
+    _check_ids(targets.numpy(), f"{where}: target_tokens", limits)
+    for key, value in tensors.items():
+        if value.shape != targets.shape:
+            raise LossInputError(
+                f"{where}: {key} has shape {(*value.shape,)}; expected {(*targets.shape,)}, the "
+                "shape of target_tokens."
+            )
     if get_loss(loss_fn).from_spans:
+        check_spans(datum, where, loss_fn)
         tensors["sampled"] = sampled_mask(datum)
-    inputs = {key: value.float().to(device) for key, value in tensors.items()}
-    return Example(np.asarray(row.ids, dtype=np.int64), targets, inputs, row.pictures)
+    inputs = {key: value.float() for key, value in tensors.items()}
+    return Example(tokens, targets, inputs, row.pictures)
+
+
+def _check_ids(ids: np.ndarray, what: str, limits: Limits) -> None:
+    if ids.size and not 0 <= ids.min() <= ids.max() < limits.vocabulary:
+        wrong = ids[(ids < 0) | (ids >= limits.vocabulary)]
+        raise LossInputError(
+            f"{what} has token id {wrong[0]}; the model knows 0 to {limits.vocabulary - 1}. Use "
+            "its own tokenizer; a target that is not to be learned has weight (or advantage) 0."
+        )
+
+
+def bare(datum: types.Datum, where: str, weights: Tensor | None = None) -> types.Datum:
+    """A datum for a custom loss as cross-entropy takes it: with weights (0) and nothing else."""
+    targets = datum.loss_fn_inputs.get("target_tokens")
+    if targets is None:
+        raise LossInputError(
+            f"{where} for a custom loss has loss_fn_inputs {sorted(datum.loss_fn_inputs)}; "
+            "expected target_tokens among them."
+        )
+    if weights is None:
+        weights = torch.zeros(targets.to_torch().shape)
+    inputs = {"target_tokens": targets, "weights": types.TensorData.from_torch(weights)}
+    return types.Datum(model_input=datum.model_input, loss_fn_inputs=inputs)
 
 
 def micro_batches(examples: Sequence[Example], budget: int, *, folds: bool) -> list[list[int]]:

@@ -16,13 +16,19 @@ import torch
 from tinker import types
 from torch import Tensor
 
-from evert.trainers.engine.common.errors import CheckpointError, LossInputError, TrainingError
+from evert.trainers.engine.common.errors import CheckpointError, TrainingError
 from evert.trainers.engine.common.parallel import side_by_side
-from evert.trainers.engine.models.base_models import base_of, no_progress_bars
+from evert.trainers.engine.models.base_models import base_of, context_length, no_progress_bars
 from evert.trainers.engine.models.pictures import PictureReader
 from evert.trainers.engine.sampling.memory import PassBudget, is_out_of_memory, pass_budget
 from evert.trainers.engine.store.checkpoints import OPTIMIZER
-from evert.trainers.engine.training.examples import Example, micro_batches, read_example
+from evert.trainers.engine.training.examples import (
+    Example,
+    Limits,
+    bare,
+    micro_batches,
+    read_examples,
+)
 from evert.trainers.engine.training.losses import Loss, get_loss, resolve_settings
 from evert.trainers.engine.training.passes import Passes
 
@@ -48,7 +54,11 @@ class Trainer:
     ) -> None:
         """Train what requires a gradient; ``checkpointing=None``: where a pass would not fit."""
         self.model = model
-        self._reader = reader or PictureReader(model.config.name_or_path)
+        self.limits = Limits(
+            model.get_input_embeddings().weight.shape[0],
+            context_length(model),
+            reader or PictureReader(model.config.name_or_path),
+        )
         self.tokenizer = tokenizer
         self.steps = 0
         self.passes = Passes(model)
@@ -201,9 +211,9 @@ class Trainer:
     def _run_custom(
         self, data: list[types.Datum], loss_fn: CustomLoss
     ) -> types.ForwardBackwardOutput:
-        bare = [_with_weights(datum, None) for datum in data]
+        bared = [bare(datum, f"Datum {i}") for i, datum in enumerate(data)]
         with torch.no_grad():
-            first = self._run(bare, "cross_entropy", None, backward=False)
+            first = self._run(bared, "cross_entropy", None, backward=False)
         logprobs = [
             output["logprobs"].to_torch().clone().requires_grad_(True)
             for output in first.loss_fn_outputs
@@ -213,7 +223,7 @@ class Trainer:
             loss.backward()
             # Cross-entropy is -sum(w log p), so w = -dC/dlogp carries C's gradient.
             carriers = [
-                _with_weights(datum, _gradient_of(values, i))
+                bare(datum, f"Datum {i}", _gradient_of(values, i))
                 for i, (datum, values) in enumerate(zip(data, logprobs, strict=True))
             ]
             second = self._run(carriers, "cross_entropy", None, backward=True)
@@ -231,12 +241,7 @@ class Trainer:
         backward: bool,
     ) -> types.ForwardBackwardOutput:
         loss, settings = get_loss(loss_fn), resolve_settings(loss_fn, config)
-        if not data:
-            raise LossInputError("Got no data; expected at least one datum.")
-        examples = [
-            read_example(datum, loss_fn, f"Datum {i}", self.device, self._reader)
-            for i, datum in enumerate(data)
-        ]
+        examples = [each.to(self.device) for each in read_examples(data, loss_fn, self.limits)]
         lengths = [len(example.tokens) for example in examples]
         budget: PassBudget | None = pass_budget(
             lengths,
@@ -310,19 +315,6 @@ def _accumulate(parameters: Sequence[Tensor], slopes: Sequence[Tensor | None]) -
     for parameter, slope in zip(parameters, slopes, strict=True):
         if slope is not None:
             parameter.grad = slope if parameter.grad is None else parameter.grad.add_(slope)
-
-
-def _with_weights(datum: types.Datum, weights: Tensor | None) -> types.Datum:
-    targets = datum.loss_fn_inputs.get("target_tokens")
-    if targets is None:
-        raise LossInputError(
-            f"A datum for a custom loss has loss_fn_inputs {sorted(datum.loss_fn_inputs)}; "
-            "expected target_tokens among them."
-        )
-    if weights is None:
-        weights = torch.zeros(targets.to_torch().shape)
-    inputs = {"target_tokens": targets, "weights": types.TensorData.from_torch(weights)}
-    return types.Datum(model_input=datum.model_input, loss_fn_inputs=inputs)
 
 
 def _gradient_of(logprobs: Tensor, index: int) -> Tensor:

@@ -231,14 +231,6 @@ def test_a_missing_checkpoint_is_missing_and_not_damaged(store: CheckpointStore)
         store.read("tinker://run/weights/x")
 
 
-def test_the_newest_whole_checkpoint_is_found(store: CheckpointStore, run_id: str) -> None:
-    paths = [save(store, run_id, name) for name in ("1", "2", "3")]
-    assert store.newest_intact(paths) == paths[2]
-    _flip(store.folder(paths[2]))
-    assert store.newest_intact(paths) == paths[1]
-    assert store.newest_intact(paths[2:]) is None
-
-
 def test_a_deleted_checkpoint_is_gone_and_cannot_be_deleted_twice(
     store: CheckpointStore, run_id: str
 ) -> None:

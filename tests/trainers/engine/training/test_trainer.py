@@ -215,7 +215,7 @@ FAILURES: dict[str, tuple[Break, str]] = {
     "missing tensors": (lambda t: t.forward_backward([datum(3)], "ppo", None), "Datum 0.*missing"),
     "wrong shape": (
         lambda t: t.forward_backward([datum(3, weights=torch.ones(2))], "cross_entropy", None),
-        "one target",
+        r"Datum 0: weights has shape \(2,\); expected \(3,\)",
     ),
     "no targets": (
         lambda t: t.forward_backward_custom(
