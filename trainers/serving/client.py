@@ -76,20 +76,9 @@ class ServedSamplingClient:
             prompt_logprobs_np=None if scores is None else np.array(scores, dtype=np.float32),
         )
 
-    def sample(
-        self,
-        prompt: types.ModelInput,
-        num_samples: int,
-        sampling_params: types.SamplingParams,
-        include_prompt_logprobs: bool = False,
-        **options: Any,
-    ) -> AwaitableConcurrentFuture[types.SampleResponse]:
+    def sample(self, *args: Any, **options: Any) -> AwaitableConcurrentFuture[types.SampleResponse]:
         """See ``sample_async``; the request is made on a loop of this module's own."""
-        return _in_background(
-            self.sample_async(
-                prompt, num_samples, sampling_params, include_prompt_logprobs, **options
-            )
-        )
+        return _in_background(self.sample_async(*args, **options))
 
     async def compute_logprobs_async(self, prompt: types.ModelInput) -> list[float | None]:
         """Log-probability of each token given those before it; None for the first."""
@@ -147,13 +136,6 @@ class ServedSamplingClient:
     def get_base_model(self) -> str:
         """The base model's name."""
         return self._base_model
-
-    async def get_base_model_async(self) -> str:
-        """See ``get_base_model``."""
-        return self._base_model
-
-    def get_telemetry(self) -> None:
-        """None: nothing is reported to anybody."""
 
 
 def _text_tokens(prompt: tinker.ModelInput) -> list[int]:

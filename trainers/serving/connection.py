@@ -44,10 +44,8 @@ async def ask(
         headers["Authorization"] = f"Bearer {key}"
     limit = aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_TIME)
     session = await _session(kept)
-    data: bytes | io.BytesIO | None = body
     method = "GET" if body is None else "POST"
-    if body is not None and len(body) >= LONG_BODY:
-        data = io.BytesIO(body)
+    data = io.BytesIO(body) if body is not None and len(body) >= LONG_BODY else body
     try:
         with left_alone():  # an agent may sample by itself, and names a model of its policy's
             async with session.request(

@@ -135,11 +135,9 @@ class PolicyService:
             self._thread.join()
 
     def __enter__(self) -> Self:
-        """The service."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """See ``close``."""
         self.close()
 
     # -- its thread ------------------------------------------------------------------------------

@@ -153,52 +153,29 @@ def read_request(content: bytes) -> Asked:
             raise SamplingRequestError(
                 f"{name}={_shown(body[name])} is not served here. Leave it out."
             )
-    ids_wanted = body.get("return_token_ids", False)
-    return Asked(
-        _field(body, "model", _is_text, "the model's name", ""),
-        _field(body, "prompt", _is_prompt, "one prompt: token ids, or a text", _REQUIRED),
-        _read_params(body),
-        _field(body, "n", _is_count, f"a whole number of replies, 1 to {MOST_REPLIES}", 1),
-        body.get(PROMPT_LOGPROBS) is not None,
-        not ids_wanted or body.get("detokenize") is not False,
-    )
-
-
-def _read_params(body: Mapping[str, Any]) -> types.SamplingParams:
     scoring = body.get(PROMPT_LOGPROBS) is not None
-    least = 0 if scoring else 1
-    return types.SamplingParams(
-        max_tokens=_field(
-            {"max_tokens": MAX_TOKENS, **body},
-            "max_tokens",
-            lambda value: _is_int(value) and least <= value < 2**31,
-            f"a whole number, {least} or more, or null for what the context has room for",
-            None,
-        ),
-        temperature=_field(body, "temperature", *RANGES["temperature"], 1.0),
-        seed=_field(body, "seed", *RANGES["seed"], None),
-        # 0 is vLLM's other word for no limit.
-        top_k=_field({**body, "top_k": body.get("top_k") or None}, "top_k", *RANGES["top_k"], -1),
-        top_p=_field(body, "top_p", *RANGES["top_p"], 1.0),
-        stop=_read_stop(body),
-    )
+    ids_wanted = body.get("return_token_ids", False)
+    # 0 is vLLM's other word for no limit.
+    given = {"max_tokens": MAX_TOKENS, **body, "top_k": body.get("top_k") or None}
+    fields = {**FIELDS, "max_tokens": _most(0 if scoring else 1)}
+    found = {name: _field(name, given.get(name), *field) for name, field in fields.items()}
+    how = {name: found[name] for name in ("max_tokens", "temperature", "seed", "top_k", "top_p")}
+    params = types.SamplingParams(**how, stop=_read_stop(found, bool(body.get("ignore_eos"))))
+    texts = not ids_wanted or body.get("detokenize") is not False
+    return Asked(found["model"], found["prompt"], params, found["n"], scoring, texts)
 
 
-def _read_stop(body: Mapping[str, Any]) -> Any:
+def _read_stop(found: Mapping[str, Any], ignores_end: bool) -> Any:
     """The given stops; None: the model's own end tokens."""
-    ids = _field(body, "stop_token_ids", _are_ids, "token ids", [])
-    texts = _field(body, "stop", _are_texts, "a text, or texts that are not empty", [])
+    ids, texts = found["stop_token_ids"], found["stop"]
     if ids and texts:
         raise SamplingRequestError("Got both stop and stop_token_ids; expected one of the two.")
-    if ids or texts:
-        return ids or texts
-    return [] if body.get("ignore_eos") else None
+    return ids or texts or ([] if ignores_end else None)
 
 
 def _field(
-    body: Mapping[str, Any], name: str, fits: Callable[[Any], bool], expected: str, missing: Any
+    name: str, value: Any, fits: Callable[[Any], bool], expected: str, missing: Any = _REQUIRED
 ) -> Any:
-    value = body.get(name)
     if value is None and missing is not _REQUIRED:
         return missing
     if not fits(value):
@@ -210,24 +187,13 @@ def _shown(value: object) -> str:
     return f"{value!r:.80}"
 
 
-def _is_int(value: object) -> bool:
-    return type(value) is int
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 1 <= value <= MOST_REPLIES
+def _most(least: int) -> tuple[Callable[[Any], bool], str, None]:
+    expected = f"a whole number, {least} or more, or null for what the context has room for"
+    return lambda value: type(value) is int and least <= value < 2**31, expected, None
 
 
 def _are_ids(value: object) -> bool:
     return isinstance(value, list) and all(type(v) is int and 0 <= v < 2**31 for v in value)
-
-
-def _is_prompt(value: object) -> bool:
-    return (isinstance(value, str) or _are_ids(value)) and bool(value)
 
 
 def _are_texts(value: object) -> bool:
@@ -235,14 +201,33 @@ def _are_texts(value: object) -> bool:
     return all(isinstance(one, str) and one for one in listed)
 
 
+FIELDS: dict[str, tuple[Any, ...]] = {
+    "model": (lambda value: isinstance(value, str), "the model's name", ""),
+    "prompt": (
+        lambda value: (isinstance(value, str) or _are_ids(value)) and bool(value),
+        "one prompt: token ids, or a text",
+    ),
+    "n": (
+        lambda value: type(value) is int and 1 <= value <= MOST_REPLIES,
+        f"a whole number of replies, 1 to {MOST_REPLIES}",
+        1,
+    ),
+    "temperature": (*RANGES["temperature"], 1.0),
+    "seed": (*RANGES["seed"], None),
+    "top_k": (*RANGES["top_k"], -1),
+    "top_p": (*RANGES["top_p"], 1.0),
+    "stop_token_ids": (_are_ids, "token ids", []),
+    "stop": (_are_texts, "a text, or texts that are not empty", []),
+}
+"""A request's fields: what fits, in words, and what a missing one means (nothing: it has to be)."""
+
+
 # -- answers -------------------------------------------------------------------------------------
 
 
 def write_answer(asked: Asked, answered: Answered, decode: Callable[[Any], str] | None) -> bytes:
     """The body of the answer; without texts where there is nothing to decode with."""
-    choices: list[dict[str, Any]] = [
-        _choice(index, one, decode) for index, one in enumerate(answered.sequences)
-    ]
+    choices = [_choice(index, one, decode) for index, one in enumerate(answered.sequences)]
     ids, scores = answered.prompt_ids or [], answered.prompt_logprobs
     if scores is not None:
         choices = choices or [{"index": 0, "text": "", "token_ids": [], "finish_reason": "length"}]
@@ -287,10 +272,8 @@ def read_answer(content: bytes, asked: Asked) -> Answered:
     """What a server answered to what it was asked."""
     try:
         choices = orjson.loads(content)["choices"]
-        if asked.params.max_tokens != 0:
-            sequences = [_read_choice(choice, asked) for choice in choices]
-        else:
-            sequences = []
+        wanted = choices if asked.params.max_tokens != 0 else []
+        sequences = [_read_choice(choice, asked) for choice in wanted]
         first = choices[0]
         scores = _read_scores(first, asked) if asked.prompt_logprobs else None
     except (ValueError, KeyError, IndexError, TypeError) as error:
@@ -336,12 +319,9 @@ def _cut(
 ) -> tuple[list[int], list[float], types.StopReason]:
     """The reply up to its first stop token, for servers that know no ``stop_token_ids``."""
     if stop and not isinstance(stop, str) and isinstance(stop[0], int):
-        ends = {*stop}
-        for index, token in enumerate(tokens[:-1]):
-            if token in ends:
-                return tokens[: index + 1], logprobs[: index + 1], "stop"
-        if tokens and tokens[-1] in ends:
-            return tokens, logprobs, "stop"
+        at = next((index for index, token in enumerate(tokens) if token in {*stop}), None)
+        if at is not None:
+            return tokens[: at + 1], logprobs[: at + 1], "stop"
     return tokens, logprobs, reason
 
 

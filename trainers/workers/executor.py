@@ -22,6 +22,7 @@ from tinker_cookbook.rl.types import TrajectoryGroup
 from evert.bridge.episode.agent import agent_name
 from evert.bridge.errors import repr_of
 from evert.bridge.groups.group import ChatAgentGroupBuilder
+from evert.trainers.system.machine import cores
 from evert.trainers.workers.crew import ANSWER_SECONDS, Crew, Worker, WorkerLost
 from evert.trainers.workers.errors import LostGroupError, WorkerError
 from evert.trainers.workers.offers import Offers
@@ -46,11 +47,12 @@ class WorkerExecutor(Executor):
 
     def __init__(
         self,
-        workers: int,
+        workers: int | None,
         groups_per_worker: int,
         host: str = "127.0.0.1",
         worker_timeout: float | None = ANSWER_SECONDS,
     ) -> None:
+        workers = cores() if workers is None else workers
         for name, number in (("workers", workers), ("groups_per_worker", groups_per_worker)):
             if number < 1:
                 raise ValueError(f"{name} must be at least 1, got {number}.")
@@ -97,11 +99,9 @@ class WorkerExecutor(Executor):
             self._thread.join()
 
     def __enter__(self) -> Self:
-        """The executor."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Shut down; groups are given up where there was an error."""
         self.shutdown(cancel_futures=kind is not None)
 
     def __str__(self) -> str:

@@ -8,7 +8,6 @@ themselves: those of the Tinker SDK reach their service from anywhere.
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import tinker
@@ -38,8 +37,11 @@ class Offers:
             self._newest = client
             self._groups[client] += 1
         try:
-            weights = [await self._opened(model) for model in _frozen(task)]
-            yield pack(replace(self._parcel(), task=task, weights=(*weights,)), self._stand_in)
+            opened = [(model, await open_weights(model)) for model in _frozen(task)]
+            weights = tuple((model, it.client, it.context_length) for model, it in opened)
+            hosts = allowed_hosts()
+            near = None if hosts is None else hosts | {self._host}
+            yield pack(Parcel(task, near, weights), self._stand_in)
         finally:
             if isinstance(client, SamplingClient):
                 self._groups[client] -= 1
@@ -50,21 +52,11 @@ class Offers:
         if self._service is not None:
             self._service.close()
 
-    def _parcel(self) -> Parcel:
-        hosts = allowed_hosts()
-        return Parcel(None, None if hosts is None else hosts | {self._host})
-
     def _stand_in(self, found: Any) -> Any:
-        return self._offered(found) if isinstance(found, SamplingClient) else None
-
-    def _offered(self, client: SamplingClient) -> Any:
-        if self._service is None:
-            self._service = PolicyService(self._host)
-        return self._service.offer(client)
-
-    async def _opened(self, model: TinkerModel) -> tuple[TinkerModel, Any, int | None]:
-        opened = await open_weights(model)
-        return model, opened.client, opened.context_length
+        if not isinstance(found, SamplingClient):
+            return None
+        self._service = self._service or PolicyService(self._host)
+        return self._service.offer(found)
 
     def _withdraw(self) -> None:
         over = [c for c, n in self._groups.items() if not n and c is not self._newest]

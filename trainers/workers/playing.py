@@ -8,7 +8,6 @@ import asyncio
 import logging
 from contextlib import ExitStack
 from contextvars import ContextVar
-from typing import Any
 
 from tinker_cookbook.rl.rollouts import do_group_rollout_and_filter_constant_reward
 from tinker_cookbook.rl.types import TrajectoryGroup
@@ -38,9 +37,10 @@ async def play(data: bytes) -> bytes:
         try:
             outcome.result = await _played(parcel.task)
         finally:
+            builder = parcel.task.env_group_builder
             outcome.account = getattr(parcel.task.strategy, "account", None)
-            outcome.rows = getattr(_recorder(parcel.task), "rows", [])
-            outcome.rewards = getattr(parcel.task.env_group_builder, "rewards", None)
+            outcome.rows = getattr(getattr(builder, "record", None), "rows", [])
+            outcome.rewards = getattr(builder, "rewards", None)
     except asyncio.CancelledError:
         raise
     except BaseException as error:  # KeyboardInterrupt, too, is an agent's own: we get no signals
@@ -56,10 +56,6 @@ async def _played(task: object) -> TrajectoryGroup | None:
     fields["do_remove_constant_reward_groups"] = fields.pop("remove_constant_reward_groups")
     group: TrajectoryGroup | None = await do_group_rollout_and_filter_constant_reward(**fields)
     return group
-
-
-def _recorder(task: Any) -> Any:
-    return getattr(task.env_group_builder, "record", None)
 
 
 def _prepare(parcel: Parcel) -> None:

@@ -15,7 +15,6 @@ from asyncio.subprocess import PIPE, SubprocessStreamProtocol
 from contextlib import suppress
 from typing import Any
 
-from evert.trainers.system.machine import cores
 from evert.trainers.workers.crew import ANSWER_SECONDS, Worker, WorkerLost, answers
 from evert.trainers.workers.executor import WorkerExecutor
 from evert.trainers.workers.process import BOOT, END_SECONDS, HEAD, READY, frame, read_head
@@ -57,8 +56,7 @@ class PoolRollouts(WorkerExecutor):
         *,
         worker_timeout: float | None = ANSWER_SECONDS,
     ) -> None:
-        number = cores() if workers is None else workers
-        super().__init__(number, groups_per_worker, worker_timeout=worker_timeout)
+        super().__init__(workers, groups_per_worker, worker_timeout=worker_timeout)
 
     async def start_worker(self) -> Worker:
         """Start a process.

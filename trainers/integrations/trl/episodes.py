@@ -35,11 +35,6 @@ class Episode:
     failure: Failure | None = None
     """Also where ``on_agent_error`` scored it."""
 
-    @property
-    def dropped(self) -> int:
-        """Lineages that are not trained on."""
-        return int(self.metrics[DROPPED])
-
 
 async def play(env: ChatAgentEnv, policy: TokenCompleter) -> Episode:
     """Play an episode; its Env is closed whatever happens."""
@@ -71,12 +66,8 @@ def told(trajectory: Trajectory, turns: int) -> Episode:
 
 def with_all_ends(episodes: Sequence[Episode]) -> list[dict[str, float]]:
     """Each episode's metrics, with a 0 for each way to end that was another's: means are shares."""
-    ends = {
-        name: 0.0
-        for each in episodes
-        for name in each.metrics
-        if name.startswith(STOP_METRIC_PREFIX)
-    }
+    names = {name for each in episodes for name in each.metrics}
+    ends = dict.fromkeys((name for name in names if name.startswith(STOP_METRIC_PREFIX)), 0.0)
     return [ends | each.metrics for each in episodes]
 
 

@@ -26,14 +26,14 @@ from evert.bridge.env.limits import SequenceLimits
 from evert.bridge.env.options import EnvOptions, settings_of
 from evert.bridge.episode.agent import Agent, agent_name, inspect_agent
 from evert.bridge.errors import AgentError, InvalidAgentError, InvalidDatasetError
+from evert.bridge.groups.dataset import load_tasks
 from evert.bridge.groups.group import load_agent
-from evert.bridge.import_paths import resolve
 from evert.bridge.tokens.bases import BASES, base_path, renderer_name_of
 from evert.envs.as_gymnasium.loop import Loop
 from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.models.loading import EngineSettings
 from evert.trainers.episodes.failures import Failures
-from evert.trainers.integrations.trl.episodes import Episode, columns, play, with_all_ends
+from evert.trainers.integrations.trl.episodes import DROPPED, Episode, columns, play, with_all_ends
 from evert.trainers.integrations.trl.policies import Sampling, sampling, tokenizer_of
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Rollouts:
         **options: Unpack[EnvOptions],
     ) -> None:
         self._agent = load_agent(agent)
-        train, test = _sequence(tasks), _sequence(test_tasks)
+        train, test = load_tasks(tasks), load_tasks(test_tasks)
         if not train:
             raise InvalidDatasetError("Rollouts need at least one task, got none.")
         inspect_agent(self._agent, train[0])
@@ -220,7 +220,7 @@ class Rollouts:
         Raises:
             AgentError: Every episode failed.
         """
-        dropped = sum(each.dropped for each in episodes)
+        dropped = int(sum(each.metrics[DROPPED] for each in episodes))
         if dropped and not self.dropped_lineages:
             logger.warning(
                 "Episodes of the agent %s have several token sequences (sub-agents, or an edited "
@@ -230,7 +230,7 @@ class Rollouts:
                 dropped,
                 dropped + len(episodes),
                 METRICS,
-                "dropped_lineages",
+                DROPPED,
             )
         self.dropped_lineages += dropped
         found = Failures.of(
@@ -244,12 +244,7 @@ class Rollouts:
             raise AgentError(f"No episode is left to learn from: {found.said()}")
 
 
-def _sequence(tasks: Sequence[Any] | str) -> Sequence[Any]:
-    return resolve(tasks, "tasks", InvalidDatasetError) if isinstance(tasks, str) else tasks
-
-
 def _check_options(agent: Agent, options: EnvOptions) -> None:
-    """Check what can be checked before the first step."""
     reasons = {
         "seats": "one policy and one token sequence a rollout: train agents with several seats "
         "under the Cookbook's loop",

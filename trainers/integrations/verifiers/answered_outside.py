@@ -29,20 +29,9 @@ async def play_at(
     seed: int | None = None,
     **options: Unpack[EnvOptions],
 ) -> Outcome:
-    """Play an agent to its end.
+    """Play an agent to its end: all its rewards together, and what it noted.
 
-    Args:
-        answer: What the policy replies to a request; calls that are made at once are asked at once.
-        agent: As ``ChatAgentEnv``'s.
-        task: Handed to the agent. Left out: the agent takes the client only.
-        seed: Of what the agent draws; None: another each time.
-        **options: Of ``ChatAgentEnv``, those of its tokens without effect.
-
-    Returns:
-        All rewards of the agent together, and what it noted.
-
-    Raises:
-        AgentError, AgentTimeoutError, RewardError, InvalidAgentError: As ``ChatAgentEnv``.
+    ``answer`` is what the policy replies to a request. Options of an Env's tokens have no effect.
     """
     env = _Elsewhere(agent, task, seed=seed, **options)
     env.answer = answer

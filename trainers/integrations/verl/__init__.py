@@ -10,5 +10,4 @@ The public face is ``evert.verl``. In the order in which an episode goes through
 Beside them:
 
     dataset.py      tasks as the Parquet file that verl reads, and back
-    errors.py       what sampling by verl's servers can end in
 """

@@ -7,10 +7,13 @@ from typing import Any
 import tinker
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 
-from evert.bridge.errors import UnsupportedPromptError
+from evert.bridge.errors import EvertError, UnsupportedPromptError
 from evert.trainers.config.arguments import UsageError
-from evert.trainers.integrations.verl.errors import ServerReplyError
 from evert.trainers.integrations.verl.settings import Room
+
+
+class ServerReplyError(EvertError, RuntimeError):
+    """A server of verl's gave no reply that can be trained on."""
 
 
 class ServerPolicy(TokenCompleter):
