@@ -17,12 +17,7 @@ from evert.bridge.clients.httpx_transport import ROOT_URL
 
 
 async def response_for(answer: Answer, **options: Any) -> aiohttp.ClientResponse:
-    """The answer as aiohttp's response, of a session of its own that is closed already.
-
-    Args:
-        answer: The rollout's.
-        options: Those of aiohttp's ``request`` that say what becomes of a response.
-    """
+    """The answer as aiohttp's response, of a session of its own that is closed already."""
     async with aiohttp.ClientSession(connector=_Connector(answer)) as session:
         return await session.post(ROOT_URL, **options)
 

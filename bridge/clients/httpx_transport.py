@@ -19,12 +19,7 @@ ROOT_URL = "http://rollout.invalid"
 
 
 class Transport:
-    """Answers an SDK's requests from a rollout.
-
-    Attributes:
-        root_url: Base URL for the Anthropic SDK and for Google's.
-        base_url: Base URL for the OpenAI SDK.
-    """
+    """Answers an SDK's requests: OpenAI's at ``base_url``, others' at ``root_url``."""
 
     root_url = ROOT_URL
     base_url = f"{ROOT_URL}/v1"

@@ -51,13 +51,7 @@ class Exchange:
 
 
 class PassedOn:
-    """A request to whoever else has the model; the rollout's answer if it cannot leave.
-
-    Args:
-        endpoint: The rollout's API.
-        request: What was sent.
-        send: Sends it: the result of the transport's own ``stream``.
-    """
+    """A request to whoever else has the model; the rollout's answer if it cannot leave."""
 
     def __init__(self, endpoint: Endpoint, request: Any, send: Callable[[], Any]) -> None:
         self._endpoint = endpoint
@@ -126,11 +120,7 @@ def _head(answer: Answer) -> dict[str, Any]:
 
 
 class WhenImported(MetaPathFinder):
-    """Has something done to lm15's transports as soon as they are imported, or at once.
-
-    Args:
-        do: Called once for each module of ``MODULES`` that there is.
-    """
+    """Has something done to lm15's transports as soon as they are imported, or at once."""
 
     def __init__(self, do: Callable[[ModuleType], None]) -> None:
         self._do = do

@@ -14,16 +14,7 @@ from evert.bridge.errors import MissingPackageError
 
 
 def open_sdk(package: str, client: str, transport: Transport) -> Any:
-    """A client of an SDK whose calls are the rollout's.
-
-    Args:
-        package: "openai" or "anthropic".
-        client: Name of the class: "AsyncOpenAI", "Anthropic", ...
-        transport: The rollout's.
-
-    Raises:
-        MissingPackageError: The SDK is not installed.
-    """
+    """A client of an SDK whose calls are the rollout's."""
     library = _import(package, package)
     kind = "DefaultAsyncHttpxClient" if client.startswith("Async") else "DefaultHttpxClient"
     # The transport is of no library's base class: it has to serve clients of both.
@@ -39,14 +30,7 @@ def open_sdk(package: str, client: str, transport: Transport) -> Any:
 
 
 def open_genai(transport: Transport) -> Any:
-    """Google's client, blocking and async in one, whose calls are the rollout's.
-
-    Args:
-        transport: The rollout's.
-
-    Raises:
-        MissingPackageError: google-genai is not installed.
-    """
+    """Google's client, blocking and async in one, whose calls are the rollout's."""
     genai = _import("google.genai", "google-genai")
     # The SDK builds its HTTP clients itself, of whichever library its version is based on.
     arguments = {"transport": transport, "trust_env": False, "verify": _no_tls()}

@@ -36,11 +36,7 @@ _STRETCH = re.compile(rf'(?:[^"\\]{{1,64}}+|{_PAIR}|\\u{_HEX}{{4}}|\\[^u]){{0,32
 
 
 def read_body(content: bytes) -> Mapping[str, Any]:
-    """The object.
-
-    Raises:
-        openai.BadRequestError: It is no JSON, no object, nested too deeply, or of too many values.
-    """
+    """The object."""
     try:
         is_long = len(content) > LONG_BODY
         body = _Decoder().decode(_text(content)) if is_long else json.loads(content)

@@ -47,16 +47,7 @@ _PLAIN = frozenset({"model", "messages"})
 
 
 def read(fields: Mapping[str, Any], default_model: str, *, strict: bool = False) -> ChatRequest:
-    """Check the fields of a call and keep what counts.
-
-    Args:
-        fields: The body, or the arguments of ``create``.
-        default_model: For a call that names none.
-        strict: Whether an unknown field is an error.
-
-    Raises:
-        openai.BadRequestError: A field is refused, or of the wrong form.
-    """
+    """Check the fields of a call and keep what counts."""
     messages = read_messages(fields.get("messages"))
     model = read_model(fields.get("model"), default_model)
     if _PLAIN.issuperset(fields):  # most calls: nothing more to look through

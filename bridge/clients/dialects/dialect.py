@@ -10,14 +10,7 @@ from evert.bridge.clients.dialects.events import named_events
 
 
 class Dialect(ABC):
-    """One API of one rollout.
-
-    Args:
-        default_model: For a body that names none.
-
-    Attributes:
-        ping: What keeps a stream alive and says nothing to its SDKs.
-    """
+    """One API of one rollout."""
 
     ping = b": waiting\n\n"
 
@@ -30,11 +23,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def read(self, body: Mapping[str, Any]) -> ChatRequest:
-        """The request of a body.
-
-        Raises:
-            openai.BadRequestError: A field is refused, or of the wrong form.
-        """
+        """The request of a body."""
 
     @abstractmethod
     def write(

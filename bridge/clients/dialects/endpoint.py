@@ -65,13 +65,7 @@ LONG_PROMPT = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What goes back over the wire.
-
-    Attributes:
-        status: HTTP status.
-        content: The whole body.
-        content_type: JSON or server-sent events.
-    """
+    """What goes back over the wire."""
 
     status: int
     content: bytes
@@ -80,14 +74,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A model call that was read and waits to be made.
-
-    Attributes:
-        request: What to ask.
-        dialect: The API it came by.
-        body: As it came.
-        number: Tells its reply from others.
-    """
+    """A model call that was read and waits to be made."""
 
     request: ChatRequest
     dialect: Dialect
@@ -123,18 +110,7 @@ class Call:
 
 
 class Endpoint:
-    """The API of one rollout, or of one seat of it.
-
-    Args:
-        episode: The rollout.
-        inbox: Where the notes of this API's client go: the policy's, or the seat's.
-        model: What is asked where a request names no model.
-        renderer: Of the policy, to count tokens.
-
-    Attributes:
-        trains: Whether the replies are to be learned from, unless a call says otherwise.
-        addresses: Where it is served, by host (``server.py``).
-    """
+    """The API of one rollout, or of one seat of it."""
 
     def __init__(
         self, episode: Episode, inbox: Inbox[Any], model: str, renderer: PromptRenderer
@@ -157,9 +133,6 @@ class Endpoint:
         """The API of one of the agent's roles; the same however often it is asked for.
 
         What is noted by that of a frozen one goes nowhere.
-
-        Raises:
-            InvalidAgentError: The episode has no such seat.
         """
         if name not in self._seats:
             routes, seats = self.episode.routes, self.episode.routes.seats
@@ -224,11 +197,7 @@ class Endpoint:
         return any(url.startswith(f"{one.root_url}/") for one in self.addresses.values())
 
     def stranded(self, url: str, content: bytes, error: Exception) -> Answer:
-        """The answer to a call of a stranger that could not leave this machine.
-
-        Raises:
-            Exception: ``error`` itself, where the network is there: the agent may try again.
-        """
+        """The answer to a call of a stranger that could not leave this machine."""
         model, host = self._model(url, content), urlsplit(url).hostname
         dialect = self._dialect(urlsplit(url).path.rstrip("/"))
         if not isinstance(model, str) or dialect is None or not _is_final(error):
@@ -240,11 +209,7 @@ class Endpoint:
     async def answer(
         self, method: str, path: str, content: bytes, headers: Mapping[str, str] | None = None
     ) -> Answer:
-        """Answer a request of an async agent; waits until the trainer has sampled.
-
-        Raises:
-            AgentAborted: The agent goes on calling after its episode is over.
-        """
+        """Answer a request of an async agent; waits until the trainer has sampled."""
         call = await self.read_soon(method, path, content)
         if isinstance(call, Answer):
             return call
@@ -264,11 +229,7 @@ class Endpoint:
     def answer_blocking(
         self, method: str, path: str, content: bytes, headers: Mapping[str, str] | None = None
     ) -> Answer:
-        """The same for a thread.
-
-        Raises:
-            AgentAborted: As ``answer``.
-        """
+        """The same for a thread."""
         call = self.read(method, path, content)
         if isinstance(call, Answer):
             if call.status >= 400:

@@ -31,17 +31,7 @@ def field_policy(api: str) -> FieldPolicy:
 def read_format(
     kind: object, schema: object, must_call: tuple[str, ...], param: str
 ) -> ReplyFormat | None:
-    """The format that a request asks for; None for anything.
-
-    Args:
-        kind: "text", "json_object" or "json_schema"; None for text.
-        schema: For "json_schema".
-        must_call: Tools of which one has to be called.
-        param: The field, for messages.
-
-    Raises:
-        openai.BadRequestError: The kind is another, or the schema is none.
-    """
+    """The format that a request asks for; None for anything."""
     text: str | None = None
     if kind == "json_object":
         text = ANY_OBJECT
@@ -85,17 +75,7 @@ def _schema_text(schema: object, param: str) -> str:
 def forced_tools(
     choice: object, named: object, tools: Sequence[Any] | None, param: str = "tool_choice"
 ) -> tuple[str, ...]:
-    """The tools of which one has to be called.
-
-    Args:
-        choice: "required", "any" (every tool will do) or anything else (none is forced).
-        named: One tool's name; None for no particular one.
-        tools: In the form of chat completions.
-        param: The field, for messages.
-
-    Raises:
-        openai.BadRequestError: A tool is forced that is not offered.
-    """
+    """The tools of which one has to be called."""
     names = tuple(_tool_name(tool) for tool in tools or ())
     if named is not None:
         if named not in names:
@@ -117,11 +97,7 @@ def _tool_name(tool: object) -> str:
 
 
 def read_flag(fields: Mapping[str, Any], name: str) -> bool:
-    """A boolean field; False when it is absent.
-
-    Raises:
-        openai.BadRequestError: It is no boolean.
-    """
+    """A boolean field; False when it is absent."""
     value = fields.get(name)
     if is_absent(value):
         return False

@@ -20,11 +20,7 @@ _PARTS = (
 
 
 def read_system(system: object) -> list[dict[str, Any]]:
-    """The system's message, its parts a paragraph each; none where there is no instruction.
-
-    Raises:
-        openai.BadRequestError: It is no content of texts.
-    """
+    """The system's message, its parts a paragraph each; none where there is no instruction."""
     if is_absent(system):
         return []
     place = "systemInstruction"
@@ -34,11 +30,7 @@ def read_system(system: object) -> list[dict[str, Any]]:
 
 
 def read_contents(contents: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """The messages; contents of the model that follow on each other, as of a stream, are one.
-
-    Raises:
-        openai.BadRequestError: A content is none, or has a part that cannot stand there.
-    """
+    """The messages; contents of the model that follow on each other, as of a stream, are one."""
     read = [_read_content(content, f"contents[{i}]") for i, content in enumerate(contents)]
     for is_reply, group in itertools.groupby(read, lambda content: content[0] == "model"):
         if is_reply:

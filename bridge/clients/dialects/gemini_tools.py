@@ -32,9 +32,6 @@ def read_fields(value: object, place: str) -> dict[str, Any]:
     """An object's fields, without those that are null, by the names that the API gives them.
 
     As everywhere in Google's APIs, ``max_output_tokens`` is the same as ``maxOutputTokens``.
-
-    Raises:
-        openai.BadRequestError: It is no object.
     """
     if not isinstance(value, Mapping):
         raise malformed(place, "an object", value)
@@ -50,11 +47,7 @@ def _camel(name: str) -> str:
 
 
 def json_schema(schema: object, place: str) -> dict[str, Any]:
-    """The JSON schema of an OpenAPI schema; what is one already stays as it is.
-
-    Raises:
-        openai.BadRequestError: It, or a schema within it, is no object.
-    """
+    """The JSON schema of an OpenAPI schema; what is one already stays as it is."""
     fields = read_fields(schema, place)
     written: dict[str, Any] = {}
     for name, value in fields.items():
@@ -94,11 +87,7 @@ def _typed(schema: dict[str, Any], *, nullable: bool) -> dict[str, Any]:
 
 
 def read_tools(tools: object) -> list[dict[str, Any]]:
-    """The functions of all tools, in the form of chat completions.
-
-    Raises:
-        openai.BadRequestError: One is no function.
-    """
+    """The functions of all tools, in the form of chat completions."""
     functions: list[dict[str, Any]] = []
     for index, tool in enumerate(read_tool_list(tools) or ()):
         place = f"tools[{index}]"
@@ -125,15 +114,7 @@ def _function(declaration: object, place: str) -> dict[str, Any]:
 
 
 def read_calling(config: object, tools: Sequence[Any]) -> tuple[bool, tuple[str, ...]]:
-    """What ``toolConfig`` says: whether tools may be called, and of which one has to be.
-
-    Args:
-        config: The field.
-        tools: In the form of chat completions.
-
-    Raises:
-        openai.BadRequestError: The mode is none, or a tool is forced that is not offered.
-    """
+    """What ``toolConfig`` says: whether tools may be called, and of which one has to be."""
     outer = read_fields({} if is_absent(config) else config, "toolConfig")
     place = "toolConfig.functionCallingConfig"
     calling = read_fields(outer.get("functionCallingConfig", {}), place)

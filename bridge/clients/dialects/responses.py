@@ -44,12 +44,7 @@ class Responses(Dialect):
         self._conversations: dict[str, list[Any]] = {}
 
     def read(self, body: Mapping[str, Any]) -> ChatRequest:
-        """The request of a body.
-
-        Raises:
-            openai.BadRequestError: As every dialect, or the previous response is not one of this
-                rollout's.
-        """
+        """The request of a body."""
         FIELDS.check(body, strict=False)
         read_flag(body, "stream")
         choice = body.get("tool_choice")
@@ -141,11 +136,7 @@ def _read_instructions(value: object) -> list[dict[str, Any]]:
 
 
 def read_input(value: object, name: str = "input") -> list[dict[str, Any]]:
-    """Items as messages of chat completions; what one reply consisted of is one message again.
-
-    Raises:
-        openai.BadRequestError: It is neither text nor a list of items that we can read.
-    """
+    """Items as messages of chat completions; what one reply consisted of is one message again."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if not isinstance(value, (list, tuple)) or not value:

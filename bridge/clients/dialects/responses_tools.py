@@ -49,11 +49,7 @@ _CUSTOM_PARAMETERS = {
 
 
 def read_tools(tools: Sequence[Any], place: str = "tools", prefix: str = "") -> Iterator[Any]:
-    """Tools in the form of chat completions; hosted ones are left out.
-
-    Raises:
-        openai.BadRequestError: One is of another kind.
-    """
+    """Tools in the form of chat completions; hosted ones are left out."""
     for index, tool in enumerate(tools):
         where = f"{place}[{index}]"
         kind = tool.get("type") if isinstance(tool, Mapping) else None
@@ -86,13 +82,7 @@ def read_call(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_call(call: ToolCall, tools: object, number: str) -> dict[str, Any]:
-    """The output item of a call, in the form of the tool that was offered.
-
-    Args:
-        call: The policy's.
-        tools: As offered in the request.
-        number: Tells the item from others.
-    """
+    """The output item of a call, in the form of the tool that was offered."""
     space, tool = _offered(call.function.name, tools if isinstance(tools, (list, tuple)) else ())
     name = call.function.name.removeprefix(f"{space}.") if space else call.function.name
     item: dict[str, Any] = {"call_id": call.id, "name": name}

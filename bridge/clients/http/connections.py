@@ -71,14 +71,7 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class Connections(web.Server):
-    """All connections of a server.
-
-    Attributes:
-        strangers: Those without a key, the first to go first.
-        retired: Those that were of rollouts which are over.
-        every: All that are open.
-        is_over: Whether they are being closed, and new ones at once.
-    """
+    """All connections of a server."""
 
     def __init__(self, handler: Handler, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(handler, handler_cancellation=True, loop=loop)
@@ -114,13 +107,9 @@ class Connections(web.Server):
 
 
 class Connection(web.RequestHandler):
-    """One connection.
+    """One connection."""
 
-    Attributes:
-        wire: Its transport, though aiohttp forgets it before it is closed.
-    """
-
-    wire: asyncio.Transport
+    wire: asyncio.Transport  # which aiohttp forgets before it is closed
     _circle: "OrderedDict[Connection, None] | None" = None
     _since = 0.0
 
@@ -172,11 +161,7 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """The answer to what is no HTTP, which is not repeated: there may be a key in it.
-
-        Raises:
-            ConnectionError: Nobody can be answered any more.
-        """
+        """The answer to what is no HTTP, which is not repeated: there may be a key in it."""
         if isinstance(exc, ConnectionError):
             raise exc
         if status >= 500:
@@ -196,13 +181,7 @@ class Connection(web.RequestHandler):
 
 
 def is_named(request: web.BaseRequest, interface: str) -> bool:
-    """Whether a request is to a name of this server's: an address, or one that nobody registers.
-
-    Args:
-        request: The request.
-        interface: What the server listens on, which is its name too. Beyond loopback this
-            machine's own name is one.
-    """
+    """Whether a request is to a name of this server's: an address, or one that nobody registers."""
     target, hosts = request.raw_path, [request.headers.get("host", LOOPBACK[0])]
     if not target.startswith(("/", "*")):
         hosts.append(urlsplit(target if "://" in target else f"//{target}").netloc)
@@ -288,11 +267,7 @@ async def send(request: web.BaseRequest, response: web.StreamResponse) -> web.St
 
 @asynccontextmanager
 async def being_read(request: web.BaseRequest) -> AsyncIterator[None]:
-    """Hang up on a client that does not read what is sent meanwhile.
-
-    Raises:
-        ConnectionError: It did not.
-    """
+    """Hang up on a client that does not read what is sent meanwhile."""
     try:
         async with asyncio.timeout(WRITE_TIME):
             yield

@@ -51,13 +51,7 @@ AGES = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a rollout is served.
-
-    Attributes:
-        root_url: Base URL for the Anthropic SDK and for Google's.
-        base_url: Base URL for the OpenAI SDK.
-        api_key: The rollout's key.
-    """
+    """Where a rollout is served: at ``base_url`` for OpenAI's SDK, at ``root_url`` for others."""
 
     root_url: str
     base_url: str
@@ -69,16 +63,7 @@ class _Tie:
 
 
 class Server:
-    """The server of one event loop on one interface.
-
-    Args:
-        loop: Where it runs; the rollouts' own.
-        host: Interface to listen on.
-
-    Raises:
-        OSError: The interface cannot be listened on.
-        RuntimeError: The loop is closed.
-    """
+    """The server of one event loop on one interface."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, host: str) -> None:
         self._loop = loop
@@ -137,11 +122,7 @@ class Server:
         self._connections.forget()
 
     def add(self, endpoint: Endpoint) -> Address:
-        """Serve a rollout until its episode is over. Safe from any thread.
-
-        Raises:
-            EnvClosedError, EpisodeEndedError: It is over.
-        """
+        """Serve a rollout until its episode is over. Safe from any thread."""
         key = f"evert-{secrets.token_urlsafe(24)}"
         endpoint.episode.hold(functools.partial(self.release, key))
         self._rollouts[key] = Calls(endpoint)
@@ -217,17 +198,7 @@ _lock = threading.RLock()
 
 
 def serve(endpoint: Endpoint, host: str = LOOPBACK[0]) -> Address:
-    """Give a rollout an address until its episode is over; once a host. Safe from any thread.
-
-    Args:
-        endpoint: The rollout's API.
-        host: Interface to listen on. Another than loopback lets other machines in, over plain
-            HTTP: that is said in a warning.
-
-    Raises:
-        OSError: The interface cannot be listened on.
-        EnvClosedError, EpisodeEndedError: The episode is over.
-    """
+    """Give a rollout an address until its episode is over; once a host. Safe from any thread."""
     check_running(endpoint.episode)
     with _lock:
         if host not in endpoint.addresses:
