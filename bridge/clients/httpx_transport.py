@@ -66,8 +66,10 @@ class Transport:
         return None
 
 
-def response_for(request: Any, answer: Answer) -> Any:
-    """The answer as a response of the library that ``request`` belongs to."""
+def response_for(request: Any, answer: Any) -> Any:
+    """The answer as a response of ``request``'s library; what is a response stays as it is."""
+    if not isinstance(answer, Answer):
+        return answer
     library = sys.modules[type(request).__module__.partition(".")[0]]
     headers = {"content-type": answer.content_type}
     return library.Response(answer.status, headers=headers, content=answer.content, request=request)

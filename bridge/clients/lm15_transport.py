@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
-from evert.bridge.clients.dialects.endpoint import Answer, Endpoint
+from evert.bridge.clients.dialects.endpoint import Answer, Endpoint, Sent
 
 MODULES = ("lm15.transports", "dspy._vendor.lm15.transports")
 """Where lm15's transports are: in the package itself, and in DSPy's copy."""
@@ -27,60 +27,47 @@ TRANSPORTS = ("StdlibTransport", "StdlibAsyncTransport")
 
 
 class Exchange:
-    """A request to a rollout, made when it is entered."""
+    """A request to a rollout, made when it is entered; ``send`` is for models of others."""
 
-    def __init__(self, endpoint: Endpoint, request: Any) -> None:
-        self._endpoint = endpoint
-        self._request = request
-
-    def __enter__(self) -> Any:
-        request = self._request
-        answer = self._endpoint.answer_blocking(request.method, path_of(request), request.body)
-        return _response(request, answer)
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-    async def __aenter__(self) -> Any:
-        request = self._request
-        answer = await self._endpoint.answer(request.method, path_of(request), request.body)
-        return _async_response(request, answer)
-
-    async def __aexit__(self, *_: object) -> None:
-        return None
-
-
-class PassedOn:
-    """A request to whoever else has the model; the rollout's answer if it cannot leave."""
-
-    def __init__(self, endpoint: Endpoint, request: Any, send: Callable[[], Any]) -> None:
-        self._endpoint = endpoint
-        self._request = request
-        self._send = send
+    def __init__(
+        self, endpoint: Endpoint, request: Any, send: Callable[[], Any] | None = None
+    ) -> None:
+        self._endpoint, self._request = endpoint, request
+        self._send: Any = send
         self._sent: Any = None
 
     def __enter__(self) -> Any:
-        request = self._request
-        try:
-            self._sent = self._send()
-            return self._sent.__enter__()
-        except Exception as error:
-            self._sent = None
-            answer = self._endpoint.stranded(request.url, request.body, error)
-            return _response(request, answer)
+        request, place = self._request, path_of(self._request)
+        dialect = self._endpoint.match(request.method, place)
+        if self._send is None or dialect is None:
+            answer = self._endpoint.answer_blocking(request.method, place, request.body)
+        else:
+            sent = Sent(dialect, place, request.body, request.url)
+            answer = self._endpoint.take_over_blocking(sent, self._enter)
+        return _response(request, answer) if isinstance(answer, Answer) else answer
+
+    def _enter(self) -> Any:
+        sent = self._send()
+        response, self._sent = sent.__enter__(), sent
+        return response
 
     def __exit__(self, *raised: Any) -> Any:
         return None if self._sent is None else self._sent.__exit__(*raised)
 
     async def __aenter__(self) -> Any:
-        request = self._request
-        try:
-            self._sent = self._send()
-            return await self._sent.__aenter__()
-        except Exception as error:
-            self._sent = None
-            answer = self._endpoint.stranded(request.url, request.body, error)
-            return _async_response(request, answer)
+        request, place = self._request, path_of(self._request)
+        dialect = self._endpoint.match(request.method, place)
+        if self._send is None or dialect is None:
+            answer = await self._endpoint.answer(request.method, place, request.body)
+        else:
+            sent = Sent(dialect, place, request.body, request.url)
+            answer = await self._endpoint.take_over(sent, self._aenter)
+        return _async_response(request, answer) if isinstance(answer, Answer) else answer
+
+    async def _aenter(self) -> Any:
+        sent = self._send()
+        response, self._sent = await sent.__aenter__(), sent
+        return response
 
     async def __aexit__(self, *raised: Any) -> Any:
         return None if self._sent is None else await self._sent.__aexit__(*raised)

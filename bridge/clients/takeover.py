@@ -45,7 +45,8 @@ from tinker_cookbook.completers import TinkerTokenCompleter, TokensWithLogprobs
 from yarl import URL
 
 from evert.bridge.clients import aiohttp_transport, lm15_transport
-from evert.bridge.clients.dialects.endpoint import Endpoint
+from evert.bridge.clients.dialects.dialect import Dialect
+from evert.bridge.clients.dialects.endpoint import Answer, Endpoint, Sent
 from evert.bridge.clients.httpx_transport import Transport, response_for
 from evert.bridge.ownership import CLAIM, Claim, current_owner
 from evert.bridge.tokens.logprobs import remembering
@@ -167,51 +168,45 @@ class _Sorting(Transport):
         self._transport = transport
 
     async def handle_async_request(self, request: Any) -> Any:
-        """Answer, or pass on."""
-        if not self._endpoint.is_chat(request.method, request.url.path):
-            return await self._transport.handle_async_request(request)
-        url, content = str(request.url), await request.aread()
-        if self._endpoint.serves(url, content):
-            return await super().handle_async_request(request)
-        try:
-            return await self._transport.handle_async_request(request)
-        except Exception as error:
-            return response_for(request, self._endpoint.stranded(url, content, error))
+        send = functools.partial(self._transport.handle_async_request, request)
+        dialect = self._endpoint.match(request.method, request.url.path)
+        if dialect is None:
+            return await send()
+        sent = _sent(dialect, request, await request.aread())
+        return response_for(request, await self._endpoint.take_over(sent, send))
 
     def handle_request(self, request: Any) -> Any:
-        """Answer, or pass on."""
-        if not self._endpoint.is_chat(request.method, request.url.path):
-            return self._transport.handle_request(request)
-        url, content = str(request.url), request.read()
-        if self._endpoint.serves(url, content):
-            return super().handle_request(request)
-        try:
-            return self._transport.handle_request(request)
-        except Exception as error:
-            return response_for(request, self._endpoint.stranded(url, content, error))
+        send = functools.partial(self._transport.handle_request, request)
+        dialect = self._endpoint.match(request.method, request.url.path)
+        if dialect is None:
+            return send()
+        sent = _sent(dialect, request, request.read())
+        return response_for(request, self._endpoint.take_over_blocking(sent, send))
+
+
+def _sent(dialect: Dialect, request: Any, content: bytes) -> Sent:
+    return Sent(dialect, request.url.path, content, str(request.url), request.headers)
 
 
 def _sending(original: Callable[..., Any]) -> Callable[..., Any]:
     async def _request(session: Any, method: str, str_or_url: Any, **options: Any) -> Any:
+        send = functools.partial(original, session, method, str_or_url, **options)
         endpoint, url = current_endpoint(), URL(str_or_url)
         path = f"/{url.path}"  # or within a session's base
-        if endpoint is None or not endpoint.is_chat(method.upper(), path):
-            return await original(session, method, str_or_url, **options)
+        dialect = None if endpoint is None else endpoint.match(method.upper(), path)
+        if endpoint is None or dialect is None:
+            return await send()
         data, body = options.get("data"), options.get("json")
         content = data if body is None else session.json_serialize(body)
         content = content.encode() if isinstance(content, str) else content
         if not isinstance(content, bytes):
-            return await original(session, method, str_or_url, **options)
-        address = str(url) if url.absolute else path
-        if endpoint.serves(address, content):
-            headers = options.get("headers")
-            carrier = headers if isinstance(headers, Mapping) else None
-            answer = await endpoint.answer(method.upper(), path, content, carrier)
-        else:
-            try:
-                return await original(session, method, str_or_url, **options)
-            except Exception as error:
-                answer = endpoint.stranded(address, content, error)
+            return await send()
+        headers = options.get("headers")
+        carrier = headers if isinstance(headers, Mapping) else None
+        sent = Sent(dialect, path, content, str(url) if url.absolute else path, carrier)
+        answer = await endpoint.take_over(sent, send)
+        if not isinstance(answer, Answer):
+            return answer
         raises = options.get("raise_for_status")
         if raises is None:
             raises = session.raise_for_status
@@ -232,14 +227,10 @@ _lm15 = lm15_transport.WhenImported(_patch_lm15)
 
 def _choosing_stream(original: Callable[..., Any]) -> Callable[..., Any]:
     def stream(transport: Any, request: Any) -> Any:
-        endpoint = current_endpoint()
-        if endpoint is None or not endpoint.is_chat(
-            request.method, lm15_transport.path_of(request)
-        ):
-            return original(transport, request)
-        if endpoint.serves(request.url, request.body):
-            return lm15_transport.Exchange(endpoint, request)
-        return lm15_transport.PassedOn(endpoint, request, lambda: original(transport, request))
+        endpoint, send = current_endpoint(), functools.partial(original, transport, request)
+        if endpoint is None or not endpoint.match(request.method, lm15_transport.path_of(request)):
+            return send()
+        return lm15_transport.Exchange(endpoint, request, send)
 
     return stream
 

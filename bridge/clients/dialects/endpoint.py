@@ -20,8 +20,8 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import openai
@@ -52,6 +52,9 @@ from evert.bridge.tokens.renderer import PromptRenderer
 
 REFUSALS = (openai.APIStatusError, EnvClosedError, EpisodeEndedError, BlockingCallError)
 """What a call may meet that is an answer: a 400, a frozen model's own refusal, the end."""
+
+Headers = Mapping[str, str]
+Made = TypeVar("Made")
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -107,6 +110,31 @@ class Call:
             return self.answered(await reply)
         except REFUSALS as error:
             return self.refused(error)
+
+
+@dataclass
+class Sent:
+    """A request to one of the APIs: matched by its path, and parsed once."""
+
+    dialect: Dialect
+    path: str
+    content: bytes
+    url: str = ""
+    headers: Headers | None = None
+
+    @cached_property
+    def body(self) -> Mapping[str, Any]:
+        """Its body, with what the path says of the call."""
+        return self.dialect.addressed(self.path.rstrip("/"), read_body(self.content))
+
+    def model(self) -> object:
+        """The name of the model that is called, also in a body that is refused; None for none."""
+        try:
+            return self.body.get("model")
+        except openai.BadRequestError:
+            body = json_object(self.content)
+            path = self.path.rstrip("/")
+            return None if body is None else self.dialect.addressed(path, body).get("model")
 
 
 class Endpoint:
@@ -172,65 +200,68 @@ class Endpoint:
         """An id for a reply, unlike any other."""
         return f"{self._prefix}{next(self._numbers)}"
 
-    def is_chat(self, method: str, path: str) -> bool:
-        """Whether a request goes to one of the APIs, judging by its path."""
-        return method == "POST" and self._dialect(path.rstrip("/")) is not None
+    def match(self, method: str, path: str) -> Dialect | None:
+        """The API that a request goes to, judging by its path."""
+        path = path.rstrip("/")
+        if method != "POST":
+            return None
+        if path.endswith("/chat/completions"):
+            return self._chat
+        if path.endswith(("/responses", "/responses/input_tokens")):
+            return self._responses
+        if path.endswith(("/messages", "/messages/count_tokens")):
+            return self._anthropic
+        return self._gemini if method_of(path) else None
 
-    def serves(self, url: str, content: bytes) -> bool:
-        """Whether a request names a model that is answered here; a name that is not is noted."""
-        if "untrained" in vars(self) and self.untrained._is_own(url):
-            return False  # the key says by which of the two it comes, and the server reads it
-        model, routes = self._model(url, content), self.episode.routes
-        if isinstance(model, str) and not routes.knows(model) and not self._is_own(url):
-            routes.strangers[model] = None
-        return routes.knows(model)
-
-    def _model(self, url: str, content: bytes) -> object:
-        path = urlsplit(url).path.rstrip("/")
-        dialect, body = self._dialect(path), json_object(content)
-        return (
-            None if dialect is None or body is None else dialect.addressed(path, body).get("model")
-        )
-
-    def _is_own(self, url: str) -> bool:
-        """Whether a request goes to this rollout's address, where any model's name is accepted."""
-        return any(url.startswith(f"{one.root_url}/") for one in self.addresses.values())
-
-    def stranded(self, url: str, content: bytes, error: Exception) -> Answer:
-        """The answer to a call of a stranger that could not leave this machine."""
-        model, host = self._model(url, content), urlsplit(url).hostname
-        dialect = self._dialect(urlsplit(url).path.rstrip("/"))
-        if not isinstance(model, str) or dialect is None or not _is_final(error):
-            raise error
-        hint = self.episode.routes.hint(model)
-        message = f"{hint} {host or 'Its host'} cannot be reached from here."
-        return _refusal(dialect, bad_request(message, param="model", code="model_not_found"))
+    # -- calls of this rollout -------------------------------------------------------------------
 
     async def answer(
-        self, method: str, path: str, content: bytes, headers: Mapping[str, str] | None = None
+        self, method: str, path: str, content: bytes, headers: Headers | None = None
     ) -> Answer:
         """Answer a request of an async agent; waits until the trainer has sampled."""
-        call = await self.read_soon(method, path, content)
+        return await self._make(await self.read_soon(method, path, content), headers)
+
+    def answer_blocking(
+        self, method: str, path: str, content: bytes, headers: Headers | None = None
+    ) -> Answer:
+        """The same for a thread."""
+        return self._make_blocking(self.read(method, path, content), headers)
+
+    async def read_soon(self, method: str, path: str, content: bytes) -> Call | Answer:
+        """As ``read``, in a thread where it would hold the event loop; a refusal is held back."""
+        call = await _soon(path, content, partial(self.read, method, path, content))
+        await self._hold_back(call)
+        return call
+
+    def read(self, method: str, path: str, content: bytes) -> Call | Answer:
+        """The model call that a request makes, or its answer if it is none, or a bad one."""
+        if method == "GET" and "/models" in path:
+            return self._models(path.rstrip("/"))
+        dialect = self.match(method, path)
+        if dialect is None:
+            return _not_found(method, path.rstrip("/"))
+        return self._read(Sent(dialect, path, content))
+
+    def _read(self, sent: Sent) -> Call | Answer:
+        dialect = sent.dialect
+        try:
+            request = self.asked(dialect.read(sent.body))
+        except openai.BadRequestError as error:
+            return _refusal(dialect, error)
+        if sent.path.rstrip("/").endswith(COUNTS):
+            return self._count(request, dialect, is_long=len(sent.content) > LONG_PROMPT)
+        return Call(request, dialect, sent.body, self.new_id())
+
+    async def _hold_back(self, call: Call | Answer) -> None:
+        if isinstance(call, Answer) and call.status >= 400:
+            await self.episode.refusals.hold_back(call.content.decode())
+
+    async def _make(self, call: Call | Answer, headers: Headers | None) -> Answer:
         if isinstance(call, Answer):
             return call
         return await call.wait(self.episode.call(call.request, headers))
 
-    async def read_soon(self, method: str, path: str, content: bytes) -> Call | Answer:
-        """As ``read``, in a thread where it would hold the event loop; a refusal is held back."""
-        most = LONG_PROMPT if path.rstrip("/").endswith(COUNTS) else LONG_BODY
-        if len(content) <= most:
-            call = self.read(method, path, content)
-        else:
-            call = await off_loop(self.read, method, path, content)
-        if isinstance(call, Answer) and call.status >= 400:
-            await self.episode.refusals.hold_back(call.content.decode())
-        return call
-
-    def answer_blocking(
-        self, method: str, path: str, content: bytes, headers: Mapping[str, str] | None = None
-    ) -> Answer:
-        """The same for a thread."""
-        call = self.read(method, path, content)
+    def _make_blocking(self, call: Call | Answer, headers: Headers | None) -> Answer:
         if isinstance(call, Answer):
             if call.status >= 400:
                 self.episode.refusals.hold_back_blocking(call.content.decode())
@@ -240,31 +271,51 @@ class Endpoint:
         except REFUSALS as error:
             return call.refused(error)
 
-    def read(self, method: str, path: str, content: bytes) -> Call | Answer:
-        """The model call that a request makes, or its answer if it is none, or a bad one."""
-        path = path.rstrip("/")
-        if method == "GET" and "/models" in path:
-            return self._models(path)
-        dialect = self._dialect(path) if method == "POST" else None
-        if dialect is None:
-            return _not_found(method, path)
-        try:
-            body = dialect.addressed(path, read_body(content))
-            request = self.asked(dialect.read(body))
-        except openai.BadRequestError as error:
-            return _refusal(dialect, error)
-        if path.endswith(COUNTS):
-            return self._count(request, dialect, is_long=len(content) > LONG_PROMPT)
-        return Call(request, dialect, body, self.new_id())
+    # -- calls that may be somebody else's -------------------------------------------------------
 
-    def _dialect(self, path: str) -> Dialect | None:
-        if path.endswith("/chat/completions"):
-            return self._chat
-        if path.endswith(("/responses", "/responses/input_tokens")):
-            return self._responses
-        if path.endswith(("/messages", "/messages/count_tokens")):
-            return self._anthropic
-        return self._gemini if method_of(path) else None
+    async def take_over(self, sent: Sent, send: Callable[[], Awaitable[Any]]) -> Any:
+        """The answer to a call of a model that is served here; of another, what ``send`` gets."""
+        if self._serves(sent, await _soon(sent.path, sent.content, sent.model)):
+            call = await _soon(sent.path, sent.content, partial(self._read, sent))
+            await self._hold_back(call)
+            return await self._make(call, sent.headers)
+        try:
+            return await send()
+        except Exception as error:
+            return self._stranded(sent, error)
+
+    def take_over_blocking(self, sent: Sent, send: Callable[[], Any]) -> Any:
+        """The same for a thread."""
+        if self._serves(sent, sent.model()):
+            return self._make_blocking(self._read(sent), sent.headers)
+        try:
+            return send()
+        except Exception as error:
+            return self._stranded(sent, error)
+
+    def _serves(self, sent: Sent, model: object) -> bool:
+        """Whether a model is answered here; the name of one that is not is noted."""
+        if "untrained" in vars(self) and self.untrained._is_own(sent.url):
+            return False  # the key says by which of the two it comes, and the server reads it
+        routes = self.episode.routes
+        if isinstance(model, str) and not routes.knows(model) and not self._is_own(sent.url):
+            routes.strangers[model] = None
+        return routes.knows(model)
+
+    def _is_own(self, url: str) -> bool:
+        """Whether a request goes to this rollout's address, where any model's name is accepted."""
+        return any(url.startswith(f"{one.root_url}/") for one in self.addresses.values())
+
+    def _stranded(self, sent: Sent, error: Exception) -> Answer:
+        """The answer to a call of a stranger that could not leave this machine."""
+        model, host = sent.model(), urlsplit(sent.url).hostname
+        if not isinstance(model, str) or not _is_final(error):
+            raise error
+        hint = self.episode.routes.hint(model)
+        message = f"{hint} {host or 'Its host'} cannot be reached from here."
+        return _refusal(sent.dialect, bad_request(message, param="model", code="model_not_found"))
+
+    # -- what makes no call ----------------------------------------------------------------------
 
     def _count(self, request: ChatRequest, dialect: Dialect, *, is_long: bool) -> Answer:
         renderer = self.renderer.off_loop if is_long else self.renderer  # the loop waits for this
@@ -284,6 +335,11 @@ class Endpoint:
         except openai.BadRequestError as error:
             return failure(404, error.message, "not_found_error", "model_not_found")
         return Answer(200, _json(_card(name)))
+
+
+async def _soon(path: str, content: bytes, work: Callable[[], Made]) -> Made:
+    most = LONG_PROMPT if path.rstrip("/").endswith(COUNTS) else LONG_BODY
+    return work() if len(content) <= most else await off_loop(work)
 
 
 def _card(name: str) -> dict[str, Any]:
