@@ -7,20 +7,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from evert.bridge.chat import fields
 from evert.bridge.chat.bad_requests import bad_request, unexpected
-from evert.bridge.chat.fields import (
-    is_absent,
-    json_object,
-    read_cap,
-    read_messages,
-    read_model,
-    read_object,
-    read_stop,
-    read_tool_list,
-    read_train,
-)
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
+from evert.bridge.clients.dialects import shapes
 from evert.bridge.clients.dialects.dialect import Dialect
 from evert.bridge.clients.dialects.events import deltas
 from evert.bridge.clients.dialects.fields import (
@@ -44,19 +35,21 @@ class AnthropicMessages(Dialect):
         FIELDS.check(body, strict=False)
         read_flag(body, "stream")
         choice = body.get("tool_choice")
-        kind = choice.get("type") if isinstance(choice, Mapping) else None
-        if not is_absent(choice) and kind not in ("auto", "none", "any", "tool"):
+        kind = shapes.get(choice, "type")
+        if not fields.is_absent(choice) and kind not in ("auto", "none", "any", "tool"):
             raise bad_request(
                 f"'tool_choice'={choice!r:.200}; expected an object of type 'auto', 'none', 'any' "
                 "or 'tool'.",
                 param="tool_choice",
             )
-        offered = None if kind == "none" else read_tool_list(body.get("tools"))
-        tools = [_read_tool(tool, index) for index, tool in enumerate(offered or ())] or None
-        named = choice.get("name") if kind == "tool" and isinstance(choice, Mapping) else None
+        offered = None if kind == "none" else fields.read_tool_list(body.get("tools"))
+        tools = [_read_tool(*tool) for tool in shapes.placed(offered or (), "tools")] or None
+        named = shapes.get(choice, "name") if kind == "tool" else None
         if kind == "tool" and not isinstance(named, str):
             raise bad_request("'tool_choice' of type 'tool' needs a name.", param="tool_choice")
-        messages, prefill = _split(_joined([*_read_all(read_messages(body.get("messages")))]))
+        messages, prefill = _split(
+            _joined([*_read_all(fields.read_messages(body.get("messages")))])
+        )
         wanted = read_format_field(
             _format_of(body), forced_tools(kind, named, tools), "output_config"
         )
@@ -67,14 +60,14 @@ class AnthropicMessages(Dialect):
                 param="messages",
             )
         return ChatRequest(
-            read_model(body.get("model"), self._default_model),
+            fields.read_model(body.get("model"), self._default_model),
             [*_read_system(body.get("system")), *messages],
             tools,
-            read_cap(body, "max_tokens"),
-            read_stop(body.get("stop_sequences"), "stop_sequences"),
+            fields.read_cap(body, "max_tokens"),
+            fields.read_stop(body.get("stop_sequences"), "stop_sequences"),
             wanted,
             may_call=kind != "none",
-            train=read_train(body),
+            train=fields.read_train(body),
             prefill=prefill,
         )
 
@@ -126,48 +119,38 @@ class AnthropicMessages(Dialect):
 
 
 def _format_of(body: Mapping[str, Any]) -> object:
-    config = read_object(body.get("output_config"), "output_config") or {}
+    config = fields.read_object(body.get("output_config"), "output_config") or {}
     present = config.get("format")
-    wanted = body.get("output_format") if is_absent(present) else present
-    if is_absent(wanted) or isinstance(wanted, Mapping):
+    wanted = body.get("output_format") if fields.is_absent(present) else present
+    if fields.is_absent(wanted) or isinstance(wanted, Mapping):
         return wanted
     raise bad_request(
         f"'output_config.format' must be an object, got {wanted!r:.200}.", param="output_config"
     )
 
 
-def _read_tool(tool: object, index: int) -> dict[str, Any]:
-    place = f"tools[{index}]"
+def _read_tool(tool: object, place: str) -> dict[str, Any]:
     if not isinstance(tool, Mapping) or tool.get("type") not in (None, "custom"):
         raise bad_request(
             f"{place} is {tool!r:.200}; the API's own tools are not behind the policy: offer "
             "functions, {'name': ..., 'input_schema': ...}.",
             param=place,
         )
-    return {
-        "type": "function",
-        "function": {
-            "name": tool.get("name"),
-            "description": tool.get("description"),
-            "parameters": tool.get("input_schema"),
-        },
-    }
+    return shapes.function_tool(tool.get("name"), tool.get("description"), tool.get("input_schema"))
 
 
 def _read_system(system: object) -> list[dict[str, Any]]:
-    if is_absent(system):
+    if fields.is_absent(system):
         return []
     if isinstance(system, str):
-        return [{"role": "system", "content": system}]
-    blocks = _block_list(system, "system")
-    texts = [_text(block, f"system[{index}]") for index, block in enumerate(blocks)]
-    return [{"role": "system", "content": "\n\n".join(texts)}]
+        return shapes.system_messages([system])
+    blocks = shapes.placed(_block_list(system, "system"), "system")
+    return shapes.system_messages([_text(*block) for block in blocks])
 
 
 def _read_all(messages: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    for index, message in enumerate(messages):
-        place = f"messages[{index}]"
-        role = message.get("role") if isinstance(message, Mapping) else None
+    for message, place in shapes.placed(messages, "messages"):
+        role = shapes.get(message, "role")
         if role not in ("user", "assistant", "system"):
             raise unexpected(place, message, "an object whose role is 'user' or 'assistant'.")
         content = message.get("content")
@@ -209,8 +192,7 @@ def _read_assistant(blocks: Sequence[Any], place: str) -> dict[str, Any]:
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
-    for index, block in enumerate(blocks):
-        where = f"{place}.content[{index}]"
+    for block, where in shapes.placed(blocks, f"{place}.content"):
         kind = _kind(block, where)
         if kind == "thinking":
             thoughts.append(str(block.get("thinking") or ""))
@@ -218,36 +200,22 @@ def _read_assistant(blocks: Sequence[Any], place: str) -> dict[str, Any]:
             calls.append(_read_tool_use(block, where))
         elif kind != "redacted_thinking":
             texts.append(_text(block, where))
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
-    if thoughts:
-        message["reasoning_content"] = "\n".join(thoughts)
-    if calls:
-        message["tool_calls"] = calls
-    return message
+    return shapes.reply_message("".join(texts), "\n".join(thoughts) if thoughts else None, calls)
 
 
 def _read_tool_use(block: Mapping[str, Any], place: str) -> dict[str, Any]:
-    if not isinstance(block.get("input"), Mapping):
-        raise bad_request(f"{place}.input must be an object, got {block.get('input')!r:.200}.")
-    arguments = json.dumps(block["input"])
-    return {
-        "id": block.get("id"),
-        "type": "function",
-        "function": {"name": block.get("name"), "arguments": arguments},
-    }
+    given = block.get("input")
+    if not isinstance(given, Mapping):
+        raise bad_request(f"{place}.input must be an object, got {given!r:.200}.")
+    return shapes.function_call(block.get("id"), block.get("name"), json.dumps(given))
 
 
 def _read_user(blocks: Sequence[Any], role: str, place: str) -> Iterator[dict[str, Any]]:
     parts: list[dict[str, Any]] = []
-    for index, block in enumerate(blocks):
-        where = f"{place}.content[{index}]"
-        kind = _kind(block, where)
-        if kind == "tool_result":
-            yield {
-                "role": "tool",
-                "tool_call_id": block.get("tool_use_id"),
-                "content": _result(block.get("content"), where),
-            }
+    for block, where in shapes.placed(blocks, f"{place}.content"):
+        if _kind(block, where) == "tool_result":
+            content = _result(block.get("content"), where)
+            yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
         else:
             parts.append(_part(block, where))
     if parts:
@@ -256,30 +224,30 @@ def _read_user(blocks: Sequence[Any], role: str, place: str) -> Iterator[dict[st
 
 def _result(content: object, place: str) -> str | list[dict[str, Any]]:
     """A tool's result: its texts, a line each, or parts where there are images."""
-    if is_absent(content):
+    if fields.is_absent(content):
         return ""
     if isinstance(content, str):
         return content
-    blocks = _block_list(content, place)
-    parts = [_part(block, f"{place}.content[{i}]") for i, block in enumerate(blocks)]
+    parts = [
+        _part(*block) for block in shapes.placed(_block_list(content, place), f"{place}.content")
+    ]
     texts = [part["text"] for part in parts if part["type"] == "text"]
     return "\n".join(texts) if len(texts) == len(parts) else parts
 
 
 def _part(block: object, place: str) -> dict[str, Any]:
-    if isinstance(block, Mapping) and block.get("type") == "image":
-        return {"type": "image_url", "image_url": {"url": _image_url(block, place)}}
-    return {"type": "text", "text": _text(block, place)}
+    if shapes.get(block, "type") == "image":
+        return shapes.image_part(_image_url(shapes.get(block, "source"), f"{place}.source"))
+    return shapes.text_part(_text(block, place))
 
 
-def _image_url(block: Mapping[str, Any], place: str) -> str:
-    source = block.get("source")
-    if isinstance(source, Mapping):
-        if source.get("type") == "url" and isinstance(source.get("url"), str):
-            return str(source["url"])
-        if source.get("type") == "base64" and isinstance(source.get("data"), str):
-            return f"data:{source.get('media_type')};base64,{source['data']}"
-    raise unexpected(f"{place}.source", source, "a source of type 'base64'.")
+def _image_url(source: object, place: str) -> str:
+    kind, url, data = (shapes.get(source, name) for name in ("type", "url", "data"))
+    if kind == "url" and isinstance(url, str):
+        return url
+    if kind == "base64" and isinstance(data, str):
+        return f"data:{shapes.get(source, 'media_type')};base64,{data}"
+    raise unexpected(place, source, "a source of type 'base64'.")
 
 
 def _block_list(content: object, place: str) -> Sequence[Any]:
@@ -291,15 +259,16 @@ def _block_list(content: object, place: str) -> Sequence[Any]:
 
 
 def _kind(block: object, place: str) -> str:
-    kind = block.get("type") if isinstance(block, Mapping) else None
+    kind = shapes.get(block, "type")
     if isinstance(kind, str):
         return kind
     raise unexpected(place, block, "a block with a type.")
 
 
 def _text(block: object, place: str) -> str:
-    if isinstance(block, Mapping) and isinstance(block.get("text"), str):
-        return str(block["text"])
+    text = shapes.get(block, "text")
+    if isinstance(text, str):
+        return text
     expected = "{'type': 'text', 'text': ...}. Documents, searches and the API's own tools are not"
     raise unexpected(place, block, f"{expected} behind the policy.")
 
@@ -313,15 +282,8 @@ def _blocks(reply: Reply) -> Iterator[dict[str, Any]]:
     if reply.text or not reply.tool_calls:
         yield {"type": "text", "text": reply.text}
     for call in reply.tool_calls:
-        arguments = json_object(call.function.arguments)
-        if arguments is None:
-            arguments = {"arguments": call.function.arguments}
-        yield {
-            "type": "tool_use",
-            "id": call.id,
-            "name": call.function.name,
-            "input": arguments,
-        }
+        named = {"id": call.id, "name": call.function.name}
+        yield {"type": "tool_use", **named, "input": shapes.call_arguments(call)}
 
 
 def _emptied(block: Mapping[str, Any]) -> dict[str, Any]:

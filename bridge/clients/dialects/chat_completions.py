@@ -7,27 +7,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from openai.types.chat import ChatCompletion, ChatCompletionMessage
-from openai.types.chat.chat_completion import Choice, ChoiceLogprobs
-from openai.types.chat.chat_completion_message_function_tool_call import (
-    ChatCompletionMessageFunctionToolCall,
-    Function,
-)
-from openai.types.chat.chat_completion_token_logprob import ChatCompletionTokenLogprob
-from openai.types.completion_usage import CompletionUsage
-from tinker_cookbook.renderers.base import ToolCall
+from openai.types.chat import ChatCompletion
 
+from evert.bridge.chat import fields
 from evert.bridge.chat.bad_requests import bad_request
-from evert.bridge.chat.fields import (
-    is_absent,
-    read_cap,
-    read_messages,
-    read_model,
-    read_object,
-    read_stop,
-    read_tool_list,
-    read_train,
-)
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.clients.dialects.dialect import Dialect
@@ -39,6 +22,7 @@ from evert.bridge.clients.dialects.fields import (
     read_format_field,
     written_logprobs,
 )
+from evert.bridge.clients.dialects.shapes import function_call, get
 
 FIELDS = field_policy("chat_completions")
 """Of every request field (``fields.toml``)."""
@@ -46,39 +30,37 @@ FIELDS = field_policy("chat_completions")
 _PLAIN = frozenset({"model", "messages"})
 
 
-def read(fields: Mapping[str, Any], default_model: str, *, strict: bool = False) -> ChatRequest:
+def read(body: Mapping[str, Any], default_model: str, *, strict: bool = False) -> ChatRequest:
     """Check the fields of a call and keep what counts."""
-    messages = read_messages(fields.get("messages"))
-    model = read_model(fields.get("model"), default_model)
-    if _PLAIN.issuperset(fields):  # most calls: nothing more to look through
+    messages = fields.read_messages(body.get("messages"))
+    model = fields.read_model(body.get("model"), default_model)
+    if _PLAIN.issuperset(body):  # most calls: nothing more to look through
         return ChatRequest(model, messages)
-    FIELDS.check(fields, strict=strict)
-    choice = fields.get("tool_choice")
-    tools = None if choice == "none" else read_tool_list(fields.get("tools"))
+    FIELDS.check(body, strict=strict)
+    choice = body.get("tool_choice")
+    tools = None if choice == "none" else fields.read_tool_list(body.get("tools"))
     must_call = _must_call(choice, tools)
     return ChatRequest(
         model,
         messages,
         tools,
-        read_cap(fields, "max_tokens", "max_completion_tokens"),
-        read_stop(fields.get("stop")),
-        read_format_field(
-            fields.get("response_format"), must_call, "response_format", "json_schema"
-        ),
+        fields.read_cap(body, "max_tokens", "max_completion_tokens"),
+        fields.read_stop(body.get("stop")),
+        read_format_field(body.get("response_format"), must_call, "response_format", "json_schema"),
         may_call=choice != "none",
-        logprobs=read_flag(fields, "logprobs"),
-        train=read_train(fields),
+        logprobs=read_flag(body, "logprobs"),
+        train=fields.read_train(body),
     )
 
 
 def _must_call(choice: object, tools: list[Any] | None) -> tuple[str, ...]:
-    if is_absent(choice) or choice in ("auto", "none"):
+    if fields.is_absent(choice) or choice in ("auto", "none"):
         return ()
     if choice == "required":
         return forced_tools(choice, None, tools)
-    function = choice.get("function") if isinstance(choice, Mapping) else None
-    if isinstance(function, Mapping) and isinstance(function.get("name"), str):
-        return forced_tools(None, function["name"], tools)
+    name = get(get(choice, "function"), "name")
+    if isinstance(name, str):
+        return forced_tools(None, name, tools)
     raise bad_request(
         f"'tool_choice'={choice!r:.200}; expected 'auto', 'none', 'required' or "
         "{'type': 'function', 'function': {'name': ...}}.",
@@ -91,39 +73,31 @@ def completion(reply: Reply, *, id: str, model: str) -> ChatCompletion:
 
     Usage is counted in tokens of the observation and of the action.
     """
-    message = ChatCompletionMessage(
-        role="assistant",
-        content=reply.text or (None if reply.tool_calls else ""),
-        tool_calls=[_tool_call(call) for call in reply.tool_calls] if reply.tool_calls else None,
-    )
+    return ChatCompletion.model_validate(_written(reply, id, model))
+
+
+def _written(reply: Reply, id: str, model: str) -> dict[str, Any]:
+    calls = [
+        function_call(call.id or "", call.function.name, call.function.arguments)
+        for call in reply.tool_calls
+    ]
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": reply.text or (None if calls else ""),
+        "tool_calls": calls or None,
+    }
     if reply.reasoning is not None:
-        message.reasoning_content = reply.reasoning  # type: ignore[attr-defined]
-    choice = Choice(index=0, finish_reason=reply.finish_reason, message=message)
+        message["reasoning_content"] = reply.reasoning
+    choice: dict[str, Any] = {"index": 0, "finish_reason": reply.finish_reason, "message": message}
     if reply.logprobs is not None:
-        tokens = [
-            ChatCompletionTokenLogprob(**fields) for fields in written_logprobs(reply.logprobs)
-        ]
-        choice.logprobs = ChoiceLogprobs(content=tokens, refusal=None)
-    return ChatCompletion(
-        id=id,
-        object="chat.completion",
-        created=int(time.time()),
-        model=model,
-        choices=[choice],
-        usage=CompletionUsage(
-            prompt_tokens=reply.prompt_tokens,
-            completion_tokens=reply.completion_tokens,
-            total_tokens=reply.prompt_tokens + reply.completion_tokens,
-        ),
-    )
-
-
-def _tool_call(call: ToolCall) -> ChatCompletionMessageFunctionToolCall:
-    return ChatCompletionMessageFunctionToolCall(
-        id=call.id or "",
-        type="function",
-        function=Function(name=call.function.name, arguments=call.function.arguments),
-    )
+        choice["logprobs"] = {"content": written_logprobs(reply.logprobs), "refusal": None}
+    usage = {
+        "prompt_tokens": reply.prompt_tokens,
+        "completion_tokens": reply.completion_tokens,
+        "total_tokens": reply.prompt_tokens + reply.completion_tokens,
+    }
+    head = {"id": id, "object": "chat.completion", "created": int(time.time()), "model": model}
+    return {**head, "choices": [choice], "usage": usage}
 
 
 class ChatCompletions(Dialect):
@@ -132,15 +106,14 @@ class ChatCompletions(Dialect):
     def read(self, body: Mapping[str, Any]) -> ChatRequest:
         """The request of a body."""
         read_flag(body, "stream")
-        read_object(body.get("stream_options"), "stream_options")
+        fields.read_object(body.get("stream_options"), "stream_options")
         return read(body, self._default_model)
 
     def write(
         self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
     ) -> dict[str, Any]:
         """The JSON object of a ``ChatCompletion``."""
-        whole = completion(reply, id=f"chatcmpl-{number}", model=request.model)
-        return whole.model_dump(mode="json", exclude_unset=True)
+        return _written(reply, f"chatcmpl-{number}", request.model)
 
     def events(self, whole: Mapping[str, Any], body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """The chunks, with the usage at their end where it is asked for."""
@@ -161,10 +134,8 @@ def _chunks(whole: Mapping[str, Any], *, include_usage: bool) -> Iterator[dict[s
         head["usage"] = None
 
     def chunk(delta: Mapping[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
-        return {
-            **head,
-            "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}],
-        }
+        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+        return {**head, "choices": [choice]}
 
     yield chunk({"role": "assistant", "content": None if message["content"] is None else ""})
     for piece in deltas(message.get("reasoning_content") or ""):

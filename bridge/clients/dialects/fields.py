@@ -12,6 +12,7 @@ from evert.bridge.chat.fields import FieldPolicy, is_absent, read_object
 from evert.bridge.chat.formats import ANY_OBJECT, ReplyFormat
 from evert.bridge.chat.reply import TokenLogprob
 from evert.bridge.chat.schemas import vet
+from evert.bridge.clients.dialects.shapes import get
 
 
 @cache
@@ -26,6 +27,11 @@ def field_policy(api: str) -> FieldPolicy:
         name: (rule.get("passes", []), rule["advice"]) for name, rule in own["refused"].items()
     }
     return FieldPolicy(frozenset(own["honoured"]), frozenset([*own["ignored"], *common]), refused)
+
+
+def hosted_tools() -> frozenset[str]:
+    """The kinds of tools that OpenAI's responses run themselves."""
+    return frozenset(_table()["responses"]["hosted_tools"])
 
 
 def read_format(
@@ -55,8 +61,7 @@ def read_format_field(
     """
     wanted = {"type": None} if is_absent(value) else read_object(value, param) or {}
     holder = wanted.get(within) if within else wanted
-    schema = holder.get("schema") if isinstance(holder, Mapping) else None
-    return read_format(wanted.get("type", ""), schema, must_call, param)
+    return read_format(wanted.get("type", ""), get(holder, "schema"), must_call, param)
 
 
 def _schema_text(schema: object, param: str) -> str:
@@ -92,8 +97,8 @@ def forced_tools(
 
 
 def _tool_name(tool: object) -> str:
-    function = tool.get("function") if isinstance(tool, Mapping) else None
-    return str(function.get("name")) if isinstance(function, Mapping) else ""
+    function = get(tool, "function")
+    return str(get(function, "name")) if isinstance(function, Mapping) else ""
 
 
 def read_flag(fields: Mapping[str, Any], name: str) -> bool:

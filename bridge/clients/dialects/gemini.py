@@ -10,15 +10,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from evert.bridge.chat import fields
 from evert.bridge.chat.bad_requests import bad_request
-from evert.bridge.chat.fields import (
-    json_object,
-    read_cap,
-    read_messages,
-    read_model,
-    read_stop,
-    read_train,
-)
 from evert.bridge.chat.formats import ANY_VALUE, ReplyFormat
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
@@ -33,6 +26,7 @@ from evert.bridge.clients.dialects.gemini_tools import (
     read_fields,
     read_tools,
 )
+from evert.bridge.clients.dialects.shapes import call_arguments
 
 FIELDS = field_policy("gemini")
 """Of every request field (``fields.toml``)."""
@@ -91,27 +85,27 @@ class Gemini(Dialect):
 
     def read(self, body: Mapping[str, Any]) -> ChatRequest:
         """The request of a body."""
-        fields = read_fields(body, "body")
-        FIELDS.check(fields, strict=False)
-        config = read_fields(fields.get("generationConfig", {}), "generationConfig")
+        given = read_fields(body, "body")
+        FIELDS.check(given, strict=False)
+        config = read_fields(given.get("generationConfig", {}), "generationConfig")
         CONFIG_FIELDS.check(config, strict=False)
-        tools = read_tools(fields.get("tools"))
-        may_call, must_call = read_calling(fields.get("toolConfig"), tools)
+        tools = read_tools(given.get("tools"))
+        may_call, must_call = read_calling(given.get("toolConfig"), tools)
         messages = [
-            *read_system(fields.get("systemInstruction")),
-            *read_contents(read_messages(fields.get("contents"), "contents")),
+            *read_system(given.get("systemInstruction")),
+            *read_contents(fields.read_messages(given.get("contents"), "contents")),
         ]
         self._ids.restore(messages)
         return ChatRequest(
-            read_model(fields.get("model"), self._default_model),
+            fields.read_model(given.get("model"), self._default_model),
             messages,
             tools if tools and may_call else None,
-            read_cap(config, "maxOutputTokens"),
-            read_stop(config.get("stopSequences"), "stopSequences"),
+            fields.read_cap(config, "maxOutputTokens"),
+            fields.read_stop(config.get("stopSequences"), "stopSequences"),
             _read_format(config, must_call),
             may_call=may_call,
             logprobs=read_flag(config, "responseLogprobs"),
-            train=read_train(fields),
+            train=fields.read_train(given),
         )
 
     def write(
@@ -203,12 +197,8 @@ def _wants_thoughts(body: Mapping[str, Any]) -> bool:
 def _candidate(
     parts: list[dict[str, Any]], tokens: Sequence[dict[str, Any]] | None
 ) -> dict[str, Any]:
-    candidate = {"content": {"role": "model", "parts": parts}, "index": 0}
-    return (
-        candidate
-        if tokens is None
-        else {**candidate, "logprobsResult": {"chosenCandidates": tokens}}
-    )
+    known = {} if tokens is None else {"logprobsResult": {"chosenCandidates": tokens}}
+    return {"content": {"role": "model", "parts": parts}, "index": 0, **known}
 
 
 def _tokens(reply: Reply) -> list[dict[str, Any]] | None:
@@ -223,10 +213,8 @@ def _parts(reply: Reply, *, thoughts: bool) -> Iterator[dict[str, Any]]:
     if reply.text or not reply.tool_calls:
         yield {"text": reply.text}
     for call in reply.tool_calls:
-        arguments = json_object(call.function.arguments)
-        if arguments is None:
-            arguments = {"arguments": call.function.arguments}
-        yield {"functionCall": {"id": call.id, "name": call.function.name, "args": arguments}}
+        named = {"id": call.id, "name": call.function.name}
+        yield {"functionCall": {**named, "args": call_arguments(call)}}
 
 
 def _pieces(

@@ -11,6 +11,7 @@ from typing import Any
 
 from evert.bridge.chat.bad_requests import malformed, unexpected
 from evert.bridge.chat.fields import is_absent
+from evert.bridge.clients.dialects import shapes
 from evert.bridge.clients.dialects.gemini_tools import read_fields
 
 _PARTS = (
@@ -25,13 +26,12 @@ def read_system(system: object) -> list[dict[str, Any]]:
         return []
     place = "systemInstruction"
     parts = _part_list(read_fields(system, place), place)
-    texts = [_text(part, f"{place}.parts[{index}]") for index, part in enumerate(parts)]
-    return [{"role": "system", "content": "\n\n".join(texts)}]
+    return shapes.system_messages([_text(*part) for part in parts])
 
 
 def read_contents(contents: Sequence[Any]) -> Iterator[dict[str, Any]]:
     """The messages; contents of the model that follow on each other, as of a stream, are one."""
-    read = [_read_content(content, f"contents[{i}]") for i, content in enumerate(contents)]
+    read = [_read_content(*content) for content in shapes.placed(contents, "contents")]
     for is_reply, group in itertools.groupby(read, lambda content: content[0] == "model"):
         if is_reply:
             yield _read_reply([part for _, parts in group for part in parts])
@@ -48,14 +48,13 @@ def _read_content(content: object, place: str) -> tuple[str, list[tuple[str, dic
     parts = _part_list(fields, place)
     if not parts and role != "model":
         raise unexpected(place, content, "parts: what the user says.")
-    placed = [(f"{place}.parts[{index}]", part) for index, part in enumerate(parts)]
-    return role, [(where, read_fields(part, where)) for where, part in placed]
+    return role, [(where, read_fields(part, where)) for part, where in parts]
 
 
-def _part_list(fields: Mapping[str, Any], place: str) -> list[Any]:
+def _part_list(fields: Mapping[str, Any], place: str) -> list[tuple[Any, str]]:
     parts = fields.get("parts", [])
     if isinstance(parts, list):
-        return parts
+        return [*shapes.placed(parts, f"{place}.parts")]
     raise malformed(f"{place}.parts", "a list of parts", parts)
 
 
@@ -68,12 +67,7 @@ def _read_reply(parts: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
             calls.append(_read_call(part["functionCall"], f"{place}.functionCall"))
         else:
             (thoughts if part.get("thought") is True else texts).append(_text(part, place))
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
-    if thoughts:
-        message["reasoning_content"] = "".join(thoughts)
-    if calls:
-        message["tool_calls"] = calls
-    return message
+    return shapes.reply_message("".join(texts), "".join(thoughts) if thoughts else None, calls)
 
 
 def _read_call(call: object, place: str) -> dict[str, Any]:
@@ -81,8 +75,7 @@ def _read_call(call: object, place: str) -> dict[str, Any]:
     arguments = fields.get("args", {})
     if not isinstance(arguments, Mapping):
         raise malformed(f"{place}.args", "an object", arguments)
-    function = {"name": fields.get("name"), "arguments": json.dumps(arguments)}
-    return {"id": fields.get("id"), "type": "function", "function": function}
+    return shapes.function_call(fields.get("id"), fields.get("name"), json.dumps(arguments))
 
 
 def _read_user(parts: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
@@ -102,25 +95,17 @@ def _read_result(result: object, place: str) -> dict[str, Any]:
     if not isinstance(response, Mapping):
         raise malformed(f"{place}.response", "an object", response)
     content: str | list[dict[str, Any]] = json.dumps(response, ensure_ascii=False)
-    images = [
-        _read_part(read_fields(part, f"{place}.parts[{i}]"), f"{place}.parts[{i}]")
-        for i, part in enumerate(_part_list(fields, place))
-    ]
+    parts = _part_list(fields, place)
+    images = [_read_part(read_fields(part, where), where) for part, where in parts]
     if images:
-        content = [{"type": "text", "text": content}, *images]
-    return {
-        "role": "tool",
-        "tool_call_id": fields.get("id"),
-        "name": fields.get("name"),
-        "content": content,
-    }
+        content = [shapes.text_part(content), *images]
+    named = {"tool_call_id": fields.get("id"), "name": fields.get("name")}
+    return {"role": "tool", **named, "content": content}
 
 
 def _read_part(part: Mapping[str, Any], place: str) -> dict[str, Any]:
     url = _image_url(part, place)
-    if url is not None:
-        return {"type": "image_url", "image_url": {"url": url}}
-    return {"type": "text", "text": _text(part, place)}
+    return shapes.text_part(_text(part, place)) if url is None else shapes.image_part(url)
 
 
 def _image_url(part: Mapping[str, Any], place: str) -> str | None:
@@ -139,10 +124,9 @@ def _image_url(part: Mapping[str, Any], place: str) -> str | None:
 
 
 def _text(part: object, place: str) -> str:
-    if isinstance(part, Mapping):
-        text = part.get("text")
-        if isinstance(text, str):
-            return text
-        if {*part} == {"thoughtSignature"}:  # a part that says nothing
-            return ""
+    text = shapes.get(part, "text")
+    if isinstance(text, str):
+        return text
+    if isinstance(part, Mapping) and {*part} == {"thoughtSignature"}:  # a part that says nothing
+        return ""
     raise unexpected(place, part, _PARTS)

@@ -14,6 +14,7 @@ from typing import Any
 from evert.bridge.chat.bad_requests import malformed, unexpected
 from evert.bridge.chat.fields import is_absent, read_tool_list
 from evert.bridge.clients.dialects.fields import forced_tools
+from evert.bridge.clients.dialects.shapes import function_tool, placed
 
 _MODES = ("MODE_UNSPECIFIED", "AUTO", "VALIDATED", "ANY", "NONE")
 
@@ -89,14 +90,14 @@ def _typed(schema: dict[str, Any], *, nullable: bool) -> dict[str, Any]:
 def read_tools(tools: object) -> list[dict[str, Any]]:
     """The functions of all tools, in the form of chat completions."""
     functions: list[dict[str, Any]] = []
-    for index, tool in enumerate(read_tool_list(tools) or ()):
-        place = f"tools[{index}]"
+    for tool, place in placed(read_tool_list(tools) or (), "tools"):
         fields = read_fields(tool, place)
         declarations = fields.pop("functionDeclarations", [])
         if fields or not isinstance(declarations, list):
             raise unexpected(place, tool, _TOOLS)
-        for number, declaration in enumerate(declarations):
-            functions.append(_function(declaration, f"{place}.functionDeclarations[{number}]"))
+        functions += [
+            _function(*one) for one in placed(declarations, f"{place}.functionDeclarations")
+        ]
     return functions
 
 
@@ -105,12 +106,7 @@ def _function(declaration: object, place: str) -> dict[str, Any]:
     parameters = fields.get("parametersJsonSchema")
     if parameters is None and "parameters" in fields:
         parameters = json_schema(fields["parameters"], f"{place}.parameters")
-    function = {
-        "name": fields.get("name"),
-        "description": fields.get("description"),
-        "parameters": parameters,
-    }
-    return {"type": "function", "function": function}
+    return function_tool(fields.get("name"), fields.get("description"), parameters)
 
 
 def read_calling(config: object, tools: Sequence[Any]) -> tuple[bool, tuple[str, ...]]:

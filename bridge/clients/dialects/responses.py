@@ -7,15 +7,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from evert.bridge.chat import fields
 from evert.bridge.chat.bad_requests import bad_request, malformed, unexpected
-from evert.bridge.chat.fields import (
-    is_absent,
-    read_cap,
-    read_model,
-    read_object,
-    read_tool_list,
-    read_train,
-)
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.clients.dialects.dialect import Dialect
@@ -28,6 +21,7 @@ from evert.bridge.clients.dialects.fields import (
     written_logprobs,
 )
 from evert.bridge.clients.dialects.responses_tools import read_call, read_tools, write_call
+from evert.bridge.clients.dialects.shapes import get, image_part, placed, text_part
 
 FIELDS = field_policy("responses")
 """Of every request field (``fields.toml``)."""
@@ -48,26 +42,26 @@ class Responses(Dialect):
         FIELDS.check(body, strict=False)
         read_flag(body, "stream")
         choice = body.get("tool_choice")
-        offered = None if choice == "none" else read_tool_list(body.get("tools"))
+        offered = None if choice == "none" else fields.read_tool_list(body.get("tools"))
         tools = [*read_tools(offered or ())] or None
-        text = read_object(body.get("text"), "text") or {}
+        text = fields.read_object(body.get("text"), "text") or {}
         return ChatRequest(
-            read_model(body.get("model"), self._default_model),
+            fields.read_model(body.get("model"), self._default_model),
             [*_read_instructions(body.get("instructions")), *self._messages(body)],
             tools,
-            read_cap(body, "max_output_tokens"),
+            fields.read_cap(body, "max_output_tokens"),
             (),
             read_format_field(text.get("format"), _must_call(choice, tools), "text.format"),
             may_call=choice != "none",
             logprobs=LOGPROBS in _included(body.get("include")),
-            train=read_train(body),
+            train=fields.read_train(body),
         )
 
     def _messages(self, body: Mapping[str, Any]) -> list[Any]:
         """The conversation without instructions, which do not carry over to the next response."""
         new = read_input(body.get("input"))
         previous = body.get("previous_response_id")
-        if is_absent(previous):
+        if fields.is_absent(previous):
             return new
         known = self._conversations.get(previous) if isinstance(previous, str) else None
         if known is None:
@@ -120,7 +114,7 @@ class Responses(Dialect):
 
 def _included(value: object) -> Sequence[Any]:
     """Values of ``include``. Only log-probabilities count: the rest is always there, or never."""
-    if is_absent(value):
+    if fields.is_absent(value):
         return ()
     if isinstance(value, (list, tuple)):
         return value
@@ -128,7 +122,7 @@ def _included(value: object) -> Sequence[Any]:
 
 
 def _read_instructions(value: object) -> list[dict[str, Any]]:
-    if is_absent(value) or value == "":
+    if fields.is_absent(value) or value == "":
         return []
     if isinstance(value, str):
         return [{"role": "system", "content": value}]
@@ -142,9 +136,8 @@ def read_input(value: object, name: str = "input") -> list[dict[str, Any]]:
     if not isinstance(value, (list, tuple)) or not value:
         raise malformed(name, "a string or a non-empty list of items", value)
     messages: list[dict[str, Any]] = []
-    for index, item in enumerate(value):
-        place = f"{name}[{index}]"
-        message = _read_item(item, place)
+    for item in placed(value, name):
+        message = _read_item(*item)
         replies = messages and message["role"] == messages[-1]["role"] == "assistant"
         if not (replies and _joins(messages[-1], message)):
             messages.append(message)
@@ -201,13 +194,12 @@ def _read_message(item: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def _read_part(part: object, place: str) -> dict[str, Any]:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if isinstance(part, Mapping):
-        text = part.get("refusal") if kind == "refusal" else part.get("text")
-        if kind in ("input_text", "output_text", "text", "refusal") and isinstance(text, str):
-            return {"type": "text", "text": text}
-        if kind == "input_image" and isinstance(part.get("image_url"), str):
-            return {"type": "image_url", "image_url": {"url": part["image_url"]}}
+    kind = get(part, "type")
+    text = get(part, "refusal" if kind == "refusal" else "text")
+    if kind in ("input_text", "output_text", "text", "refusal") and isinstance(text, str):
+        return text_part(text)
+    if kind == "input_image" and isinstance(url := get(part, "image_url"), str):
+        return image_part(url)
     raise bad_request(
         f"{place} holds the part {part!r:.200}; expected 'input_text', 'output_text' or "
         "'input_image' with an image_url.",
@@ -223,15 +215,15 @@ def _reasoning(item: Mapping[str, Any]) -> str:
 
 
 def _must_call(choice: object, tools: list[Any] | None) -> tuple[str, ...]:
-    if is_absent(choice) or choice in ("auto", "none"):
+    if fields.is_absent(choice) or choice in ("auto", "none"):
         return ()
     if choice == "required":
         return forced_tools(choice, None, tools)
-    if isinstance(choice, Mapping):
-        if choice.get("type") in ("function", "custom") and isinstance(choice.get("name"), str):
-            return forced_tools(None, choice["name"], tools)
-        if choice.get("type") == "allowed_tools" and choice.get("mode") == "auto":
-            return ()
+    kind, name = get(choice, "type"), get(choice, "name")
+    if kind in ("function", "custom") and isinstance(name, str):
+        return forced_tools(None, name, tools)
+    if kind == "allowed_tools" and get(choice, "mode") == "auto":
+        return ()
     raise bad_request(
         f"'tool_choice'={choice!r:.200}; expected 'auto', 'none', 'required' or "
         "{'type': 'function', 'name': ...}.",

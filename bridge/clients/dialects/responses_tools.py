@@ -13,26 +13,13 @@ from tinker_cookbook.renderers.base import ToolCall
 
 from evert.bridge.chat.bad_requests import unexpected
 from evert.bridge.chat.fields import json_object
+from evert.bridge.clients.dialects.fields import hosted_tools
+from evert.bridge.clients.dialects.shapes import function_call, function_tool, get, placed
 
 CUSTOM_ARGUMENT = "input"
 """The one argument of the function that stands for a custom tool."""
 
-HOSTED_TOOLS = frozenset(
-    {
-        "web_search",
-        "web_search_preview",
-        "file_search",
-        "code_interpreter",
-        "image_generation",
-        "computer_use_preview",
-        "computer",
-        "tool_search",
-        "mcp",
-        "local_shell",
-        "shell",
-        "apply_patch",
-    }
-)
+HOSTED_TOOLS = hosted_tools()
 """Tools that OpenAI runs. Coding agents offer them beside their own; the policy gets none."""
 
 _TOOLS = (
@@ -50,18 +37,14 @@ _CUSTOM_PARAMETERS = {
 
 def read_tools(tools: Sequence[Any], place: str = "tools", prefix: str = "") -> Iterator[Any]:
     """Tools in the form of chat completions; hosted ones are left out."""
-    for index, tool in enumerate(tools):
-        where = f"{place}[{index}]"
-        kind = tool.get("type") if isinstance(tool, Mapping) else None
+    for tool, where in placed(tools, place):
+        kind = get(tool, "type")
         if kind == "namespace" and isinstance(tool.get("tools"), list) and not prefix:
             yield from read_tools(tool["tools"], f"{where}.tools", f"{tool.get('name')}.")
         elif kind in ("function", "custom"):
-            function = {
-                "name": _prefixed(prefix, tool.get("name")),
-                "description": tool.get("description"),
-                "parameters": _CUSTOM_PARAMETERS if kind == "custom" else tool.get("parameters"),
-            }
-            yield {"type": "function", "function": function}
+            schema = _CUSTOM_PARAMETERS if kind == "custom" else tool.get("parameters")
+            name = _prefixed(prefix, tool.get("name"))
+            yield function_tool(name, tool.get("description"), schema)
         elif not isinstance(kind, str) or _DATED.sub("", kind) not in HOSTED_TOOLS:
             raise unexpected(where, tool, _TOOLS)
 
@@ -77,8 +60,7 @@ def read_call(item: Mapping[str, Any]) -> dict[str, Any]:
         arguments = json.dumps({CUSTOM_ARGUMENT: item.get("input")})
     space = item.get("namespace")
     name = _prefixed(f"{space}." if isinstance(space, str) else "", item.get("name"))
-    function = {"name": name, "arguments": arguments}
-    return {"id": item.get("call_id"), "type": "function", "function": function}
+    return function_call(item.get("call_id"), name, arguments)
 
 
 def write_call(call: ToolCall, tools: object, number: str) -> dict[str, Any]:
