@@ -7,7 +7,6 @@
 
 import asyncio
 import json
-import re
 from typing import Any
 
 import openai
@@ -38,22 +37,18 @@ def read_or_refused(content: bytes) -> Any:
         return "refused"
 
 
-# -- 1. the same, in pieces ------------------------------------------------------------------------
+# -- 1. the same -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every body is a long one, and is read a few characters at a time."""
-    pattern = bodies._STRETCH.pattern.replace("{1,64}", "{1,3}").replace("32768", "4")
+def all_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "LONG_BODY", 0)
-    monkeypatch.setattr(bodies, "PIECE", 5)
-    monkeypatch.setattr(bodies, "_STRETCH", re.compile(pattern, re.DOTALL))
 
 
-@pytest.mark.usefixtures("in_small_pieces")
+@pytest.mark.usefixtures("all_are_long")
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(body=OBJECTS, ascii_only=st.booleans(), encoding=st.sampled_from(["utf-8", "utf-16"]))
-def test_a_body_read_in_pieces_is_the_same(
+def test_a_long_body_is_read_as_the_standard_library_reads_it(
     body: dict[str, Any], ascii_only: bool, encoding: str
 ) -> None:
     text = json.dumps(body, ensure_ascii=ascii_only)
@@ -61,7 +56,7 @@ def test_a_body_read_in_pieces_is_the_same(
     assert read_body(text.encode(encoding, "surrogatepass")) == json.loads(text)
 
 
-@pytest.mark.usefixtures("in_small_pieces")
+@pytest.mark.usefixtures("all_are_long")
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(body=OBJECTS, place=st.integers(0, 200), byte=st.integers(0, 255), cut=st.booleans())
 def test_a_broken_body_is_refused_where_the_standard_library_refuses(
@@ -89,6 +84,18 @@ def test_a_body_of_too_many_values_is_refused(value: str) -> None:
 
     with pytest.raises(openai.BadRequestError, match="The body has more than 262144 values"):
         read_body(body.encode())
+
+
+@pytest.mark.parametrize(
+    "text", ["," * MAX_VALUES, '\\"[],' * MAX_VALUES], ids=["commas", "quotes"]
+)
+def test_what_stands_in_a_text_is_no_value(text: str) -> None:
+    assert read_body(f'{{"x": "{text}"}}'.encode()) == {"x": text.replace("\\", "")}
+
+
+def test_a_text_without_an_end_is_refused_at_once() -> None:
+    with pytest.raises(openai.BadRequestError, match="The body is no JSON"):
+        read_body(b'{"x": ' + b'"\\,' * MAX_VALUES)
 
 
 @pytest.mark.parametrize("opening", ["[", '{"x":'])
