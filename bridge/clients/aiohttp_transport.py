@@ -37,8 +37,6 @@ class _Connector(aiohttp.BaseConnector):
 
 
 class _Wire(asyncio.Transport):
-    """Discards what is written to it: the request was read before."""
-
     def __init__(self, protocol: ResponseHandler) -> None:
         super().__init__()
         self._protocol = protocol
@@ -48,24 +46,14 @@ class _Wire(asyncio.Transport):
         """The request was read before."""
 
     def is_closing(self) -> bool:
-        """Whether it was closed."""
         return self._is_closed
 
     def close(self) -> None:
-        """Tell aiohttp, once."""
         if not self._is_closed:
             self._is_closed = True
             self._protocol.connection_lost(None)
 
-    def abort(self) -> None:
-        """The same."""
-        self.close()
-
-    def pause_reading(self) -> None:
-        """All has been read."""
-
-    def resume_reading(self) -> None:
-        """All has been read."""
+    abort = close
 
 
 def _written(answer: Answer) -> bytes:

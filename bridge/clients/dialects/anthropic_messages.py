@@ -144,8 +144,7 @@ def _read_system(system: object) -> list[dict[str, Any]]:
         return []
     if isinstance(system, str):
         return shapes.system_messages([system])
-    blocks = shapes.placed(_block_list(system, "system"), "system")
-    return shapes.system_messages([_text(*block) for block in blocks])
+    return shapes.system_messages([_text(*block) for block in _blocks_of(system, "system", "")])
 
 
 def _read_all(messages: Sequence[Any]) -> Iterator[dict[str, Any]]:
@@ -157,9 +156,9 @@ def _read_all(messages: Sequence[Any]) -> Iterator[dict[str, Any]]:
         if isinstance(content, str):
             yield {"role": role, "content": content}
         elif role == "assistant":
-            yield _read_assistant(_block_list(content, place), place)
+            yield _read_assistant(_blocks_of(content, place))
         else:
-            yield from _read_user(_block_list(content, place), role, place)
+            yield from _read_user(_blocks_of(content, place), role)
 
 
 def _joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -188,11 +187,11 @@ def _split(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
     return messages, ""
 
 
-def _read_assistant(blocks: Sequence[Any], place: str) -> dict[str, Any]:
+def _read_assistant(blocks: Iterator[tuple[Any, str]]) -> dict[str, Any]:
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
-    for block, where in shapes.placed(blocks, f"{place}.content"):
+    for block, where in blocks:
         kind = _kind(block, where)
         if kind == "thinking":
             thoughts.append(str(block.get("thinking") or ""))
@@ -210,9 +209,9 @@ def _read_tool_use(block: Mapping[str, Any], place: str) -> dict[str, Any]:
     return shapes.function_call(block.get("id"), block.get("name"), json.dumps(given))
 
 
-def _read_user(blocks: Sequence[Any], role: str, place: str) -> Iterator[dict[str, Any]]:
+def _read_user(blocks: Iterator[tuple[Any, str]], role: str) -> Iterator[dict[str, Any]]:
     parts: list[dict[str, Any]] = []
-    for block, where in shapes.placed(blocks, f"{place}.content"):
+    for block, where in blocks:
         if _kind(block, where) == "tool_result":
             content = _result(block.get("content"), where)
             yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
@@ -228,9 +227,7 @@ def _result(content: object, place: str) -> str | list[dict[str, Any]]:
         return ""
     if isinstance(content, str):
         return content
-    parts = [
-        _part(*block) for block in shapes.placed(_block_list(content, place), f"{place}.content")
-    ]
+    parts = [_part(*block) for block in _blocks_of(content, place)]
     texts = [part["text"] for part in parts if part["type"] == "text"]
     return "\n".join(texts) if len(texts) == len(parts) else parts
 
@@ -250,9 +247,9 @@ def _image_url(source: object, place: str) -> str:
     raise unexpected(place, source, "a source of type 'base64'.")
 
 
-def _block_list(content: object, place: str) -> Sequence[Any]:
+def _blocks_of(content: object, place: str, within: str = ".content") -> Iterator[tuple[Any, str]]:
     if isinstance(content, (list, tuple)):
-        return content
+        return shapes.placed(content, f"{place}{within}")
     raise bad_request(
         f"{place}.content must be a string or a list of blocks, got {content!r:.200}.", param=place
     )

@@ -94,12 +94,11 @@ def _read_result(result: object, place: str) -> dict[str, Any]:
     response = fields.get("response", {})
     if not isinstance(response, Mapping):
         raise malformed(f"{place}.response", "an object", response)
-    content: str | list[dict[str, Any]] = json.dumps(response, ensure_ascii=False)
+    text = json.dumps(response, ensure_ascii=False)
     parts = _part_list(fields, place)
     images = [_read_part(read_fields(part, where), where) for part, where in parts]
-    if images:
-        content = [shapes.text_part(content), *images]
     named = {"tool_call_id": fields.get("id"), "name": fields.get("name")}
+    content = [shapes.text_part(text), *images] if images else text
     return {"role": "tool", **named, "content": content}
 
 
