@@ -2,30 +2,19 @@
 
 Within an agent's context, requests to a chat API whose body names one of the rollout's models are
 answered by the rollout; every other request, and every request of other code in the process, goes
-where it would have gone. It works below the SDKs, where ``httpx`` and ``httpx2`` choose the
-transport of a request, and where ``aiohttp`` sends one, so it does not matter which SDK or
-framework made it, or over what transport. DSPy's own engine, which uses none of these, is taken
-over at its ``lm15`` transports.
+where it would have gone. It works below the SDKs: where ``httpx`` and ``httpx2`` choose the
+transport of a request, where ``aiohttp`` sends one, and at the transports of ``lm15`` (DSPy's).
 
-Whose call it is, a context variable says, by a ``Claim`` (``ownership.py``):
+Whose call it is, a context variable says, by a ``Claim`` (``ownership.py``). Tasks carry it by
+themselves; to threads and pools it is handed on, inside of agents only:
 
-- Work that an agent hands out is the agent's for as long as it runs: its tasks, ``to_thread``, and
-  what it submits to a thread pool. A call of it that comes after the end is told so. The pool
-  itself is nobody's: its threads start from an empty context, and each task brings its own.
-- A thread that an agent starts may serve the whole process from then on (an event bus, a logger).
-  It is the agent's until the agent is over, and then nobody's: its calls go where they would have
-  gone without evert.
-- A process that is forked inside an agent is nobody's, as one that is spawned.
-
-Tasks carry context variables by themselves; for threads and pools ``Thread.start`` and the pools'
-methods hand them on, inside of agents only.
+- What an agent submits to a pool is the agent's for as long as it runs; the pool is nobody's.
+- A thread that an agent starts is the agent's until the agent is over, and then nobody's: it may
+  serve the whole process (an event bus, a logger).
+- A process that is forked or spawned inside an agent is nobody's.
 
 The other way around, tokens that the Cookbook samples keep their log-probabilities on their way to
-an Env (``logprobs.py``), to which it hands the bare tokens.
-
-``install`` is called by every Env and takes effect once. What it puts in place stays: outside of
-agents it goes straight on to the original, and a late call of an agent's is still told that its
-episode is over. ``remove`` takes it out again.
+an Env (``logprobs.py``). ``install`` is called by every Env and takes effect once.
 """
 
 import concurrent.futures
@@ -296,10 +285,7 @@ def _serves_a_pool(thread: threading.Thread) -> bool:
 
 def _submitting_in_rollout(original: Callable[..., Any]) -> Callable[..., Any]:
     def submit(pool: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        claim = _claim_here()
-        if claim is None:
-            return original(pool, fn, *args, **kwargs)
-        return original(pool, _run_in, claim, _traced(claim, fn), *args, **kwargs)
+        return original(pool, _claimed(fn), *args, **kwargs)
 
     return submit
 
@@ -312,10 +298,8 @@ def _applying_in_rollout(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _mapping_in_rollout(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _guarded_task_generation(
-        pool: Any, result_job: Any, func: Callable[..., Any], iterable: Any
-    ) -> Any:
-        return original(pool, result_job, _claimed(func), iterable)
+    def _guarded_task_generation(pool: Any, job: Any, func: Callable[..., Any], each: Any) -> Any:
+        return original(pool, job, _claimed(func), each)
 
     return _guarded_task_generation
 

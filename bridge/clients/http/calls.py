@@ -30,14 +30,9 @@ from evert.bridge.clients.http.connections import (
 from evert.bridge.errors import AgentAborted
 from evert.bridge.off_loop import off_loop
 
-PING_EVERY = 10.0
-"""Seconds between the comments that keep a waiting stream alive."""
-
-RETRY_PATIENCE = 10.0
-"""Seconds that a call outlives its client, for a retry to find it."""
-
-REMEMBERED = 8
-"""Latest calls of a rollout that a retry can find."""
+PING_EVERY = 10.0  # seconds between the comments that keep a waiting stream alive
+RETRY_PATIENCE = 10.0  # seconds that a call outlives its client, for a retry to find it
+REMEMBERED = 8  # latest calls of a rollout that a retry can find
 
 
 @dataclass(slots=True, eq=False)

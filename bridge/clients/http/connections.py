@@ -29,36 +29,21 @@ from evert.bridge.off_loop import off_loop
 
 logger = logging.getLogger(__name__)
 
-BODY_LIMIT = 64 * 2**20
-"""Bytes of a request's body, unpacked; a longer one is a 413."""
+# bytes
+BODY_LIMIT = 64 * 2**20  # of a request's body, unpacked; a longer one is a 413
 
-BODY_TIME = 60.0
-"""Seconds that a body may take; a slower one is a 408."""
+# seconds
+BODY_TIME = 60.0  # that a body may take; a slower one is a 408
+IDLE_TIME = 30.0  # from a connection's start, or its last answer, to the end of its next headers
+WRITE_TIME = 30.0  # that a client may take to read what it is sent before it is hung up on
+LINGER_TIME = 2.0  # in which a client that is refused may finish sending, so that it hears why
+YOUNG = 1.0  # in which a connection does not make room, or a client could not speak: see ``rest``
 
-IDLE_TIME = 30.0
-"""Seconds from a connection's start, or its last answer, to the end of its next headers."""
-
-WRITE_TIME = 30.0
-"""Seconds that a client may take to read what it is sent before it is hung up on."""
-
-LINGER_TIME = 2.0
-"""Seconds in which a client that is refused may finish sending, so that it hears why."""
-
-STRANGERS = 256
-"""Connections without a running rollout's key."""
-
-RESTING = 256
-"""A rollout's connections between calls; as many that are left of rollouts that are over."""
-
-YOUNG = 1.0
-"""Seconds in which a connection does not make room, or a client would have no time to speak: there
-may be four times as many of so young ones."""
-
-AT_ONCE = 1024
-"""A rollout's requests that are being answered; a further one is a 429."""
-
-ACCEPTED_AT_ONCE = 16
-"""Connections that are let in before those that are in have their turn again."""
+# connections
+STRANGERS = 256  # without a running rollout's key
+RESTING = 256  # of a rollout between calls; as many that are left of rollouts that are over
+AT_ONCE = 1024  # requests of a rollout that are being answered; a further one is a 429
+ACCEPTED_AT_ONCE = 16  # that are let in before those that are in have their turn again
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -145,7 +130,7 @@ class Connection(web.RequestHandler):
             circle[self] = None
         while len(circle) > most:
             first = next(iter(circle))
-            if now - first._since < YOUNG and len(circle) <= 4 * most:
+            if now - first._since < YOUNG and len(circle) <= 4 * most:  # more of so young ones
                 break
             first.work()
             first.wire.abort()

@@ -2,13 +2,11 @@
 
 One server an event loop and interface, however many rollouts there are; each has an unguessable
 key, which its process sends as the API key. (It is looked up in a dict: to learn a key of 192
-random bits from how long that takes, one would have to guess its hash.) What becomes of a
-rollout's requests is in ``calls.py``, what connections may do in ``connections.py``.
+random bits from how long that takes, one would have to guess its hash.)
 
-A server listens from the moment that it hands out an address. It stops with the last rollout that
-is released: from that moment it is nobody's any more, and a rollout that comes now gets a new one.
-It is its loop's alone: what holds it lies on the loop, so that it is gone when the loop is closed,
-in whatever way, or dropped. A fork of the process serves nothing.
+A server listens from the moment that it hands out an address, and stops with the last rollout that
+is released. What holds it lies on its loop, so that it is gone when the loop is closed, in whatever
+way, or dropped. A fork of the process serves nothing.
 """
 
 import asyncio
@@ -40,13 +38,9 @@ from evert.bridge.episode.episode import check_running
 
 logger = logging.getLogger(__name__)
 
-KEYS_REMEMBERED = 1024
-"""Latest keys of rollouts that are over, which are told so."""
-
+KEYS_REMEMBERED = 1024  # latest keys of rollouts that are over, which are told so
 BACKLOG = 1024
-
-AGES = 1e9
-"""Seconds after which nothing happens."""
+AGES = 1e9  # seconds after which nothing happens
 
 
 @dataclass(frozen=True, slots=True)
