@@ -16,14 +16,13 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from evert import ChatAgentEnv
 from evert.bridge.tokens.bases import base_tokenizer
 from evert.envs.identity import identity_agent
-from evert.trainers.engine.clients.sampling_client import SamplingClient
 from evert.trainers.serving.errors import NotServedError, ServerGoneError, UnfitServerError
 from evert.trainers.serving.policy import ServedPolicy
 from evert.trainers.serving.service import PolicyService
 
 
 @pytest.fixture
-def policy(client: SamplingClient, service: PolicyService) -> ServedPolicy:
+def policy(client: Any, service: PolicyService) -> ServedPolicy:
     """Of the shipped base."""
     served = service.offer(client)
     return ServedPolicy(
@@ -58,7 +57,7 @@ async def test_it_pickles_and_asks_the_server_about_itself_once(
 
 
 async def test_each_reply_has_the_seed_after_that_of_the_one_before(
-    policy: ServedPolicy, client: SamplingClient
+    policy: ServedPolicy, client: Any
 ) -> None:
     import tinker
 
@@ -133,7 +132,7 @@ def tempered(body: dict[str, Any]) -> None:
     ],
 )
 async def test_a_server_that_will_not_do_is_refused_at_the_first_call(
-    client: SamplingClient, service: PolicyService, change: Any, said: str
+    client: Any, service: PolicyService, change: Any, said: str
 ) -> None:
     served = service.offer(client)
     async with behind(service, change) as url:
@@ -150,7 +149,7 @@ async def test_a_server_with_another_tokenizer_is_refused(policy: ServedPolicy) 
 
 
 async def test_a_model_that_the_server_does_not_have_is_refused_with_those_it_has(
-    client: SamplingClient, service: PolicyService
+    client: Any, service: PolicyService
 ) -> None:
     service.offer(client, "mine")
     policy = ServedPolicy(service.url, "yours", api_key=service.key)

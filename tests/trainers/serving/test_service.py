@@ -14,7 +14,6 @@ from tests.trainers.serving.conftest import prompt
 from tinker_cookbook.completers import TinkerTokenCompleter
 
 from evert.trainers.engine.clients.engine import Engine
-from evert.trainers.engine.clients.sampling_client import SamplingClient
 from evert.trainers.engine.common.errors import EngineClosedError, SamplingRequestError
 from evert.trainers.serving import connection
 from evert.trainers.serving.client import ServedSamplingClient
@@ -25,9 +24,7 @@ from evert.trainers.serving.wire import Asked
 Sampled = list[tuple[list[int], list[float] | None, str]]
 
 
-async def sampled(
-    client: SamplingClient | ServedSamplingClient, params: Sequence[tinker.SamplingParams]
-) -> Sampled:
+async def sampled(client: Any, params: Sequence[tinker.SamplingParams]) -> Sampled:
     """One reply for each of the parameters, asked for all at once."""
     asked = [client.sample_async(prompt(f"Hi {i}"), 1, each) for i, each in enumerate(params)]
     replies = [answer.sequences[0] for answer in await asyncio.gather(*asked)]
@@ -58,7 +55,7 @@ WAYS = [
 
 
 async def test_served_samples_are_those_in_process_token_by_token(
-    client: SamplingClient, service: PolicyService
+    client: Any, service: PolicyService
 ) -> None:
     ways = [*WAYS, *map(how, range(10, 60))]
 
@@ -72,7 +69,7 @@ async def test_served_samples_are_those_in_process_token_by_token(
 
 
 async def test_the_log_probabilities_of_a_prompt_are_the_same_numbers(
-    client: SamplingClient, service: PolicyService
+    client: Any, service: PolicyService
 ) -> None:
     served = service.offer(client)
 
@@ -84,7 +81,7 @@ async def test_the_log_probabilities_of_a_prompt_are_the_same_numbers(
 
 
 async def test_scoring_through_the_service_changes_nothing_that_is_drawn(
-    client: SamplingClient, service: PolicyService
+    client: Any, service: PolicyService
 ) -> None:
     served, hot = service.offer(client), tinker.SamplingParams(max_tokens=8, temperature=5)
     await served.compute_logprobs_async(prompt())
@@ -97,7 +94,7 @@ async def test_scoring_through_the_service_changes_nothing_that_is_drawn(
 
 
 def test_a_served_client_pickles_and_works_without_a_loop(
-    client: SamplingClient, service: PolicyService
+    client: Any, service: PolicyService
 ) -> None:
     served = pickle.loads(pickle.dumps(service.offer(client)))
 
@@ -111,7 +108,7 @@ def test_a_served_client_pickles_and_works_without_a_loop(
 
 
 async def test_the_cookbooks_completer_takes_it_for_a_sampling_client(
-    client: SamplingClient, service: PolicyService
+    client: Any, service: PolicyService
 ) -> None:
     completer = TinkerTokenCompleter(service.offer(client), max_tokens=5)  # type: ignore[arg-type]
 
@@ -120,9 +117,7 @@ async def test_the_cookbooks_completer_takes_it_for_a_sampling_client(
     assert len(action.tokens) == len(action.logprobs) <= 5
 
 
-def test_every_loop_has_a_session_and_leaves_none(
-    client: SamplingClient, service: PolicyService
-) -> None:
+def test_every_loop_has_a_session_and_leaves_none(client: Any, service: PolicyService) -> None:
     served = service.offer(client)
 
     for index in range(3):
@@ -135,7 +130,7 @@ def test_every_loop_has_a_session_and_leaves_none(
 
 
 async def test_a_client_that_is_offered_again_keeps_its_name(
-    client: SamplingClient, service: PolicyService
+    client: Any, service: PolicyService
 ) -> None:
     first, again = service.offer(client), service.offer(client)
 
@@ -144,7 +139,7 @@ async def test_a_client_that_is_offered_again_keeps_its_name(
 
 
 async def test_weights_that_were_withdrawn_are_refused_by_name(
-    client: SamplingClient, service: PolicyService
+    client: Any, service: PolicyService
 ) -> None:
     served = service.offer(client)
     service.withdraw(client)
@@ -167,7 +162,7 @@ async def test_weights_that_were_withdrawn_are_refused_by_name(
     ids=str,
 )
 async def test_what_the_engine_refuses_is_refused_with_its_own_words(
-    client: SamplingClient, service: PolicyService, options: dict[str, Any]
+    client: Any, service: PolicyService, options: dict[str, Any]
 ) -> None:
     served = service.offer(client)
     asked = how(0, **options)
@@ -181,7 +176,7 @@ async def test_what_the_engine_refuses_is_refused_with_its_own_words(
 
 
 async def test_an_engine_that_is_closed_says_so(
-    client: SamplingClient, service: PolicyService, engine: Engine
+    client: Any, service: PolicyService, engine: Engine
 ) -> None:
     served = service.offer(client)
     engine.close()
@@ -190,7 +185,7 @@ async def test_an_engine_that_is_closed_says_so(
         await served.sample_async(prompt(), 1, how(0))
 
 
-async def test_a_service_that_is_gone_is_said_to_be(client: SamplingClient) -> None:
+async def test_a_service_that_is_gone_is_said_to_be(client: Any) -> None:
     with PolicyService() as service:
         served = service.offer(client)
         await served.sample_async(prompt(), 1, how(0))
@@ -200,7 +195,7 @@ async def test_a_service_that_is_gone_is_said_to_be(client: SamplingClient) -> N
         await served.sample_async(prompt(), 1, how(0))
 
 
-async def test_a_service_that_closes_lets_its_callers_go(client: SamplingClient) -> None:
+async def test_a_service_that_closes_lets_its_callers_go(client: Any) -> None:
     with PolicyService() as service:
         served = service.offer(client)
         asked = [served.sample_async(prompt(f"{i}"), 1, LONG) for i in range(8)]
@@ -212,9 +207,7 @@ async def test_a_service_that_closes_lets_its_callers_go(client: SamplingClient)
     assert {type(end) for end in ends} == {ServerGoneError}
 
 
-async def test_a_caller_who_leaves_gives_up_its_work(
-    client: SamplingClient, service: PolicyService
-) -> None:
+async def test_a_caller_who_leaves_gives_up_its_work(client: Any, service: PolicyService) -> None:
     served = service.offer(client)
     task = asyncio.create_task(served.sample_async(prompt(), 1, LONG))
     await until(lambda: bool(client.sampler.scheduler.decoding))
@@ -233,7 +226,7 @@ def test_a_service_that_is_closed_at_once_has_served_nobody_and_is_gone() -> Non
             socket.create_connection(("127.0.0.1", int(service.url.split(":")[2].split("/")[0])))
 
 
-async def test_another_key_samples_nothing(client: SamplingClient, service: PolicyService) -> None:
+async def test_another_key_samples_nothing(client: Any, service: PolicyService) -> None:
     served = service.offer(client)
     for key in (None, "", "another", service.key[:-1]):
         stranger = ServedSamplingClient(served.base_url, served.model, key)
@@ -278,7 +271,7 @@ async def test_a_request_needs_the_key_and_comes_from_no_page_of_another_host(
 
 
 async def test_a_long_text_is_cut_into_tokens_beside_the_services_loop(
-    client: SamplingClient, service: PolicyService, monkeypatch: pytest.MonkeyPatch
+    client: Any, service: PolicyService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: set[str] = set()
     tokenizer = client.get_tokenizer()
