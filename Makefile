@@ -10,7 +10,7 @@
 #   make tau2    the same for tau2-bench, in a checkout of it: make tau2 TAU2_BENCH=PATH (part of
 #                `make frameworks` where TAU2_BENCH is set)
 #   make cookbooks   the Cookbook's contract against the newest one (constraints.txt has 0.5.8)
-#   make lint    ruff, mypy
+#   make lint    ruff, mypy, and which room may import which
 #   make nightly all of the above, pyright, and all that touches the Cookbook against the newest one
 #   make docs    the documentation site, into site/; every warning is an error
 #   make kill9   runs killed at random moments go on (about 10 minutes)
@@ -98,6 +98,7 @@ $(OVERLAY): | .venv/developing
 lint: .venv/developing
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 
 # What takes too long for each change: the whole of it, and the second type checker.

@@ -11,8 +11,8 @@ from evert.bridge.errors import text_of
 MOST_FRAMES = 12
 MOST_LEAVES = 4  # exceptions of a group that are shown
 
-_BRIDGE = Path(evert.bridge.__path__[0])
-_EVERT = tuple(str(path.resolve()) for path in (_BRIDGE, _BRIDGE.parent / "agents"))
+_HOMES = (Path(evert.bridge.__path__[0]), Path(evert.__file__).parent / "agents")
+_EVERT = tuple(str(path.resolve()) for path in _HOMES)
 """Where frames are that start an agent and carry its calls."""
 _PACKAGES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
 _STANDARD = sysconfig.get_path("stdlib")

@@ -248,7 +248,7 @@ def test_every_error_is_on_the_page() -> None:
 def spoken() -> str:
     """Every text in the package's code, with an ellipsis for what is filled in."""
     texts = []
-    folders = [ROOT / name for name in ("bridge", "envs", "trainers")]
+    folders = [ROOT / name for name in ("bridge", "envs", "trainers", "src/evert/agents")]
     own = (ROOT / "src" / "evert").glob("*.py")
     for path in [*own, *(path for folder in folders for path in folder.rglob("*.py"))]:
         texts += [as_text(node) for node in ast.walk(ast.parse(path.read_text()))]
