@@ -22,6 +22,9 @@
 #   make soak    100,000 mixed episodes: memory, what is left, the longest stall; a plot in soak.png
 #   make machine   ten thousand steps of an Env's life in any order, others each time
 
+# Nothing is compiled when it is installed, so what is imported has to be kept compiled.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 BIN := .venv/bin
 SETTINGS ?=
