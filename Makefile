@@ -30,7 +30,7 @@ BIN := .venv/bin
 SETTINGS ?=
 COOKBOOK := 0.6.1
 
-.PHONY: train test frameworks frameworks-openai3 frameworks-openai2 trainers trainers-torch trainers-verifiers served service tau2 cookbooks lint nightly docs bench games compression credit kill9 smoke soak machine vision clean
+.PHONY: train test environments frameworks frameworks-openai3 frameworks-openai2 trainers trainers-torch trainers-verifiers served service tau2 cookbooks lint nightly docs bench games compression credit kill9 smoke soak machine vision clean
 
 train: .venv/installed
 	$(BIN)/python -m evert.trainers.commands.train env=identity $(SETTINGS)
@@ -61,6 +61,14 @@ OTHER_TRAINERS ?= tests/other_trainers
 trainers-torch: .venv/developing
 	$(BIN)/python frameworks/make_environment.py trainers
 	.frameworks/trainers/bin/python -m pytest -n 2 --dist worksteal $(OTHER_TRAINERS) --environment trainers
+
+# All that CI needs beside .venv, made while something else computes.
+environments: .venv/developing
+	$(BIN)/python frameworks/make_programs.py
+	$(BIN)/python frameworks/make_environment.py aider
+	$(BIN)/python frameworks/make_environment.py openai3
+	$(BIN)/python frameworks/add_agents.py openai3
+	$(BIN)/python frameworks/make_environment.py trainers
 
 trainers-verifiers: .venv/developing
 	$(BIN)/python frameworks/make_environment.py verifiers
