@@ -8,4 +8,5 @@ In reading order:
     drift.py            what keeps a known reply from going on, and where
     conversation.py     one conversation, in messages and in exact tokens
     matching.py         which conversation a call continues; drift
+    reading.py          the messages of a request, read and keyed once
 """

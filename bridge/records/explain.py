@@ -136,8 +136,8 @@ def _summary(trajectory: Trajectory) -> Text:
     text = Text(f"{len(transitions)} turns, reward {total:g}", style="bold")
     text.append(f", {stop}" if stop else "")
     if "lineages" in last:
-        count = int(last["lineages"])
-        text.append(f"; {count} {'datum' if count == 1 else 'data'}")
+        count = last["lineages"]
+        text.append(f"; {count:g} {'datum' if count == 1 else 'data'}")
     for name, value in last.items():
         if name.startswith(_SUMMED) and name != DRIFT:
             text.append(f", {name} {value:g}", style="dim")

@@ -480,7 +480,8 @@ def test_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_help_loads_nothing_heavy_and_warns_of_nothing(tmp_path: Path) -> None:
     code = (
-        "import sys; from evert.trainers import evaluate; assert evaluate.main(['--help']) == 0; "
+        "import sys; from evert.trainers.commands import evaluate; "
+        "assert evaluate.main(['--help']) == 0; "
         "print([*{'torch', 'tinker', 'transformers', 'openai', 'matplotlib'} & {*sys.modules}])"
     )
     done = subprocess.run(

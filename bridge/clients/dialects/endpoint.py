@@ -39,7 +39,7 @@ from evert.bridge.clients.dialects.responses import Responses
 from evert.bridge.conversations.matching import count_tokens
 from evert.bridge.episode.episode import Episode
 from evert.bridge.episode.inbox import Inbox
-from evert.bridge.episode.routes import seat_model
+from evert.bridge.episode.routes import Routes, seat_model
 from evert.bridge.errors import (
     BlockingCallError,
     EnvClosedError,
@@ -236,7 +236,7 @@ class Endpoint:
     def read(self, method: str, path: str, content: bytes) -> Call | Answer:
         """The model call that a request makes, or its answer if it is none, or a bad one."""
         if method == "GET" and "/models" in path:
-            return self._models(path.rstrip("/"))
+            return _models(self.episode.routes, path.rstrip("/"))
         dialect = self.match(method, path)
         if dialect is None:
             return _not_found(method, path.rstrip("/"))
@@ -249,7 +249,9 @@ class Endpoint:
         except openai.BadRequestError as error:
             return _refusal(dialect, error)
         if sent.path.rstrip("/").endswith(COUNTS):
-            return self._count(request, dialect, is_long=len(sent.content) > LONG_PROMPT)
+            return _counted(
+                self.renderer, request, dialect, is_long=len(sent.content) > LONG_PROMPT
+            )
         return Call(request, dialect, sent.body, self.new_id())
 
     async def _hold_back(self, call: Call | Answer) -> None:
@@ -282,7 +284,7 @@ class Endpoint:
         try:
             return await send()
         except Exception as error:
-            return self._stranded(sent, error)
+            return _stranded(self.episode.routes, sent, error)
 
     def take_over_blocking(self, sent: Sent, send: Callable[[], Any]) -> Any:
         """The same for a thread."""
@@ -291,7 +293,7 @@ class Endpoint:
         try:
             return send()
         except Exception as error:
-            return self._stranded(sent, error)
+            return _stranded(self.episode.routes, sent, error)
 
     def _serves(self, sent: Sent, model: object) -> bool:
         """Whether a model is answered here; the name of one that is not is noted."""
@@ -306,35 +308,36 @@ class Endpoint:
         """Whether a request goes to this rollout's address, where any model's name is accepted."""
         return any(url.startswith(f"{one.root_url}/") for one in self.addresses.values())
 
-    def _stranded(self, sent: Sent, error: Exception) -> Answer:
-        """The answer to a call of a stranger that could not leave this machine."""
-        model, host = sent.model(), urlsplit(sent.url).hostname
-        if not isinstance(model, str) or not _is_final(error):
-            raise error
-        hint = self.episode.routes.hint(model)
-        message = f"{hint} {host or 'Its host'} cannot be reached from here."
-        return _refusal(sent.dialect, bad_request(message, param="model", code="model_not_found"))
 
-    # -- what makes no call ----------------------------------------------------------------------
+def _stranded(routes: Routes, sent: Sent, error: Exception) -> Answer:
+    """The answer to a call of a stranger that could not leave this machine."""
+    model, host = sent.model(), urlsplit(sent.url).hostname
+    if not isinstance(model, str) or not _is_final(error):
+        raise error
+    message = f"{routes.hint(model)} {host or 'Its host'} cannot be reached from here."
+    return _refusal(sent.dialect, bad_request(message, param="model", code="model_not_found"))
 
-    def _count(self, request: ChatRequest, dialect: Dialect, *, is_long: bool) -> Answer:
-        renderer = self.renderer.off_loop if is_long else self.renderer  # the loop waits for this
-        try:
-            return Answer(200, _json(dialect.counted(count_tokens(request, renderer))))
-        except openai.BadRequestError as error:
-            return _refusal(dialect, error)
 
-    def _models(self, path: str) -> Answer:
-        name = path.partition("/models")[2].lstrip("/")
-        if not name:
-            every = [_card(one) for one in self.episode.routes.names]
-            whole = {"object": "list", "data": every, "models": every, "has_more": False}
-            return Answer(200, _json(whole))
-        try:
-            self.episode.routes.find(name)
-        except openai.BadRequestError as error:
-            return failure(404, error.message, "not_found_error", "model_not_found")
-        return Answer(200, _json(_card(name)))
+def _counted(renderer: PromptRenderer, request: ChatRequest, sent: Sent) -> Answer:
+    if len(sent.content) > LONG_PROMPT:  # this is no event loop
+        renderer = renderer.off_loop
+    try:
+        return Answer(200, _json(sent.dialect.counted(count_tokens(request, renderer))))
+    except openai.BadRequestError as error:
+        return _refusal(sent.dialect, error)
+
+
+def _models(routes: Routes, path: str) -> Answer:
+    name = path.partition("/models")[2].lstrip("/")
+    if not name:
+        every = [_card(one) for one in routes.names]
+        whole = {"object": "list", "data": every, "models": every, "has_more": False}
+        return Answer(200, _json(whole))
+    try:
+        routes.find(name)
+    except openai.BadRequestError as error:
+        return failure(404, error.message, "not_found_error", "model_not_found")
+    return Answer(200, _json(_card(name)))
 
 
 async def _soon(path: str, content: bytes, work: Callable[[], Made]) -> Made:

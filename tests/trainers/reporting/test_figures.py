@@ -290,7 +290,7 @@ def test_drawing_leaves_no_state_behind() -> None:
     code = (
         "import sys;"
         "from evert.trainers.reporting.figures.curves import draw_run;"
-        "from evert.trainers.reporting.metrics import Curve;"
+        "from evert.trainers.reporting.figures.metrics import Curve;"
         "draw_run('a run', Curve(), Curve());"
         "assert 'matplotlib.figure' in sys.modules;"
         "assert 'matplotlib.pyplot' not in sys.modules"
