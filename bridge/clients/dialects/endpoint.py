@@ -249,9 +249,7 @@ class Endpoint:
         except openai.BadRequestError as error:
             return _refusal(dialect, error)
         if sent.path.rstrip("/").endswith(COUNTS):
-            return _counted(
-                self.renderer, request, dialect, is_long=len(sent.content) > LONG_PROMPT
-            )
+            return _counted(self.renderer, request, sent)
         return Call(request, dialect, sent.body, self.new_id())
 
     async def _hold_back(self, call: Call | Answer) -> None:
