@@ -22,7 +22,7 @@
 #   make soak    100,000 mixed episodes: memory, what is left, the longest stall; a plot in soak.png
 #   make machine   ten thousand steps of an Env's life in any order, others each time
 
-# Nothing is compiled when it is installed, so what is imported has to be kept compiled.
+# Nothing is compiled when it is installed: without this each process would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
@@ -30,7 +30,7 @@ BIN := .venv/bin
 SETTINGS ?=
 COOKBOOK := 0.6.1
 
-.PHONY: train test environments frameworks frameworks-openai3 frameworks-openai2 trainers trainers-torch trainers-verifiers served service tau2 cookbooks lint nightly docs bench games compression credit kill9 smoke soak machine vision clean
+.PHONY: train test environments environment-openai3 environment-trainers frameworks frameworks-openai3 frameworks-openai2 trainers trainers-torch trainers-verifiers served service tau2 cookbooks lint nightly docs bench games compression credit kill9 smoke soak machine vision clean
 
 train: .venv/installed
 	$(BIN)/python -m evert.trainers.commands.train env=identity $(SETTINGS)
@@ -42,11 +42,7 @@ test: .venv/developing
 # environment without evert. All are kept until their pins change.
 frameworks: frameworks-openai3 frameworks-openai2 tau2
 
-frameworks-openai3: .venv/developing
-	$(BIN)/python frameworks/make_programs.py
-	$(BIN)/python frameworks/make_environment.py aider
-	$(BIN)/python frameworks/make_environment.py openai3
-	$(BIN)/python frameworks/add_agents.py openai3
+frameworks-openai3: environment-openai3
 	.frameworks/openai3/bin/python -m pytest -n 2 --dist worksteal tests/frameworks --environment openai3
 
 frameworks-openai2: .venv/developing
@@ -58,16 +54,19 @@ frameworks-openai2: .venv/developing
 trainers: trainers-torch trainers-verifiers
 
 OTHER_TRAINERS ?= tests/other_trainers
-trainers-torch: .venv/developing
-	$(BIN)/python frameworks/make_environment.py trainers
+trainers-torch: environment-trainers
 	.frameworks/trainers/bin/python -m pytest -n 2 --dist worksteal $(OTHER_TRAINERS) --environment trainers
 
-# All that CI needs beside .venv, made while something else computes.
-environments: .venv/developing
+# What these two need beside .venv; CI makes it while something else computes.
+environments: environment-openai3 environment-trainers
+
+environment-openai3: .venv/developing
 	$(BIN)/python frameworks/make_programs.py
 	$(BIN)/python frameworks/make_environment.py aider
 	$(BIN)/python frameworks/make_environment.py openai3
 	$(BIN)/python frameworks/add_agents.py openai3
+
+environment-trainers: .venv/developing
 	$(BIN)/python frameworks/make_environment.py trainers
 
 trainers-verifiers: .venv/developing

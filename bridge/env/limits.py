@@ -88,10 +88,10 @@ class Budget:
             length: Tokens of the prompt.
             first: The same of its sequence's first prompt; None before that.
         """
-        room = None if self._context is None else self._context - length
-        has_response = self._response is not None and first is not None
-        response = first + self._response - length if has_response else None  # type: ignore[operator]
-        return tightest(asked, room, response)
+        whole, response = self._context, self._response
+        room = None if whole is None else whole - length
+        left = None if response is None or first is None else first + response - length
+        return tightest(asked, room, left)
 
     def sample(self, cap: int | None, length: int, sampled: int) -> int | None:
         """Most tokens that a runner takes of a reply, by the Env's limits; None: any number.

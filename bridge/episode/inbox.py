@@ -2,8 +2,7 @@
 
 The agent's calls arrive here in order (``put``); the Env takes one after the other (``take``). One
 that is sampled ahead of the runner is laid down again (``ahead``), to be taken anew when its reply
-is there (``is_sampled``). What the agent notes between calls waits here too, for the
-transition it belongs to. An Env of a plain agent reads the one inbox there is; an Env of a seat
+is there (``is_sampled``). An Env of a plain agent reads the one inbox there is; an Env of a seat
 reads its own.
 
 Whoever waits always learns what became of its peer. A parked call is *answered* or *refused*; a
@@ -79,7 +78,7 @@ class AgentEnd:
 
 
 class Inbox(Generic[P]):
-    """One trained role's calls and notes.
+    """One trained role's calls, and what it notes.
 
     Args:
         agent: The agent's name, for messages.

@@ -12,6 +12,7 @@ so that one argument is enough and no network is needed; the embedded engine use
 import logging
 import sys
 from functools import cache, partial
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +33,7 @@ BASE_RENDERER = "qwen3_instruct"  # Cookbook renderer the bases were trained wit
 
 def base_path(name: str = BASE_MODEL) -> Path:
     """Folder of a shipped base: ``config.json``, ``model.safetensors``, ``tokenizer.json``."""
-    import evert
-
-    return Path(evert.__file__).parent / "bases" / name
+    return Path(str(files("evert"))) / "bases" / name
 
 
 @cache
