@@ -7,8 +7,9 @@ and all, and is what gets rendered again if it must be. The *agent's* view (``Re
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from tinker_cookbook.renderers.base import (
     ContentPart,
@@ -60,6 +61,11 @@ class Reply:
         """What an agent sees of it, to find it by."""
         return reply_key(self.prefill + self.text, self.tool_calls)
 
+    def as_message(self) -> dict[str, Any]:
+        """The reply as the message that the agent got."""
+        calls = [call.model_dump(mode="json") for call in self.tool_calls]
+        return reply_message(self.text, self.reasoning, calls)
+
     def after(self, prefill: str) -> "Reply":
         """The reply to an agent that began it itself, and gets the rest.
 
@@ -83,6 +89,16 @@ class Reply:
             return False
         thoughts = _thoughts(message["content"])
         return not thoughts or thoughts.strip() in ("", (self.reasoning or "").strip())
+
+
+def reply_message(text: str, thoughts: str | None, calls: Sequence[Any]) -> dict[str, Any]:
+    """A reply of the assistant's; thoughts of None are none."""
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if thoughts is not None:
+        message["reasoning_content"] = thoughts
+    if calls:
+        message["tool_calls"] = [*calls]
+    return message
 
 
 def _thoughts(content: str | list[ContentPart]) -> str | None:

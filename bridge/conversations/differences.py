@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from evert.bridge.chat.reply import Reply
-
 AROUND = 40
 """Characters that are shown on each side of a difference."""
 
@@ -84,16 +82,6 @@ def _changed(place: str, then: Any, now: Any) -> str:
     start = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), None)
     start = min(len(old), len(new)) if start is None else start
     return f"{place} was {shortened(old, start)} and is now {shortened(new, start)}."
-
-
-def reply_message(reply: Reply) -> dict[str, Any]:
-    """A reply as the message that the agent got."""
-    message: dict[str, Any] = {"role": "assistant", "content": reply.text}
-    if reply.reasoning is not None:
-        message["reasoning_content"] = reply.reasoning
-    if reply.tool_calls:
-        message["tool_calls"] = [call.model_dump(mode="json") for call in reply.tool_calls]
-    return message
 
 
 def words(value: Any) -> str:

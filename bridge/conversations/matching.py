@@ -37,7 +37,7 @@ from evert.bridge.chat.messages import as_fields, read_tools
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.conversations.completed_calls import follow_echoes, is_completed
 from evert.bridge.conversations.conversation import Conversation, Point, keep
-from evert.bridge.conversations.differences import in_field, in_messages, reply_message
+from evert.bridge.conversations.differences import in_field, in_messages
 from evert.bridge.conversations.drift import Break, Drift, Met
 from evert.bridge.conversations.prefix_tree import START, Index, Speaker
 from evert.bridge.conversations.reading import Heard, hear
@@ -315,7 +315,7 @@ class ConversationBook:
             own = [one for one in known if one and not speaker.is_another(one.speaker)]
             own.sort(key=lambda one: one.speaker.opening != speaker.opening)
             reply = own[0].reply
-            then = [*own[0].sent, *([] if reply is None else [reply_message(reply)])]
+            then = [*own[0].sent, *([] if reply is None else [reply.as_message()])]
             tools = in_field("tools", own[0].tools, request.tools)
             now = request.messages[: len(then)]
             sides = ([as_fields(one, 0) for one in side] for side in (then, now))

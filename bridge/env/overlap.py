@@ -36,8 +36,8 @@ class Overlap:
         self.ahead: Ahead | None = None
         self.is_met = False
 
-    def sample_by(self, ahead: Ahead) -> None:
-        """Have calls that meet sampled ahead of the runner; before the first."""
+    def sample_by(self, ahead: Ahead | None) -> None:
+        """Have calls that meet sampled ahead of the runner; None: the runner samples them."""
         self.ahead = ahead
 
     @property

@@ -76,11 +76,11 @@ class BranchEnv(ChatAgentEnv):
         """
         overlap, policy = self._turns.overlap, ReplayPolicy(self._record, self)
         ahead = overlap.ahead
-        overlap.ahead = None if self._turn else ahead  # samples nothing that comes before the turn
+        overlap.sample_by(None if self._turn else ahead)  # nothing that comes before the turn
         begun = await super().initial_observation()
         for turn in range(self._turn):
             if turn == self._turn - 1:
-                overlap.ahead = ahead
+                overlap.sample_by(ahead)
             if isinstance(begun, InitialObservationOverflow):
                 break
             action = await policy(*begun)

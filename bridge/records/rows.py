@@ -19,7 +19,6 @@ from tinker_cookbook.rl.rollout_logging import serialize_rollout_summaries
 from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup, Transition
 
 from evert.bridge.chat.messages import as_fields, read_tools
-from evert.bridge.conversations.differences import reply_message
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.transcript import Asked, Transcript
 from evert.bridge.episode.agent import NO_TASK, agent_name
@@ -129,7 +128,7 @@ def _said(transcript: Transcript, turn: int, env: ChatAgentEnv) -> Row:
     call |= {name: value for name, value in given.items() if value}
     return {
         "call": call | _tools(asked, env),
-        "reply": None if reply is None else reply_message(reply),
+        "reply": None if reply is None else reply.as_message(),
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from evert.bridge.chat import fields
 from evert.bridge.chat.bad_requests import bad_request, unexpected
-from evert.bridge.chat.reply import Reply
+from evert.bridge.chat.reply import Reply, reply_message
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.clients.dialects import shapes
 from evert.bridge.clients.dialects.dialect import Dialect
@@ -199,7 +199,7 @@ def _read_assistant(blocks: Iterator[tuple[Any, str]]) -> dict[str, Any]:
             calls.append(_read_tool_use(block, where))
         elif kind != "redacted_thinking":
             texts.append(_text(block, where))
-    return shapes.reply_message("".join(texts), "\n".join(thoughts) if thoughts else None, calls)
+    return reply_message("".join(texts), "\n".join(thoughts) if thoughts else None, calls)
 
 
 def _read_tool_use(block: Mapping[str, Any], place: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from evert.bridge.chat.bad_requests import malformed, unexpected
 from evert.bridge.chat.fields import is_absent
+from evert.bridge.chat.reply import reply_message
 from evert.bridge.clients.dialects import shapes
 from evert.bridge.clients.dialects.gemini_tools import read_fields
 
@@ -67,7 +68,7 @@ def _read_reply(parts: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
             calls.append(_read_call(part["functionCall"], f"{place}.functionCall"))
         else:
             (thoughts if part.get("thought") is True else texts).append(_text(part, place))
-    return shapes.reply_message("".join(texts), "".join(thoughts) if thoughts else None, calls)
+    return reply_message("".join(texts), "".join(thoughts) if thoughts else None, calls)
 
 
 def _read_call(call: object, place: str) -> dict[str, Any]:

@@ -44,16 +44,6 @@ def system_messages(texts: Sequence[str]) -> list[dict[str, Any]]:
     return [{"role": "system", "content": "\n\n".join(texts)}]
 
 
-def reply_message(text: str, thoughts: str | None, calls: Sequence[Any]) -> dict[str, Any]:
-    """A reply of the assistant's; thoughts of None are none."""
-    message: dict[str, Any] = {"role": "assistant", "content": text}
-    if thoughts is not None:
-        message["reasoning_content"] = thoughts
-    if calls:
-        message["tool_calls"] = [*calls]
-    return message
-
-
 def call_arguments(call: ToolCall) -> dict[str, Any]:
     """The arguments as an object, for APIs that write one; text that is none is a field of one."""
     arguments = json_object(call.function.arguments)
