@@ -1,7 +1,7 @@
 # Everything runs in .venv, which `make` creates itself; it needs Python 3.11 or newer, and nothing else.
 #
 #   make train   train a chat agent in about a minute (main job); ends with a figure and a plot
-#   make test    all tests
+#   make test    the tests of each change
 #   make frameworks   the examples of twelve agent frameworks, Twenty Questions in two of them, and a
 #                     gallery of public agents, in environments of their own
 #   make trainers     the same agents under other trainers (verl, TRL), rollouts on Ray
@@ -11,7 +11,8 @@
 #                `make frameworks` where TAU2_BENCH is set)
 #   make cookbooks   the Cookbook's contract against the newest one (constraints.txt has 0.5.8)
 #   make lint    ruff, mypy, and which room may import which
-#   make nightly all of the above, pyright, and all that touches the Cookbook against the newest one
+#   make nightly all of the above and the tests that take too long for each change, all draws of those
+#                that draw, pyright, and all that touches the Cookbook against the newest one
 #   make docs    the documentation site, into site/; every warning is an error
 #   make kill9   runs killed at random moments go on (about 10 minutes)
 #   make bench   the benchmarks behind the README's table (about 90 minutes; `make smoke`: two minutes)
@@ -27,10 +28,11 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
 BIN := .venv/bin
+INSTALL := $(BIN)/python frameworks/run_uv.py pip install --python $(BIN)/python --constraint constraints.txt
 SETTINGS ?=
 COOKBOOK := 0.6.1
 
-.PHONY: train test environments environment-openai3 environment-trainers frameworks frameworks-openai3 frameworks-openai2 trainers trainers-torch trainers-verifiers served service tau2 cookbooks lint nightly docs bench games compression credit kill9 smoke soak machine vision clean
+.PHONY: train test environments environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 trainers trainers-torch trainers-verifiers served service tau2 cookbooks lint nightly docs bench games compression credit kill9 smoke startup soak machine vision clean
 
 train: .venv/installed
 	$(BIN)/python -m evert.trainers.commands.train env=identity $(SETTINGS)
@@ -43,7 +45,14 @@ test: .venv/developing
 frameworks: frameworks-openai3 frameworks-openai2 tau2
 
 frameworks-openai3: environment-openai3
+	$(BIN)/python frameworks/make_programs.py
+	$(BIN)/python frameworks/make_environment.py aider
+	$(BIN)/python frameworks/add_agents.py openai3
 	.frameworks/openai3/bin/python -m pytest -n 2 --dist worksteal tests/frameworks --environment openai3
+
+# On each change, for all of them.
+two-frameworks: environment-openai3
+	.frameworks/openai3/bin/python -m pytest -n 2 --dist worksteal tests/frameworks/test_examples.py -k "langchain or langgraph or openai_agents or versions" --environment openai3
 
 frameworks-openai2: .venv/developing
 	$(BIN)/python frameworks/make_environment.py openai2
@@ -61,10 +70,7 @@ trainers-torch: environment-trainers
 environments: environment-openai3 environment-trainers
 
 environment-openai3: .venv/developing
-	$(BIN)/python frameworks/make_programs.py
-	$(BIN)/python frameworks/make_environment.py aider
 	$(BIN)/python frameworks/make_environment.py openai3
-	$(BIN)/python frameworks/add_agents.py openai3
 
 environment-trainers: .venv/developing
 	$(BIN)/python frameworks/make_environment.py trainers
@@ -103,7 +109,7 @@ cookbooks: .venv/developing $(OVERLAY)
 	PYTHONPATH=$(OVERLAY) $(BIN)/python -m pytest -n 2 --dist worksteal $(COOKBOOK_TESTS) tests/bridge tests/envs tests/trainers
 
 $(OVERLAY): | .venv/developing
-	$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check --no-deps --target $@ tinker-cookbook==$(COOKBOOK)
+	$(BIN)/python frameworks/run_uv.py pip install --no-deps --target $@ tinker-cookbook==$(COOKBOOK)
 
 lint: .venv/developing
 	$(BIN)/ruff check
@@ -112,6 +118,7 @@ lint: .venv/developing
 	$(BIN)/mypy
 
 # What takes too long for each change: the whole of it, and the second type checker.
+nightly: export EVERT_NIGHTLY := 1
 nightly: lint docs smoke frameworks trainers test
 	$(BIN)/pyright
 	$(MAKE) cookbooks COOKBOOK_TESTS=
@@ -155,6 +162,9 @@ smoke: .venv/developing
 	$(BIN)/python benchmarks/engine.py --quick
 	$(BIN)/python benchmarks/startup.py --quick
 
+startup: .venv/developing
+	$(BIN)/python benchmarks/startup.py --quick
+
 credit: .venv/developing
 	$(BIN)/python benchmarks/credit.py --plot docs/credit.png $(SETTINGS)
 
@@ -173,16 +183,17 @@ machine: .venv/developing
 .venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "evert needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + ". Name another: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
+	$(INSTALL) --editable .
 	touch $@
 
 .venv/developing: .venv/installed
-	$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test,lint]"
+	$(INSTALL) --editable ".[test,lint]"
 	touch $@
 
 # ruff writes the signatures of the reference.
 .venv/documenting: .venv/developing
-	$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[docs]"
+	$(INSTALL) --editable ".[docs]"
 	touch $@
 
 clean:

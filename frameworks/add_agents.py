@@ -15,7 +15,8 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from make_environment import ROOT, fingerprint_of, run, uv
+from make_environment import fingerprint_of
+from run_uv import ROOT, run, uv
 
 AGENTS = ROOT / "frameworks" / "agents"
 IN_SOURCES = {"openai3": ("openai-agents", "examples")}

@@ -6,8 +6,7 @@ A virtual environment with evert (editable, with what tests of agents need), the
 ``frameworks/<name>.txt``, and the versions of ``constraints.txt``, but for packages that the
 requirement file pins itself; some do without evert and its versions. It is made with the Python
 that runs this, unless its frameworks need another, and made anew only when one of these files has
-changed. uv installs, from where pip is configured to: it takes a fifth of pip's time. Ends with
-``uv pip check``; whatever fails ends it with an error.
+changed. Ends with ``uv pip check``; whatever fails ends it with an error.
 """
 
 import argparse
@@ -21,7 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from run_uv import ROOT, uv
+
 CONSTRAINTS = ROOT / "constraints.txt"
 
 PYTHONS = {"tau2": "3.12"}
@@ -86,39 +86,8 @@ def install(python: Path, requirements: Path, *, with_evert: bool) -> None:
         if with_evert:
             what += ["--editable", f"{ROOT}[test-core]"]
         print(f"installing {requirements.name}: a minute or less", flush=True)
-        # The best match of all indexes, as pip takes it, and not the first index that has any.
-        uv("pip", "install", "--python", str(python), "--index-strategy=unsafe-best-match", *what)
+        uv("pip", "install", "--python", str(python), *what)
     uv("pip", "check", "--python", str(python))
-
-
-def uv(*arguments: str) -> None:
-    """Run uv, told what pip is told of indexes, local wheels and certificates."""
-    beside = Path(sys.executable).parent / "uv"
-    program = str(beside) if beside.exists() else shutil.which("uv")
-    if program is None:
-        sys.exit(
-            f"uv was not found. Install it and run this again: {sys.executable} -m pip install uv"
-        )
-    run(program, "--quiet", *arguments, **from_pip())
-
-
-PIP_TO_UV = {
-    "index-url": "UV_DEFAULT_INDEX",
-    "extra-index-url": "UV_INDEX",
-    "find-links": "UV_FIND_LINKS",
-    "cert": "SSL_CERT_FILE",
-}
-"""What pip is configured with -> the variable from which uv takes the same."""
-
-
-def from_pip() -> dict[str, str]:
-    """Variables for uv from pip's configuration; a variable of pip's overrides its file."""
-    command = [sys.executable, "-m", "pip", "config", "list"]
-    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = re.findall(
-        r"^(?:global|user|site|install|:env:)\.([\w-]+)='(.*)'$", listed, re.MULTILINE
-    )
-    return {PIP_TO_UV[key]: value for key, value in reversed(found) if key in PIP_TO_UV}
 
 
 def constraints_beside(requirements: str) -> str:
@@ -138,16 +107,6 @@ def fingerprint_of(*files: Path) -> str:
     """Changes whenever one of the files, or Python, does."""
     contents = b"\0".join(file.read_bytes() for file in files)
     return hashlib.sha256(contents + sys.version.encode()).hexdigest()
-
-
-def run(*command: str, **variables: str) -> None:
-    """Run a command, with these variables too; if it fails, end with its error code."""
-    # Whoever calls may sit in another virtual environment or have set a PYTHONPATH.
-    own = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    code = subprocess.run(command, cwd=ROOT, env={**variables, **own}, check=False).returncode
-    if code != 0:
-        print(f"failed with code {code}: {' '.join(command)}", file=sys.stderr)
-        sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ Node.js 20 or newer and its npm are taken from the machine. The folder is made a
 import shutil
 import sys
 
-from make_environment import ROOT, fingerprint_of, run
+from make_environment import fingerprint_of
+from run_uv import ROOT, run
 
 MANIFEST = ROOT / "frameworks" / "package.json"
 FOLDER = ROOT / ".frameworks" / "programs"

@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from tests.nightly import IS_NIGHT
 
 TESTS = Path(__file__).parent
 
@@ -53,8 +54,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the Cookbook's contract."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the Cookbook's contract, and leave by day what is played each night."""
     for item in items:
         if is_contract(item.path):
             item.add_marker(pytest.mark.cookbook_contract)
+    left = [] if IS_NIGHT else [item for item in items if item.get_closest_marker("nightly")]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]

@@ -1,4 +1,4 @@
-"""``frameworks/make_environment.py``: with which Python it makes an environment, and from where."""
+"""``frameworks``: with which Python an environment is made, and from where it is installed."""
 
 import runpy
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parent.parent / "frameworks" / "make_environment.py"
+FRAMEWORKS = Path(__file__).parent.parent / "frameworks"
 
 OTHER = "3.99"
 """A Python that nobody has."""
@@ -18,7 +18,8 @@ def python_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str
     """The function, on a machine with an empty PATH and an empty pyenv in ``tmp_path``."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
-    script = runpy.run_path(str(SCRIPT))
+    monkeypatch.syspath_prepend(FRAMEWORKS)
+    script = runpy.run_path(str(FRAMEWORKS / "make_environment.py"))
     script["PYTHONS"].update(other=OTHER, same=".".join(map(str, sys.version_info[:2])))
     function: Callable[[str], str] = script["python_for"]
     return function
@@ -78,7 +79,7 @@ def test_uv_installs_from_where_pip_does_and_variables_override_files(
     monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
     monkeypatch.setenv("PIP_CERT", "/from/variable.pem")
 
-    assert runpy.run_path(str(SCRIPT))["from_pip"]() == {
+    assert runpy.run_path(str(FRAMEWORKS / "run_uv.py"))["from_pip"]() == {
         "UV_DEFAULT_INDEX": "https://a/simple",
         "UV_INDEX": "https://b/simple https://c/simple",
         "SSL_CERT_FILE": "/from/variable.pem",

@@ -4,7 +4,7 @@ import importlib
 import traceback
 from functools import cache
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import openai
 
@@ -23,11 +23,9 @@ def bad_request(
     message: str, *, param: str | None = None, code: str | None = None
 ) -> openai.BadRequestError:
     """The OpenAI SDK's error for HTTP 400, as an agent would get it over the network."""
-    httpx = _sdk_http_library()
-    request = httpx.Request("POST", "http://evert.invalid/v1/chat/completions")
     return openai.BadRequestError(
         message,
-        response=httpx.Response(400, request=request),
+        response=_sdk_http_library().Response(400, request=_request()),
         body={"message": message, "type": "invalid_request_error", "param": param, "code": code},
     )
 
@@ -51,6 +49,12 @@ def _sdk_http_library() -> ModuleType:
     """The HTTP library the installed SDK builds on: httpx2 from openai 3 on, httpx before."""
     base = openai.DefaultHttpxClient.__mro__[1]
     return importlib.import_module(base.__module__.partition(".")[0])
+
+
+@cache
+def _request() -> Any:
+    """What all of these answer: an agent that makes thousands of bad calls need not wait for it."""
+    return _sdk_http_library().Request("POST", "http://evert.invalid/v1/chat/completions")
 
 
 def refuse(what: str, error: Exception) -> NoReturn:

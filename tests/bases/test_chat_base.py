@@ -326,6 +326,7 @@ def test_the_loss_of_a_soft_target_is_the_divergence_from_it() -> None:
     assert loss == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.nightly
 def test_the_script_runs_from_end_to_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -337,6 +338,7 @@ def test_the_script_runs_from_end_to_end(
     assert len(AutoTokenizer.from_pretrained(tmp_path)) == model.config.vocab_size
 
 
+@pytest.mark.nightly
 def test_the_same_seed_makes_the_same_weights() -> None:
     weights = []
     for _ in range(2):

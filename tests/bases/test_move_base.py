@@ -204,6 +204,7 @@ def test_the_base_is_small_and_says_how_it_was_made() -> None:
     assert config["vocab_size"] == VOCAB_SIZE
 
 
+@pytest.mark.nightly
 def test_the_script_makes_it_from_the_start_to_the_card(tmp_path: Path) -> None:
     config = training.MakingConfig(out=str(tmp_path / "base"), base=NAME, steps=2, measured_games=4)
     main(config)

@@ -396,6 +396,7 @@ def test_the_base_is_small_and_says_how_it_was_made() -> None:
     assert {path.name for path in base_path(NAME).parent.iterdir()} - {"making"} == set(BASES)
 
 
+@pytest.mark.nightly
 def test_the_script_makes_it_from_the_start_to_the_card(tmp_path: Path) -> None:
     config = training.MakingConfig(
         out=str(tmp_path / "base"), base=NAME, steps=2, warm_up=0.5, measured_games=4

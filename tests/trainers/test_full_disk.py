@@ -41,7 +41,7 @@ def can_mount() -> bool:
     ("size", "said"),
     [
         ("64k", "cannot be written to: No space left on device"),  # its first step
-        ("16m", "No space left on device"),  # its second checkpoint
+        pytest.param("16m", "No space left on device", marks=pytest.mark.nightly),  # a checkpoint
     ],
 )
 def test_a_full_disk_is_one_message_and_the_same_command_goes_on(

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from tests.bridge.collector import collecting
+from tests.nightly import each
 
 SECRETS = {
     "TINKER_API_KEY": "tml-sentinel-01",
@@ -81,7 +82,7 @@ SETTINGS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("agent", ["command", "inside"])
+@pytest.mark.parametrize("agent", each(["command", "inside"], ["inside"]))
 def test_no_file_of_a_run_holds_a_secret(agent: str, tmp_path: Path) -> None:
     (tmp_path / "telling_agents.py").write_text(AGENTS)
     tracked = ["wandb_project=secrets"] if find_spec("wandb") else []
@@ -148,8 +149,8 @@ EVALUATE = ["evaluate", "agent=given:agent", "test_tasks=given:TASKS", "seeds=1"
 
 
 def read(folder: Path) -> dict[str, bytes]:
-    """Every file in a folder's folders, by its name."""
-    files = [path for path in folder.glob("*/**/*") if path.is_file()]
+    """Every file in a folder's folders, by its name, but the program that Python compiled."""
+    files = [path for path in folder.glob("*/**/*") if path.is_file() and path.suffix != ".pyc"]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 

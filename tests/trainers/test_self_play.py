@@ -50,6 +50,7 @@ def test_both_seats_have_curves_and_the_league_takes_seats(run: RunFolder) -> No
     assert 0 < last["env/all/total_episodes"] <= 6 * 2
 
 
+@pytest.mark.nightly
 def test_workers_play_against_the_league_too(tmp_path: Path) -> None:
     first, *_, last = play(tmp_path / "pooled", rollouts="pool", rollout_workers=1).steps()
 

@@ -274,6 +274,7 @@ def test_a_killed_sweep_leaves_no_run_behind_and_ctrl_c_says_how_to_go_on(
     assert f"resuming after step {done} of 500" in printed
 
 
+@pytest.mark.nightly
 def test_a_sweep_that_is_told_to_stop_while_its_runs_begin_says_how_to_go_on(
     tmp_path: Path,
 ) -> None:

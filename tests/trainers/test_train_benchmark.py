@@ -37,6 +37,7 @@ def result(seed: int, before: float, after: float, folder: Path) -> dict[str, An
     }
 
 
+@pytest.mark.nightly
 def test_a_quick_benchmark_saves_its_figures(
     learning: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

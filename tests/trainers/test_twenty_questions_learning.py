@@ -6,6 +6,7 @@ poor; a few steps single out the good ones. The whole experiment is ``benchmarks
 
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from evert.bridge.clients.client import AgentClient
@@ -31,6 +32,7 @@ async def first_question(client: AgentClient, task: Task) -> float:
     return found["bits"]
 
 
+@pytest.mark.nightly
 def test_a_few_steps_of_rl_make_the_base_ask_what_tells_most(tmp_path: Path) -> None:
     run = train(
         first_question,

@@ -16,6 +16,7 @@ import pytest
 import tinker_cookbook.renderers as cookbook
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.nightly import draws
 from tinker_cookbook.renderers.base import Message, ToolCall
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
@@ -323,7 +324,7 @@ REPLY = Reply(Message(role="assistant", content="Hi"), "Hi", None, (), (), "stop
 
 def examples(count: int) -> settings:
     return settings(
-        max_examples=count,
+        max_examples=draws(count),
         derandomize=True,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],

@@ -31,6 +31,7 @@ from benchmarks.processes import (
     wait_for,
 )
 from tests.bridge.faces.test_process import play, python
+from tests.nightly import each
 
 from evert import ChatAgentEnv, ProcessAgent
 from evert.agents.commands import ProcessResult
@@ -57,7 +58,9 @@ async def test_nothing_is_left_of_a_command_whose_env_is_closed(name: str) -> No
 
 
 @linux
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", each([signal.SIGTERM, signal.SIGKILL, signal.SIGHUP], [signal.SIGKILL])
+)
 def test_a_trainer_that_is_killed_leaves_no_process_and_no_folder(number: signal.Signals) -> None:
     left = [name for name, gone in killed([*HOSTILE], number).items() if not gone]
 

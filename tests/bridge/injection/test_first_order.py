@@ -29,6 +29,7 @@ from tests.bridge.injection.shapes import (
     slots,
     text_tokens,
 )
+from tests.nightly import each
 
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.conversations.matching import ConversationBook, count_tokens
@@ -38,7 +39,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:use_system_prompt=True"),
 ]
 
-every_renderer = pytest.mark.parametrize("name", RENDERERS)
+every_renderer = pytest.mark.parametrize("name", each(RENDERERS, CLASSES))
 every_class = pytest.mark.parametrize("name", CLASSES)
 
 

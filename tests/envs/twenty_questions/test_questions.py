@@ -405,6 +405,7 @@ def test_any_text_is_parsed_to_something_or_nothing(text: str) -> None:
     assert isinstance(PARSER.parse(text), Asked | Guess | None)
 
 
+@pytest.mark.nightly
 def test_parsing_does_not_depend_on_the_hash_seed() -> None:
     code = (
         "from evert.envs.twenty_questions.answerers import KnowledgeAnswerer; import sys\n"

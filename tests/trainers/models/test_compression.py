@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from runpy import run_path
 
+import pytest
+
 import evert
 from evert.trainers.engine.embedded import embedded_engine
 
@@ -21,6 +23,7 @@ def test_it_has_at_most_thirty_lines() -> None:
     assert ast.parse("\n".join(lines))
 
 
+@pytest.mark.nightly
 async def test_both_models_get_better(tmp_path: Path) -> None:
     with (
         embedded_engine(tmp_path / "store", device="cpu", full_parameter=False, threads=1),

@@ -23,6 +23,7 @@ import datasets
 import pytest
 import tinker
 import tinker_cookbook
+from tests.nightly import each
 from tests.trainers.recipes import local_data
 from tests.trainers.recipes.local_model import make_boxing_model
 from tests.trainers.recipes.table import RECIPES, RUNS, Recipe
@@ -31,6 +32,9 @@ from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.embedded import embedded_engine
 
 COOKBOOK = Path(tinker_cookbook.__file__).parent
+BY_DAY = {recipe.module.partition(".")[0]: recipe for recipe in reversed(RUNS)}.values()
+"""One of each folder of recipes."""
+
 PACKAGE = "tinker_cookbook.recipes"
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "recipes.md"
 
@@ -100,7 +104,7 @@ def check_run(log: Path, steps: int, engine: Engine) -> None:
     assert len(answer.sequences[0].tokens) == 1
 
 
-@pytest.mark.parametrize("recipe", RUNS, ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("recipe", each(RUNS, BY_DAY), ids=lambda recipe: recipe.name)
 def test_a_recipe_runs_as_its_users_call_it(
     recipe: Recipe,
     engine: Engine,

@@ -662,6 +662,7 @@ def test_every_figure_of_the_page_is_also_a_file(made: MadeUp) -> None:
         assert png_size(file.read_bytes()) >= (600, 300)
 
 
+@pytest.mark.nightly
 def test_large_runs_make_small_pages(tmp_path: Path) -> None:
     """As many runs as a page takes, one of thousands of steps, noise, and quotes to escape."""
     noise = random.Random(0)

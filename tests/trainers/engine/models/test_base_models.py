@@ -25,6 +25,7 @@ print([name for name in set(sys.modules) - before if name.startswith("transforme
 """
 
 
+@pytest.mark.nightly
 def test_what_transformers_imports_lazily_is_there_before_two_threads_use_it(
     tiny_model: str, tmp_path: Path
 ) -> None:
