@@ -26,6 +26,7 @@ from typing import Any
 import aiohttp
 import httpx
 import psutil
+from tests.faults import stalls
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import (
@@ -338,17 +339,20 @@ async def _perform(scene: Scene, complaints: list[str]) -> tuple[str, str]:
     loop, fault = asyncio.get_running_loop(), scene.fault
     loop.set_exception_handler(lambda loop, context: complaints.append(str(context)))
     takeover.install()
-    before = Inventory.now()
-    try:
-        async with asyncio.timeout(PATIENCE):
-            trainer = line(await fault.play(scene))
-    except BaseException as error:
-        trainer = line(error)
-        del error
-    finally:
-        process = await settled(before, fault.process_sees)
-        scene.over.set()
-        scene.kept.clear()
+    async with stalls.watched() as stall:
+        before = Inventory.now()
+        try:
+            async with asyncio.timeout(PATIENCE):
+                trainer = line(await fault.play(scene))
+        except BaseException as error:
+            trainer = line(error)
+            del error
+        finally:
+            process = await settled(before, fault.process_sees)
+            scene.over.set()
+            scene.kept.clear()
+    if stall.longest > stalls.LONGEST:
+        complaints.append(f"It stood still for {stall.longest:.2f} s.")
     return trainer, process
 
 

@@ -1,7 +1,4 @@
-"""Agents that would keep the event loop or its threads for themselves: nobody else has to wait.
-
-Each row is watched (``stalls.py``): its trainer's line ends with the stall, if there was one.
-"""
+"""Agents that would keep the event loop or its threads for themselves: nobody else has to wait."""
 
 import asyncio
 import contextlib
@@ -9,8 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tests.faults import stalls
-from tests.faults.scene import Agent, Fault, Play, Scene, asking, line, rollout, tokens
+from tests.faults.scene import Agent, Fault, Scene, asking, rollout, tokens
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
@@ -19,20 +15,6 @@ from evert import ChatAgentEnv, ScriptedPolicy
 MANY = 2000
 WORDS = "The quick brown fox. " * 100_000
 LETTERS = "a" * 2_000_000
-
-
-def watched(play: Play) -> Play:
-    """The same, which says if the event loop stood still."""
-
-    async def and_watch(scene: Scene) -> str:
-        async with stalls.watched() as stall:
-            try:
-                result = line(await play(scene))
-            except Exception as error:
-                result = line(error)
-        return result if stall.longest < stalls.LONGEST else f"{result}: {stall.longest:.2f} s"
-
-    return and_watch
 
 
 async def begun_and_closed(scene: Scene) -> list[object]:
@@ -155,7 +137,6 @@ RETRIES = [
             name=f"the agent makes its call for ever, {how}",
             moment="after the end",
             agent=agent,
-            play=watched(rollout),
             trainer_sees="max_turns 0 in 2",
             process_sees=left,
             options=TWO_TURNS,
@@ -171,7 +152,6 @@ RETRIES = [
             name=f"the agent makes a bad call for ever, {how}",
             moment="before the first call",
             agent=agent,
-            play=watched(rollout),
             trainer_sees=f"{NEVER}Its latest requests were refused: {why}…",
             process_sees=left,
             options={**SHORT, "models": {"judge": lambda messages: "Yes."}},
@@ -187,7 +167,7 @@ RETRIES = [
         name="the agent makes two thousand calls at once",
         moment="in close",
         agent=asks_for_many_when_closed,
-        play=watched(stepped_and_closed),
+        play=stepped_and_closed,
         trainer_sees="goes on; closed",
         agent_sees=f"Fine.; CancelledError; {MANY} refused",
         options={"close_timeout": 10.0},
@@ -196,7 +176,6 @@ RETRIES = [
         name="the agent makes two thousand bad calls at once",
         moment="between calls",
         agent=asks_for_many,
-        play=watched(rollout),
         trainer_sees="completed 1 in 1",
         agent_sees=f"Fine.; {MANY} refused",
     ),
@@ -224,7 +203,6 @@ LONG = [
             name=f"the agent sends two megabytes of {what}",
             moment="before the first call",
             agent=sending(text),
-            play=watched(rollout),
             trainer_sees="completed 1 in 1",
             agent_sees="BadRequestError context_length_exceeded; Fine.",
             options={"context_length": 4096},
@@ -235,7 +213,7 @@ LONG = [
         name="the Env is closed while its prompt is made",
         moment="in close",
         agent=sending(WORDS),
-        play=watched(begun_and_closed),
+        play=begun_and_closed,
         trainer_sees="EnvClosedError: The environment was closed before its prompt.; closed",
         agent_sees="…",
     ),
@@ -243,7 +221,7 @@ LONG = [
         name="two Envs are closed whose prompts take seconds",
         moment="in close",
         agent=sending(WORDS),
-        play=watched(beside_two_that_are_closed),
+        play=beside_two_that_are_closed,
         trainer_sees="completed 1 in 1",
         agent_sees="…",
     ),
@@ -384,7 +362,6 @@ LIES = [
         name="the agent sends a list that cannot be gone through",
         moment="before the first call",
         agent=sends_what_cannot_be_read,
-        play=watched(rollout),
         trainer_sees="AgentError.ZeroDivisionError: …",
         agent_sees="ZeroDivisionError",
     ),
@@ -392,7 +369,6 @@ LIES = [
         name="the agent offers a tool whose name cannot be compared",
         moment="between calls",
         agent=offering(Unequal),
-        play=watched(rollout),
         trainer_sees="completed 1 in 2",
         agent_sees="Fine.; Fine.",
     ),
@@ -401,7 +377,7 @@ LIES = [
             name=f"the agent notes {what}",
             moment="between calls",
             agent=noting(text),
-            play=watched(written),
+            play=written,
             trainer_sees="completed 1 in 1",
             agent_sees="Fine.",
         )
@@ -414,7 +390,7 @@ LIES = [
         name="a thread's finalizer waits for the event loop",
         moment="after its return",
         agent=finalizes_slowly,
-        play=watched(with_a_turn),
+        play=with_a_turn,
         trainer_sees="completed 1 in 1",
         agent_sees="Fine.; a turn",
     ),
@@ -423,7 +399,6 @@ LIES = [
             name=f"the agent sends a string that {what}",
             moment="between calls",
             agent=saying_twice(text),
-            play=watched(rollout),
             trainer_sees="completed 1 in 2",
             agent_sees="Fine.; Fine.",
         )
