@@ -38,11 +38,12 @@ def key_without_ids(key: Key) -> Key:
 
 def key_as_reply(message: Message) -> Key:
     """The key that a message of an agent has if it is a reply."""
-    content = message["content"]
-    parts = content if isinstance(content, list) else []
-    if any(part["type"] not in ("text", "thinking") for part in parts):
+    content, calls = message["content"], message.get("tool_calls", ())
+    if isinstance(content, str):
+        return reply_key(content, calls)
+    if any(part["type"] not in ("text", "thinking") for part in content):
         return message_key(message)
-    return reply_key(get_text_content(message), message.get("tool_calls", ()))
+    return reply_key(get_text_content(message), calls)
 
 
 def _part_key(part: Any) -> Key:

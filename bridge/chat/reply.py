@@ -8,7 +8,7 @@ and all, and is what gets rendered again if it must be. The *agent's* view (``Re
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from tinker_cookbook.renderers.base import (
@@ -49,17 +49,16 @@ class Reply:
     logprobs: tuple[TokenLogprob, ...] | None = None  # where they are asked for and are known
     prefill: str = ""  # what the agent began it with: ``parsed`` has it, ``text`` goes on from it
     tokens: tuple[int, ...] | None = None  # where they are asked for and are known
+    key: Key = field(init=False, repr=False, compare=False)  # what an agent sees of it
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", reply_key(self.prefill + self.text, self.tool_calls))
 
     def with_calls(self, count: int) -> "Reply":
         """The reply with its first ``count`` tool calls; without any it simply stops."""
         calls = self.tool_calls[:count]
         ends = self.finish_reason == "tool_calls" and not calls
         return replace(self, tool_calls=calls, finish_reason="stop" if ends else self.finish_reason)
-
-    @property
-    def key(self) -> Key:
-        """What an agent sees of it, to find it by."""
-        return reply_key(self.prefill + self.text, self.tool_calls)
 
     def as_message(self) -> dict[str, Any]:
         """The reply as the message that the agent got."""
