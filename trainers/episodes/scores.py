@@ -83,12 +83,8 @@ def scores(episodes: Iterable[Episode], *by: str, game: Game | None = None) -> l
     for episode in episodes:
         split, category = (getattr(episode, n) if n in by else "" for n in ("split", "category"))
         groups[episode.model, split, category].append(episode)
-    own = _tabled(game)
+    own = [name for name, metric in metrics_of(game).items() if metric.tabled]
     return [_score(*group, members, own) for group, members in groups.items()]
-
-
-def _tabled(game: Game | None = None) -> list[str]:
-    return [name for name, metric in metrics_of(game).items() if metric.tabled]
 
 
 def _score(
@@ -179,7 +175,7 @@ def independent(by_task: Sequence[Sequence[bool]]) -> float:
 def as_csv(rows: Iterable[Score]) -> str:
     """Scores as CSV; shares of 1, an empty field for what there is none of."""
     listed, written = list(rows), io.StringIO()
-    play = dict.fromkeys([*_tabled(), *(name for row in listed for name in row.play)])
+    play = dict.fromkeys(name for row in listed for name in row.play)
     names = [n for each in fields(Score) for n in (play if each.name == "play" else [each.name])]
     writer = csv.DictWriter(written, names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()

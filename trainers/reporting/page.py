@@ -15,12 +15,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import evert
 from evert.bridge.redaction import redacted
-from evert.envs.games import metrics_of
 from evert.trainers.reporting.figures import formatting
 from evert.trainers.reporting.figures.metrics import TRAIN
 from evert.trainers.reporting.figures.style import COLOURS
 from evert.trainers.reporting.run import SUCCESS_NAMES, Run
-from evert.trainers.reporting.sections import Report, facts, sections, settings
+from evert.trainers.reporting.sections import Report, facts, own_metrics, sections, settings
 from evert.trainers.reporting.tokens import cost
 from evert.trainers.reporting.transcripts import (
     EPISODES,
@@ -59,7 +58,7 @@ def render(report: Report, title: str) -> bytes:
         sections=sections(report),
         success=[name for name in _recorded(report.runs, TRAIN) if name in SUCCESS_NAMES],
         causes=_recorded(report.runs, f"{TRAIN}drift/"),
-        notes=[metric.about for metric in metrics_of().values() if metric.about],
+        notes=[metric.about for metric in own_metrics(report.runs).values() if metric.about],
         held_out=[held_out_episodes(run, most) for run in report.runs],
         training=[training_episodes(run, most) for run in report.runs],
     )  # fmt: skip

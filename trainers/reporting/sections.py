@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from evert.envs.games import metrics_of
+from evert.envs.games import Metric, games
 from evert.trainers.episodes.failures import shortened
 from evert.trainers.reporting.figures.bars import draw_time
 from evert.trainers.reporting.figures.curves import FEW, draw_panel
@@ -120,17 +120,27 @@ class Section:
 def sections(report: Report) -> dict[str, Section]:
     """The sections by their names in the template."""
     drawn = {name: _drawn(report, panels) for name, panels in PANELS.items()}
-    drawn[GAMES_OWN] = _drawn(report, _own_panels())
+    drawn[GAMES_OWN] = _drawn(report, _own_panels(own_metrics(report.runs)))
     if not drawn[GAMES_OWN].figures:
         del drawn[GAMES_OWN]
     outcomes, time = _outcomes(report, drawn["outcomes"]), _time(report, drawn["time"])
     return {**drawn, "outcomes": outcomes, "time": time, "tokens": _tokens(report)}
 
 
-def _own_panels() -> dict[str, Panel]:
+def own_metrics(runs: Sequence[Run]) -> dict[str, Metric]:
+    """The metrics of each game of which some run has one."""
+    recorded = {key for run in runs for row in run.rows for key in row}
+    found = dict[str, Metric]()
+    for game in games().values():
+        if any({TRAIN + name, HELD_OUT + name} & recorded for name in game.metrics):
+            found |= game.metrics
+    return found
+
+
+def _own_panels(metrics: Mapping[str, Metric]) -> dict[str, Panel]:
     """Figures of what the games note of how they were played."""
     panels = dict[str, Panel]()
-    for name, metric in metrics_of().items():
+    for name, metric in metrics.items():
         if "train" in metric.drawn:
             panels[metric.title] = name, metric.unit, f"{TRAIN}{name}"
         if "test" in metric.drawn:

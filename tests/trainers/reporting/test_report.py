@@ -25,8 +25,10 @@ from typing import Any
 import chz
 import pytest
 
+from evert.envs.games import Game, Metric, games
 from evert.trainers.commands import report
 from evert.trainers.episodes.scores import Score, mean_error
+from evert.trainers.reporting import sections
 from evert.trainers.reporting.figures.formatting import count, dollars, duration, score, shorten
 from evert.trainers.reporting.figures.metrics import time_spent
 from evert.trainers.reporting.figures.style import MOST_LINES
@@ -693,6 +695,22 @@ def test_a_games_own_metrics_have_a_section_where_it_notes_them(made: MadeUp) ->
     assert (made.path / "report" / "bits.png").exists()
     assert (made.path / "report" / "held_out_asks_first.png").exists()
     assert not (made.path / "report" / "repeats.png").exists()
+
+
+def test_a_report_says_nothing_of_the_metrics_of_other_games(
+    made: MadeUp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = Game("my/Odd-v0", "odd:agent", "odd:TASKS", metrics={"odd": Metric("Oddness", "odds")})
+    monkeypatch.setattr(sections, "games", lambda: {**games(), "odd": odd})
+    made.rows = [row(0, **{"env/all/bits": 0.5})]
+    made.write()
+    assert "oddness" not in page_of(made.path).lower()
+
+    made.rows = [row(0, **{"env/all/odd": 0.5})]
+    made.write()
+    page = page_of(made.path)
+    assert "Oddness" in page
+    assert "Bits say" not in page
 
 
 def read_keys() -> list[str]:
