@@ -11,6 +11,7 @@ from tinker_cookbook.rl.rollout_runner import stop_reason_from_metrics
 from tinker_cookbook.rl.types import STOP_METRIC_PREFIX, Trajectory, Transition
 
 from evert.bridge.env.tool_counts import CALLER, DRIFT, DRIFT_AT, LINEAGE
+from evert.bridge.records.sequences import shared
 from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer
 from evert.bridge.tokens.token_log import FlatPrompt, flatten
 
@@ -46,7 +47,7 @@ def explain(
     cause = where = ""  # of the break before a prompt: noted with the action that led to it
     for number, transition in enumerate(trajectory.transitions):
         prompt = flatten(transition.ob.chunks)
-        lengths = [_shared(prompt, before) for before in known]
+        lengths = [shared(prompt, before) for before in known]
         length = max(lengths, default=0)
         turn = len(lengths) - 1 - lengths[::-1].index(length) if length else None  # the latest
         is_whole = turn is not None and length == len(known[turn])
@@ -67,18 +68,6 @@ def _harmless(text: Text) -> Text:
     """Make control characters visible: nobody's words may steer a terminal."""
     text.plain = text.plain.translate(_SEEN)
     return text
-
-
-def _shared(first: FlatPrompt, second: FlatPrompt) -> int:
-    """Length of the common beginning, by halving: slices compare fast."""
-    low, high = 0, min(len(first), len(second))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _heading(number: int, transition: Transition, length: int) -> Text:

@@ -135,13 +135,13 @@ class RolloutRecord:
         Each reply is a text, with its thinking and the markup of its calls.
         """
         messages = [*self._conversation(turn, self._said), self._said(turn)]
-        prefix = self._begun(turn).get("prefix", [])
+        prefix = self._calls(turn)[0].get("prefix", [])
         has_system = bool(prefix) and messages[0]["role"] in ("system", "developer")
         return [*prefix, *messages[has_system and isinstance(messages[0].get("content"), str) :]]
 
     def tools(self, turn: int) -> list[Row]:
         """The tools of the call that a turn answered; none: []."""
-        found: list[Row] = self._begun(turn).get("tools", [])
+        found: list[Row] = self._calls(turn)[0].get("tools", [])
         return found
 
     def last_turns(self) -> list[int]:
@@ -153,17 +153,19 @@ class RolloutRecord:
         return [t for t in range(self.turns) if t not in gone_on and (given[t] or t == last)]
 
     def _conversation(self, turn: int, reply: Callable[[int], Row]) -> list[Row]:
-        call = self._call(turn)
-        parts: list[list[Row]] = [call["messages"]]
-        while (before := call["after"]) is not None:
-            call = self._call(before)
-            parts += [[reply(before)], call["messages"]]
-        return [message for part in reversed(parts) for message in part]
+        first, *later = self._calls(turn)
+        messages: list[Row] = [*first["messages"]]
+        for call in later:
+            messages += [reply(call["after"]), *call["messages"]]
+        return messages
 
-    def _begun(self, turn: int) -> Row:
-        while (call := self._call(turn))["after"] is not None:
-            turn = call["after"]
-        return call
+    def _calls(self, turn: int | None) -> list[Row]:
+        """The calls of a conversation up to a turn's, the first one first."""
+        found = list[Row]()
+        while turn is not None:
+            found.insert(0, self._call(turn))
+            turn = found[0]["after"]
+        return found
 
     def _call(self, turn: int) -> Row:
         call: Row | None = self.row["steps"][turn].get("call")

@@ -13,12 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tinker_cookbook.rl.rollout_logging import serialize_rollout_summaries
 from tinker_cookbook.rl.types import Env, Metrics, Trajectory, TrajectoryGroup
 
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.transcript import Transcript
 from evert.bridge.episode.seeds import Draws
-from evert.bridge.records.rows import Row, rollout_rows
+from evert.bridge.records.rows import Row, completed
 from evert.bridge.redaction import redacted
 
 E = TypeVar("E", bound=Env)
@@ -84,8 +85,12 @@ class Recorder:
         given = zip(trajectories, envs, *added, strict=True)
         ours = [(t, env, r, m) for t, env, r, m in given if isinstance(env, ChatAgentEnv)]
         group = TrajectoryGroup([o[0] for o in ours], [o[2] for o in ours], [o[3] for o in ours])
-        named: dict[str, Any] = {"split": split, "iteration": iteration, "tags": tags}
-        self.write(rollout_rows(group, [env for _, env, _, _ in ours], **named, about=about))
+        rows = serialize_rollout_summaries(
+            split=split, iteration=iteration, trajectory_groups_P=[group], taglist_P=[[*tags]]
+        )
+        pairs = zip(rows, ours, strict=True)
+        own = {"about": dict(about or {})}
+        self.write([completed(row, played, env) | own for row, (played, env, _, _) in pairs])
 
     def write(self, rows: Sequence[Row]) -> None:
         """Write the rows of a group; an OSError if the file cannot be written."""

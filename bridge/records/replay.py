@@ -7,7 +7,6 @@ the agent itself differs: with the same replies, it asked for something else.
 
 import asyncio
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import Unpack
 
 import tinker
@@ -24,6 +23,7 @@ from evert.bridge.episode.agent import NO_TASK, Agent
 from evert.bridge.errors import ReplayError
 from evert.bridge.records.record import RolloutRecord
 from evert.bridge.records.rows import Row, as_message
+from evert.bridge.records.sequences import shared
 from evert.bridge.tokens.token_log import FlatPrompt, flatten
 
 
@@ -42,7 +42,6 @@ class ReplayPolicy(TokenCompleter):
     def __init__(self, record: RolloutRecord, env: ChatAgentEnv | None = None) -> None:
         self.record = record
         self.left = list(range(record.turns))
-        self._claimed = set[int]()  # asked, and waiting for others
         self._env = env
 
     async def __call__(
@@ -61,7 +60,7 @@ class ReplayPolicy(TokenCompleter):
         """The turn that has this prompt, of those that were not played; or a ReplayError."""
         prompt, prompts = flatten(model_input.chunks), self.record.prompts
         for turn in self.left:
-            if turn not in self._claimed and prompts[turn] == prompt:
+            if prompts[turn] == prompt:
                 return turn
         request = self._env.request_of(model_input) if self._env is not None else None
         raise ReplayError(self._difference(prompt, request))
@@ -108,26 +107,25 @@ class _InOrder(ReplayPolicy):
         super().__init__(record, env)
         self._overlap = env._turns.overlap
         self._patience = env._settings.agent_timeout
-        self._moved = asyncio.Event()
+        self._answered, self._moved = 0, asyncio.Condition()
 
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
         turn = self.find(model_input)
-        self._claimed.add(turn)
+        self.left.remove(turn)
         self._overlap.is_met |= _has_met(self.record, turn)
         try:
-            async with asyncio.timeout(self._patience):
-                while self.left[0] != turn:
-                    await self._moved.wait()
+            async with asyncio.timeout(self._patience), self._moved:
+                await self._moved.wait_for(lambda: self._answered == turn)
+                self._answered += 1
+                self._moved.notify_all()
         except TimeoutError:
+            missing = self._answered
             raise ReplayError(
-                f"The agent differs from its record at turn {self.left[0]}: it does not make that "
-                f"call{_quoted(self._asked(self.left[0]))} within agent_timeout={self._patience} s."
+                f"The agent differs from its record at turn {missing}: it does not make that "
+                f"call{_quoted(self._asked(missing))} within agent_timeout={self._patience} s."
             ) from None
-        self.left.remove(turn)
-        self._moved.set()
-        self._moved = asyncio.Event()
         return self.record.action(turn)
 
 
@@ -183,9 +181,8 @@ def _quoted(messages: Sequence[Row]) -> str:
 
 
 def _in_tokens(then: FlatPrompt, now: FlatPrompt) -> str:
-    pairs = zip(then, now, strict=False)
-    same = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
     return (
-        f"Its prompt has {len(now)} tokens and then had {len(then)}, of which the first {same} are "
-        "the same. With evert.replay, or ReplayPolicy(record, env), the message is named."
+        f"Its prompt has {len(now)} tokens and then had {len(then)}, of which the first "
+        f"{shared(then, now)} are the same. With evert.replay, or ReplayPolicy(record, env), the "
+        "message is named."
     )

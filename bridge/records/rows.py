@@ -8,15 +8,14 @@ after an earlier step: a long conversation costs what was said in it, once.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.metadata import version
 from itertools import takewhile
 from typing import Any
 
 from tinker_cookbook.renderers.base import message_to_jsonable
-from tinker_cookbook.rl.rollout_logging import serialize_rollout_summaries
-from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup, Transition
+from tinker_cookbook.rl.types import Trajectory, Transition
 
 from evert.bridge.chat.messages import as_fields, read_tools
 from evert.bridge.env.env import ChatAgentEnv
@@ -36,29 +35,12 @@ OPENING = 3
 Row = dict[str, Any]
 
 
-def rollout_rows(
-    group: TrajectoryGroup,
-    envs: Sequence[ChatAgentEnv],
-    *,
-    split: str = "train",
-    iteration: int = 0,
-    tags: Sequence[str] = (),
-    about: Mapping[str, Any] | None = None,
-) -> list[Row]:
-    """The rows of a group, one a trajectory, as JSON has them; arguments as ``Recorder.add``."""
-    rows = serialize_rollout_summaries(
-        split=split, iteration=iteration, trajectory_groups_P=[group], taglist_P=[[*tags]]
-    )
-    for row, trajectory, env in zip(rows, group.trajectories_G, envs, strict=True):
-        row |= _origin(env) | {"stop_reason": trajectory.stop_reason, "about": dict(about or {})}
-        for step, added in zip(row["steps"], _steps(trajectory, env), strict=True):
-            step |= added
-    return rows
-
-
-def _origin(env: ChatAgentEnv) -> Row:
+def completed(row: Row, trajectory: Trajectory, env: ChatAgentEnv) -> Row:
+    """A row of the Cookbook's (``serialize_rollout_summaries``) with all that it leaves out."""
     renderer = env.renderer
-    return {
+    steps = zip(row["steps"], _steps(trajectory, env), strict=True)
+    return row | {
+        "steps": [step | added for step, added in steps],
         "evert_schema": SCHEMA,
         "versions": _versions(),
         "agent": agent_name(env.agent),
@@ -67,6 +49,7 @@ def _origin(env: ChatAgentEnv) -> Row:
         "seat": getattr(env, "seat", None),
         "seed": getattr(env, "table", env).seed,  # of seats it is their table's
         **_task(env.task),
+        "stop_reason": trajectory.stop_reason,
     }
 
 

@@ -50,15 +50,27 @@ def continued(turns: Iterable[Transition]) -> Iterator[tuple[int | None, FlatPro
         known.append([*flat, *turn.ac.tokens])
 
 
-def _begun(flat: Sequence[Any], known: Sequence[FlatPrompt]) -> int | None:
+def _begun(flat: Sequence[Any], known: Sequence[Sequence[Any]]) -> int | None:
     """The number of the longest of the known sequences that a prompt begins with."""
-    begun = [number for number, ids in enumerate(known) if ids and _begins(flat, ids)]
+    # the last token first: a slice of the whole costs its length
+    begun = [
+        number
+        for number, ids in enumerate(known)
+        if ids and flat[len(ids) - 1 : len(ids)] == ids[-1:] and flat[: len(ids)] == ids
+    ]
     return max(begun, key=lambda number: len(known[number]), default=None)
 
 
-def _begins(flat: Sequence[Any], ids: FlatPrompt) -> bool:
-    size = len(ids)
-    return size <= len(flat) and flat[size - 1] == ids[-1] and flat[:size] == ids
+def shared(first: FlatPrompt, second: FlatPrompt) -> int:
+    """Length of the common beginning, by halving: slices compare fast."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def sequences(trajectory: Trajectory) -> list[TokenSequence]:
@@ -78,31 +90,24 @@ def sequences(trajectory: Trajectory) -> list[TokenSequence]:
     Raises:
         UnsupportedPromptError: An observation holds an image, say: it is more than token ids.
     """
-    found, known = list[TokenSequence](), list[FlatPrompt]()  # known: prompt and response of each
+    found = list[TokenSequence]()
     for turn in trajectory.transitions:
-        seen = _token_ids(turn)
-        if not seen and not turn.ac.tokens:
+        seen, said = _token_ids(turn), turn.ac.tokens
+        if not seen and not said:
             continue  # what the runner makes up for an episode without a call
-        best = _begun(seen, known)
-        if best is None:
-            sequence = TokenSequence(seen)
-        else:
-            sequence, new = found.pop(best), seen[len(known.pop(best)) :]
-            _append(sequence, new, [0.0] * len(new), 0)
-        said = turn.ac.tokens
-        sampled = 0 if turn.metrics.get(PARSE_ERROR_MASKED_METRIC_KEY) else 1
-        _append(sequence, said, turn.ac.maybe_logprobs or [0.0] * len(said), sampled)
+        known = [one.prompt_ids + one.response_ids for one in found]
+        after = _begun(seen, known)
+        sequence = TokenSequence(seen) if after is None else found.pop(after)
+        new = [] if after is None else seen[len(known[after]) :]
+        mask = 0 if turn.metrics.get(PARSE_ERROR_MASKED_METRIC_KEY) else 1
+        sequence.response_ids += [*new, *said]
+        sequence.response_mask += [0] * len(new) + [mask] * len(said)
+        sequence.response_logprobs += [0.0] * len(new)
+        sequence.response_logprobs += turn.ac.maybe_logprobs or [0.0] * len(said)
         sequence.rewards.append(turn.reward)
         sequence.turn_ends.append(len(sequence.response_ids))
         found.append(sequence)
-        known.append([*seen, *said])
     return found
-
-
-def _append(sequence: TokenSequence, ids: list[int], logprobs: list[float], mask: int) -> None:
-    sequence.response_ids += ids
-    sequence.response_mask += [mask] * len(ids)
-    sequence.response_logprobs += logprobs
 
 
 def _token_ids(turn: Transition) -> list[int]:
