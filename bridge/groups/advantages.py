@@ -10,6 +10,7 @@ import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -49,17 +50,15 @@ class Group:
     @cached_property
     def rewards(self) -> Floats:
         """[G]: all that each episode earned."""
-        earned = [[turn.reward for turn in turns] for turns in self.turns]
-        pairs = zip(earned, self.final_rewards, strict=True)
-        return np.asarray([math.fsum([*each, final]) for each, final in pairs])
+        return np.asarray(totals(self.turns, self.final_rewards))
 
     @cached_property
     def turn_rewards(self) -> Floats:
         """[G, T]: what each turn earned; the last one's holds the ``final_rewards``."""
-        rows = [[turn.reward for turn in turns] for turns in self.turns]
-        for row, final in zip(rows, self.final_rewards, strict=True):
-            row[-1:] = [last + final for last in row[-1:]]
-        return padded(rows)
+        found = padded([[turn.reward for turn in turns] for turns in self.turns])
+        for row, turns, final in zip(found, self.turns, self.final_rewards, strict=True):
+            row[len(turns) - 1 : len(turns)] += final
+        return found
 
     def returns(self, gamma: float = 1.0) -> Floats:
         """[G, T]: what each turn and those after it earned, ``gamma`` times less for each later.
@@ -84,6 +83,12 @@ class Group:
 
 Advantages: TypeAlias = Literal["group"] | Callable[[Group], Any]
 """How a group's advantages come about: "group", or a function that gives them."""
+
+
+def totals(turns: Sequence[Sequence[Transition]], final_rewards: Sequence[float]) -> list[float]:
+    """All that each of some episodes earned."""
+    pairs = zip(turns, final_rewards, strict=True)
+    return [math.fsum([*(turn.reward for turn in each), final]) for each, final in pairs]
 
 
 def padded(rows: Sequence[Sequence[float]]) -> Floats:
@@ -148,7 +153,9 @@ def spread(values: Any, tokens: Any, what: str, letters: str) -> Any:
         what: What to call the values in a message: "advantages".
         letters: Of the dimensions that must be there: "G", or "PG".
     """
-    widths, values = _widths(tokens), _listed(values)
+    *rows, counts = _levels(tokens)
+    widths = [*(max(map(len, level)) for level in rows), max(counts, default=0)]
+    values = _listed(values)
     try:
         return _fit(values, tokens, widths, len(letters))
     except IndexError:
@@ -164,12 +171,12 @@ def spread(values: Any, tokens: Any, what: str, letters: str) -> Any:
         raise AdvantagesError(f"{what}: {error}") from error
 
 
-def _widths(tokens: Any) -> list[int]:
-    level, widths = [tokens], []
-    while level and isinstance(level[0], list):
-        widths.append(max(map(len, level)))
-        level = [each for row in level for each in row]
-    return [*widths, max(level, default=0)]
+def _levels(nested: Any) -> list[list[Any]]:
+    """What stands at each depth of nested lists, down to the first at which not all are lists."""
+    levels = [[nested]]
+    while levels[-1] and all(isinstance(each, list) for each in levels[-1]):
+        levels.append([*chain.from_iterable(levels[-1])])
+    return levels
 
 
 def _fit(values: Any, tokens: Any, widths: Sequence[int], least: int) -> Any:
@@ -208,9 +215,6 @@ def _listed(values: Any) -> Any:
 
 def _shape(values: Any) -> str:
     """The shape of nested lists, in words: "(2, 4)", or "(2, 1 to 4)" where rows differ."""
-    level, sizes = [values], list[str]()
-    while level and all(isinstance(each, list) for each in level):
-        lengths = sorted({len(each) for each in level})
-        sizes.append(" to ".join(map(str, dict.fromkeys([lengths[0], lengths[-1]]))))
-        level = [each for row in level for each in row]
+    lengths = [{len(each) for each in level} for level in _levels(values)[:-1]]
+    sizes = [" to ".join(map(str, sorted({min(each), max(each)}))) for each in lengths]
     return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"

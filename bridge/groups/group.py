@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -24,7 +23,7 @@ from evert.bridge.env.seats import SeatEnv, SeatGroup, check_seats, frozen_seats
 from evert.bridge.episode.agent import NO_TASK, Agent, Outcome, agent_name, inspect_agent, unwrapped
 from evert.bridge.episode.seeds import seed_of
 from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
-from evert.bridge.groups.advantages import Advantages, Group, check_credit
+from evert.bridge.groups.advantages import Advantages, Group, check_credit, totals
 from evert.bridge.groups.pieces import put_in_pieces
 from evert.bridge.groups.rewards import GroupReward, PlayedGroup, further_rewards
 from evert.bridge.import_paths import resolve
@@ -233,7 +232,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         shifted = rewards
         if self.seats:
             shifted = _shifted_by_seat(rewards, trajectory_group, seats, metrics)
-        self.earned(_totals(shifted, trajectory_group))
+        self.earned(totals(turns, shifted))
         if self.advantages == "group" and self.gamma is None:
             return list(zip(shifted, metrics, strict=True))
         return self._in_pieces(seats, trajectory_group, turns, rewards, metrics)
@@ -284,13 +283,6 @@ def can_be_learned_from(trajectory: Trajectory) -> bool:
     )
 
 
-def _totals(rewards: Sequence[float], trajectories: Sequence[Trajectory]) -> list[float]:
-    return [
-        math.fsum([reward, *(transition.reward for transition in trajectory.transitions)])
-        for trajectory, reward in zip(trajectories, rewards, strict=True)
-    ]
-
-
 def _shifted_by_seat(
     rewards: list[float],
     trajectories: Sequence[Trajectory],
@@ -298,7 +290,7 @@ def _shifted_by_seat(
     metrics: Sequence[Metrics],
 ) -> list[float]:
     """Further rewards after which each seat's mean total is the group's; notes the real totals."""
-    earned = _totals(rewards, trajectories)
+    earned = totals([each.transitions for each in trajectories], rewards)
     pairs = [*zip(earned, seats, strict=True)]
     means = {seat: fmean([total for total, its in pairs if its == seat]) for seat in seats}
     for own, seat, total, trajectory in zip(metrics, seats, earned, trajectories, strict=True):
