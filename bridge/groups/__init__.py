@@ -10,6 +10,7 @@ In reading order:
     group.py        groups of episodes
     sampler_log.py  what a sampler was told, in a file
     curriculum.py   which tasks a step plays
+    kept.py         an object in a configuration that stays itself
     dataset.py      batches of groups
     branches.py     from a turn of a record on, sampled anew; a dataset of such branches
 """

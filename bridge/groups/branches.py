@@ -7,6 +7,7 @@ token once, however many branches share a beginning.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Unpack
 
 from tinker_cookbook.completers import StopCondition
@@ -18,7 +19,7 @@ from evert.bridge.env.transcript import Transcript
 from evert.bridge.episode.agent import NO_TASK, Agent
 from evert.bridge.errors import InvalidDatasetError, ReplayError
 from evert.bridge.groups.dataset import AgentDataset
-from evert.bridge.groups.group import ChatAgentGroupBuilder, GroupOptions
+from evert.bridge.groups.group import ChatAgentGroupBuilder
 from evert.bridge.records.record import RolloutRecord
 from evert.bridge.records.replay import ReplayPolicy
 
@@ -102,26 +103,6 @@ class BranchEnv(ChatAgentEnv):
         return begun
 
 
-class BranchGroupBuilder(ChatAgentGroupBuilder):
-    """A group of branches of one record, from a turn on."""
-
-    def __init__(
-        self,
-        record_of: RolloutRecord,
-        turn: int,
-        agent: Agent | str,
-        group_size: int = 1,
-        **options: Unpack[GroupOptions],
-    ) -> None:
-        super().__init__(agent, record_of.task, group_size, **options)
-        self.record_of, self.turn = record_of, turn
-        self.seats = ()  # an episode with seats cannot be branched
-
-    def new_env(self) -> BranchEnv:
-        """Another branch."""
-        return BranchEnv(self.record_of, self.turn, self.agent, self.task, **self.options)
-
-
 class BranchDataset(AgentDataset):
     """Groups of branches, one a record.
 
@@ -154,8 +135,11 @@ class BranchDataset(AgentDataset):
         self._choose = turn
         super().__init__(agent, records, **options)
 
-    def group(self, number: int) -> BranchGroupBuilder:
+    def group(self, number: int) -> ChatAgentGroupBuilder:
         """The group of a record, from its turn on."""
         record: RolloutRecord = self.tasks[number]
         turn = self._choose if isinstance(self._choose, int) else self._choose(record)
-        return BranchGroupBuilder(record, turn, self.agent, self.group_size, **self.options)
+        group = ChatAgentGroupBuilder(self.agent, record.task, self.group_size, **self.options)
+        group.seats = ()  # an episode with seats cannot be branched
+        group.branch = partial(BranchEnv, record, turn)
+        return group

@@ -20,6 +20,7 @@ from evert.bridge.episode.seeds import seed_of
 from evert.bridge.errors import AdvantagesError, InvalidDatasetError, repr_of
 from evert.bridge.groups.curriculum import Sampler, make_sampler
 from evert.bridge.groups.group import Batch, ChatAgentGroupBuilder, GroupOptions
+from evert.bridge.groups.kept import Kept, unwrap
 from evert.bridge.groups.opponents import Opponents
 from evert.bridge.groups.sampler_log import SamplerLog
 from evert.bridge.import_paths import resolve
@@ -143,27 +144,9 @@ class AgentDataset(RLDataset):
         )
 
 
-class Kept:
-    """An object in a configuration that stays itself where that is copied to be written down."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Kept":
-        return self
-
-    def to_dict(self) -> str:
-        """What the Cookbook writes down for it."""
-        return f"<a {type(self.value).__name__}>"
-
-
 def _keep(_: object, value: Any) -> Any:
     is_plain = isinstance(value, str | type(None) | RemoteModel | TinkerModel | Kept)
     return value if is_plain or inspect.isfunction(value) else Kept(value)
-
-
-def _given(value: Any) -> Any:
-    return value.value if isinstance(value, Kept) else value
 
 
 def _with_kept_models(options: EnvOptions) -> EnvOptions:
@@ -239,15 +222,15 @@ class AgentDatasetBuilder(RLDatasetBuilder):
             InvalidAgentError, InvalidDatasetError: The agent, the tasks, the group reward or the
                 sampler are not usable.
         """
-        group_reward: Any = _given(self.group_reward)
+        group_reward: Any = unwrap(self.group_reward)
         if isinstance(group_reward, str):
             group_reward = resolve(group_reward, "group reward", InvalidDatasetError)
-        advantages: Any = _given(self.advantages)
+        advantages: Any = unwrap(self.advantages)
         if isinstance(advantages, str) and advantages != "group":
             advantages = resolve(advantages, "advantages", AdvantagesError)
         dataset = partial(
             AgentDataset,
-            _given(self.agent),
+            unwrap(self.agent),
             batch_size=self.batch_size,
             seed=self.seed,
             seats=self.seats,
@@ -256,12 +239,12 @@ class AgentDatasetBuilder(RLDatasetBuilder):
             **self._env_options(),
         )
         tasks = load_tasks(self.train_tasks)
-        sampler = make_sampler(_given(self.sampler), len(tasks), self.batch_size, self.seed)
+        sampler = make_sampler(unwrap(self.sampler), len(tasks), self.batch_size, self.seed)
         train = dataset(
             tasks,
             sampler=sampler,
             sampler_log=self.sampler_log,
-            opponents=_given(self.opponents),
+            opponents=unwrap(self.opponents),
             group_size=self.group_size,
             epochs=self.epochs,
             shuffle=self.shuffle,
@@ -273,7 +256,7 @@ class AgentDatasetBuilder(RLDatasetBuilder):
             return train, None
         tests = load_tasks(self.test_tasks)
         held_out = partial(dataset, shuffle=False, held_out=True, group_size=self.test_group_size)
-        return train, held_out(tests, opponents=_given(self.test_opponents))
+        return train, held_out(tests, opponents=unwrap(self.test_opponents))
 
     def _env_options(self) -> EnvOptions:
         renderer = model_renderer(self.model_name, self.renderer_name)
@@ -283,7 +266,7 @@ class AgentDatasetBuilder(RLDatasetBuilder):
         if context := context_length_here(self.model_name):
             env_options.setdefault("context_length", context)
         if models := env_options.get("models"):
-            env_options["models"] = {name: _given(model) for name, model in models.items()}
+            env_options["models"] = {name: unwrap(model) for name, model in models.items()}
         return env_options
 
 

@@ -94,6 +94,8 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
     Attributes:
         batch: The batch of a training dataset that the group is in; None: of none. In training, a
             group that nothing can be learned from is dropped (``compute_group_rewards``).
+        branch: Makes an environment of the agent, the task and the options that goes on from a
+            record (``branches.py``); None: they begin anew.
         on_rewards: Is told what came of the group where it was played here (``earned``); it does
             not pickle.
         rewards: The total of each trajectory, when the group was played; else None.
@@ -136,6 +138,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         self.record = record
         self.options = options
         self.batch: Batch | None = None
+        self.branch: Callable[..., ChatAgentEnv] | None = None
         self.on_rewards: Callable[[Sequence[float]], None] | None = None
         self.rewards: list[float] | None = None
         self._envs: list[ChatAgentEnv] = []
@@ -169,7 +172,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
             self.rewards = None
         envs: list[ChatAgentEnv]
         if not self.seats:
-            envs = [self.new_env() for _ in range(self.group_size)]
+            envs = [self._new_env() for _ in range(self.group_size)]
         elif self._seat_group is None:
             group = SeatGroup(self.agent, self.seats, self.task, self.options)
             episodes = [group.new_episode(self._next_seed()) for _ in range(self.group_size)]
@@ -180,8 +183,9 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         self._envs += envs
         return envs if self.record is None else [*map(self.record.watch, envs)]
 
-    def new_env(self) -> ChatAgentEnv:
-        """Another environment, of an agent without seats."""
+    def _new_env(self) -> ChatAgentEnv:
+        if self.branch is not None:
+            return self.branch(self.agent, self.task, **self.options)
         return ChatAgentEnv(self.agent, self.task, seed=self._next_seed(), **self.options)
 
     def _next_seed(self) -> int | None:

@@ -15,7 +15,8 @@ from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from evert.bridge.env.options import EnvOptions
 from evert.bridge.errors import EvertError
 from evert.bridge.groups.dataset import load_tasks
-from evert.envs.as_gymnasium.registration import check_tasks, unwrap
+from evert.bridge.groups.kept import unwrap
+from evert.envs.as_gymnasium.registration import check_tasks
 
 
 class EnvArgumentError(EvertError, ValueError):

@@ -21,6 +21,7 @@ from evert.bridge.episode.agent import NO_TASK, Agent, inspect_agent
 from evert.bridge.episode.seeds import seed_of
 from evert.bridge.errors import RendererMismatchError
 from evert.bridge.groups.group import load_agent
+from evert.bridge.groups.kept import unwrap
 from evert.bridge.tokens.renderer import prompt_renderer
 from evert.envs.as_gymnasium.arguments import (
     EnvArgumentError,
@@ -32,7 +33,7 @@ from evert.envs.as_gymnasium.arguments import (
 )
 from evert.envs.as_gymnasium.episode import Episode, Moment, copied
 from evert.envs.as_gymnasium.loop import Loop
-from evert.envs.as_gymnasium.registration import kept, unwrap
+from evert.envs.as_gymnasium.registration import kept
 from evert.envs.as_gymnasium.spaces import (
     AnyText,
     message_space,

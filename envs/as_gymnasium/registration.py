@@ -18,6 +18,7 @@ from gymnasium.envs.registration import ENV_ID_RE, EnvSpec
 
 from evert.bridge.episode.agent import NO_TASK, Agent, agent_name, inspect_agent
 from evert.bridge.errors import InvalidAgentError, InvalidDatasetError
+from evert.bridge.groups.kept import Kept, unwrap
 from evert.envs.games import games
 
 if TYPE_CHECKING:
@@ -146,30 +147,12 @@ def import_path(value: Any) -> str | None:
     return f"{module_name}:{name}" if found is value else None
 
 
-class Kept:
-    """A value that ``gymnasium.make``, which copies arguments deeply, must pass on as it is."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Kept":
-        return self
-
-    def __repr__(self) -> str:
-        return f"{self.value!r:.100}"
-
-
 def kept(value: Any) -> Any:
     """``value`` if JSON can hold it, else in a ``Kept``."""
     value = unwrap(value)
     if isinstance(value, (list, tuple)) and all(_is_scalar(item) for item in value):
         return list(value)
     return value if _is_scalar(value) else Kept(value)
-
-
-def unwrap(value: Any) -> Any:
-    """What ``kept`` was given."""
-    return value.value if isinstance(value, Kept) else value
 
 
 def _is_scalar(value: Any) -> bool:

@@ -21,9 +21,10 @@ from gymnasium.envs.registration import EnvSpec
 
 from evert.bridge.clients.client import AgentClient, BlockingAgentClient
 from evert.bridge.errors import EvertError, InvalidAgentError, InvalidDatasetError
+from evert.bridge.groups.kept import Kept
 from evert.bridge.tokens.bases import default_renderer
 from evert.envs.as_gymnasium.env import AgentGymEnv
-from evert.envs.as_gymnasium.registration import Kept, import_path, kept, register_games
+from evert.envs.as_gymnasium.registration import import_path, kept, register_games
 from evert.envs.games import games
 
 Register = Callable[..., EnvSpec]
