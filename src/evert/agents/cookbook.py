@@ -203,7 +203,7 @@ class HeardRenderer:
         self._prefixes: list[tuple[list[Message], list[ToolSpec], str]] = []
         self._heard: list[Heard] = []
         self._replies: dict[tuple[int, ...], Reply] = {}
-        self._parsed: dict[int, tuple[Message, Reply]] = {}
+        self._parsed: list[tuple[Message, Reply]] = []
         self.renderer: Renderer = with_tokenizer(original, original.tokenizer)
         vars(self.renderer).update(
             {SHARED: prompts},  # for an Env of evert's in the environment: no tokenizer of its own
@@ -238,7 +238,7 @@ class HeardRenderer:
             with self._prompts.lock:
                 message, termination = self._original.parse_response(response)
         if reply is not None:
-            self._parsed[id(message)] = message, reply
+            self._parsed.append((message, reply))
         return message, termination
 
     # -- between the Env and the policy ----------------------------------------------------------
@@ -278,8 +278,8 @@ class HeardRenderer:
 
     def _as_sent(self, message: Message) -> CookbookMessage:
         """The message with its client's ids of tool calls; as it is if one could not be parsed."""
-        parsed, reply = self._parsed.get(id(message), (None, None))
-        if parsed is not message or reply is None or not reply.tool_calls or reply.unparsed:
+        reply = next((reply for parsed, reply in self._parsed if parsed is message), None)
+        if reply is None or not reply.tool_calls or reply.unparsed:
             return CookbookMessage(message)
         calls = [*reply.tool_calls]
         return CookbookMessage(role="assistant", content=reply.text, tool_calls=calls)
