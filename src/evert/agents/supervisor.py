@@ -184,12 +184,10 @@ def _watch(pid: int, tails: list[Tail], alarm: int, trainer: int) -> None:
 
 def _collected(pid: int) -> int | None:
     """Reap children that have ended; the command's exit status if it is one of them."""
-    status = None
     while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
         if ended[0] == pid:
-            status = os.waitstatus_to_exitcode(ended[1])
-            break
-    return status
+            return os.waitstatus_to_exitcode(ended[1])
+    return None
 
 
 def _report(line: str) -> None:
