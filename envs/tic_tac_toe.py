@@ -111,6 +111,14 @@ def drawn(rng: random.Random, moves: int) -> Board:
     return board
 
 
+def boards(rng: random.Random, most: int = 8) -> Iterator[Board]:
+    """Boards after random moves, ``most`` at most, at which the game goes on; without end."""
+    while True:
+        board = drawn(rng, rng.randint(0, most))
+        if winner(board) is None:
+            yield board
+
+
 class Openings(Sequence[Board]):
     """Boards after some random moves, at which the game goes on."""
 
@@ -125,11 +133,7 @@ class Openings(Sequence[Board]):
         """The board of a number, or those of a slice."""
         if isinstance(index, slice):
             return [self[number] for number in range(self.size)[index]]
-        rng = random.Random(range(self.size)[index])
-        while True:
-            board = drawn(rng, rng.randint(0, self.most))
-            if winner(board) is None:
-                return board
+        return next(boards(random.Random(range(self.size)[index]), self.most))
 
 
 TRAIN_TASKS = Openings(100_000)
@@ -239,7 +243,7 @@ async def tic_tac_toe_agent(client: "AgentClient", task: Board) -> float:
     v0: first version.
     """
     own = mover(task)
-    other = _asked(partial(_random_reply, client.rng))
+    other = _asked(partial(_reply, client.rng, free))
     won = await _play(task, {own: partial(_turn, client), SEATS[own == "x"]: other})
     reward = _reward(won, own)
     _note(client, reward)
@@ -292,20 +296,16 @@ def _note(client: "AgentClient", reward: float) -> None:
 
 def random_player(seed: int) -> Callable[[Sequence[Any]], str]:
     """Draws among the free cells."""
-    return partial(_random_reply, random.Random(seed))
+    return partial(_reply, random.Random(seed), free)
 
 
 def perfect_player(seed: int) -> Callable[[Sequence[Any]], str]:
     """Draws among the moves that lose nothing."""
-    return partial(_perfect_reply, random.Random(seed))
+    return partial(_reply, random.Random(seed), best)
 
 
-def _random_reply(rng: random.Random, messages: Sequence[Any]) -> str:
-    return str(rng.choice(free(seen(messages[-1]["content"]))) + 1)
-
-
-def _perfect_reply(rng: random.Random, messages: Sequence[Any]) -> str:
-    return str(rng.choice(best(seen(messages[-1]["content"]))) + 1)
+def _reply(rng: random.Random, cells: Callable[[Board], list[int]], messages: Sequence[Any]) -> str:
+    return str(rng.choice(cells(seen(messages[-1]["content"]))) + 1)
 
 
 def _asked(player: Callable[[Sequence[Any]], str]) -> Turn:
@@ -331,14 +331,6 @@ def habits(board: Board) -> list[list[int]]:
     )
     others = [cell for cell in cells if cell not in (*wins, *saves)]
     return [each or cells for each in (cells, wins, saves, others)]
-
-
-def boards(rng: random.Random) -> Iterator[Board]:
-    """Boards after random moves at which the game goes on, without end."""
-    while True:
-        board = drawn(rng, rng.randint(0, 8))
-        if winner(board) is None:
-            yield board
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, str]]]:
