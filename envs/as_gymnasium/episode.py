@@ -95,20 +95,19 @@ class Episode:
         old_reply = conversation.reply
         result = await self._env.step(action, extra={"stop_reason": "length" if is_cut else "stop"})
         self._sampled += len(action)
-        if not result.episode_done:
-            asking = self._asking(result.next_observation, list(result.next_stop_condition))
-            if not self._is_used_up():
-                self._moment = _after(asking, action, result, None)
-                return self._moment
+        stop: str | None
+        if result.episode_done:
+            reply = conversation.reply if conversation.reply is not old_reply else None
+            said = _message_of(reply) if reply is not None else self._plain(action)
+            prompt = before.tokens
+            now = Moment([*copied(before.messages), said], prompt and (*prompt, *action))
+            stop = _stop_reason(result)
+        else:
+            now = self._asking(result.next_observation, list(result.next_stop_condition))
+            stop = StopReason.MAX_SAMPLED_TOKENS if self._is_used_up() else None
+        if stop is not None:
             await self._env.close()
-            self._moment = _after(asking, action, result, StopReason.MAX_SAMPLED_TOKENS)
-            return self._moment
-        await self._env.close()
-        reply = conversation.reply if conversation.reply is not old_reply else None
-        said = _message_of(reply) if reply is not None else self._plain(action)
-        prompt = before.tokens
-        ended = Moment([*copied(before.messages), said], prompt and (*prompt, *action))
-        self._moment = _after(ended, action, result, _stop_reason(result))
+        self._moment = _after(now, action, result, stop)
         return self._moment
 
     async def close(self) -> None:

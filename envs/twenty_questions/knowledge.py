@@ -11,8 +11,9 @@ A set of nouns is an int, a bit a noun: to rule nouns out is one "and", to count
 import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from typing import get_args
 
-from evert.envs.twenty_questions.facts import Facts, shipped_facts
+from evert.envs.twenty_questions.facts import Facts, YesNo, shipped_facts
 from evert.envs.twenty_questions.game import Game
 from evert.envs.twenty_questions.nouns import Noun, shipped_nouns
 from evert.envs.twenty_questions.understanding.lexicon import load_lexicon
@@ -55,13 +56,13 @@ class Knowledge:
         self._attributes = {question: name for name, question in self.questions.items()}
         self._bits = {guess(noun.answer): 1 << i for i, noun in enumerate(self.nouns)}
         self._where = {
-            name: {said: self._set(facts, name, said) for said in ("yes", "no", "n/a")}
+            name: {
+                said: self.set_of(n for n in self.nouns if facts.of(n.answer, name) == said)
+                for said in get_args(YesNo)
+            }
             for name in self.questions
         }
         self.best = lru_cache(maxsize=10_000)(self._best)
-
-    def _set(self, facts: Facts, attribute: str, said: str) -> int:
-        return self.set_of(n for n in self.nouns if facts.of(n.answer, attribute) == said)
 
     def set_of(self, nouns: Iterable[Noun]) -> int:
         """Some nouns as a set."""
