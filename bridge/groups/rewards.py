@@ -13,7 +13,7 @@ from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.seats import SeatEnv
 from evert.bridge.episode.agent import Outcome, agent_name, reward_of
 from evert.bridge.errors import InvalidAgentError, repr_of
-from evert.bridge.records.dialogue import transcript
+from evert.bridge.records.sequences import transcript
 from evert.bridge.tokens.bases import default_renderer
 
 

@@ -9,6 +9,5 @@ In reading order:
     record.py     ``RolloutRecord``: a row, read; ``read_records``: those of a run
     replay.py     ``ReplayPolicy``: a record in the place of a model; where the agent differs
     explain.py    a rollout for people
-    dialogue.py   a trajectory as what was told and said
-    sequences.py  a trajectory as plain token sequences
+    sequences.py  a trajectory as plain token sequences, or as what was told and said
 """

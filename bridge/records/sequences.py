@@ -1,7 +1,8 @@
-"""``continued``: which turn a prompt goes on from; ``sequences``: what other trainers take of that.
+"""``continued``: which turn a prompt goes on from; ``sequences`` and ``dialogue``: what follows.
 
 The Cookbook's ``trajectory_to_data`` makes data of a trajectory for its own trainer; every other
 trainer wants the same in lists: the prompt, what came after it, and which of that was sampled.
+People, and judges, want a text: what the policy was told at each call, and what it said.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -119,3 +120,24 @@ def _token_ids(turn: Transition) -> list[int]:
             f"An observation holds {', '.join(kinds)}; expected token ids alone. Token sequences "
             "cannot carry images: train such agents with the Cookbook's loop, or leave them out."
         ) from error
+
+
+def dialogue(trajectory: Trajectory, tokenizer: Any) -> list[dict[str, str]]:
+    """Each transition's prompt, but for what it repeats of an earlier turn, and its reply, as text.
+
+    Control tokens and images are left out.
+    """
+
+    def text(tokens: Iterable[Any]) -> str:
+        ids = [token for token in tokens if isinstance(token, int)]
+        return str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
+
+    told = (new for _, new in continued(trajectory.transitions))
+    pairs = zip(told, trajectory.transitions, strict=True)
+    return [{"told": text(new), "said": text(turn.ac.tokens)} for new, turn in pairs]
+
+
+def transcript(trajectory: Trajectory, tokenizer: Any) -> str:
+    """The same as one text, for a judge: a paragraph ``TOLD:`` and one ``SAID:`` a turn."""
+    turns = dialogue(trajectory, tokenizer)
+    return "\n\n".join(f"TOLD:\n{each['told']}\n\nSAID:\n{each['said']}" for each in turns)

@@ -28,7 +28,7 @@ from tinker_cookbook.rl.types import Trajectory
 import evert
 from evert import ChatAgentEnv, EnvArgumentError, GameError, GymAgent, ScriptedPolicy
 from evert.bridge.import_paths import resolve
-from evert.bridge.records.dialogue import dialogue
+from evert.bridge.records.sequences import dialogue
 from evert.bridge.tokens.bases import default_renderer
 from evert.bridge.tokens.renderer import prompt_renderer
 from evert.envs.from_gymnasium import recipe

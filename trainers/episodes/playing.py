@@ -30,8 +30,8 @@ from evert.bridge.env.seats import episode_envs, with_opponents
 from evert.bridge.errors import EvertError
 from evert.bridge.groups.opponents import Opponents
 from evert.bridge.models.tinker_model import TinkerModel
-from evert.bridge.records.dialogue import dialogue
 from evert.bridge.records.recorder import Recorder
+from evert.bridge.records.sequences import dialogue
 from evert.bridge.redaction import redacted
 from evert.trainers.config.fields import at_a_time
 from evert.trainers.episodes.failures import WRONG_NAME, Failure, Failures, failure_in, failure_of

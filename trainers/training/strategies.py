@@ -23,7 +23,7 @@ from evert.bridge.env.endings import AGENT_ERROR, AGENT_TIMEOUT
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.parallel import ParallelRollouts, do_parallel_rollout
 from evert.bridge.groups.group import Batch
-from evert.bridge.records.dialogue import dialogue
+from evert.bridge.records.sequences import dialogue
 from evert.bridge.redaction import redacted_logs
 from evert.trainers.episodes.failures import Failure, failure_of
 from evert.trainers.training.batch_log import Account, Tally
