@@ -8,8 +8,7 @@ In reading order:
     pieces.py       the same for the Cookbook's loop: a trajectory in pieces
     opponents.py    frozen models at seats: past checkpoints, players
     group.py        groups of episodes
-    sampler_log.py  what a sampler was told, in a file
-    curriculum.py   which tasks a step plays
+    curriculum.py   which tasks a step plays, and what came of them, in a file
     kept.py         an object in a configuration that stays itself
     dataset.py      batches of groups
     branches.py     from a turn of a record on, sampled anew; a dataset of such branches

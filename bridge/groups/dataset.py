@@ -18,11 +18,10 @@ from evert.bridge.env.options import EnvOptions
 from evert.bridge.episode.agent import Agent
 from evert.bridge.episode.seeds import seed_of
 from evert.bridge.errors import AdvantagesError, InvalidDatasetError, repr_of
-from evert.bridge.groups.curriculum import Sampler, make_sampler
+from evert.bridge.groups.curriculum import Sampler, SamplerLog, make_sampler
 from evert.bridge.groups.group import Batch, ChatAgentGroupBuilder, GroupOptions
 from evert.bridge.groups.kept import Kept, unwrap
 from evert.bridge.groups.opponents import Opponents
-from evert.bridge.groups.sampler_log import SamplerLog
 from evert.bridge.import_paths import resolve
 from evert.bridge.models.remote import RemoteModel
 from evert.bridge.models.tinker_model import TinkerModel, context_length_here

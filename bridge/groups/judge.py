@@ -73,7 +73,9 @@ class GroupJudge:
     async def _ranking(self, attempts: Sequence[str], group: PlayedGroup) -> list[int] | None:
         ask = frozen_models({JUDGE: self.model}, (), prompt_renderer(group.renderer))[JUDGE]
         rubric = self.rubric if isinstance(self.rubric, str) else self.rubric(group.task)
-        messages = _question(attempts, rubric)
+        shown = [f"=== Attempt {number} ===\n{text}" for number, text in enumerate(attempts, 1)]
+        asked = PROMPT.format(count=len(attempts), rubric=rubric, attempts="\n\n".join(shown))
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": asked}]
         for _ in range(1 + self.retries):
             reply = await _asked(ask, messages)
             if reply is None:
@@ -125,12 +127,6 @@ def read_ranking(reply: Reply, count: int) -> list[int] | None:
         return None
     numbers = [int(number) - 1 for number in re.findall(r"\d+", found[1])]
     return numbers if sorted(numbers) == [*range(count)] else None
-
-
-def _question(attempts: Sequence[str], rubric: str) -> list[dict[str, str]]:
-    shown = [f"=== Attempt {number} ===\n{text}" for number, text in enumerate(attempts, 1)]
-    prompt = PROMPT.format(count=len(attempts), rubric=rubric, attempts="\n\n".join(shown))
-    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": prompt}]
 
 
 async def _asked(ask: FrozenAnswer, messages: list[dict[str, str]]) -> Reply | None:

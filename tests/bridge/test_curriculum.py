@@ -28,10 +28,9 @@ from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from evert.bridge.env.scripted import ScriptedPolicy
 from evert.bridge.errors import InvalidDatasetError
-from evert.bridge.groups.curriculum import Curriculum, Sampler, make_sampler
+from evert.bridge.groups.curriculum import Curriculum, Sampler, make_sampler, read_sampler_log
 from evert.bridge.groups.dataset import AgentDataset, AgentDatasetBuilder
 from evert.bridge.groups.group import Batch
-from evert.bridge.groups.sampler_log import read_sampler_log
 from evert.trainers.training.strategies import LeaveOut
 
 FLAT, MIXED = [1.0, 1.0], [0.0, 1.0]

@@ -21,7 +21,7 @@ import torch
 from rich.console import Console
 
 import evert
-from evert.bridge.groups.sampler_log import read_sampler_log
+from evert.bridge.groups.curriculum import read_sampler_log
 from evert.trainers.commands import train as command
 from evert.trainers.config.arguments import UsageError
 from evert.trainers.config.recipes import path_of
