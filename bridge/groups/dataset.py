@@ -148,7 +148,7 @@ def _keep(_: object, value: Any) -> Any:
     return value if is_plain or inspect.isfunction(value) else Kept(value)
 
 
-def _with_kept_models(options: EnvOptions) -> EnvOptions:
+def _with_kept_models(_: object, options: EnvOptions) -> EnvOptions:
     models = {name: _keep(None, model) for name, model in (options.get("models") or {}).items()}
     return {**options, "models": models} if models else options
 
@@ -208,7 +208,7 @@ class AgentDatasetBuilder(RLDatasetBuilder):
     )
     env_options: EnvOptions = chz.field(
         default_factory=EnvOptions,
-        munger=lambda _, options: _with_kept_models(options),
+        munger=_with_kept_models,
         doc="Further options of ChatAgentEnv.",
     )
 

@@ -96,7 +96,8 @@ class Recorder:
         """Write the rows of a group; an OSError if the file cannot be written."""
         if not rows:
             return
-        file = self._file(rows[0]["iteration"])
+        name = f"{rows[0]['iteration']:06}.jsonl"
+        file = self.path if self.path.suffix else self.path / name
         if file not in self._groups:
             self._groups[file] = self._begun(file)
         number = self._groups[file]
@@ -104,9 +105,6 @@ class Recorder:
         with file.open("a", encoding="utf-8") as out:
             out.write(redacted("".join(f"{line}\n" for line in lines)))
         self._groups[file] += 1
-
-    def _file(self, iteration: int) -> Path:
-        return self.path if self.path.suffix else self.path / f"{iteration:06}.jsonl"
 
     def _begun(self, file: Path) -> int:
         """Prepare a file for the first write; the next group's number, after those there are."""

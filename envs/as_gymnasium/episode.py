@@ -21,9 +21,7 @@ from tinker_cookbook.rl.types import (
 )
 
 from evert.bridge.chat.messages import as_fields
-from evert.bridge.chat.reply import Reply
 from evert.bridge.clients.dialects.chat_completions import completion
-from evert.bridge.conversations.conversation import Conversation
 from evert.bridge.env.endings import TRUNCATED
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.errors import EnvStateError
@@ -91,14 +89,19 @@ class Episode:
         """Answer the agent's call, and run it to the next one or to its end, which closes it."""
         action, is_cut = self._within_budget(list(tokens))
         before = self._moment
-        conversation = self._conversation()
+        conversation = self._env.conversation
+        if conversation is None:
+            raise EnvStateError("No call of the agent waits for a reply; start a new episode.")
         old_reply = conversation.reply
         result = await self._env.step(action, extra={"stop_reason": "length" if is_cut else "stop"})
         self._sampled += len(action)
         stop: str | None
         if result.episode_done:
             reply = conversation.reply if conversation.reply is not old_reply else None
-            said = _message_of(reply) if reply is not None else self._plain(action)
+            said = {"role": "assistant", "content": self._renderer.decode(action)}
+            if reply is not None:
+                sent = completion(reply, id="", model="").choices[0].message
+                said = sent.model_dump(exclude_none=True)
             prompt = before.tokens
             now = Moment([*copied(before.messages), said], prompt and (*prompt, *action))
             stop = _stop_reason(result)
@@ -121,12 +124,6 @@ class Episode:
             end = self._renderer.encode(self._renderer.stop[0])
         return self._renderer.spell(text) + end
 
-    def _conversation(self) -> Conversation:
-        conversation = self._env.conversation
-        if conversation is None:
-            raise EnvStateError("No call of the agent waits for a reply; start a new episode.")
-        return conversation
-
     def _asking(self, prompt: tinker.ModelInput, stop: list[Any]) -> Moment:
         request = self._env.request
         assert request is not None
@@ -137,9 +134,6 @@ class Episode:
             stop=stop,
             max_tokens=self._budget(prompt.length),
         )
-
-    def _plain(self, action: list[int]) -> dict[str, Any]:
-        return {"role": "assistant", "content": self._renderer.decode(action)}
 
     def _budget(self, prompt: int) -> int | None:
         limits = self._env.rollout_limits
@@ -177,11 +171,6 @@ def _stop_reason(result: StepResult) -> str:
     reasons = [key for key, value in result.metrics.items() if value == 1.0]
     stops = [key for key in reasons if key.startswith(STOP_METRIC_PREFIX)]
     return stops[0].removeprefix(STOP_METRIC_PREFIX) if stops else str(StopReason.COMPLETED)
-
-
-def _message_of(reply: Reply) -> dict[str, Any]:
-    sent = completion(reply, id="", model="")
-    return sent.choices[0].message.model_dump(exclude_none=True)
 
 
 def _token_ids(prompt: tinker.ModelInput) -> tuple[int, ...] | None:

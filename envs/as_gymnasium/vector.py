@@ -122,10 +122,8 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
                 'Call reset(options={"reset_mask": terminated | truncated}) first.'
             )
         self._forget()
-        if self.autoreset_mode == AutoresetMode.NEXT_STEP:
-            self._advance(given, over)
-        else:
-            self._advance(given, set())
+        renews = self.autoreset_mode == AutoresetMode.NEXT_STEP
+        self._advance(given, over if renews else set())
         if self.autoreset_mode == AutoresetMode.SAME_STEP:
             self._start({i: None for i, env in enumerate(self.envs) if env.is_over}, None)
         return super().step(given)
@@ -158,9 +156,7 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
         for env in self.envs:
             env.ready.clear()
 
-    def _start(
-        self, seeds: Mapping[int, int | None], options: dict[str, Any] | None = None
-    ) -> None:
+    def _start(self, seeds: Mapping[int, int | None], options: dict[str, Any] | None) -> None:
         works = {i: self.envs[i].resetting(seed=seed, options=options) for i, seed in seeds.items()}
         for i, result in self._play(works).items():
             self.envs[i].begin(result)
@@ -183,9 +179,13 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
         """Do the work of these environments. An agent's error is returned in its place."""
         if self._loop is None or not self._loop.is_ours:
             self._loop = Loop(self)
+        results = dict[int, Moment | EvertError]()
         try:
             came = self._loop.run(partial(_gather, [partial(_tried, w) for w in works.values()]))
-            results = {i: _checked(result) for i, result in zip(works, came, strict=True)}
+            for i, result in zip(works, came, strict=True):
+                if not isinstance(result, Moment | EvertError):
+                    raise result
+                results[i] = result
         except BaseException as problem:
             for i in works:
                 self.envs[i].broken(problem)
@@ -239,17 +239,13 @@ class Member(AgentGymEnv):
         if isinstance(result, Moment):
             observation, reward, terminated, truncated, info = self.stepped(result)
         else:
-            observation, reward, terminated, truncated = self._latest(), math.nan, False, True
-            info = {"error": result}
+            latest = None if self.failure is not None else self._moment
+            observation = () if latest is None else self._observation(latest)
+            reward, terminated, truncated, info = math.nan, False, True, {"error": result}
             self.broken(result)
         truncated = truncated or self._steps >= self._max_steps
         self.is_over = terminated or truncated
         self.ready.append((observation, reward, terminated, truncated, info))
-
-    def _latest(self) -> Observation:
-        if self.failure is not None or self._moment is None:
-            return ()
-        return self._observation(self._moment)
 
 
 async def _gather(works: Iterable[Callable[[], Coroutine[Any, Any, Result]]]) -> list[Result]:
@@ -263,12 +259,6 @@ async def _tried(work: Work) -> Moment | BaseException:
         raise
     except BaseException as problem:  # all others are to come to their end
         return problem
-
-
-def _checked(result: Moment | BaseException) -> Moment | EvertError:
-    if isinstance(result, Moment | EvertError):
-        return result
-    raise result
 
 
 def _require_count(name: str, value: object) -> None:
