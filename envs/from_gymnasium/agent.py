@@ -5,6 +5,7 @@ an action (``actions.py``), and rewards are given at their own turn. Each episod
 environment and closes it, whatever happens.
 """
 
+import asyncio
 import contextvars
 import math
 import random
@@ -262,7 +263,5 @@ async def _here(work: Callable[[], Any]) -> Any:
 
 
 async def _in_thread(thread: ThreadPoolExecutor, work: Callable[[], Any]) -> Any:
-    import asyncio
-
     context = contextvars.copy_context()
     return await asyncio.get_running_loop().run_in_executor(thread, context.run, work)
