@@ -51,7 +51,7 @@ def continued(turns: Iterable[Transition]) -> Iterator[tuple[int | None, FlatPro
         known.append([*flat, *turn.ac.tokens])
 
 
-def _begun(flat: Sequence[Any], known: Sequence[Sequence[Any]]) -> int | None:
+def _begun(flat: Sequence[Any], known: Sequence[FlatPrompt]) -> int | None:
     """The number of the longest of the known sequences that a prompt begins with."""
     # the last token first: a slice of the whole costs its length
     begun = [
@@ -91,15 +91,14 @@ def sequences(trajectory: Trajectory) -> list[TokenSequence]:
     Raises:
         UnsupportedPromptError: An observation holds an image, say: it is more than token ids.
     """
-    found = list[TokenSequence]()
+    found, known = list[TokenSequence](), list[FlatPrompt]()  # known: prompt and response of each
     for turn in trajectory.transitions:
         seen, said = _token_ids(turn), turn.ac.tokens
         if not seen and not said:
             continue  # what the runner makes up for an episode without a call
-        known = [one.prompt_ids + one.response_ids for one in found]
         after = _begun(seen, known)
         sequence = TokenSequence(seen) if after is None else found.pop(after)
-        new = [] if after is None else seen[len(known[after]) :]
+        new = [] if after is None else seen[len(known.pop(after)) :]
         mask = 0 if turn.metrics.get(PARSE_ERROR_MASKED_METRIC_KEY) else 1
         sequence.response_ids += [*new, *said]
         sequence.response_mask += [0] * len(new) + [mask] * len(said)
@@ -108,6 +107,7 @@ def sequences(trajectory: Trajectory) -> list[TokenSequence]:
         sequence.rewards.append(turn.reward)
         sequence.turn_ends.append(len(sequence.response_ids))
         found.append(sequence)
+        known.append([*seen, *said])
     return found
 
 
