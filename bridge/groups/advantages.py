@@ -36,16 +36,23 @@ class Group:
         task: What the agent was handed.
         trajectories: G of them, as they are trained on: turns that continue each other stand side
             by side.
-        turns: [G], the same transitions in the order in which they were played.
+        order: [G], of each transition of a trajectory, which turn it was, from 0 in the order of
+            play.
         final_rewards: [G], what comparing the group added to what each earned.
         seat: The role; "" where the agent has one.
     """
 
     task: Any
     trajectories: Sequence[Trajectory]
-    turns: Sequence[Sequence[Transition]]
+    order: Sequence[Sequence[int]]
     final_rewards: Sequence[float]
     seat: str = ""
+
+    @cached_property
+    def turns(self) -> list[list[Transition]]:
+        """[G], the transitions of each trajectory in the order in which they were played."""
+        pairs = zip(self.trajectories, self.order, strict=True)
+        return [[each.transitions[at] for at in np.argsort(order)] for each, order in pairs]
 
     @cached_property
     def rewards(self) -> Floats:

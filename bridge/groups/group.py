@@ -213,7 +213,6 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
                 f"{agent_name(self.agent)}: it called no model in them, or every reply is masked. "
                 "Their group is left out."
             )
-        turns = [[*each.transitions] for each in trajectory_group]  # as they were played
         played = [*zip(trajectory_group, env_group, strict=True)]
         ours = [(each, env) for each, env in played if isinstance(env, ChatAgentEnv)]
         for trajectory, env in ours:
@@ -230,8 +229,8 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
             noted: Any = {"rewards": rewards, "metrics": metrics, "tags": self.tags}
             iteration = self.batch.index if self.batch is not None else 0
             self.record.add(trajectory_group, env_group, iteration=iteration, **noted)
-        for trajectory, env in ours:
-            sort_by_lineage(trajectory, env.turn_lineages)
+        lineages = [env.turn_lineages if isinstance(env, ChatAgentEnv) else [] for env in env_group]
+        order = [*map(sort_by_lineage, trajectory_group, lineages)]
         seats = [env.seat if isinstance(env, SeatEnv) else "" for env in env_group]
         shifted = rewards
         if self.seats:
@@ -239,7 +238,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         self.earned(totals(turns, shifted))
         if self.advantages == "group" and self.gamma is None:
             return list(zip(shifted, metrics, strict=True))
-        return self._in_pieces(seats, trajectory_group, turns, rewards, metrics)
+        return self._in_pieces(seats, trajectory_group, order, rewards, metrics)
 
     def _in_pieces(
         self, seats: Sequence[str], trajectories: list[Trajectory], *columns: Sequence[Any]
@@ -249,8 +248,8 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         for seat in dict.fromkeys(seats):
             members = [number for number, its in enumerate(seats) if its == seat]
             own: Any = ([column[n] for n in members] for column in (trajectories, *columns))
-            played, turns, rewards, noted = own
-            groups.append(Group(self.task, played, turns, rewards, seat))
+            played, order, rewards, noted = own
+            groups.append(Group(self.task, played, order, rewards, seat))
             metrics.append(noted)
         trajectories[:], further = put_in_pieces(groups, metrics, self.advantages, self.gamma)
         return further
@@ -305,15 +304,21 @@ def _shifted_by_seat(
     return [reward + overall - means[seat] for reward, seat in zip(rewards, seats, strict=True)]
 
 
-def sort_by_lineage(trajectory: Trajectory, turn_lineages: Sequence[int]) -> None:
-    """Put transitions that continue each other side by side, in place.
+def sort_by_lineage(trajectory: Trajectory, turn_lineages: Sequence[int]) -> list[int]:
+    """Put transitions in their ``lineage_order``, which is returned, in place."""
+    order, turns = lineage_order(trajectory, turn_lineages), trajectory.transitions
+    turns[:] = [turns[turn] for turn in order]
+    return order
+
+
+def lineage_order(trajectory: Trajectory, turn_lineages: Sequence[int]) -> list[int]:
+    """The numbers of an episode's turns, those that continue each other side by side.
 
     ``trajectory_to_data`` merges neighbours only. Each lineage keeps its order, and the one that
     ends last comes last: so does the transition that ends the episode, with its report.
     """
-    turns = trajectory.transitions
-    if len(turns) > len(turn_lineages):
-        return  # the one made-up transition of an episode without a turn
-    played = range(len(turns))
+    played = range(len(trajectory.transitions))
+    if len(played) > len(turn_lineages):
+        return [*played]  # the one made-up transition of an episode without a turn
     ends = {turn_lineages[turn]: turn for turn in played}  # of each lineage, its last turn
-    turns[:] = [turns[turn] for turn in sorted(played, key=lambda t: (ends[turn_lineages[t]], t))]
+    return sorted(played, key=lambda turn: (ends[turn_lineages[turn]], turn))

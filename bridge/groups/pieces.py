@@ -45,8 +45,8 @@ def put_in_pieces(
                 "turns_per_episode": len(trajectory.transitions),
                 **its_metrics[number],
             }
-            turns = zip(group.turns[number], by_token[number], strict=True)
-            for advantage, piece in _pieces(trajectory, {id(t): values for t, values in turns}):
+            in_place = [by_token[number][turn] for turn in group.order[number]]
+            for advantage, piece in _pieces(trajectory, in_place):
                 earned = math.fsum(turn.reward for turn in piece.transitions)
                 pieces.append(piece)
                 further.append((centre + advantage - earned, own))
@@ -59,12 +59,12 @@ def put_in_pieces(
 
 
 def _pieces(
-    trajectory: Trajectory, by_turn: dict[int, list[float]]
+    trajectory: Trajectory, advantages: Sequence[Sequence[float]]
 ) -> Iterator[tuple[float, Trajectory]]:
     """Each advantage in a trajectory, with its tokens as the actions; in order of the first."""
     found = dict[float, list[Transition]]()
-    for turn in trajectory.transitions:
-        for advantage, part in _parts(turn, by_turn[id(turn)]):
+    for turn, its in zip(trajectory.transitions, advantages, strict=True):
+        for advantage, part in _parts(turn, its):
             found.setdefault(advantage, []).append(part)
     for advantage, parts in found.items():
         # no stop reason: the Cookbook would bound the reward of one that a limit stopped

@@ -29,7 +29,8 @@ def turn(reward: float, tokens: int) -> Transition:
 def group_of(*episodes: list[float], final: list[float] | None = None, tokens: int = 2) -> Group:
     turns = [[turn(reward, tokens) for reward in rewards] for rewards in episodes]
     trajectories = [Trajectory([*each], tinker.ModelInput.empty()) for each in turns]
-    return Group("a task", trajectories, turns, final or [0.0] * len(episodes))
+    order = [range(len(each)) for each in turns]
+    return Group("a task", trajectories, order, final or [0.0] * len(episodes))
 
 
 def by_turn(group: Group, *how: Any) -> list[list[Any]]:

@@ -138,10 +138,10 @@ class Contestant:
         """
         run, settings, agent = self._played, self.settings, self._agents()(0)
         task = next(tasks[0] for tasks in settings.tasks().values() if len(tasks))
-        frozen, embedded = frozen_models(settings.frozen), choose_engine(run).embedded
-        check_episodes(settings, frozen, agent, task, embedded=embedded)
+        engine = (check_engine if self.weights else choose_engine)(run)
+        frozen = frozen_models(settings.frozen)
+        check_episodes(settings, frozen, agent, task, embedded=engine.embedded)
         if self.weights:
-            check_engine(run)
             renderer_of(run)
 
     def _agents(self) -> Callable[[int], Any]:

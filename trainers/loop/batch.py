@@ -208,15 +208,14 @@ def _filled(batch: Batch, played: Sequence[Played]) -> Floats:
 
 def _data_of(group: Group, by_token: ByToken) -> list[tinker.Datum]:
     found = list[tinker.Datum]()
-    for trajectory, turns, advantages in zip(
-        group.trajectories, group.turns, by_token, strict=True
+    for trajectory, order, advantages in zip(
+        group.trajectories, group.order, by_token, strict=True
     ):
-        own = {id(turn): values for turn, values in zip(turns, advantages, strict=True)}
         given = [
             value
-            for turn in trajectory.transitions
+            for turn, number in zip(trajectory.transitions, order, strict=True)
             if not turn.metrics.get(PARSE_ERROR_MASKED_METRIC_KEY)
-            for value in own[id(turn)]
+            for value in advantages[number]
         ]
         start = 0
         for datum in trajectory_to_data(trajectory, 0.0):

@@ -25,7 +25,7 @@ from evert.bridge.episode.agent import Agent
 from evert.bridge.episode.seeds import seed_of
 from evert.bridge.errors import AgentError, EvertError, InvalidDatasetError
 from evert.bridge.groups.advantages import Group
-from evert.bridge.groups.group import ChatAgentGroupBuilder
+from evert.bridge.groups.group import ChatAgentGroupBuilder, lineage_order
 from evert.bridge.groups.rewards import GroupReward
 from evert.bridge.models.tinker_model import context_length_here
 from evert.bridge.records.recorder import Recorder
@@ -233,20 +233,22 @@ async def _rewarded(
     envs: Sequence[Sequence[Env]],
 ) -> list[Played]:
     flat = [trajectory for episode in ended.values() for trajectory in episode]
-    turns = [[*trajectory.transitions] for trajectory in flat]  # before they are sorted
+    places: list[Any] = [env for episode in envs for env in episode]
+    # asked before the builder sorts them
+    order = [lineage_order(each, env.turn_lineages) for each, env in zip(flat, places, strict=True)]
     added = list[float]()
     if flat:
-        pairs = await builder.compute_group_rewards(flat, [env for each in envs for env in each])
+        pairs = await builder.compute_group_rewards(flat, places)
         added = [further for further, _ in pairs]
         for number, (_, metrics) in enumerate(pairs if builder.seats else ()):
             seat = builder.seats[number % len(builder.seats)]
-            earned = math.fsum(turn.reward for turn in turns[number])
+            earned = math.fsum(turn.reward for turn in flat[number].transitions)
             added[number] = metrics[f"seat/{seat}/reward"] - earned  # before seats were shifted
     names = builder.seats or ("",)
     width = len(names)
     return [
         Played(
-            Group(builder.task, flat[at::width], turns[at::width], added[at::width], seat),
+            Group(builder.task, flat[at::width], order[at::width], added[at::width], seat),
             [*ended],
         )
         for at, seat in enumerate(names)
