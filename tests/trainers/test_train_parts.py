@@ -233,9 +233,9 @@ def test_the_sdk_is_completed_for_a_service_of_ones_own_and_not_for_the_hosted_o
 
 
 def test_only_the_tiny_base_gets_one_thread_by_itself() -> None:
-    assert threads_of(settings()) == 1
-    assert threads_of(settings(threads=4)) == 4
-    assert threads_of(settings(model_name="Qwen/Qwen3-8B")) is None
+    assert threads_of(None, settings().model_name) == 1
+    assert threads_of(4, settings().model_name) == 4
+    assert threads_of(None, "Qwen/Qwen3-8B") is None
 
 
 # -- the folder ----------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from evert.bridge.errors import RecordError
 from evert.trainers.config.command import Command
+from evert.trainers.config.fields import setting
 from evert.trainers.rundir.recorded import progress
 from evert.trainers.system.files import write_whole
 
@@ -35,11 +36,11 @@ class ExportSettings:
     """Which conversations to write, and where to."""
 
     run: str = chz.field(doc="folder of a run or an evaluation, or a file of a Recorder's")
-    min_reward: float | None = chz.field(
-        default=None, doc="least reward of a rollout, what its group added included; None: any"
+    min_reward: float | None = setting(
+        None, "least reward of a rollout, what its group added included; None: any"
     )
-    out: str = chz.field(default="sft.jsonl", doc="file to write")
-    unique: bool = chz.field(default=True, doc="whether of equal conversations one is written")
+    out: str = setting("sft.jsonl", "file to write")
+    unique: bool = setting(True, "whether of equal conversations one is written")
 
 
 def export(settings: ExportSettings) -> None:

@@ -10,7 +10,7 @@ from evert.bridge.tokens.bases import BASE_MODEL
 from evert.bridge.tokens.pretrained import trusting_code
 from evert.trainers.config.arguments import UsageError
 from evert.trainers.config.command import Command
-from evert.trainers.config.fields import size, trust
+from evert.trainers.config.fields import setting, size, trust
 from evert.trainers.system.command import run_command
 
 if TYPE_CHECKING:
@@ -34,19 +34,17 @@ Settings, with their values:
 class PlanSettings:
     """What would be loaded, and how."""
 
-    model: str = chz.field(default=BASE_MODEL, doc="a base, a Hugging Face folder, a cached name")
+    model: str = setting(BASE_MODEL, "a base, a Hugging Face folder, a cached name")
     trust_remote_code: bool = trust()
-    device: str = chz.field(default="auto", doc="cpu, cuda or auto")
-    dtype: str = chz.field(
-        default="auto", doc="float32, bfloat16, float16; auto: bfloat16 on CUDA beside an adapter"
+    device: str = setting("auto", "cpu, cuda or auto")
+    dtype: str = setting(
+        "auto", "float32, bfloat16, float16; auto: bfloat16 on CUDA beside an adapter"
     )
-    full_parameter: bool | None = chz.field(
-        default=None, doc="train all weights; None: below 50 M parameters"
-    )
+    full_parameter: bool | None = setting(None, "train all weights; None: below 50 M parameters")
     lora_rank: int = size(32, "rank of the adapter, where one is trained")
     samplers: int = size(2, "versions of the weights that are sampled from at a time", 0)
-    gradient_checkpointing: bool | None = chz.field(
-        default=None, doc="layers are computed again in the backward pass; None: where needed"
+    gradient_checkpointing: bool | None = setting(
+        None, "layers are computed again in the backward pass; None: where needed"
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import chz
 
 from evert.trainers.config.arguments import read_pairs, read_settings, settings_help
-from evert.trainers.config.train import size
+from evert.trainers.config.fields import setting, size
 from evert.trainers.system.command import run_command
 from evert.trainers.system.files import write_whole
 
@@ -30,11 +30,9 @@ figures as PNG files beside it. The page needs nothing else and can be sent to s
 class ReportSettings:
     """How a report is made."""
 
-    out: str = chz.field(
-        default="", doc="where to write it; else `report` in the first run's folder"
-    )
-    title: str = chz.field(default="", doc="of the page; else the names of the runs")
-    smooth: float = chz.field(default=0.6, doc="how much of the past bold lines hold, 0 to below 1")
+    out: str = setting("", "where to write it; else `report` in the first run's folder")
+    title: str = setting("", "of the page; else the names of the runs")
+    smooth: float = setting(0.6, "how much of the past bold lines hold, 0 to below 1")
     prefill_price: float | None = size(None, "dollars a million tokens given", 0)
     sample_price: float | None = size(None, "dollars a million tokens sampled", 0)
     train_price: float | None = size(None, "dollars a million tokens trained on", 0)

@@ -22,7 +22,7 @@ from rich.table import Table
 from evert.bridge.errors import InvalidAgentError, RecordError
 from evert.bridge.import_paths import resolve
 from evert.trainers.config.command import Command
-from evert.trainers.config.train import size
+from evert.trainers.config.fields import setting, size
 from evert.trainers.rundir.recorded import progress
 from evert.trainers.system.command import run_async
 from evert.trainers.system.files import write_whole
@@ -46,7 +46,7 @@ class RescoreSettings:
 
     run: str = chz.field(doc="folder of a run or an evaluation, or a file of a Recorder's")
     reward: str = chz.field(doc="import path of a function from a RolloutRecord to a number")
-    out: str = chz.field(default="", doc=f"file to write; '': {RESCORED} in that folder")
+    out: str = setting("", f"file to write; '': {RESCORED} in that folder")
     parallel: int = size(64, "rollouts scored at a time, where the function is async")
     show: int = size(5, "rollouts listed whose reward changed most", 0)
 

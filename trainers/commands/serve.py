@@ -11,10 +11,10 @@ from typing import Any
 import chz
 
 from evert.bridge.errors import EvertError
-from evert.bridge.tokens.bases import BASES
 from evert.bridge.tokens.pretrained import trusting_code
+from evert.trainers.config.backend import threads_of
 from evert.trainers.config.command import Command
-from evert.trainers.config.fields import Dtype, size, trust
+from evert.trainers.config.fields import Dtype, setting, size, trust
 from evert.trainers.config.model_names import ModelNameError, NamedWeights, find_model
 
 USAGE = """\
@@ -37,21 +37,19 @@ class ServeSettings:
     """What is served, and where."""
 
     model: str = chz.field(doc="a base, a Hugging Face folder, runs/NAME or runs/NAME@STEP")
-    name: str = chz.field(default="", doc="what it is called there; empty: the model's own name")
-    host: str = chz.field(
-        default="127.0.0.1", doc="interface; 0.0.0.0 lets other machines in, over plain HTTP"
-    )
+    name: str = setting("", "what it is called there; empty: the model's own name")
+    host: str = setting("127.0.0.1", "interface; 0.0.0.0 lets other machines in, over plain HTTP")
     port: int = size(0, "0: a free one", 0)
-    api_key_env: str = chz.field(
-        default="VLLM_API_KEY", doc="variable with the key to ask for; not set: a random one"
+    api_key_env: str = setting(
+        "VLLM_API_KEY", "variable with the key to ask for; not set: a random one"
     )
     trust_remote_code: bool = trust()
-    device: str = chz.field(default="auto", doc="cpu, cuda or auto")
+    device: str = setting("auto", "cpu, cuda or auto")
     threads: int | None = size(None, "CPU threads; None: 1 if tiny")
-    dtype: Dtype = chz.field(
-        default="auto", doc="of the weights; auto: bfloat16 on CUDA for models that adapters train"
+    dtype: Dtype = setting(
+        "auto", "of the weights; auto: bfloat16 on CUDA for models that adapters train"
     )
-    seed: int = chz.field(default=0, doc="of what is sampled where a request has none")
+    seed: int = setting(0, "of what is sampled where a request has none")
 
 
 def _run(settings: ServeSettings) -> None:
@@ -74,7 +72,6 @@ def serving(settings: ServeSettings) -> Iterator[str]:
     from evert.trainers.serving.service import PolicyService
 
     base = found.base_model or ""
-    threads = 1 if settings.threads is None and base in BASES else settings.threads
     with (
         trusting_code(settings.trust_remote_code),
         embedded_engine(
@@ -82,7 +79,7 @@ def serving(settings: ServeSettings) -> Iterator[str]:
             device=settings.device,
             dtype=settings.dtype,
             seed=settings.seed,
-            threads=threads,
+            threads=threads_of(settings.threads, base),
         ),
     ):
         make: Any = tinker.ServiceClient().create_sampling_client

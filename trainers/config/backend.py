@@ -84,15 +84,13 @@ def check_engine(settings: TrainSettings) -> EngineChoice:
     return choice
 
 
-def threads_of(settings: TrainSettings) -> int | None:
-    """PyTorch's threads of a pass; None for its own choice.
+def threads_of(given: int | None, model_name: str) -> int | None:
+    """PyTorch's threads of a pass, as given or by the model; None for its own choice.
 
     The tiny base's operations are too small to share: one thread a pass is the fastest, and adds up
     in one order, which makes runs repeatable. Whole passes run side by side (``parallel.py``).
     """
-    if settings.threads is None and settings.model_name in BASES:
-        return 1
-    return settings.threads
+    return 1 if given is None and model_name in BASES else given
 
 
 @contextmanager
@@ -121,7 +119,7 @@ def running_engine(
         seed=settings.seed,
         full_parameter=settings.full_parameter,
         dtype=settings.dtype,
-        threads=threads_of(settings),
+        threads=threads_of(settings.threads, settings.model_name),
         allow_hosts=(*settings.allow_hosts, *hosts),
     ) as engine:
         engine.asked_for.add(settings.model_name)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import chz
 
 from evert.trainers.config.arguments import read_settings
-from evert.trainers.config.fields import by_path, size
+from evert.trainers.config.fields import by_path, setting, size
 
 if TYPE_CHECKING:
     from evert.bridge.env.options import EnvOptions
@@ -20,14 +20,12 @@ if TYPE_CHECKING:
 class EpisodeSettings:
     """What an agent meets in an episode."""
 
-    policy_names: tuple[str, ...] = chz.field(
-        default=(),
-        doc="model names by which the agent calls the policy: gpt-4o,gpt-5.2; a * stands for "
+    policy_names: tuple[str, ...] = setting(
+        (),
+        "model names by which the agent calls the policy: gpt-4o,gpt-5.2; a * stands for "
         "anything; none: policy",
     )
-    seats: tuple[str, ...] = chz.field(
-        default=(), doc="names of the agent's trained roles, where it has several"
-    )
+    seats: tuple[str, ...] = setting((), "names of the agent's trained roles, where it has several")
     limits: Mapping[str, Any] = by_path(
         "budgets of an episode: max_turns, max_trajectory_tokens, "
         "max_sampled_tokens, max_tool_calls, max_turn_tokens, rollout_timeout_seconds, "
@@ -42,32 +40,31 @@ class EpisodeSettings:
     model_timeout: float | None = size(
         600.0, "seconds a frozen model has to reply; None: for ever", 0, or_more=False
     )
-    on_agent_error: float | None = chz.field(
-        default=None,
-        doc="reward of an episode whose agent raises or is too slow; None: it gets none, and is "
+    on_agent_error: float | None = setting(
+        None,
+        "reward of an episode whose agent raises or is too slow; None: it gets none, and is "
         "left out of the training",
     )
-    on_truncation: Literal["deliver", "end"] = chz.field(
-        default="deliver", doc="what becomes of a reply that is cut at its most tokens"
+    on_truncation: Literal["deliver", "end"] = setting(
+        "deliver", "what becomes of a reply that is cut at its most tokens"
     )
-    context_overflow_reward: float = chz.field(
-        default=-0.1, doc="added where an episode ends because its prompt grew too long"
+    context_overflow_reward: float = setting(
+        -0.1, "added where an episode ends because its prompt grew too long"
     )
     format_retries: int = size(
         2, "times that a reply is asked for again which has not the asked-for format", 0
     )
-    keep_completed_arguments: bool = chz.field(
-        default=False,
-        doc="whether a reply stays as sampled though a tool call of it comes back with arguments "
-        "added",
+    keep_completed_arguments: bool = setting(
+        False,
+        "whether a reply stays as sampled though a tool call of it comes back with arguments added",
     )
     parse_error_policy: Mapping[str, Any] = by_path(
         "what follows a reply that does not parse: max_consecutive, penalty_per_error, "
         "terminal_reward, mask_error_turns, retry_message_template; none: the agent gets the text"
     )
-    traces: str = chz.field(
-        default="",
-        doc="where OpenTelemetry's spans of episodes go: a collector, http://127.0.0.1:4318, or "
+    traces: str = setting(
+        "",
+        "where OpenTelemetry's spans of episodes go: a collector, http://127.0.0.1:4318, or "
         "otel, as it is set up by its variables; none: there are none",
     )
     close_timeout: float = size(
@@ -87,12 +84,9 @@ def env_options(settings: EpisodeSettings, models: Mapping[str, "FrozenModel"]) 
     for name in chz.chz_fields(EpisodeSettings).keys() - {"seats"}:  # no option, but a group's
         if getattr(settings, name) != getattr(plain, name):
             given[name] = getattr(settings, name)
-    for name, kind in (("limits", RolloutLimits), ("parse_error_policy", ParseErrorPolicy)):
+    kinds: Mapping[str, Any] = {"limits": RolloutLimits, "parse_error_policy": ParseErrorPolicy}
+    for name, kind in kinds.items():
         if name in given:
-            given[name] = _read(kind, name, given[name])
+            given[name] = read_settings(kind, given[name], called=f"{name}.{{}}".format)
     options: EnvOptions = given
     return options
-
-
-def _read(kind: Any, name: str, given: Mapping[str, Any]) -> Any:
-    return read_settings(kind, given, called=lambda key: f"{name}.{key}")

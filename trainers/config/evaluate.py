@@ -8,7 +8,7 @@ import chz
 from evert.envs.games import Game, games
 from evert.trainers.config.arguments import gather, read_settings
 from evert.trainers.config.episode import EpisodeSettings
-from evert.trainers.config.fields import Dtype, RecipeError, by_path, parallel, size, trust
+from evert.trainers.config.fields import Dtype, RecipeError, by_path, parallel, setting, size, trust
 from evert.trainers.config.opponents import opponent, own_opponent
 from evert.trainers.config.recipes import choose_recipe, game_name, game_of, gym_of
 from evert.trainers.config.train import GYM, TrainSettings
@@ -31,54 +31,48 @@ class EvaluateSettings(EpisodeSettings):
         doc=f"game: {', '.join(games())}; or give agent=",
     )
     gym: Mapping[str, Any] = by_path(GYM)
-    agent: str = chz.field(default="", doc="your agent's import path, 'package.module:function'")
-    train_tasks: str = chz.field(default="", doc="with agent=: import path of tasks trained on")
-    test_tasks: str = chz.field(default="", doc="with agent=: import path of held-out tasks")
-    models: tuple[str, ...] = chz.field(
-        default=(),
-        doc="who plays: a base, a folder, runs/NAME, runs/NAME@STEP, tinker://..., openai:MODEL, "
+    agent: str = setting("", "your agent's import path, 'package.module:function'")
+    train_tasks: str = setting("", "with agent=: import path of tasks trained on")
+    test_tasks: str = setting("", "with agent=: import path of held-out tasks")
+    models: tuple[str, ...] = setting(
+        (),
+        "who plays: a base, a folder, runs/NAME, runs/NAME@STEP, tinker://..., openai:MODEL, "
         "https://HOST/v1#MODEL, vllm:http://HOST:PORT/v1#MODEL, or a player of the game",
     )
     frozen: Mapping[str, Any] = by_path(
         "what answers the agent's calls to the model KEY, whoever plays: a base, a folder, "
         "runs/NAME, ..., openai:MODEL; how: models.KEY.temperature=0, ... as in training"
     )
-    opponent: str = chz.field(
-        default="",
-        doc="who plays the other seats of an agent with seats: a player of the game, or a model as "
+    opponent: str = setting(
+        "",
+        "who plays the other seats of an agent with seats: a player of the game, or a model as "
         "in models.KEY; '': whoever is evaluated plays all",
     )
-    split: Literal["all", "train", "test"] = chz.field(default="all", doc="which tasks")
+    split: Literal["all", "train", "test"] = setting("all", "which tasks")
     max_tasks: int | None = size(200, "tasks of a split, spread evenly; None: all")
     seeds: int = size(4, "episodes a task")
-    seed: int = chz.field(default=0, doc="first of the seeds")
+    seed: int = setting(0, "first of the seeds")
     temperature: float = size(1.0, "0: greedy", 0)
     max_tokens: int | None = size(None, "most tokens of a reply; None: as trained, openai: no cap")
-    search: bool = chz.field(default=False, doc="whether the player has a search tool")
-    success: float = chz.field(default=1.0, doc="reward from which an episode is a success")
+    search: bool = setting(False, "whether the player has a search tool")
+    success: float = setting(1.0, "reward from which an episode is a success")
 
-    model_name: str = chz.field(
-        default="", doc="tinker://, vllm: the model that the weights belong to"
-    )
-    renderer_name: str | None = chz.field(default=None, doc="None: the one that fits the model")
+    model_name: str = setting("", "tinker://, vllm: the model that the weights belong to")
+    renderer_name: str | None = setting(None, "None: the one that fits the model")
     trust_remote_code: bool = trust()
-    base_url: str = chz.field(
-        default="https://api.openai.com/v1", doc="openai: address of the endpoint"
+    base_url: str = setting("https://api.openai.com/v1", "openai: address of the endpoint")
+    api_key_env: str | None = setting(
+        None, "variable with the key; None: OPENAI_API_KEY, vllm: VLLM_API_KEY"
     )
-    api_key_env: str | None = chz.field(
-        default=None, doc="variable with the key; None: OPENAI_API_KEY, vllm: VLLM_API_KEY"
-    )
-    device: str = chz.field(default="auto", doc="embedded: cpu, cuda or auto")
+    device: str = setting("auto", "embedded: cpu, cuda or auto")
     threads: int | None = size(None, "embedded: CPU threads; None: 1 if tiny")
-    dtype: Dtype = chz.field(
-        default="auto", doc="embedded: of the weights; auto: the run's, or what training would have"
+    dtype: Dtype = setting(
+        "auto", "embedded: of the weights; auto: the run's, or what training would have"
     )
-    record: bool = chz.field(
-        default=False, doc="whether every rollout is written to OUT/rollouts.jsonl"
-    )
+    record: bool = setting(False, "whether every rollout is written to OUT/rollouts.jsonl")
     parallel: int | None = parallel()
-    out: str | None = chz.field(
-        default=None, doc="folder, new or to go on with; None: evaluations/<env>-<date-time>"
+    out: str | None = setting(
+        None, "folder, new or to go on with; None: evaluations/<env>-<date-time>"
     )
 
     @chz.validate

@@ -20,6 +20,11 @@ class DemonstrationsError(EvertError, ValueError):
     """There are no demonstrations where a recipe or a user points, or too few."""
 
 
+def setting(default: Any, doc: str) -> Any:
+    """A field of settings: its default, and what its help says."""
+    return chz.field(default=default, doc=doc)
+
+
 def size(default: Any, doc: str, minimum: float = 1, *, or_more: bool = True) -> Any:
     """A number of at least ``minimum`` (above it, unless ``or_more``), or None by default."""
 
@@ -57,5 +62,4 @@ def by_path(doc: str) -> Any:
 
 def trust() -> Any:
     """The field of whether models may run code of their own: ``bridge/tokens/pretrained.py``."""
-    doc = "whether Python code that comes with a model is run; read it first"
-    return chz.field(default=False, doc=doc)
+    return setting(False, "whether Python code that comes with a model is run; read it first")

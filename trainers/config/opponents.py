@@ -34,11 +34,6 @@ def league(settings: TrainSettings, renderer_name: str) -> "League | None":
     return League("", settings.league, settings.max_tokens, renderer_name)
 
 
-def held_out_opponent(settings: TrainSettings) -> "Against | None":
-    """Who plays the other seats of a run's held-out tasks; None: the policy plays all."""
-    return opponent(settings.env, settings.test_opponent, settings.max_tokens, settings.base_url)
-
-
 def own_opponent(env: str, name: str) -> str | None:
     """Import path of a game's own opponent; None: the game has none of that name."""
     game = find_game(env) if env else None

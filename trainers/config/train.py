@@ -15,9 +15,8 @@ from evert.bridge.tokens.bases import BASE_MODEL, BASE_RENDERER, BASES
 from evert.envs.games import games
 from evert.trainers.config.arguments import gather, read_settings
 from evert.trainers.config.episode import EpisodeSettings
-from evert.trainers.config.fields import Dtype, by_path, parallel, trust
+from evert.trainers.config.fields import Dtype, by_path, parallel, setting, size, trust
 from evert.trainers.config.fields import RecipeError as RecipeError
-from evert.trainers.config.fields import size as size
 from evert.trainers.config.names import PATHS
 from evert.trainers.config.recipes import choose_recipe, game_name, gym_of, path_of
 
@@ -51,32 +50,31 @@ class TrainSettings(EpisodeSettings):
         "hopeless ones; '': all in turn"
     )
 
-    model_name: str = chz.field(
-        default=BASE_MODEL, doc="a shipped base, a Hugging Face folder, or a model's name"
+    model_name: str = setting(
+        BASE_MODEL, "a shipped base, a Hugging Face folder, or a model's name"
     )
-    renderer_name: str | None = chz.field(default=None, doc="None: the one that fits the model")
+    renderer_name: str | None = setting(None, "None: the one that fits the model")
     trust_remote_code: bool = trust()
-    engine: Literal["auto", "embedded", "service"] = chz.field(
-        default="auto", doc="auto: the service where TINKER_API_KEY is set and it has the model"
+    engine: Literal["auto", "embedded", "service"] = setting(
+        "auto", "auto: the service where TINKER_API_KEY is set and it has the model"
     )
-    base_url: str | None = chz.field(default=None, doc="address of a service of your own")
-    device: str = chz.field(default="auto", doc="embedded: cpu, cuda, cuda:1, ... or auto")
+    base_url: str | None = setting(None, "address of a service of your own")
+    device: str = setting("auto", "embedded: cpu, cuda, cuda:1, ... or auto")
     threads: int | None = size(None, "embedded: CPU threads of a pass; None: 1 if tiny")
-    full_parameter: bool | None = chz.field(
-        default=None, doc="embedded: train all weights; None: below 50 M parameters"
+    full_parameter: bool | None = setting(
+        None, "embedded: train all weights; None: below 50 M parameters"
     )
     lora_rank: int = size(32, "rank of the adapter, where one is trained")
-    dtype: Dtype = chz.field(
-        default="auto", doc="embedded: of the weights; auto: bfloat16 on CUDA beside an adapter"
+    dtype: Dtype = setting(
+        "auto", "embedded: of the weights; auto: bfloat16 on CUDA beside an adapter"
     )
-    allow_hosts: tuple[str, ...] = chz.field(
-        default=(), doc="embedded: hosts that stay reachable, for example an agent's tools"
+    allow_hosts: tuple[str, ...] = setting(
+        (), "embedded: hosts that stay reachable, for example an agent's tools"
     )
 
-    rollouts: Literal["here", "pool", "ray"] = chz.field(
-        default="here",
-        doc="where the steps' episodes are played: in this process, in others beside it, or in "
-        "Ray's",
+    rollouts: Literal["here", "pool", "ray"] = setting(
+        "here",
+        "where the steps' episodes are played: in this process, in others beside it, or in Ray's",
     )
     rollout_workers: int | None = size(None, "pool, ray: processes; None: one a core")
     groups_per_worker: int = size(16, "pool, ray: most groups that a process plays side by side")
@@ -86,8 +84,8 @@ class TrainSettings(EpisodeSettings):
         0,
         or_more=False,
     )
-    ray_address: str | None = chz.field(
-        default=None, doc="ray: of a cluster; None: RAY_ADDRESS, or a Ray of its own here"
+    ray_address: str | None = setting(
+        None, "ray: of a cluster; None: RAY_ADDRESS, or a Ray of its own here"
     )
 
     warm_up_steps: int = size(0, "supervised steps before RL; 0: none", 0)
@@ -100,8 +98,8 @@ class TrainSettings(EpisodeSettings):
     group_size: int = size(8, "episodes a group")
     test_group_size: int = size(1, "episodes a held-out task, at temperature 1")
     learning_rate: float = size(1e-4, "Adam's", 0, or_more=False)
-    loss_fn: str = chz.field(
-        default="importance_sampling", doc="or ppo, cispo, dro: one of the Cookbook's losses"
+    loss_fn: str = setting(
+        "importance_sampling", "or ppo, cispo, dro: one of the Cookbook's losses"
     )
     num_substeps: int = size(1, "optimizer steps a training step")
     kl_penalty: float = size(0.0, "weight of the divergence from the weights RL starts from", 0)
@@ -115,8 +113,8 @@ class TrainSettings(EpisodeSettings):
         "models.KEY.temperature=0, max_tokens, renderer_name, base_url, api_key_env, timeout",
     )
     league: float = size(0.0, "share of the groups in which a past checkpoint plays one seat", 0)
-    test_opponent: str = chz.field(
-        default="", doc="who has the other seats of held-out tasks: a player, a model; '': nobody"
+    test_opponent: str = setting(
+        "", "who has the other seats of held-out tasks: a player, a model; '': nobody"
     )
     cookbook: Mapping[str, Any] = by_path(
         "any other field of the Cookbook's rl.train.Config; "
@@ -129,18 +127,16 @@ class TrainSettings(EpisodeSettings):
     )
     parallel: int | None = parallel()
     samples: int = size(4, "held-out tasks written down before and after", 0)
-    record: bool = chz.field(
-        default=False, doc="whether every training rollout is written to RUN/rollouts"
-    )
-    seed: int = chz.field(default=0, doc="same seed, same run (embedded engine on a CPU)")
-    log_path: str | None = chz.field(
-        default=None, doc="run folder, new or to resume; None: runs/<env>-<model>-<date-time>"
+    record: bool = setting(False, "whether every training rollout is written to RUN/rollouts")
+    seed: int = setting(0, "same seed, same run (embedded engine on a CPU)")
+    log_path: str | None = setting(
+        None, "run folder, new or to resume; None: runs/<env>-<model>-<date-time>"
     )
 
-    wandb_project: str | None = chz.field(default=None, doc="log to this Weights & Biases project")
-    wandb_name: str | None = chz.field(default=None, doc="the run's name there; None: its folder's")
-    tags: tuple[str, ...] = chz.field(default=(), doc="tags there, beside the game and the model")
-    tensorboard: bool = chz.field(default=False, doc="write event files into RUN/tensorboard")
+    wandb_project: str | None = setting(None, "log to this Weights & Biases project")
+    wandb_name: str | None = setting(None, "the run's name there; None: its folder's")
+    tags: tuple[str, ...] = setting((), "tags there, beside the game and the model")
+    tensorboard: bool = setting(False, "write event files into RUN/tensorboard")
 
     @chz.validate
     def _agent(self) -> None:
@@ -194,11 +190,16 @@ MAPPINGS = {
 }
 """Settings that are mappings, each with an example."""
 
+WORKERS = frozenset(
+    {"rollouts", "rollout_workers", "groups_per_worker", "worker_timeout", "ray_address"}
+)
+"""Settings that say where episodes are played."""
+
 RESUMABLE = frozenset(
     {"wandb_project", "wandb_name", "tags", "tensorboard"}
     | {"log_path", "steps", "eval_every", "save_every", "samples", "engine", "base_url", "threads"}
-    | {"failed_steps", "record", "parallel", "rollouts", "rollout_workers", "groups_per_worker"}
-    | {"worker_timeout", "ray_address", "trust_remote_code"}
+    | {"failed_steps", "record", "parallel", "trust_remote_code"}
+    | WORKERS
 )
 """Settings that a resumed run may change: they leave what was learned so far as it is."""
 

@@ -26,7 +26,8 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from evert.trainers.config.arguments import UsageError, read_settings
-from evert.trainers.config.train import TrainSettings, read_train_settings, size
+from evert.trainers.config.fields import setting, size
+from evert.trainers.config.train import TrainSettings, read_train_settings
 from evert.trainers.system.files import cannot_read, drop_broken_lines
 from evert.trainers.training.preflight import prepare
 
@@ -42,15 +43,15 @@ _KILLED = {"status": "interrupted", "seconds": 0.0, "error": "killed with the sw
 class SweepSettings:
     """The sweep's own settings; all others are those of its runs."""
 
-    search: Literal["auto", "grid", "random", "tpe"] = chz.field(
-        default="auto", doc="auto: grid if all are lists, else random"
+    search: Literal["auto", "grid", "random", "tpe"] = setting(
+        "auto", "auto: grid if all are lists, else random"
     )
     trials: int | None = size(None, f"number of runs of random and tpe; None: {TRIALS}")
     parallel: int | None = size(None, "runs at a time; None: as many as cores and memory hold")
-    out: str = chz.field(default="", doc="folder, new or to resume; '': sweeps/<env>-<date-time>")
-    objective: str = chz.field(
-        default="held_out",
-        doc="held_out (reward at temperature 1 after training), held_out_greedy, or a metric's key",
+    out: str = setting("", "folder, new or to resume; '': sweeps/<env>-<date-time>")
+    objective: str = setting(
+        "held_out",
+        "held_out (reward at temperature 1 after training), held_out_greedy, or a metric's key",
     )
     search_seed: int = size(0, "seed of the search itself", 0)
 

@@ -18,7 +18,7 @@ from evert.trainers.config.arguments import UsageError, fields_of
 from evert.trainers.config.episode import EpisodeSettings, env_options
 from evert.trainers.config.fields import RecipeError
 from evert.trainers.config.frozen_models import frozen_models
-from evert.trainers.config.opponents import held_out_opponent, league
+from evert.trainers.config.opponents import league, opponent
 from evert.trainers.config.train import MAPPINGS, TrainSettings, is_missing, renderer_of
 from evert.trainers.system.files import SAMPLER, slug
 
@@ -114,6 +114,7 @@ def draft(
         if found := _owner(path, own):
             raise UsageError(f"cookbook.{path} is set by evert's own {found}=; give that.")
     options: dict[str, Any] = {**env_options(settings, models)}
+    against = settings.test_opponent, settings.max_tokens, settings.base_url
     dataset = {
         "": AgentDatasetBuilder,
         ".limits": options.pop("limits", None),
@@ -122,7 +123,7 @@ def draft(
         ".record": settings.record,
         ".renderer_name": renderer,
         ".opponents": league(settings, renderer),
-        ".test_opponents": held_out_opponent(settings),
+        ".test_opponents": opponent(settings.env, *against),
         ".test_tasks": None if is_missing(settings.test_tasks) else settings.test_tasks,
     }
     values = {path: getattr(settings, name) for path, name in _paths(COPIED).items()}
@@ -150,10 +151,8 @@ def cookbook_config(
     """The settings of a run in a folder as ``rl.train.main`` takes them, at once."""
     from evert.bridge.groups.dataset import load_tasks
 
-    models, tasks = (
-        frozen_models(settings.models, settings.base_url),
-        load_tasks(settings.train_tasks),
-    )
+    models = frozen_models(settings.models, settings.base_url)
+    tasks = load_tasks(settings.train_tasks)
     drafted = draft(settings, models, len(tasks), embedded=embedded)
     return drafted.config(folder, warm, context_length)
 

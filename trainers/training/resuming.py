@@ -16,14 +16,19 @@ from rich.console import Console
 
 from evert.bridge.redaction import redacted_arguments
 from evert.trainers.config.frozen_models import pinned
-from evert.trainers.config.train import TrainSettings, differing, read_train_settings, recorded
+from evert.trainers.config.train import (
+    WORKERS,
+    TrainSettings,
+    differing,
+    read_train_settings,
+    recorded,
+)
 from evert.trainers.rundir import folder as run_folder
 from evert.trainers.rundir.folder import LOCK, STORE, WARM_UP, RunFolder, recorded_settings
 from evert.trainers.rundir.metrics import is_step
 from evert.trainers.system import files
 from evert.trainers.system.files import CHECKPOINTS, RUN, RunFolderError, read_jsonl, slug
 from evert.trainers.system.provenance import origin
-from evert.trainers.training.workers import WORKERS
 
 AHEAD = 2
 """Steps that a kill may leave in a checkpoint and in no metrics: the Cookbook saves before it logs,

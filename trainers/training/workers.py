@@ -12,12 +12,6 @@ if TYPE_CHECKING:
     from evert.trainers.workers.executor import WorkerExecutor
 
 
-WORKERS = frozenset(
-    {"rollouts", "rollout_workers", "groups_per_worker", "worker_timeout", "ray_address"}
-)
-"""The settings that say where episodes are played."""
-
-
 def check_workers(settings: "TrainSettings") -> None:
     """Find out before the run whether there can be workers."""
     given = {"rollout_workers": settings.rollout_workers, "ray_address": settings.ray_address}
