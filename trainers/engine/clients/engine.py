@@ -136,10 +136,6 @@ class Engine:
         self._occasions[steps] += 1
         return occasion
 
-    def sampler_for(self, trainer: Trainer, occasion: int) -> Sampler:
-        """A sampler of a trainer's present weights."""
-        return self.new_sampler(trainer.model, trainer.tokenizer, trainer.steps, occasion)
-
     def base_sampler(self, base_model: str) -> Sampler:
         """The sampler of a base model's own weights; loaded once while somebody uses it."""
         self.check_open()

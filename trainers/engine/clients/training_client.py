@@ -1,6 +1,7 @@
 """The training client: a model in training, whose calls run in order on one worker thread."""
 
 import functools
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from evert.trainers.engine.clients.engine import Engine, TrainingRun
 from evert.trainers.engine.clients.futures import Ready, async_forms, finished, submit
 from evert.trainers.engine.clients.sampling_client import SamplingClient, Source, saved_client
 from evert.trainers.engine.common.errors import LossInputError, TrainingError
-from evert.trainers.engine.store.checkpoints import CheckpointInfo, Kind, new_checkpoint_info
+from evert.trainers.engine.store.checkpoints import CheckpointInfo, Kind
 from evert.trainers.engine.store.encryption import encrypt
 from evert.trainers.engine.training.trainer import CustomLoss, Trainer
 
@@ -221,16 +222,18 @@ class TrainingClient(Ready):
     def _info(
         self, ttl_seconds: int | None = None, user_metadata: dict[str, str] | None = None
     ) -> CheckpointInfo:
-        run = self._run
+        run, now = self._run, time.time()
+        expires = None if ttl_seconds is None else now + ttl_seconds
         what = run.base_model, run.lora_rank, run.trainer.steps
-        return new_checkpoint_info(*what, ttl_seconds, user_metadata)
+        return CheckpointInfo(*what, now, expires, dict(user_metadata or {}))
 
     def _snapshot(self, trainer: Trainer, *, records: bool) -> Any:
         run, engine = self._run, self._engine
         occasion = engine.occasion(trainer.steps)
-        sampler = finished(engine.sampler_for(trainer, occasion)).future()
+        sampler = engine.new_sampler(trainer.model, trainer.tokenizer, trainer.steps, occasion)
         write = functools.partial(trainer.save_weights, state=trainer.copy_weights())
         name, info = f"snapshot-{trainer.steps}-{occasion}", self._info()
         store = engine.store
         save = functools.partial(store.save, run.run_id, "sampler_weights", name, info, write)
-        return SamplingClient(engine, sampler, Source(run.base_model, save), records=records)
+        source = Source(run.base_model, save)
+        return SamplingClient(engine, finished(sampler).future(), source, records=records)

@@ -10,7 +10,7 @@ import ipaddress
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,7 +25,7 @@ _DOORS = ("connect", "connect_ex", "sendto")
 
 _lock = threading.Lock()
 _active: list["_Allowed"] = []
-_undo: list[Callable[[], None]] = []
+_guard = ExitStack()
 
 
 class _Allowed:
@@ -51,7 +51,7 @@ def no_network(allow_hosts: Collection[str] = ()) -> Iterator[None]:
         with _lock:
             _active.remove(allowed)
             if not _active:
-                _lower_guard()
+                _guard.close()
 
 
 def network_is_refused(host: str) -> bool:
@@ -78,19 +78,15 @@ def _raise_guard(*, offline_hub: bool) -> None:
     _replace(InternalClientHolder, "__init__", _guarded_sdk_init(InternalClientHolder.__init__))
 
 
-def _lower_guard() -> None:
-    while _undo:
-        _undo.pop()()
-
-
 def _replace(owner: Any, name: str, value: Any) -> None:
     # ``socket.socket`` inherits its methods from the C class: restoring means removing ours.
     inherited = name not in vars(owner)
     original = getattr(owner, name)
     setattr(owner, name, value)
-    _undo.append(
-        (lambda: delattr(owner, name)) if inherited else (lambda: setattr(owner, name, original))
-    )
+    if inherited:
+        _guard.callback(delattr, owner, name)
+    else:
+        _guard.callback(setattr, owner, name, original)
 
 
 def _guarded_door(name: str) -> Callable[..., Any]:

@@ -3,7 +3,7 @@
 What is trained whole is everybody's own; what adapters are trained of is in memory once.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,15 +82,8 @@ class Loader:
         model = self.base(name)
         if self.trains_whole(model):
             return model, None
-        chosen = attach_lora(
-            model,
-            choice.rank,
-            seed=self.settings.seed if choice.seed is None else choice.seed,
-            train_mlp=choice.train_mlp,
-            train_attn=choice.train_attn,
-            train_unembed=choice.train_unembed,
-        )
-        return chosen, choice.rank
+        seed = self.settings.seed if choice.seed is None else choice.seed
+        return attach_lora(model, **asdict(replace(choice, seed=seed))), choice.rank
 
     def adapted(self, name: str, folder: Path) -> Any:
         """A base model in an adapter that was saved."""

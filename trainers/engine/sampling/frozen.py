@@ -5,7 +5,7 @@ batches, to decode in and to score given tokens in.
 """
 
 import copy
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -24,6 +24,8 @@ _PREFIX_SHARE = 8  # One part in so many of the cache's memory goes to remembere
 class FrozenModel:
     """Weights that do not change; batches of them share what they remember."""
 
+    kind: ClassVar[type[Batch]]  # Of its batches
+
     def __init__(self, model: Any, config: Any, vocabulary: int, *, remembers: bool) -> None:
         self.device: torch.device = model.device
         self.base: Any = None  # What its rows share a batch by; None for a base of its own
@@ -35,11 +37,13 @@ class FrozenModel:
 
     def new_batch(self) -> Batch:
         """Open an empty batch."""
-        raise NotImplementedError
+        return self.kind(self.weights)
 
 
 class FrozenLean(FrozenModel):
     """A frozen Llama-like model: a copy, or a view of a shared base."""
+
+    kind = LeanBatch
 
     def __init__(self, model: Any) -> None:
         base = original_of(model)
@@ -47,13 +51,11 @@ class FrozenLean(FrozenModel):
         super().__init__(lean, base_of(model).config, lean.head.shape[0], remembers=True)
         self.base = base  # stays loaded while it is sampled from
 
-    def new_batch(self) -> Batch:
-        """Open an empty batch."""
-        return LeanBatch(self.weights)
-
 
 class FrozenGeneric(FrozenModel):
     """A frozen copy of any Hugging Face causal language model, its adapter inside of it."""
+
+    kind = GenericBatch
 
     def __init__(self, model: Any) -> None:
         """Copy ``model``, with its LoRA adapter merged in; a shared base stays, and beside it."""
@@ -64,10 +66,6 @@ class FrozenGeneric(FrozenModel):
             frozen = frozen.merge_and_unload()
         vocabulary = frozen.config.get_text_config(decoder=True).vocab_size
         super().__init__(frozen, frozen.config, vocabulary, remembers=attends(frozen))
-
-    def new_batch(self) -> Batch:
-        """Open an empty batch."""
-        return GenericBatch(self.weights)
 
 
 def freeze(model: Any) -> FrozenModel:

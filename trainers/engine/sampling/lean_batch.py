@@ -74,7 +74,7 @@ class LeanBatch(Batch):
     def _step(self, tokens: Tensor, ours: slice) -> Tensor:
         positions, columns = self._positions[ours], self._columns[ours]
         rows = self._rows[ours]
-        length = min(_round_up(self._widest + 1, 16), self._cache.length)
+        length = min(-(-(self._widest + 1) // 16) * 16, self._cache.length)
         seen = self._cache.places[:length] <= columns[:, None]
         bias = torch.where(seen, self._open, self._shut)[:, None, None]
         without = None if self._without is None else self._without[ours]
@@ -261,7 +261,3 @@ def attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
         enable_gqa=True,
     )
     return mixed.transpose(1, 2).flatten(2)
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple

@@ -20,7 +20,6 @@ import os
 import re
 import shutil
 import threading
-import time
 import uuid
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -311,16 +310,3 @@ def _crc32(file: Path) -> int:
         while block := stream.read(2**20):
             checksum = zlib.crc32(block, checksum)
     return checksum
-
-
-def new_checkpoint_info(
-    base_model: str,
-    lora_rank: int | None,
-    steps: int,
-    ttl_seconds: int | None,
-    user_metadata: Mapping[str, str] | None,
-) -> CheckpointInfo:
-    """Describe a checkpoint that is about to be written, as of now."""
-    now = time.time()
-    expires = None if ttl_seconds is None else now + ttl_seconds
-    return CheckpointInfo(base_model, lora_rank, steps, now, expires, dict(user_metadata or {}))

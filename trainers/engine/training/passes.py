@@ -86,7 +86,8 @@ class Passes:
         real = _real(rows, self.device)
         # Right padding needs no mask: a causal model's earlier tokens never see it.
         given = self._given(rows, tokens)
-        if self._small(tokens) or self._plain_decoder is None:
+        small = self.dtype == torch.float32 and fits_whole(tokens.numel(), self.vocabulary)
+        if small or self._plain_decoder is None:
             logits = self.model(**given, use_cache=False).logits
             return logprobs_of(logits[real].float(), targets)
         hidden = self._plain_decoder(**given, use_cache=False).last_hidden_state
@@ -135,9 +136,6 @@ class Passes:
         attend = _after(kept, owners, starts)
         hidden = lean.hidden(tokens, positions, attend, checkpointing=again)
         return torch.cat([flat, hidden[_real(folded.tails, self.device)]])
-
-    def _small(self, tokens: Tensor) -> bool:
-        return self.dtype == torch.float32 and fits_whole(tokens.numel(), self.vocabulary)
 
     def _head(self, hidden: Tensor) -> Tensor:
         head = self.model.get_output_embeddings()

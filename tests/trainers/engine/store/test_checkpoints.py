@@ -8,6 +8,7 @@
 
 import json
 import pickle
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,13 +20,14 @@ from evert.trainers.engine.common.errors import CheckpointError
 from evert.trainers.engine.store.checkpoint_log import repair_checkpoint_log
 from evert.trainers.engine.store.checkpoints import (
     MANIFEST,
+    CheckpointInfo,
     CheckpointStore,
     RunInfo,
     default_root,
-    new_checkpoint_info,
 )
 
-INFO = new_checkpoint_info("base", None, 0, None, None)
+NOW = time.time()
+INFO = CheckpointInfo("base", None, 0, NOW)
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def save(store: CheckpointStore, run_id: str, name: str, text: str = "weights") 
         (folder / "model.safetensors").write_text(text)
         (folder / "config.json").write_text("{}")
 
-    info = new_checkpoint_info("base", 8, 3, 60, {"a": "b"})
+    info = CheckpointInfo("base", 8, 3, NOW, NOW + 60, {"a": "b"})
     return store.save(run_id, "weights", name, info, write)
 
 
@@ -101,9 +103,7 @@ def test_a_failed_write_leaves_the_earlier_checkpoint_and_no_draft(
         raise OSError(28, "No space left on device")
 
     with pytest.raises(CheckpointError, match="No space left.*Earlier checkpoints are untouched"):
-        store.save(
-            run_id, "weights", "same", new_checkpoint_info("base", None, 0, None, None), write
-        )
+        store.save(run_id, "weights", "same", CheckpointInfo("base", None, 0, NOW), write)
     assert (store.folder(path) / "model.safetensors").read_text() == "weights"
     assert store.is_intact(path)
     assert [f.name for f in store.folder(path).parent.iterdir()] == ["same"]
@@ -134,12 +134,12 @@ def test_what_is_there_is_kept_where_overwriting_was_not_asked_for(
     store: CheckpointStore, run_id: str
 ) -> None:
     path = save(store, run_id, "final", "first")
-    info = new_checkpoint_info("base", None, 0, None, None)
+    info = CheckpointInfo("base", None, 0, NOW)
     with pytest.raises(CheckpointError, match="There is a checkpoint .* already.*overwrite=True"):
         store.save(run_id, "weights", "final", info, lambda folder: None, overwrite=False)
     assert (store.folder(path) / "model.safetensors").read_text() == "first"
     _truncate(store.folder(path))
-    info = new_checkpoint_info("base", None, 0, None, None)
+    info = CheckpointInfo("base", None, 0, NOW)
     store.save(run_id, "weights", "final", info, lambda folder: None, overwrite=False)
     assert store.is_intact(path)
 
