@@ -20,7 +20,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import openai
 from tinker_cookbook.completers import TokenCompleter
-from tinker_cookbook.rl.types import Trajectory
+from tinker_cookbook.rl.types import Trajectory, Transition
 
 from evert.bridge.env.endings import NO_CALL
 from evert.bridge.env.env import ChatAgentEnv
@@ -281,18 +281,14 @@ def _told(
     seen = [failure for failure in map(failure_in, trajectories) if failure is not None]
     for failure in [each for each in seen if each.kind != NO_CALL][:1]:  # some players make no call
         episode = _failed(episode, failure)
-    metrics = defaultdict[str, float](float)
-    for transition in transitions:
-        for name, value in transition.metrics.items():
-            metrics[name] += value
-    metrics |= {f"seat/{s}/reward": r for s, r in zip(player.seats, rewards, strict=False)}
+    by_seat = {f"seat/{s}/reward": r for s, r in zip(player.seats, rewards, strict=False)}
     return replace(
         episode,
         reward=reward,
         success=reward >= success or math.isclose(reward, success),  # ten tenths are one
         turns=sum(env.turns for env in envs),
         tokens=sum(len(transition.ac.tokens) for transition in transitions),
-        metrics=dict(metrics),
+        metrics={**summed(transitions), **by_seat},
         transcript=str(transitions[-1].logs.get("transcript", "")),
         dialogue=[
             turn
@@ -301,6 +297,15 @@ def _told(
             for turn in dialogue(trajectory, env.renderer.tokenizer)
         ],
     )
+
+
+def summed(transitions: Iterable[Transition]) -> dict[str, float]:
+    """What the agent and the Env counted, over all turns."""
+    metrics = defaultdict[str, float](float)
+    for transition in transitions:
+        for name, value in transition.metrics.items():
+            metrics[name] += value
+    return dict(metrics)
 
 
 def _failed(episode: Episode, failure: Failure) -> Episode:

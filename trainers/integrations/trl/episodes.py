@@ -5,7 +5,6 @@ token to learn from is kept, with the reward of the whole; the others are counte
 has no token, or failed, keeps its place with a row that trains nothing.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +15,7 @@ from tinker_cookbook.rl.types import STOP_METRIC_PREFIX, Trajectory
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.records.sequences import TokenSequence, sequences
 from evert.trainers.episodes.failures import Failure, failure_in, failure_of
+from evert.trainers.episodes.playing import summed
 
 DROPPED = "dropped_lineages"
 """Metric: lineages of an episode that TRL does not train on."""
@@ -54,14 +54,11 @@ async def play(env: ChatAgentEnv, policy: TokenCompleter) -> Episode:
 def told(trajectory: Trajectory, turns: int) -> Episode:
     """The episode of a trajectory of so many turns."""
     found = sorted(sequences(trajectory), key=lambda each: any(each.response_mask))
-    metrics = defaultdict[str, float](float)
-    for transition in trajectory.transitions:
-        for name, value in transition.metrics.items():
-            metrics[name] += value
+    metrics = summed(trajectory.transitions)
     metrics |= {"turns": turns, DROPPED: max(0, len(found) - 1), FAILED: 0}
     reward = sum(transition.reward for transition in trajectory.transitions)
     failure = failure_in(trajectory)
-    return Episode(found[-1] if found else None, reward, dict(metrics), failure)
+    return Episode(found[-1] if found else None, reward, metrics, failure)
 
 
 def with_all_ends(episodes: Sequence[Episode]) -> list[dict[str, float]]:

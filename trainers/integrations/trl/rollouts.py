@@ -33,6 +33,7 @@ from evert.envs.as_gymnasium.loop import Loop
 from evert.trainers.engine.clients.engine import Engine
 from evert.trainers.engine.models.loading import EngineSettings
 from evert.trainers.episodes.failures import Failures
+from evert.trainers.episodes.playing import side_by_side
 from evert.trainers.integrations.trl.episodes import DROPPED, Episode, columns, play, with_all_ends
 from evert.trainers.integrations.trl.policies import Sampling, sampling, tokenizer_of
 
@@ -177,12 +178,7 @@ class Rollouts:
             async with places:
                 return await play(ChatAgentEnv(self._agent, task, **options), source.policy)
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                playing = [group.create_task(one(task)) for task in tasks]
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from errors
-        return [task.result() for task in playing]
+        return await side_by_side(map(one, tasks))
 
     def _options_with(self, source: Sampling, trainer: Any) -> EnvOptions:
         """The options, with the model's renderer and context where the user gave none."""
