@@ -14,7 +14,6 @@ agents record under several names.
 """
 
 import difflib
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from evert.trainers.reporting.figures.metrics import (
     Curve,
     clock,
     curves,
+    is_number,
     read_curve,
 )
 from evert.trainers.rundir import folder as run_folder
@@ -134,12 +134,12 @@ def _last_score(path: Path, rows: Sequence[Mapping[str, float]]) -> float | None
     """What the Cookbook measured after the last step; None where it did not."""
     after = rows[-1]["step"] + 1 if rows else 0
     found = [row for row in read_jsonl(path / METRICS) if row.get("step") == after]
-    scores = [row[HELD_OUT_REWARD] for row in found if _is_number(row.get(HELD_OUT_REWARD))]
+    scores = [row[HELD_OUT_REWARD] for row in found if is_number(row.get(HELD_OUT_REWARD))]
     return scores[-1] if scores else None
 
 
 def _rows(path: Path) -> Iterator[dict[str, float]]:
-    rows = [{k: v for k, v in row.items() if _is_number(v)} for row in read_steps(path)]
+    rows = [{k: v for k, v in row.items() if is_number(v)} for row in read_steps(path)]
     recorded = {key.removeprefix("test/").removeprefix(TRAIN) for row in rows for key in row}
     success = next((name for name in SUCCESS_NAMES if name in recorded), None)
     for row in rows:
@@ -150,10 +150,6 @@ def _rows(path: Path) -> Iterator[dict[str, float]]:
             if success and f"{prefix}{success}" in row:
                 row[key] = row[f"{prefix}{success}"]
         yield row
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _mapping(value: object) -> dict[str, Any]:

@@ -32,6 +32,7 @@ import chz
 from filelock import FileLock, Timeout
 
 from evert.bridge.redaction import redacted
+from evert.trainers.rundir.metrics import read_steps
 from evert.trainers.system import files
 from evert.trainers.system.files import CHECKPOINTS, METRICS, RunFolderError, read_jsonl, slug
 
@@ -98,9 +99,7 @@ class RunFolder:
         return files.read_json(self.path / name)
 
     def steps(self) -> list[dict[str, Any]]:
-        """The metrics of each step, in order; see ``steps.read_steps``."""
-        from evert.trainers.rundir.metrics import read_steps
-
+        """The metrics of each step, in order; see ``metrics.read_steps``."""
         return read_steps(self.path / METRICS)
 
     def steps_done(self) -> int:

@@ -82,18 +82,19 @@ class RayRollouts(WorkerExecutor):
         worker_timeout: float | None = ANSWER_SECONDS,
         **options: Any,
     ) -> None:
-        number = cores() if workers is None else workers
         ray = _ray()
         self._starts_ray = not ray.is_initialized()
         if self._starts_ray:
-            _start_ray(ray, address or os.environ.get("RAY_ADDRESS") or OWN, max(number, cores()))
+            _start_ray(
+                ray, address or os.environ.get("RAY_ADDRESS") or OWN, max(workers or 0, cores())
+            )
         nodes = [node for node in ray.nodes() if node["Alive"]]
         near = "127.0.0.1" if len(nodes) == 1 else ray.util.get_node_ip_address()
         # Beside the groups there are ``wait``, which never ends, and ``ready``.
         options = {"num_cpus": 1, **options, "max_concurrency": groups_per_worker + 2}
         self._actor = ray.remote(Actor).options(**options)
         self._node = ray.get_runtime_context().get_node_id()
-        super().__init__(number, groups_per_worker, host or near, worker_timeout)
+        super().__init__(workers, groups_per_worker, host or near, worker_timeout)
 
     async def start_worker(self) -> Worker:
         """Start an actor; where the cluster has no room for one, wait until it has.

@@ -39,19 +39,15 @@ class Worker(Protocol):
 
     async def play(self, parcel: bytes) -> bytes:
         """What came of a group; cancelled, the group is given up."""
-        ...
 
     async def ready(self) -> None:
         """Wait until its event loop answers, or it has died."""
-        ...
 
     async def gone(self) -> None:
         """Wait until it has died."""
-        ...
 
     async def end(self, why: str = "") -> None:
         """End it, and all that it plays; at once where there is a reason, which is what is said."""
-        ...
 
 
 @dataclass(eq=False)

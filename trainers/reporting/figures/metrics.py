@@ -1,7 +1,7 @@
 """The metrics of a run by step: ``read_curve`` reads one off its rows, ``curves`` the two rewards.
 
 A row holds what the Cookbook measured at a step; ``clock`` is the time that goes with the steps,
-``time_spent`` what it went to. How ``metrics.jsonl`` becomes rows: ``runs.steps.read_steps``.
+``time_spent`` what it went to. How ``metrics.jsonl`` becomes rows: ``rundir/metrics.py``.
 """
 
 import math
@@ -50,10 +50,13 @@ def read_curve(rows: Sequence[Mapping[str, Any]], key: str, *, before_step: bool
     done = 0 if before_step else 1
     times = clock(rows)[done:]
     values = [(row["step"] + done, t, row.get(key)) for row, t in zip(rows, times, strict=False)]
-    points = [
-        each for each in values if isinstance(each[2], int | float) and math.isfinite(each[2])
-    ]
+    points = [each for each in values if is_number(each[2])]
     return Curve(*map(list, zip(*points, strict=True)))
+
+
+def is_number(value: object) -> bool:
+    """Whether a value can be drawn: it is a finite number."""
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def clock(rows: Sequence[Mapping[str, Any]]) -> list[float]:
