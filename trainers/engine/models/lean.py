@@ -38,24 +38,29 @@ _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True)
+class Fused:
+    """Linear layers that are computed as one."""
+
+    weight: Tensor  # [out, in]
+    bias: Tensor | None = None  # [out], or None where they have no bias
+    delta: Delta | None = None  # None where there is no adapter, or it is merged in
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        return changed(F.linear(x, self.weight, self.bias), x, self.delta)
+
+
+@dataclass(frozen=True)
 class LeanLayer:
-    """The weights of one layer, fused."""
+    """The weights of one layer, fused; with I the size of the feed-forward layer."""
 
     attention_norm: Tensor  # [H]
-    qkv: Tensor  # [(Hq + 2 Hkv) D, H]
-    qkv_bias: Tensor | None  # [(Hq + 2 Hkv) D], or None where the projections have no bias
+    qkv: Fused  # H -> (Hq + 2 Hkv) D
     qk_norm: Tensor | None  # [Hq + Hkv, D], or None where queries and keys are not normalised
-    out: Tensor  # [H, Hq D]
-    out_bias: Tensor | None
+    out: Fused  # Hq D -> H
     mlp_norm: Tensor  # [H]
-    gate_up: Tensor  # [2 I, H], with I the size of the feed-forward layer
-    gate_up_bias: Tensor | None
-    down: Tensor  # [H, I]
-    down_bias: Tensor | None
-    qkv_delta: Delta | None = None  # None where there is no adapter, or it is merged in
-    out_delta: Delta | None = None
-    gate_up_delta: Delta | None = None
-    down_delta: Delta | None = None
+    gate_up: Fused  # H -> 2 I
+    down: Fused  # I -> H
 
 
 class LeanModel:
@@ -72,7 +77,7 @@ class LeanModel:
         self.final_norm = self._own(base.model.norm.weight)
         head = base.lm_head
         tied = getattr(head, "weight", None) is base.model.embed_tokens.weight
-        self.head = self.embedding if tied else self._as_one(head)[0]
+        self.head = self.embedding if tied else self._as_one(head).weight
         self.head_delta = None if copied else delta_of(head)
         self.layers = [self._fuse(layer) for layer in base.model.layers]
         self._inverse_frequencies: Tensor = base.model.rotary_emb.inv_freq.detach().float().clone()
@@ -126,8 +131,7 @@ class LeanModel:
     ) -> Tensor:
         heads, exact = self.query_heads + self.key_heads, x.dtype == torch.float32
         normed = self._normalise(x, layer.attention_norm)
-        projected = changed(F.linear(normed, layer.qkv, layer.qkv_bias), normed, layer.qkv_delta)
-        projected = projected.view(*x.shape[:2], heads + self.key_heads, self.head_size)
+        projected = layer.qkv(normed).view(*x.shape[:2], heads + self.key_heads, self.head_size)
         both, values = projected[:, :, :heads], projected[:, :, heads:]
         if layer.qk_norm is not None:
             both = F.rms_norm(both, (self.head_size,), None, self.eps) * layer.qk_norm
@@ -138,8 +142,7 @@ class LeanModel:
             queries = queries * self._scale
         if not exact:
             queries, keys = queries.to(x.dtype), keys.to(x.dtype)
-        mixed = attend(index, queries, keys, values)
-        return changed(F.linear(mixed, layer.out, layer.out_bias), mixed, layer.out_delta)
+        return layer.out(attend(index, queries, keys, values))
 
     def _pairs(self, heads: Tensor) -> Tensor:
         """[..., D] -> [..., D / 2] complex: what the rotary embedding turns."""
@@ -148,11 +151,8 @@ class LeanModel:
         return torch.complex(*heads.chunk(2, dim=-1))
 
     def _feed_forward(self, layer: LeanLayer, x: Tensor) -> Tensor:
-        normed = self._normalise(x, layer.mlp_norm)
-        both = F.linear(normed, layer.gate_up, layer.gate_up_bias)
-        gate, up = changed(both, normed, layer.gate_up_delta).chunk(2, dim=-1)
-        inner = F.silu(gate) * up
-        return changed(F.linear(inner, layer.down, layer.down_bias), inner, layer.down_delta)
+        gate, up = layer.gate_up(self._normalise(x, layer.mlp_norm)).chunk(2, dim=-1)
+        return layer.down(F.silu(gate) * up)
 
     def _normalise(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, self.eps)
@@ -164,12 +164,7 @@ class LeanModel:
 
     def _fuse(self, layer: Any) -> LeanLayer:
         attention, mlp = layer.self_attn, layer.mlp
-        qkv, qkv_bias, qkv_delta = self._as_one(
-            attention.q_proj, attention.k_proj, attention.v_proj
-        )
-        out, out_bias, out_delta = self._as_one(attention.o_proj)
-        gate_up, gate_up_bias, gate_up_delta = self._as_one(mlp.gate_proj, mlp.up_proj)
-        down, down_bias, down_delta = self._as_one(mlp.down_proj)
+        qkv = self._as_one(attention.q_proj, attention.k_proj, attention.v_proj)
         norms = None
         if hasattr(attention, "q_norm"):
             query, key = self._own(attention.q_norm.weight), self._own(attention.k_norm.weight)
@@ -178,35 +173,27 @@ class LeanModel:
             norms = torch.stack([query] * self.query_heads + [key] * self.key_heads)
         if self._copied:
             scale = self._scale if norms is None else 1.0
-            qkv = self._turned(qkv, scale)
-            qkv_bias = None if qkv_bias is None else self._turned(qkv_bias, scale)
+            bias = None if qkv.bias is None else self._turned(qkv.bias, scale)
+            qkv = Fused(self._turned(qkv.weight, scale), bias)
         return LeanLayer(
             attention_norm=self._own(layer.input_layernorm.weight),
             qkv=qkv,
-            qkv_bias=qkv_bias,
             qk_norm=norms,
-            out=out,
-            out_bias=out_bias,
+            out=self._as_one(attention.o_proj),
             mlp_norm=self._own(layer.post_attention_layernorm.weight),
-            gate_up=gate_up,
-            gate_up_bias=gate_up_bias,
-            down=down,
-            down_bias=down_bias,
-            qkv_delta=qkv_delta,
-            out_delta=out_delta,
-            gate_up_delta=gate_up_delta,
-            down_delta=down_delta,
+            gate_up=self._as_one(mlp.gate_proj, mlp.up_proj),
+            down=self._as_one(mlp.down_proj),
         )
 
     def _own(self, tensor: Tensor) -> Tensor:
         return tensor.detach().clone() if self._copied else tensor
 
-    def _as_one(self, *linears: Any) -> tuple[Tensor, Tensor | None, Delta | None]:
+    def _as_one(self, *linears: Any) -> Fused:
         """Weights, biases and deltas of layers as one: views, or a copy with adapters merged in."""
         weights = [_merged(each) if self._copied else base_layer(each).weight for each in linears]
         biases = [base_layer(each).bias for each in linears]
         bias = None if any(each is None for each in biases) else self._own(_one(biases))
-        return _one(weights), bias, None if self._copied else delta_of(*linears)
+        return Fused(_one(weights), bias, None if self._copied else delta_of(*linears))
 
     def _turned(self, qkv: Tensor, scale: float) -> Tensor:
         heads = (self.query_heads, self.key_heads, self.key_heads)
@@ -227,14 +214,18 @@ def mixed(models: Sequence[LeanModel], which: Tensor) -> LeanModel:
     together.layers = [
         replace(
             layers[0],
-            qkv_delta=dealt([layer.qkv_delta for layer in layers], which),
-            out_delta=dealt([layer.out_delta for layer in layers], which),
-            gate_up_delta=dealt([layer.gate_up_delta for layer in layers], which),
-            down_delta=dealt([layer.down_delta for layer in layers], which),
+            qkv=_dealt([layer.qkv for layer in layers], which),
+            out=_dealt([layer.out for layer in layers], which),
+            gate_up=_dealt([layer.gate_up for layer in layers], which),
+            down=_dealt([layer.down for layer in layers], which),
         )
         for layers in zip(*(model.layers for model in models), strict=True)
     ]
     return together
+
+
+def _dealt(views: Sequence[Fused], which: Tensor) -> Fused:
+    return replace(views[0], delta=dealt([view.delta for view in views], which))
 
 
 def can_be_lean(model: Any) -> bool:

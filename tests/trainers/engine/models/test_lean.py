@@ -99,11 +99,11 @@ def test_an_adapter_is_merged_in() -> None:
 def test_a_lean_copy_does_not_change_with_the_model() -> None:
     model = _make("Qwen3", head_dim=16)
     lean = LeanModel(model)
-    before = [lean.embedding.clone(), *(layer.qkv.clone() for layer in lean.layers)]
+    before = [lean.embedding.clone(), *(layer.qkv.weight.clone() for layer in lean.layers)]
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    after = [lean.embedding, *(layer.qkv for layer in lean.layers)]
+    after = [lean.embedding, *(layer.qkv.weight for layer in lean.layers)]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 

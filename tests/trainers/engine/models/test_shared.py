@@ -166,19 +166,19 @@ def test_layers_of_an_adapter_may_be_chosen() -> None:
     model = SharedBases().tree("m", lambda: make("qwen3 tied"))
     adapted = attach_lora(model, 2, seed=0, train_attn=False)
     layer = LeanModel(adapted, copied=False).layers[0]
-    assert layer.qkv_delta is None
-    assert layer.gate_up_delta is not None
-    assert [*layer.gate_up_delta.up.shape] == [1024, 4]
+    assert layer.qkv.delta is None
+    assert layer.gate_up.delta is not None
+    assert [*layer.gate_up.delta.up.shape] == [1024, 4]
 
 
 def test_fused_weights_are_views_of_the_models_own() -> None:
     model = SharedBases().tree("m", lambda: make("qwen2 with biases"))
-    lean = LeanModel(model, copied=False)
+    qkv = LeanModel(model, copied=False).layers[0].qkv
     attention = model.model.layers[0].self_attn
-    assert lean.layers[0].qkv.data_ptr() == attention.q_proj.weight.data_ptr()
-    assert lean.layers[0].qkv_bias is not None
-    assert lean.layers[0].qkv_bias.data_ptr() == attention.q_proj.bias.data_ptr()
-    assert torch.equal(lean.layers[0].qkv[-64:], attention.v_proj.weight)
+    assert qkv.weight.data_ptr() == attention.q_proj.weight.data_ptr()
+    assert qkv.bias is not None
+    assert qkv.bias.data_ptr() == attention.q_proj.bias.data_ptr()
+    assert torch.equal(qkv.weight[-64:], attention.v_proj.weight)
 
 
 # -- 4. let go -----------------------------------------------------------------------------------
