@@ -14,7 +14,8 @@ from rich.console import Console
 import evert
 from evert.envs.games import GameError
 from evert.trainers.config.evaluate import read_evaluate_settings
-from evert.trainers.config.train import RecipeError, read_train_settings, recorded
+from evert.trainers.config.fields import RecipeError
+from evert.trainers.config.train import read_train_settings, recorded
 
 LAKE = {"gym": "FrozenLake-v1", "gym.is_slippery": "False", "gym.max_episode_steps": "6"}
 AGENT = (

@@ -27,6 +27,7 @@ import pytest
 from evert.trainers.commands import sweep, train
 from evert.trainers.commands.sweep import open_sweep
 from evert.trainers.rundir.folder import RunFolder, alone_in
+from evert.trainers.system.command import INTERRUPTED
 from evert.trainers.system.files import RESULT
 
 TASKS = '''
@@ -260,7 +261,7 @@ def test_a_killed_sweep_leaves_no_run_behind_and_ctrl_c_says_how_to_go_on(
     monkeypatch.delitem(sys.modules, "few", raising=False)
     waiting = threading.Thread(target=interrupt_after, args=(done, tmp_path / "s"), daemon=True)
     waiting.start()
-    assert sweep.main(["out=s"]) == train.INTERRUPTED
+    assert sweep.main(["out=s"]) == INTERRUPTED
     waiting.join()
     shown, errors = capfd.readouterr()
     assert errors == ""
@@ -282,7 +283,7 @@ def test_a_sweep_that_is_told_to_stop_while_its_runs_begin_says_how_to_go_on(
         wait_until((tmp_path / "s" / "output" / "001.txt").exists, process)
         process.terminate()
         shown, errors = process.communicate(timeout=250)
-    assert (process.returncode, errors) == (train.INTERRUPTED, "")
+    assert (process.returncode, errors) == (INTERRUPTED, "")
     assert "Interrupted after 0 of 2 runs. To go on:" in shown
     assert {row["history"] for row in rows_of(tmp_path / "s").values()} == {"interrupted"}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from evert.trainers.config.train import RecipeError
+from evert.trainers.config.fields import RecipeError
 
 
 @pytest.fixture

@@ -38,6 +38,7 @@ from evert.trainers.rundir import folder as run_folder
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.rundir.metrics import HELD_OUT_REWARD
 from evert.trainers.system import files
+from evert.trainers.system.command import INTERRUPTED
 
 SMALL = ["env=identity", "device=cpu", "batch_size=4", "group_size=4", "samples=2"]
 """A run of the shipped base that takes seconds."""
@@ -200,7 +201,7 @@ def test_ctrl_c_leaves_a_run_that_the_printed_command_finishes(
         wait_for_steps(folder, 2, process)
         process.send_signal(signal.SIGINT)
         shown, errors = process.communicate(timeout=280)
-    assert process.returncode == train.INTERRUPTED, errors
+    assert process.returncode == INTERRUPTED, errors
     assert errors == ""
     done = folder.steps_done()
     assert 0 < done < 25

@@ -16,7 +16,8 @@ from tinker_cookbook.rl.train import AsyncConfig, Config
 
 from evert.trainers.commands.train import parse, usage
 from evert.trainers.config.arguments import UsageError
-from evert.trainers.config.train import RecipeError, TrainSettings, read_train_settings, recorded
+from evert.trainers.config.fields import RecipeError
+from evert.trainers.config.train import TrainSettings, read_train_settings, recorded
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.system.files import BEFORE, RUN
 from evert.trainers.training.cookbook import cookbook_config, cookbook_help, own_settings

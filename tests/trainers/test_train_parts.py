@@ -33,8 +33,9 @@ from evert.trainers.config.backend import (
     say,
     threads_of,
 )
+from evert.trainers.config.fields import RecipeError
 from evert.trainers.config.recipes import choose_recipe
-from evert.trainers.config.train import RecipeError, TrainSettings, differing, recorded, renderer_of
+from evert.trainers.config.train import TrainSettings, differing, recorded, renderer_of
 from evert.trainers.episodes.playing import Episode
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.rundir.metrics import FAILED, HELD_OUT_REWARD, TRAIN_REWARD

@@ -24,8 +24,8 @@ import evert
 from evert.bridge.groups.curriculum import read_sampler_log
 from evert.trainers.commands import train as command
 from evert.trainers.config.arguments import UsageError
+from evert.trainers.config.fields import RecipeError
 from evert.trainers.config.recipes import path_of
-from evert.trainers.config.train import RecipeError
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.system.files import RunFolderError
 from evert.trainers.training.batch_log import EpisodesFailedError

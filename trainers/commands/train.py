@@ -32,7 +32,6 @@ from evert.trainers.config.train import TrainSettings
 from evert.trainers.rundir import folder as run_folder
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.system import files
-from evert.trainers.system.command import INTERRUPTED as INTERRUPTED
 from evert.trainers.system.command import run_async, run_command, seeded
 from evert.trainers.training.preflight import PreparedRun, prepare
 from evert.trainers.training.progress import logging_to, quiet_progress_bars

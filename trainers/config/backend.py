@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 from evert.bridge.models.older_servers import complete_client
 from evert.bridge.tokens.bases import BASES
 from evert.bridge.tokens.pretrained import register_folder
-from evert.trainers.config.train import RecipeError, TrainSettings
+from evert.trainers.config.fields import RecipeError
+from evert.trainers.config.train import TrainSettings
 
 KEY = "TINKER_API_KEY"
 URL = "TINKER_BASE_URL"

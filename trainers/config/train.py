@@ -15,8 +15,7 @@ from evert.bridge.tokens.bases import BASE_MODEL, BASE_RENDERER, BASES
 from evert.envs.games import games
 from evert.trainers.config.arguments import gather, read_settings
 from evert.trainers.config.episode import EpisodeSettings
-from evert.trainers.config.fields import Dtype, by_path, parallel, setting, size, trust
-from evert.trainers.config.fields import RecipeError as RecipeError
+from evert.trainers.config.fields import Dtype, RecipeError, by_path, parallel, setting, size, trust
 from evert.trainers.config.names import PATHS
 from evert.trainers.config.recipes import choose_recipe, game_name, gym_of, path_of
 

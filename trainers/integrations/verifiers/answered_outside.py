@@ -25,15 +25,13 @@ async def play_at(
     answer: FrozenAnswer,
     agent: Agent,
     task: object = NO_TASK,
-    *,
-    seed: int | None = None,
     **options: Unpack[EnvOptions],
 ) -> Outcome:
     """Play an agent to its end: all its rewards together, and what it noted.
 
     ``answer`` is what the policy replies to a request. Options of an Env's tokens have no effect.
     """
-    env = _Elsewhere(agent, task, seed=seed, **options)
+    env = _Elsewhere(agent, task, **options)
     env.answer = answer
     try:
         end = await env.initial_observation()
