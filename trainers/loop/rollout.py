@@ -104,9 +104,7 @@ async def rollout(
     build = partial(ChatAgentGroupBuilder, agent, group_size=group_size, seats=names)
     build = partial(build, group_reward=group_reward, record=record)
     builders = [build(task=t, seed=seed_of(seed, n), **options) for n, t in enumerate(tasks)]
-    places = asyncio.Semaphore(at_a_time(parallel))
-    playing = (_play(each, partial(draws.policy, n), places) for n, each in enumerate(builders))
-    groups = await side_by_side(playing)
+    groups = await _play_all(builders, draws, asyncio.Semaphore(at_a_time(parallel)))
     return _batch(tasks, group_size, names, groups)
 
 
@@ -181,6 +179,15 @@ class _Played:
     failures: Sequence[Failure]
     error: Exception | None
     """The first that an agent failed with."""
+
+
+async def _play_all(
+    builders: Sequence[ChatAgentGroupBuilder], draws: _Draws, places: asyncio.Semaphore
+) -> list[_Played]:
+    return await side_by_side(
+        _play(builder, partial(draws.policy, place), places)
+        for place, builder in enumerate(builders)
+    )
 
 
 async def _play(
