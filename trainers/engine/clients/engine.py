@@ -49,7 +49,6 @@ class Engine:
     def __init__(
         self, settings: EngineSettings | None = None, stand_ins: StandIns | None = None
     ) -> None:
-        """Set up; no model is loaded yet."""
         import_lazy_modules()
         self.settings = settings or EngineSettings()
         self.stand_ins = stand_ins or StandIns()

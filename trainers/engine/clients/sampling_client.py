@@ -97,7 +97,6 @@ class SamplingClient(Ready):
         *,
         records: bool = False,
     ) -> None:
-        """Wrap a sampler that may still be loading."""
         self._records = records
         self._engine = engine
         self._sampler = sampler

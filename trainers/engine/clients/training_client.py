@@ -31,7 +31,6 @@ class TrainingClient(Ready):
     """A model in training. Calls return at once and run in the order they were made."""
 
     def __init__(self, engine: Engine, run: TrainingRun) -> None:
-        """Train ``run`` on a worker thread of the engine's."""
         self.model_id = run.run_id
         self._engine = engine
         self._run = run

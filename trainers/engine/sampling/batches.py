@@ -51,7 +51,7 @@ class Batch(ABC):
     """Rows that are decoded together."""
 
     def __init__(self, weights: Weights) -> None:
-        self.weights = weights  # What prompts are computed with now
+        self.weights = weights  # Of the prompts to come: others, of another adapter, may follow
         self.passes = 0  # Forward passes over given tokens so far
         self.computed_tokens = 0  # Given tokens it has computed so far, padding not counted
         self.device: torch.device = weights.model.device
@@ -66,10 +66,6 @@ class Batch(ABC):
     def joinable(self) -> bool:
         """Whether rows may be admitted now."""
         return True
-
-    def turn_to(self, weights: Weights) -> None:
-        """Compute the prompts to come with these: the same, or of another adapter of the base."""
-        self.weights = weights
 
     @abstractmethod
     def step(self, tokens: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ class RunningBatch:
     def admit(self, rows: Sequence[Row]) -> None:
         """Add rows."""
         for model in dict.fromkeys(row.request.model for row in rows):
-            self.batch.turn_to(model.weights)
+            self.batch.weights = model.weights
             waiting: dict[tuple[int, ...], list[Row]] = {}
             for row in rows:
                 if row.request.model is model:
