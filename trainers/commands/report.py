@@ -70,17 +70,14 @@ def parse(arguments: Sequence[str]) -> tuple[list[Path], ReportSettings]:
     """Read the command line: the runs, each once, and how the report is made."""
     from evert.trainers.reporting.run import ReportError
 
-    pairs = [each for each in arguments if _is_setting(each) and not Path(each).exists()]
+    asked = [each for each in arguments if "=" in each or each.startswith("-")]
+    pairs = [each for each in asked if not Path(each).exists()]  # a folder's name may have a =
     named = [Path(each).expanduser() for each in arguments if each not in pairs]
     settings = read_settings(ReportSettings, read_pairs(pairs, chz.chz_fields(ReportSettings)))
     paths = list({path.resolve(): path for path in named}.values())
     if not paths:
         raise ReportError("No run to report. Name the folder of a run, for example runs/NAME.")
     return paths, settings
-
-
-def _is_setting(argument: str) -> bool:
-    return "=" in argument or argument.startswith("-")
 
 
 def write_report(paths: Sequence[Path], settings: ReportSettings) -> Path:

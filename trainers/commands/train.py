@@ -300,7 +300,7 @@ async def _train(
     from tinker_cookbook.rl import train as cookbook
 
     from evert.trainers.rundir.metrics import with_before
-    from evert.trainers.training.batch_log import nothing_to_learn
+    from evert.trainers.training.batch_log import NothingToLearnError
     from evert.trainers.training.progress import display, follow, quietly
 
     total = config.max_steps or 0
@@ -321,7 +321,12 @@ async def _train(
             except AssertionError as error:
                 if config.stream_minibatch_config is None or not tally.has_skipped:
                     raise
-                raise nothing_to_learn() from error
+                raise NothingToLearnError(
+                    "Nothing could be learned from a whole batch (batches.jsonl in the run's "
+                    "folder says why), and a Cookbook before 0.6 cannot skip one with "
+                    "stream_minibatch_config. Train without stream_minibatch_config, or install "
+                    "tinker-cookbook 0.6, in a new log_path."
+                ) from error
             finally:
                 await _finish_saving()
 

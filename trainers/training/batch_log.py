@@ -182,12 +182,3 @@ def _the_end(failed: Sequence[Failures]) -> str:
         f"{steps} nearly all episodes failed: {whole.summary()}. The commonest: {error}\n"
         f"{whole.advice()} failed_steps=0 goes on whatever fails."
     )
-
-
-def nothing_to_learn() -> NothingToLearnError:
-    """The error for a batch that the Cookbook 0.5 does not survive when it streams minibatches."""
-    return NothingToLearnError(
-        "Nothing could be learned from a whole batch (batches.jsonl in the run's folder says why), "
-        "and a Cookbook before 0.6 cannot skip one with stream_minibatch_config. Train without "
-        "stream_minibatch_config, or install tinker-cookbook 0.6, in a new log_path."
-    )

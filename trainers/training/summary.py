@@ -1,13 +1,14 @@
 """What a finished run leaves behind: figures, samples, the plot, and the table on the screen."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Column, Table
 
-from evert.trainers.episodes.failures import read_batches, shortened
+from evert.trainers.episodes.failures import Failures, read_batches, shortened
 from evert.trainers.rundir import folder as run_folder
 from evert.trainers.rundir.folder import RunFolder
 from evert.trainers.rundir.metrics import TRAIN_REWARD
@@ -58,7 +59,7 @@ def summarise(facts: Any, folder: RunFolder, done: Report, console: Console) -> 
         "folder": str(folder.path),
     }
     folder.write_json(files.RESULT, result)
-    _show(folder, done, console)
+    _show(folder, done, _lost(failed, skipped, folder, done.steps), console)
     return result
 
 
@@ -83,7 +84,7 @@ def _samples(folder: RunFolder, done: Report) -> None:
     folder.write(run_folder.SAMPLES_JSONL, "".join(lines))
 
 
-def _show(folder: RunFolder, done: Report, console: Console) -> None:
+def _show(folder: RunFolder, done: Report, lost: Sequence[str], console: Console) -> None:
     from evert.trainers.episodes.scores import shown
 
     if done.before is not None and done.after is not None:
@@ -101,12 +102,11 @@ def _show(folder: RunFolder, done: Report, console: Console) -> None:
     ]
     if done.after is not None:
         lines.append(f"samples: {folder.path / run_folder.SAMPLES_MD}")
-    lines += _lost(folder, done.steps)
+    lines += lost
     console.print("\n".join(lines), soft_wrap=True, markup=False)
 
 
-def _lost(folder: RunFolder, steps: int) -> list[str]:
-    failed, skipped = read_batches(folder.path)
+def _lost(failed: Failures, skipped: int, folder: RunFolder, steps: int) -> list[str]:
     rows = [row for row in folder.steps() if TRAIN_REWARD in row]
     equal = sum(row.get(MIXED_GROUPS) == 0 for row in rows)
     lines = []
