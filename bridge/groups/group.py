@@ -235,7 +235,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         shifted = rewards
         if self.seats:
             shifted = _shifted_by_seat(rewards, trajectory_group, seats, metrics)
-        self.earned(totals(turns, shifted))
+        self.earned(totals([each.transitions for each in trajectory_group], shifted))
         if self.advantages == "group" and self.gamma is None:
             return list(zip(shifted, metrics, strict=True))
         return self._in_pieces(seats, trajectory_group, order, rewards, metrics)
