@@ -211,13 +211,10 @@ class ChatAgentEnv(Env):
     @property
     def rollout_limits(self) -> LiveLimits:
         """The limits a runner keeps, read anew each turn; the agent's ``max_tokens`` included."""
+        turns = self._turns
         return LiveLimits(
             self._settings.limits,
-            lambda: (
-                None
-                if (lent := self._turns.standing.lent) is None
-                else lent.cap(self._turns.budget)
-            ),
+            lambda: None if turns.lent is None else turns.lent.cap(turns.budget),
         )
 
     # -- what users read -------------------------------------------------------------------------
@@ -244,7 +241,7 @@ class ChatAgentEnv(Env):
     @property
     def request(self) -> ChatRequest | None:
         """The agent's call that waits for a reply; None when there is none."""
-        return None if self._turns.standing.lent is None else self._turns.standing.lent.call.request
+        return None if self._turns.lent is None else self._turns.lent.call.request
 
     def request_of(self, observation: Observation) -> ChatRequest | None:
         """The agent's call whose prompt is sampled, by the runner or ahead of it; None: none.
@@ -260,7 +257,7 @@ class ChatAgentEnv(Env):
     @property
     def conversation(self) -> Conversation | None:
         """The conversation of the outstanding observation; None when there is none."""
-        return None if self._turns.standing.lent is None else self._turns.standing.lent.conversation
+        return None if self._turns.lent is None else self._turns.lent.conversation
 
     @property
     def drift(self) -> Counter[Drift]:

@@ -1,7 +1,6 @@
-"""``Outstanding``: an observation that waits for its action. ``Standing``: where an Env stands."""
+"""``Outstanding``: an observation that waits for its action."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.rl.types import Observation
@@ -34,34 +33,3 @@ class Outstanding:
         if self.prompt is not None:
             return self.prompt
         return self.conversation.prompt(), renderer.stop_with(self.call.request.stop)
-
-
-class Life(StrEnum):
-    """The life of an Env, but for the time in which an observation of it is outstanding."""
-
-    NEW = "new"
-    WAITING = "waiting"
-    ENDED = "ended"
-    CLOSED = "closed"
-
-
-@dataclass(slots=True)
-class Standing:
-    """Where an Env stands: a ``Life``, or the observation that the runner holds."""
-
-    now: Life | Outstanding = Life.NEW
-
-    def becomes(self, now: Life | Outstanding) -> None:
-        """Stand elsewhere; what is closed stays so, though a step is on its way."""
-        if not self.is_closed:
-            self.now = now
-
-    @property
-    def lent(self) -> Outstanding | None:
-        """The observation that the runner holds; None: it holds none."""
-        return self.now if isinstance(self.now, Outstanding) else None
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the Env was given up."""
-        return self.now is Life.CLOSED

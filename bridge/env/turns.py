@@ -30,10 +30,9 @@ from evert.bridge.env.endings import PEER_STOPPED, Account, Ending
 from evert.bridge.env.limits import Budget
 from evert.bridge.env.options import EnvSettings
 from evert.bridge.env.overlap import Overlap
-from evert.bridge.env.pending import Life, Outstanding, Standing
+from evert.bridge.env.pending import Outstanding
 from evert.bridge.env.reply_policies import FormatRetries, ParseErrors, ToolBudget, Verdict
-from evert.bridge.episode.episode import Episode
-from evert.bridge.episode.episode import Life as EpisodeLife
+from evert.bridge.episode.episode import Episode, Life
 from evert.bridge.episode.inbox import AgentEnd, Inbox, ParkedCall
 from evert.bridge.errors import AgentError, AgentTimeoutError, EnvClosedError, EnvStateError
 from evert.bridge.tokens.actions import Problem, read_action
@@ -72,8 +71,9 @@ class Turns:
     ``share`` leads from the agent's return value to the part that is this Env's.
 
     Attributes:
-        standing: Where the Env stands.
         episode: None before it begins.
+        is_closed: Whether the Env was given up.
+        lent: The observation that the runner holds; None: it holds none.
     """
 
     def __init__(
@@ -97,13 +97,13 @@ class Turns:
         )
         self.account = Account(agent, self.book, settings, self.budget)
         self.episode: Episode | None = None
-        self.standing = Standing()
+        self.is_closed = False
+        self.lent: Outstanding | None = None
         self.overlap = Overlap(self.budget, renderer, self.account)
         self._long_texts = LongTexts(renderer, self.budget.prompt.tokens)
 
     async def begin(self, episode: Episode, inbox: Inbox[Outstanding]) -> Upcoming:
         """The first prompt of an episode that has begun, or its end without one."""
-        self.standing.becomes(Life.WAITING)
         self.episode, self.account.inbox = episode, inbox
         if self.overlap.ahead is not None:
             inbox.on_call(self._look)
@@ -115,7 +115,8 @@ class Turns:
 
     def hand_out(self, outstanding: Outstanding) -> tuple[Observation, StopCondition]:
         """An observation goes to the runner."""
-        self.standing.becomes(outstanding)
+        if not self.is_closed:
+            self.lent = outstanding
         return outstanding.observation(self._renderer)
 
     def take_back(self) -> Outstanding:
@@ -126,20 +127,19 @@ class Turns:
             EnvClosedError: The Env was given up.
         """
         self.check_usable()
-        outstanding = self.standing.lent
+        outstanding, self.lent = self.lent, None
         if outstanding is None:
             raise EnvStateError(
                 "No observation is outstanding. Call initial_observation() first, then step() once "
                 "for each observation, and no more after episode_done (an episode whose agent has "
                 "ended cannot be continued, by a hook neither); got a step out of turn."
             )
-        self.standing.becomes(Life.WAITING)
         return outstanding
 
     def _look(self) -> None:
         """Called when a call comes and nobody waits for one."""
-        if self.standing.lent is not None:  # else the runner is here, and will take it
-            self.overlap.look(self.standing.lent)
+        if self.lent is not None:  # else the runner is here, and will take it
+            self.overlap.look(self.lent)
 
     # -- the action ------------------------------------------------------------------------------
 
@@ -244,10 +244,10 @@ class Turns:
                 await self._end()
                 return self.account.of_timeout(error)
             except EnvClosedError:
-                if self.standing.is_closed:
+                if self.is_closed:
                     raise
                 return self.account.ending(PEER_STOPPED)
-            if episode.life is EpisodeLife.CLOSED and not self.standing.is_closed:
+            if episode.life is Life.CLOSED and not self.is_closed:
                 await episode.release()
                 return self.account.ending(PEER_STOPPED)
             if isinstance(event, AgentEnd):
@@ -319,7 +319,7 @@ class Turns:
             EnvClosedError: It was given up.
             EnvStateError: This is another loop.
         """
-        if self.standing.is_closed:
+        if self.is_closed:
             raise EnvClosedError(
                 f"This ChatAgentEnv of {self._agent} was closed; make a new one for a new episode."
             )
@@ -332,7 +332,7 @@ class Turns:
     async def close(self, episode: Episode | None = None) -> None:
         """Give the episode up, which a seat may not have begun; see ``ChatAgentEnv.close``."""
         self.episode = self.episode or episode
-        self.standing.becomes(Life.CLOSED)
+        self.is_closed, self.lent = True, None
         await self._end()
 
     async def _end(self) -> None:
@@ -359,6 +359,5 @@ class Turns:
 
     def forget(self) -> None:
         """There is no next prompt: let go of conversations, and of what is sampled ahead."""
-        self.standing.becomes(Life.ENDED)
         self.book.forget()
         self.overlap.stop()
