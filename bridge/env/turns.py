@@ -106,7 +106,7 @@ class Turns:
         """The first prompt of an episode that has begun, or its end without one."""
         self.episode, self.account.inbox = episode, inbox
         if self.overlap.ahead is not None:
-            inbox.on_call(self._look)
+            inbox.on_call = self._look
         self.account.hints = episode.hints
         self.account.scored = partial(episode.observer.rewarded, self._settings.names[0])
         return await self._advance()

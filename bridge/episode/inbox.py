@@ -89,11 +89,12 @@ class Inbox(Generic[P]):
     Attributes:
         ahead: The calls that are sampled ahead of the runner, or were and wait to be taken.
         notes: What the agent recorded.
+        on_call: Is called when a call comes and nobody waits for one; None: nothing is.
     """
 
     __slots__ = (
-        "_agent", "_asking", "_boxes", "_deadline", "_final", "_loop", "_most", "_on_call",
-        "_parked", "_queue", "_sampled", "_timer", "_waiter", "ahead", "notes",
+        "_agent", "_asking", "_boxes", "_deadline", "_final", "_loop", "_most", "_parked",
+        "_queue", "_sampled", "_timer", "_waiter", "ahead", "notes", "on_call",
     )  # fmt: skip
 
     def __init__(
@@ -116,7 +117,7 @@ class Inbox(Generic[P]):
         self._timer: asyncio.TimerHandle | None = None
         self._deadline = 0.0
         self.ahead: dict[ParkedCall, P] = {}
-        self._on_call: Callable[[], None] | None = None
+        self.on_call: Callable[[], None] | None = None
         self.notes = Notes()
 
     @property
@@ -144,8 +145,8 @@ class Inbox(Generic[P]):
             self._waiter.set_result(call)
             return
         self._queue.append(call)
-        if self._on_call is not None:
-            self._on_call()
+        if self.on_call is not None:
+            self.on_call()
 
     def end(self, end: AgentEnd, refusal: BaseException) -> None:
         """The agent is done: calls that wait to be taken are refused, and the Env is told."""
@@ -164,7 +165,9 @@ class Inbox(Generic[P]):
 
     def wake(self) -> None:
         """Tell the Env that there are no more calls."""
-        self._stop_timer()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if isinstance(self._final, BaseException) and self._waiter is not None:
             if not self._waiter.done():  # told now: the agent's own end may come before it looks
                 self._waiter.set_exception(self._final)
@@ -201,17 +204,17 @@ class Inbox(Generic[P]):
         """
         self._most = most
         while (event := self._next()) is None:
-            self._waiter = waiter = self._loop.create_future()
+            self._waiter = self._loop.create_future()
             if patience is not None:
                 self._deadline = self._loop.time() + patience
                 if self._timer is None:
                     self._timer = self._loop.call_at(self._deadline, self._on_timer, patience)
             try:
-                call = await waiter
+                call = await self._waiter
             finally:
                 self._waiter = None
             if call is not None:
-                return call  # type: ignore[no-any-return]
+                return call
         return event
 
     @property
@@ -219,11 +222,9 @@ class Inbox(Generic[P]):
         return self._most is None or len(self.ahead) < self._most or not self.ahead
 
     def _next(self) -> "ParkedCall | P | AgentEnd | None":
-        if self._queue and self._has_room:
-            call = self.next_call()
-            if call is not None:
-                self._parked = call
-                return call
+        if self._has_room and (call := self.next_call()) is not None:
+            self._parked = call
+            return call
         while self._sampled:
             call = self._sampled.pop(0)
             outstanding = self.ahead.pop(call)
@@ -245,10 +246,6 @@ class Inbox(Generic[P]):
     def lay_down(self, call: ParkedCall, kept: P) -> None:
         """Keep a call that is sampled ahead, until it is taken anew."""
         self.ahead[call] = kept
-
-    def on_call(self, look: Callable[[], None]) -> None:
-        """Have something done when a call comes while nobody waits for one."""
-        self._on_call = look
 
     def put_back(self, call: ParkedCall) -> None:
         """Let a call be the first to be taken again."""
@@ -281,8 +278,3 @@ class Inbox(Generic[P]):
                 "look for a wait that never ends."
             )
         )
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
