@@ -35,11 +35,11 @@ from evert.bridge.conversations.drift import Drift
 from evert.bridge.env.endings import IDLE, NO_CALL, Ending
 from evert.bridge.env.limits import LiveLimits
 from evert.bridge.env.options import EnvOptions, own_options, settings_of
-from evert.bridge.env.pending import Outstanding
+from evert.bridge.env.pending import Outstanding, Turn
 from evert.bridge.env.reply_policies import ParseErrors
 from evert.bridge.env.tool_counts import CALLER, LINEAGE, drift_logs
 from evert.bridge.env.transcript import Transcript
-from evert.bridge.env.turns import Turn, Turns
+from evert.bridge.env.turns import Turns
 from evert.bridge.episode.agent import NO_TASK, Agent, inspect_agent
 from evert.bridge.episode.episode import Episode
 from evert.bridge.episode.inbox import Inbox

@@ -1,9 +1,10 @@
-"""``Outstanding``: an observation that waits for its action."""
+"""``Outstanding``: an observation that waits for its action. ``Turn``: the action that it got."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from tinker_cookbook.completers import StopCondition
-from tinker_cookbook.rl.types import Observation
+from tinker_cookbook.rl.types import Logs, Metrics, Observation
 
 from evert.bridge.conversations.conversation import Conversation
 from evert.bridge.conversations.drift import Break
@@ -33,3 +34,15 @@ class Outstanding:
         if self.prompt is not None:
             return self.prompt
         return self.conversation.prompt(), renderer.stop_with(self.call.request.stop)
+
+
+@dataclass(slots=True)
+class Turn:
+    """One action on its way to the agent, and what its transition carries."""
+
+    tokens: list[int]
+    truncated: bool
+    logs: Logs
+    logprobs: Sequence[float] | None = None
+    metrics: Metrics = field(default_factory=dict)
+    reward: float = 0.0

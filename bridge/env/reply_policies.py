@@ -6,10 +6,11 @@ from enum import StrEnum
 
 from tinker_cookbook.renderers.base import Message, ParseFailureKind
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy
-from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, Logs, Metrics
+from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY
 
 from evert.bridge.chat.formats import ReplyFormat
 from evert.bridge.chat.reply import Reply
+from evert.bridge.env.pending import Turn
 from evert.bridge.redaction import redacted
 from evert.bridge.tokens.actions import Problem
 
@@ -29,42 +30,33 @@ class ParseErrors:
     policy: ParseErrorPolicy | None
     _in_a_row: Counter[object] = field(default_factory=Counter, init=False)
 
-    def judge(
-        self,
-        reply: Reply,
-        problem: Problem | None,
-        metrics: Metrics,
-        logs: Logs,
-        row: object = None,
-    ) -> Verdict:
-        """Decide about a reply; notes go to the transition's ``metrics`` and ``logs``."""
+    def judge(self, reply: Reply, problem: Problem | None, turn: Turn, row: object) -> Verdict:
+        """Decide about a reply; what it earns, and notes, go to its turn.
+
+        Replies in a row are counted for each ``row``.
+        """
         if problem is None:
             if reply.finish_reason != "length" and self._in_a_row:
                 del self._in_a_row[row]
             return Verdict.DELIVER
         kind, detail = problem
-        metrics["parse_error"] = 1.0
-        logs["parse_error"] = redacted(detail)
+        turn.metrics["parse_error"] = 1.0
+        turn.logs["parse_error"] = redacted(detail)
         if self.policy is None:
             return Verdict.DELIVER
         if kind is ParseFailureKind.CONTENT and reply.tool_calls:
             del self._in_a_row[row]  # there are good calls beside the broken ones
             return Verdict.DELIVER
-        logs["parse_failure_kind"] = str(kind)
+        turn.logs["parse_failure_kind"] = str(kind)
         if self.policy.mask_error_turns:
-            metrics[PARSE_ERROR_MASKED_METRIC_KEY] = 1.0
+            turn.metrics[PARSE_ERROR_MASKED_METRIC_KEY] = 1.0
         self._in_a_row[row] += 1
         again = self._in_a_row[row] <= self.policy.max_consecutive
-        again = again and kind is ParseFailureKind.CONTENT
-        return Verdict.ASK_AGAIN if again else Verdict.END
-
-    def reward(self, verdict: Verdict) -> float:
-        """What a turn earns for a verdict."""
-        if self.policy is None or verdict is Verdict.DELIVER:
-            return 0.0
-        if verdict is Verdict.END:
-            return self.policy.terminal_reward
-        return -self.policy.penalty_per_error
+        if again and kind is ParseFailureKind.CONTENT:
+            turn.reward -= self.policy.penalty_per_error
+            return Verdict.ASK_AGAIN
+        turn.reward += self.policy.terminal_reward
+        return Verdict.END
 
     def correction(self, problem: Problem) -> Message:
         """The message that asks for the reply again."""
@@ -81,12 +73,7 @@ class FormatRetries:
     _in_a_row: Counter[object] = field(default_factory=Counter, init=False)
 
     async def judge(
-        self,
-        reply: Reply,
-        wanted: ReplyFormat,
-        metrics: Metrics,
-        logs: Logs,
-        row: object = None,
+        self, reply: Reply, wanted: ReplyFormat, turn: Turn, row: object
     ) -> tuple[Reply, Message | None]:
         """The reply as the agent is to get it, and the message that asks again (None: deliver).
 
@@ -99,8 +86,8 @@ class FormatRetries:
         if problem is None:
             del self._in_a_row[row]
             return reply, None
-        metrics["format_error"] = 1.0
-        logs["format_error"] = redacted(problem)
+        turn.metrics["format_error"] = 1.0
+        turn.logs["format_error"] = redacted(problem)
         self._in_a_row[row] += 1
         if self._in_a_row[row] <= self.limit:
             return reply, wanted.correction(problem)

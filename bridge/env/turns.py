@@ -8,8 +8,8 @@ The runner samples each, but for those that are sampled ahead of it (``overlap.p
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -18,7 +18,6 @@ from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.rl.types import (
     PARSE_ERROR_MASKED_METRIC_KEY,
-    Logs,
     Metrics,
     Observation,
     StopReason,
@@ -30,7 +29,7 @@ from evert.bridge.env.endings import PEER_STOPPED, Account, Ending
 from evert.bridge.env.limits import Budget
 from evert.bridge.env.options import EnvSettings
 from evert.bridge.env.overlap import Overlap
-from evert.bridge.env.pending import Outstanding
+from evert.bridge.env.pending import Outstanding, Turn
 from evert.bridge.env.reply_policies import FormatRetries, ParseErrors, ToolBudget, Verdict
 from evert.bridge.episode.episode import Episode, Life
 from evert.bridge.episode.inbox import AgentEnd, Inbox, ParkedCall
@@ -48,18 +47,6 @@ MAX_REFUSALS = 8
 UNTRAINED: Metrics = {PARSE_ERROR_MASKED_METRIC_KEY: 1.0, "untrained": 1.0}
 """Metrics of a turn that is not to be learned from: ``trajectory_to_data`` masks it by the first,
 whose name says what the Cookbook does the same for."""
-
-
-@dataclass(slots=True)
-class Turn:
-    """One action on its way to the agent, and what its transition carries."""
-
-    tokens: list[int]
-    truncated: bool
-    logs: Logs
-    logprobs: Sequence[float] | None = None
-    metrics: Metrics = field(default_factory=dict)
-    reward: float = 0.0
 
 
 Upcoming: TypeAlias = Outstanding | Ending
@@ -157,17 +144,14 @@ class Turns:
         reply, problem = await self._long_texts.rendered(partial(self._read, outstanding, turn))
         self.account.tools.count(call.request, reply)
         self.account.was_cut = reply.finish_reason == "length"
-        verdict = self.parse_errors.judge(reply, problem, turn.metrics, turn.logs, row)
-        turn.reward += self.parse_errors.reward(verdict)
+        verdict = self.parse_errors.judge(reply, problem, turn, row)
         if verdict is Verdict.END:
             return await self._stop(StopReason.PARSE_ERROR)
         if verdict is Verdict.ASK_AGAIN and problem is not None and call.is_waiting:
             correction = self.parse_errors.correction(problem)
             return await self._ask_again(outstanding, turn, reply, correction)
         if call.request.format is not None:
-            wanted = call.request.format
-            judging = self._formats.judge(reply, wanted, turn.metrics, turn.logs, row)
-            reply, complaint = await judging
+            reply, complaint = await self._formats.judge(reply, call.request.format, turn, row)
             if complaint is not None and call.is_waiting:
                 return await self._ask_again(outstanding, turn, reply, complaint)
         reply, cut = self.tool_budget.allow(reply)
