@@ -274,7 +274,7 @@ class Episode:
         """
         if self.life is not Life.RUNNING:  # first of all: here an agent that is collected stops
             await asyncio.sleep(0)
-        asked = self.observer.asked(request, self.routes.shown, carrier)
+        over = self.observer.asked(request, self.routes.shown, carrier)
         loop = asyncio.get_running_loop()
         task = asyncio.current_task()
         caller = task.get_name() if task is not None else ""
@@ -288,11 +288,11 @@ class Episode:
         try:
             reply: Reply = await future
         except BaseException as error:
-            asked.failed(error)
+            over(error)
             if isinstance(error, (Exception, AgentAborted)):
                 await self.refusals.hold_back(error)
             raise
-        asked.answered(reply)
+        over(reply)
         return reply
 
     def call_blocking(
@@ -310,18 +310,18 @@ class Episode:
                 "ever. Use `await client.chat.completions.create(...)` here, or make the blocking "
                 "call in a thread (asyncio.to_thread)."
             )
-        asked = self.observer.asked(request, self.routes.shown, carrier)
+        over = self.observer.asked(request, self.routes.shown, carrier)
         future: concurrent.futures.Future[Reply] = concurrent.futures.Future()
         thread = threading.current_thread()
         self._arrive_from_outside(ParkedCall(request, thread.name, thread, future, None))
         try:
             reply = future.result()
         except BaseException as error:
-            asked.failed(error)
+            over(error)
             if isinstance(error, (Exception, AgentAborted)):
                 self.refusals.hold_back_blocking(error)
             raise
-        asked.answered(reply)
+        over(reply)
         return reply
 
     def _arrive_from_outside(self, call: ParkedCall) -> None:

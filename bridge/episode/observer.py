@@ -2,22 +2,13 @@
 
 import contextvars
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
 
-
-class Asked:
-    """A model call that is watched."""
-
-    __slots__ = ()
-
-    def answered(self, reply: Reply) -> None:
-        """The reply is there."""
-
-    def failed(self, error: BaseException) -> None:
-        """It was refused, or whoever asked waits no more."""
+Over: TypeAlias = Callable[[Reply | BaseException], None]
+"""Is told the reply of a model call, or with what it was refused or given up."""
 
 
 class Observer:
@@ -30,9 +21,9 @@ class Observer:
 
     def asked(
         self, request: ChatRequest, shown: Callable[[str], str], carrier: Mapping[str, str] | None
-    ) -> Asked:
-        """The agent makes a model call."""
-        return NOT_WATCHED
+    ) -> Over:
+        """The agent makes a model call; what is returned is to be told its end."""
+        return _not_watched
 
     def rewarded(self, role: str, reward: float, why: str = "") -> None:
         """A reward was given, to the policy or a seat of this name; ``why`` is the stop reason."""
@@ -49,5 +40,8 @@ class Observer:
         return {}
 
 
-NOT_WATCHED = Asked()
+def _not_watched(_: Reply | BaseException) -> None:
+    pass
+
+
 NOBODY = Observer()

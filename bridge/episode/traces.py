@@ -18,9 +18,8 @@ errors the class and the code.
 
 import contextvars
 import random
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -33,7 +32,7 @@ from opentelemetry.util.types import AttributeValue
 
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.episode.observer import Asked, Observer
+from evert.bridge.episode.observer import Observer, Over
 from evert.bridge.episode.routes import UNKNOWN
 from evert.bridge.episode.tracers import Tracing
 from evert.bridge.redaction import redacted, redacted_tree
@@ -78,8 +77,6 @@ class Trace(Observer):
         self._own = tracing.own
         self._calls = 0
         self._tools: dict[str, tuple[str, int, _Place]] = {}
-        self._ending = threading.Lock()
-        self._is_over = False
 
     def begins(self, context: contextvars.Context) -> None:
         """The agent's spans lie within the episode's."""
@@ -87,13 +84,44 @@ class Trace(Observer):
 
     def asked(
         self, request: ChatRequest, shown: Callable[[str], str], carrier: Mapping[str, str] | None
-    ) -> Asked:
+    ) -> Over:
         """A model call gets a span."""
-        return _Call(self, request, shown(request.model), carrier)
+        start = time.time_ns()
+        place = self._found(carrier)
+        if self._tools:  # whose results it may bring
+            for call_id in [*_results(request.messages)][::-1]:
+                self._tool(call_id, start)
+        return partial(self._called, request, shown(request.model), place, start)
+
+    def _called(
+        self,
+        request: ChatRequest,
+        model: str,
+        place: _Place,
+        start: int,
+        end: Reply | BaseException,
+    ) -> None:
+        """The span of a model call that is over."""
+        at = time.time_ns()
+        attributes = {**CHAT, "gen_ai.request.model": model}
+        if isinstance(end, BaseException):
+            self._add(f"chat {model}", place, attributes, start, at, SpanKind.CLIENT, end)
+            return
+        attributes["gen_ai.usage.input_tokens"] = end.prompt_tokens
+        attributes["gen_ai.usage.output_tokens"] = end.completion_tokens
+        attributes["gen_ai.response.finish_reasons"] = (end.finish_reason,)
+        if not request.train:
+            attributes["evert.train"] = False
+        self._add(f"chat {model}", place, attributes, start, at, SpanKind.CLIENT)
+        self._calls += 1
+        offered = [*_names(request.tools)] if end.tool_calls else ()
+        for call in end.tool_calls:  # whoever asked works on them from now on
+            name = call.function.name if call.function.name in offered else UNKNOWN
+            self._tools[call.id or ""] = (name, at, place)
 
     # -- where spans belong ----------------------------------------------------------------------
 
-    def place(self, carrier: Mapping[str, str] | None = None) -> _Place:
+    def _found(self, carrier: Mapping[str, str] | None = None) -> _Place:
         """Where a span belongs, by its request's headers or by where it is made.
 
         A span of another trace is linked to: an episode is one trace.
@@ -117,17 +145,16 @@ class Trace(Observer):
     def variables(self) -> dict[str, str]:
         """Environment variables by which a command's spans lie within the current one."""
         carrier: dict[str, str] = {}
-        propagate.inject(carrier, self.place().context)
+        propagate.inject(carrier, self._found().context)
         return {name.upper(): value for name, value in carrier.items()}
 
-    def add(
+    def _add(
         self,
         name: str,
         place: _Place,
         attributes: dict[str, AttributeValue],
         start: int,
         end: int,
-        *,
         kind: SpanKind = SpanKind.INTERNAL,
         error: BaseException | None = None,
     ) -> None:
@@ -163,29 +190,12 @@ class Trace(Observer):
             )
         )
 
-    # -- tools -----------------------------------------------------------------------------------
-
-    def tools_called(
-        self, reply: Reply, at: int, place: _Place, offered: Collection[object] = ()
-    ) -> None:
-        """A reply calls tools: whoever asked works on them from now on."""
-        self._calls += 1
-        for call in reply.tool_calls:
-            name = call.function.name if call.function.name in offered else UNKNOWN
-            self._tools[call.id or ""] = (name, at, place)
-
-    def tools_done(self, request: ChatRequest, at: int) -> None:
-        """A request may bring the results of tools, after the reply that called them."""
-        if self._tools:
-            for call_id in [*_results(request.messages)][::-1]:
-                self._tool(call_id, at)
-
     def _tool(self, call_id: str, at: int) -> None:
         called = self._tools.pop(call_id, None)
         if called is not None:
             name, start, place = called
             attributes = {**TOOL, "gen_ai.tool.name": name, "gen_ai.tool.call.id": call_id}
-            self.add(f"execute_tool {name}", place, attributes, start, at)
+            self._add(f"execute_tool {name}", place, attributes, start, at)
 
     # -- rewards, and the end --------------------------------------------------------------------
 
@@ -199,14 +209,12 @@ class Trace(Observer):
         if why:
             attributes["gen_ai.evaluation.score.label"] = str(why)
         at = time.time_ns()
-        self.add("reward", self.place(), attributes, at, at)
+        self._add("reward", self._found(), attributes, at, at)
 
     def ends(self, how: str, error: BaseException | None = None) -> None:
         """The episode's span ends, once."""
-        with self._ending:
-            if self._is_over:
-                return
-            self._is_over = True
+        if not self._span.is_recording():  # it has ended, or nobody keeps it
+            return
         at = time.time_ns()
         for call_id in [*self._tools]:
             self._tool(call_id, at)
@@ -216,44 +224,6 @@ class Trace(Observer):
             self._span.set_attribute("error.type", kind)
             self._span.set_status(status)
         self._span.end(at)
-
-
-class _Call(Asked):
-    __slots__ = ("_model", "_place", "_request", "_start", "_trace")
-
-    def __init__(
-        self, trace: Trace, request: ChatRequest, model: str, carrier: Mapping[str, str] | None
-    ) -> None:
-        self._trace, self._request, self._model = trace, request, model
-        self._start = time.time_ns()
-        self._place = trace.place(carrier)
-        trace.tools_done(request, self._start)
-
-    def answered(self, reply: Reply) -> None:
-        """The reply is there."""
-        at = time.time_ns()
-        attributes = {
-            **CHAT,
-            "gen_ai.request.model": self._model,
-            "gen_ai.usage.input_tokens": reply.prompt_tokens,
-            "gen_ai.usage.output_tokens": reply.completion_tokens,
-            "gen_ai.response.finish_reasons": (reply.finish_reason,),
-        }
-        if not self._request.train:
-            attributes["evert.train"] = False
-        self._add(attributes, at)
-        offered = [*_names(self._request.tools)] if reply.tool_calls else ()
-        self._trace.tools_called(reply, at, self._place, offered)
-
-    def failed(self, error: BaseException) -> None:
-        """It was refused, or whoever asked waits no more."""
-        self._add({**CHAT, "gen_ai.request.model": self._model}, time.time_ns(), error)
-
-    def _add(
-        self, attributes: dict[str, AttributeValue], at: int, error: BaseException | None = None
-    ) -> None:
-        name, kind = f"chat {self._model}", SpanKind.CLIENT
-        self._trace.add(name, self._place, attributes, self._start, at, kind=kind, error=error)
 
 
 def _failure(error: BaseException) -> tuple[str, Status]:
