@@ -22,6 +22,7 @@ from typing import Any
 
 from tinker_cookbook.rl.types import ActionExtra, InitialObservationOverflow, StepResult
 
+from evert.bridge.conversations.conversation import Conversation
 from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.episode.agent import Agent, agent_name
 from evert.bridge.errors import AgentError, EnvCheckError, EnvStateError, RewardError
@@ -84,7 +85,7 @@ class _Check:
         self._make: Callable[[], ChatAgentEnv] = env.renewed
         self._name = agent_name(env.agent)
         self._renderer: PromptRenderer = prompt_renderer(env.renderer)
-        self._replies = replies
+        self._replies = [*map(self._say, replies)]
         self._max_turns = max_turns
 
     async def run(self) -> None:
@@ -109,30 +110,42 @@ class _Check:
 
     # -- the rules -------------------------------------------------------------------------------
 
+    async def _play(
+        self, env: ChatAgentEnv, turns: int, replies: Sequence[_Reply], *, checks: bool = False
+    ) -> StepResult | InitialObservationOverflow | None:
+        """How an episode ends within so many turns; None: it goes on."""
+        first = await env.initial_observation()
+        if isinstance(first, InitialObservationOverflow):
+            return first
+        observation = first[0]
+        for turn in range(turns):
+            if checks:
+                self._check_prompt(flatten(observation.chunks), env, turn)
+            action, extra = replies[turn % len(replies)]
+            result = await env.step(action, extra=extra)
+            if result.episode_done:
+                return result
+            observation = result.next_observation
+        return None
+
     async def _play_to_the_end(self) -> int:
         env = self._make()
         try:
-            first = await env.initial_observation()
-            if isinstance(first, InitialObservationOverflow):
-                return 0
-            prompt = flatten(first[0].chunks)
-            for turn in range(self._max_turns):
-                self._check_prompt(prompt, env, turn)
-                action, extra = self._say(self._replies[turn % len(self._replies)])
-                result = await env.step(action, extra=extra)
-                if result.episode_done:
-                    await self._check_end(env, result)
-                    return turn + 1
-                prompt = flatten(result.next_observation.chunks)
-                self._check_continues(prompt, env, turn)
+            end = await self._play(env, self._max_turns, self._replies, checks=True)
+            if isinstance(end, StepResult):
+                await self._check_end(env, end)
         finally:
             await env.close()
+        if end is not None:
+            return env.turns
         raise EnvCheckError(
             f"Rule 1: the agent {self._name} made {self._max_turns} model calls and did not end. "
             "Bound its loop, or pass replies=[...] that lead it to its end (or a larger max_turns)."
         )
 
     def _check_prompt(self, prompt: FlatPrompt, env: ChatAgentEnv, turn: int) -> None:
+        if turn and env.conversation is not None:
+            self._check_continues(prompt, env.conversation, turn)
         if not prompt:
             raise EnvCheckError(f"Rule 2: the observation of turn {turn} is empty.")
         vocabulary = len(self._renderer.renderer.tokenizer)
@@ -143,14 +156,11 @@ class _Check:
                 f"has {vocabulary}. Renderer and tokenizer do not belong together."
             )
 
-    def _check_continues(self, prompt: FlatPrompt, env: ChatAgentEnv, turn: int) -> None:
-        conversation = env.conversation
-        if conversation is None:
-            return
+    def _check_continues(self, prompt: FlatPrompt, conversation: Conversation, turn: int) -> None:
         whole = self._renderer.full(conversation.messages)
         if prompt != whole and _texts(prompt, self._renderer) != _texts(whole, self._renderer):
             raise EnvCheckError(
-                f"Rule 3: the observation of turn {turn + 1} is not what the renderer itself makes "
+                f"Rule 3: the observation of turn {turn} is not what the renderer itself makes "
                 f"of the conversation: {type(self._renderer.renderer).__name__} shows a message "
                 "otherwise once others follow, though it claims the extension property."
             )
@@ -168,13 +178,8 @@ class _Check:
         before = _alive()
         env = self._make()
         try:
-            result = await env.initial_observation()
-            if isinstance(result, InitialObservationOverflow):
+            if await self._play(env, turn, self._replies) is not None:
                 return
-            for number in range(turn):
-                action, extra = self._say(self._replies[number % len(self._replies)])
-                if (await env.step(action, extra=extra)).episode_done:
-                    return
         finally:
             await env.close()
         left = _alive() - before
@@ -188,14 +193,8 @@ class _Check:
 
     async def _play_oddly(self, name: str, reply: _Reply) -> None:
         env = self._make()
-        action, extra = reply
         try:
-            result = await env.initial_observation()
-            if isinstance(result, InitialObservationOverflow):
-                return
-            for _ in range(self._max_turns):
-                if (await env.step(action, extra=extra)).episode_done:
-                    return
+            await self._play(env, self._max_turns, [reply])
         except AgentError:
             return  # it may raise: the trainer's strategies, or on_agent_error, take that
         except RewardError as error:

@@ -54,8 +54,8 @@ class Routes:
         self._policies = tuple(inboxes)
         self.strangers: dict[str, None] = {}
         self.instead: FrozenAnswer | None = None
-        roles = {id(inbox): inbox for inbox in inboxes.values()}
-        self._only = next(iter(roles.values())) if len(roles) == 1 and not frozen else None
+        roles = {*inboxes.values()}
+        self._only = roles.pop() if len(roles) == 1 and not frozen else None
 
     @property
     def names(self) -> tuple[str, ...]:
