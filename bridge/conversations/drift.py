@@ -29,36 +29,30 @@ class Break(NamedTuple):
     where: str = ""  # which field of which message differed; "" where that cannot be said
 
 
-class Met(NamedTuple):
-    """What a request meets that is not as it was.
+def cause_of(
+    speaker: Speaker,
+    others: set[Speaker],
+    left_out: set[Speaker],
+    before: Speaker | None,
+    *,
+    goes_on: bool,
+) -> Drift | None:
+    """The drift of what a request meets: none where all is another agent's or conversation's.
 
-    Attributes:
+    Args:
+        speaker: Who makes the request.
         others: Who got the replies in it that are not on its way.
         left_out: Who got a reply where it holds another message, or none.
         before: Who got the latest reply on its way, with other tools; None: it has the same.
         goes_on: Whether a conversation goes on with it, and so keeps all of its own.
     """
-
-    others: set[Speaker]
-    left_out: set[Speaker]
-    before: Speaker | None
-    goes_on: bool
-
-    def cause(self, speaker: Speaker) -> Drift | None:
-        """The drift: none where all of it is another agent's, or another conversation's."""
-        others = self.others
-        if self.goes_on:
-            others = {one for one in others if one.opening == speaker.opening}
-        if not all(map(speaker.is_another, self.left_out | others)):
-            return Drift.HISTORY
-        if self.before is not None and not speaker.is_another(self.before):
-            return Drift.TOOLS
-        return None
-
-    @property
-    def is_any(self) -> bool:
-        """Whether there are replies in it that it did not get."""
-        return bool(self.others) or self.before is not None
+    if goes_on:
+        others = {one for one in others if one.opening == speaker.opening}
+    if not all(map(speaker.is_another, left_out | others)):
+        return Drift.HISTORY
+    if before is not None and not speaker.is_another(before):
+        return Drift.TOOLS
+    return None
 
 
 def drift_of(shown: FlatPrompt, sampled: list[int], renderer: PromptRenderer) -> Drift | None:

@@ -38,7 +38,7 @@ from evert.bridge.chat.request import ChatRequest
 from evert.bridge.conversations.completed_calls import follow_echoes, is_completed
 from evert.bridge.conversations.conversation import Conversation, Point, keep
 from evert.bridge.conversations.differences import in_field, in_messages
-from evert.bridge.conversations.drift import Break, Drift, Met
+from evert.bridge.conversations.drift import Break, Drift, cause_of
 from evert.bridge.conversations.prefix_tree import START, Index, Speaker
 from evert.bridge.conversations.reading import Heard, hear
 from evert.bridge.errors import RendererMismatchError
@@ -184,22 +184,18 @@ class ConversationBook:
         most: int | None,
     ) -> "Match":
         """From the last reply on the request's way through the index; without any, from scratch."""
-        keeps = self._keeps_completed
         heard, places, completed = follow_echoes(
-            self._index, heard, renderer, keeps_completed=keeps
+            self._index, heard, renderer, keeps_completed=self._keeps_completed
         )
         last, point = self._last_replies(request, heard, caller, places)
         start = 0 if point is None else point.sent + 1
         rendered, others = self._as_given(heard, places, start, last)
         speaker = Speaker.of(heard, request.tools)
-        met = Met(
-            others,
-            left_out=self._asked_instead(places, heard),
-            before=last.conversation.speaker if last is not None and last.sent >= start else None,
-            goes_on=point is not None and point.is_open,
-        )
-        cause = met.cause(speaker)
-        if completed == len(places) or (met.goes_on and completed == start - 1):
+        left_out = self._asked_instead(places, heard)
+        before = last.conversation.speaker if last is not None and last.sent >= start else None
+        goes_on = point is not None and point.is_open
+        cause = cause_of(speaker, others, left_out, before, goes_on=goes_on)
+        if completed == len(places) or (goes_on and completed == start - 1):
             cause = Drift.COMPLETED_ARGUMENTS
         if point is None:
             tools = _kept_tools(request.tools)
@@ -209,7 +205,8 @@ class ConversationBook:
         else:
             conversation = Conversation.after(point, caller, renderer, most)
             conversation.place = places[point.sent]
-        is_handed = point is None and cause is None and met.is_any
+        meets_others = bool(others) or before is not None
+        is_handed = point is None and cause is None and meets_others
         return Match(conversation, speaker, 0, heard[start:], rendered, cause, is_handed)
 
     def _asked_instead(self, places: Sequence[int], heard: Sequence[Heard]) -> set[Speaker]:
