@@ -186,7 +186,7 @@ class SeatGroup:
     def _tell_lone_seats(self) -> None:
         if all(self._waits.values()):
             for env in self._waits:
-                env.table.settle()
+                env.table.settled.set()
 
 
 class _Table:
@@ -197,16 +197,7 @@ class _Table:
         self.loop: asyncio.AbstractEventLoop | None = None  # of those who have taken theirs
         self.episode: Episode | None = None
         self.problem: BaseException | None = None
-        self._settled = asyncio.Event()
-
-    @property
-    def may_begin(self) -> bool:
-        """Whether all seats are taken of an episode that was not given up."""
-        return len(self.taken) == len(self.seats) and not self._settled.is_set()
-
-    def settle(self) -> None:
-        """The episode has begun, or never will: whoever waits is told."""
-        self._settled.set()
+        self.settled = asyncio.Event()  # the episode has begun, or never will
 
     async def wait(self, seat: str) -> tuple[Episode, Inbox[Any]]:
         """The episode and the seat's inbox, once all seats are taken.
@@ -214,7 +205,7 @@ class _Table:
         Raises:
             EnvClosedError: The episode was given up before, or its agent could not be started.
         """
-        await self._settled.wait()
+        await self.settled.wait()
         if self.problem is not None:
             raise EnvClosedError(
                 f"The episode has no agent: it could not be started when the last seat was taken. "
@@ -265,7 +256,7 @@ class SeatEnv(ChatAgentEnv):
         table = self.table
         table.taken.add(self.seat)
         table.loop = asyncio.get_running_loop()
-        if table.may_begin:
+        if len(table.taken) == len(table.seats) and not table.settled.is_set():
             roles = [[seat_model(seat)] for seat in table.seats]
             try:
                 table.episode = self._start(roles, table.seed)
@@ -273,7 +264,7 @@ class SeatEnv(ChatAgentEnv):
                 table.problem = error
                 raise
             finally:
-                table.settle()
+                table.settled.set()
             self._group.begins(table)
         else:
             self._group.waits(self)
@@ -305,7 +296,7 @@ class SeatEnv(ChatAgentEnv):
         if loop is not None and loop is not asyncio.get_running_loop() and loop.is_running():
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.close(), loop))
             return
-        self.table.settle()  # whoever waits for the others learns that it is over
+        self.table.settled.set()  # whoever waits for the others learns that it is over
         await self._turns.close(self.table.episode)
         self._group.is_over(self)
 
