@@ -5,7 +5,6 @@ and the run's reward alone does not say so. These counts join the last transitio
 """
 
 import re
-from dataclasses import dataclass
 
 from tinker_cookbook.rl.types import Logs, Metrics
 
@@ -36,27 +35,22 @@ def drift_logs(drift: Break) -> Logs:
     return logs
 
 
-@dataclass(slots=True)
 class ToolCounts:
-    """Counts over an episode."""
+    """Counts over an episode, by metric."""
 
-    offered: int = 0
-    parsed: int = 0
-    unparsed: int = 0
-    markup: int = 0
+    def __init__(self) -> None:
+        names = ("offered", "calls", "calls_unparsed", "markup_in_text")
+        self._counts = {f"tools/{name}": 0 for name in names}
 
     def count(self, request: ChatRequest, reply: Reply) -> None:
         """Take a reply into account."""
-        if request.tools:
-            self.offered = max(self.offered, len(request.tools))
-        self.parsed += len(reply.tool_calls)
-        self.unparsed += len(reply.unparsed)
-        self.markup += MARKUP.search(reply.text) is not None
+        counts = self._counts
+        counts["tools/offered"] = max(counts["tools/offered"], len(request.tools or ()))
+        counts["tools/calls"] += len(reply.tool_calls)
+        counts["tools/calls_unparsed"] += len(reply.unparsed)
+        counts["tools/markup_in_text"] += MARKUP.search(reply.text) is not None
 
     def report(self, metrics: Metrics) -> None:
         """Write the counts down, unless the episode had nothing to do with tools."""
-        if self.offered or self.parsed or self.unparsed or self.markup:
-            metrics["tools/offered"] = self.offered
-            metrics["tools/calls"] = self.parsed
-            metrics["tools/calls_unparsed"] = self.unparsed
-            metrics["tools/markup_in_text"] = self.markup
+        if any(self._counts.values()):
+            metrics.update(self._counts)
