@@ -45,24 +45,17 @@ class Ahead(TokenCompleter):
         seconds: float | None,
     ) -> Begun:
         """Sample an observation that a runner will ask for: this object, not one like it."""
+
+        async def sample() -> TokensWithLogprobs:
+            async with asyncio.timeout(seconds):
+                return await self._ask(observation, stop, max_tokens)
+
         task = asyncio.get_running_loop().create_task(
-            self._sample(observation, stop, max_tokens, seconds),
-            name="evert sample",
-            context=self._context.copy(),
+            sample(), name="evert sample", context=self._context.copy()
         )
         task.add_done_callback(_retrieve)
         begun = self._begun[id(observation)] = Begun(observation, task)
         return begun
-
-    async def _sample(
-        self,
-        observation: Observation,
-        stop: StopCondition,
-        max_tokens: int | None,
-        seconds: float | None,
-    ) -> TokensWithLogprobs:
-        async with asyncio.timeout(seconds):
-            return await self._ask(observation, stop, max_tokens)
 
     def _ask(
         self, observation: Observation, stop: StopCondition, max_tokens: int | None

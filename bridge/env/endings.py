@@ -33,7 +33,7 @@ from tinker_cookbook.rl.types import (
 from evert.bridge.conversations.matching import ConversationBook
 from evert.bridge.env.limits import Budget
 from evert.bridge.env.options import EnvSettings
-from evert.bridge.env.pending import Outstanding
+from evert.bridge.env.pending import Outstanding, Turn
 from evert.bridge.env.tool_counts import ToolCounts
 from evert.bridge.episode.agent import outcome_of
 from evert.bridge.episode.inbox import Inbox
@@ -76,15 +76,15 @@ class Ending:
     metrics: Metrics = field(default_factory=dict)
     logs: Logs = field(default_factory=dict)
 
-    def as_step(self, metrics: Metrics, logs: Logs, stop: StopCondition) -> StepResult:
-        """The last step of an episode; ``metrics`` and ``logs`` are the transition's own."""
+    def as_step(self, turn: Turn, stop: StopCondition) -> StepResult:
+        """The last step of an episode, with what its turn carries."""
         return StepResult(
-            reward=self.reward,
+            reward=self.reward + turn.reward,
             episode_done=True,
             next_observation=tinker.ModelInput.empty(),
             next_stop_condition=stop,
-            metrics={**metrics, **self.metrics},
-            logs={**logs, **self.logs},
+            metrics={**turn.metrics, **self.metrics},
+            logs={**turn.logs, **self.logs},
         )
 
     def as_overflow(self) -> InitialObservationOverflow:
@@ -97,19 +97,13 @@ class Account:
     """What one role's episode has come to so far; makes its endings.
 
     Attributes:
-        agent: The agent's name, for messages.
-        book: The conversations, with their drift.
-        settings: Of the Env: what an overflow and an agent's exception earn.
-        budget: What its limits allow.
-        tools: The tool calls.
         inbox: The role's, once the episode has begun.
         hints: What may explain a failure of the agent (``Episode.hints``).
         stop_reason: Why the episode is to stop before the next turn; None: it goes on.
         overflow: The latest refusal, while the agent has not coped with it; None: none.
-        turns: Number of actions taken so far.
         was_cut: Whether the latest reply was cut at its cap.
         scored: Is told the reward of each ending and its reason; None: nobody is.
-        sampled: Number of tokens in them.
+        turns, sampled: Number of actions taken so far, and of the tokens in them.
     """
 
     agent: str

@@ -173,8 +173,7 @@ class ChatAgentEnv(Env):
         upcoming = await self._turns.resume(outstanding, turn)
         if isinstance(upcoming, Ending):
             self._turns.forget()
-            upcoming.reward += turn.reward
-            return upcoming.as_step(turn.metrics, turn.logs, self._renderer.stop)
+            return upcoming.as_step(turn, self._renderer.stop)
         if upcoming.drift is not None:
             turn.logs |= drift_logs(upcoming.drift)
         turn.reward += self._turns.account.take_notes(turn.metrics, turn.logs)

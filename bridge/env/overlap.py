@@ -13,11 +13,8 @@ import asyncio
 
 from evert.bridge.env.ahead import Ahead
 from evert.bridge.env.endings import Account
-from evert.bridge.env.limits import Budget
 from evert.bridge.env.pending import Outstanding
-from evert.bridge.episode.inbox import ParkedCall
 from evert.bridge.tokens.loop_budget import LONG_TEXT
-from evert.bridge.tokens.renderer import PromptRenderer
 
 REACTION = 4
 """Turns of the event loop in which an agent may react to a reply before it gets the next one: what
@@ -27,11 +24,9 @@ it then notes in another task than the one that called is of that reply."""
 class Overlap:
     """Which calls are sampled ahead of the runner."""
 
-    __slots__ = ("_account", "_budget", "_renderer", "ahead", "is_met")
+    __slots__ = ("_account", "ahead", "is_met")
 
-    def __init__(self, budget: Budget, renderer: PromptRenderer, account: Account) -> None:
-        self._budget = budget
-        self._renderer = renderer
+    def __init__(self, account: Account) -> None:
         self._account = account
         self.ahead: Ahead | None = None
         self.is_met = False
@@ -46,7 +41,7 @@ class Overlap:
         if self.ahead is None:
             return None
         account = self._account
-        return self._budget.calls(self.ahead.max_calls, account.turns, account.sampled)
+        return account.budget.calls(self.ahead.max_calls, account.turns, account.sampled)
 
     def takes(self, outstanding: Outstanding) -> bool:
         """Have a call sampled ahead of the runner; False: it is the runner's, being alone."""
@@ -56,12 +51,13 @@ class Overlap:
         if self.most is not None and self.most < 1:
             return False  # the runner will end the episode with it
         self.is_met = True
-        outstanding.prompt = prompt, stop = outstanding.observation(self._renderer)
+        budget, renderer = self._account.budget, self._account.book.renderer
+        outstanding.prompt = prompt, stop = outstanding.observation(renderer)
         length, sampled = outstanding.conversation.length, self._account.sampled
-        most = self._budget.sample(outstanding.cap(self._budget), length, sampled)
-        timeout = self._budget.limits.sampling_turn_timeout_seconds
+        most = budget.sample(outstanding.cap(budget), length, sampled)
+        timeout = budget.limits.sampling_turn_timeout_seconds
         outstanding.sampling = ahead.begin(prompt, stop, most, timeout)
-        inbox.lay_down(call, outstanding)
+        inbox.ahead[call] = outstanding
         outstanding.sampling.task.add_done_callback(lambda _: inbox.is_sampled(call))
         return True
 
@@ -70,22 +66,17 @@ class Overlap:
 
         What cannot be offered at once (a long text, a refusal) waits until the runner is back.
         """
-        inbox, most = self._account.inbox, self.most
+        inbox, most, book = self._account.inbox, self.most, self._account.book
         if inbox is None or most is None or not lent.call.is_waiting:
             return
         while len(inbox.ahead) < most - 1 and (call := inbox.next_call()) is not None:
             try:
-                outstanding = self._observed(call)
+                here = book.observe(call.request, call.caller, book.renderer, LONG_TEXT)
             except Exception:
                 inbox.put_back(call)
                 return
             self.is_met = True
-            self.takes(outstanding)
-
-    def _observed(self, call: ParkedCall) -> Outstanding:
-        book = self._account.book
-        conversation = book.observe(call.request, call.caller, self._renderer, LONG_TEXT)
-        return Outstanding(call, conversation, book.latest_drift)
+            self.takes(Outstanding(call, here, book.latest_drift))
 
     async def react(self) -> None:
         """Let the agent react to a reply."""

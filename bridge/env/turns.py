@@ -86,7 +86,7 @@ class Turns:
         self.episode: Episode | None = None
         self.is_closed = False
         self.lent: Outstanding | None = None
-        self.overlap = Overlap(self.budget, renderer, self.account)
+        self.overlap = Overlap(self.account)
         self._long_texts = LongTexts(renderer, self.budget.prompt.tokens)
 
     async def begin(self, episode: Episode, inbox: Inbox[Outstanding]) -> Upcoming:

@@ -88,13 +88,14 @@ class Inbox(Generic[P]):
 
     Attributes:
         ahead: The calls that are sampled ahead of the runner, or were and wait to be taken.
+        latest: The call that was taken last; None before the first.
         notes: What the agent recorded.
         on_call: Is called when a call comes and nobody waits for one; None: nothing is.
     """
 
     __slots__ = (
-        "_agent", "_asking", "_boxes", "_deadline", "_final", "_loop", "_most", "_parked",
-        "_queue", "_sampled", "_timer", "_waiter", "ahead", "notes", "on_call",
+        "_agent", "_asking", "_boxes", "_deadline", "_final", "_loop", "_most", "_queue",
+        "_sampled", "_timer", "_waiter", "ahead", "latest", "notes", "on_call",
     )  # fmt: skip
 
     def __init__(
@@ -110,7 +111,7 @@ class Inbox(Generic[P]):
         self._boxes = boxes
         self._queue: deque[ParkedCall] = deque()
         self._sampled: list[ParkedCall] = []  # an empty deque takes ten times as much
-        self._parked: ParkedCall | None = None
+        self.latest: ParkedCall | None = None
         self._waiter: asyncio.Future[ParkedCall | None] | None = None
         self._most: int | None = None
         self._final: AgentEnd | BaseException | None = None
@@ -123,13 +124,8 @@ class Inbox(Generic[P]):
     @property
     def is_asked(self) -> bool:
         """Whether a call was taken and still waits for its reply: the trainer's turn."""
-        is_lent = self._parked is not None and self._parked.is_waiting
+        is_lent = self.latest is not None and self.latest.is_waiting
         return is_lent or any(call.is_waiting for call in self.ahead)
-
-    @property
-    def latest(self) -> ParkedCall | None:
-        """The call that was taken last; None before the first."""
-        return self._parked
 
     @property
     def has_calls(self) -> bool:
@@ -141,7 +137,7 @@ class Inbox(Generic[P]):
     def put(self, call: ParkedCall) -> None:
         """Let a call wait for the Env; on the Env's loop."""
         if self._waiter is not None and not self._waiter.done() and self._has_room:
-            self._parked = call  # known here, in case whoever waits is cancelled at this moment
+            self.latest = call  # known here, in case whoever waits is cancelled at this moment
             self._waiter.set_result(call)
             return
         self._queue.append(call)
@@ -159,8 +155,8 @@ class Inbox(Generic[P]):
     def abandon(self, refusal: BaseException) -> None:
         """Refuse all calls that wait. Safe from any thread."""
         self._final = self._final or refusal
-        if self._parked is not None:
-            self._parked.refuse(refusal)
+        if self.latest is not None:
+            self.latest.refuse(refusal)
         self._refuse_waiting(refusal)
 
     def wake(self) -> None:
@@ -223,13 +219,13 @@ class Inbox(Generic[P]):
 
     def _next(self) -> "ParkedCall | P | AgentEnd | None":
         if self._has_room and (call := self.next_call()) is not None:
-            self._parked = call
+            self.latest = call
             return call
         while self._sampled:
             call = self._sampled.pop(0)
             outstanding = self.ahead.pop(call)
             if call.is_waiting:  # else the agent gave it up, and it never was an observation
-                self._parked = call
+                self.latest = call
                 return outstanding
         if isinstance(self._final, BaseException):
             raise self._final
@@ -242,10 +238,6 @@ class Inbox(Generic[P]):
             if call.is_waiting:
                 return call
         return None
-
-    def lay_down(self, call: ParkedCall, kept: P) -> None:
-        """Keep a call that is sampled ahead, until it is taken anew."""
-        self.ahead[call] = kept
 
     def put_back(self, call: ParkedCall) -> None:
         """Let a call be the first to be taken again."""
