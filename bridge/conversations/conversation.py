@@ -72,9 +72,7 @@ class Conversation:
     """One conversation of an episode (see the module's docstring).
 
     Attributes:
-        index: Where its points are made known.
         caller: Task or thread that made its latest call.
-        speaker: The agent, as far as its requests tell.
         tools: Tools offered, as sent; None for none.
         lineage: Number of the token sequence it is writing, a new one when the renderer forces a
             fresh start; -1 before the first prompt.

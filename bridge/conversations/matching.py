@@ -55,7 +55,6 @@ class ConversationBook:
     """All conversations of one episode.
 
     Args:
-        renderer: The renderer of the policy.
         limit: On the length of prompts; a longer one is refused.
         keeps_completed: Whether a reply stays as sampled though its tool calls come back completed.
 

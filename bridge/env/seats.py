@@ -63,9 +63,7 @@ def with_opponents(
     models = {**(options.get("models") or {})}
     models |= {seat_model(seat): model for seat, model in opponents.items()}
     left = tuple(seat for seat in seats if seat not in opponents)
-    given: EnvOptions = {**options}
-    given["models"] = models
-    return left, given
+    return left, {**options, "models": models}
 
 
 def check_seats(seats: Sequence[str], frozen: Sequence[str] = ()) -> None:

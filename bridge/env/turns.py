@@ -16,12 +16,7 @@ from typing import Any, TypeAlias
 import openai
 from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.renderers.base import Message
-from tinker_cookbook.rl.types import (
-    PARSE_ERROR_MASKED_METRIC_KEY,
-    Metrics,
-    Observation,
-    StopReason,
-)
+from tinker_cookbook.rl.types import PARSE_ERROR_MASKED_METRIC_KEY, Metrics, Observation, StopReason
 
 from evert.bridge.chat.reply import Reply
 from evert.bridge.conversations.matching import ConversationBook

@@ -58,8 +58,6 @@ class Episode:
     """One run of an agent.
 
     Args:
-        form: How to run the agent.
-        loop: The Env's event loop.
         roles: The model names of each trained role; one role, or one a seat.
         frozen: What answers the calls to models that are not trained, by name.
         seed: Of what the agent draws; None: one that nobody knows.

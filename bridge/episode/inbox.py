@@ -82,7 +82,6 @@ class Inbox(Generic[P]):
 
     Args:
         agent: The agent's name, for messages.
-        loop: The Env's event loop.
         asking: What the agent has other models answer at present. Its clock stands still while it
             waits for one, for a reply that is being sampled, or for another role's trainer.
 
@@ -130,7 +129,7 @@ class Inbox(Generic[P]):
     @property
     def has_calls(self) -> bool:
         """Whether a call was put here that nobody has taken."""
-        return bool(self._queue) and any(call.is_waiting for call in self._queue)
+        return any(call.is_waiting for call in self._queue)
 
     # -- the agent's side ------------------------------------------------------------------------
 
