@@ -9,9 +9,10 @@ timeouts, which live below the transport, never fire while the trainer samples.
 """
 
 import sys
+from functools import partial
 from typing import Any, Self
 
-from evert.bridge.clients.dialects.endpoint import Answer, Endpoint
+from evert.bridge.clients.dialects.endpoint import Answer, Endpoint, Sent
 from evert.bridge.clients.lm15_transport import Exchange
 
 ROOT_URL = "http://rollout.invalid"
@@ -24,24 +25,33 @@ class Transport:
     root_url = ROOT_URL
     base_url = f"{ROOT_URL}/v1"
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, behind: Any = None) -> None:
         self._endpoint = endpoint
+        self._behind = behind  # the transport of what is not for the rollout; None: all of it is
 
     async def handle_async_request(self, request: Any) -> Any:
         """Answer a request of an async client."""
-        content = await request.aread()
-        answer = await self._endpoint.answer(
-            request.method, request.url.path, content, request.headers
-        )
-        return response_for(request, answer)
+        send = None
+        if self._behind is not None:
+            send = partial(self._behind.handle_async_request, request)
+            if self._endpoint.match(request.method, request.url.path) is None:
+                return await send()
+        sent = self._sent(request, await request.aread())
+        return response_for(request, await self._endpoint.answer(sent, send))
 
     def handle_request(self, request: Any) -> Any:
         """Answer a request of a blocking client."""
-        content = request.read()
-        answer = self._endpoint.answer_blocking(
-            request.method, request.url.path, content, request.headers
-        )
-        return response_for(request, answer)
+        send = None
+        if self._behind is not None:
+            send = partial(self._behind.handle_request, request)
+            if self._endpoint.match(request.method, request.url.path) is None:
+                return send()
+        sent = self._sent(request, request.read())
+        return response_for(request, self._endpoint.answer_blocking(sent, send))
+
+    def _sent(self, request: Any, content: bytes) -> Sent | Answer:
+        url, headers = request.url, request.headers
+        return self._endpoint.sent(request.method, url.path, content, headers, str(url))
 
     def stream(self, request: Any) -> Exchange:
         """Answer a request of an ``lm15`` client, blocking or async, as it is entered."""

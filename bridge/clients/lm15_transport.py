@@ -36,15 +36,14 @@ class Exchange:
         self._send: Any = send
         self._sent: Any = None
 
+    def _asked(self) -> Sent | Answer:
+        its = self._request
+        return self._endpoint.sent(its.method, path_of(its), its.body, url=its.url)
+
     def __enter__(self) -> Any:
-        request, place = self._request, path_of(self._request)
-        dialect = self._endpoint.match(request.method, place)
-        if self._send is None or dialect is None:
-            answer = self._endpoint.answer_blocking(request.method, place, request.body)
-        else:
-            sent = Sent(dialect, place, request.body, request.url)
-            answer = self._endpoint.take_over_blocking(sent, self._enter)
-        return _response(request, answer) if isinstance(answer, Answer) else answer
+        send = None if self._send is None else self._enter
+        answer = self._endpoint.answer_blocking(self._asked(), send)
+        return _response(self._request, answer) if isinstance(answer, Answer) else answer
 
     def _enter(self) -> Any:
         sent = self._send()
@@ -55,14 +54,9 @@ class Exchange:
         return None if self._sent is None else self._sent.__exit__(*raised)
 
     async def __aenter__(self) -> Any:
-        request, place = self._request, path_of(self._request)
-        dialect = self._endpoint.match(request.method, place)
-        if self._send is None or dialect is None:
-            answer = await self._endpoint.answer(request.method, place, request.body)
-        else:
-            sent = Sent(dialect, place, request.body, request.url)
-            answer = await self._endpoint.take_over(sent, self._aenter)
-        return _async_response(request, answer) if isinstance(answer, Answer) else answer
+        send = None if self._send is None else self._aenter
+        answer = await self._endpoint.answer(self._asked(), send)
+        return _async_response(self._request, answer) if isinstance(answer, Answer) else answer
 
     async def _aenter(self) -> Any:
         sent = self._send()

@@ -34,9 +34,8 @@ from tinker_cookbook.completers import TinkerTokenCompleter, TokensWithLogprobs
 from yarl import URL
 
 from evert.bridge.clients import aiohttp_transport, lm15_transport
-from evert.bridge.clients.dialects.dialect import Dialect
-from evert.bridge.clients.dialects.endpoint import Answer, Endpoint, Sent
-from evert.bridge.clients.httpx_transport import Transport, response_for
+from evert.bridge.clients.dialects.endpoint import Answer, Endpoint
+from evert.bridge.clients.httpx_transport import Transport
 from evert.bridge.ownership import CLAIM, Claim, current_owner
 from evert.bridge.tokens.logprobs import remembering
 
@@ -146,35 +145,9 @@ def _choosing_transport(original: Callable[..., Any]) -> Callable[..., Any]:
         endpoint = current_endpoint()
         if endpoint is None or isinstance(transport, Transport):  # not an agent, or its own client
             return transport
-        return _Sorting(transport, endpoint)
+        return Transport(endpoint, transport)
 
     return transport_for_url
-
-
-class _Sorting(Transport):
-    def __init__(self, transport: Any, endpoint: Endpoint) -> None:
-        super().__init__(endpoint)
-        self._transport = transport
-
-    async def handle_async_request(self, request: Any) -> Any:
-        send = functools.partial(self._transport.handle_async_request, request)
-        dialect = self._endpoint.match(request.method, request.url.path)
-        if dialect is None:
-            return await send()
-        sent = _sent(dialect, request, await request.aread())
-        return response_for(request, await self._endpoint.take_over(sent, send))
-
-    def handle_request(self, request: Any) -> Any:
-        send = functools.partial(self._transport.handle_request, request)
-        dialect = self._endpoint.match(request.method, request.url.path)
-        if dialect is None:
-            return send()
-        sent = _sent(dialect, request, request.read())
-        return response_for(request, self._endpoint.take_over_blocking(sent, send))
-
-
-def _sent(dialect: Dialect, request: Any, content: bytes) -> Sent:
-    return Sent(dialect, request.url.path, content, str(request.url), request.headers)
 
 
 def _sending(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -182,8 +155,8 @@ def _sending(original: Callable[..., Any]) -> Callable[..., Any]:
         send = functools.partial(original, session, method, str_or_url, **options)
         endpoint, url = current_endpoint(), URL(str_or_url)
         path = f"/{url.path}"  # or within a session's base
-        dialect = None if endpoint is None else endpoint.match(method.upper(), path)
-        if endpoint is None or dialect is None:
+        method = method.upper()
+        if endpoint is None or endpoint.match(method, path) is None:
             return await send()
         data, body = options.get("data"), options.get("json")
         content = data if body is None else session.json_serialize(body)
@@ -192,8 +165,9 @@ def _sending(original: Callable[..., Any]) -> Callable[..., Any]:
             return await send()
         headers = options.get("headers")
         carrier = headers if isinstance(headers, Mapping) else None
-        sent = Sent(dialect, path, content, str(url) if url.absolute else path, carrier)
-        answer = await endpoint.take_over(sent, send)
+        whole = str(url) if url.absolute else path
+        sent = endpoint.sent(method, path, content, carrier, whole)
+        answer = await endpoint.answer(sent, send)
         if not isinstance(answer, Answer):
             return answer
         raises = options.get("raise_for_status")

@@ -83,6 +83,7 @@ class Call:
     dialect: Dialect
     body: Mapping[str, Any]
     number: str
+    headers: Headers | None
 
     @property
     def stream(self) -> bool:
@@ -117,15 +118,15 @@ class Sent:
     """A request to one of the APIs: matched by its path, and parsed once."""
 
     dialect: Dialect
-    path: str
+    path: str  # without a slash at its end
     content: bytes
-    url: str = ""
     headers: Headers | None = None
+    url: str = ""
 
     @cached_property
     def body(self) -> Mapping[str, Any]:
         """Its body, with what the path says of the call."""
-        return self.dialect.addressed(self.path.rstrip("/"), read_body(self.content))
+        return self.dialect.addressed(self.path, read_body(self.content))
 
     def model(self) -> object:
         """The name of the model that is called, also in a body that is refused; None for none."""
@@ -133,8 +134,7 @@ class Sent:
             return self.body.get("model")
         except openai.BadRequestError:
             body = json_object(self.content)
-            path = self.path.rstrip("/")
-            return None if body is None else self.dialect.addressed(path, body).get("model")
+            return None if body is None else self.dialect.addressed(self.path, body).get("model")
 
 
 class Endpoint:
@@ -213,85 +213,75 @@ class Endpoint:
             return self._anthropic
         return self._gemini if method_of(path) else None
 
-    # -- calls of this rollout -------------------------------------------------------------------
+    # -- calls -----------------------------------------------------------------------------------
 
     async def answer(
-        self, method: str, path: str, content: bytes, headers: Headers | None = None
-    ) -> Answer:
-        """Answer a request of an async agent; waits until the trainer has sampled."""
-        return await self._make(await self.read_soon(method, path, content), headers)
+        self, sent: Sent | Answer, send: Callable[[], Awaitable[Any]] | None = None
+    ) -> Any:
+        """Answer a request of an async agent; waits until the trainer has sampled.
 
-    def answer_blocking(
-        self, method: str, path: str, content: bytes, headers: Headers | None = None
-    ) -> Answer:
-        """The same for a thread."""
-        return self._make_blocking(self.read(method, path, content), headers)
-
-    async def read_soon(self, method: str, path: str, content: bytes) -> Call | Answer:
-        """As ``read``, in a thread where it would hold the event loop; a refusal is held back."""
-        call = await _soon(path, content, partial(self.read, method, path, content))
-        await self._hold_back(call)
-        return call
-
-    def read(self, method: str, path: str, content: bytes) -> Call | Answer:
-        """The model call that a request makes, or its answer if it is none, or a bad one."""
-        if method == "GET" and "/models" in path:
-            return _models(self.episode.routes, path.rstrip("/"))
-        dialect = self.match(method, path)
-        if dialect is None:
-            return _not_found(method, path.rstrip("/"))
-        return self._read(Sent(dialect, path, content))
-
-    def _read(self, sent: Sent) -> Call | Answer:
-        dialect = sent.dialect
-        try:
-            request = self.asked(dialect.read(sent.body))
-        except openai.BadRequestError as error:
-            return _refusal(dialect, error)
-        if sent.path.rstrip("/").endswith(COUNTS):
-            return _counted(self.renderer, request, sent)
-        return Call(request, dialect, sent.body, self.new_id())
-
-    async def _hold_back(self, call: Call | Answer) -> None:
-        if isinstance(call, Answer) and call.status >= 400:
-            await self.episode.refusals.hold_back(call.content.decode())
-
-    async def _make(self, call: Call | Answer, headers: Headers | None) -> Answer:
+        With ``send`` it may be for a model that is not served here: then it is what that gets.
+        """
+        if (
+            send is not None
+            and isinstance(sent, Sent)
+            and not self._serves(sent, await _soon(sent, sent.model))
+        ):
+            try:
+                return await send()
+            except Exception as error:
+                return _stranded(self.episode.routes, sent, error)
+        call = await self.read_soon(sent)
         if isinstance(call, Answer):
             return call
-        return await call.wait(self.episode.call(call.request, headers))
+        return await call.wait(self.episode.call(call.request, call.headers))
 
-    def _make_blocking(self, call: Call | Answer, headers: Headers | None) -> Answer:
+    def answer_blocking(self, sent: Sent | Answer, send: Callable[[], Any] | None = None) -> Any:
+        """The same for a thread."""
+        if send is not None and isinstance(sent, Sent) and not self._serves(sent, sent.model()):
+            try:
+                return send()
+            except Exception as error:
+                return _stranded(self.episode.routes, sent, error)
+        call = self.read(sent)
         if isinstance(call, Answer):
             if call.status >= 400:
                 self.episode.refusals.hold_back_blocking(call.content.decode())
             return call
         try:
-            return call.answered(self.episode.call_blocking(call.request, headers))
+            return call.answered(self.episode.call_blocking(call.request, call.headers))
         except REFUSALS as error:
             return call.refused(error)
 
-    # -- calls that may be somebody else's -------------------------------------------------------
+    def sent(
+        self, method: str, path: str, content: bytes, headers: Headers | None = None, url: str = ""
+    ) -> Sent | Answer:
+        """A request to one of the APIs, or the answer to any other."""
+        dialect, path = self.match(method, path), path.rstrip("/")
+        if dialect is not None:
+            return Sent(dialect, path, content, headers, url)
+        if method == "GET" and "/models" in path:
+            return _models(self.episode.routes, path)
+        return _not_found(method, path)
 
-    async def take_over(self, sent: Sent, send: Callable[[], Awaitable[Any]]) -> Any:
-        """The answer to a call of a model that is served here; of another, what ``send`` gets."""
-        if self._serves(sent, await _soon(sent.path, sent.content, sent.model)):
-            call = await _soon(sent.path, sent.content, partial(self._read, sent))
-            await self._hold_back(call)
-            return await self._make(call, sent.headers)
-        try:
-            return await send()
-        except Exception as error:
-            return _stranded(self.episode.routes, sent, error)
+    async def read_soon(self, sent: Sent | Answer) -> Call | Answer:
+        """As ``read``, in a thread where it would hold the event loop; a refusal is held back."""
+        call = sent if isinstance(sent, Answer) else await _soon(sent, partial(self.read, sent))
+        if isinstance(call, Answer) and call.status >= 400:
+            await self.episode.refusals.hold_back(call.content.decode())
+        return call
 
-    def take_over_blocking(self, sent: Sent, send: Callable[[], Any]) -> Any:
-        """The same for a thread."""
-        if self._serves(sent, sent.model()):
-            return self._make_blocking(self._read(sent), sent.headers)
+    def read(self, sent: Sent | Answer) -> Call | Answer:
+        """The model call that a request makes, or its answer if it is none, or a bad one."""
+        if isinstance(sent, Answer):
+            return sent
         try:
-            return send()
-        except Exception as error:
-            return _stranded(self.episode.routes, sent, error)
+            request = self.asked(sent.dialect.read(sent.body))
+        except openai.BadRequestError as error:
+            return _refusal(sent.dialect, error)
+        if sent.path.endswith(COUNTS):
+            return _counted(self.renderer, request, sent)
+        return Call(request, sent.dialect, sent.body, self.new_id(), sent.headers)
 
     def _serves(self, sent: Sent, model: object) -> bool:
         """Whether a model is answered here; the name of one that is not is noted."""
@@ -338,9 +328,10 @@ def _models(routes: Routes, path: str) -> Answer:
     return Answer(200, _json(_card(name)))
 
 
-async def _soon(path: str, content: bytes, work: Callable[[], Made]) -> Made:
-    most = LONG_PROMPT if path.rstrip("/").endswith(COUNTS) else LONG_BODY
-    return work() if len(content) <= most else await off_loop(work)
+async def _soon(sent: Sent, work: Callable[[], Made]) -> Made:
+    """What ``work`` makes of a request, in a thread where it would hold the event loop."""
+    most = LONG_PROMPT if sent.path.endswith(COUNTS) else LONG_BODY
+    return work() if len(sent.content) <= most else await off_loop(work)
 
 
 def _card(name: str) -> dict[str, Any]:

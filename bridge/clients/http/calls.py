@@ -76,14 +76,15 @@ class Calls:
         content = await body_of(request)
         if isinstance(content, Answer):
             return await send(request, whole(content, last=True))
-        call = await self._endpoint.read_soon(request.method, request.path, content)
+        sent = self._endpoint.sent(request.method, request.path, content, request.headers)
+        call = await self._endpoint.read_soon(sent)
         if isinstance(call, Answer):
             return await send(request, whole(call))
         if len(content) <= LONG_BODY:
             identity = _identity(request.path, content)
         else:
             identity = await off_loop(_identity, request.path, content)
-        pending = self._find(call, identity, request.headers)
+        pending = self._find(call, identity)
         pending.clients += 1
         try:
             if call.stream:
@@ -95,11 +96,13 @@ class Calls:
                 loop = asyncio.get_running_loop()
                 loop.call_later(RETRY_PATIENCE, _give_up, pending)
 
-    def _find(self, call: Call, identity: bytes, headers: Mapping[str, str]) -> _Pending:
+    def _find(self, call: Call, identity: bytes) -> _Pending:
         known = self._pending.get(identity)
-        if _is_retry(headers) and known is not None and not known.reply.cancelled():
+        if _is_retry(call.headers or {}) and known is not None and not known.reply.cancelled():
             return known
-        reply = asyncio.create_task(self._endpoint.episode.call(call.request, headers), name="http")
+        reply = asyncio.create_task(
+            self._endpoint.episode.call(call.request, call.headers), name="http"
+        )
         reply.add_done_callback(_retrieve)
         pending = self._pending[identity] = _Pending(reply)
         self._pending.move_to_end(identity)

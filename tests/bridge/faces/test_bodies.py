@@ -163,7 +163,8 @@ async def test_the_loop_runs_on_while_a_long_body_is_read() -> None:
 
     async def agent(client: AgentClient) -> float:
         async with Turns() as turns:
-            await client._endpoint.read_soon("POST", "/v1/chat/completions", body)
+            endpoint = client._endpoint
+            await endpoint.read_soon(endpoint.sent("POST", "/v1/chat/completions", body))
         turns_of_parts.append(turns.count)
         return 1.0
 
