@@ -130,6 +130,16 @@ def read_stop(value: object, name: str = "stop") -> tuple[str, ...]:
     raise malformed(name, "a non-empty string or a list of them", value)
 
 
+def read_flag(fields: Mapping[str, Any], name: str) -> bool:
+    """A boolean field; False when it is absent."""
+    value = fields.get(name)
+    if is_absent(value):
+        return False
+    if isinstance(value, bool):
+        return value
+    raise malformed(name, "true or false", value)
+
+
 def read_train(fields: Mapping[str, Any]) -> bool:
     """What the field ``evert`` says of the training: {"train": false}; True when it is absent."""
     own = read_object(fields.get("evert"), "evert") or {}

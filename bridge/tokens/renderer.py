@@ -246,13 +246,7 @@ class PromptRenderer:
         key = messages[-1]["role"] if messages else None
         known = self._suffixes.get(key)
         if known is None:
-            context = RenderContext(
-                idx=len(messages),
-                is_last=True,
-                prev_message=messages[-1] if messages else None,
-                last_user_index=last_user,
-                in_last_assistant_turn=True,
-            )
+            context = _context(messages, len(messages), last_user)
             with self.lock:
                 known = self._renderer._get_generation_suffix("assistant", context)
             self._suffixes[key] = known
@@ -296,7 +290,7 @@ def _refuse_frames(text: str, frames: Sequence[str], name: str) -> None:
 def _context(messages: list[Message], index: int, last_user: int) -> RenderContext:
     return RenderContext(
         idx=index,
-        is_last=index == len(messages) - 1,
+        is_last=index >= len(messages) - 1,
         prev_message=messages[index - 1] if index else None,
         next_message=messages[index + 1] if index + 1 < len(messages) else None,
         last_user_index=last_user,

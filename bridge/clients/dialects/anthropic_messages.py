@@ -14,12 +14,7 @@ from evert.bridge.chat.request import ChatRequest
 from evert.bridge.clients.dialects import shapes
 from evert.bridge.clients.dialects.dialect import Dialect
 from evert.bridge.clients.dialects.events import deltas
-from evert.bridge.clients.dialects.fields import (
-    field_policy,
-    forced_tools,
-    read_flag,
-    read_format_field,
-)
+from evert.bridge.clients.dialects.fields import field_policy, forced_tools, read_format_field
 
 FIELDS = field_policy("anthropic_messages")
 """Of every request field (``fields.toml``)."""
@@ -33,7 +28,7 @@ class AnthropicMessages(Dialect):
     def read(self, body: Mapping[str, Any]) -> ChatRequest:
         """The request of a body."""
         FIELDS.check(body, strict=False)
-        read_flag(body, "stream")
+        fields.read_flag(body, "stream")
         choice = body.get("tool_choice")
         kind = shapes.get(choice, "type")
         if not fields.is_absent(choice) and kind not in ("auto", "none", "any", "tool"):

@@ -4,29 +4,27 @@ https://platform.openai.com/docs/api-reference/chat
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from openai.types.chat import ChatCompletion
 
 from evert.bridge.chat import fields
-from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.clients.dialects.dialect import Dialect
 from evert.bridge.clients.dialects.events import deltas, text_deltas, unnamed_events
 from evert.bridge.clients.dialects.fields import (
     field_policy,
-    forced_tools,
-    read_flag,
+    openai_forced_tools,
     read_format_field,
-    written_logprobs,
 )
-from evert.bridge.clients.dialects.shapes import function_call, get
+from evert.bridge.clients.dialects.shapes import function_call, get, written_logprobs
 
 FIELDS = field_policy("chat_completions")
 """Of every request field (``fields.toml``)."""
 
+_TOOL_CHOICE = "{'type': 'function', 'function': {'name': ...}}"
 _PLAIN = frozenset({"model", "messages"})
 
 
@@ -39,7 +37,8 @@ def read(body: Mapping[str, Any], default_model: str, *, strict: bool = False) -
     FIELDS.check(body, strict=strict)
     choice = body.get("tool_choice")
     tools = None if choice == "none" else fields.read_tool_list(body.get("tools"))
-    must_call = _must_call(choice, tools)
+    name = get(get(choice, "function"), "name")
+    must_call = openai_forced_tools(choice, name, tools, _TOOL_CHOICE)
     return ChatRequest(
         model,
         messages,
@@ -48,23 +47,8 @@ def read(body: Mapping[str, Any], default_model: str, *, strict: bool = False) -
         fields.read_stop(body.get("stop")),
         read_format_field(body.get("response_format"), must_call, "response_format", "json_schema"),
         may_call=choice != "none",
-        logprobs=read_flag(body, "logprobs"),
+        logprobs=fields.read_flag(body, "logprobs"),
         train=fields.read_train(body),
-    )
-
-
-def _must_call(choice: object, tools: list[Any] | None) -> tuple[str, ...]:
-    if fields.is_absent(choice) or choice in ("auto", "none"):
-        return ()
-    if choice == "required":
-        return forced_tools(choice, None, tools)
-    name = get(get(choice, "function"), "name")
-    if isinstance(name, str):
-        return forced_tools(None, name, tools)
-    raise bad_request(
-        f"'tool_choice'={choice!r:.200}; expected 'auto', 'none', 'required' or "
-        "{'type': 'function', 'function': {'name': ...}}.",
-        param="tool_choice",
     )
 
 
@@ -103,9 +87,11 @@ def _written(reply: Reply, id: str, model: str) -> dict[str, Any]:
 class ChatCompletions(Dialect):
     """The dialect over the wire."""
 
+    framed = staticmethod(unnamed_events)
+
     def read(self, body: Mapping[str, Any]) -> ChatRequest:
         """The request of a body."""
-        read_flag(body, "stream")
+        fields.read_flag(body, "stream")
         fields.read_object(body.get("stream_options"), "stream_options")
         return read(body, self._default_model)
 
@@ -119,10 +105,6 @@ class ChatCompletions(Dialect):
         """The chunks, with the usage at their end where it is asked for."""
         usage = bool((body.get("stream_options") or {}).get("include_usage"))
         return _chunks(whole, include_usage=usage)
-
-    def framed(self, events: Iterable[Mapping[str, Any]]) -> bytes:
-        """Chunks without names, then ``[DONE]``."""
-        return unnamed_events(events)
 
 
 def _chunks(whole: Mapping[str, Any], *, include_usage: bool) -> Iterator[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """``Dialect``: what every API has to say of itself, and what all of them share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from evert.bridge.chat.reply import Reply
@@ -13,6 +13,7 @@ class Dialect(ABC):
     """One API of one rollout."""
 
     ping = b": waiting\n\n"
+    framed = staticmethod(named_events)  # events as they go over the wire
 
     def __init__(self, default_model: str) -> None:
         self._default_model = default_model
@@ -34,10 +35,6 @@ class Dialect(ABC):
     @abstractmethod
     def events(self, whole: Mapping[str, Any], body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """What ``write`` made of a reply to ``body``, as the events of a stream."""
-
-    def framed(self, events: Iterable[Mapping[str, Any]]) -> bytes:
-        """Events as they go over the wire."""
-        return named_events(events)
 
     def stream(
         self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""What the dialects share: the table of fields, JSON schemas, forced tools, log-probabilities."""
+"""What the dialects share: the table of fields, JSON schemas, forced tools."""
 
 import json
 import tomllib
@@ -7,10 +7,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from evert.bridge.chat.bad_requests import bad_request, malformed
+from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.fields import FieldPolicy, is_absent, read_object
 from evert.bridge.chat.formats import ANY_OBJECT, ReplyFormat
-from evert.bridge.chat.reply import TokenLogprob
 from evert.bridge.chat.schemas import vet
 from evert.bridge.clients.dialects.shapes import get
 
@@ -20,6 +19,10 @@ def _table() -> dict[str, Any]:
     return tomllib.loads(Path(__file__).with_name("fields.toml").read_text())
 
 
+HOSTED_TOOLS = frozenset(_table()["responses"]["hosted_tools"])
+"""Tools that OpenAI runs. Coding agents offer them beside their own; the policy gets none."""
+
+
 def field_policy(api: str) -> FieldPolicy:
     """What becomes of each field of an API, by its name in ``fields.toml``."""
     own, common = _table()[api], _table()["common"]["ignored"]
@@ -27,11 +30,6 @@ def field_policy(api: str) -> FieldPolicy:
         name: (rule.get("passes", []), rule["advice"]) for name, rule in own["refused"].items()
     }
     return FieldPolicy(frozenset(own["honoured"]), frozenset([*own["ignored"], *common]), refused)
-
-
-def hosted_tools() -> frozenset[str]:
-    """The kinds of tools that OpenAI's responses run themselves."""
-    return frozenset(_table()["responses"]["hosted_tools"])
 
 
 def read_format(
@@ -96,29 +94,23 @@ def forced_tools(
     return ()
 
 
+def openai_forced_tools(
+    choice: object, name: object, tools: Sequence[Any] | None, form: str
+) -> tuple[str, ...]:
+    """As ``forced_tools``, of OpenAI's ``tool_choice``.
+
+    ``name`` is that of the tool that it names in its ``form``; None where it names none.
+    """
+    if is_absent(choice) or choice in ("auto", "none"):
+        return ()
+    if isinstance(name, str) or choice == "required":
+        return forced_tools(choice, name, tools)
+    raise bad_request(
+        f"'tool_choice'={choice!r:.200}; expected 'auto', 'none', 'required' or {form}.",
+        param="tool_choice",
+    )
+
+
 def _tool_name(tool: object) -> str:
     function = get(tool, "function")
     return str(get(function, "name")) if isinstance(function, Mapping) else ""
-
-
-def read_flag(fields: Mapping[str, Any], name: str) -> bool:
-    """A boolean field; False when it is absent."""
-    value = fields.get(name)
-    if is_absent(value):
-        return False
-    if isinstance(value, bool):
-        return value
-    raise malformed(name, "true or false", value)
-
-
-def written_logprobs(logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-    """Log-probabilities as both of OpenAI's APIs write them."""
-    return [
-        {
-            "token": one.text,
-            "bytes": [*one.text.encode()],
-            "logprob": one.logprob,
-            "top_logprobs": [],
-        }
-        for one in logprobs
-    ]

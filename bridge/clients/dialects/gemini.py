@@ -7,7 +7,7 @@ settings of a call in an object of their own, ``generationConfig``.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from evert.bridge.chat import fields
@@ -17,7 +17,7 @@ from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.clients.dialects.dialect import Dialect
 from evert.bridge.clients.dialects.events import bare_events, text_deltas
-from evert.bridge.clients.dialects.fields import field_policy, read_flag, read_format
+from evert.bridge.clients.dialects.fields import field_policy, read_format
 from evert.bridge.clients.dialects.gemini_contents import read_contents, read_system
 from evert.bridge.clients.dialects.gemini_tools import (
     CallIds,
@@ -69,6 +69,7 @@ class Gemini(Dialect):
     """The dialect over the wire; one for each rollout, since it keeps the ids of its calls."""
 
     ping = b"\n"  # Google's SDK takes a comment for an answer
+    framed = staticmethod(bare_events)
 
     def __init__(self, default_model: str) -> None:
         super().__init__(default_model)
@@ -104,7 +105,7 @@ class Gemini(Dialect):
             fields.read_stop(config.get("stopSequences"), "stopSequences"),
             _read_format(config, must_call),
             may_call=may_call,
-            logprobs=read_flag(config, "responseLogprobs"),
+            logprobs=fields.read_flag(config, "responseLogprobs"),
             train=fields.read_train(given),
         )
 
@@ -139,10 +140,6 @@ class Gemini(Dialect):
         for piece in earlier:
             yield {"candidates": [piece], **head}
         yield {**whole, "candidates": [{**last, "finishReason": candidate["finishReason"]}]}
-
-    def framed(self, events: Iterable[Mapping[str, Any]]) -> bytes:
-        """Events without names, and nothing after them."""
-        return bare_events(events)
 
     def counted(self, count: int) -> dict[str, Any]:
         """The JSON object of a ``CountTokensResponse``."""

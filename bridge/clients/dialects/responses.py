@@ -15,13 +15,17 @@ from evert.bridge.clients.dialects.dialect import Dialect
 from evert.bridge.clients.dialects.events import deltas, text_deltas
 from evert.bridge.clients.dialects.fields import (
     field_policy,
-    forced_tools,
-    read_flag,
+    openai_forced_tools,
     read_format_field,
-    written_logprobs,
 )
 from evert.bridge.clients.dialects.responses_tools import read_call, read_tools, write_call
-from evert.bridge.clients.dialects.shapes import get, image_part, placed, text_part
+from evert.bridge.clients.dialects.shapes import (
+    get,
+    image_part,
+    placed,
+    text_part,
+    written_logprobs,
+)
 
 FIELDS = field_policy("responses")
 """Of every request field (``fields.toml``)."""
@@ -40,7 +44,7 @@ class Responses(Dialect):
     def read(self, body: Mapping[str, Any]) -> ChatRequest:
         """The request of a body."""
         FIELDS.check(body, strict=False)
-        read_flag(body, "stream")
+        fields.read_flag(body, "stream")
         choice = body.get("tool_choice")
         offered = None if choice == "none" else fields.read_tool_list(body.get("tools"))
         tools = [*read_tools(offered or ())] or None
@@ -215,20 +219,11 @@ def _reasoning(item: Mapping[str, Any]) -> str:
 
 
 def _must_call(choice: object, tools: list[Any] | None) -> tuple[str, ...]:
-    if fields.is_absent(choice) or choice in ("auto", "none"):
-        return ()
-    if choice == "required":
-        return forced_tools(choice, None, tools)
-    kind, name = get(choice, "type"), get(choice, "name")
-    if kind in ("function", "custom") and isinstance(name, str):
-        return forced_tools(None, name, tools)
+    kind = get(choice, "type")
     if kind == "allowed_tools" and get(choice, "mode") == "auto":
         return ()
-    raise bad_request(
-        f"'tool_choice'={choice!r:.200}; expected 'auto', 'none', 'required' or "
-        "{'type': 'function', 'name': ...}.",
-        param="tool_choice",
-    )
+    name = get(choice, "name") if kind in ("function", "custom") else None
+    return openai_forced_tools(choice, name, tools, "{'type': 'function', 'name': ...}")
 
 
 # -- writing -------------------------------------------------------------------------------------

@@ -13,14 +13,11 @@ from tinker_cookbook.renderers.base import ToolCall
 
 from evert.bridge.chat.bad_requests import unexpected
 from evert.bridge.chat.fields import json_object
-from evert.bridge.clients.dialects.fields import hosted_tools
+from evert.bridge.clients.dialects.fields import HOSTED_TOOLS
 from evert.bridge.clients.dialects.shapes import function_call, function_tool, get, placed
 
 CUSTOM_ARGUMENT = "input"
 """The one argument of the function that stands for a custom tool."""
-
-HOSTED_TOOLS = hosted_tools()
-"""Tools that OpenAI runs. Coding agents offer them beside their own; the policy gets none."""
 
 _TOOLS = (
     "{'type': 'function', 'name': ..., 'parameters': ...}, a custom tool, or a namespace of them."

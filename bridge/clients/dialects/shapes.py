@@ -6,6 +6,7 @@ from typing import Any
 from tinker_cookbook.renderers.base import ToolCall
 
 from evert.bridge.chat.fields import json_object
+from evert.bridge.chat.reply import TokenLogprob
 
 
 def get(value: object, name: str) -> Any:
@@ -48,3 +49,16 @@ def call_arguments(call: ToolCall) -> dict[str, Any]:
     """The arguments as an object, for APIs that write one; text that is none is a field of one."""
     arguments = json_object(call.function.arguments)
     return {"arguments": call.function.arguments} if arguments is None else arguments
+
+
+def written_logprobs(logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    """Log-probabilities as both of OpenAI's APIs write them."""
+    return [
+        {
+            "token": one.text,
+            "bytes": [*one.text.encode()],
+            "logprob": one.logprob,
+            "top_logprobs": [],
+        }
+        for one in logprobs
+    ]

@@ -11,8 +11,9 @@ from typing import Any
 import openai
 import pytest
 
+from evert.bridge.chat.fields import read_flag
 from evert.bridge.chat.formats import ANY_OBJECT, ReplyFormat
-from evert.bridge.clients.dialects.fields import forced_tools, read_flag, read_format
+from evert.bridge.clients.dialects.fields import forced_tools, read_format
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
 

@@ -22,8 +22,8 @@ from tests.bridge.sent_back import is_sent_back
 from evert.bridge.chat.formats import ANY_OBJECT, ReplyFormat
 from evert.bridge.chat.reply import Reply
 from evert.bridge.chat.request import ChatRequest
+from evert.bridge.clients.dialects.fields import HOSTED_TOOLS
 from evert.bridge.clients.dialects.responses import FIELDS, Responses
-from evert.bridge.clients.dialects.responses_tools import HOSTED_TOOLS
 
 MakeReply = Callable[..., Reply]
 
