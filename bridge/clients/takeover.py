@@ -39,6 +39,8 @@ from evert.bridge.clients.httpx_transport import Transport
 from evert.bridge.ownership import CLAIM, Claim, current_owner
 from evert.bridge.tokens.logprobs import remembering
 
+Function = Callable[..., Any]
+
 
 def current_endpoint() -> Endpoint | None:
     """The API of the rollout that the current task or thread belongs to; None outside of agents."""
@@ -117,21 +119,26 @@ def _patch_all() -> None:
         except ImportError:
             continue
         for client in (library.Client, library.AsyncClient):
-            _patch(client, "_transport_for_url", _choosing_transport)
-    _patch(aiohttp.ClientSession, "_request", _sending)
+            _patch(client, "_transport_for_url", _choose_transport)
+    _patch(aiohttp.ClientSession, "_request", _request)
     _lm15.begin()
-    _patch(TinkerTokenCompleter, "__call__", _remembering_logprobs)
-    _patch(threading.Thread, "start", _starting_in_rollout)
-    _patch(concurrent.futures.ThreadPoolExecutor, "submit", _submitting_in_rollout)
-    _patch(multiprocessing.pool.ThreadPool, "apply_async", _applying_in_rollout)
-    _patch(multiprocessing.pool.ThreadPool, "_guarded_task_generation", _mapping_in_rollout)
+    _patch(TinkerTokenCompleter, "__call__", _complete)
+    _patch(threading.Thread, "start", _start)
+    _patch(concurrent.futures.ThreadPoolExecutor, "submit", _submit)
+    _patch(multiprocessing.pool.ThreadPool, "apply_async", _apply_async)
+    _patch(multiprocessing.pool.ThreadPool, "_guarded_task_generation", _guard_tasks)
 
 
-def _patch(owner: type, name: str, replacement: Callable[[Any], Any]) -> None:
+def _patch(owner: type, name: str, replacement: Function) -> None:
+    """Replace a method by a function that gets the original before the arguments."""
     if any(patch[:2] == (owner, name) for patch in _patches):
         return  # still there, below somebody else's
     original = getattr(owner, name)
-    new = functools.wraps(original)(replacement(original))
+
+    @functools.wraps(original)
+    def new(*args: Any, **options: Any) -> Any:
+        return replacement(original, *args, **options)
+
     _patches.append(_Patch(owner, name, vars(owner).get(name, _MISSING), new))
     setattr(owner, name, new)
 
@@ -139,98 +146,87 @@ def _patch(owner: type, name: str, replacement: Callable[[Any], Any]) -> None:
 # -- requests ------------------------------------------------------------------------------------
 
 
-def _choosing_transport(original: Callable[..., Any]) -> Callable[..., Any]:
-    def transport_for_url(client: Any, url: Any) -> Any:
-        transport = original(client, url)
-        endpoint = current_endpoint()
-        if endpoint is None or isinstance(transport, Transport):  # not an agent, or its own client
-            return transport
-        return Transport(endpoint, transport)
-
-    return transport_for_url
+def _choose_transport(original: Function, client: Any, url: Any) -> Any:
+    transport = original(client, url)
+    endpoint = current_endpoint()
+    if endpoint is None or isinstance(transport, Transport):  # not an agent, or its own client
+        return transport
+    return Transport(endpoint, transport)
 
 
-def _sending(original: Callable[..., Any]) -> Callable[..., Any]:
-    async def _request(session: Any, method: str, str_or_url: Any, **options: Any) -> Any:
-        send = functools.partial(original, session, method, str_or_url, **options)
-        endpoint, url = current_endpoint(), URL(str_or_url)
-        path = f"/{url.path}"  # or within a session's base
-        method = method.upper()
-        if endpoint is None or endpoint.match(method, path) is None:
-            return await send()
-        data, body = options.get("data"), options.get("json")
-        content = data if body is None else session.json_serialize(body)
-        content = content.encode() if isinstance(content, str) else content
-        if not isinstance(content, bytes):
-            return await send()
-        headers = options.get("headers")
-        carrier = headers if isinstance(headers, Mapping) else None
-        whole = str(url) if url.absolute else path
-        sent = endpoint.sent(method, path, content, carrier, whole)
-        answer = await endpoint.answer(sent, send)
-        if not isinstance(answer, Answer):
-            return answer
-        raises = options.get("raise_for_status")
-        if raises is None:
-            raises = session.raise_for_status
-        return await aiohttp_transport.response_for(answer, raise_for_status=raises)
-
-    return _request
+async def _request(
+    original: Function, session: Any, method: str, str_or_url: Any, **options: Any
+) -> Any:
+    send = functools.partial(original, session, method, str_or_url, **options)
+    endpoint, url = current_endpoint(), URL(str_or_url)
+    path = f"/{url.path}"  # or within a session's base
+    method = method.upper()
+    if endpoint is None or endpoint.match(method, path) is None:
+        return await send()
+    data, body = options.get("data"), options.get("json")
+    content = data if body is None else session.json_serialize(body)
+    content = content.encode() if isinstance(content, str) else content
+    if not isinstance(content, bytes):
+        return await send()
+    headers = options.get("headers")
+    carrier = headers if isinstance(headers, Mapping) else None
+    whole = str(url) if url.absolute else path
+    sent = endpoint.sent(method, path, content, carrier, whole)
+    answer = await endpoint.answer(sent, send)
+    if not isinstance(answer, Answer):
+        return answer
+    raises = options.get("raise_for_status")
+    if raises is None:
+        raises = session.raise_for_status
+    return await aiohttp_transport.response_for(answer, raise_for_status=raises)
 
 
 def _patch_lm15(transports: ModuleType) -> None:
     with _lock:
         for name in lm15_transport.TRANSPORTS:
             if (transport := getattr(transports, name, None)) is not None:  # of another version
-                _patch(transport, "stream", _choosing_stream)
+                _patch(transport, "stream", _stream)
 
 
 _lm15 = lm15_transport.WhenImported(_patch_lm15)
 
 
-def _choosing_stream(original: Callable[..., Any]) -> Callable[..., Any]:
-    def stream(transport: Any, request: Any) -> Any:
-        endpoint, send = current_endpoint(), functools.partial(original, transport, request)
-        if endpoint is None or not endpoint.match(request.method, lm15_transport.path_of(request)):
-            return send()
-        return lm15_transport.Exchange(endpoint, request, send)
-
-    return stream
+def _stream(original: Function, transport: Any, request: Any) -> Any:
+    endpoint, send = current_endpoint(), functools.partial(original, transport, request)
+    if endpoint is None or not endpoint.match(request.method, lm15_transport.path_of(request)):
+        return send()
+    return lm15_transport.Exchange(endpoint, request, send)
 
 
 # -- what was sampled ----------------------------------------------------------------------------
 
 
-def _remembering_logprobs(original: Callable[..., Any]) -> Callable[..., Any]:
-    async def complete(completer: Any, *arguments: Any, **options: Any) -> TokensWithLogprobs:
-        return remembering(await original(completer, *arguments, **options))
-
-    return complete
+async def _complete(
+    original: Function, completer: Any, *arguments: Any, **options: Any
+) -> TokensWithLogprobs:
+    return remembering(await original(completer, *arguments, **options))
 
 
 # -- threads -------------------------------------------------------------------------------------
 
 
-def _starting_in_rollout(original: Callable[..., Any]) -> Callable[..., Any]:
-    def start(thread: threading.Thread) -> Any:
-        claim = _claim_here()
-        if claim is None or _serves_a_pool(thread):
-            return original(thread)
-        own = vars(thread).get("run", _MISSING)
+def _start(original: Function, thread: threading.Thread) -> Any:
+    claim = _claim_here()
+    if claim is None or _serves_a_pool(thread):
+        return original(thread)
+    own = vars(thread).get("run", _MISSING)
 
-        def run() -> None:
-            _put_back(thread, own)  # a thread that runs looks like any
-            _run_in(lent, work)
+    def run() -> None:
+        _put_back(thread, own)  # a thread that runs looks like any
+        _run_in(lent, work)
 
-        lent, work = claim.lent(), _traced(claim, lambda: thread.run())
-        thread.run = run  # type: ignore[method-assign]
-        try:
-            return original(thread)
-        except BaseException:
-            _put_back(thread, own)
-            raise
-
-    return start
+    lent, work = claim.lent(), _traced(claim, lambda: thread.run())
+    thread.run = run  # type: ignore[method-assign]
+    try:
+        return original(thread)
+    except BaseException:
+        _put_back(thread, own)
+        raise
 
 
 def _put_back(thread: threading.Thread, run: Any) -> None:
@@ -257,40 +253,31 @@ def _serves_a_pool(thread: threading.Thread) -> bool:
     return target is not None and target in _WORKERS
 
 
-def _submitting_in_rollout(original: Callable[..., Any]) -> Callable[..., Any]:
-    def submit(pool: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        return original(pool, _claimed(fn), *args, **kwargs)
-
-    return submit
+def _submit(original: Function, pool: Any, fn: Function, /, *args: Any, **kwargs: Any) -> Any:
+    return original(pool, _claimed(fn), *args, **kwargs)
 
 
-def _applying_in_rollout(original: Callable[..., Any]) -> Callable[..., Any]:
-    def apply_async(pool: Any, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return original(pool, _claimed(func), *args, **kwargs)
-
-    return apply_async
+def _apply_async(original: Function, pool: Any, func: Function, *args: Any, **kwargs: Any) -> Any:
+    return original(pool, _claimed(func), *args, **kwargs)
 
 
-def _mapping_in_rollout(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _guarded_task_generation(pool: Any, job: Any, func: Callable[..., Any], each: Any) -> Any:
-        return original(pool, job, _claimed(func), each)
-
-    return _guarded_task_generation
+def _guard_tasks(original: Function, pool: Any, job: Any, func: Function, each: Any) -> Any:
+    return original(pool, job, _claimed(func), each)
 
 
-def _claimed(function: Callable[..., Any]) -> Callable[..., Any]:
+def _claimed(function: Function) -> Function:
     claim = _claim_here()
     if claim is None:
         return function
     return functools.partial(_run_in, claim, _traced(claim, function))
 
 
-def _traced(claim: Claim, function: Callable[..., Any]) -> Callable[..., Any]:
+def _traced(claim: Claim, function: Function) -> Function:
     owner = claim.owner()
     return function if owner is None else owner.carried(function)
 
 
-def _run_in(claim: Claim, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _run_in(claim: Claim, function: Function, *args: Any, **kwargs: Any) -> Any:
     token = CLAIM.set(claim)
     try:
         return function(*args, **kwargs)

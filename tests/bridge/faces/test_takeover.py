@@ -981,10 +981,14 @@ def test_an_exception_while_it_is_installed_leaves_nothing_installed(
     originals = [vars(owner)[name] for owner, name in PATCHED]
     finders = [*sys.meta_path]
 
-    def fail(original: Any) -> Any:
-        raise RuntimeError("no")
+    patch = takeover._patch
 
-    monkeypatch.setattr(takeover, "_submitting_in_rollout", fail)
+    def fail(owner: type, name: str, replacement: Any) -> None:
+        if name == "submit":
+            raise RuntimeError("no")
+        patch(owner, name, replacement)
+
+    monkeypatch.setattr(takeover, "_patch", fail)
     with pytest.raises(RuntimeError):
         takeover.install()
 
