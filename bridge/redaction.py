@@ -18,6 +18,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
@@ -184,9 +185,6 @@ def _could_be(value: str) -> bool:
 
 def _spellings(secret: str) -> set[str]:
     plain = {secret, unquote(secret)}
-    spelled = {spell(one) for one in plain for spell in (json.dumps, repr, _as_json)}
+    as_utf8 = partial(json.dumps, ensure_ascii=False)
+    spelled = {spell(one) for one in plain for spell in (json.dumps, repr, as_utf8)}
     return {*plain, *(one[1:-1] for one in spelled), *(quote(one, safe="") for one in plain)}
-
-
-def _as_json(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

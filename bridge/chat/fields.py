@@ -89,22 +89,28 @@ def read_model(value: object, default: str) -> str:
     raise malformed("model", "a string", value)
 
 
+def read_kind(value: object, name: str, kind: Any, expected: str, absent: Any = None) -> Any:
+    """The field, if it is of a kind, ``expected`` in words; ``absent`` when it is absent."""
+    if is_absent(value):
+        return absent
+    if isinstance(value, kind):
+        return value
+    raise malformed(name, expected, value)
+
+
+def read_list(value: object, name: str, of: str) -> Sequence[Any]:
+    """The field as a list ``of`` something; empty when it is absent."""
+    return read_kind(value, name, (list, tuple), f"a list of {of}", ())  # type: ignore[no-any-return]
+
+
 def read_tool_list(value: object) -> list[Any] | None:
     """The tools as a list; None when there are none."""
-    if is_absent(value):
-        return None
-    if isinstance(value, (list, tuple)):
-        return list(value) or None
-    raise malformed("tools", "a list of tools", value)
+    return [*read_list(value, "tools", "tools")] or None
 
 
 def read_object(value: object, name: str) -> Mapping[str, Any] | None:
     """The field as an object; None when it is absent."""
-    if is_absent(value):
-        return None
-    if isinstance(value, Mapping):
-        return value
-    raise malformed(name, "an object", value)
+    return read_kind(value, name, Mapping, "an object")  # type: ignore[no-any-return]
 
 
 def read_cap(fields: Mapping[str, Any], *names: str) -> int | None:
@@ -132,12 +138,7 @@ def read_stop(value: object, name: str = "stop") -> tuple[str, ...]:
 
 def read_flag(fields: Mapping[str, Any], name: str) -> bool:
     """A boolean field; False when it is absent."""
-    value = fields.get(name)
-    if is_absent(value):
-        return False
-    if isinstance(value, bool):
-        return value
-    raise malformed(name, "true or false", value)
+    return read_kind(fields.get(name), name, bool, "true or false", False)  # type: ignore[no-any-return]
 
 
 def read_train(fields: Mapping[str, Any]) -> bool:

@@ -64,18 +64,14 @@ class Images:
             return image
         if image not in self._shown:
             if image[:5].lower() != "data:":
-                raise _not_data(image)
+                name = image.partition("?")[0]  # what follows may be a secret
+                raise _refused(
+                    f"The image {name[:200]!r} is not fetched; expected its data. Send it as a "
+                    "data: URL: 'data:image/png;base64,' + base64.b64encode(content).decode()."
+                )
             made = _opened(_content(image))
             self._shown[image] = image if made == image else made
         return self._shown[image]
-
-
-def _not_data(url: str) -> openai.BadRequestError:
-    name = url.partition("?")[0]  # what follows may be a secret
-    return _refused(
-        f"The image {name[:200]!r} is not fetched; expected its data. Send it as a data: URL: "
-        "'data:image/png;base64,' + base64.b64encode(content).decode()."
-    )
 
 
 def _content(url: str) -> bytes:

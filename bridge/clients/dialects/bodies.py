@@ -29,7 +29,8 @@ def read_body(content: bytes) -> Mapping[str, Any]:
     """The object; a 400 where it is none, nested too deeply, or of too many values."""
     try:
         text = content.decode(json.detect_encoding(content), "surrogatepass")
-        if len(content) > LONG_BODY and _has_too_many_values(text):
+        is_long = len(content) > LONG_BODY and _count(text) > MAX_VALUES
+        if is_long and _count(_STRING.sub("", text)) > MAX_VALUES:
             raise bad_request(f"The body has more than {MAX_VALUES} values.")
         body = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -39,10 +40,6 @@ def read_body(content: bytes) -> Mapping[str, Any]:
     if not isinstance(body, dict):
         raise bad_request(f"The body must be a JSON object, got {body!r:.200}.")
     return body
-
-
-def _has_too_many_values(text: str) -> bool:
-    return _count(text) > MAX_VALUES and _count(_STRING.sub("", text)) > MAX_VALUES
 
 
 def _count(text: str) -> int:

@@ -79,7 +79,7 @@ def forced_tools(
     choice: object, named: object, tools: Sequence[Any] | None, param: str = "tool_choice"
 ) -> tuple[str, ...]:
     """The tools of which one has to be called."""
-    names = tuple(_tool_name(tool) for tool in tools or ())
+    names = tuple(str(get(get(tool, "function"), "name")) for tool in tools or ())
     if named is not None:
         if named not in names:
             raise bad_request(
@@ -109,8 +109,3 @@ def openai_forced_tools(
         f"'tool_choice'={choice!r:.200}; expected 'auto', 'none', 'required' or {form}.",
         param="tool_choice",
     )
-
-
-def _tool_name(tool: object) -> str:
-    function = get(tool, "function")
-    return str(get(function, "name")) if isinstance(function, Mapping) else ""

@@ -9,8 +9,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from evert.bridge.chat.bad_requests import malformed, unexpected
-from evert.bridge.chat.fields import is_absent
+from evert.bridge.chat.bad_requests import unexpected
+from evert.bridge.chat.fields import is_absent, read_list, read_object
 from evert.bridge.chat.reply import reply_message
 from evert.bridge.clients.dialects import shapes
 from evert.bridge.clients.dialects.gemini_tools import read_fields
@@ -53,10 +53,8 @@ def _read_content(content: object, place: str) -> tuple[str, list[tuple[str, dic
 
 
 def _part_list(fields: Mapping[str, Any], place: str) -> list[tuple[Any, str]]:
-    parts = fields.get("parts", [])
-    if isinstance(parts, list):
-        return [*shapes.placed(parts, f"{place}.parts")]
-    raise malformed(f"{place}.parts", "a list of parts", parts)
+    place = f"{place}.parts"
+    return [*shapes.placed(read_list(fields.get("parts"), place, "parts"), place)]
 
 
 def _read_reply(parts: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
@@ -73,9 +71,7 @@ def _read_reply(parts: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
 
 def _read_call(call: object, place: str) -> dict[str, Any]:
     fields = read_fields(call, place)
-    arguments = fields.get("args", {})
-    if not isinstance(arguments, Mapping):
-        raise malformed(f"{place}.args", "an object", arguments)
+    arguments = read_object(fields.get("args"), f"{place}.args") or {}
     return shapes.function_call(fields.get("id"), fields.get("name"), json.dumps(arguments))
 
 
@@ -92,9 +88,7 @@ def _read_user(parts: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[dict[str
 
 def _read_result(result: object, place: str) -> dict[str, Any]:
     fields = read_fields(result, place)
-    response = fields.get("response", {})
-    if not isinstance(response, Mapping):
-        raise malformed(f"{place}.response", "an object", response)
+    response = read_object(fields.get("response"), f"{place}.response") or {}
     text = json.dumps(response, ensure_ascii=False)
     parts = _part_list(fields, place)
     images = [_read_part(read_fields(part, where), where) for part, where in parts]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from evert.bridge.chat.bad_requests import malformed, unexpected
-from evert.bridge.chat.fields import is_absent, read_tool_list
+from evert.bridge.chat.fields import is_absent, read_list, read_tool_list
 from evert.bridge.clients.dialects.fields import forced_tools
 from evert.bridge.clients.dialects.shapes import function_tool, placed
 
@@ -119,17 +119,11 @@ def read_calling(config: object, tools: Sequence[Any]) -> tuple[bool, tuple[str,
         raise unexpected(f"{place}.mode", mode, f"one of {', '.join(_MODES[1:])}.")
     if mode != "ANY":
         return mode != "NONE", ()
-    return True, tuple(_forced(calling.get("allowedFunctionNames"), tools, place))
-
-
-def _forced(names: object, tools: Sequence[Any], place: str) -> Iterator[str]:
+    named = calling.get("allowedFunctionNames") or ()
+    names = read_list(named, f"{place}.allowedFunctionNames", "names")
     if not names:
-        yield from forced_tools("any", None, tools, place)
-    elif isinstance(names, list):
-        for name in names:
-            yield from forced_tools(None, name, tools, place)
-    else:
-        raise malformed(f"{place}.allowedFunctionNames", "a list of names", names)
+        return True, forced_tools("any", None, tools, place)
+    return True, tuple(one for name in names for one in forced_tools(None, name, tools, place))
 
 
 # -- ids -----------------------------------------------------------------------------------------

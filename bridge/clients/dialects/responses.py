@@ -4,7 +4,7 @@ https://platform.openai.com/docs/api-reference/responses
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from evert.bridge.chat import fields
@@ -31,7 +31,10 @@ FIELDS = field_policy("responses")
 """Of every request field (``fields.toml``)."""
 
 LOGPROBS = "message.output_text.logprobs"
-"""What ``include`` holds where the text's log-probabilities are wanted."""
+"""What ``include`` holds where the text's log-probabilities are wanted.
+
+Only this value of it counts: the rest is always there, or never.
+"""
 
 
 class Responses(Dialect):
@@ -57,7 +60,7 @@ class Responses(Dialect):
             (),
             read_format_field(text.get("format"), _must_call(choice, tools), "text.format"),
             may_call=choice != "none",
-            logprobs=LOGPROBS in _included(body.get("include")),
+            logprobs=LOGPROBS in fields.read_list(body.get("include"), "include", "strings"),
             train=fields.read_train(body),
         )
 
@@ -114,15 +117,6 @@ class Responses(Dialect):
 
 
 # -- reading -------------------------------------------------------------------------------------
-
-
-def _included(value: object) -> Sequence[Any]:
-    """Values of ``include``. Only log-probabilities count: the rest is always there, or never."""
-    if fields.is_absent(value):
-        return ()
-    if isinstance(value, (list, tuple)):
-        return value
-    raise malformed("include", "a list of strings", value)
 
 
 def _read_instructions(value: object) -> list[dict[str, Any]]:

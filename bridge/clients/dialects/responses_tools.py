@@ -68,8 +68,10 @@ def write_call(call: ToolCall, tools: object, number: str) -> dict[str, Any]:
     if space:
         item["namespace"] = space
     if tool.get("type") == "custom":
-        text = _custom_input(call.function.arguments)
-        return {"id": f"ctc_{number}", "type": "custom_tool_call", **item, "input": text}
+        arguments = call.function.arguments
+        text = (json_object(arguments) or {}).get(CUSTOM_ARGUMENT)
+        given = text if isinstance(text, str) else arguments
+        return {"id": f"ctc_{number}", "type": "custom_tool_call", **item, "input": given}
     return {
         "id": f"fc_{number}",
         "type": "function_call",
@@ -90,8 +92,3 @@ def _offered(name: str, tools: Sequence[Any]) -> tuple[str, Mapping[str, Any]]:
             if isinstance(inner, Mapping) and f"{space}.{inner.get('name')}" == name:
                 return str(space), inner
     return "", {}
-
-
-def _custom_input(arguments: str) -> str:
-    text = (json_object(arguments) or {}).get(CUSTOM_ARGUMENT)
-    return text if isinstance(text, str) else arguments

@@ -136,11 +136,6 @@ class Server:
             self._task = self._loop.create_task(self._stop(), name="evert server")
             await asyncio.wait({self._task})
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether it serves no rollout."""
-        return not self._rollouts
-
     # -- requests --------------------------------------------------------------------------------
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -213,7 +208,7 @@ def _serve(endpoint: Endpoint, host: str) -> Address:
     try:
         return server.add(endpoint)
     finally:
-        if server.is_idle:  # it was made for a rollout that is over
+        if not server._rollouts:  # it was made for a rollout that is over
             server.drop()
 
 
