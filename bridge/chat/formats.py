@@ -7,6 +7,7 @@ these attempts is a transition of its own, trained on like any other; the agent 
 """
 
 import json
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ ANY_OBJECT = '{"type": "object"}'
 
 ANY_VALUE = "{}"  # the schema of JSON of any kind
 
-_FENCE = "```"
+_FENCED = re.compile(r"```(?:json)?[^\S\n]*\n(.*)```", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,8 @@ class ReplyFormat:
         """The reply with a code fence around its JSON taken away, for agents that parse it."""
         if self.schema is None or reply.tool_calls:
             return reply
-        fenced = _without_fence(reply.text)
-        return reply if fenced is None else replace(reply, text=fenced)
+        fenced = _FENCED.fullmatch(reply.text.strip())
+        return reply if fenced is None else replace(reply, text=fenced[1].strip())
 
     async def complaint(self, reply: "Reply") -> str | None:
         """As ``problem``; the loop is kept for a moment only."""
@@ -90,12 +91,3 @@ class ReplyFormat:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is none of its values")  # Python reads NaN and Infinity
-
-
-def _without_fence(text: str) -> str | None:
-    """The text inside a code fence; None: there is no fence."""
-    text = text.strip()
-    opening, _, rest = text.partition("\n")
-    if opening.rstrip() not in (_FENCE, f"{_FENCE}json") or not rest.endswith(_FENCE):
-        return None
-    return rest[: -len(_FENCE)].strip()

@@ -75,12 +75,11 @@ def _read_message(fields: Mapping[str, Any], index: int, tool_names: Mapping[str
             f"messages[{index}] has role {sent_role!r}; expected one of {', '.join(ROLES)}.",
             param=f"messages[{index}].role",
         )
-    calls = fields.get("tool_calls")
     result = Message(
         role=role, content=_read_content(fields, index, may_be_empty=role == "assistant")
     )
     if role == "assistant":
-        _read_assistant(fields, calls, index, result)
+        _read_assistant(fields, f"messages[{index}].tool_calls", result)
     elif role == "tool":
         _read_tool_result(fields, tool_names, result)
     elif fields.get("name"):
@@ -127,21 +126,18 @@ def _read_part(part: object, index: int, number: int) -> ContentPart:
     )
 
 
-def _read_assistant(fields: Mapping[str, Any], calls: Any, index: int, result: Message) -> None:
+def _read_assistant(fields: Mapping[str, Any], place: str, result: Message) -> None:
     reasoning = fields.get("reasoning_content") or fields.get("reasoning")
     if isinstance(reasoning, str) and reasoning:
         content = result["content"]
         text = [TextPart(type="text", text=content)] if isinstance(content, str) else content
         result["content"] = [ThinkingPart(type="thinking", thinking=_plain(reasoning)), *text]
+    calls = fields.get("tool_calls")
     if calls and not isinstance(calls, (list, tuple)):
-        raise bad_request(
-            f"messages[{index}].tool_calls must be a list of calls, got {calls!r:.200}.",
-            param=f"messages[{index}].tool_calls",
-        )
+        raise bad_request(f"{place} must be a list of calls, got {calls!r:.200}.", param=place)
     if calls:
         result["tool_calls"] = [
-            _read_tool_call(call, f"messages[{index}].tool_calls[{number}]")
-            for number, call in enumerate(calls)
+            _read_tool_call(call, f"{place}[{number}]") for number, call in enumerate(calls)
         ]
 
 
@@ -191,20 +187,16 @@ def _read_tool(tool: object, place: str) -> ToolSpec:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         form = "{'name': str, 'description': str, 'parameters': JSON schema}"
         raise unexpected(place, tool, f"{{'type': 'function', 'function': {form}}}.")
+    place = f"{place}.function.parameters"
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
         raise bad_request(
-            f"{place}.function.parameters must be a JSON schema of type 'object', got "
-            f"{parameters!r:.200}.",
-            param=f"{place}.function.parameters",
+            f"{place} must be a JSON schema of type 'object', got {parameters!r:.200}.", param=place
         )
     try:
         json.dumps(parameters)
     except (TypeError, ValueError) as error:
-        raise bad_request(
-            f"{place}.function.parameters cannot be written as JSON: {error}.",
-            param=f"{place}.function.parameters",
-        ) from None
+        raise bad_request(f"{place} cannot be written as JSON: {error}.", param=place) from None
     return ToolSpec(
         name=_plain(function["name"]),
         description=_plain(str(function.get("description") or "")),

@@ -9,7 +9,6 @@ that client.
 import logging
 import threading
 from asyncio import shield, wrap_future
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -121,7 +120,11 @@ async def open_weights(model: TinkerModel) -> OpenWeights:
         known = _open.setdefault(tinker.ServiceClient, {})
         opening = known.get(key)
         if opening is None or (opening.done() and opening.exception() is not None):
-            opening = known[key] = _in_thread(lambda: _opened(model))
+            opening = Future()
+            name, work = "evert-open-weights", (opening, model)
+            # It may load files or ask a service, and outlive who asked first.
+            threading.Thread(target=_open_into, args=work, name=name, daemon=True).start()
+            known[key] = opening
     return await shield(wrap_future(opening))  # others wait for it, too
 
 
@@ -139,18 +142,11 @@ def _key(model: TinkerModel) -> tuple[str | None, ...]:
     return model.base_url, model.base_model, model.model_path, model.renderer_name
 
 
-def _in_thread(make: Callable[[], OpenWeights]) -> "Future[OpenWeights]":
-    """What ``make`` returns: it may load files or ask a service, and outlive who asked first."""
-    future: Future[OpenWeights] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(make())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="evert-open-weights", daemon=True).start()
-    return future
+def _open_into(opening: "Future[OpenWeights]", model: TinkerModel) -> None:
+    try:
+        opening.set_result(_opened(model))
+    except BaseException as error:
+        opening.set_exception(error)
 
 
 def _opened(model: TinkerModel) -> OpenWeights:
