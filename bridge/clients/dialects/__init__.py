@@ -10,7 +10,7 @@ In reading order:
     gemini.py              Gemini's generateContent
     gemini_contents.py     its contents as messages
     gemini_tools.py        its function declarations, schemas, and ids of calls
-    fields.py              reading bodies: formats, forced tools, flags
+    fields.py              what becomes of each field, and reading formats and forced tools
     shapes.py              the forms of chat completions, which all are read into
     events.py              server-sent events, and text cut into deltas
     bodies.py              the JSON of a request's body, without holding the event loop
