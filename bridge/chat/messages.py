@@ -187,16 +187,18 @@ def _read_tool(tool: object, place: str) -> ToolSpec:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         form = "{'name': str, 'description': str, 'parameters': JSON schema}"
         raise unexpected(place, tool, f"{{'type': 'function', 'function': {form}}}.")
-    place = f"{place}.function.parameters"
+    where = f"{place}.function.parameters"
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
         raise bad_request(
-            f"{place} must be a JSON schema of type 'object', got {parameters!r:.200}.", param=place
+            f"{place}.function.parameters must be a JSON schema of type 'object', got "
+            f"{parameters!r:.200}.",
+            param=where,
         )
     try:
         json.dumps(parameters)
     except (TypeError, ValueError) as error:
-        raise bad_request(f"{place} cannot be written as JSON: {error}.", param=place) from None
+        raise bad_request(f"{where} cannot be written as JSON: {error}.", param=where) from None
     return ToolSpec(
         name=_plain(function["name"]),
         description=_plain(str(function.get("description") or "")),
