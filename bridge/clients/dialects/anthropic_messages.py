@@ -117,7 +117,11 @@ def _format_of(body: Mapping[str, Any]) -> object:
     config = fields.read_object(body.get("output_config"), "output_config") or {}
     present = config.get("format")
     wanted = body.get("output_format") if fields.is_absent(present) else present
-    return fields.read_object(wanted, "output_config.format")
+    if fields.is_absent(wanted) or isinstance(wanted, Mapping):
+        return wanted
+    raise bad_request(
+        f"'output_config.format' must be an object, got {wanted!r:.200}.", param="output_config"
+    )
 
 
 def _read_tool(tool: object, place: str) -> dict[str, Any]:
