@@ -296,7 +296,8 @@ class ConversationBook:
             conversation.lineage = self.lineages
             conversation.first = conversation.length
             self.lineages += 1
-        if cause is None or (cause is Drift.COMPLETED_ARGUMENTS and drift is Drift.TEMPLATE):
+        completed = cause is Drift.COMPLETED_ARGUMENTS and drift is Drift.TEMPLATE
+        if drift is not None and (cause is None or completed):
             cause, last = drift, conversation.points[-1:]
             where = "".join(f"messages[{one.sent}].content of the assistant" for one in last)
         if cause is not None:

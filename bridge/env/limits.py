@@ -116,4 +116,4 @@ class Budget:
 
 def tightest(*caps: int | None) -> int | None:
     """The least of some caps; None: there is none."""
-    return min((cap for cap in caps if cap is not None), default=None)
+    return min([cap for cap in caps if cap is not None], default=None)

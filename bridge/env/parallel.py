@@ -9,12 +9,12 @@ A rollout strategy of the Cookbook's around another one, so that ``rl.train.main
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.rl.rollout_strategy import FailFast, RolloutResult, RolloutStrategy
 from tinker_cookbook.rl.rollouts import do_single_rollout
-from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Trajectory
+from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
 
 from evert.bridge.env.ahead import Ahead
 from evert.bridge.env.endings import put_note
@@ -70,8 +70,7 @@ class ParallelRollouts(RolloutStrategy):
         """
         ahead = Ahead(policy, self.max_calls)
         try:
-            group = cast(EnvGroupBuilder, _Group(env_group_builder, ahead))
-            result = await self.inner.execute(group, ahead)
+            result = await self.inner.execute(_Group(env_group_builder, ahead), ahead)
         finally:
             ahead.cancel()  # what a runner ended that did not wait for it
         for trajectory, env in zip(result.trajectories, result.envs, strict=True):
@@ -123,9 +122,7 @@ def _put_late_notes(trajectory: Trajectory, env: Env) -> None:
             transition.reward += put_note(note, transition.metrics, transition.logs)
 
 
-class _Group:
-    """A group builder, but for who samples its Envs."""
-
+class _Group(EnvGroupBuilder):
     def __init__(self, builder: EnvGroupBuilder, ahead: Ahead) -> None:
         self._builder = builder
         self._ahead = ahead
@@ -138,3 +135,14 @@ class _Group:
         for env in envs:
             _play_by(env, self._ahead)
         return envs
+
+    async def compute_group_rewards(
+        self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
+    ) -> list[tuple[float, Metrics]]:
+        return await self._builder.compute_group_rewards(trajectory_group, env_group)
+
+    async def cleanup(self) -> None:
+        await self._builder.cleanup()
+
+    def logging_tags(self) -> list[str]:
+        return self._builder.logging_tags()

@@ -18,7 +18,9 @@ import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import FunctionType
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -102,6 +104,9 @@ def agent_name(agent: object) -> str:
     return f"{getattr(agent, '__module__', '')}.{name}".removeprefix("builtins.")
 
 
+_forms: WeakKeyDictionary[FunctionType, dict[tuple[str, ...], AgentForm]] = WeakKeyDictionary()
+
+
 def inspect_agent(agent: Agent, task: object = NO_TASK) -> AgentForm:
     """Say how ``agent`` is to be run with ``task``.
 
@@ -109,6 +114,16 @@ def inspect_agent(agent: Agent, task: object = NO_TASK) -> AgentForm:
         InvalidAgentError: It is no callable, a class or a generator function, or has none of the
             forms above.
     """
+    roles = (CLIENT,) if task is NO_TASK else (CLIENT, TASK)
+    if type(agent) is not FunctionType:
+        return _inspected(agent, roles)
+    forms = _forms.setdefault(agent, {})  # of a function, once: each of its episodes asks
+    if roles not in forms:
+        forms[roles] = _inspected(agent, roles)
+    return forms[roles]
+
+
+def _inspected(agent: Agent, roles: tuple[str, ...]) -> AgentForm:
     name = agent_name(agent)
     if not callable(agent):
         raise InvalidAgentError(
@@ -128,7 +143,6 @@ def inspect_agent(agent: Agent, task: object = NO_TASK) -> AgentForm:
             "reward. Replace `yield` by calls to the client and `return` the reward."
         )
     is_async = inspect.iscoroutinefunction(function)
-    roles = (CLIENT,) if task is NO_TASK else (CLIENT, TASK)
     try:
         signature = inspect.signature(agent)
     except (TypeError, ValueError):  # a builtin without a signature: the call itself will tell

@@ -228,6 +228,11 @@ def test_a_path_that_leads_nowhere_lists_what_may_be_named() -> None:
         find("runs/a/b", SETTINGS)
 
 
+def test_a_player_of_other_games_is_no_model_to_download() -> None:
+    with pytest.raises(ModelNameError, match=r"guess_number has no player 'random'.*are: none"):
+        find("random", EvaluateSettings(env="guess_number", models=("random",)))
+
+
 @pytest.mark.parametrize("name", ["runs/nope", "/nowhere", "./nope", "~/nope", "runs/nope@20"])
 def test_a_path_that_is_none_is_not_taken_for_a_model_to_download(name: str) -> None:
     with pytest.raises(ModelNameError, match=f"no run and no model at '{re.escape(name)}'"):
