@@ -253,7 +253,7 @@ def test_the_csv_reads_back() -> None:
         ("b", "train", "0.6667"), ("b", "test", "0.6667"),
     ]  # fmt: skip
     assert read[0]["category"] == ""
-    assert as_csv([score([episode(success=False)])]).endswith(",,0.0000,0,,,,,,,,\n")
+    assert as_csv([score([episode(success=False)])]).endswith(",,0.0000,0,,,,\n")
 
 
 def shown(rows: list[Any], **options: Any) -> str:
