@@ -50,7 +50,7 @@ frameworks-openai3: environment-openai3
 	$(BIN)/python frameworks/add_agents.py openai3
 	.frameworks/openai3/bin/python -m pytest -n 2 --dist worksteal tests/frameworks --environment openai3
 
-# On each change, for all of them.
+# Two of them, on each change.
 two-frameworks: environment-openai3
 	.frameworks/openai3/bin/python -m pytest -n 2 --dist worksteal tests/frameworks/test_examples.py -k "langchain or langgraph or openai_agents or versions" --environment openai3
 
@@ -154,13 +154,12 @@ games: .venv/developing
 kill9: .venv/developing
 	$(BIN)/python benchmarks/kill9.py $(SETTINGS)
 
-smoke: .venv/developing
+smoke: startup
 	$(BIN)/python benchmarks/overhead.py --quick --turns 10
 	$(BIN)/python benchmarks/concurrency.py --quick
 	$(BIN)/python benchmarks/processes.py --quick
 	$(BIN)/python benchmarks/faces.py --quick
 	$(BIN)/python benchmarks/engine.py --quick
-	$(BIN)/python benchmarks/startup.py --quick
 
 startup: .venv/developing
 	$(BIN)/python benchmarks/startup.py --quick

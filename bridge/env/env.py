@@ -213,7 +213,7 @@ class ChatAgentEnv(Env):
         turns = self._turns
         return LiveLimits(
             self._settings.limits,
-            lambda: None if turns.lent is None else turns.lent.cap(turns.budget),
+            lambda: None if turns.standing.lent is None else turns.standing.lent.cap(turns.budget),
         )
 
     # -- what users read -------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class ChatAgentEnv(Env):
     @property
     def request(self) -> ChatRequest | None:
         """The agent's call that waits for a reply; None when there is none."""
-        return None if self._turns.lent is None else self._turns.lent.call.request
+        return None if self._turns.standing.lent is None else self._turns.standing.lent.call.request
 
     def request_of(self, observation: Observation) -> ChatRequest | None:
         """The agent's call whose prompt is sampled, by the runner or ahead of it; None: none.
@@ -256,7 +256,7 @@ class ChatAgentEnv(Env):
     @property
     def conversation(self) -> Conversation | None:
         """The conversation of the outstanding observation; None when there is none."""
-        return None if self._turns.lent is None else self._turns.lent.conversation
+        return None if self._turns.standing.lent is None else self._turns.standing.lent.conversation
 
     @property
     def drift(self) -> Counter[Drift]:

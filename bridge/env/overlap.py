@@ -57,7 +57,7 @@ class Overlap:
         most = budget.sample(outstanding.cap(budget), length, sampled)
         timeout = budget.limits.sampling_turn_timeout_seconds
         outstanding.sampling = ahead.begin(prompt, stop, most, timeout)
-        inbox.ahead[call] = outstanding
+        inbox.lay_down(call, outstanding)
         outstanding.sampling.task.add_done_callback(lambda _: inbox.is_sampled(call))
         return True
 

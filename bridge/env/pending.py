@@ -1,7 +1,11 @@
-"""``Outstanding``: an observation that waits for its action. ``Turn``: the action that it got."""
+"""``Outstanding``: an observation that waits for its action. ``Turn``: the action that it got.
+
+``Standing``: where an Env stands, in one variable.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.rl.types import Logs, Metrics, Observation
@@ -34,6 +38,35 @@ class Outstanding:
         if self.prompt is not None:
             return self.prompt
         return self.conversation.prompt(), renderer.stop_with(self.call.request.stop)
+
+
+class Life(StrEnum):
+    """Where an Env stands while no observation of it is outstanding."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+@dataclass(slots=True)
+class Standing:
+    """Where an Env stands: a ``Life``, or the observation that the runner holds."""
+
+    now: Life | Outstanding = Life.OPEN
+
+    def becomes(self, now: Life | Outstanding) -> None:
+        """Stand elsewhere; what is closed stays so, though a step is on its way."""
+        if not self.is_closed:
+            self.now = now
+
+    @property
+    def lent(self) -> Outstanding | None:
+        """The observation that the runner holds; None: it holds none."""
+        return self.now if isinstance(self.now, Outstanding) else None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the Env was given up."""
+        return self.now is Life.CLOSED
 
 
 @dataclass(slots=True)

@@ -24,9 +24,10 @@ from evert.bridge.env.endings import PEER_STOPPED, Account, Ending
 from evert.bridge.env.limits import Budget
 from evert.bridge.env.options import EnvSettings
 from evert.bridge.env.overlap import Overlap
-from evert.bridge.env.pending import Outstanding, Turn
+from evert.bridge.env.pending import Life, Outstanding, Standing, Turn
 from evert.bridge.env.reply_policies import FormatRetries, ParseErrors, ToolBudget, Verdict
-from evert.bridge.episode.episode import Episode, Life
+from evert.bridge.episode.episode import Episode
+from evert.bridge.episode.episode import Life as EpisodeLife
 from evert.bridge.episode.inbox import AgentEnd, Inbox, ParkedCall
 from evert.bridge.errors import AgentError, AgentTimeoutError, EnvClosedError, EnvStateError
 from evert.bridge.tokens.actions import Problem, read_action
@@ -54,8 +55,7 @@ class Turns:
 
     Attributes:
         episode: None before it begins.
-        is_closed: Whether the Env was given up.
-        lent: The observation that the runner holds; None: it holds none.
+        standing: Where the Env stands.
     """
 
     def __init__(
@@ -79,8 +79,7 @@ class Turns:
         )
         self.account = Account(agent, self.book, settings, self.budget)
         self.episode: Episode | None = None
-        self.is_closed = False
-        self.lent: Outstanding | None = None
+        self.standing = Standing()
         self.overlap = Overlap(self.account)
         self._long_texts = LongTexts(renderer, self.budget.prompt.tokens)
 
@@ -88,7 +87,7 @@ class Turns:
         """The first prompt of an episode that has begun, or its end without one."""
         self.episode, self.account.inbox = episode, inbox
         if self.overlap.ahead is not None:
-            inbox.on_call = self._look
+            inbox.watch(self._look)
         self.account.hints = episode.hints
         self.account.scored = partial(episode.observer.rewarded, self._settings.names[0])
         return await self._advance()
@@ -97,8 +96,7 @@ class Turns:
 
     def hand_out(self, outstanding: Outstanding) -> tuple[Observation, StopCondition]:
         """An observation goes to the runner."""
-        if not self.is_closed:
-            self.lent = outstanding
+        self.standing.becomes(outstanding)
         return outstanding.observation(self._renderer)
 
     def take_back(self) -> Outstanding:
@@ -109,19 +107,20 @@ class Turns:
             EnvClosedError: The Env was given up.
         """
         self.check_usable()
-        outstanding, self.lent = self.lent, None
+        outstanding = self.standing.lent
         if outstanding is None:
             raise EnvStateError(
                 "No observation is outstanding. Call initial_observation() first, then step() once "
                 "for each observation, and no more after episode_done (an episode whose agent has "
                 "ended cannot be continued, by a hook neither); got a step out of turn."
             )
+        self.standing.becomes(Life.OPEN)
         return outstanding
 
     def _look(self) -> None:
         """Called when a call comes and nobody waits for one."""
-        if self.lent is not None:  # else the runner is here, and will take it
-            self.overlap.look(self.lent)
+        if self.standing.lent is not None:  # else the runner is here, and will take it
+            self.overlap.look(self.standing.lent)
 
     # -- the action ------------------------------------------------------------------------------
 
@@ -223,10 +222,10 @@ class Turns:
                 await self._end()
                 return self.account.of_timeout(error)
             except EnvClosedError:
-                if self.is_closed:
+                if self.standing.is_closed:
                     raise
                 return self.account.ending(PEER_STOPPED)
-            if episode.life is Life.CLOSED and not self.is_closed:
+            if episode.life is EpisodeLife.CLOSED and not self.standing.is_closed:
                 await episode.release()
                 return self.account.ending(PEER_STOPPED)
             if isinstance(event, AgentEnd):
@@ -298,7 +297,7 @@ class Turns:
             EnvClosedError: It was given up.
             EnvStateError: This is another loop.
         """
-        if self.is_closed:
+        if self.standing.is_closed:
             raise EnvClosedError(
                 f"This ChatAgentEnv of {self._agent} was closed; make a new one for a new episode."
             )
@@ -311,7 +310,7 @@ class Turns:
     async def close(self, episode: Episode | None = None) -> None:
         """Give the episode up, which a seat may not have begun; see ``ChatAgentEnv.close``."""
         self.episode = self.episode or episode
-        self.is_closed, self.lent = True, None
+        self.standing.becomes(Life.CLOSED)
         await self._end()
 
     async def _end(self) -> None:

@@ -89,12 +89,11 @@ class Inbox(Generic[P]):
         ahead: The calls that are sampled ahead of the runner, or were and wait to be taken.
         latest: The call that was taken last; None before the first.
         notes: What the agent recorded.
-        on_call: Is called when a call comes and nobody waits for one; None: nothing is.
     """
 
     __slots__ = (
-        "_agent", "_asking", "_boxes", "_deadline", "_final", "_loop", "_most", "_queue",
-        "_sampled", "_timer", "_waiter", "ahead", "latest", "notes", "on_call",
+        "_agent", "_asking", "_boxes", "_deadline", "_final", "_loop", "_most", "_on_call",
+        "_queue", "_sampled", "_timer", "_waiter", "ahead", "latest", "notes",
     )  # fmt: skip
 
     def __init__(
@@ -117,7 +116,7 @@ class Inbox(Generic[P]):
         self._timer: asyncio.TimerHandle | None = None
         self._deadline = 0.0
         self.ahead: dict[ParkedCall, P] = {}
-        self.on_call: Callable[[], None] | None = None
+        self._on_call: Callable[[], None] | None = None
         self.notes = Notes()
 
     @property
@@ -140,8 +139,8 @@ class Inbox(Generic[P]):
             self._waiter.set_result(call)
             return
         self._queue.append(call)
-        if self.on_call is not None:
-            self.on_call()
+        if self._on_call is not None:
+            self._on_call()
 
     def end(self, end: AgentEnd, refusal: BaseException) -> None:
         """The agent is done: calls that wait to be taken are refused, and the Env is told."""
@@ -237,6 +236,14 @@ class Inbox(Generic[P]):
             if call.is_waiting:
                 return call
         return None
+
+    def lay_down(self, call: ParkedCall, kept: P) -> None:
+        """Keep a call that is sampled ahead, until it is taken anew."""
+        self.ahead[call] = kept
+
+    def watch(self, look: Callable[[], None]) -> None:
+        """Have ``look`` called when a call comes and nobody waits for one."""
+        self._on_call = look
 
     def put_back(self, call: ParkedCall) -> None:
         """Let a call be the first to be taken again."""

@@ -139,7 +139,8 @@ class BranchDataset(AgentDataset):
         """The group of a record, from its turn on."""
         record: RolloutRecord = self.tasks[number]
         turn = self._choose if isinstance(self._choose, int) else self._choose(record)
-        group = ChatAgentGroupBuilder(self.agent, record.task, self.group_size, **self.options)
-        group.seats = ()  # an episode with seats cannot be branched
-        group.branch = partial(BranchEnv, record, turn)
-        return group
+        options: Any = {**self.options, "seats": ()}  # an episode with seats cannot be branched
+        branch = partial(BranchEnv, record, turn)
+        return ChatAgentGroupBuilder(
+            self.agent, record.task, self.group_size, branch=branch, **options
+        )

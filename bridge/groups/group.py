@@ -89,13 +89,13 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
             function from a ``Group`` to numbers by episode, turn or token.
         gamma: With "group": each turn has its own return, so much less for each later reward; None:
             the whole trajectory's.
+        branch: Makes an environment of the agent, the task and the options that goes on from a
+            record (``branches.py``); None: they begin anew.
         **options: Of ``ChatAgentEnv``.
 
     Attributes:
         batch: The batch of a training dataset that the group is in; None: of none. In training, a
             group that nothing can be learned from is dropped (``compute_group_rewards``).
-        branch: Makes an environment of the agent, the task and the options that goes on from a
-            record (``branches.py``); None: they begin anew.
         on_rewards: Is told what came of the group where it was played here (``earned``); it does
             not pickle.
         rewards: The total of each trajectory, when the group was played; else None.
@@ -118,6 +118,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         record: Recorder | None = None,
         advantages: Advantages = "group",
         gamma: float | None = None,
+        branch: Callable[..., ChatAgentEnv] | None = None,
         **options: Unpack[EnvOptions],
     ) -> None:
         self.agent = load_agent(agent)
@@ -138,7 +139,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         self.record = record
         self.options = options
         self.batch: Batch | None = None
-        self.branch: Callable[..., ChatAgentEnv] | None = None
+        self.branch = branch
         self.on_rewards: Callable[[Sequence[float]], None] | None = None
         self.rewards: list[float] | None = None
         self._envs: list[ChatAgentEnv] = []

@@ -324,7 +324,7 @@ class EnvMachine(RuleBasedStateMachine):
     @rule()
     def begin_now(self) -> None:
         if self.life == "new":
-            if not self.env._turns.is_closed:
+            if not self.env._turns.standing.is_closed:
                 self.begin()
             return
         error = self.result(self.loop.create_task(self.env.initial_observation()))

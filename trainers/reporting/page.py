@@ -7,7 +7,6 @@ is put into it, and control characters, such as an agent's escape sequences, are
 
 import base64
 import re
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -18,8 +17,15 @@ from evert.bridge.redaction import redacted
 from evert.trainers.reporting.figures import formatting
 from evert.trainers.reporting.figures.metrics import TRAIN
 from evert.trainers.reporting.figures.style import COLOURS
-from evert.trainers.reporting.run import SUCCESS_NAMES, Run
-from evert.trainers.reporting.sections import Report, facts, own_metrics, sections, settings
+from evert.trainers.reporting.run import SUCCESS_NAMES
+from evert.trainers.reporting.sections import (
+    Report,
+    facts,
+    own_metrics,
+    recorded,
+    sections,
+    settings,
+)
 from evert.trainers.reporting.tokens import cost
 from evert.trainers.reporting.transcripts import (
     EPISODES,
@@ -56,8 +62,8 @@ def render(report: Report, title: str) -> bytes:
         facts=facts(report.runs),
         settings=settings(report.runs),
         sections=sections(report),
-        success=[name for name in _recorded(report.runs, TRAIN) if name in SUCCESS_NAMES],
-        causes=_recorded(report.runs, f"{TRAIN}drift/"),
+        success=[name for name in recorded(report.runs, TRAIN) if name in SUCCESS_NAMES],
+        causes=recorded(report.runs, f"{TRAIN}drift/"),
         notes=[metric.about for metric in own_metrics(report.runs).values() if metric.about],
         held_out=[held_out_episodes(run, most) for run in report.runs],
         training=[training_episodes(run, most) for run in report.runs],
@@ -76,8 +82,3 @@ def _environment(report: Report) -> Environment:
     filters = (formatting.score, formatting.count, formatting.duration, formatting.dollars)
     environment.filters |= {each.__name__: each for each in (*filters, embedded)}
     return environment
-
-
-def _recorded(runs: Sequence[Run], prefix: str) -> list[str]:
-    keys = {key for run in runs for row in run.rows for key in row if key.startswith(prefix)}
-    return sorted(key.removeprefix(prefix) for key in keys)

@@ -129,12 +129,18 @@ def sections(report: Report) -> dict[str, Section]:
 
 def own_metrics(runs: Sequence[Run]) -> dict[str, Metric]:
     """The metrics of each game of which some run has one."""
-    recorded = {key for run in runs for row in run.rows for key in row}
+    noted = {*recorded(runs, TRAIN), *recorded(runs, HELD_OUT)}
     found = dict[str, Metric]()
     for game in games().values():
-        if any({TRAIN + name, HELD_OUT + name} & recorded for name in game.metrics):
+        if noted & game.metrics.keys():
             found |= game.metrics
     return found
+
+
+def recorded(runs: Sequence[Run], prefix: str) -> list[str]:
+    """The metrics that some run has whose names begin so, without that beginning."""
+    keys = {key for run in runs for row in run.rows for key in row if key.startswith(prefix)}
+    return sorted(key.removeprefix(prefix) for key in keys)
 
 
 def _own_panels(metrics: Mapping[str, Metric]) -> dict[str, Panel]:
