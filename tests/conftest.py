@@ -55,7 +55,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the Cookbook's contract, and leave by day what is played each night."""
+    """Mark the Cookbook's contract; by day, deselect the tests that are marked ``nightly``."""
     for item in items:
         if is_contract(item.path):
             item.add_marker(pytest.mark.cookbook_contract)

@@ -13,11 +13,11 @@ IS_NIGHT = bool(os.environ.get("EVERT_NIGHTLY"))
 
 
 def draws(count: int) -> int:
-    """How many examples a test draws that draws so many each night."""
+    """How many examples to draw: ``count`` each night, a fifth of them by day."""
     return count if IS_NIGHT else count // 5
 
 
 def each(values: Sequence[Any], by_day: Collection[Any]) -> list[Any]:
-    """Values to parametrize by; those that are not played by day are marked ``nightly``."""
+    """The values to parametrize by; those that are not in ``by_day`` are marked ``nightly``."""
     night = pytest.mark.nightly
     return [one if one in by_day else pytest.param(one, marks=night) for one in values]

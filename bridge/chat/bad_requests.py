@@ -53,7 +53,7 @@ def _sdk_http_library() -> ModuleType:
 
 @cache
 def _request() -> Any:
-    """What all of these answer: an agent that makes thousands of bad calls need not wait for it."""
+    """The request that every 400 answers, made once: an agent may make thousands of bad calls."""
     return _sdk_http_library().Request("POST", "http://evert.invalid/v1/chat/completions")
 
 

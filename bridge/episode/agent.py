@@ -105,6 +105,7 @@ def agent_name(agent: object) -> str:
 
 
 _forms: WeakKeyDictionary[FunctionType, dict[tuple[str, ...], AgentForm]] = WeakKeyDictionary()
+"""Of each function, by the roles that it takes: every episode asks, and a signature takes long."""
 
 
 def inspect_agent(agent: Agent, task: object = NO_TASK) -> AgentForm:
@@ -117,7 +118,7 @@ def inspect_agent(agent: Agent, task: object = NO_TASK) -> AgentForm:
     roles = (CLIENT,) if task is NO_TASK else (CLIENT, TASK)
     if type(agent) is not FunctionType:
         return _inspected(agent, roles)
-    forms = _forms.setdefault(agent, {})  # of a function, once: each of its episodes asks
+    forms = _forms.setdefault(agent, {})
     if roles not in forms:
         forms[roles] = _inspected(agent, roles)
     return forms[roles]
