@@ -13,6 +13,7 @@
 #   make lint    ruff, mypy, and which room may import which
 #   make nightly all of the above and the tests that take too long for each change, all draws of those
 #                that draw, pyright, and all that touches the Cookbook against the newest one
+#   make wheel   what a user installs: the wheel in an empty environment, an episode, a command
 #   make docs    the documentation site, into site/; every warning is an error
 #   make kill9   runs killed at random moments go on (about 10 minutes)
 #   make bench   the benchmarks behind the README's table (about 90 minutes; `make smoke`: two minutes)
@@ -32,7 +33,7 @@ INSTALL := $(BIN)/python frameworks/run_uv.py pip install --python $(BIN)/python
 SETTINGS ?=
 COOKBOOK := 0.6.1
 
-.PHONY: train test environments environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 trainers trainers-torch trainers-verifiers served service tau2 cookbooks lint nightly docs bench games compression credit kill9 smoke startup soak machine vision clean
+.PHONY: train test environments environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 trainers trainers-torch trainers-verifiers served service tau2 cookbooks lint nightly wheel docs bench games compression credit kill9 smoke startup soak machine vision clean
 
 train: .venv/installed
 	$(BIN)/python -m evert.trainers.commands.train env=identity $(SETTINGS)
@@ -119,9 +120,16 @@ lint: .venv/developing
 
 # What takes too long for each change: the whole of it, and the second type checker.
 nightly: export EVERT_NIGHTLY := 1
-nightly: lint docs smoke frameworks trainers test
+nightly: lint docs wheel smoke frameworks trainers test
 	$(BIN)/pyright
 	$(MAKE) cookbooks COOKBOOK_TESTS=
+
+wheel: .venv/developing
+	rm -rf build dist
+	$(BIN)/python frameworks/run_uv.py build --wheel
+	$(BIN)/python frameworks/run_uv.py venv dist/installed
+	$(BIN)/python frameworks/run_uv.py pip install --python dist/installed/bin/python --constraint constraints.txt dist/*.whl
+	cd dist && installed/bin/evert --help && installed/bin/evert evaluate env=identity models=evert-tiny max_tasks=1 seeds=1 out=played
 
 docs: .venv/documenting
 	$(BIN)/zensical build --clean --strict

@@ -175,10 +175,6 @@ def test_the_bases_ship_and_the_scripts_that_made_them_do_not() -> None:
     assert f"evert.bases.{Path(MAKING).name}" not in PROJECT["tool"]["setuptools"]["packages"]
 
 
-def test_the_version_is_written_the_same_twice() -> None:
-    assert PROJECT["project"]["version"] == evert.__version__
-
-
 # -- the public face -----------------------------------------------------------------------------
 
 
