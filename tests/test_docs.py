@@ -3,17 +3,21 @@
 snippets     every Python block of a page runs, from top to bottom, in one namespace; each of the
              README's in an empty one, and its file trains by its command
 commands     every ``evert ...`` and ``make ...`` line parses
-links        every relative link leads somewhere
+links        every relative link leads somewhere, to a heading too; the pages are few and short
+generated    what docs/generate.py makes is there, and each guarantee has its tests
 reference    every public name is on one of its pages, and every docstring is in order
-errors       every error is explained, and every message quoted is one of ours
+errors       every error is listed, and every message quoted is one of ours
+peers        what evert has exists, and what it lacks does not
 """
 
 import ast
 import importlib
+import importlib.util
 import logging
 import pkgutil
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -23,6 +27,7 @@ from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
 import evert
+from evert.bridge.clients.dialects import fields
 from evert.bridge.errors import EvertError
 from evert.envs.games import find_game
 from evert.trainers.commands import export, plan, report, rescore, serve, train
@@ -39,8 +44,15 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SKIPPED = re.compile(r"^<!-- skip: .*? -->\n+```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
 QUOTED = re.compile(r"^\| (.*?) \|", re.MULTILINE)
+MACRO = re.compile(r"\{\{ (\w+)\((?:\"(.*?)\")?\) \}\}")
+FIGURE = re.compile(r"\d+\.\d+|\d,\d{3}")
 TEST = re.compile(r"`(tests/[\w/]+(?:\.py)?)(?:::(\w+))?`")
 ELLIPSIS = "…"
+SPEC = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+assert SPEC is not None
+assert SPEC.loader is not None
+generate = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(generate)
 
 
 def page_name(page: Path) -> str:
@@ -138,11 +150,13 @@ def test_every_evert_line_is_one_that_its_command_reads(words: list[str]) -> Non
     assert "--help" in arguments or READERS[command](arguments)
 
 
-@pytest.mark.parametrize("words", list(commands("make")), ids=shlex.join)
-def test_every_make_line_names_a_target_that_there_is(words: list[str]) -> None:
+def test_every_make_line_names_a_target_that_there_is() -> None:
     [phony] = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    text = "\n".join(page.read_text() for page in PAGES)
+    named = set(re.findall(r"(?:^|`)make ([a-z0-9-]+)", text, re.MULTILINE))
 
-    assert {word for word in words[1:] if "=" not in word} <= set(phony.split())
+    assert len(named) > 10
+    assert named <= set(phony.split())
 
 
 # -- links, size ---------------------------------------------------------------------------------
@@ -156,6 +170,24 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", sorted(PAGES), ids=page_name)
+def test_every_link_to_a_heading_finds_it(page: Path) -> None:
+    links = re.findall(r"\]\(([\w./-]*)#([^)\s]+)\)", page.read_text())
+    targets = [(page.parent / file if file else page, heading) for file, heading in links]
+
+    assert [
+        (target.name, heading)
+        for target, heading in targets
+        if target.suffix == ".md" and heading not in headings(target)
+    ] == []
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page's headings."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\s-]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", sorted(PAGES), ids=page_name)
 def test_every_test_that_a_page_names_is_there(page: Path) -> None:
     missing = [
         f"{file}::{name}"
@@ -166,24 +198,64 @@ def test_every_test_that_a_page_names_is_there(page: Path) -> None:
     assert missing == []
 
 
-def test_every_guarantee_names_a_test_that_holds_it() -> None:
-    page = (DOCS / "guarantees.md").read_text()
-    rows = re.findall(r"^\| (?!promise |---)(.+?) \| (.+?) \|$", page, re.MULTILINE)
-
-    assert len(rows) > 30
-    assert [promise for promise, tests in rows if not TEST.search(tests)] == []
-
-
 def test_the_readme_is_read_in_one_sitting() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < 200
+
+
+def test_the_pages_are_read_in_an_afternoon() -> None:
+    assert sum(len(page.read_text().split()) for page in DOCS.rglob("*.md")) < 30_000
+
+
+def test_a_figure_stands_on_one_page() -> None:
+    found: set[tuple[str, str, str]] = set()
+    for page in PAGES:
+        for line in page.read_text().splitlines():
+            for command in re.findall(r"`python (benchmarks/\w+\.py)", line):
+                found |= {(command, number, page_name(page)) for number in FIGURE.findall(line)}
+    times = Counter((command, number) for command, number, _ in found)
+
+    assert [figure for figure, count in times.items() if count > 1] == []
 
 
 def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "zensical.toml").read_text()
 
+    assert len(re.findall(r'= "[\w/-]+\.md"', navigation)) <= 25
+
     assert [
         page for page in DOCS.rglob("*.md") if str(page.relative_to(DOCS)) not in navigation
     ] == []
+
+
+# -- generated -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("function", "argument"),
+    sorted({found for page in DOCS.rglob("*.md") for found in MACRO.findall(page.read_text())}),
+)
+def test_what_a_page_takes_from_the_source_is_there(function: str, argument: str) -> None:
+    made = getattr(generate, function)(*[argument][: bool(argument)])
+
+    assert len(made.splitlines()) > 2
+
+
+def test_every_guarantee_has_tests() -> None:
+    _, *sections = (DOCS / "guarantees.md").read_text().split("\n## ")
+
+    assert len(sections) > 10
+    assert all("{{ sentences(" in section for section in sections[:-1])
+
+
+def test_every_field_of_every_api_is_made_into_a_row() -> None:
+    page = (DOCS / "requests.md").read_text()
+    apis = {argument for function, argument in MACRO.findall(page) if function == "request_fields"}
+
+    assert apis == set(fields._table()) - {"common"}
+    for api in apis:
+        policy, made = fields.field_policy(api), generate.request_fields(api)
+        for name in (*policy.honoured, *policy.ignored, *policy.refused):
+            assert f"`{name}`" in made
 
 
 # -- reference -----------------------------------------------------------------------------------
@@ -237,46 +309,61 @@ def all_errors() -> set[type[EvertError]]:
     return {error for error in ours if "." not in error.__name__}  # AgentError.KeyError
 
 
-def test_every_error_is_on_the_page() -> None:
-    text = ERRORS.read_text()
+def test_every_error_is_listed() -> None:
+    text = generate.errors()
 
     assert (
-        sorted(error.__name__ for error in all_errors() if f"`{error.__name__}`" not in text) == []
+        sorted(error.__name__ for error in all_errors() if f"#### {error.__name__}\n" not in text)
+        == []
     )
 
 
-def spoken() -> str:
-    """Every text in the package's code, with an ellipsis for what is filled in."""
-    texts = []
-    folders = [ROOT / name for name in ("bridge", "envs", "trainers", "src/evert/agents")]
-    own = (ROOT / "src" / "evert").glob("*.py")
-    for path in [*own, *(path for folder in folders for path in folder.rglob("*.py"))]:
-        texts += [as_text(node) for node in ast.walk(ast.parse(path.read_text()))]
-    return "\n".join(texts)
-
-
-def as_text(node: ast.AST) -> str:
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
-    if isinstance(node, ast.JoinedStr):
-        parts = [part.value if isinstance(part, ast.Constant) else ELLIPSIS for part in node.values]
-        return "".join(map(str, parts))
-    return ""
-
-
 def test_every_message_on_the_page_is_one_of_ours() -> None:
-    ours = spoken()
+    ours = "\n".join(
+        generate.as_text(node) for _, tree in generate.trees() for node in ast.walk(tree)
+    )
     quoted = [
         message
         for cell in QUOTED.findall(ERRORS.read_text())
         for message in re.findall(r"`([^`]+)`", cell)
-        if not message.endswith("Error")
     ]
-    missing = [
+
+    assert len(quoted) > 25
+    assert [
         message
         for message in quoted
         if not all(piece.strip() in ours for piece in message.split(ELLIPSIS))
-    ]
+    ] == []
 
-    assert len(quoted) > 60
-    assert missing == []
+
+# -- peers ---------------------------------------------------------------------------------------
+
+
+def rows_of(title: str) -> list[str]:
+    """The last cells of the table of a section of peers.md."""
+    section = (DOCS / "peers.md").read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    return re.findall(r"^\|.*\| (`.*`) \|$", section, re.MULTILINE)
+
+
+def test_what_evert_has_exists() -> None:
+    names = re.findall(r"`(evert[\w.]*)`", " ".join(rows_of("What evert has")))
+
+    assert len(names) > 15
+    for name in names:
+        if name.rpartition(".")[2] not in ELSEWHERE:
+            pkgutil.resolve_name(name)
+        else:
+            assert importlib.util.find_spec(name) is not None
+
+
+def test_what_evert_lacks_does_not_exist() -> None:
+    absent = re.findall(r"`(\w+)`", " ".join(rows_of("What evert lacks")))
+    modules = [path.stem for path, _ in generate.trees()]
+
+    assert len(absent) > 8
+    assert [
+        (word, name)
+        for word in absent
+        for name in (*modules, *dir(evert))
+        if word in name.lower().split("_")
+    ] == []

@@ -1,6 +1,6 @@
 """verifiers both ways: ``VerifiersAgent``, ``AgentTaskset``, ``AgentHarness``.
 
-See ``docs/other-trainers/verifiers.md``.
+See ``docs/trainers.md``.
 """
 
 from importlib.util import find_spec

@@ -7,14 +7,11 @@
 3. An explicit null, and the SDKs' own markers for "not passed", are the same as an absent field.
 4. What is read is of the right form, or it is a 400 that says what was expected.
 5. Every 400 is a genuine ``openai.BadRequestError``, as it would come over the network.
-6. ``docs/requests.md`` names every field of every API with its policy.
 """
 
 import logging
 import pickle
-import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -35,7 +32,6 @@ from evert.bridge.chat.fields import (
 )
 from evert.bridge.chat.formats import ReplyFormat
 from evert.bridge.chat.request import ChatRequest
-from evert.bridge.clients.dialects import anthropic_messages, chat_completions, gemini, responses
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -330,38 +326,3 @@ async def test_the_native_handle_is_strict_about_names_and_says_how_to_stream() 
 
     assert [error.param for error in errors] == ["temprature", "stream", "n"]
     assert "Take client.openai" in errors[1].message
-
-
-# -- the page for people -------------------------------------------------------------------------
-
-SECTIONS = {
-    "Chat completions": chat_completions.FIELDS,
-    "Responses": responses.FIELDS,
-    "Anthropic's messages": anthropic_messages.FIELDS,
-    "Gemini's generateContent": gemini.FIELDS,
-    "Gemini's generationConfig": gemini.CONFIG_FIELDS,
-}
-
-
-@pytest.mark.parametrize(("section", "fields"), SECTIONS.items(), ids=SECTIONS)
-def test_the_page_names_every_field_with_its_policy(section: str, fields: FieldPolicy) -> None:
-    rows = list(table(section))
-    written = {name: policy for names, policy, _ in rows for name in names}
-
-    assert sum(len(names) for names, _, _ in rows) == len(written), "a field stands there twice"
-    assert written == {
-        **dict.fromkeys(fields.honoured, "honoured"),
-        **dict.fromkeys(fields.ignored, "ignored"),
-        **dict.fromkeys(fields.refused, "refused"),
-    }
-    for names, policy, text in rows:
-        assert text
-        if policy == "refused":
-            assert {fields.refused[name][1] for name in names} == {text}
-
-
-def table(section: str) -> list[tuple[list[str], str, str]]:
-    page = (Path(__file__).parent.parent.parent / "docs" / "requests.md").read_text()
-    lines = page.partition(f"\n## {section}\n")[2].partition("\n## ")[0].splitlines()
-    rows = [line.strip("|").split(" | ", 2) for line in lines if line.startswith("| `")]
-    return [(re.findall(r"`(\w+)`", row[0]), row[1].strip(), row[2].strip()) for row in rows]

@@ -1,4 +1,4 @@
-"""The examples of ``docs/other-trainers``, with the packages that install beside evert on a CPU.
+"""The examples of ``docs/trainers.md``, with the packages that install beside evert on a CPU.
 
     .frameworks/verifiers/bin/python -m pytest tests/more_trainers --environment verifiers
 

@@ -1,4 +1,4 @@
-"""What the pages of ``docs/other-trainers`` show, run; a script stands for the model.
+"""What the pages of ``docs/trainers.md`` show, run; a script stands for the model.
 
 1. Trainers that hand out an endpoint keep the tokens themselves: the agent plays there, its reward
    is theirs (verifiers with its own command, AReaL's contract).

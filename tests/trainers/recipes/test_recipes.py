@@ -36,7 +36,6 @@ BY_DAY = {recipe.module.partition(".")[0]: recipe for recipe in reversed(RUNS)}.
 """One of each folder of recipes."""
 
 PACKAGE = "tinker_cookbook.recipes"
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "recipes.md"
 
 
 @pytest.fixture(scope="module")
@@ -141,8 +140,3 @@ def _is_main(node: ast.stmt) -> bool:
 
 def test_the_table_has_every_recipe_of_the_installed_cookbook() -> None:
     assert {recipe.module for recipe in RECIPES} == entry_points() - {"chat_sl.sweep.cli"}
-
-
-def test_the_page_has_the_table() -> None:
-    rows = [f"| `{recipe.name}` | {recipe.needs or 'runs'} |" for recipe in RECIPES]
-    assert [line for line in PAGE.read_text().splitlines() if line.startswith("| `")] == rows

@@ -1,0 +1,170 @@
+"""What the pages take from the source when the site is built.
+
+zensical calls ``define_env``; a page writes ``{{ errors() }}``, and the site has what it returns.
+
+    request_fields  what becomes of each field of an API    bridge/clients/dialects/fields.toml
+    errors          classes of errors, and their messages   raise statements of the package
+    settings        what ``evert COMMAND --help`` prints    the classes of the settings
+    sentences       what tests hold, by their names         tests/
+    recipes         which recipes of the Cookbook run       tests/trainers/recipes/table.py
+"""
+
+import ast
+import contextlib
+import importlib
+import io
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = ("bridge", "envs", "trainers", "src/evert")
+ELLIPSIS = "…"
+REFUSALS = {"bad_request": "BadRequestError", "malformed": "BadRequestError"}
+COMMANDS = ("train", "evaluate", "sweep", "serve", "report", "rescore", "export", "plan")
+
+
+def define_env(env: Any) -> None:
+    """Give the pages their functions; zensical's macros call it."""
+    for function in (request_fields, errors, settings, sentences, recipes):
+        env.macro(function)
+
+
+def request_fields(api: str) -> str:
+    """A table of the fields of one API: honoured, ignored, and refused with what to do instead."""
+    table = tomllib.loads((ROOT / "bridge/clients/dialects/fields.toml").read_text())
+    own = table[api]
+    rows = ["| | fields |", "|---|---|"]
+    rows.append(f"| honoured | {names(own['honoured'])} |")
+    rows.append(f"| ignored | {names([*own['ignored'], *table['common']['ignored']])} |")
+    advice: dict[str, list[str]] = {}
+    for name, rule in own["refused"].items():
+        advice.setdefault(rule["advice"], []).append(name)
+    rows += [f"| refused | {names(fields)}: {text} |" for text, fields in advice.items()]
+    return "\n".join(rows)
+
+
+def names(words: list[str]) -> str:
+    """Words as code, in a row."""
+    return ", ".join(f"`{word}`" for word in words)
+
+
+# -- errors --------------------------------------------------------------------------------------
+
+
+def errors() -> str:
+    """Every class of error, what it is for, where it stands, and what it says."""
+    said = messages()
+    parts = []
+    for name, (parents, about, place) in sorted(error_classes().items()):
+        own = said.pop(name, [])
+        parts.append(f"#### {name}\n\n{about} Parents: {parents}. Defined in `{place}`.\n")
+        parts += [f"- {code(text)}" for text in own]
+        parts.append("")
+    refused = said.pop("BadRequestError", [])
+    parts.append("#### BadRequestError (400)\n\nWhat a model call is refused with.\n")
+    parts += [f"- {code(text)}" for text in refused]
+    return "\n".join(parts)
+
+
+def code(text: str) -> str:
+    """A message as code, whatever quotes it has."""
+    return f"`` {' '.join(text.split())} ``"
+
+
+def trees() -> Iterator[tuple[Path, ast.Module]]:
+    """Every module of the package, parsed."""
+    for folder in SOURCES:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if "making" not in path.parts and not path.is_symlink():
+                if folder == "src/evert" and path.parts[len(ROOT.parts) + 2] in SOURCES:
+                    continue  # the links
+                yield path, ast.parse(path.read_text())
+
+
+def error_classes() -> dict[str, tuple[str, str, str]]:
+    """Class name -> its parents, the first line of its docstring, its file."""
+    found = {"EvertError": ("`Exception`", "", "")}
+    waiting = [
+        (path, node)
+        for path, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    ]
+    grown = True
+    while grown:
+        grown = False
+        for path, node in waiting:
+            parents = [ast.unparse(base).rpartition(".")[2] for base in node.bases]
+            is_error = node.name == "EvertError" or any(each in found for each in parents)
+            if is_error and not found.get(node.name, ("", "", ""))[2]:
+                about = (ast.get_docstring(node) or "").partition("\n\n")[0]
+                place = str(path.relative_to(ROOT))
+                about = " ".join(about.split()).replace("``", "`")
+                own = [each for each in parents if each != "EvertError" and each[0] != "_"]
+                found[node.name] = (names(own or ["Exception"]), about, place)
+                grown = True
+    return {name: entry for name, entry in found.items() if not name.startswith("_")}
+
+
+def messages() -> dict[str, list[str]]:
+    """Class of error -> the texts that it is made with; an ellipsis for what is filled in."""
+    classes = {*error_classes(), *REFUSALS}
+    found: dict[str, list[str]] = {}
+    for _, tree in trees():
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call) or not node.args:
+                continue
+            name = ast.unparse(node.func).rpartition(".")[2]
+            text = as_text(node.args[0])
+            if name in classes and len(text.replace(ELLIPSIS, "").strip()) > 12:
+                own = found.setdefault(REFUSALS.get(name, name), [])
+                own += [text] if text not in own else []
+    return found
+
+
+def as_text(node: ast.AST) -> str:
+    """A string in the source, with an ellipsis for what is filled in; "" for anything else."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        parts = [part.value if isinstance(part, ast.Constant) else ELLIPSIS for part in node.values]
+        return "".join(map(str, parts))
+    return ""
+
+
+# -- commands, tests, recipes --------------------------------------------------------------------
+
+
+def settings(command: str) -> str:
+    """What ``evert COMMAND --help`` prints, from its first setting on."""
+    module = importlib.import_module(f"evert.trainers.commands.{command}")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        module.main(["--help"])
+    lines = printed.getvalue().splitlines()
+    first = next(at for at, line in enumerate(lines) if re.match(r"  [a-z_.A-Z]+=\S* +\S", line))
+    return "\n".join(["```text", *lines[first:], "```"])
+
+
+def sentences(words: str) -> str:
+    """The tests whose names have words (a regular expression), as sentences, folded away."""
+    rows = []
+    for file in sorted((ROOT / "tests").rglob("test_*.py")):
+        for name in re.findall(r"^\s*(?:async )?def test_(\w+)\(", file.read_text(), re.MULTILINE):
+            if re.search(words, text := name.replace("_", " ")):
+                rows.append(f"    - {text.capitalize()} (`{file.relative_to(ROOT)}`)")
+    if not rows:
+        raise LookupError(f"No test has {words!r} in its name.")
+    return "\n".join([f'??? note "{len(rows)} tests"', "", *rows])
+
+
+def recipes() -> str:
+    """A table of the Cookbook's recipes, and what those need that do not run here."""
+    sys.path.insert(0, str(ROOT))
+    table = importlib.import_module("tests.trainers.recipes.table")
+    rows = [f"| `{each.name}` | {each.needs or 'runs'} |" for each in table.RECIPES]
+    return "\n".join(["| recipe | |", "|---|---|", *rows])
