@@ -17,6 +17,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("bridge", "envs", "trainers", "src/evert")
 ELLIPSIS = "…"
 REFUSALS = {"bad_request": "BadRequestError", "malformed": "BadRequestError"}
-COMMANDS = ("train", "evaluate", "sweep", "serve", "report", "rescore", "export", "plan")
+SETTING = re.compile(r"^  ([\w.]+=\S*) +(\S.*(?:\n {30,}\S.*)*)", re.MULTILINE)
 
 
 def define_env(env: Any) -> None:
@@ -140,14 +141,17 @@ def as_text(node: ast.AST) -> str:
 
 
 def settings(command: str) -> str:
-    """What ``evert COMMAND --help`` prints, from its first setting on."""
+    """A table of what ``evert COMMAND --help`` prints: its longest block of settings."""
     module = importlib.import_module(f"evert.trainers.commands.{command}")
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         module.main(["--help"])
-    lines = printed.getvalue().splitlines()
-    first = next(at for at, line in enumerate(lines) if re.match(r"  [a-z_.A-Z]+=\S* +\S", line))
-    return "\n".join(["```text", *lines[first:], "```"])
+    blocks = [SETTING.findall(block) for block in printed.getvalue().split("\n\n")]
+    longest = [(name, re.sub(r"-\n +", "-", about)) for name, about in max(blocks, key=len)]
+    rows = [
+        f"| `{name}` | {escape(' '.join(about.split()), quote=False)} |" for name, about in longest
+    ]
+    return "\n".join(["| setting | what it is |", "|---|---|", *rows])
 
 
 def sentences(words: str) -> str:
