@@ -32,38 +32,21 @@ def write_python(path: Path, *, works: bool) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("name", ["openai3", "same"])
-def test_it_is_the_one_that_runs_this_where_that_will_do(
-    name: str, python_for: Callable[[str], str]
-) -> None:
-    assert python_for(name) == sys.executable
-
-
-def test_another_is_found_on_the_path(python_for: Callable[[str], str], tmp_path: Path) -> None:
-    found = write_python(tmp_path / f"python{OTHER}", works=True)
-
-    assert python_for("other") == found
-
-
-def test_pyenvs_own_is_found_behind_its_stand_in(
+def test_it_is_the_one_that_runs_this_or_the_paths_or_pyenvs_behind_its_stand_in(
     python_for: Callable[[str], str], tmp_path: Path
 ) -> None:
-    write_python(tmp_path / f"python{OTHER}", works=False)
-    found = write_python(tmp_path / "pyenv/versions" / f"{OTHER}.1" / "bin/python", works=True)
+    pyenvs = tmp_path / "pyenv/versions" / f"{OTHER}.1" / "bin/python"
 
-    assert python_for("other") == found
-
-
-def test_where_there_is_none_the_message_says_what_to_do(
-    python_for: Callable[[str], str], tmp_path: Path
-) -> None:
+    assert python_for("openai3") == python_for("same") == sys.executable
     with pytest.raises(SystemExit) as ended:
         python_for("other")
-
     assert ended.value.code == (
         f"The environment other needs Python {OTHER}, and there is no python{OTHER} on the PATH, "
         f"nor under {tmp_path / 'pyenv'}. Install it (pyenv install {OTHER}), and run this again."
     )
+    assert write_python(tmp_path / f"python{OTHER}", works=True) == python_for("other")
+    write_python(tmp_path / f"python{OTHER}", works=False)
+    assert write_python(pyenvs, works=True) == python_for("other")
 
 
 def test_uv_installs_from_where_pip_does_and_variables_override_files(

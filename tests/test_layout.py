@@ -1,11 +1,8 @@
 """How the project is laid out.
 
-1. No module claims a user's own name. (Which room may import which, ``make lint`` holds.)
-2. Three folders, three links, three lines in pyproject.toml: all the same, and flat; what is in
-   them is in the wheel, folders of games without a line of their own.
-3. The public face is one list, loaded lazily, and claims no name but ``evert``.
-4. Every module has a docstring, and its package's map names it; a game may be left out there, so
-   that adding one touches nothing else.
+Three folders, three links, three lines in pyproject.toml: all the same, and flat; what is in them
+is in the wheel, and no module claims a user's own name. (Which room may import which, ``make lint``
+holds.) A reader sees a function on one screen and a file in one sitting.
 """
 
 import ast
@@ -32,13 +29,11 @@ ROOT = Path(__file__).parent.parent
 FACE = ROOT / "src" / "evert"
 FOLDERS = ("bridge", "envs", "trainers")
 """In the order in which they may import each other: each one those before it."""
-SUBFOLDERS = tuple(
-    sorted(
-        str(path.parent.relative_to(ROOT))
-        for folder in FOLDERS
-        for path in sorted((ROOT / folder).rglob("__init__.py"))
-        if path.parent != ROOT / folder
-    )
+SUBFOLDERS = sorted(
+    str(path.parent.relative_to(ROOT))
+    for folder in FOLDERS
+    for path in (ROOT / folder).rglob("__init__.py")
+    if path.parent != ROOT / folder
 )
 """The rooms, and the folders of games."""
 
@@ -48,12 +43,10 @@ AGENTS = "src/evert/agents"
 MAKING = "src/evert/bases/making"
 """The scripts that made the shipped bases: beside them in a checkout, and nowhere else."""
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-MODULES = [
-    path
-    for folder in (*FOLDERS, *SUBFOLDERS, AGENTS, MAKING)
-    for path in sorted((ROOT / folder).glob("*.py"))
-]
+SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+PACKAGES = (*FOLDERS, *SUBFOLDERS, AGENTS, MAKING)
+MODULES = [path for folder in PACKAGES for path in sorted((ROOT / folder).glob("*.py"))]
+TREES = {path: ast.parse(path.read_text()) for path in MODULES}
 HOMES = {
     alias.name: str(node.module)
     for node in ast.parse((FACE / "__init__.pyi").read_text()).body
@@ -61,7 +54,6 @@ HOMES = {
     for alias in node.names
 }
 """Public name -> the module it lives in, as type checkers see it."""
-PUBLIC = [path for path in MODULES if not path.stem.startswith("_")]
 
 
 def module_name(path: Path) -> str:
@@ -77,13 +69,7 @@ def python(code: str, cwd: Path) -> str:
     return done.stdout
 
 
-def modules_after(code: str, cwd: Path) -> set[str]:
-    """The modules that a fresh interpreter has loaded after ``code``."""
-    report = "; import json, sys; print(json.dumps([*sys.modules]))"
-    return set(json.loads(python(code + report, cwd)))
-
-
-# -- imports -------------------------------------------------------------------------------------
+# -- folders, links, pyproject.toml --------------------------------------------------------------
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
@@ -100,37 +86,27 @@ def imported(tree: ast.AST) -> Iterator[str]:
 
 
 def test_our_folders_are_never_imported_as_top_level_packages() -> None:
-    wrong = [
-        f"{module_name(path)} imports {name}"
-        for path in MODULES
-        for name in imported(ast.parse(path.read_text()))
-        if name.partition(".")[0] in FOLDERS
-    ]
+    imports = [(path, name) for path, tree in TREES.items() for name in imported(tree)]
 
-    assert not wrong
+    assert [found for found in imports if found[1].partition(".")[0] in FOLDERS] == []
 
 
-# -- folders, links, pyproject.toml --------------------------------------------------------------
+def test_the_mapping_the_links_and_the_folders_are_the_same_and_flat() -> None:
+    links = {path.name: path for path in FACE.iterdir() if path.is_symlink()}
+    rooms = [folder for folder in (*FOLDERS, *SUBFOLDERS) if not folder.startswith("envs/")]
+
+    assert {n: link.readlink() for n, link in links.items()} == {
+        folder: Path("..", "..", folder) for folder in FOLDERS
+    }  # relative, so that a checkout may move
+    assert SETUPTOOLS["package-dir"] == {"": "src"} | {f"evert.{name}": name for name in FOLDERS}
+    packages = ["evert", "evert.agents", *sorted(f"evert.{r.replace('/', '.')}" for r in rooms)]
+    assert SETUPTOOLS["packages"] == packages
+    for folder in (*FOLDERS, *SUBFOLDERS):
+        inside = {f"{folder}/{path.name}" for path in (ROOT / folder).iterdir() if path.is_dir()}
+        assert inside <= {f"{folder}/__pycache__", *SUBFOLDERS}
 
 
-def test_the_mapping_the_links_and_the_folders_are_the_same() -> None:
-    links = {path.name: path.resolve() for path in FACE.iterdir() if path.is_symlink()}
-    mapping = PROJECT["tool"]["setuptools"]["package-dir"]
-
-    assert links == {folder: ROOT / folder for folder in FOLDERS}
-    assert mapping == {"": "src"} | {f"evert.{folder}": folder for folder in FOLDERS}
-    assert PROJECT["tool"]["setuptools"]["packages"] == [
-        "evert",
-        "evert.agents",
-        *sorted(
-            f"evert.{folder.replace('/', '.')}"
-            for folder in (*FOLDERS, *SUBFOLDERS)
-            if not folder.startswith("envs/")
-        ),
-    ]
-
-
-def test_the_wheel_holds_every_file_of_the_folders() -> None:
+def test_the_wheel_holds_every_file_of_the_folders_and_the_bases_without_their_scripts() -> None:
     distribution = Distribution({"script_name": "pyproject.toml"})
     distribution.parse_config_files([str(ROOT / "pyproject.toml")])
     build = distribution.get_command_obj("build_py")
@@ -138,60 +114,28 @@ def test_the_wheel_holds_every_file_of_the_folders() -> None:
     with chdir(ROOT):
         outputs = build.get_outputs(include_bytecode=False)
     built = {str(Path(output).relative_to(build.build_lib)) for output in outputs}
-    ours = {
-        f"evert/{path.relative_to(ROOT)}"
-        for folder in FOLDERS
-        for path in (ROOT / folder).rglob("*")
-        if path.is_file() and path.suffix != ".pyc"
-    }
+    files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()]
 
-    assert ours <= built
+    assert {f"evert/{module_name(path)}" for path in files if path.suffix != ".pyc"} <= built
     assert {"evert/__init__.py", "evert/__init__.pyi", "evert/py.typed"} <= built
-
-
-def test_the_links_are_relative_so_that_a_checkout_may_move() -> None:
-    for folder in FOLDERS:
-        assert (FACE / folder).readlink() == Path("..", "..", folder)
-
-
-def test_the_folders_hold_modules_and_the_subfolders_named_here() -> None:
-    for folder in (*FOLDERS, *SUBFOLDERS):
-        inside = {f"{folder}/{path.name}" for path in (ROOT / folder).iterdir() if path.is_dir()}
-
-        assert inside <= {f"{folder}/__pycache__", *SUBFOLDERS}
-        assert (ROOT / folder / "__init__.py").is_file(), folder
-
-
-def test_the_package_is_typed() -> None:
-    assert (FACE / "py.typed").is_file()
-    assert "py.typed" in PROJECT["tool"]["setuptools"]["package-data"]["evert"]
-
-
-def test_the_bases_ship_and_the_scripts_that_made_them_do_not() -> None:
-    [pattern] = [p for p in PROJECT["tool"]["setuptools"]["package-data"]["evert"] if "bases" in p]
-    shipped = {path.relative_to(FACE / "bases").parts[0] for path in FACE.glob(pattern)}
-
-    assert shipped == set(BASES)
-    assert f"evert.bases.{Path(MAKING).name}" not in PROJECT["tool"]["setuptools"]["packages"]
+    assert {path.split("/")[2] for path in built if path.startswith("evert/bases/")} == {*BASES}
 
 
 # -- the public face -----------------------------------------------------------------------------
 
 
-def test_the_public_list_is_what_type_checkers_see() -> None:
+def test_every_public_name_is_what_type_checkers_see_and_loads_from_its_home() -> None:
     assert dir(evert) == sorted(vars(evert)["__all__"]) == sorted([*HOMES, "__version__"])
-
-
-def test_every_public_name_loads_from_its_home() -> None:
     for name, home_module in HOMES.items():
         value = getattr(evert, name)
         if home_module == "evert":
             assert value is importlib.import_module(f"evert.{name}")
             continue
-
         assert value is getattr(importlib.import_module(home_module), name)
         assert value.__module__ == home_module, name
         assert value.__doc__, name
+    with pytest.raises(AttributeError, match="module 'evert' has no attribute 'ChatEnv'"):
+        getattr(evert, "ChatEnv")  # noqa: B009 (type checkers know better)
 
 
 def test_every_error_of_a_module_that_users_meet_is_public() -> None:
@@ -203,17 +147,13 @@ def test_every_error_of_a_module_that_users_meet_is_public() -> None:
         assert errors <= {*dir(evert)}, module
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="module 'evert' has no attribute 'ChatEnv'"):
-        getattr(evert, "ChatEnv")  # noqa: B009 (type checkers know better)
-
-
 def test_importing_evert_is_cheap(tmp_path: Path) -> None:
-    loaded = modules_after("import evert", tmp_path)
+    code = "import evert; import json, sys; print(json.dumps([*sys.modules]))"
+    loaded = set(json.loads(python(code, tmp_path)))
 
     modules = {f"evert.envs.{game}" for game in games().keys() - VARIANTS.keys()}
     assert {"evert", "gymnasium", *modules} <= loaded
-    assert not loaded & {"torch", "tinker", "tinker_cookbook", "transformers", "openai"}
+    assert not loaded & {"torch", "tinker", "tinker_cookbook", "transformers", "openai", "rich"}
 
 
 def test_the_distribution_claims_the_name_evert_and_no_other() -> None:
@@ -240,28 +180,51 @@ def test_a_users_own_folder_of_the_same_name_is_found(tmp_path: Path) -> None:
     assert python(code, tmp_path) == ""
 
 
-# -- docstrings and maps -------------------------------------------------------------------------
+# -- maps ----------------------------------------------------------------------------------------
 
 MAP_LINE = re.compile(r"^    (\w+(?:\.py|/))\s+\S", re.MULTILINE)
 
 
-def test_every_module_says_what_it_is_for() -> None:
-    for path in PUBLIC:
-        docstring = ast.get_docstring(ast.parse(path.read_text()))
-
-        assert docstring, module_name(path)
-        assert len(docstring.splitlines()[0]) <= 100, module_name(path)
-
-
 def test_every_module_is_on_its_packages_map_and_the_map_names_no_other() -> None:
+    """But for games: adding one touches nothing else."""
     found = {f"envs/{name}{end}" for name in games() for end in (".py", "/")}
-    for folder in (*FOLDERS, *SUBFOLDERS, AGENTS, MAKING):
-        tree = ast.parse((ROOT / folder / "__init__.py").read_text())
-        names = MAP_LINE.findall(ast.get_docstring(tree, clean=False) or "")
+    for folder in PACKAGES:
+        told = ast.get_docstring(TREES[ROOT / folder / "__init__.py"], clean=False) or ""
+        names = MAP_LINE.findall(told)
         drawn = {f"{folder}/{name}" for name in names}
-        there = {module_name(path) for path in PUBLIC if path.parent == ROOT / folder}
+        beside = [path for path in MODULES if path.parent == ROOT / folder]
+        there = {module_name(path) for path in beside if not path.stem.startswith("_")}
         there |= {f"{one}/" for one in SUBFOLDERS if Path(one).parent == Path(folder)}
-        there.discard(f"{folder}/__init__.py")
 
         assert len(drawn) == len(names), folder
         assert drawn <= there <= drawn | found, folder
+
+
+# -- sizes ---------------------------------------------------------------------------------------
+
+OTHERS_SURFACES = {"TrainingClient", "ServiceClient", "RestClient", "SamplingClient"}
+"""Classes that stand for one of the Tinker SDK's, method for method."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def test_functions_files_and_classes_are_short() -> None:
+    functions = {
+        f"{module_name(path)}:{node.lineno} {node.name}": (node.end_lineno or 0) - node.lineno + 1
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, Function)
+    }
+    files = {module_name(path): len(path.read_text().splitlines()) for path in MODULES}
+    methods = {
+        node.name: sum(isinstance(child, Function) for child in node.body)
+        for tree in TREES.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and node.name not in OTHERS_SURFACES
+    }
+
+    assert {name: lines for name, lines in functions.items() if lines > 50} == {}
+    assert sorted(functions.values())[int(0.95 * len(functions))] <= 30
+    assert {name: lines for name, lines in files.items() if lines > 400} == {}
+    assert {name: count for name, count in methods.items() if count > 20} == {}
+    assert {"bridge", "envs", "trainers"} <= {name.partition("/")[0] for name in files}
