@@ -1,14 +1,11 @@
-"""The players without a model.
-
-1. The oracle finds every noun, with and without the category.
-2. The random player never asks the same twice, and a seed repeats it.
-3. Random player and oracle are agents, too, that call no model, told the category or not.
-"""
+"""The players without a model: the oracle finds every noun, the random one goes by its seed."""
 
 from typing import Any
 
 import pytest
+from tests.kit import reward
 from tinker_cookbook.rl.rollouts import do_single_rollout
+from tinker_cookbook.rl.types import Trajectory
 
 from evert import ChatAgentEnv, ScriptedPolicy
 from evert.envs.twenty_questions.answerers import KnowledgeAnswerer
@@ -24,97 +21,79 @@ from evert.envs.twenty_questions.baselines import (
 from evert.envs.twenty_questions.game import Game, Rules
 from evert.envs.twenty_questions.knowledge import guess
 from evert.envs.twenty_questions.nouns import shipped_nouns
-from evert.envs.twenty_questions.player import TEST_TASKS, Task
+from evert.envs.twenty_questions.player import TEST_TASKS
 
 NOUNS = shipped_nouns()
 BLIND = Rules(show_category=False)
+FOREIGN = {guess(noun.answer) for noun in NOUNS if noun.category != NOUNS[0].category}
 
 
-@pytest.mark.parametrize(("rules", "most"), [(Rules(), 8), (BLIND, 13)], ids=["told", "blind"])
-async def test_the_oracle_finds_every_noun(rules: Rules, most: int) -> None:
-    oracle, answerer = OraclePlayer(), KnowledgeAnswerer()
-    games = [await play(oracle, noun, answerer, rules) for noun in NOUNS]
+async def test_the_oracle_finds_every_noun() -> None:
+    for rules, most in ((Rules(), 8), (BLIND, 13)):
+        oracle, answerer = OraclePlayer(), KnowledgeAnswerer()
+        games = [await play(oracle, noun, answerer, rules) for noun in NOUNS]
 
-    assert [game.noun.answer for game in games if not game.won] == []
-    assert max(len(game.turns) for game in games) <= most
-    assert answerer.counts["not_understood"] == 0
+        assert [game.noun.answer for game in games if not game.won] == []
+        assert max(len(game.turns) for game in games) <= most
+        assert answerer.counts["not_understood"] == 0
 
 
-async def test_the_oracle_may_disregard_the_category() -> None:
+async def test_the_oracle_goes_by_what_is_left() -> None:
     told = await play(OraclePlayer(all_categories=True), NOUNS[0], KnowledgeAnswerer())
     blind = await play(OraclePlayer(), NOUNS[0], KnowledgeAnswerer(), BLIND)
-
-    assert told.turns == blind.turns
-
-
-def test_the_oracle_guesses_what_is_left() -> None:
-    assert OraclePlayer(NOUNS[:1]).question(Game(NOUNS[0])) == guess(NOUNS[0].answer)
-
-
-async def test_the_oracle_asks_on_when_nothing_is_possible_any_more() -> None:
     stranger = await play(OraclePlayer(NOUNS[20:30]), NOUNS[0], KnowledgeAnswerer())
 
-    assert not stranger.won
-    assert len(stranger.turns) == 20
+    assert told.turns == blind.turns  # it may disregard the category
+    assert OraclePlayer(NOUNS[:1]).question(Game(NOUNS[0])) == guess(NOUNS[0].answer)
+    assert (stranger.won, len(stranger.turns)) == (False, 20)  # nothing is possible any more
 
 
-async def test_the_random_player_asks_nothing_twice_and_guesses_within_the_category() -> None:
+async def test_the_random_player_asks_nothing_twice_and_repeats_with_its_seed() -> None:
     game = await play(RandomPlayer(seed=1), NOUNS[0], KnowledgeAnswerer())
     questions = [turn.question for turn in game.turns]
-    foreign = {guess(noun.answer) for noun in NOUNS if noun.category != NOUNS[0].category}
+    first, again, other = [
+        (await play(RandomPlayer(seed=seed), NOUNS[0], KnowledgeAnswerer(), BLIND)).turns
+        for seed in (1, 1, 2)
+    ]
 
     assert len(set(questions)) == len(questions)
-    assert not foreign & set(questions)
-
-
-async def test_a_seed_repeats_the_random_player() -> None:
-    first = await play(RandomPlayer(seed=1), NOUNS[0], KnowledgeAnswerer(), BLIND)
-    again = await play(RandomPlayer(seed=1), NOUNS[0], KnowledgeAnswerer(), BLIND)
-    other = await play(RandomPlayer(seed=2), NOUNS[0], KnowledgeAnswerer(), BLIND)
-
-    assert first.turns == again.turns != other.turns
+    assert not FOREIGN & set(questions)
+    assert first == again != other
 
 
 # -- as agents -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("task", TEST_TASKS[::8], ids=lambda task: task["answer"])
-@pytest.mark.parametrize(
-    ("agent", "most"), [(oracle_agent, 13), (shown_oracle_agent, 8)], ids=["hidden", "shown"]
-)
-async def test_the_oracle_is_an_agent_that_calls_no_model(
-    agent: Any, most: int, task: Task
-) -> None:
+async def played(agent: Any, task: Any = TEST_TASKS[0]) -> Trajectory:
+    """An episode in which no model is called."""
     policy = ScriptedPolicy([])
-    trajectory = await do_single_rollout(policy, ChatAgentEnv(agent(0), task))
-    (only,) = trajectory.transitions
+    trajectory = await do_single_rollout(policy, ChatAgentEnv(agent, task))
 
     assert policy.actions == []
-    assert only.reward == 1.0
-    assert only.metrics["questions"] <= most
-    assert only.metrics["bits_of_best"] == pytest.approx(1.0)
-    assert only.logs["target"] == task["answer"]
-    assert str(only.logs["transcript"]).endswith("questions")
+    return trajectory
 
 
-async def test_the_random_agent_guesses_within_the_category_where_it_is_shown() -> None:
-    async def guessed(agent: Any) -> set[str]:
-        env = ChatAgentEnv(agent, TEST_TASKS[0])
-        trajectory = await do_single_rollout(ScriptedPolicy([]), env)
-        said = str(trajectory.transitions[0].logs["transcript"])
+@pytest.mark.parametrize(("agent", "most"), [(oracle_agent, 13), (shown_oracle_agent, 8)])
+async def test_the_oracle_is_an_agent_that_calls_no_model(agent: Any, most: int) -> None:
+    for task in TEST_TASKS[::8]:
+        trajectory = await played(agent(0), task)
+        (only,) = trajectory.transitions
+
+        assert reward(trajectory) == 1.0
+        assert only.metrics["questions"] <= most
+        assert only.metrics["bits_of_best"] == pytest.approx(1.0)
+        assert only.logs["target"] == task["answer"]
+        assert str(only.logs["transcript"]).endswith("questions")
+
+
+async def test_the_random_agent_plays_by_seed_and_within_the_category_where_it_is_shown() -> None:
+    async def transcript(agent: Any) -> str:
+        return str((await played(agent)).transitions[0].logs["transcript"])
+
+    def guessed(said: str) -> set[str]:
         return {noun.category for noun in NOUNS if f" {guess(noun.answer)}" in said}
 
-    assert await guessed(shown_random_agent(1)) == {TEST_TASKS[0]["category"]}
-    assert len(await guessed(random_agent(1))) > 3
-
-
-async def test_the_random_agent_plays_by_seed_and_task() -> None:
-    async def transcript(seed: int, task: Task) -> str:
-        env = ChatAgentEnv(random_agent(seed), task)
-        trajectory = await do_single_rollout(ScriptedPolicy([]), env)
-        return str(trajectory.transitions[0].logs["transcript"])
-
-    first = await transcript(1, TEST_TASKS[0])
-
-    assert await transcript(1, TEST_TASKS[0]) == first
-    assert await transcript(2, TEST_TASKS[0]) != first
+    first = await transcript(random_agent(1))
+    assert guessed(await transcript(shown_random_agent(1))) == {TEST_TASKS[0]["category"]}
+    assert len(guessed(first)) > 3
+    assert await transcript(random_agent(1)) == first != await transcript(random_agent(2))

@@ -1,12 +1,7 @@
-"""The data that ship with the game.
-
-1. 200 nouns in 18 categories, one in five of each held out.
-2. Facts for every noun; every attribute splits; no two nouns have the same.
-3. What follows from a fact is a fact too, and categories agree with their attributes.
-4. Every attribute can be asked about, and lexicon and facts name the same ones.
-"""
+"""The data that ship with the game: nouns, facts and a lexicon that agree with one another."""
 
 from collections import Counter
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -17,7 +12,9 @@ from evert.envs.twenty_questions.nouns import shipped_nouns
 from evert.envs.twenty_questions.understanding.lexicon import load_lexicon
 
 NOUNS = shipped_nouns()
+ANSWERS = [noun.answer for noun in NOUNS]
 FACTS = shipped_facts()
+LEXICON = load_lexicon()
 
 CATEGORY_ATTRIBUTES = {
     "animal": "animal",
@@ -66,12 +63,8 @@ cutting -> sharp; blown -> metal; hero -> mask or powers; eats_meat -> animal
 """
 
 
-def implications() -> list[tuple[str, list[str]]]:
-    found: list[tuple[str, list[str]]] = []
-    for line in IMPLICATIONS.strip().replace("\n", ";").split(";"):
-        left, _, right = line.strip().partition(" -> ")
-        found.append((left, [*right.split(" or ")]))
-    return found
+def having(attribute: str) -> list[str]:
+    return [answer for answer in ANSWERS if FACTS.of(answer, attribute) == "yes"]
 
 
 def holds(answer: str, wanted: str) -> bool:
@@ -80,107 +73,68 @@ def holds(answer: str, wanted: str) -> bool:
     return fact != ("yes" if wanted.startswith("not ") else "no")
 
 
-# -- nouns ---------------------------------------------------------------------------------------
-
-
-def test_there_are_two_hundred_nouns_in_eighteen_categories() -> None:
-    assert len(NOUNS) == len({noun.answer.casefold() for noun in NOUNS}) == 200
-    assert len({noun.category for noun in NOUNS}) == 18
-
-
-def test_one_in_five_of_every_category_is_held_out() -> None:
+def test_one_in_five_of_two_hundred_nouns_in_eighteen_categories_is_held_out() -> None:
     everything = Counter(noun.category for noun in NOUNS)
     held_out = Counter(noun.category for noun in NOUNS if noun.split == "test")
 
+    assert len({answer.casefold() for answer in ANSWERS}) == len(NOUNS) == 200
+    assert len(everything) == 18
     assert {category: count // 5 for category, count in everything.items()} == held_out
     assert sum(held_out.values()) == 40
 
 
-# -- facts ---------------------------------------------------------------------------------------
+def test_there_are_facts_for_every_noun_and_what_cannot_be_told_is_rare() -> None:
+    values = Counter(value for answer in ANSWERS for value in FACTS.row(answer))
 
-
-def test_there_are_facts_for_every_noun_and_for_no_other() -> None:
-    assert FACTS.answers == tuple(noun.answer for noun in NOUNS)
+    assert FACTS.answers == tuple(ANSWERS)
     assert len(FACTS.attributes) >= 80
-
-
-@pytest.mark.parametrize("attribute", FACTS.attributes)
-def test_every_attribute_splits(attribute: str) -> None:
-    assert {"yes", "no"} <= {FACTS.of(noun.answer, attribute) for noun in NOUNS}
-
-
-def test_no_two_nouns_have_the_same_facts() -> None:
-    rows = Counter(tuple(FACTS.row(noun.answer)) for noun in NOUNS)
-
-    assert len(rows) == len(NOUNS)
-
-
-def test_any_two_nouns_of_a_category_differ_in_a_plain_yes_against_no() -> None:
-    alike = []
-    for index, one in enumerate(NOUNS):
-        for other in NOUNS[:index]:
-            if one.category == other.category:
-                pairs = zip(FACTS.row(one.answer), FACTS.row(other.answer), strict=True)
-                if not any({a, b} == {"yes", "no"} for a, b in pairs):
-                    alike.append((one.answer, other.answer))
-
-    assert not alike
-
-
-def test_what_cannot_be_told_is_rare() -> None:
-    values = Counter(value for noun in NOUNS for value in FACTS.row(noun.answer))
-
     assert values["n/a"] < 0.02 * values.total()
 
 
-@pytest.mark.parametrize(("fact", "follows"), implications())
-def test_what_follows_from_a_fact_is_a_fact_too(fact: str, follows: list[str]) -> None:
-    having = [noun.answer for noun in NOUNS if FACTS.of(noun.answer, fact) == "yes"]
+def test_every_attribute_splits_and_any_two_nouns_differ() -> None:
+    of = {attribute: {FACTS.of(a, attribute) for a in ANSWERS} for attribute in FACTS.attributes}
+    rows = [(noun, FACTS.row(noun.answer)) for noun in NOUNS]
+    alike = [
+        (one.answer, other.answer)
+        for (one, ours), (other, theirs) in combinations(rows, 2)
+        if one.category == other.category
+        and not any({a, b} == {"yes", "no"} for a, b in zip(ours, theirs, strict=True))
+    ]
 
-    assert having
-    assert [a for a in having if not any(holds(a, wanted) for wanted in follows)] == []
-
-
-@pytest.mark.parametrize(("category", "attribute"), CATEGORY_ATTRIBUTES.items())
-def test_categories_agree_with_their_attributes(category: str, attribute: str) -> None:
-    having = {noun.answer for noun in NOUNS if FACTS.of(noun.answer, attribute) == "yes"}
-
-    assert having == {noun.answer for noun in NOUNS if noun.category == category}
-
-
-def test_every_category_has_its_attribute() -> None:
-    assert set(CATEGORY_ATTRIBUTES) == {noun.category for noun in NOUNS}
+    assert [attribute for attribute, said in of.items() if not {"yes", "no"} <= said] == []
+    assert len({tuple(row) for _, row in rows}) == len(NOUNS)
+    assert alike == []  # in a plain yes against no
 
 
-# -- the lexicon ---------------------------------------------------------------------------------
+def test_what_follows_from_a_fact_is_a_fact_too() -> None:
+    for line in IMPLICATIONS.strip().replace("\n", ";").split(";"):
+        fact, _, follows = line.strip().partition(" -> ")
+        wanted = follows.split(" or ")
+
+        assert having(fact), line
+        assert [a for a in having(fact) if not any(holds(a, one) for one in wanted)] == [], line
 
 
-def test_the_lexicon_and_the_facts_name_the_same_attributes() -> None:
-    assert tuple(load_lexicon().questions) == FACTS.attributes
+def test_categories_agree_with_their_attributes() -> None:
+    assert {category: having(name) for category, name in CATEGORY_ATTRIBUTES.items()} == {
+        category: [noun.answer for noun in NOUNS if noun.category == category]
+        for category in {noun.category for noun in NOUNS}
+    }
 
 
-def test_canonical_questions_are_questions_and_no_two_are_the_same() -> None:
-    questions = [*load_lexicon().questions.values()]
+def test_the_lexicon_is_of_the_same_nouns_and_attributes_and_calls_each_by_a_name_of_its_own() -> (
+    None
+):
+    questions = [*LEXICON.questions.values()]
+    names = Counter(alias for aliases in LEXICON.aliases.values() for alias in aliases)
 
-    assert all(question.endswith("?") for question in questions)
+    assert tuple(LEXICON.questions) == FACTS.attributes
+    assert [question for question in questions if not question.endswith("?")] == []
     assert len(set(questions)) == len(questions)
-
-
-def test_other_names_and_comparisons_are_of_nouns_and_attributes_that_exist() -> None:
-    lexicon = load_lexicon()
-
-    assert set(lexicon.aliases) <= set(FACTS.answers)
-    assert set(lexicon.references.values()) <= set(FACTS.attributes)
-
-
-def test_no_other_name_belongs_to_two_nouns_or_is_a_noun_itself() -> None:
-    names = Counter(alias for aliases in load_lexicon().aliases.values() for alias in aliases)
-
+    assert set(LEXICON.aliases) <= set(FACTS.answers)
+    assert set(LEXICON.references.values()) <= set(FACTS.attributes)
     assert [name for name, count in names.items() if count > 1] == []
     assert not set(names) & {answer.lower() for answer in FACTS.answers}
-
-
-# -- facts that cannot be read -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -200,18 +154,13 @@ def test_facts_that_cannot_be_read_are_an_error(tmp_path: Path, text: str, messa
         load_facts(path)
 
 
-def test_asking_for_a_noun_or_attribute_without_facts_is_an_error() -> None:
-    facts = Facts({"dog": {"animal": "yes"}})
+def test_what_is_not_known_or_not_said_is_an_error(tmp_path: Path) -> None:
+    facts, path = Facts({"dog": {"animal": "yes"}}), tmp_path / "lexicon.toml"
+    path.write_text('[attributes.animal]\nquestion = "Is it an animal?"\nphrases = []\n')
 
     with pytest.raises(FactsError, match="Nothing is known of 'cat'.*let a model answer"):
         facts.of("cat", "animal")
     with pytest.raises(FactsError, match="no attribute 'plant'"):
         facts.of("dog", "plant")
-
-
-def test_a_lexicon_without_phrases_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "lexicon.toml"
-    path.write_text('[attributes.animal]\nquestion = "Is it an animal?"\nphrases = []\n')
-
     with pytest.raises(FactsError, match="'animal' needs a question and phrases"):
         load_lexicon(path)

@@ -1,11 +1,8 @@
 """What the answerer knows beside the facts, and how it does on questions written blindly.
 
-1. A particular holds for the nouns of its line and for no others; sizes and weights are numbers.
-2. The canonical questions are answered from the facts, whatever else is known.
-3. No phrase is in two lines: which of them counted would be left to their order.
-4. Of 900 questions written before anybody looked at the parser, what fails is counted by kind
-   (``PROVENANCE.md`` says who wrote them and what was looked at), and so it is of 960 that three
-   strangers wrote.
+Of 900 questions written before anybody looked at the parser, what fails is counted by kind
+(``PROVENANCE.md`` says who wrote them and what was looked at), and so it is of 960 that three
+strangers wrote.
 """
 
 from collections import Counter
@@ -27,69 +24,58 @@ def said(noun: str, question: str) -> str:
     return ANSWERER.answer_now(NOUNS[noun], question).yes_or_no
 
 
-@pytest.mark.parametrize(
-    ("question", "yes", "no"),
-    [
-        ("Does it have a trunk?", "elephant", "giraffe"),
-        ("Do you put your head on it?", "pillow", "hat"),
-        ("Do you put it on your head?", "hat", "pillow"),
-        ("Is it on a table?", "plate", "car"),
-        ("Is it associated with the sun?", "sunflower", "mug"),
-        ("Is it heavier than a brick?", "piano", "key"),
-        ("Does it weigh more than 10 kilos?", "ladder", "violin"),
-        ("Is it smaller than a guitar?", "violin", "piano"),
-        ("Would it fit in a suitcase?", "laptop", "sofa"),
-        ("Is it a farm animal?", "cow", "tractor"),
-        ("Is it red or yellow?", "banana", "frog"),
-        ("Is it an animal and not a bird?", "dog", "owl"),
-        ("Is he still alive?", "Taylor Swift", "Albert Einstein"),
-        ("Is there only one of them?", "Eiffel Tower", "spoon"),
-        ("Do you put your feet on it?", "ladder", "sock"),
-        ("Do you put it on your feet?", "sock", "ladder"),
-        ("Can more than one person sit on it?", "bench", "chair"),
-        ("Does it only have room for one person?", "bicycle", "bus"),
-    ],
-)
-def test_a_particular_holds_for_its_nouns_and_no_others(question: str, yes: str, no: str) -> None:
-    assert (said(yes, question), said(no, question)) == ("yes", "no")
+TOLD = [
+    ("Does it have a trunk?", "elephant", "giraffe"),
+    ("Do you put your head on it?", "pillow", "hat"),
+    ("Do you put it on your head?", "hat", "pillow"),
+    ("Is it on a table?", "plate", "car"),
+    ("Is it associated with the sun?", "sunflower", "mug"),
+    ("Is it heavier than a brick?", "piano", "key"),
+    ("Does it weigh more than 10 kilos?", "ladder", "violin"),
+    ("Is it smaller than a guitar?", "violin", "piano"),
+    ("Would it fit in a suitcase?", "laptop", "sofa"),
+    ("Is it a farm animal?", "cow", "tractor"),
+    ("Is it red or yellow?", "banana", "frog"),
+    ("Is it an animal and not a bird?", "dog", "owl"),
+    ("Is he still alive?", "Taylor Swift", "Albert Einstein"),
+    ("Is there only one of them?", "Eiffel Tower", "spoon"),
+    ("Do you put your feet on it?", "ladder", "sock"),
+    ("Do you put it on your feet?", "sock", "ladder"),
+    ("Can more than one person sit on it?", "bench", "chair"),
+    ("Does it only have room for one person?", "bicycle", "bus"),
+    # prices, speeds and ages are compared
+    ("Is it cheaper than a car?", "stapler", "helicopter"),
+    ("Does it cost more than $100?", "piano", "eraser"),
+    ("Does it cost under 1,000 dollars?", "laptop", "car"),
+    ("Is it faster than a car?", "airplane", "tractor"),
+    ("Is it slower than a horse?", "frog", "lion"),
+    ("Is it more than a thousand years old?", "Colosseum", "Statue of Liberty"),
+    ("Is it less than 100 years old?", "Sydney Opera House", "Colosseum"),
+    ("Was it invented before 1850?", "pencil", "laptop"),
+    ("Was it around 200 years ago?", "knife", "television"),
+    ("Is she older than 60?", "Marie Curie", "Taylor Swift"),
+    ("Can you carry it in a backpack?", "laptop", "bed"),
+    # what depends on which one is meant, or makes no sense, is told if the rest settles it
+    ("Is it a boy?", "Harry Potter", "Taylor Swift"),
+    ("Is it red or an animal?", "butterfly", "frying pan"),
+]
+"""A question, a noun of which it holds, and one of which it does not."""
+
+NOT_TOLD = [
+    ("Marie Curie", "Is it cheaper than a TV?"),
+    ("mountain", "Is it faster than a car?"),
+    ("balloon", "Is it a blue one?"),
+    ("dog", "Is it a boy?"),
+    ("butterfly", "Is it a red animal?"),
+]
 
 
-@pytest.mark.parametrize(
-    ("question", "yes", "no"),
-    [
-        ("Is it cheaper than a car?", "stapler", "helicopter"),
-        ("Does it cost more than $100?", "piano", "eraser"),
-        ("Does it cost under 1,000 dollars?", "laptop", "car"),
-        ("Is it faster than a car?", "airplane", "tractor"),
-        ("Is it slower than a horse?", "frog", "lion"),
-        ("Is it more than a thousand years old?", "Colosseum", "Statue of Liberty"),
-        ("Is it less than 100 years old?", "Sydney Opera House", "Colosseum"),
-        ("Was it invented before 1850?", "pencil", "laptop"),
-        ("Was it around 200 years ago?", "knife", "television"),
-        ("Is she older than 60?", "Marie Curie", "Taylor Swift"),
-        ("Can you carry it in a backpack?", "laptop", "bed"),
-    ],
-)
-def test_prices_speeds_and_ages_are_compared(question: str, yes: str, no: str) -> None:
-    assert (said(yes, question), said(no, question)) == ("yes", "no")
+def test_a_particular_holds_for_its_nouns_and_no_others() -> None:
+    answers = [(question, said(yes, question), said(no, question)) for question, yes, no in TOLD]
 
-
-def test_what_has_no_price_or_no_speed_cannot_be_compared_by_it() -> None:
-    assert said("Marie Curie", "Is it cheaper than a TV?") == "n/a"
-    assert said("mountain", "Is it faster than a car?") == "n/a"
-
-
-def test_a_particular_may_depend_on_which_one_is_meant() -> None:
-    assert said("balloon", "Is it a blue one?") == "n/a"
-    assert said("banana", "Is it a blue one?") == "no"
-    assert said("dog", "Is it a boy?") == "n/a"
-    assert said("Harry Potter", "Is it a boy?") == "yes"
-
-
-def test_what_makes_no_sense_for_a_noun_is_told_only_if_the_rest_does_not_settle_it() -> None:
-    assert said("butterfly", "Is it a red animal?") == "n/a"
-    assert said("butterfly", "Is it a red vehicle?") == "no"
-    assert said("butterfly", "Is it red or an animal?") == "yes"
+    assert [one for one in answers if one[1:] != ("yes", "no")] == []
+    assert [one for one in NOT_TOLD if said(*one) != "n/a"] == []
+    assert said("banana", "Is it a blue one?") == said("butterfly", "Is it a red vehicle?") == "no"
 
 
 def test_canonical_questions_are_answered_from_the_facts() -> None:
@@ -119,20 +105,19 @@ def test_every_noun_has_a_length_a_weight_and_a_year() -> None:
     assert [n for n in NOUNS if not {*measures[n]} >= {"centimetres", "kilograms", "year"}] == []
 
 
-@pytest.mark.parametrize(
-    ("name", "questions", "least"),
-    [
-        ("development", 450, 0.98),
-        ("held-out", 450, 0.97),
-        ("strangers' a", 320, 0.98),
-        ("strangers' b", 320, 0.96),
-        ("strangers' c", 320, 0.95),
-    ],
-)
-def test_questions_written_before_the_parser_was_read_are_answered(
-    name: str, questions: int, least: float
-) -> None:
-    kinds = Counter(kind for kind, *_ in mistakes(name))
+LEAST = {
+    "development": (450, 0.98),
+    "held-out": (450, 0.97),
+    "strangers' a": (320, 0.98),
+    "strangers' b": (320, 0.96),
+    "strangers' c": (320, 0.95),
+}
+"""Of each set its size, and the share that is answered rightly."""
+
+
+@pytest.mark.parametrize("name", LEAST)
+def test_questions_written_before_the_parser_was_read_are_answered(name: str) -> None:
+    kinds, (questions, least) = Counter(kind for kind, *_ in mistakes(name)), LEAST[name]
 
     assert len(SETS[name]) == questions
     assert kinds.total() <= (1 - least) * questions, kinds

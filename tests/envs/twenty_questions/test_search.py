@@ -1,9 +1,4 @@
-"""What a player may look things up in.
-
-1. The knowledge base finds nouns by what holds for them, and what holds for a noun.
-2. A model, or an address, finds whatever it says.
-3. Finding nothing is said, and results are cut.
-"""
+"""What a player may look things up in: the knowledge base, a model, an address."""
 
 import aiohttp
 import pytest
@@ -21,29 +16,18 @@ from evert.envs.twenty_questions.search import (
 )
 
 
-async def test_nouns_are_found_by_what_holds_for_them() -> None:
+async def test_the_knowledge_base_finds_nouns_by_facts_and_facts_by_nouns() -> None:
     search = KnowledgeSearch()
+    train = KnowledgeSearch(nouns=of_split(shipped_nouns(), "train"))
 
     assert await search.search("birds that can not fly") == "penguin"
     assert await search.search("mammal, striped, not a farm animal") == "giraffe, zebra"
-
-
-async def test_a_nouns_facts_are_found() -> None:
-    found = await KnowledgeSearch().search("piano")
-
-    assert found.startswith("piano: yes to Is it a musical instrument?")
-
-
-async def test_nouns_may_be_kept_out_of_the_search() -> None:
-    search = KnowledgeSearch(nouns=of_split(shipped_nouns(), "train"))
-
-    assert "cat" not in (await search.search("pets")).split(", ")
-    assert "cat" in (await KnowledgeSearch().search("pets")).split(", ")
-
-
-@pytest.mark.parametrize("query", ["", "qwertz", "insects that are made of metal"])
-async def test_finding_nothing_is_said(query: str) -> None:
-    assert await KnowledgeSearch().search(query) == NOTHING
+    piano = await search.search("piano")
+    assert piano.startswith("piano: yes to Is it a musical instrument?")
+    assert "cat" in (await search.search("pets")).split(", ")
+    assert "cat" not in (await train.search("pets")).split(", ")
+    for query in ("", "qwertz", "insects that are made of metal"):
+        assert await search.search(query) == NOTHING, query
 
 
 class Encyclopedia(MessageCompleter):
@@ -62,11 +46,10 @@ async def test_a_model_is_asked_and_its_answer_cut() -> None:
 
 async def test_an_address_is_asked() -> None:
     async def answer(request: web.Request) -> web.Response:
-        if request.query["q"] == "nothing":
-            return web.Response(text=" ")
         if request.query["q"] == "error":
             return web.Response(status=500)
-        return web.Response(text=f"about {request.query['q']}")
+        nothing = request.query["q"] == "nothing"
+        return web.Response(text=" " if nothing else f"about {request.query['q']}")
 
     app = web.Application()
     app.router.add_get("/", answer)
@@ -81,8 +64,5 @@ async def test_an_address_is_asked() -> None:
     with pytest.raises(aiohttp.ClientResponseError):
         await search.search("error")
     await runner.cleanup()
-
-
-def test_an_address_without_a_place_for_the_query_is_an_error() -> None:
     with pytest.raises(ValueError, match="needs {} where the query goes, got 'http://x'"):
         HttpSearch("http://x")
