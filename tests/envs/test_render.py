@@ -5,12 +5,11 @@ import os
 import pty
 import subprocess
 import sys
-from typing import Any
 
 import gymnasium
 import pytest
 
-from evert.envs.as_gymnasium.env import AgentGymEnv
+from evert.envs.as_gymnasium.env import LEVELS, AgentGymEnv, Level
 
 EPISODE = """[user]
 Let's play a game. Say you are 3.
@@ -22,15 +21,16 @@ I am 3
 """
 
 
-@pytest.mark.parametrize("level", ["messages", "tokens"])
-def test_ansi_returns_the_conversation_so_far(level: Any) -> None:
+@pytest.mark.parametrize("level", LEVELS)
+def test_ansi_returns_the_conversation_so_far(level: Level) -> None:
     env = AgentGymEnv("evert.envs.identity:identity_agent", [3], level=level, render_mode="ansi")
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.render()
     env.reset()
     assert env.render() == EPISODE.partition("\n[assistant]")[0]
     text = "I am 3"
     env.step(text if level == "messages" else [*env._renderer.encode(text), 505])
-    assert env.render() == EPISODE
-    assert env.render() == EPISODE
+    assert env.render() == env.render() == EPISODE
     env.close()
 
 
@@ -46,54 +46,35 @@ def test_the_closing_line_sums_the_rewards() -> None:
     env.close()
 
 
-def test_human_prints_each_message_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_human_prints_each_message_once_and_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     env = gymnasium.make("evert/Identity-v0", render_mode="human", tasks=[3])
     env.reset()
     assert env.render() is None
     env.step("I am 3")
     assert env.render() is None
-    env.close()
     assert capsys.readouterr().out == EPISODE
 
-
-def test_a_new_episode_is_printed_from_its_beginning(capsys: pytest.CaptureFixture[str]) -> None:
-    env = gymnasium.make("evert/Identity-v0", render_mode="human", tasks=[3])
+    marked = "[bold]I am 3[/nothing] " + "long " * 60
     env.reset()
-    env.reset()
+    env.step(marked)
     env.close()
-    assert capsys.readouterr().out.count("[user]") == 2
+    printed = capsys.readouterr().out
+    assert (printed.count("[user]"), marked in printed) == (1, True)
 
 
-def test_markup_in_a_message_is_text(capsys: pytest.CaptureFixture[str]) -> None:
-    env = gymnasium.make("evert/Identity-v0", render_mode="human", tasks=[3])
-    env.reset()
-    env.step("[bold]I am 3[/nothing] " + "long " * 60)
-    env.close()
-    assert "[bold]I am 3[/nothing] " + "long " * 60 in capsys.readouterr().out
-
-
-def test_without_a_mode_render_warns_and_returns_nothing() -> None:
+def test_without_a_mode_render_warns_and_gymnasiums_list_mode_collects_the_frames() -> None:
     env = gymnasium.make("evert/Identity-v0", disable_env_checker=True)
     env.reset()
     with pytest.warns(UserWarning, match="made without a render_mode"):
         assert env.render() is None
     env.close()
-
-
-def test_there_is_nothing_to_render_before_the_first_reset() -> None:
-    env = AgentGymEnv("evert.envs.identity:identity_agent", [3], render_mode="ansi")
-    with pytest.raises(gymnasium.error.ResetNeeded):
-        env.render()
-
-
-def test_gymnasiums_list_mode_collects_the_frames() -> None:
-    env = gymnasium.make("evert/Identity-v0", render_mode="ansi_list", tasks=[3])
-    env.reset()
-    env.step("I am 3")
-    frames = env.render()
+    listed = gymnasium.make("evert/Identity-v0", render_mode="ansi_list", tasks=[3])
+    listed.reset()
+    listed.step("I am 3")
+    frames = listed.render()
     assert isinstance(frames, list)
     assert frames[-1] == EPISODE
-    env.close()
+    listed.close()
 
 
 SHOW = """
@@ -113,9 +94,8 @@ def test_colour_is_for_terminals_only() -> None:
     ours, theirs = pty.openpty()
     subprocess.run(command, stdout=theirs, check=True, timeout=280, env=environment)
     os.close(theirs)
-    shown = os.read(ours, 10_000).decode()
+    assert "\x1b[" in os.read(ours, 10_000).decode()
     os.close(ours)
-    assert "\x1b[" in shown
     piped = subprocess.run(
         command, capture_output=True, text=True, timeout=280, check=True, env=environment
     )

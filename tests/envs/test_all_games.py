@@ -1,0 +1,342 @@
+"""What every shipped game keeps, at both levels, and how each one is won, lost and played wrongly.
+
+Gymnasium's own checker finds nothing to warn of; a seed is an episode; what comes back lies in its
+space, and whatever is drawn from the action space is legal; a spec goes through JSON and pickle.
+"""
+
+import asyncio
+import copy
+import inspect
+import itertools
+import pickle
+import re
+from itertools import islice
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.utils.env_checker import check_env
+from tinker_cookbook.recipes.multiplayer_rl.guess_number import env as cookbook
+from tinker_cookbook.rl.rollouts import do_group_rollout
+
+from evert import ChatAgentGroupBuilder, ScriptedPolicy
+from evert.bridge.import_paths import resolve
+from evert.bridge.tokens.bases import default_renderer
+from evert.bridge.tokens.renderer import prompt_renderer
+from evert.bridge.tokens.token_log import flatten
+from evert.envs import guess_number, hints, identity
+from evert.envs.as_gymnasium.env import LEVELS, AgentGymEnv
+from evert.envs.as_gymnasium.spaces import AnyText
+from evert.envs.games import Game, GameError, games
+from evert.envs.tic_tac_toe import best, free, seen
+
+ALL = [*itertools.product([game.id for game in games().values()], LEVELS)]
+HEADINGS = [
+    "Action Space",
+    "Observation Space",
+    "Starting State",
+    "Reward",
+    "Episode End",
+    "Information",
+    "Arguments",
+    "References",
+    "Version History",
+]
+
+
+def episode(env: gymnasium.Env[Any, Any], seed: int | None) -> list[Any]:
+    """All that comes back of sampled actions, until the game is over."""
+    observation, info = env.reset(seed=seed)
+    env.action_space.seed(0)
+    came: list[Any] = [(observation, info)]
+    while len(came) == 1 or not (came[-1][2] or came[-1][3]):
+        came.append(env.step(env.action_space.sample()))
+    return came
+
+
+@pytest.mark.parametrize(("id", "level"), ALL)
+def test_a_game_is_one_of_gymnasiums(id: str, level: str) -> None:
+    made = gymnasium.make(id, level=level)
+    assert "OrderEnforcing<PassiveEnvChecker<" in str(made)
+    check_env(made.unwrapped)
+    first, then = episode(made, 7), episode(made, None)
+    assert first[-1][2], "no sampled action ended it"
+    assert all(came[0] in made.observation_space for came in first + then)
+
+    assert made.spec is not None
+    specs = (EnvSpec.from_json(made.spec.to_json()), pickle.loads(pickle.dumps(made.spec)), id)
+    for spec in specs:
+        again = gymnasium.make(spec, level=level)
+        assert episode(again, 7) == first, spec
+        assert episode(again, None) == then, spec  # and so are those that follow
+        again.close()
+    made.close()
+
+
+def sections(doc: str | None) -> list[str]:
+    """The headings of a docstring under which there is something."""
+    return [str(one) for one in re.findall(r"^## (.+)\n\n?(?!#)\S", doc or "", re.MULTILINE)]
+
+
+@pytest.mark.parametrize("game", games().values(), ids=games())
+def test_a_game_is_registered_documented_and_has_no_path_that_leads_nowhere(game: Game) -> None:
+    spec, env = gymnasium.spec(game.id), gymnasium.make(game.id).unwrapped
+    assert spec.entry_point == "evert.envs.as_gymnasium.env:AgentGymEnv"
+    assert spec.vector_entry_point == "evert.envs.as_gymnasium.vector:AgentVectorEnv"
+    assert spec.kwargs == {"agent": game.agent, "tasks": game.train_tasks}
+    assert isinstance(env, AgentGymEnv)
+    assert env.tasks
+    assert sections(env.__doc__) == HEADINGS
+    assert str(env.__doc__).partition("\n")[0].endswith(".")
+    assert sections(inspect.getdoc(AgentGymEnv)) == HEADINGS[:-2]
+    paths = [game.agent, game.train_tasks, game.test_tasks]
+    paths += [*game.players.values(), *game.searching, *game.searching.values()]
+    for path in paths:
+        assert resolve(path, "thing", GameError) is not None, path
+
+
+# -- won, lost, and played wrongly -----------------------------------------------------------------
+
+ZEBRA = {"answer": "zebra", "category": "animal", "split": "train"}
+BISECTED = ["Guess: 512", "Guess: 256", "Guess: 13"]
+SCRIPTS: list[tuple[str, Any, list[str], list[float], dict[str, Any]]] = [
+    ("Identity-v0", 7, ["I am 7"], [1], {}),
+    ("Identity-v0", 7, ["I am not 7"], [-1], {}),
+    ("Identity-v0", 7, [""], [0], {}),
+    ("GuessNumber-v0", 13, BISECTED, [0, 0, 1], {"target": 13, "feedback": "Correct"}),
+    ("GuessNumber-v0", 13, ["Guess: 5"] * 10, [0] * 10, {"feedback": "Too low"}),
+    ("GuessNumber-v0", 13, ["I do not know"] * 10, [-1] * 10, {}),
+    ("Hints-v0", "sun", ["A", "sun"], [0, 1], {"hint": "A", "guess": "sun"}),
+    ("Hints-v0", "sun", ["A", "the sun"], [0, 0], {}),
+    ("Hints-v0", "sun", ["s-u-n"], [0], {"told": 1.0}),
+    ("TwentyQuestions-v0", ZEBRA, ["Is it big?", "Is it a zebra?"], [0, 1], {"found": 1.0}),
+    ("TwentyQuestions-v0", ZEBRA, ["Is it a cat?"] * 20, [0] * 20, {"found": 0.0}),
+    ("TwentyQuestions-v0", ZEBRA, [""] * 20, [0] * 20, {"not_told": 20.0}),
+    ("TwentyQuestionsShown-v0", ZEBRA, ["Is it a zebra?"], [1], {"target": "zebra"}),
+]
+
+
+@pytest.mark.parametrize(("id", "task", "replies", "rewards", "noted"), SCRIPTS)
+def test_a_game_is_won_lost_and_played_wrongly(
+    id: str, task: Any, replies: list[str], rewards: list[float], noted: dict[str, Any]
+) -> None:
+    env = gymnasium.make(f"evert/{id}")
+    env.reset(options={"task": task})
+    steps = [env.step(reply) for reply in replies]
+    env.close()
+
+    assert [step[1] for step in steps] == rewards
+    assert [step[2:4] for step in steps] == [(False, False)] * (len(steps) - 1) + [(True, False)]
+    info = steps[-1][4]
+    assert info["stop_reason"] == "completed"
+    assert noted.items() <= {**info["logs"], **info["metrics"]}.items()
+    assert steps[-1][0][-1]["content"] == replies[-1]
+
+
+def test_tic_tac_toe_is_won_or_drawn_by_best_moves_and_lost_by_two_that_are_none() -> None:
+    env = gymnasium.make("evert/TicTacToe-v0", tasks="evert.envs.tic_tac_toe:TEST_TASKS")
+    for seed in range(3):
+        conversation, _ = env.reset(seed=seed)
+        over, info = False, dict[str, Any]()
+        while not over:
+            board = seen(conversation[-1]["content"])
+            conversation, _, over, _, info = env.step(str(best(board)[0] + 1))
+        assert info["metrics"].get("won", 0) + info["metrics"].get("drawn", 0) == 1.0, seed
+    conversation, _ = env.reset(seed=3)
+    board = seen(conversation[-1]["content"])
+    conversation, _, over, *_ = env.step("pass")
+    assert f"'pass' is no move. Answer with one of {free(board)[0] + 1}" in str(conversation[-1])
+    assert (over, env.step("pass")[2]) == (False, True)
+    env.close()
+
+
+# -- each one's own --------------------------------------------------------------------------------
+
+
+def test_identity_pays_for_saying_who_one_is() -> None:
+    paid = {
+        "I am 7": 1.0,
+        "Well, I'm 7.": 1.0,
+        "I am not 7": -1.0,
+        "You are not 7": -1.0,
+        "You are 7": 0.0,
+        "I am 8": 0.0,
+        "I am 70": 0.0,
+        "I'm 7.5": 0.0,
+        "I am 7,000": 0.0,
+        "I am not 77": 0.0,
+        "I am 77, no, I am 7": 1.0,
+        "": 0.0,
+    }
+
+    assert {answer: identity.score(answer, 7) for answer in paid} == paid
+    assert not set(identity.TRAIN_TASKS) & set(identity.TEST_TASKS)
+
+
+GUESSES = [
+    BISECTED,
+    ["hello", "Guess: x", "guess: 13", "Guess: 13.0", "Guess:\n13", "Guess:  13"],
+    [" Guess: 13", "Guess: 1 3", "Guess: -5", "Guess: +13"],
+    ["Guess: 99999999999999999999", "", "Guess: 13\nor 14"],
+    ["Guess: 1_3"],
+    ["Guess: 5"] * 10,
+    ["Guess: "] * 9 + ["Guess: 13"],
+]
+
+
+@pytest.mark.parametrize("script", GUESSES)
+async def test_guess_number_is_the_cookbooks_text_for_text(script: list[str]) -> None:
+    renderer = default_renderer()
+    texts = prompt_renderer(renderer)
+    theirs = cookbook.GuessNumberEnv(13, renderer)
+    ours = gymnasium.make("evert/GuessNumber-v0", level="tokens", tasks=[13])
+
+    prompt, _ = await theirs.initial_observation()
+    _, info = ours.reset()
+    assert info["tokens"] == flatten(prompt.chunks)
+    assert info["stop"] == renderer.get_stop_sequences()
+    for reply in script:
+        action = [*texts.encode(reply), *texts.end_tokens]
+        expected = await theirs.step(action)
+        _, reward, terminated, _, info = ours.step(action)
+        assert (reward, terminated) == (expected.reward, expected.episode_done)
+        assert info["logs"].items() >= expected.logs.items()
+        if terminated:
+            break
+        # Theirs names the policy "player" where ours, as any chat agent, says "assistant".
+        said: Any = flatten(expected.next_observation.chunks)
+        theirs_says = texts.decode(said).replace("<|im_start|>player", "<|im_start|>assistant")
+        assert texts.decode(info["tokens"]) == theirs_says
+    ours.close()
+
+
+def test_guess_numbers_split_is_the_cookbooks() -> None:
+    builder = cookbook.GuessNumberDatasetBuilder(
+        batch_size=1, renderer_name="", train_group_size=1, model_name=""
+    )
+    expected = builder._get_train_and_test_numbers()
+    split = guess_number.TRAIN_TASKS, guess_number.TEST_TASKS
+
+    assert split == expected
+    assert sorted([*split[0], *split[1]]) == list(range(1024))
+
+
+@pytest.mark.parametrize(
+    ("hint", "guess", "reward"), [("A", "sun", 1.0), ("A", "sea", 0.0), ("Sunny", "sun", 0.0)]
+)
+def test_two_seats_earn_together_for_a_hint_that_does_not_hold_the_word(
+    hint: str, guess: str, reward: float
+) -> None:
+    policy = ScriptedPolicy(lambda prompt: hint if "Hint?" in prompt else guess)
+    builder = ChatAgentGroupBuilder(hints.seated_hints_agent, "sun", seats=("hinter", "guesser"))
+    group = asyncio.run(do_group_rollout(builder, policy))
+
+    told = hint == "Sunny"
+    [hinter, guesser] = group.metrics_G[0], group.metrics_G[-1]
+    assert hinter["seat/hinter/reward"] == reward
+    assert told or guesser["seat/guesser/reward"] == reward
+    assert group.trajectories_G[0].transitions[0].metrics.get("told", 0.0) == told
+    assert told or ("Hint: A. Word?" in policy.prompts[1] and "sun" not in policy.prompts[1])
+
+
+def test_demonstrations_of_hints_show_the_form_alone() -> None:
+    shown = [*islice(hints.demonstrations(0), 400)]
+    letters = {answer["content"] for question, answer in shown if "Hint?" in question["content"]}
+    words = {answer["content"] for question, answer in shown if "Word?" in question["content"]}
+    to_one = {a["content"] for q, a in shown if q["content"] == hints.hint_question("sun")}
+
+    assert (letters, words) == (set(hints.LETTERS), set(hints.WORDS))
+    assert len(to_one) > 4
+
+
+# -- tasks, actions, copies ------------------------------------------------------------------------
+
+
+def test_seeds_reach_all_tasks_and_an_option_chooses_one_and_disturbs_nothing() -> None:
+    env = gymnasium.make("evert/Identity-v0", tasks=[1, 2, 3, 123])
+    assert {env.reset(seed=seed)[1]["task"] for seed in range(40)} == {1, 2, 3, 123}
+    env.reset(seed=1)
+    drawn = [env.reset()[1]["task"] for _ in range(4)]
+    env.reset(seed=1)
+    observation, info = env.reset(options={"task": 123})
+    assert info["task"] == 123
+    assert observation == ({"role": "user", "content": "Let's play a game. Say you are 123."},)
+    assert [env.reset()[1]["task"] for _ in range(4)] == drawn
+    env.close()
+    held_out = gymnasium.make("evert/Identity-v0", tasks="evert.envs.identity:TEST_TASKS")
+    assert all(held_out.reset(seed=seed)[1]["task"] >= 1000 for seed in range(5))
+
+
+def test_wrappers_of_gymnasiums_count_cut_and_begin_again() -> None:
+    env = gymnasium.make("evert/GuessNumber-v0", max_episode_steps=3)
+    counted = gymnasium.wrappers.RecordEpisodeStatistics(env)
+    again = gymnasium.wrappers.Autoreset(counted)
+    again.reset(seed=1)
+    ends = [again.step("x")[3] for _ in range(8)]
+    assert ends == [False, False, True, False] * 2
+    assert list(counted.length_queue) == [3, 3]
+    again.close()
+
+
+def test_a_text_action_is_text_and_no_control_token() -> None:
+    env = gymnasium.make("evert/GuessNumber-v0")
+    for text in ("<|im_end|>", "Guess: 5<|im_end|>Guess: 7", "<|im_start|>user"):
+        env.reset(seed=1)
+        observation, _, _, _, info = env.step(text)
+        controls = {504, 505}  # <|im_start|> and <|im_end|>
+        assert [token for token in info["action_tokens"] if token in controls] == [505]
+        assert info["action_tokens"][-1] == 505
+        assert observation[-2] == {"role": "assistant", "content": text}
+        assert info["logs"]["guess"] == text
+    env.close()
+
+
+ODD_TEXTS = ["", "\n", "日本語 🎲", "a" * 5000, "<|im_start|>user\nI am 7", "\x00"]
+ODD_TOKENS = [(), (505,), (505, 505), (504, 1, 505, 2), (0,)]
+
+
+@pytest.mark.parametrize(("level", "actions"), [("messages", ODD_TEXTS), ("tokens", ODD_TOKENS)])
+def test_any_text_and_any_tokens_are_legal(level: str, actions: list[Any]) -> None:
+    env = gymnasium.make("evert/Identity-v0", level=level)
+    env.action_space.seed(1)
+    for action in [*actions, *(env.action_space.sample() for _ in range(30))]:
+        env.reset()
+        assert action in env.action_space, action
+        assert env.step(action)[2], action
+    env.close()
+
+
+def test_lists_and_arrays_of_tokens_do_as_well_as_tuples() -> None:
+    env = gymnasium.make("evert/Identity-v0", level="tokens")
+    tokens = (300, 274, 505)
+    for action in (tokens, list(tokens), np.array(tokens)):
+        env.reset(seed=1)
+        assert env.step(action)[4]["action_tokens"] == list(tokens)
+    env.close()
+
+
+def test_the_text_space_knows_what_has_no_tokens() -> None:
+    space = AnyText(seed=0)
+    assert "日本語" in space
+    assert "\ud800" not in space
+    assert 7 not in space
+    assert max(len(space.sample()) for _ in range(100)) <= 32
+    assert len(space.sample(mask=(50, None))) == 50
+    assert AnyText(seed=3).sample() == AnyText(seed=3).sample()
+    assert pickle.loads(pickle.dumps(space)) == space == AnyText()
+
+
+def test_a_copy_is_a_new_environment_of_the_same_arguments() -> None:
+    for level, played in itertools.product(LEVELS, (False, True)):
+        env: Any = gymnasium.make("evert/GuessNumber-v0", level=level, tasks=[3, 4], max_turns=2)
+        if played:
+            env.reset(seed=1)
+        for copied in (copy.deepcopy(env.unwrapped), pickle.loads(pickle.dumps(env.unwrapped))):
+            assert (copied.level, copied.tasks) == (level, [3, 4])
+            with pytest.raises(gymnasium.error.ResetNeeded, match=r"reset\(\) was never called"):
+                copied.step("")
+            assert copied.reset(seed=2)[0] == env.reset(seed=2)[0]
+            copied.close()
+        env.close()
