@@ -1,10 +1,7 @@
-"""What happens to an episode, and what is left of it.
+"""What happens to an episode under Gymnasium, and what is left of it.
 
-1. Agents end it (``terminated``), budgets cut it off (``truncated``), errors break it; after each
-   of these ``step`` asks for a reset, and ``reset`` works.
-2. After ``close``, in mid-episode too, no task, thread or file is left; twice is as good as once.
-3. It works inside a running event loop, for several environments at once, and in a forked child.
-4. Bad arguments and actions are refused with what was got, what was expected, what to do next.
+After whatever ends it ``step`` asks for a reset, and ``reset`` works; after ``close``, in
+mid-episode too, no task, thread or file is left.
 """
 
 import asyncio
@@ -22,39 +19,43 @@ import gymnasium
 import numpy as np
 import pytest
 from anyio.from_thread import BlockingPortal
-from gymnasium.envs.registration import EnvSpec
+from tests.kit import ask, ask_blocking, asks, call, tool
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 
 from evert.bridge.clients.client import AgentClient, BlockingAgentClient
 from evert.bridge.episode.agent import Outcome
-from evert.bridge.errors import AgentError, AgentTimeoutError, EnvStateError, EvertError
+from evert.bridge.errors import AgentError, AgentTimeoutError, EnvStateError
 from evert.envs.as_gymnasium import loop
 from evert.envs.as_gymnasium.arguments import EnvArgumentError
 from evert.envs.as_gymnasium.env import AgentGymEnv
 
-Register = Callable[..., EnvSpec]
 Leftovers = Callable[..., dict[str, list[Any]]]
 
 
-def ask(text: str = "Well?") -> list[dict[str, Any]]:
-    return [{"role": "user", "content": text}]
-
-
 async def endless_agent(client: AgentClient) -> float:
-    messages = ask()
+    messages = [{"role": "user", "content": "Well?"}]
     while True:
-        completion = await client.chat.completions.create(messages=messages)
-        messages.append({"role": "assistant", "content": completion.choices[0].message.content})
-        messages += ask("And?")
+        messages.append({"role": "assistant", "content": await ask(client, *messages)})
+        messages.append({"role": "user", "content": "And?"})
         client.reward(0.5)
 
 
 def endless_blocking_agent(client: BlockingAgentClient) -> float:
     while True:
-        client.chat.completions.create(messages=ask())
+        ask_blocking(client)
 
 
-# -- 1. ends -----------------------------------------------------------------------------------
+def played(agent: Any, action: Any = "x", **options: Any) -> tuple[float, bool, bool, Any]:
+    """What one step of an agent's gives but for its observation."""
+    env = AgentGymEnv(agent, **options)
+    env.reset()
+    try:
+        return env.step(action)[1:]
+    finally:
+        env.close()
+
+
+# -- ends ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def endless_blocking_agent(client: BlockingAgentClient) -> float:
     ],
 )
 def test_a_budget_truncates(limits: dict[str, int], steps: int, reason: str) -> None:
-    env = AgentGymEnv(endless_agent, limits=RolloutLimits(**limits))
+    env = AgentGymEnv(endless_agent, max_turns=5, limits=RolloutLimits(**limits))
     env.reset()
     taken, truncated, info = 0, False, dict[str, Any]()
     while not truncated:
@@ -82,107 +83,95 @@ def test_a_budget_truncates(limits: dict[str, int], steps: int, reason: str) -> 
     env.close()
 
 
-def test_the_tighter_of_two_turn_limits_holds() -> None:
-    env = AgentGymEnv(endless_agent, max_turns=5, limits=RolloutLimits(max_turns=1))
-    env.reset()
-    assert env.step("No.")[3]
-    env.close()
-
-
 async def strict_agent(client: AgentClient) -> float:
     """Asks for JSON, and so again after whatever is none."""
-    await client.chat.completions.create(
-        messages=ask("Give me JSON."), response_format={"type": "json_object"}
-    )
+    await ask(client, "Give me JSON.", response_format={"type": "json_object"})
     return 1.0
 
 
-def test_asking_again_for_a_format_takes_a_turn_of_the_budget() -> None:
-    env = AgentGymEnv(strict_agent, max_turns=1)
-    env.reset()
-    _, _, terminated, truncated, info = env.step("no json")
+def test_asking_again_for_a_format_keeps_to_the_budgets() -> None:
+    _, terminated, truncated, info = played(strict_agent, "no json", max_turns=1)
     assert (terminated, truncated, info["stop_reason"]) == (False, True, "max_turns")
-    env.close()
 
-
-@pytest.mark.parametrize("room", [2, 3, 20, 60])
-def test_asking_again_keeps_to_the_budget_of_tokens(room: int) -> None:
     first = AgentGymEnv(strict_agent)
-    budget = len(first.reset()[1]["tokens"]) + room
+    prompt = len(first.reset()[1]["tokens"])
     first.close()
-    env = AgentGymEnv(strict_agent, limits=RolloutLimits(max_trajectory_tokens=budget))
-    _, info = env.reset()
-    terminated = truncated = False
-    while not (terminated or truncated):
-        assert info["max_tokens"] == budget - len(info["tokens"]) > 0
-        room = info["max_tokens"]
-        *_, terminated, truncated, info = env.step("no json " * 5)
-        assert len(info["action_tokens"]) <= room
-    assert terminated != truncated
-    env.close()
+    for room in (2, 3, 20, 60):
+        budget = prompt + room
+        env = AgentGymEnv(strict_agent, limits=RolloutLimits(max_trajectory_tokens=budget))
+        _, info = env.reset()
+        terminated = truncated = False
+        while not (terminated or truncated):
+            left = info["max_tokens"]
+            assert left == budget - len(info["tokens"]) > 0
+            *_, terminated, truncated, info = env.step("no json " * 5)
+            assert len(info["action_tokens"]) <= left
+        assert terminated != truncated
+        env.close()
 
 
 async def hasty_agent(client: AgentClient) -> Outcome:
-    await client.chat.completions.create(messages=ask())
+    await ask(client)
     return Outcome(0.5, truncated=True)
 
 
-def test_an_agent_can_say_that_it_was_cut_short() -> None:
-    env = AgentGymEnv(hasty_agent)
-    env.reset()
-    _, reward, terminated, truncated, info = env.step("x")
-    assert (reward, terminated, truncated) == (0.5, False, True)
-    assert info["stop_reason"] == "truncated"
-    env.close()
+async def failing_agent(client: AgentClient, task: int) -> float:
+    if task == 0:
+        raise OSError("no such file")
+    await ask(client)
+    if task == 1:
+        raise KeyError("lost")
+    return 1.0
+
+
+def test_an_agent_a_score_and_a_policy_of_parse_errors_end_it_each_in_its_way() -> None:
+    policy = ParseErrorPolicy(max_consecutive=0, terminal_reward=-2.0)
+    refusing: dict[str, Any] = {"level": "tokens", "parse_error_policy": policy}
+
+    cut = played(hasty_agent)
+    scored = played(failing_agent, tasks=[1], on_agent_error=-5.0)
+    refused = played(endless_agent, [300, 274], **refusing)  # no end of turn
+
+    assert [(*step[:3], step[3]["stop_reason"]) for step in (cut, scored, refused)] == [
+        (0.5, False, True, "truncated"),
+        (-5.0, True, False, "agent_error"),
+        (-2.0, True, False, "parse_error"),
+    ]
+    assert refused[3]["messages"][-1]["role"] == "assistant"
 
 
 async def brief_agent(client: AgentClient) -> float:
-    completion = await client.chat.completions.create(messages=ask(), max_tokens=4)
+    completion = await call(client, max_tokens=4)
     client.log(finish=completion.choices[0].finish_reason)
-    return float(len(completion.choices[0].message.content or ""))
+    return 1.0
 
 
 def test_a_reply_is_cut_at_the_cap_that_the_agent_asked_for() -> None:
     env = AgentGymEnv(brief_agent, level="tokens")
-    _, info = env.reset()
-    assert info["max_tokens"] == 4
-    info = env.step([300] * 10)[4]
-    assert info["action_tokens"] == [300] * 4
-    assert info["logs"]["finish"] == "length"
-    env.reset()
-    info = env.step([300, 300, 300, 505])[4]
-    assert info["action_tokens"] == [300, 300, 300, 505]
-    assert info["logs"]["finish"] == "stop"
+    for action, finish in (([300] * 10, "length"), ([300, 300, 300, 505], "stop")):
+        _, info = env.reset()
+        assert info["max_tokens"] == 4
+        info = env.step(action)[4]
+        assert (info["action_tokens"], info["logs"]["finish"]) == (action[:4], finish)
     env.close()
 
 
 async def tool_agent(client: AgentClient) -> float:
-    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-    completion = await client.chat.completions.create(messages=ask(), tools=[tool])
-    calls = completion.choices[0].message.tool_calls
-    return 0.0 if calls is None else float(len(calls))
+    completion = await call(client, tools=[tool("look")])
+    return float(len(completion.choices[0].message.tool_calls or ()))
 
 
 def test_tools_are_offered_and_called() -> None:
     env = AgentGymEnv(tool_agent, render_mode="ansi")
     _, info = env.reset()
     assert info["tools"][0]["function"]["name"] == "look"
-    call = '<tool_call>\n{"name": "look", "arguments": {"at": "it"}}\n</tool_call>'
-    observation, reward, _, _, info = env.step(call)
+    said = '<tool_call>\n{"name": "look", "arguments": {"at": "it"}}\n</tool_call>'
+    observation, reward, _, _, info = env.step(said)
     assert reward == 1.0
     assert info["messages"][-1]["tool_calls"][0]["function"]["name"] == "look"
     assert observation in env.observation_space
     assert '-> look({"at": "it"})' in str(env.render())
     env.close()
-
-
-async def failing_agent(client: AgentClient, task: int) -> float:
-    if task == 0:
-        raise OSError("no such file")
-    await client.chat.completions.create(messages=ask())
-    if task == 1:
-        raise KeyError("lost")
-    return 1.0
 
 
 def test_an_error_of_the_agent_breaks_the_episode_and_no_more() -> None:
@@ -202,42 +191,32 @@ def test_an_error_of_the_agent_breaks_the_episode_and_no_more() -> None:
     env.close()
 
 
-def test_an_error_can_be_scored_instead() -> None:
-    env = AgentGymEnv(failing_agent, [1], on_agent_error=-5.0)
-    env.reset()
-    _, reward, terminated, _, info = env.step("x")
-    assert (reward, terminated, info["stop_reason"]) == (-5.0, True, "agent_error")
-    env.close()
-
-
 async def silent_agent(client: AgentClient) -> float:
     return 1.0
 
 
-def test_an_agent_that_asks_nothing_cannot_be_an_environment() -> None:
-    env = AgentGymEnv(silent_agent)
-    with pytest.raises(EnvStateError, match="before the policy was asked anything"):
-        env.reset()
-    env.close()
-
-
-def reset_and_step(env: AgentGymEnv) -> None:
-    """On a busy machine the agent's first call may come too late already."""
-    env.reset()
-    env.step("x")
+async def nested_agent(client: AgentClient) -> float:
+    inner = AgentGymEnv(endless_agent)
+    try:
+        inner.reset()
+    finally:
+        inner.close()
+    return 0.0
 
 
 async def stuck_agent(client: AgentClient) -> float:
-    await client.chat.completions.create(messages=ask())
+    await ask(client)
     await asyncio.sleep(60)
     return 1.0
 
 
-def test_an_agent_that_hangs_is_given_up() -> None:
-    env = AgentGymEnv(stuck_agent, agent_timeout=0.05)
+def test_an_agent_that_asks_nothing_hangs_or_steps_another_on_its_own_loop_is_told() -> None:
+    with pytest.raises(EnvStateError, match="before the policy was asked anything"):
+        played(silent_agent)
     with pytest.raises(AgentTimeoutError, match="agent_timeout"):
-        reset_and_step(env)
-    env.close()
+        played(stuck_agent, agent_timeout=0.05)
+    with pytest.raises(AgentError, match=r"asyncio\.to_thread"):
+        played(nested_agent)
 
 
 def test_ctrl_c_in_a_step_ends_the_episode_and_no_more(leftovers: Leftovers) -> None:
@@ -279,52 +258,34 @@ def test_ctrl_c_while_work_is_handed_over_gives_it_up(monkeypatch: pytest.Monkey
 
 
 async def interrupting_agent(client: AgentClient) -> float:
-    await client.chat.completions.create(messages=ask())
+    await ask(client)
     raise KeyboardInterrupt
 
 
 def test_an_agents_own_keyboard_interrupt_ends_its_step_and_not_the_loop() -> None:
-    other, env = AgentGymEnv(endless_agent), AgentGymEnv(interrupting_agent)
+    other = AgentGymEnv(endless_agent)
     other.reset()
-    env.reset()
     with pytest.raises(KeyboardInterrupt):
-        env.step("x")
+        played(interrupting_agent)
     assert other.step("x")[1] == 0.5
-    env.close()
     other.close()
 
 
-def test_a_reply_that_a_policy_refuses_terminates() -> None:
-    policy = ParseErrorPolicy(max_consecutive=0, terminal_reward=-2.0)
-    env = AgentGymEnv(endless_agent, level="tokens", parse_error_policy=policy)
-    env.reset()
-    _, reward, terminated, truncated, info = env.step([300, 274])  # no end of turn
-    assert (reward, terminated, truncated) == (-2.0, True, False)
-    assert info["stop_reason"] == "parse_error"
-    assert info["messages"][-1]["role"] == "assistant"
-    env.close()
-
-
 async def forked_tongue_agent(client: AgentClient) -> float:
-    create = client.chat.completions.create
-    await asyncio.gather(create(messages=ask("left")), create(messages=ask("right")))
+    await asyncio.gather(ask(client, "left"), ask(client, "right"))
     return 1.0
 
 
 def test_calls_made_at_once_are_asked_one_by_one() -> None:
     env = AgentGymEnv(forked_tongue_agent)
-    first, _ = env.reset()
-    second, *_ = env.step("x")
-    assert first == ({"role": "user", "content": "left"},)
-    assert second == ({"role": "user", "content": "right"},)
-    assert env.step("y")[0] == (
-        {"role": "user", "content": "right"},
-        {"role": "assistant", "content": "y"},
-    )
+    left, right = ({"role": "user", "content": text} for text in ("left", "right"))
+    assert env.reset()[0] == (left,)
+    assert env.step("x")[0] == (right,)
+    assert env.step("y")[0] == (right, {"role": "assistant", "content": "y"})
     env.close()
 
 
-# -- 2. leftovers ------------------------------------------------------------------------------
+# -- leftovers -----------------------------------------------------------------------------------
 
 finished: list[str] = []
 
@@ -337,7 +298,10 @@ async def tidy_agent(client: AgentClient) -> float:
 
 
 @pytest.mark.parametrize("agent", [tidy_agent, endless_blocking_agent])
-def test_nothing_is_left_after_close_in_mid_episode(agent: Any, leftovers: Leftovers) -> None:
+def test_nothing_is_left_after_close_reset_or_loss_in_mid_episode(
+    agent: Any, leftovers: Leftovers
+) -> None:
+    tidied = int(agent is tidy_agent)
     finished.clear()
     env = AgentGymEnv(agent)
     env.reset()
@@ -346,47 +310,29 @@ def test_nothing_is_left_after_close_in_mid_episode(agent: Any, leftovers: Lefto
     env.close()
     env.close()
     assert leftovers() == {}
-    assert finished == (["tidied up"] if agent is tidy_agent else [])
+    assert len(finished) == tidied
     with pytest.raises(gymnasium.error.ResetNeeded, match="was closed"):
         env.step("x")
+
     env.reset()  # a new life
-    env.close()
-    assert leftovers() == {}
-
-
-@pytest.mark.parametrize("agent", [tidy_agent, endless_blocking_agent])
-def test_reset_in_mid_episode_closes_the_running_one(agent: Any, leftovers: Leftovers) -> None:
-    finished.clear()
-    env = AgentGymEnv(agent)
-    env.reset()
     before = threading.active_count()
     for _ in range(5):
         env.reset()
         env.step("x")
     assert threading.active_count() == before
-    assert len(finished) == (5 if agent is tidy_agent else 0)
+    assert len(finished) == 6 * tidied
     env.close()
     assert leftovers() == {}
 
-
-@pytest.mark.parametrize("agent", [tidy_agent, endless_blocking_agent])
-def test_an_environment_that_is_just_dropped_leaves_nothing(
-    agent: Any, leftovers: Leftovers
-) -> None:
-    env = AgentGymEnv(agent)
     env.reset()
     del env
     gc.collect()
     assert leftovers() == {}
 
 
-def test_nothing_is_left_when_no_episode_was_started(leftovers: Leftovers) -> None:
-    for id in ("evert/Identity-v0", "evert/GuessNumber-v0"):
-        gymnasium.make(id).close()
-    assert leftovers() == {}
-
-
 def test_the_last_environment_takes_the_loop_with_it(leftovers: Leftovers) -> None:
+    AgentGymEnv(endless_agent).close()  # no episode was started
+    assert leftovers() == {}
     envs = [AgentGymEnv(endless_agent) for _ in range(3)]
     for env in envs:
         env.reset()
@@ -397,17 +343,17 @@ def test_the_last_environment_takes_the_loop_with_it(leftovers: Leftovers) -> No
     assert leftovers() == {}
 
 
+may_end = threading.Event()
+
+
 async def stubborn_agent(client: AgentClient) -> float:
     """Broken: does not let itself be cancelled."""
     with contextlib.suppress(asyncio.CancelledError):
-        await client.chat.completions.create(messages=ask())
+        await ask(client)
     while not may_end.is_set():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(0.05)
     return 0.0
-
-
-may_end = threading.Event()
 
 
 def test_a_loop_that_does_not_end_is_left_behind_and_named(
@@ -415,15 +361,10 @@ def test_a_loop_that_does_not_end_is_left_behind_and_named(
 ) -> None:
     monkeypatch.setattr(loop, "PATIENCE", 0.2)
     may_end.clear()
-    env = AgentGymEnv(stubborn_agent, close_timeout=0.05, agent_timeout=0.05)
     with pytest.raises(AgentTimeoutError):
-        reset_and_step(env)
-    env.close()
+        played(stubborn_agent, close_timeout=0.05, agent_timeout=0.05)
     assert "evert's event loop did not end within 0.2 s; it is left behind" in caplog.text
-    other = AgentGymEnv(endless_agent)
-    other.reset()
-    assert other.step("x")[1] == 0.5
-    other.close()
+    assert played(endless_agent)[0] == 0.5
     may_end.set()
     assert leftovers() == {}
 
@@ -436,15 +377,13 @@ async def littering_agent(client: AgentClient) -> float:
 
 def test_an_agent_that_leaves_a_thread_behind_is_found_out(leftovers: Leftovers) -> None:
     may_end.clear()
-    env = AgentGymEnv(littering_agent)
-    env.reset()
-    env.close()
+    played(littering_agent)
     litter = {"threads": ["litter"]}
     assert leftovers(litter) == litter
     may_end.set()
 
 
-# -- 3. loops, threads, processes --------------------------------------------------------------
+# -- loops, threads, processes -------------------------------------------------------------------
 
 
 async def test_it_works_inside_a_running_event_loop() -> None:
@@ -462,22 +401,6 @@ def test_environments_do_not_disturb_each_other() -> None:
     for n, env in reversed(list(enumerate(envs))):
         assert env.step(f"I am {n}")[1] == 1.0
         env.close()
-
-
-async def nested_agent(client: AgentClient) -> float:
-    inner = AgentGymEnv(endless_agent)
-    try:
-        inner.reset()
-    finally:
-        inner.close()
-    return 0.0
-
-
-def test_an_agent_that_steps_an_environment_on_its_own_loop_is_told() -> None:
-    env = AgentGymEnv(nested_agent)
-    with pytest.raises(AgentError, match=r"asyncio\.to_thread"):
-        env.reset()
-    env.close()
 
 
 PROCESSES = """
@@ -521,7 +444,7 @@ def test_a_forked_child_starts_anew_and_an_open_environment_does_not_keep_the_pr
     assert result.stderr == ""
 
 
-# -- 4. bad input ------------------------------------------------------------------------------
+# -- what is refused -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -532,17 +455,12 @@ def test_a_forked_child_starts_anew_and_an_open_environment_does_not_keep_the_pr
         ({"max_turns": 0}, "max_turns=0 .* at least 1"),
         ({"max_turns": "3"}, "max_turns='3'"),
         ({"limit": None}, r"Unknown argument 'limit'.*Did you mean 'limits'\?"),
+        ({"render_mode": "rgb_array"}, r"render_mode='rgb_array'.*None, 'ansi', 'human'"),
     ],
 )
 def test_a_bad_argument_is_named(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(EnvArgumentError, match=message) as caught:
-        gymnasium.make("evert/Identity-v0", **options)
-    assert isinstance(caught.value, EvertError)
-
-
-def test_an_unknown_render_mode_is_refused() -> None:
-    with pytest.raises(EnvArgumentError, match=r"render_mode='rgb_array'.*None, 'ansi', 'human'"):
-        AgentGymEnv(endless_agent, render_mode="rgb_array")
+    with pytest.raises(EnvArgumentError, match=message):
+        AgentGymEnv(asks, **options)
 
 
 @pytest.mark.parametrize(
@@ -562,18 +480,12 @@ def test_a_bad_reset_option_is_named_and_leaves_the_episode_alone(
         env.reset(options=options)
     assert env.step("I am 3")[1] == 1.0
     env.close()
-
-
-def test_an_agent_without_tasks_takes_no_task_option() -> None:
-    env = AgentGymEnv(endless_agent)
     with pytest.raises(EnvArgumentError, match="takes no task"):
-        env.reset(options={"task": 1})
-    env.close()
+        AgentGymEnv(endless_agent).reset(options={"task": 1})
 
 
 async def array_agent(client: AgentClient, task: Any) -> float:
-    await client.chat.completions.create(messages=ask(str(task)))
-    return 0.0
+    return await asks(client)
 
 
 @pytest.mark.parametrize("tasks", [[np.array([1, 2]), np.array([3])], [{"a": [1]}, {"a": [2]}]])
@@ -586,27 +498,18 @@ def test_tasks_may_be_of_any_kind(tasks: list[Any]) -> None:
     env.close()
 
 
-@pytest.mark.parametrize("action", [None, 3, b"bytes", ["a"], {"role": "assistant"}, (1, 2)])
-def test_an_action_that_is_no_text_is_refused_and_the_episode_goes_on(action: Any) -> None:
-    env = gymnasium.make("evert/Identity-v0", tasks=[3])
-    env.reset()
-    with pytest.raises(gymnasium.error.InvalidAction, match=r"the reply's text.*level='tokens'"):
-        env.step(action)
-    assert env.step("I am 3")[1] == 1.0
-    env.close()
-
-
-def test_half_a_surrogate_pair_is_refused() -> None:
-    env = gymnasium.make("evert/Identity-v0", tasks=[3])
-    env.reset()
-    with pytest.raises(gymnasium.error.InvalidAction, match="surrogate"):
-        env.step("\ud83d")
-    env.close()
-
-
-@pytest.mark.parametrize(
-    ("action", "message"),
-    [
+TEXT = r"the reply's text.*level='tokens'"
+NO_ACTIONS: dict[str, list[tuple[Any, str]]] = {
+    "messages": [
+        (None, TEXT),
+        (3, TEXT),
+        (b"bytes", TEXT),
+        (["a"], TEXT),
+        ({"role": "assistant"}, TEXT),
+        ((1, 2), TEXT),
+        ("\ud83d", "surrogate"),
+    ],
+    "tokens": [
         ("I am 3", "a sequence of token ids; got 'I am 3' of type str"),
         (7, "a sequence of token ids"),
         (None, "a sequence of token ids"),
@@ -618,15 +521,17 @@ def test_half_a_surrogate_pair_is_refused() -> None:
         ([1, 512], r"Token 1 of the action is 512, outside of the vocabulary 0\.\.511"),
         ([-1], "Token 0 of the action is -1"),
     ],
-)
-def test_an_action_that_is_no_tokens_is_refused_and_the_episode_goes_on(
-    action: Any, message: str
-) -> None:
-    env = gymnasium.make("evert/Identity-v0", level="tokens")
-    env.reset()
-    with pytest.raises(gymnasium.error.InvalidAction, match=message):
-        env.step(action)
-    assert env.step((505,))[2]
+}
+
+
+@pytest.mark.parametrize(("level", "legal"), [("messages", "I am 3"), ("tokens", (505,))])
+def test_what_is_no_action_is_refused_and_the_episode_goes_on(level: Any, legal: Any) -> None:
+    env = gymnasium.make("evert/Identity-v0", level=level, tasks=[3], disable_env_checker=True)
+    for action, message in NO_ACTIONS[level]:
+        env.reset()
+        with pytest.raises(gymnasium.error.InvalidAction, match=message):
+            env.step(action)
+        assert env.step(legal)[2], action
     env.close()
 
 

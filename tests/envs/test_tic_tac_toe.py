@@ -1,23 +1,14 @@
-"""Tic-tac-toe: a game of two seats.
-
-1. The rules: who moves, who has won, what a board is worth.
-2. The text: everybody sees own marks as X; a board is read off it as it was.
-3. Two seats play: zero-sum, each its own turns; a reply that is no move is explained, and costs.
-4. The players without a model: the perfect one never loses, the random one plays what is free.
-5. Under Gymnasium it is a game of one player.
-
-"""
+"""Tic-tac-toe: two seats, each of which sees its own marks as X; what one wins the other loses."""
 
 import asyncio
 import random
 import re
+from itertools import islice
 from typing import Any
 
-import gymnasium
 import pytest
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
-import evert  # noqa: F401 (registers the games)
 from evert import ChatAgentGroupBuilder, ScriptedPolicy
 from evert.envs import tic_tac_toe as game
 
@@ -47,34 +38,25 @@ def earned(group: Any) -> list[float]:
     ]
 
 
-# -- 1. the rules --------------------------------------------------------------------------------
+# -- the rules, and the text -----------------------------------------------------------------------
 
 
 def test_x_begins_and_three_in_a_line_win() -> None:
-    assert game.mover(game.EMPTY) == "x"
-    assert game.mover("x........") == "o"
+    assert [game.mover(board) for board in (game.EMPTY, "x........")] == ["x", "o"]
     assert game.winner("xxx.oo...") == "x"
     assert game.winner("xoxxoxoxo") == ""
     assert game.winner("x........") is None
 
 
-@pytest.mark.parametrize(
-    ("board", "value", "best"),
-    [
-        (game.EMPTY, 0, [0, 1, 2, 3, 4, 5, 6, 7, 8]),
+def test_a_board_is_worth_what_perfect_play_comes_to() -> None:
+    for board, value, best in (
+        (game.EMPTY, 0, [*range(9)]),
         ("x........", 0, [4]),  # a corner is answered in the middle
         ("xx.oo....", 1, [2]),
         ("x.x.o....", 0, [1]),
         ("x...o...x", 0, [1, 3, 5, 7]),
-    ],
-)
-def test_a_board_is_worth_what_perfect_play_comes_to(
-    board: str, value: int, best: list[int]
-) -> None:
-    assert (game.value(board), game.best(board)) == (value, best)
-
-
-# -- 2. the text ---------------------------------------------------------------------------------
+    ):
+        assert (game.value(board), game.best(board)) == (value, best), board
 
 
 def test_everybody_sees_own_marks_as_x_and_what_stands_in_the_lines_of_a_free_cell() -> None:
@@ -90,7 +72,7 @@ def test_a_move_is_the_first_digit_if_its_cell_is_free() -> None:
     assert [game.move_in(answer, "x........") for answer in ("1", "0", "ten", "")] == [None] * 4
 
 
-# -- 3. two seats --------------------------------------------------------------------------------
+# -- two seats -------------------------------------------------------------------------------------
 
 
 def test_the_seats_play_in_turn_and_what_one_wins_the_other_loses() -> None:
@@ -105,50 +87,43 @@ def test_the_seats_play_in_turn_and_what_one_wins_the_other_loses() -> None:
 
 def test_the_first_move_is_trained_and_no_other() -> None:
     for board, trained in ((game.EMPTY, [1, 0]), ("x........", [0, 1])):
-        group = play(board)
         masked = [
             [t.metrics.get("untrained", 0.0) for t in each.transitions]
-            for each in group.trajectories_G
+            for each in play(board).trajectories_G
         ]
         assert [each.count(0.0) for each in masked] == trained
         assert [each[0] for each in masked] == [1.0 - t for t in trained]
 
 
-def test_a_reply_that_is_no_move_is_explained_and_costs() -> None:
+def test_a_reply_that_is_no_move_is_explained_and_costs_and_a_second_one_loses() -> None:
     def reply(prompt: str) -> str:
         if "is no move" in prompt:
             assert "'pass' is no move. Answer with one of 123456789." in prompt
             return first_free(prompt)
         return "pass" if "123 456 789" in prompt else first_free(prompt)
 
-    group = play(reply=reply)
+    once, twice = play(reply=reply), play("x........", reply=lambda prompt: "1")
 
-    assert earned(group) == [0.9, -1.0]
-    assert group.trajectories_G[0].transitions[0].metrics["mistakes"] == 1.0
-
-
-def test_a_second_one_in_a_turn_loses_the_game() -> None:
-    group = play("x........", reply=lambda prompt: "1")
-
-    assert earned(group) == pytest.approx([1.0, -1.0 + 2 * game.MISTAKE])
-    assert len(group.trajectories_G[1].transitions) == 2
+    assert earned(once) == [0.9, -1.0]
+    assert once.trajectories_G[0].transitions[0].metrics["mistakes"] == 1.0
+    assert earned(twice) == pytest.approx([1.0, -1.0 + 2 * game.MISTAKE])
+    assert len(twice.trajectories_G[1].transitions) == 2
 
 
-# -- 4. players without a model ------------------------------------------------------------------
+# -- players without a model -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seat", SEATS)
-def test_the_perfect_player_does_not_lose_to_one_that_draws_its_moves(seat: str) -> None:
+def test_the_perfect_player_does_not_lose_to_one_that_draws_its_moves() -> None:
     rng = random.Random(0)
-    other = SEATS[seat == "x"]
-    for number in range(12):
-        group = play(
-            reply=lambda prompt: str(rng.choice(game.free(last_board(prompt))) + 1),
-            seats=(seat,),
-            models={f"evert/{other}": game.perfect_player(number)},
-        )
-        [reward] = earned(group)
-        assert reward <= 0.0
+    for seat, other in (SEATS, SEATS[::-1]):
+        for number in range(12):
+            group = play(
+                reply=lambda prompt: str(rng.choice(game.free(last_board(prompt))) + 1),
+                seats=(seat,),
+                models={f"evert/{other}": game.perfect_player(number)},
+            )
+            [reward] = earned(group)
+            assert reward <= 0.0
 
 
 def test_players_draw_from_their_seed() -> None:
@@ -160,9 +135,6 @@ def test_players_draw_from_their_seed() -> None:
 
     assert said(1) == said(1) != said(2)
     assert set(said(1)) <= set("123456789")
-
-
-def test_what_is_no_board_cannot_be_played_on() -> None:
     with pytest.raises(ValueError, match="begins with no board"):
         game.random_player(0)([{"role": "user", "content": "Your move?"}])
 
@@ -175,30 +147,18 @@ def test_a_habit_is_to_win_to_keep_from_losing_or_to_do_neither() -> None:
 
 
 def test_demonstrations_are_legal_moves_good_and_bad() -> None:
-    shown = [conversation for conversation, _ in zip(game.demonstrations(0), range(300))]  # noqa: B905
-    boards = [game.seen(question["content"]) for question, _ in shown]
-    moves = [int(answer["content"]) - 1 for _, answer in shown]
-    assert all(move in game.free(board) for board, move in zip(boards, moves, strict=True))
-    good = sum(move in game.best(board) for board, move in zip(boards, moves, strict=True))
-    assert 0.3 < good / len(shown) < 0.8
+    shown = [
+        (game.seen(question["content"]), int(answer["content"]) - 1)
+        for question, answer in islice(game.demonstrations(0), 300)
+    ]
 
-
-# -- 5. Gymnasium, and tasks -----------------------------------------------------------------------
-
-
-def test_under_gymnasium_one_player_meets_the_random_one() -> None:
-    env = gymnasium.make("evert/TicTacToe-v0", tasks="evert.envs.tic_tac_toe:TEST_TASKS")
-    conversation, _ = env.reset(seed=3)
-    over, info = False, dict[str, Any]()
-    while not over:
-        board = game.seen(conversation[-1]["content"])
-        conversation, _, over, _, info = env.step(str(game.best(board)[0] + 1))
-    assert info["metrics"]["won"] + info["metrics"]["drawn"] == 1.0
-    env.close()
+    assert [pair for pair in shown if pair[1] not in game.free(pair[0])] == []
+    assert 0.3 < sum(move in game.best(board) for board, move in shown) / len(shown) < 0.8
 
 
 def test_training_boards_go_on_and_are_the_same_each_time() -> None:
     boards = game.TRAIN_TASKS[:200]
+
     assert boards == game.Openings(4096)[:200]
     assert {9 - board.count(".") for board in boards} == set(range(8))
     assert all(game.winner(board) is None for board in boards)
