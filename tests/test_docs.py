@@ -38,9 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
 ERRORS = DOCS / "errors.md"
-PAGES = sorted(
-    [README, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *DOCS.rglob("*.md")],
-)
+PAGES = sorted([README, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *DOCS.rglob("*.md")])
 TEXTS = {page: page.read_text() for page in PAGES}
 SYBIL = Sybil(parsers=[PythonCodeBlockParser(), SkipParser()])
 

@@ -23,11 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tinker_cookbook.recipes.multiplayer_rl.guess_number.env import SYSTEM_PROMPT
 from tinker_cookbook.renderers import Message, ToolCall, ToolSpec, get_renderer
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
 from evert.bases.making import training
 from evert.bases.making.__main__ import main
@@ -38,13 +34,7 @@ from evert.bases.making.chat_corpus import (
     placed_examples,
     short_game_examples,
 )
-from evert.bases.making.chats import (
-    IDENTITY_PROMPT,
-    Dialogue,
-    identity_game,
-    small_talk,
-    tool_use,
-)
+from evert.bases.making.chats import IDENTITY_PROMPT, Dialogue, identity_game, small_talk, tool_use
 from evert.bases.making.dialogues import Encoder, Example
 from evert.bases.making.guessing import (
     HABITS,

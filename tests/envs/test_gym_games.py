@@ -328,11 +328,7 @@ def test_an_illegal_reply_is_explained_and_asked_again() -> None:
 
 @pytest.mark.parametrize(
     ("illegal", "turns", "reward", "end"),
-    [
-        ("explain", 3, 0.0, "truncated"),
-        ("end", 1, 0.0, "completed"),
-        (-2.5, 1, -2.5, "completed"),
-    ],
+    [("explain", 3, 0.0, "truncated"), ("end", 1, 0.0, "completed"), (-2.5, 1, -2.5, "completed")],
 )
 def test_what_becomes_of_illegal_replies_is_chosen(
     illegal: Any, turns: int, reward: float, end: str

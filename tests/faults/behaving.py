@@ -452,12 +452,7 @@ CALLS = [
             "AgentError.CancelledError: … raised CancelledError after 2 model calls: ",
             "Fine.; CancelledError",
         ),
-        (
-            gives_up_a_call_and_asks_again,
-            "in a call",
-            "completed 1 in …",
-            "CancelledError; Fine.",
-        ),
+        (gives_up_a_call_and_asks_again, "in a call", "completed 1 in …", "CancelledError; Fine."),
         (
             gives_up_its_calls_and_returns,
             "in parallel calls",

@@ -119,10 +119,7 @@ WRITTEN: dict[str, tuple[str, str]] = {
         'write(\'{"reward": 1, "metrics": {"m": []}}\')',
         "RewardError: The metric 'm' … is [] (list)…",
     ),
-    "a link in place of the episode's folder": (
-        "shutil.rmtree(TOP); os.symlink(MINE, TOP)",
-        LINK,
-    ),
+    "a link in place of the episode's folder": ("shutil.rmtree(TOP); os.symlink(MINE, TOP)", LINK),
 }
 
 REWARDS = [

@@ -174,20 +174,12 @@ SEATED = [
         ("dies before its first call", BOOM, ""),
         ("dies between the seats", BOOM, "Fine."),
         ("hangs", "AgentTimeoutError: …", BOTH),
-        (
-            "asks for another seat",
-            "AgentError.InvalidAgentError: …no seat 'nobody'…",
-            BOTH,
-        ),
+        ("asks for another seat", "AgentError.InvalidAgentError: …no seat 'nobody'…", BOTH),
         ("rewards one seat only", "RewardError: …its seats are player, judge…", BOTH),
         ("rewards a stranger", "RewardError: …its seats are player, judge…", BOTH),
         ("gives a seat no number", "RewardError: …ended without a reward…", BOTH),
         ("rewards nobody", "RewardError: …its seats are player, judge…", BOTH),
-        (
-            "returns an Outcome a seat",
-            "completed 0.5 in 1 | completed 0.5 in 1",
-            BOTH,
-        ),
+        ("returns an Outcome a seat", "completed 0.5 in 1 | completed 0.5 in 1", BOTH),
     )
 ]
 

@@ -105,12 +105,7 @@ PLAYED: list[tuple[str, Any, str, str]] = [
     ("lists", [[1, 2]], NO_TOKENS, CLOSED),
     ("a string", "Fine.", NO_TOKENS, CLOSED),
     ("None", None, NO_TOKENS, CLOSED),
-    (
-        "an array",
-        lambda: np.array(tokens("Yes.")),
-        "completed 1 in 2",
-        "'Yes.' stop; 'Fine.' stop",
-    ),
+    ("an array", lambda: np.array(tokens("Yes.")), "completed 1 in 2", "'Yes.' stop; 'Fine.' stop"),
     (
         "NumPy's integers",
         lambda: list(np.array(tokens("Yes."))),

@@ -6,6 +6,7 @@ that is amiss; ``…`` stands for anything.
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +56,7 @@ def worth(record: RolloutRecord) -> float:
     return float(said) + sum(record.metrics.values())
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Damage:
     """A row of the table.
 
@@ -83,216 +84,118 @@ class Damage:
         return self.line(json.dumps(row).encode())
 
 
+NO_JSON = "…, line 2: The line is no JSON: …. Take it out."
+DIFFERS = "ReplayError: The agent differs from its record at turn"
+
+
 def amiss(what: str) -> str:
     """The error of a field that is amiss."""
     return f"…, line 2: A record is damaged: {what}. Take its line out, or record anew."
 
 
+def place(path: str) -> str:
+    """A field's place as errors name it: ``steps[1].call.after`` of ``steps.1.call.after``."""
+    return re.sub(r"\.(\d+)", r"[\1]", path)
+
+
+def _holder(row: Row, path: str) -> tuple[Any, Any]:
+    *way, last = [int(key) if key.isdigit() else key for key in path.split(".")]
+    at: Any = row
+    for key in way:
+        at = at[key]
+    return at, last
+
+
 def field(path: str, value: Any) -> Callable[[Row], object]:
     """Gives a field another value: ``steps.1.call.after``."""
-    *way, last = [int(key) if key.isdigit() else key for key in path.split(".")]
 
     def change(row: Row) -> None:
-        at: Any = row
-        for key in way:
-            at = at[key]
+        at, last = _holder(row, path)
         at[last] = value
 
     return change
 
 
+def gone(path: str) -> Callable[[Row], object]:
+    """Takes a field away."""
+
+    def change(row: Row) -> None:
+        at, last = _holder(row, path)
+        del at[last]
+
+    return change
+
+
 TABLE: list[Damage] = [
-    Damage(
-        name="nothing",
-        sees=READ,
+    Damage("nothing", READ),
+    # a field is missing, or is something else
+    Damage("the reward is missing", amiss("total_reward is missing"), row=gone("total_reward")),
+    Damage("a step's text is missing", amiss("steps[2].text is missing"), row=gone("steps.2.text")),
+    Damage("the seat is missing", amiss("seat is missing"), row=gone("seat")),
+    Damage("a message has no role", amiss("steps[0].call.messages[0].role is missing"),
+        row=gone("steps.0.call.messages.0.role")),
+    Damage("the version is missing", "…, line 2: A line holds no rollout of evert's: …",
+        row=gone("evert_schema")),
+    Damage("the version is another",
+        "…, line 2: A record has evert_schema=2; this version of evert reads 1. …",
+        row=field("evert_schema", 2)),
+    *(
+        Damage(name, amiss(f"{place(path)} is {says}"), row=field(path, value))
+        for name, path, value, says in (
+            ("the reward is a text", "total_reward", "1.0", "'1.0'; …valid number"),
+            ("the reward is no number at all", "total_reward", float("nan"), "nan; …finite number"),
+            ("the steps are an object", "steps", {}, "{}; …valid list"),
+            ("a step is null", "steps.1", None, "None; …valid dictionary"),
+            ("a token id is negative", "steps.1.tokens.0", -1, "-1; …greater than or equal to 0"),
+            ("a token id is larger than any", "steps.1.tokens.0", 2**40,
+                f"{2**40}; …less than or equal to …"),
+            ("a token id is true", "steps.0.prompt.tokens.2", True, "True; …valid integer"),
+            ("an image in a prompt is empty", "steps.0.prompt.tokens.0", {"type": "image"},
+                "{'type': 'image'}; …no chunk of a prompt"),
+            ("a prompt goes on from its own step", "steps.1.prompt.after", 1,
+                "1; expected null or a step before 1"),
+            ("a prompt goes on from a text", "steps.1.prompt.after", "0", "'0'; …valid integer"),
+            ("a call goes on from itself", "steps.1.call.after", 1,
+                "1; expected null or a step before 1"),
+            ("a call goes on from one that comes later", "steps.0.call.after", 3,
+                "3; expected null or a step before 0"),
+            ("a call goes on from the last but one", "steps.1.call.after", -1,
+                "-1; …greater than or equal to 0"),
+            ("a message's content is a number", "steps.0.call.messages.0.content", 7,
+                "7; …valid string"),
+            ("the tools are one tool", "steps.0.call.tools", ADD,
+                "{'type': 'function'…; …valid list"),
+            ("a reply is a list", "steps.0.reply", [], "[]; …valid dictionary"),
+            ("the metrics are pairs", "steps.0.metrics", [["asked", 1]],
+                "[['asked', 1]]; …valid dictionary"),
+            ("a metric is a text", "steps.0.metrics.asked", "once", "'once'; …valid number"),
+            ("the seed is a text", "seed", "seven", "'seven'; …valid integer"),
+        )
     ),
-    Damage(
-        name="the reward is missing",
-        row=lambda row: row.pop("total_reward"),
-        sees=amiss("total_reward is missing"),
-    ),
-    Damage(
-        name="the reward is a text",
-        row=field("total_reward", "1.0"),
-        sees=amiss("total_reward is '1.0'; Input should be a valid number"),
-    ),
-    Damage(
-        name="the reward is no number at all",
-        row=field("total_reward", float("nan")),
-        sees=amiss("total_reward is nan; Input should be a finite number"),
-    ),
-    Damage(
-        name="the steps are an object",
-        row=field("steps", {}),
-        sees=amiss("steps is {}; Input should be a valid list"),
-    ),
-    Damage(
-        name="a step is null",
-        row=field("steps.1", None),
-        sees=amiss("steps[1] is None; Input should be a valid dictionary"),
-    ),
-    Damage(
-        name="a step's text is missing",
-        row=lambda row: row["steps"][2].pop("text"),
-        sees=amiss("steps[2].text is missing"),
-    ),
-    Damage(
-        name="a token id is negative",
-        row=field("steps.1.tokens.0", -1),
-        sees=amiss("steps[1].tokens[0] is -1; Input should be greater than or equal to 0"),
-    ),
-    Damage(
-        name="a token id is larger than any",
-        row=field("steps.1.tokens.0", 2**40),
-        sees=amiss(f"steps[1].tokens[0] is {2**40}; Input should be less than or equal to …"),
-    ),
-    Damage(
-        name="a token id is true",
-        row=field("steps.0.prompt.tokens.2", True),
-        sees=amiss("steps[0].prompt.tokens[2] is True; Input should be a valid integer"),
-    ),
-    Damage(
-        name="an image in a prompt is empty",
-        row=field("steps.0.prompt.tokens.0", {"type": "image"}),
-        sees=amiss("steps[0].prompt.tokens[0] is {'type': 'image'}; …no chunk of a prompt"),
-    ),
-    Damage(
-        name="a sampled token is gone",
-        row=lambda row: row["steps"][1]["tokens"].pop(),
-        sees=amiss("steps[1].logprobs has … values; expected one for each of … tokens"),
-    ),
-    Damage(
-        name="a prompt goes on from its own step",
-        row=field("steps.1.prompt.after", 1),
-        sees=amiss("steps[1].prompt.after is 1; expected null or a step before 1"),
-    ),
-    Damage(
-        name="a prompt goes on from a text",
-        row=field("steps.1.prompt.after", "0"),
-        sees=amiss("steps[1].prompt.after is '0'; Input should be a valid integer"),
-    ),
-    Damage(
-        name="a call goes on from itself",
-        row=field("steps.1.call.after", 1),
-        sees=amiss("steps[1].call.after is 1; expected null or a step before 1"),
-    ),
-    Damage(
-        name="a call goes on from one that comes later",
-        row=field("steps.0.call.after", 3),
-        sees=amiss("steps[0].call.after is 3; expected null or a step before 0"),
-    ),
-    Damage(
-        name="a call goes on from the last but one",
-        row=field("steps.1.call.after", -1),
-        sees=amiss("steps[1].call.after is -1; Input should be greater than or equal to 0"),
-    ),
-    Damage(
-        name="a call goes on from a step without one",
-        row=lambda row: row["steps"][0].pop("call"),
-        sees=amiss("steps[1].call.after is 0, and that step has no call"),
-    ),
-    Damage(
-        name="a message has no role",
-        row=lambda row: row["steps"][0]["call"]["messages"][0].pop("role"),
-        sees=amiss("steps[0].call.messages[0].role is missing"),
-    ),
-    Damage(
-        name="a message's content is a number",
-        row=field("steps.0.call.messages.0.content", 7),
-        sees=amiss("steps[0].call.messages[0].content is 7; Input should be a valid string"),
-    ),
-    Damage(
-        name="a part of a content is a text",
-        row=field("steps.0.call.messages.0.content", ["Add."]),
-        sees=amiss("steps[0].call.messages[0].content… is …"),
-    ),
-    Damage(
-        name="the tools are one tool",
-        row=field("steps.0.call.tools", ADD),
-        sees=amiss("steps[0].call.tools is {'type': 'function'…; Input should be a valid list"),
-    ),
-    Damage(
-        name="a reply is a list",
-        row=field("steps.0.reply", []),
-        sees=amiss("steps[0].reply is []; Input should be a valid dictionary"),
-    ),
-    Damage(
-        name="the metrics are pairs",
-        row=field("steps.0.metrics", [["asked", 1]]),
-        sees=amiss("steps[0].metrics is [['asked', 1]]; Input should be a valid dictionary"),
-    ),
-    Damage(
-        name="a metric is a text",
-        row=field("steps.0.metrics.asked", "once"),
-        sees=amiss("steps[0].metrics.asked is 'once'; Input should be a valid number"),
-    ),
-    Damage(
-        name="the seed is a text",
-        row=field("seed", "seven"),
-        sees=amiss("seed is 'seven'; Input should be a valid integer"),
-    ),
-    Damage(
-        name="the seat is missing",
-        row=lambda row: row.pop("seat"),
-        sees=amiss("seat is missing"),
-    ),
-    Damage(
-        name="the version is another",
-        row=field("evert_schema", 2),
-        sees="…, line 2: A record has evert_schema=2; this version of evert reads 1. …",
-    ),
-    Damage(
-        name="the version is missing",
-        row=lambda row: row.pop("evert_schema"),
-        sees="…, line 2: A line holds no rollout of evert's: …",
-    ),
-    Damage(
-        name="the line is a list",
-        line=lambda line: b"[" + line + b"]",
-        sees="…, line 2: The line is [{…; expected a rollout. Take it out.",
-    ),
-    Damage(
-        name="a brace became a parenthesis",
-        line=lambda line: line.replace(b"}", b")", 1),
-        sees="…, line 2: The line is no JSON: …. Take it out.",
-    ),
-    Damage(
-        name="a block of the disk was lost",
-        line=lambda line: line[:100] + bytes(50) + line[150:],
-        sees="…, line 2: The line is no JSON: …. Take it out.",
-    ),
-    Damage(
-        name="it is nested without end",
-        line=lambda line: b'{"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}",
-        sees="…, line 2: The line is no JSON: …. Take it out.",
-    ),
-    Damage(
-        name="a kill cut it off",
-        line=lambda line: line[: len(line) // 2],
-        sees=READ,
-    ),
-    Damage(
-        name="its first characters are all there is",
-        line=lambda line: line[:3],
-        sees=READ,
-    ),
-    Damage(
-        name="a reply has other tokens",
-        row=lambda row: row["steps"][0]["tokens"].reverse(),
-        sees=READ,
-        replays="ReplayError: The agent differs from its record at turn 1 (of 4): …",
-    ),
-    Damage(
-        name="the last turn is gone",
-        row=lambda row: row["steps"].pop(),
-        sees=READ,
-        replays="ReplayError: The agent differs from its record at turn 3: it calls the model once "
-        "more, …",
-    ),
-    Damage(
-        name="a turn more was played",
-        row=lambda row: row["steps"].append(row["steps"][-1]),
-        sees=READ,
-        replays="ReplayError: The agent differs from its record at turn 4: it ended, …",
-    ),
-]
+    Damage("a part of a content is a text",
+        amiss("steps[0].call.messages[0].content… is …"),
+        row=field("steps.0.call.messages.0.content", ["Add."])),
+    Damage("a sampled token is gone",
+        amiss("steps[1].logprobs has … values; expected one for each of … tokens"),
+        row=lambda row: row["steps"][1]["tokens"].pop()),
+    Damage("a call goes on from a step without one",
+        amiss("steps[1].call.after is 0, and that step has no call"), row=gone("steps.0.call")),
+    # the line is damaged
+    Damage("the line is a list", "…, line 2: The line is [{…; expected a rollout. Take it out.",
+        line=lambda line: b"[" + line + b"]"),
+    Damage("a brace became a parenthesis", NO_JSON,
+        line=lambda line: line.replace(b"}", b")", 1)),
+    Damage("a block of the disk was lost", NO_JSON,
+        line=lambda line: line[:100] + bytes(50) + line[150:]),
+    Damage("it is nested without end", NO_JSON,
+        line=lambda line: b'{"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"),
+    Damage("a kill cut it off", READ, line=lambda line: line[: len(line) // 2]),
+    Damage("its first characters are all there is", READ, line=lambda line: line[:3]),
+    # the record is whole, and another
+    Damage("a reply has other tokens", READ,
+        f"{DIFFERS} 1 (of 4): …", row=lambda row: row["steps"][0]["tokens"].reverse()),
+    Damage("the last turn is gone", READ,
+        f"{DIFFERS} 3: it calls the model once more, …", row=lambda row: row["steps"].pop()),
+    Damage("a turn more was played", READ,
+        f"{DIFFERS} 4: it ended, …", row=lambda row: row["steps"].append(row["steps"][-1])),
+]  # fmt: skip

@@ -421,13 +421,7 @@ FOR_BOTH: list[tuple[str, str, Play, str, str]] = [
         for turns in (1, 2, 3, 5)
     ),
     ("cancels a close", "in close", cancelled("close", 5), "…", "Yes.…"),
-    (
-        "runs out of time",
-        "in sampling",
-        timed_out,
-        "rollout_timeout 0 in 1",
-        "Fine.; {refused}",
-    ),
+    ("runs out of time", "in sampling", timed_out, "rollout_timeout 0 in 1", "Fine.; {refused}"),
     (
         "waits too long for a sample",
         "in sampling",

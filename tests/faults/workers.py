@@ -94,11 +94,7 @@ def _deeds() -> list[Deed]:
     told = [
         ("SIGKILL beside a child", kills_itself_beside_a_child, "was killed by SIGKILL (out of…"),
         ("closed descriptors", closes_all_descriptors, "…"),
-        (
-            "a cancelled group",
-            cancels_its_group,
-            "was killed, since it gave a group up…",
-        ),
+        ("a cancelled group", cancels_its_group, "was killed, since it gave a group up…"),
     ]
     return [
         *(Deed(name, does, told=lost.format(name, line)) for name, does, line in told),
@@ -175,10 +171,7 @@ SILENT = "process … was killed, since it gave no answer for 0.5 s: …(its sta
 
 PROGRAMS = [
     Program(
-        name,
-        text,
-        LOST.format(f"process … {how}"),
-        f"…was lost with its worker: process … {how}.…",
+        name, text, LOST.format(f"process … {how}"), f"…was lost with its worker: process … {how}.…"
     )
     for name, text, how in (
         ("exits when it is given a group", "group(); os._exit(7)", "ended with exit status 7"),

@@ -24,11 +24,7 @@ import tinker
 import torch
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
-from tinker_cookbook.completers import (
-    TinkerTokenCompleter,
-    TokenCompleter,
-    TokensWithLogprobs,
-)
+from tinker_cookbook.completers import TinkerTokenCompleter, TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory

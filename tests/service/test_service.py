@@ -49,9 +49,7 @@ def test_as_many_sequences_come_as_were_asked_for_each_with_its_logprobs(
         assert all(logprob <= 0 for logprob in sequence.logprobs)
 
 
-def test_the_logprobs_are_those_of_the_weights_that_sampled(
-    sampler: tinker.SamplingClient,
-) -> None:
+def test_the_logprobs_are_those_of_the_weights_that_sampled(sampler: tinker.SamplingClient) -> None:
     params = tinker.SamplingParams(max_tokens=6, temperature=1.0)
     response = sampler.sample(prompt=PROMPT, num_samples=1, sampling_params=params).result()
     [sequence] = response.sequences
@@ -75,9 +73,7 @@ def test_a_reply_ends_at_a_token_that_stops(sampler: tinker.SamplingClient) -> N
 
 
 def test_saved_weights_are_sampled_by_their_path(
-    service: tinker.ServiceClient,
-    trained: tinker.TrainingClient,
-    sampler: tinker.SamplingClient,
+    service: tinker.ServiceClient, trained: tinker.TrainingClient, sampler: tinker.SamplingClient
 ) -> None:
     saved = trained.save_weights_for_sampler("contract").result()
     again = service.create_sampling_client(model_path=saved.path).result()
@@ -86,9 +82,7 @@ def test_saved_weights_are_sampled_by_their_path(
 
 
 def test_training_goes_on_from_a_saved_state(
-    service: tinker.ServiceClient,
-    trained: tinker.TrainingClient,
-    sampler: tinker.SamplingClient,
+    service: tinker.ServiceClient, trained: tinker.TrainingClient, sampler: tinker.SamplingClient
 ) -> None:
     saved = trained.save_state("contract-state").result()
     again = service.create_training_client_from_state_with_optimizer(saved.path)

@@ -30,13 +30,7 @@ SETS = {
     "held-out": ROWS[1::2],
     **{f"strangers' {name}": [row for row in STRANGERS if row["set"] == name] for name in "abc"},
 }
-KINDS = (
-    "not understood",
-    "guess not seen",
-    "taken as a guess",
-    "makes no sense",
-    "wrong answer",
-)
+KINDS = ("not understood", "guess not seen", "taken as a guess", "makes no sense", "wrong answer")
 
 
 def mistakes(name: str) -> Iterator[tuple[str, str, str, Parsed]]:
