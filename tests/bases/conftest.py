@@ -27,3 +27,9 @@ def rendered(tokenizer: Any, example: Example) -> list[int]:
 def tokens_of(batches: Iterable[Batch]) -> list[list[int]]:
     """The tokens of all examples."""
     return [example.tokens for batch in batches for example in batch.examples]
+
+
+def learned(tokenizer: Any, example: Example) -> str:
+    """What is learned of an example, one after the other."""
+    marked = [p for p, on in enumerate(example.loss_mask) if on or p in example.soft_targets]
+    return str(tokenizer.decode([example.tokens[place] for place in marked]))

@@ -1,35 +1,21 @@
-"""What ``evert-tiny-20q`` is trained on, and what it knows.
+"""``evert-tiny-20q``: what it is trained on, worked out from the text alone, and what it knows."""
 
-1. A riddle is a game as the short prompts have it, token for token; so is a player's game.
-2. Of a riddle the odds of all nouns are learned that fit the answers so far, how a noun's name goes
-   on, and no question.
-3. Every noun is asked for, held-out ones too, with the category and without; a seed repeats a
-   corpus.
-4. Of a game the questions are learned, and of a guess that it is one; it names no held-out noun.
-5. The tokenizer holds the game's words, and any other text all the same.
-6. The shipped base knows the nouns, was made by the commands on its card, and plays poorly.
-"""
-
-import json
 import random
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
-from tests.bases.conftest import messages_of, rendered, tokens_of
+from tests.bases.conftest import learned, messages_of, rendered
 from transformers import Qwen3ForCausalLM
 
 from evert.bases.making import training
-from evert.bases.making.__main__ import main
 from evert.bases.making.dialogues import Example
 from evert.bases.making.riddle_card import measure_recall
-from evert.bases.making.riddles import FEW, TELLING, VOCAB_SIZE, RiddleCorpus, tokenizer_text
-from evert.bases.making.tokenizer import make_tokenizer
-from evert.bridge.tokens.bases import BASES, base_path, base_tokenizer
+from evert.bases.making.riddles import FEW, TELLING, VOCAB_SIZE, RiddleCorpus
+from evert.bridge.tokens.bases import base_path, base_tokenizer
 from evert.envs.twenty_questions.facts import shipped_facts
 from evert.envs.twenty_questions.habits import HabitPlayer
 from evert.envs.twenty_questions.knowledge import Knowledge, guess, telling
@@ -67,24 +53,29 @@ def fitting(messages: list[tuple[str, str]]) -> set[str]:
     return left
 
 
-# -- 1. form -------------------------------------------------------------------------------------
+def _header_end() -> list[int]:
+    return list(TOKENIZER.encode("assistant\n", add_special_tokens=False))
 
 
-@pytest.mark.parametrize("drawn", [riddles, games])
-def test_it_is_what_the_cookbooks_renderer_makes_of_its_messages(drawn: Any) -> None:
-    for example in drawn(20):
-        assert rendered(TOKENIZER, example) == example.tokens
+def _tokens(text: str) -> list[int]:
+    return list(TOKENIZER.encode(text, add_special_tokens=False))
 
 
-def test_a_riddle_has_as_many_questions_as_were_asked_for_and_ends_with_a_guess() -> None:
+# -- riddles -------------------------------------------------------------------------------------
+
+
+def test_an_example_is_what_the_renderer_makes_of_it_and_hides_the_category_in_one_of_two() -> None:
+    for drawn in (riddles(90), games(90)):
+        assert all(rendered(TOKENIZER, example) == example.tokens for example in drawn[:20])
+        first = [told(example)[0][1].removesuffix(" 1") for example in drawn]
+        assert 0.35 < first.count("20 questions") / len(first) < 0.65
+        assert {*first} - {"20 questions"} <= CATEGORIES
     for length in (1, 4):
         for example in riddles(20, length):
-            messages = told(example)
-            assert len(messages) <= 2 * length + 2
-            assert messages[-1][1] not in ATTRIBUTES
-
-
-# -- 2. riddles ----------------------------------------------------------------------------------
+            assert len(told(example)) <= 2 * length + 2
+            assert told(example)[-1][1] not in ATTRIBUTES
+    asked = {told(example)[-1][1] for example in riddles(1500, 1)}
+    assert {guess(noun.answer) for noun in shipped_nouns()} <= asked  # held-out ones too
 
 
 def test_the_odds_are_those_of_all_nouns_that_fit_the_answers() -> None:
@@ -104,41 +95,14 @@ def test_the_odds_are_those_of_all_nouns_that_fit_the_answers() -> None:
             assert odds.sum() == pytest.approx(1.0)
 
 
-def _header_end() -> list[int]:
-    return list(TOKENIZER.encode("assistant\n", add_special_tokens=False))
-
-
-def learned(example: Example) -> list[str]:
-    """The tokens that are learned, by what they follow."""
-    return [
-        TOKENIZER.decode(token)
-        for place, token in enumerate(example.tokens)
-        if example.loss_mask[place] or place in example.soft_targets
-    ]
-
-
 def test_of_a_riddle_no_token_is_learned_but_how_names_go_on() -> None:
     for example in riddles(20):
         said = [text for _, text in told(example)[1::2] if text not in ATTRIBUTES]
         names = [_tokens(text.removeprefix("Is it"))[1:] for text in said]
 
-        assert learned(example) == [
-            TOKENIZER.decode(token) for name in names for token in [*name, TOKENIZER.eos_token_id]
-        ]
-
-
-def _tokens(text: str) -> list[int]:
-    return list(TOKENIZER.encode(text, add_special_tokens=False))
-
-
-def test_a_noun_once_begun_is_finished() -> None:
-    corpus = RiddleCorpus(TOKENIZER, 7)
-    for _ in range(40):
-        example = corpus.riddle(3)
-        last = max(example.soft_targets)
-
-        assert example.soft_targets[last][corpus.target_tokens.index(TOKENIZER.eos_token_id)] == 1.0
-        assert last == len(example.tokens) - 1 > max(example.odds)
+        assert learned(TOKENIZER, example) == "".join(
+            TOKENIZER.decode([*name, TOKENIZER.eos_token_id]) for name in names
+        )
 
 
 def test_a_name_goes_on_as_the_nouns_do_that_fit_and_began_so() -> None:
@@ -188,23 +152,6 @@ class _Louder(torch.nn.Module):
         return logits + self.louder
 
 
-# -- 3. what is asked for ------------------------------------------------------------------------
-
-
-def test_every_noun_is_asked_for_held_out_ones_too() -> None:
-    asked = {told(example)[-1][1] for example in riddles(1500, 1)}
-
-    assert {f"Is it {noun.answer}?" for noun in shipped_nouns()} <= asked
-
-
-@pytest.mark.parametrize("drawn", [riddles, games])
-def test_the_category_is_hidden_in_one_of_two(drawn: Any) -> None:
-    first = [told(example)[0][1].removesuffix(" 1") for example in drawn(90)]
-
-    assert 0.35 < first.count("20 questions") / len(first) < 0.65
-    assert {*first} - {"20 questions"} <= CATEGORIES
-
-
 @pytest.mark.parametrize("plain", [True, False])
 def test_a_riddle_guesses_once_few_nouns_are_left_and_last(plain: bool) -> None:
     corpus, guesses = RiddleCorpus(TOKENIZER, 7), 0
@@ -236,11 +183,13 @@ def test_riddles_and_games_ask_about_the_attributes_that_the_base_knows() -> Non
     assert len(asked) > TELLING / 2
 
 
-def test_the_attributes_that_it_knows_set_nearly_all_nouns_apart() -> None:
+def test_the_attributes_that_it_knows_set_nearly_all_nouns_apart_in_few_tokens() -> None:
     known = Knowledge()
     rows = [known.row(name) for name in telling(known, TELLING)]
+    lengths = [len(TOKENIZER.encode(text)) for text in known.questions.values()]
 
     assert len(set(zip(*rows, strict=True))) >= len(shipped_nouns()) - 10
+    assert sum(lengths) / len(lengths) < 8
 
 
 def test_a_step_has_short_riddles_first_and_games_later() -> None:
@@ -257,20 +206,14 @@ def test_a_step_has_short_riddles_first_and_games_later() -> None:
     )
 
 
-def test_a_seed_repeats_a_corpus() -> None:
-    one, same, other = (RiddleCorpus(TOKENIZER, seed).step(whole_games=True) for seed in (1, 1, 2))
-
-    assert tokens_of(one) == tokens_of(same) != tokens_of(other)
-
-
-# -- 4. games ------------------------------------------------------------------------------------
+# -- games ---------------------------------------------------------------------------------------
 
 
 def test_of_a_game_the_replies_are_learned() -> None:
     for example in games(20):
-        said = [text for role, text in told(example) if role == "assistant"]
+        said = [f"{text}<|im_end|>" for role, text in told(example) if role == "assistant"]
 
-        assert "".join(learned(example)) == "".join(f"{text}<|im_end|>" for text in said)
+        assert learned(TOKENIZER, example) == "".join(said)
 
 
 def test_of_a_reply_all_is_a_target_that_the_player_may_have_said() -> None:
@@ -282,14 +225,6 @@ def test_of_a_reply_all_is_a_target_that_the_player_may_have_said() -> None:
             assert target[corpus.target_tokens.index(example.tokens[place])] > 0
             places, choices = places + 1, choices + int(np.count_nonzero(target) > 1)
     assert choices > places / 10 > 100
-
-
-def test_a_player_that_asks_what_tells_most_leaves_no_choice() -> None:
-    corpus = RiddleCorpus(TOKENIZER, 7)
-    example = corpus.game(HabitPlayer("best", "never", corpus.known, random.Random(0)))
-
-    assert example.soft_targets
-    assert all(np.count_nonzero(target) == 1 for target in example.soft_targets.values())
 
 
 def test_a_held_out_noun_is_as_probable_a_guess_as_any_other() -> None:
@@ -313,27 +248,7 @@ def test_no_game_names_a_held_out_noun() -> None:
     assert len(asked - ATTRIBUTES.keys()) > 50
 
 
-# -- 5. the tokenizer ----------------------------------------------------------------------------
-
-
-def test_the_tokenizer_is_the_shipped_one(tmp_path: Path) -> None:
-    made = make_tokenizer(tokenizer_text(), VOCAB_SIZE)
-    made.save_pretrained(tmp_path)
-
-    assert len(made) == VOCAB_SIZE
-    for name in ("tokenizer.json", "chat_template.jinja"):
-        assert (tmp_path / name).read_bytes() == (base_path(NAME) / name).read_bytes()
-
-
-def test_the_games_words_are_few_tokens_and_any_text_comes_back() -> None:
-    lengths = [len(TOKENIZER.encode(text)) for text in Knowledge().questions.values()]
-
-    assert sum(lengths) / len(lengths) < 8
-    for text in ("Is it an axolotl? \u00fcber\n\t7", "{}<tool_call>"):
-        assert TOKENIZER.decode(TOKENIZER.encode(text, add_special_tokens=False)) == text
-
-
-# -- 6. the base ---------------------------------------------------------------------------------
+# -- the base ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -382,30 +297,3 @@ def test_a_model_that_knows_nothing_is_measured_as_such() -> None:
     recall = measure_recall(training.make_model(TOKENIZER), TOKENIZER, riddles=30)
 
     assert recall.fitting[1] < 0.1
-
-
-def test_the_base_is_small_and_says_how_it_was_made() -> None:
-    files = {path.name: path.stat().st_size for path in base_path(NAME).iterdir()}
-    card = (base_path(NAME) / "README.md").read_text()
-
-    assert sum(files.values()) < 5_000_000
-    assert card.startswith("---\n")
-    assert f"python -m evert.bases.making out=FOLDER base={NAME}" in card
-    config = json.loads((base_path(NAME) / "config.json").read_text())
-    assert config["vocab_size"] == VOCAB_SIZE
-    assert {path.name for path in base_path(NAME).parent.iterdir()} - {"making"} == set(BASES)
-
-
-@pytest.mark.nightly
-def test_the_script_makes_it_from_the_start_to_the_card(tmp_path: Path) -> None:
-    config = training.MakingConfig(
-        out=str(tmp_path / "base"), base=NAME, steps=2, warm_up=0.5, measured_games=4
-    )
-    main(config)
-    card = (tmp_path / "base" / "README.md").read_text()
-
-    assert f"out=FOLDER base={NAME} steps=2 warm_up=0.5 seed=0 measured_games=4" in card
-    assert "short riddles" in card
-    assert {path.name for path in (tmp_path / "base").iterdir()} >= {
-        "model.safetensors", "tokenizer.json", "config.json", "README.md",
-    }  # fmt: skip

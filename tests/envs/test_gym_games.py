@@ -1,13 +1,4 @@
-"""Gymnasium's games as agents.
-
-1. Toy-text games and MiniGrid's, played in words and back through Gymnasium, are the games they
-   are: equal rewards and lengths for equal actions.
-2. A policy is told the rules, what it sees, and its actions by name; a reply is read as meant.
-3. A reply without a legal action is explained, or ends the episode, as was chosen.
-4. An episode has its own environment, and closes it whatever happens.
-5. An agent pickles, and has an import path; demonstrations show how to reply.
-6. What is wrong with an argument, a task or an id is said.
-"""
+"""Gymnasium's games as agents: told in words, played in words, and the same games all the same."""
 
 import asyncio
 import pickle
@@ -22,6 +13,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX, STATE_TO_IDX
+from tests.kit import play, rewards
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
@@ -52,8 +44,7 @@ LONGEST = 40
 
 
 def rollout(agent: Any, replies: list[str], task: Any = 7) -> Trajectory:
-    policy = ScriptedPolicy(replies)
-    return asyncio.run(do_single_rollout(policy, ChatAgentEnv(agent, task)))
+    return asyncio.run(play(agent, *replies, task=task))
 
 
 def told(agent: GymAgent, seed: int = 7) -> list[str]:
@@ -70,7 +61,7 @@ def ending(trajectory: Trajectory) -> str:
     return next(key for key in metrics if key.startswith("stop/")).removeprefix("stop/")
 
 
-# -- 1. the games they are -----------------------------------------------------------------------
+# -- the games they are -----------------------------------------------------------------------
 
 
 def plain_episode(id: str, seed: int) -> tuple[list[str], list[tuple[float, bool, bool]]]:
@@ -89,11 +80,6 @@ def plain_episode(id: str, seed: int) -> tuple[list[str], list[tuple[float, bool
     return names, steps
 
 
-def test_all_five_games_are_there() -> None:
-    assert {"Blackjack-v1", "CliffWalking-v1", "FrozenLake-v1", "FrozenLake8x8-v1"} <= {*TOY_TEXT}
-    assert any(id.startswith("Taxi-v") for id in TOY_TEXT)
-
-
 @pytest.mark.parametrize("id", TOY_TEXT + MINIGRID)
 def test_equal_actions_earn_equal_rewards_there_and_back(
     id: str, register: Callable[..., EnvSpec]
@@ -107,12 +93,13 @@ def test_equal_actions_earn_equal_rewards_there_and_back(
 
         assert back == steps
     env.close()
+    assert len(TOY_TEXT) >= 5
 
 
 def test_rewards_are_given_at_their_own_turn_and_truncation_is_passed_on() -> None:
     trajectory = rollout(GymAgent("CliffWalking-v1", max_episode_steps=2), ["right", "up"])
 
-    assert [t.reward for t in trajectory.transitions] == [-100.0, -1.0]
+    assert rewards(trajectory) == [-100.0, -1.0]
     assert ending(trajectory) == "truncated"
     over = rollout(GymAgent("Blackjack-v1", max_episode_steps=1), ["stick"])
     assert ending(over) == "completed"  # over and truncated is over
@@ -129,7 +116,7 @@ def test_the_task_is_the_seed_and_the_options_of_reset() -> None:
             start_of(task, 1)
 
 
-# -- 2. words ------------------------------------------------------------------------------------
+# -- words ------------------------------------------------------------------------------------
 
 
 def test_the_prompt_is_the_docstrings_rules_and_the_actions_by_name() -> None:
@@ -144,18 +131,15 @@ def test_the_prompt_is_the_docstrings_rules_and_the_actions_by_name() -> None:
     assert any("usable ace" in told(GymAgent("Blackjack-v1"), seed)[1] for seed in range(30))
 
 
-def test_a_prompt_of_ones_own_or_none() -> None:
-    assert told(GymAgent("CliffWalking-v1", prompt="")) == ["Row 3, column 0."]
-    assert told(GymAgent("CliffWalking-v1", prompt="Walk."))[0] == "Walk."
-
-
-def test_each_toy_text_game_says_what_it_sees() -> None:
+def test_each_toy_text_game_says_what_it_sees_after_a_prompt_of_ones_own_or_none() -> None:
     lake = told(GymAgent("FrozenLake-v1"))[1]
     taxi = told(GymAgent(TOY_TEXT[-1]))[1]
 
     assert lake == "Row 0, column 0. Lake: SFFF FHFH FFFH HFFG."
     assert taxi.startswith("Row 3, column 0. Passenger: Yellow. Destination: Green.")
     assert "\nActions left: Move south (down), Move north (up)" in taxi
+    assert told(GymAgent("CliffWalking-v1", prompt="")) == ["Row 3, column 0."]
+    assert told(GymAgent("CliffWalking-v1", prompt="Walk."))[0] == "Walk."
 
 
 def test_an_environment_without_words_of_its_own_is_told_plainly() -> None:
@@ -167,28 +151,23 @@ def test_an_environment_without_words_of_its_own_is_told_plainly() -> None:
     assert plainly({"a": (1, "two"), "b": np.int64(3)}) == "a: 1, two\nb: 3"
 
 
-@pytest.mark.parametrize(
-    ("reply", "action"),
-    [
-        ("Move left", 0),
-        ("left", 0),
-        ("I go DOWN!", 1),
-        ("2", 2),
-        ("Action: 3.", 3),
-        ("left is bad\nright", 2),
-        ("left or right", None),
-        ("move", None),
-        ("4", None),
-        ("1 or 2", None),
-        ("", None),
-    ],
-)
-def test_a_reply_means_the_one_action_that_its_last_line_has(reply: str, action: object) -> None:
-    env = gymnasium.make("FrozenLake-v1")
-    found, why = GymAgent("FrozenLake-v1").actions(env).read(reply)
-
-    assert found == action
-    assert bool(why) == (action is None)
+def test_a_reply_means_the_one_action_that_its_last_line_has() -> None:
+    actions = GymAgent("FrozenLake-v1").actions(gymnasium.make("FrozenLake-v1"))
+    for reply, action in {
+        "Move left": 0,
+        "left": 0,
+        "I go DOWN!": 1,
+        "2": 2,
+        "Action: 3.": 3,
+        "left is bad\nright": 2,
+        "left or right": None,
+        "move": None,
+        "4": None,
+        "1 or 2": None,
+        "": None,
+    }.items():
+        found, why = actions.read(reply)
+        assert (found, bool(why)) == (action, action is None), reply
 
 
 def test_arrays_are_json_and_text_is_text() -> None:
@@ -210,15 +189,13 @@ def before_one(kind: str, color: int = 0, state: int = 0) -> str:
     return minigrid_in_words({"mission": "look", "image": image}).removeprefix("Mission: look. ")
 
 
-@pytest.mark.parametrize("kind", ["door", "key", "ball", "box", "goal", "lava"])
-def test_minigrids_things_are_told_by_their_own_names(kind: str) -> None:
-    for (color, code), (state, state_code) in product(COLOR_TO_IDX.items(), STATE_TO_IDX.items()):
+def test_minigrids_things_are_told_by_their_own_names_and_of_other_cells_a_wall() -> None:
+    things = product(("door", "key", "ball", "box", "goal", "lava"), COLOR_TO_IDX, STATE_TO_IDX)
+    for kind, color, state in things:
         said = f"{state} {color} {kind}" if kind == "door" else f"{color} {kind}"
+        seen = before_one(kind, COLOR_TO_IDX[color], STATE_TO_IDX[state])
 
-        assert before_one(kind, code, state_code) == f"You see: {said} 1 ahead."
-
-
-def test_of_minigrids_cells_without_a_thing_a_wall_is_told() -> None:
+        assert seen == f"You see: {said} 1 ahead."
     assert before_one("wall") == "A wall is before you. You see: nothing."
     for kind in ("floor", "unseen", "empty"):
         assert before_one(kind) == "You see: nothing."
@@ -234,7 +211,7 @@ def test_minigrid_is_played_by_its_words() -> None:
         "Mission: get to the green goal square. You face east. You see: green goal 2 ahead and 2 "
         "to the right."
     )
-    assert [t.reward for t in played.transitions] == [0, 0, 0, 0, pytest.approx(0.955)]
+    assert rewards(played) == [0, 0, 0, 0, pytest.approx(0.955)]
     assert ending(played) == "completed"
 
 
@@ -312,7 +289,7 @@ def one_word(reply: str) -> int:
     return ["enough", "more"].index(reply)
 
 
-# -- 3. illegal replies --------------------------------------------------------------------------
+# -- illegal replies --------------------------------------------------------------------------
 
 
 def test_an_illegal_reply_is_explained_and_asked_again() -> None:
@@ -340,7 +317,7 @@ def test_what_becomes_of_illegal_replies_is_chosen(
     assert ending(trajectory) == end
 
 
-# -- 4. its own environment ----------------------------------------------------------------------
+# -- its own environment ----------------------------------------------------------------------
 
 
 def test_an_environment_is_closed_at_the_end_of_its_episode(named: str) -> None:
@@ -372,7 +349,7 @@ async def test_episodes_at_once_have_an_environment_each(named: str) -> None:
     assert len({id(env) for env in Named.closed}) == 3
 
 
-# -- 5. elsewhere --------------------------------------------------------------------------------
+# -- elsewhere --------------------------------------------------------------------------------
 
 
 def test_an_agent_goes_through_pickle_and_through_its_import_path() -> None:
@@ -382,7 +359,7 @@ def test_an_agent_goes_through_pickle_and_through_its_import_path() -> None:
     for copy in copies:
         assert repr(copy) == "GymAgent('FrozenLake-v1', illegal=-1.0, is_slippery=False)"
         trajectory = rollout(copy, ["1", "1", "2", "2", "1", "2"])
-        assert [t.reward for t in trajectory.transitions] == [0.0] * 5 + [1.0]
+        assert rewards(trajectory) == [0.0] * 5 + [1.0]
 
 
 def test_demonstrations_are_random_legal_actions_the_same_for_a_seed(named: str) -> None:
@@ -402,7 +379,7 @@ def test_demonstrations_are_random_legal_actions_the_same_for_a_seed(named: str)
 
 def test_any_environment_has_a_recipe_and_the_bases_are_told_no_rules() -> None:
     game = gym_game({"id": "FrozenLake-v1", "is_slippery": "False", "illegal": "-1"})
-    settings = game.settings()
+    settings, known = game.settings(), gym_game({"id": "Blackjack-v1"}).settings()
 
     assert settings["agent"] == (
         "evert:GymAgent('FrozenLake-v1', illegal=-1, is_slippery=False, prompt='')"
@@ -413,17 +390,12 @@ def test_any_environment_has_a_recipe_and_the_bases_are_told_no_rules() -> None:
     assert not {*recipe.TRAIN_TASKS} & {*recipe.TEST_TASKS}
     for path in [*list(settings.values())[:3], settings["demonstrations"]]:
         assert resolve(path, "thing", GameError) is not None
-
-
-def test_a_game_that_a_shipped_base_knows_begins_there_without_a_warm_up() -> None:
-    known, other = (gym_game({"id": id}).settings() for id in ("Blackjack-v1", "Taxi-v4"))
-
+    # one that a shipped base knows begins there without a warm-up
     assert (known["model_name"], known["warm_up_steps"]) == ("evert-tiny-moves", 0)
-    assert "model_name" not in other
-    assert other["warm_up_steps"] > 0
+    assert ("model_name" in settings, settings["warm_up_steps"] > 0) == (False, True)
 
 
-# -- 6. what is wrong ----------------------------------------------------------------------------
+# -- what is wrong ----------------------------------------------------------------------------
 
 
 def test_what_is_wrong_with_an_argument_is_said() -> None:

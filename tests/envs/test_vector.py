@@ -1,12 +1,4 @@
-"""Many episodes at once, as one Gymnasium vector environment.
-
-1. The same seeds and actions give what ``SyncVectorEnv`` gives, whatever the autoreset.
-2. All episodes are played at the same time, of async and of blocking agents.
-3. An episode that fails takes no other with it.
-4. What is no action, option or argument is refused, and no episode has gone on.
-5. Gymnasium's wrappers work on it; so do ``call``, ``get_attr``, ``set_attr`` and ``render``.
-6. Nothing is left of it; a copy is a new one.
-"""
+"""Many episodes at once, as one Gymnasium vector environment."""
 
 import asyncio
 import copy
@@ -18,6 +10,7 @@ import random
 import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -25,6 +18,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
+from tests.kit import ask, ask_blocking, assistant, user
 
 from evert.bridge.clients.client import AgentClient, BlockingAgentClient
 from evert.bridge.episode.agent import Outcome
@@ -38,17 +32,12 @@ Leftovers = Callable[[], dict[str, list[Any]]]
 WORDS = ["", "Guess: 512", "Guess: 7", "Guess: 8", "I am 7", "<|im_end|>", "日本語\n"]
 
 
-def ask(text: str = "Well?") -> list[dict[str, Any]]:
-    return [{"role": "user", "content": text}]
-
-
 async def wandering_agent(client: AgentClient, task: int) -> float | Outcome:
     """Asks until its task is said, or for some turns; logs what differs in kind and presence."""
-    messages = ask(f"Say {task}.")
+    messages = [user(f"Say {task}.")]
     for turn in range(client.rng.randint(1, 5)):
-        completion = await client.chat.completions.create(messages=messages)
-        said = completion.choices[0].message.content or ""
-        messages += [{"role": "assistant", "content": said}, *ask("And?")]
+        said = await ask(client, *messages)
+        messages += [assistant(said), user("And?")]
         client.reward(len(said) / 10)
         if str(task) in said:
             client.log(found=turn)
@@ -74,7 +63,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-# -- 1. as Gymnasium's own -------------------------------------------------------------------------
+# -- as Gymnasium's own -------------------------------------------------------------------------
 
 
 def one_after_the_other(mode: AutoresetMode, limit: int | None, **given: Any) -> SyncVectorEnv:
@@ -120,18 +109,10 @@ def test_it_is_what_gymnasiums_own_is_at_every_step(mode: AutoresetMode, limit: 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_it_is_what_make_vec_makes_at_both_levels(level: str) -> None:
-    made = {
-        mode: gymnasium.make_vec(
-            "evert/GuessNumber-v0", 2, mode, level=level, disable_env_checker=True
-        )
-        for mode in ("sync",)
-    }
-    made["ours"] = gymnasium.make_vec("evert/GuessNumber-v0", 2, level=level)
-    assert isinstance(made["ours"], AgentVectorEnv)
-    assert made["ours"].spec is not None
-    one: Any
-    other: Any
-    one, other = made.values()
+    made: Any = partial(gymnasium.make_vec, "evert/GuessNumber-v0", 2, level=level)
+    one, other = made("sync", disable_env_checker=True), made()
+    assert isinstance(other, AgentVectorEnv)
+    assert other.spec is not None
     assert same(one.reset(seed=[3, None]), other.reset(seed=[3, None])) is False  # the second drew
     assert same(one.reset(seed=[3, 4]), other.reset(seed=[3, 4]))
     one.action_space.seed(0)
@@ -147,18 +128,13 @@ def test_it_is_what_make_vec_makes_at_both_levels(level: str) -> None:
 SHAPES = [np.array([1, 2]), np.array([3])]
 
 
-async def shapes_agent(client: AgentClient, task: Any) -> float:
-    await client.chat.completions.create(messages=ask(str(task)))
-    return 0.0
-
-
 async def numbers_agent(client: AgentClient, task: Any) -> float:
-    await client.chat.completions.create(messages=ask())
+    await ask(client)
     client.log(number=task)
     return 0.0
 
 
-def test_infos_keep_values_of_different_kinds_as_they_are() -> None:
+def test_infos_keep_values_of_different_kinds_and_arrays_of_different_shapes() -> None:
     tasks = [1, 0.5, "a half"]
     envs = AgentVectorEnv(4, agent=numbers_agent, tasks=tasks)
     for _ in range(5):
@@ -167,16 +143,13 @@ def test_infos_keep_values_of_different_kinds_as_they_are() -> None:
         assert set(logs) <= set(tasks)
         assert list(logs) == list(infos["task"])
     envs.close()
-
-
-def test_infos_keep_arrays_of_different_shapes() -> None:
-    envs = AgentVectorEnv(4, agent=shapes_agent, tasks=SHAPES)
-    _, infos = envs.reset(seed=0)
+    arrays = AgentVectorEnv(4, agent=numbers_agent, tasks=SHAPES)
+    _, infos = arrays.reset(seed=0)
     assert {str(task) for task in infos["task"]} == {str(task) for task in SHAPES}
-    envs.close()
+    arrays.close()
 
 
-# -- 2. at the same time ---------------------------------------------------------------------------
+# -- at the same time ---------------------------------------------------------------------------
 
 N = 6
 together = threading.Barrier(N)
@@ -186,7 +159,7 @@ async def meeting_agent(client: AgentClient) -> float:
     """Goes on, from each call and at its start, when all others are there as well."""
     await asyncio.to_thread(together.wait, 30.0)
     for _ in range(2):
-        await client.chat.completions.create(messages=ask())
+        await ask(client)
         await asyncio.to_thread(together.wait, 30.0)
     return 1.0
 
@@ -194,7 +167,7 @@ async def meeting_agent(client: AgentClient) -> float:
 def blocking_meeting_agent(client: BlockingAgentClient) -> float:
     together.wait(30.0)
     for _ in range(2):
-        client.chat.completions.create(messages=ask())
+        ask_blocking(client)
         together.wait(30.0)
     return 1.0
 
@@ -215,15 +188,14 @@ def test_all_episodes_begin_and_go_on_at_the_same_time(agent: Any, mode: Autores
     envs.close()
 
 
-# -- 3. failures -----------------------------------------------------------------------------------
+# -- failures -----------------------------------------------------------------------------------
 
 
 async def fragile_agent(client: AgentClient, task: str) -> float:
     for _ in range(2):
         if task == "never begins":
             raise OSError("no such file")
-        completion = await client.chat.completions.create(messages=ask(task))
-        if completion.choices[0].message.content == "fail":
+        if await ask(client, task) == "fail":
             raise KeyError("lost")
     return 1.0
 
@@ -249,14 +221,6 @@ def test_an_episode_that_fails_is_truncated_and_the_others_go_on(
     envs.close()
 
 
-def test_an_error_can_be_scored_instead() -> None:
-    envs = AgentVectorEnv(2, agent=fragile_agent, tasks=["go"], on_agent_error=-5.0)
-    envs.reset()
-    _, rewards, terminated, *_ = envs.step(["x", "fail"])
-    assert (rewards.tolist(), terminated.tolist()) == ([0.0, -5.0], [False, True])
-    envs.close()
-
-
 @pytest.mark.parametrize("mode", AutoresetMode)
 def test_an_episode_that_fails_at_its_start_ends_with_the_next_step(mode: AutoresetMode) -> None:
     tasks = ["go", "go", "never begins"]
@@ -279,7 +243,12 @@ def test_an_episode_that_fails_at_its_start_ends_with_the_next_step(mode: Autore
     envs.close()
 
 
-def test_an_agent_that_never_begins_is_no_game_at_all() -> None:
+def test_an_error_can_be_scored_and_an_agent_that_never_begins_is_no_game_at_all() -> None:
+    scoring = AgentVectorEnv(2, agent=fragile_agent, tasks=["go"], on_agent_error=-5.0)
+    scoring.reset()
+    _, rewards, terminated, *_ = scoring.step(["x", "fail"])
+    assert (rewards.tolist(), terminated.tolist()) == ([0.0, -5.0], [False, True])
+    scoring.close()
     envs = AgentVectorEnv(2, agent=fragile_agent, tasks=["never begins"])
     with pytest.raises(AgentError, match="raised OSError"):
         envs.reset()
@@ -287,8 +256,7 @@ def test_an_agent_that_never_begins_is_no_game_at_all() -> None:
 
 
 async def interrupting_agent(client: AgentClient) -> float:
-    completion = await client.chat.completions.create(messages=ask())
-    if completion.choices[0].message.content == "stop":
+    if await ask(client) == "stop":
         raise KeyboardInterrupt
     return 1.0
 
@@ -305,24 +273,22 @@ def test_a_keyboard_interrupt_is_no_failure_but_ends_the_step_for_all() -> None:
     envs.close()
 
 
-# -- 4. what is refused ----------------------------------------------------------------------------
+# -- what is refused ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("actions", "message"),
-    [
+def test_what_are_no_actions_is_refused_and_no_episode_goes_on() -> None:
+    envs = AgentVectorEnv(2, agent="evert.envs.identity:identity_agent", tasks=[3])
+    bad: list[tuple[Any, str]] = [
         (["I am 3"], r"2 environments take .* of 2 actions; got 1 actions"),
         (["I am 3"] * 3, "got 3 actions"),
         ("no", "got 'no'"),
         (None, "got None"),
         (["I am 3", 3], "the reply's text"),
-    ],
-)
-def test_what_are_no_actions_is_refused_and_no_episode_goes_on(actions: Any, message: str) -> None:
-    envs = AgentVectorEnv(2, agent="evert.envs.identity:identity_agent", tasks=[3])
+    ]
     envs.reset()
-    with pytest.raises(gymnasium.error.InvalidAction, match=message):
-        envs.step(actions)
+    for actions, message in bad:
+        with pytest.raises(gymnasium.error.InvalidAction, match=message):
+            envs.step(actions)
     assert envs.step(np.array(["I am 3", "I am 3"]))[1].tolist() == [1.0, 1.0]
     envs.close()
 
@@ -338,18 +304,17 @@ def test_a_step_needs_running_episodes() -> None:
     envs.close()
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
+def test_a_bad_argument_is_named() -> None:
+    for given, message in (
         ({"num_envs": 0}, "num_envs=0 is no count"),
         ({"max_episode_steps": 0}, "max_episode_steps=0 is no count"),
         ({"autoreset_mode": "SameSteps"}, "Did you mean 'SameStep'"),
         ({"levle": "tokens"}, "Did you mean 'level'"),
-    ],
-)
-def test_a_bad_argument_is_named(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(EnvArgumentError, match=message):
-        AgentVectorEnv(**{"agent": wandering_agent, "tasks": [7], **given})
+    ):
+        with pytest.raises(EnvArgumentError, match=message):
+            AgentVectorEnv(**{"agent": wandering_agent, "tasks": [7], **given})
+    with pytest.raises(TypeError, match="disable `shared_memory`"):
+        gymnasium.make_vec("evert/Identity-v0", 2, "async")
 
 
 def test_bad_options_and_seeds_are_named_and_the_episodes_go_on() -> None:
@@ -363,11 +328,6 @@ def test_bad_options_and_seeds_are_named_and_the_episodes_go_on() -> None:
         envs.reset(options={"reset_mask": [True, False]})
     assert envs.step(["I am 3", "I am 3"])[1].tolist() == [1.0, 1.0]
     envs.close()
-
-
-def test_processes_with_shared_memory_are_told_what_to_switch_off() -> None:
-    with pytest.raises(TypeError, match="disable `shared_memory`"):
-        gymnasium.make_vec("evert/Identity-v0", 2, "async")
 
 
 async def nested_agent(client: AgentClient) -> float:
@@ -386,7 +346,7 @@ def test_an_agent_that_steps_one_on_its_own_loop_is_told() -> None:
     envs.close()
 
 
-# -- 5. Gymnasium's other tools --------------------------------------------------------------------
+# -- Gymnasium's other tools --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
@@ -419,17 +379,17 @@ def test_calls_and_attributes_go_to_all_environments() -> None:
     envs.close()
 
 
-# -- 6. leftovers and copies -----------------------------------------------------------------------
+# -- leftovers and copies -----------------------------------------------------------------------
 
 
 async def endless_agent(client: AgentClient) -> float:
     while True:
-        await client.chat.completions.create(messages=ask())
+        await ask(client)
 
 
 def endless_blocking_agent(client: BlockingAgentClient) -> float:
     while True:
-        client.chat.completions.create(messages=ask())
+        ask_blocking(client)
 
 
 @pytest.mark.parametrize("agent", [endless_agent, endless_blocking_agent])
@@ -451,7 +411,7 @@ def test_nothing_is_left_of_it(agent: Any, leftovers: Leftovers) -> None:
 
 
 async def stuck_agent(client: AgentClient) -> float:
-    await client.chat.completions.create(messages=ask())
+    await ask(client)
     await asyncio.sleep(60)
     return 1.0
 
@@ -471,15 +431,14 @@ def test_ctrl_c_in_a_step_ends_the_episodes_and_no_more(leftovers: Leftovers) ->
     assert leftovers() == {}
 
 
-@pytest.mark.parametrize("played", [False, True], ids=["before a reset", "in mid-episode"])
-def test_a_copy_is_a_new_one_of_the_same_arguments(played: bool) -> None:
+def test_a_copy_is_a_new_one_of_the_same_arguments() -> None:
     envs = AgentVectorEnv(2, agent=wandering_agent, tasks=[7, 8], max_turns=2)
-    if played:
+    for _ in range(2):  # before a reset, and in mid-episode
+        for copied in (copy.deepcopy(envs), pickle.loads(pickle.dumps(envs))):
+            with pytest.raises(gymnasium.error.ResetNeeded, match="never called"):
+                copied.step(["x", "x"])
+            assert same(copied.reset(seed=2), envs.reset(seed=2))
+            copied.close()
         envs.reset(seed=1)
         envs.step(["x", "x"])
-    for copied in (copy.deepcopy(envs), pickle.loads(pickle.dumps(envs))):
-        with pytest.raises(gymnasium.error.ResetNeeded, match="never called"):
-            copied.step(["x", "x"])
-        assert same(copied.reset(seed=2), envs.reset(seed=2))
-        copied.close()
     envs.close()

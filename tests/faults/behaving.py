@@ -104,16 +104,11 @@ RETURNS: dict[str, tuple[Any, str]] = {
 }
 
 RETURNED = [
-    Fault(
-        name=f"the agent returns {what}{place}",
-        moment="at its return",
-        agent=kind(value),
-        trainer_sees=expected,
-        agent_sees="Fine.",
-    )
+    Fault(name=f"the agent returns {what}{place}", moment="at its return", agent=kind(value),
+        trainer_sees=expected, agent_sees="Fine.")
     for what, (value, expected) in RETURNS.items()
     for kind, place in ((returning, ""), (returning_in_a_thread, " in a thread"))
-]
+]  # fmt: skip
 
 
 async def notes_nonsense(client: Any, scene: Scene) -> float:
@@ -314,22 +309,13 @@ def forks(client: Any, scene: Scene) -> float:
 
 
 LEFT = [
-    Fault(
-        name=f"the agent {agent.__name__.replace('_', ' ')}",
-        moment="after its return",
-        agent=agent,
-        trainer_sees="completed 1 in …",
-        agent_sees=told,
-        process_sees=left,
-    )
+    Fault(name=f"the agent {agent.__name__.replace('_', ' ')}", moment="after its return",
+        agent=agent, trainer_sees="completed 1 in …", agent_sees=told, process_sees=left)
     for agent, told, left in (
         (leaves_a_call, "Fine.; EpisodeEndedError", "nothing"),
-        (
-            leaves_a_loop_of_calls,
+        (leaves_a_loop_of_calls,
             "Fine.; EpisodeEndedError; EpisodeEndedError; EpisodeEndedError; AgentAborted; "
-            "AgentAborted",
-            "nothing",
-        ),
+            "AgentAborted", "nothing"),
         (leaves_a_task, "Fine.", "1 task"),
         (leaves_a_thread, "Fine.", "1 thread"),
         (leaves_a_calling_thread, "Fine.; …EpisodeEndedError; AgentAborted", "nothing"),
@@ -337,7 +323,7 @@ LEFT = [
         (leaves_an_sdk_open, "Fine.", "nothing"),
         (forks, "Fine.; 7; Fine.", "nothing"),
     )
-]
+]  # fmt: skip
 
 
 # -- how it calls ----------------------------------------------------------------------------------
@@ -438,48 +424,28 @@ async def closes_the_sdk(client: Any, scene: Scene) -> float:
 
 
 CALLS = [
-    Fault(
-        name=f"the agent {agent.__name__.replace('_', ' ')}",
-        moment=moment,
-        agent=agent,
-        trainer_sees=trainer,
-        agent_sees=told,
-    )
+    Fault(name=f"the agent {agent.__name__.replace('_', ' ')}", moment=moment, agent=agent,
+        trainer_sees=trainer, agent_sees=told)
     for agent, moment, trainer, told in (
-        (
-            cancels_itself,
-            "in a call",
+        (cancels_itself, "in a call",
             "AgentError.CancelledError: … raised CancelledError after 2 model calls: ",
-            "Fine.; CancelledError",
-        ),
+            "Fine.; CancelledError"),
         (gives_up_a_call_and_asks_again, "in a call", "completed 1 in …", "CancelledError; Fine."),
-        (
-            gives_up_its_calls_and_returns,
-            "in parallel calls",
-            "completed 1 in …",
-            "; ".join(["CancelledError"] * 5),
-        ),
-        (
-            gives_up_some_of_its_calls,
-            "in parallel calls",
-            "completed 1 in 3",
-            "CancelledError; CancelledError; Fine.; Fine.; Fine.",
-        ),
+        (gives_up_its_calls_and_returns, "in parallel calls", "completed 1 in …",
+            "; ".join(["CancelledError"] * 5)),
+        (gives_up_some_of_its_calls, "in parallel calls", "completed 1 in 3",
+            "CancelledError; CancelledError; Fine.; Fine.; Fine."),
         (calls_from_another_loop, "in parallel calls", "completed 1 in 3", "Fine.; Fine.; Fine."),
         (calls_from_threads, "in parallel calls", "completed 1 in 8", "; ".join(["Fine."] * 8)),
         (leaves_another_loop_with_a_call, "in a call", "completed 1 in 1", "…"),
         (changes_its_messages, "in a call", "completed 1 in 3", "Fine.; Fine.; Fine."),
         (takes_the_loop_policy_away, "between calls", "completed 1 in 2", "Fine.; Fine."),
-        (
-            waits_for_a_call_of_its_own_thread,
-            "before the first call",
-            "completed 1 in 1",
-            "BlockingCallError; Fine.",
-        ),
+        (waits_for_a_call_of_its_own_thread, "before the first call", "completed 1 in 1",
+            "BlockingCallError; Fine."),
         (closes_the_sdk, "between calls", "completed 1 in 2", "Fine.; …Error; Fine."),
         (notes_nonsense, "between calls", "completed 1 in 1", "RewardError; " * 4 + "Fine."),
     )
-]
+]  # fmt: skip
 
 
 # -- in close --------------------------------------------------------------------------------------
@@ -536,35 +502,21 @@ async def opens_an_address_when_closed(client: Any, scene: Scene) -> float:
 
 
 CLOSED = [
-    Fault(
-        name=f"the agent {agent.__name__.replace('_', ' ')}",
-        moment="in close",
-        agent=agent,
-        play=given_up,
-        trainer_sees="goes on; closed",
-        agent_sees=told,
-        process_sees=left,
-    )
+    Fault(name=f"the agent {agent.__name__.replace('_', ' ')}", moment="in close", agent=agent,
+        play=given_up, trainer_sees="goes on; closed", agent_sees=told, process_sees=left)
     for agent, told, left in (
         (returns_when_closed, "Fine.; CancelledError", "nothing"),
-        (
-            calls_on_when_closed,
+        (calls_on_when_closed,
             "Fine.; CancelledError; EnvClosedError; EnvClosedError; EnvClosedError; AgentAborted",
-            "nothing",
-        ),
-        (
-            calls_on_in_a_thread_when_closed,
+            "nothing"),
+        (calls_on_in_a_thread_when_closed,
             "Fine.; EnvClosedError; EnvClosedError; EnvClosedError; EnvClosedError; AgentAborted",
-            "nothing",
-        ),
-        (
-            starts_a_task_when_closed,
-            "Fine.; CancelledError; EnvClosedError; EnvClosedError",
-            "nothing",
-        ),
+            "nothing"),
+        (starts_a_task_when_closed, "Fine.; CancelledError; EnvClosedError; EnvClosedError",
+            "nothing"),
         (opens_an_address_when_closed, "Fine.; CancelledError; EnvClosedError", "nothing"),
         (hangs_in_its_finally, "Fine.; CancelledError", "1 task"),
     )
-]
+]  # fmt: skip
 
 FAULTS = [*RETURNED, *WAITS, *LEFT, *CALLS, *CLOSED]

@@ -92,21 +92,14 @@ WRITTEN: dict[str, tuple[str, str]] = {
     "a named pipe": ("os.mkfifo(REWARD)", NO_FILE),
     "a link to a device without end": ("os.symlink('/dev/zero', REWARD)", LINK),
     "a link to a reward": ("write('1', 'r'); os.symlink(os.path.abspath('r'), REWARD)", LINK),
-    "a second name of a file": (
-        "os.link(MINE + '/number', REWARD)",
-        "completed 0.25 without a turn",
-    ),
+    "a second name of a file": ("os.link(MINE + '/number', REWARD)",
+        "completed 0.25 without a turn"),
     "a folder": ("os.mkdir(REWARD)", NO_FILE),
-    "a socket": (
-        "s = socket.socket(socket.AF_UNIX); os.chdir(TOP); s.bind('reward')",
-        LOST.format("[Errno 6] …"),
-    ),
+    "a socket": ("s = socket.socket(socket.AF_UNIX); os.chdir(TOP); s.bind('reward')",
+        LOST.format("[Errno 6] …")),
     "3 GB of nothing": ("write(''); os.truncate(REWARD, 3 * 2**30)", LONG),
-    "a file that grows": (
-        "write('1' * 65537); stay(f'file = open({REWARD!r}, \"a\")\\n"
-        'while True: file.write("1" * 65536)\')',
-        LONG,
-    ),
+    "a file that grows": ("write('1' * 65537); stay(f'file = open({REWARD!r}, \"a\")\\n"
+        'while True: file.write("1" * 65536)\')', LONG),
     "NaN": ("write('NaN')", NO_NUMBER.format("nan")),
     "infinity": ("write('1e999')", NO_NUMBER.format("inf")),
     "a text": ("write('\"1.0\"')", NO_NUMBER.format("'1.0'")),
@@ -115,12 +108,10 @@ WRITTEN: dict[str, tuple[str, str]] = {
     "hexadecimal digits": ("write('0x1')", LOST.format("Extra data: …")),
     "null bytes": ("write(bytes(9))", NO_JSON),
     "UTF-16": ("write('1.0'.encode('utf-16'))", LOST.format("'utf-8' codec can't decode …")),
-    "a metric that is none": (
-        'write(\'{"reward": 1, "metrics": {"m": []}}\')',
-        "RewardError: The metric 'm' … is [] (list)…",
-    ),
+    "a metric that is none": ('write(\'{"reward": 1, "metrics": {"m": []}}\')',
+        "RewardError: The metric 'm' … is [] (list)…"),
     "a link in place of the episode's folder": ("shutil.rmtree(TOP); os.symlink(MINE, TOP)", LINK),
-}
+}  # fmt: skip
 
 REWARDS = [
     Leaving(
@@ -157,71 +148,39 @@ def reads(result: ProcessResult, task: Any) -> float:
 JUDGES = [
     Leaving(name="it does its work", does="write('good', 'made')", sees=SCORED, options=JUDGED),
     Leaving(name="it does nothing", sees=NOT_SCORED, options=JUDGED),
-    Leaving(
-        name="it writes the judge's program",
-        does=f"write({FORGED!r}, 'check.py')",
-        sees=NOT_SCORED,
-        options=JUDGED,
-    ),
-    Leaving(
-        name="it leaves modules for the judge's Python",
+    Leaving(name="it writes the judge's program", does=f"write({FORGED!r}, 'check.py')",
+        sees=NOT_SCORED, options=JUDGED),
+    Leaving(name="it leaves modules for the judge's Python",
         does=f"for name in ('sys', 'site', 'sitecustomize', 'usercustomize', 'codecs', 'check'):"
         f" [write({FORGED!r}, place + name + '.py') for place in ('', '../home/', '../tmp/')]",
-        sees=NOT_SCORED,
-        options={**JUDGED, "reward": [sys.executable, "-m", "check", "{folder}"]},
-    ),
-    Leaving(
-        name="it leaves who writes into every folder of an episode that comes",
-        does=f"stay({WAITS!r}.replace('TOP', repr(TOP[:-8])))",
-        sees=NOT_SCORED,
-        options=JUDGED,
-    ),
-    Leaving(
-        name="it writes another task for the judge",
-        does="write('forged', os.environ['EVERT_TASK_FILE'])",
-        sees=SCORED,
-        options={"reward": [sys.executable, "-c", OF_TASK, "{folder}"]},
-        task="real",
-    ),
-    Leaving(
-        name="it links the judge's output to a file of the user's",
+        sees=NOT_SCORED, options={**JUDGED, "reward": [sys.executable, "-m", "check", "{folder}"]}),
+    Leaving(name="it leaves who writes into every folder of an episode that comes",
+        does=f"stay({WAITS!r}.replace('TOP', repr(TOP[:-8])))", sees=NOT_SCORED, options=JUDGED),
+    Leaving(name="it writes another task for the judge",
+        does="write('forged', os.environ['EVERT_TASK_FILE'])", sees=SCORED,
+        options={"reward": [sys.executable, "-c", OF_TASK, "{folder}"]}, task="real"),
+    Leaving(name="it links the judge's output to a file of the user's",
         does="write('good', 'made'); [os.symlink(MINE + '/mine', f'{TOP}/{role}.{end}')"
-        " for role in ('reward', 'command') for end in ('out', 'err')]",
-        sees=SCORED,
-        options=JUDGED,
-    ),
-    Leaving(
-        name="it leaves a named pipe in place of its folder",
-        does="os.chdir(TOP); shutil.rmtree('work'); os.mkfifo('work')",
-        sees=NOT_SCORED,
-        options=JUDGED,
-    ),
+        " for role in ('reward', 'command') for end in ('out', 'err')]", sees=SCORED,
+        options=JUDGED),
+    Leaving(name="it leaves a named pipe in place of its folder",
+        does="os.chdir(TOP); shutil.rmtree('work'); os.mkfifo('work')", sees=NOT_SCORED,
+        options=JUDGED),
     *(
-        Leaving(
-            name=f"it leaves {what} where a function reads",
-            does=does,
-            sees=sees,
-            options={"reward": reads},
-        )
+        Leaving(name=f"it leaves {what} where a function reads", does=does, sees=sees,
+            options={"reward": reads})
         for what, does, sees in (
             ("a file", "os.mkdir('in'); write('x', 'in/made')", SCORED),
             ("a named pipe", "os.mkfifo('made')", NOT_SCORED),
             ("a link", "os.symlink(MINE + '/mine', 'made')", NOT_SCORED),
-            (
-                "a link to a folder",
-                "write('x', MINE + '/../made'); os.symlink(MINE + '/..', 'in')",
-                NOT_SCORED,
-            ),
+            ("a link to a folder", "write('x', MINE + '/../made'); os.symlink(MINE + '/..', 'in')",
+                NOT_SCORED),
             ("2 GB", "write('', 'made'); os.truncate('made', 2**31)", NOT_SCORED),
-            (
-                "a link in place of its folder",
-                "write('x', MINE + '/../made'); os.chdir(TOP);"
-                "shutil.rmtree('work'); os.symlink(MINE + '/..', 'work')",
-                NOT_SCORED,
-            ),
+            ("a link in place of its folder", "write('x', MINE + '/../made'); os.chdir(TOP);"
+                "shutil.rmtree('work'); os.symlink(MINE + '/..', 'work')", NOT_SCORED),
         )
     ),
-]
+]  # fmt: skip
 
 # -- in its folders --------------------------------------------------------------------------------
 
@@ -260,43 +219,26 @@ SIGNALED = {
     "TERM": ("stay(); os.kill(SUPERVISOR, signal.SIGTERM); time.sleep(600)", ENDED),
     "STOP": ("stay(); os.kill(SUPERVISOR, signal.SIGSTOP)", HUNG),
     "STOP again and again": (f"stay({STOPS!r})", HUNG),
-    "KILL": (
-        "sleep = [sys.executable, '-S', '-c', 'import time; time.sleep(600)', MARK]; "
+    "KILL": ("sleep = [sys.executable, '-S', '-c', 'import time; time.sleep(600)', MARK]; "
         "subprocess.Popen(sleep, start_new_session=True); os.kill(SUPERVISOR, signal.SIGKILL)\n"
-        "time.sleep(600)",
-        ENDED,
-    ),
-}
+        "time.sleep(600)", ENDED),
+}  # fmt: skip
 
 SIGNALS = [
     *(
-        Leaving(
-            name=f"it sends its supervisor SIG{name}",
-            does=does,
-            sees=sees,
-            env=SHORT if sees == HUNG else {},
-        )
+        Leaving(name=f"it sends its supervisor SIG{name}", does=does, sees=sees,
+            env=SHORT if sees == HUNG else {})
         for name, (does, sees) in SIGNALED.items()
     ),
-    Leaving(
-        name="it stops itself and all of its own",
+    Leaving(name="it stops itself and all of its own",
         does="stay('os.kill(os.getpid(), signal.SIGSTOP)'); os.killpg(0, signal.SIGSTOP)",
-        sees=HUNG,
-        env=SHORT,
-    ),
-    Leaving(
-        name="it holds its supervisor as a debugger does",
-        does=f"stay({TRACES!r}); time.sleep(600)",
-        sees=HUNG,
-        env=SHORT,
-    ),
-    Leaving(
-        name="it writes that it has ended where its supervisor reports",
+        sees=HUNG, env=SHORT),
+    Leaving(name="it holds its supervisor as a debugger does",
+        does=f"stay({TRACES!r}); time.sleep(600)", sees=HUNG, env=SHORT),
+    Leaving(name="it writes that it has ended where its supervisor reports",
         does="try: os.write(os.open(f'/proc/{SUPERVISOR}/fd/1', os.O_WRONLY), b'ended 0')\n"
-        "except OSError: pass\nstay()",
-        sees=SCORED,
-    ),
-]
+        "except OSError: pass\nstay()", sees=SCORED),
+]  # fmt: skip
 
 # -- of its task -----------------------------------------------------------------------------------
 
@@ -305,13 +247,10 @@ TASKS = [
         Leaving(name=f"its task holds {what}, which it does not read", sees=SCORED, task=task)
         for what, task in (("a null character", "a\0b"), ("half of a pair", "a\ud800b"))
     ),
-    Leaving(
-        name="its task holds a null character, which it wants in a variable",
+    Leaving(name="its task holds a null character, which it wants in a variable",
         sees="AgentError.CommandError: … its arguments hold what no argument can: embedded null…"
         " The task is in the file that EVERT_TASK_FILE names…",
-        options={"env": {"TEXT": "{task}"}},
-        task="a\0b",
-    ),
-]
+        options={"env": {"TEXT": "{task}"}}, task="a\0b"),
+]  # fmt: skip
 
 TABLE = [*REWARDS, *JUDGES, *FOLDERS, *SIGNALS, *TASKS]

@@ -74,14 +74,8 @@ def raising_reward(trajectories: Any) -> list[float]:
 BOOM = "AgentError.ValueError: …boom"
 OK = "completed 1 in 2"
 MEMBERS = [
-    Fault(
-        name=f"one of three raises{place} under {type(strategy).__name__}",
-        moment="in a group",
-        agent=agent,
-        play=grouped(strategy),
-        trainer_sees=trainer,
-        agent_sees="Fine.…",
-    )
+    Fault(name=f"one of three raises{place} under {type(strategy).__name__}", moment="in a group",
+        agent=agent, play=grouped(strategy), trainer_sees=trainer, agent_sees="Fine.…")
     for agent, place in (
         (one_in_three_raises, ""),
         (one_in_three_raises_in_a_thread, " in a thread"),
@@ -92,20 +86,14 @@ MEMBERS = [
         (MinViableGroup(min_successful=2, max_retries=0), f"{OK} | {OK} | (AgentError.ValueError)"),
     )
 ] + [
-    Fault(
-        name=f"all raise under {type(strategy).__name__}",
-        moment="in a group",
-        agent=always_raises,
-        play=grouped(strategy),
-        trainer_sees=trainer,
-        agent_sees="Fine.…",
-    )
+    Fault(name=f"all raise under {type(strategy).__name__}", moment="in a group",
+        agent=always_raises, play=grouped(strategy), trainer_sees=trainer, agent_sees="Fine.…")
     for strategy, trainer in (
         (FailFast(), BOOM),
         (RetryOnFailure(max_retries=2), BOOM),
         (MinViableGroup(min_successful=1, max_retries=1), "AllTrajectoriesFailedError: …"),
     )
-]
+]  # fmt: skip
 
 REWARDS: list[tuple[str, Callable[..., Any], str]] = [
     ("raises", raising_reward, "KeyError: 'no reward'"),
@@ -119,16 +107,10 @@ REWARDS: list[tuple[str, Callable[..., Any], str]] = [
 ]
 
 REWARDED = [
-    Fault(
-        name=f"the group reward {what}",
-        moment="in reward",
-        agent=talks,
-        play=grouped(group_reward=reward),
-        trainer_sees=trainer,
-        agent_sees="Fine.; Fine.; Fine.",
-    )
+    Fault(name=f"the group reward {what}", moment="in reward", agent=talks,
+        play=grouped(group_reward=reward), trainer_sees=trainer, agent_sees="Fine.; Fine.; Fine.")
     for what, reward, trainer in REWARDS
-]
+]  # fmt: skip
 
 # -- seats -----------------------------------------------------------------------------------------
 
@@ -162,14 +144,9 @@ def seated(what: str) -> Any:
 
 BOTH = "Fine.; Fine."
 SEATED = [
-    Fault(
-        name=f"the agent of two seats {what}",
-        moment="in seats",
-        agent=seated(what),
-        play=grouped(size=1, seats=SEATS, agent_timeout=0.1),
-        trainer_sees=trainer,
-        agent_sees=told,
-    )
+    Fault(name=f"the agent of two seats {what}", moment="in seats", agent=seated(what),
+        play=grouped(size=1, seats=SEATS, agent_timeout=0.1), trainer_sees=trainer,
+        agent_sees=told)
     for what, trainer, told in (
         ("dies before its first call", BOOM, ""),
         ("dies between the seats", BOOM, "Fine."),
@@ -181,7 +158,7 @@ SEATED = [
         ("rewards nobody", "RewardError: …its seats are player, judge…", BOTH),
         ("returns an Outcome a seat", "completed 0.5 in 1 | completed 0.5 in 1", BOTH),
     )
-]
+]  # fmt: skip
 
 
 class DiesForTheJudge(Sampler):
@@ -210,23 +187,12 @@ async def one_seat_alone(scene: Scene) -> object:
 
 
 SEATED += [
-    Fault(
-        name="the policy dies at one seat",
-        moment="in seats",
-        agent=seated(""),
-        policy=DiesForTheJudge,
-        play=grouped(size=1, seats=SEATS),
-        trainer_sees="RuntimeError: no engine",
-        agent_sees="Fine.; CancelledError",
-    ),
-    Fault(
-        name="one seat is played alone, and given up",
-        moment="in seats",
-        agent=seated(""),
-        play=one_seat_alone,
-        trainer_sees="EnvClosedError: …",
-    ),
-]
+    Fault(name="the policy dies at one seat", moment="in seats", agent=seated(""),
+        policy=DiesForTheJudge, play=grouped(size=1, seats=SEATS),
+        trainer_sees="RuntimeError: no engine", agent_sees="Fine.; CancelledError"),
+    Fault(name="one seat is played alone, and given up", moment="in seats", agent=seated(""),
+        play=one_seat_alone, trainer_sees="EnvClosedError: …"),
+]  # fmt: skip
 
 # -- frozen models ---------------------------------------------------------------------------------
 
@@ -283,38 +249,23 @@ async def closed_after_one(scene: Scene) -> object:
 
 
 FROZEN = [
-    Fault(
-        name=f"the frozen model {what}",
-        moment="in a call",
-        agent=agent,
-        options={"models": {"judge": model}},
-        trainer_sees="completed 1 in 2",
-        agent_sees=f"Fine.; {told}; Fine.",
-    )
+    Fault(name=f"the frozen model {what}", moment="in a call", agent=agent,
+        options={"models": {"judge": model}}, trainer_sees="completed 1 in 2",
+        agent_sees=f"Fine.; {told}; Fine.")
     for what, model, agent, told in (
         ("raises", Judge(ValueError("boom")), asks_a_judge, "ValueError"),
         ("is cancelled", Judge(asyncio.CancelledError()), asks_a_judge, "RuntimeError"),
         ("hangs", Judge("hang"), asks_a_judge_with_patience, "CancelledError"),
         ("returns nothing", Judge(None), asks_a_judge, "…Error"),
         ("gives no tokens", Broken(), asks_a_judge, "…Error"),
-        (
-            "is at no address",
-            RemoteModel("judge", "http://127.0.0.1:9/v1", timeout=30.0),
-            asks_a_judge,
-            "APIConnectionError",
-        ),
+        ("is at no address", RemoteModel("judge", "http://127.0.0.1:9/v1", timeout=30.0),
+            asks_a_judge, "APIConnectionError"),
     )
 ] + [
-    Fault(
-        name="the frozen model hangs when the agent's time is over",
-        moment="in a call",
-        agent=asks_a_judge,
-        play=closed_after_one,
-        options={"models": {"judge": Judge("hang")}},
-        trainer_sees="EnvClosedError: …",
-        agent_sees="Fine.; CancelledError",
-    )
-]
+    Fault(name="the frozen model hangs when the agent's time is over", moment="in a call",
+        agent=asks_a_judge, play=closed_after_one, options={"models": {"judge": Judge("hang")}},
+        trainer_sees="EnvClosedError: …", agent_sees="Fine.; CancelledError")
+]  # fmt: skip
 
 
 # -- commands --------------------------------------------------------------------------------------
@@ -335,53 +286,23 @@ async def run_command(scene: Scene) -> object:
 
 
 COMMANDS = [
-    Fault(
-        name=f"the command {what}",
-        moment="in a command",
-        agent=agent,
-        play=run_command,
-        options={"agent_timeout": 5.0, **options},
-        trainer_sees=trainer,
-    )
+    Fault(name=f"the command {what}", moment="in a command", agent=agent, play=run_command,
+        options={"agent_timeout": 5.0, **options}, trainer_sees=trainer)
     for what, agent, options, trainer in (
-        (
-            "is not there",
-            ProcessAgent(["no-such-program-anywhere"]),
-            {},
-            "AgentError.CommandError: …was not found…",
-        ),
-        (
-            "fails at once",
-            command("raise SystemExit(3)"),
-            {},
-            "AgentError.CommandError: …ended with status 3 before it made a model call…",
-        ),
-        (
-            "kills itself",
-            command("import os; os.kill(os.getpid(), 9)"),
-            {},
-            "AgentError.CommandError: …before it made a model call…",
-        ),
+        ("is not there", ProcessAgent(["no-such-program-anywhere"]), {},
+            "AgentError.CommandError: …was not found…"),
+        ("fails at once", command("raise SystemExit(3)"), {},
+            "AgentError.CommandError: …ended with status 3 before it made a model call…"),
+        ("kills itself", command("import os; os.kill(os.getpid(), 9)"), {},
+            "AgentError.CommandError: …before it made a model call…"),
         ("makes no call", command("pass"), {}, "completed 1 in 1"),
-        (
-            "hangs",
-            command("import time; time.sleep(60)"),
-            {"agent_timeout": 0.5},
-            "AgentTimeoutError: …",
-        ),
-        (
-            "hangs and is scored",
-            command("import time; time.sleep(60)"),
-            {"agent_timeout": 0.5, "on_agent_error": -1.0},
-            "agent_timeout -1 in 1",
-        ),
-        (
-            "leaves a process behind",
-            command("import subprocess as s; s.Popen(['sleep', '60'])"),
-            {},
-            "completed 1 in 1",
-        ),
+        ("hangs", command("import time; time.sleep(60)"), {"agent_timeout": 0.5},
+            "AgentTimeoutError: …"),
+        ("hangs and is scored", command("import time; time.sleep(60)"),
+            {"agent_timeout": 0.5, "on_agent_error": -1.0}, "agent_timeout -1 in 1"),
+        ("leaves a process behind", command("import subprocess as s; s.Popen(['sleep', '60'])"),
+            {}, "completed 1 in 1"),
     )
-]
+]  # fmt: skip
 
 FAULTS = [*MEMBERS, *REWARDED, *SEATED, *FROZEN, *COMMANDS]

@@ -75,24 +75,12 @@ PLAYED: list[tuple[str, Any, str, str]] = [
     ("nothing", [], "completed 1 in 2", "'' stop; 'Fine.' stop"),
     ("only an end of turn", tokens(""), "completed 1 in 2", "'' stop; 'Fine.' stop"),
     ("two ends of turn", tokens("") * 2, "completed 1 in 2", "'…' stop; 'Fine.' stop"),
-    (
-        "an end of turn in the middle",
-        tokens("a") + tokens("b"),
-        "completed 1 in 2",
-        "'a…' stop; 'Fine.' stop",
-    ),
-    (
-        "no end of turn",
-        tokens("Well", ended=False),
-        "completed 1 in 2",
-        "'Well' stop; 'Fine.' stop",
-    ),
-    (
-        "a control token in the middle",
-        [*tokens("a", ended=False), 151644, *tokens("b")],
-        "completed 1 in 2",
-        "'a…' stop; 'Fine.' stop",
-    ),
+    ("an end of turn in the middle", tokens("a") + tokens("b"), "completed 1 in 2",
+        "'a…' stop; 'Fine.' stop"),
+    ("no end of turn", tokens("Well", ended=False), "completed 1 in 2",
+        "'Well' stop; 'Fine.' stop"),
+    ("a control token in the middle", [*tokens("a", ended=False), 151644, *tokens("b")],
+        "completed 1 in 2", "'a…' stop; 'Fine.' stop"),
     ("ten thousand tokens", tokens("word " * 10_000), "completed 1 in 2", "'word …' stop; …"),
     ("half a character", tokens("🐕")[:1], "completed 1 in 2", "'�' stop; 'Fine.' stop"),
     ("an id beyond the tokenizer's", [10**9], "completed 1 in 2", "'' stop; 'Fine.' stop"),
@@ -106,88 +94,43 @@ PLAYED: list[tuple[str, Any, str, str]] = [
     ("a string", "Fine.", NO_TOKENS, CLOSED),
     ("None", None, NO_TOKENS, CLOSED),
     ("an array", lambda: np.array(tokens("Yes.")), "completed 1 in 2", "'Yes.' stop; 'Fine.' stop"),
-    (
-        "NumPy's integers",
-        lambda: list(np.array(tokens("Yes."))),
-        "completed 1 in 2",
-        "'Yes.' stop; 'Fine.' stop",
-    ),
+    ("NumPy's integers", lambda: list(np.array(tokens("Yes."))), "completed 1 in 2",
+        "'Yes.' stop; 'Fine.' stop"),
     ("a tuple", tuple(tokens("Yes.")), "completed 1 in 2", "'Yes.' stop; 'Fine.' stop"),
-]
+]  # fmt: skip
 """What is played first, what the trainer sees, what the agent sees."""
 
 ACTIONS = [
-    Fault(
-        name=f"the policy plays {what}",
-        moment="in step",
-        agent=two_turns,
-        policy=playing(action),
-        trainer_sees=trainer,
-        agent_sees=agent,
-    )
+    Fault(name=f"the policy plays {what}", moment="in step", agent=two_turns,
+        policy=playing(action), trainer_sees=trainer, agent_sees=agent)
     for what, action, trainer, agent in PLAYED
-]
+]  # fmt: skip
 
 CUT = [
-    Fault(
-        name="the policy is cut",
-        moment="in step",
-        agent=two_turns,
-        policy=playing(tokens("Well", ended=False), "length"),
-        trainer_sees="completed 1 in 2",
-        agent_sees="'Well' length; 'Fine.' stop",
-    ),
-    Fault(
-        name="the policy is cut before it says anything",
-        moment="in step",
-        agent=two_turns,
-        policy=playing([], "length"),
-        trainer_sees="completed 1 in 2",
-        agent_sees="'' length; 'Fine.' stop",
-    ),
-    Fault(
-        name="the policy is cut, which ends the episode",
-        moment="in step",
-        agent=two_turns,
-        policy=playing(tokens("Well", ended=False), "length"),
-        options={"on_truncation": "end"},
-        trainer_sees="max_tokens -0.1 in 1",
-        agent_sees="CancelledError",
-    ),
-    Fault(
-        name="the policy gives a stop reason that there is not",
-        moment="in step",
-        agent=two_turns,
-        policy=playing(tokens("Yes."), "tired"),
-        trainer_sees="completed 1 in 2",
-        agent_sees="'Yes.' stop; 'Fine.' stop",
-    ),
-    Fault(
-        name="the policy says more than the agent asked for",
-        moment="in step",
-        agent=asks_for_few,
-        policy=playing(tokens("word " * 50)),
-        trainer_sees="completed 1 in 1",
-        agent_sees="length",
-    ),
-    Fault(
-        name="the policy has no log-probabilities for an agent that wants them",
-        moment="in step",
-        agent=asks_for_logprobs,
-        policy=playing(tokens("Yes.")),
-        trainer_sees="completed 1 in 1",
-        agent_sees="BadRequestError logprobs_unavailable",
-    ),
-    Fault(
-        name="the policy's replies are too long for the budget",
-        moment="in step",
-        agent=two_turns,
-        policy=playing(tokens("word " * 500)),
+    Fault(name="the policy is cut", moment="in step", agent=two_turns,
+        policy=playing(tokens("Well", ended=False), "length"), trainer_sees="completed 1 in 2",
+        agent_sees="'Well' length; 'Fine.' stop"),
+    Fault(name="the policy is cut before it says anything", moment="in step", agent=two_turns,
+        policy=playing([], "length"), trainer_sees="completed 1 in 2",
+        agent_sees="'' length; 'Fine.' stop"),
+    Fault(name="the policy is cut, which ends the episode", moment="in step", agent=two_turns,
+        policy=playing(tokens("Well", ended=False), "length"), options={"on_truncation": "end"},
+        trainer_sees="max_tokens -0.1 in 1", agent_sees="CancelledError"),
+    Fault(name="the policy gives a stop reason that there is not", moment="in step",
+        agent=two_turns, policy=playing(tokens("Yes."), "tired"), trainer_sees="completed 1 in 2",
+        agent_sees="'Yes.' stop; 'Fine.' stop"),
+    Fault(name="the policy says more than the agent asked for", moment="in step",
+        agent=asks_for_few, policy=playing(tokens("word " * 50)), trainer_sees="completed 1 in 1",
+        agent_sees="length"),
+    Fault(name="the policy has no log-probabilities for an agent that wants them",
+        moment="in step", agent=asks_for_logprobs, policy=playing(tokens("Yes.")),
+        trainer_sees="completed 1 in 1", agent_sees="BadRequestError logprobs_unavailable"),
+    Fault(name="the policy's replies are too long for the budget", moment="in step",
+        agent=two_turns, policy=playing(tokens("word " * 500)),
         options={"limits": RolloutLimits(max_trajectory_tokens=100)},
         trainer_sees="max_tokens -0.1 in 1",
-        agent_sees="'word …; BadRequestError context_length_exceeded",
-    ),
-]
+        agent_sees="'word …; BadRequestError context_length_exceeded"),
+]  # fmt: skip
 
 
 class Raising(Sampler):
@@ -205,19 +148,14 @@ class Raising(Sampler):
 
 
 RAISED = [
-    Fault(
-        name=f"the policy raises {error.__name__}{place}",
-        moment="between calls",
-        agent=agent,
-        policy=partial(Raising, error),
-        trainer_sees=f"{error.__name__}: no engine",
-        agent_sees=f"{first}; {told}",
-    )
+    Fault(name=f"the policy raises {error.__name__}{place}", moment="between calls", agent=agent,
+        policy=partial(Raising, error), trainer_sees=f"{error.__name__}: no engine",
+        agent_sees=f"{first}; {told}")
     for error in (RuntimeError, asyncio.CancelledError, KeyboardInterrupt, SystemExit)
     for agent, first, told, place in (
         (two_turns, "'Fine.' stop", "CancelledError", ""),
         (two_turns_in_a_thread, "Fine.", "EnvClosedError", " before a thread"),
     )
-]
+]  # fmt: skip
 
 FAULTS = [*ACTIONS, *CUT, *RAISED]

@@ -86,14 +86,10 @@ ERRORS: dict[str, tuple[Callable[[], BaseException], str]] = {
     "CancelledError": (lambda: asyncio.CancelledError("mine"), "CancelledError mine"),
     "GeneratorExit": (lambda: GeneratorExit("done"), "GeneratorExit done"),
     "a BaseException": (lambda: Odd("odd"), "Odd odd"),
-    "an ExceptionGroup": (
-        lambda: ExceptionGroup("all", [ValueError("one"), KeyError("two")]),
-        "ExceptionGroup all (2 sub-exceptions); ValueError: one; KeyError: 'two'",
-    ),
-    "a BaseExceptionGroup": (
-        lambda: BaseExceptionGroup("all", [Odd("one"), SystemExit(2)]),
-        "BaseExceptionGroup all (2 sub-exceptions); Odd: one; SystemExit: 2",
-    ),
+    "an ExceptionGroup": (lambda: ExceptionGroup("all", [ValueError("one"), KeyError("two")]),
+        "ExceptionGroup all (2 sub-exceptions); ValueError: one; KeyError: 'two'"),
+    "a BaseExceptionGroup": (lambda: BaseExceptionGroup("all", [Odd("one"), SystemExit(2)]),
+        "BaseExceptionGroup all (2 sub-exceptions); Odd: one; SystemExit: 2"),
     "what does not pickle": (Sealed, "Sealed sealed"),
     "what does not unpickle": (lambda: Particular(wanted="more"), "Particular wanted more"),
     "what cannot be written": (Mute, "Mute (its message cannot be read: ValueError)"),
@@ -108,7 +104,7 @@ ERRORS: dict[str, tuple[Callable[[], BaseException], str]] = {
     "evert's own EpisodeEndedError": (lambda: EpisodeEndedError("fake"), "EpisodeEndedError fake"),
     "evert's own AgentAborted": (lambda: AgentAborted("fake"), "AgentAborted fake"),
     "ten megabytes": (lambda: ValueError("x" * 10**7), "ValueError xxx…"),
-}
+}  # fmt: skip
 """What an agent may raise, and how the trainer's error names it."""
 
 
@@ -142,29 +138,19 @@ def _says(text: str, calls: int) -> str:
 MOMENTS = {0: "before the first call", 1: "between calls"}
 
 RAISED = [
-    Fault(
-        name=f"the agent raises {what}{place}",
-        moment=moment,
-        agent=kind(make, calls),
-        trainer_sees=_says(text, calls),
-        agent_sees="; ".join(["Fine."] * calls),
-    )
+    Fault(name=f"the agent raises {what}{place}", moment=moment, agent=kind(make, calls),
+        trainer_sees=_says(text, calls), agent_sees="; ".join(["Fine."] * calls))
     for what, (make, text) in ERRORS.items()
     for calls, moment in MOMENTS.items()
     for kind, place in ((raising, ""), (raising_in_a_thread, " in a thread"))
-]
+]  # fmt: skip
 
 SCORED = [
-    Fault(
-        name=f"the agent raises {what}, which is scored",
-        moment="between calls",
-        agent=raising(make, 1),
-        trainer_sees="agent_error -1 in 1",
-        agent_sees="Fine.",
-        options={"on_agent_error": -1.0},
-    )
+    Fault(name=f"the agent raises {what}, which is scored", moment="between calls",
+        agent=raising(make, 1), trainer_sees="agent_error -1 in 1", agent_sees="Fine.",
+        options={"on_agent_error": -1.0})
     for what, (make, _) in ERRORS.items()
-]
+]  # fmt: skip
 
 INTERRUPTED = [
     Fault(
@@ -241,43 +227,25 @@ async def close_after_one_step(scene: Scene) -> list[object]:
 
 
 ELSEWHERE = [
-    Fault(
-        name="the agent raises StopIteration",
-        moment="between calls",
-        agent=stops_iterating,
+    Fault(name="the agent raises StopIteration", moment="between calls", agent=stops_iterating,
         trainer_sees="AgentError.RuntimeError: … raised RuntimeError after 1 model calls: "
-        "coroutine raised StopIteration",
-        agent_sees="Fine.",
-    ),
-    Fault(
-        name="one of three tasks raises",
-        moment="in parallel calls",
+        "coroutine raised StopIteration", agent_sees="Fine."),
+    Fault(name="one of three tasks raises", moment="in parallel calls",
         agent=raises_in_a_parallel_call,
         trainer_sees="AgentError.ValueError: … raised ValueError after … model calls: boom",
-        agent_sees="Fine.; CancelledError; CancelledError",
-    ),
-    Fault(
-        name="the agent raises beside three threads",
-        moment="in parallel calls",
-        agent=raises_in_a_pool,
-        trainer_sees="AgentError.ValueError: … after 3 model calls: boom",
-        agent_sees="Fine.; Fine.; Fine.",
-    ),
+        agent_sees="Fine.; CancelledError; CancelledError"),
+    Fault(name="the agent raises beside three threads", moment="in parallel calls",
+        agent=raises_in_a_pool, trainer_sees="AgentError.ValueError: … after 3 model calls: boom",
+        agent_sees="Fine.; Fine.; Fine."),
     *(
-        Fault(
-            name=name,
-            moment="in close",
-            agent=agent,
-            play=close_after_one_step,
-            trainer_sees="goes on; closed",
-            agent_sees=f"Fine.; {told}",
-        )
+        Fault(name=name, moment="in close", agent=agent, play=close_after_one_step,
+            trainer_sees="goes on; closed", agent_sees=f"Fine.; {told}")
         for name, agent, told in (
             ("the agent raises instead of ending", raises_when_closed, "CancelledError"),
             ("the agent exits instead of ending", exits_when_closed, "CancelledError"),
             ("a thread exits", raises_when_closed_in_a_thread, "EnvClosedError"),
         )
     ),
-]
+]  # fmt: skip
 
 FAULTS = [*RAISED, *SCORED, *INTERRUPTED, *ELSEWHERE]

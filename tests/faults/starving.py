@@ -133,14 +133,8 @@ TWO_TURNS = {"limits": RolloutLimits(max_turns=2), "close_timeout": 0.1}
 
 RETRIES = [
     *(
-        Fault(
-            name=f"the agent makes its call for ever, {how}",
-            moment="after the end",
-            agent=agent,
-            trainer_sees="max_turns 0 in 2",
-            process_sees=left,
-            options=TWO_TURNS,
-        )
+        Fault(name=f"the agent makes its call for ever, {how}", moment="after the end",
+            agent=agent, trainer_sees="max_turns 0 in 2", process_sees=left, options=TWO_TURNS)
         for how, agent, left in (
             ("whatever it gets", retrying(), "nothing"),
             ("each in a task of its own", retries_in_new_tasks, "1 task"),
@@ -148,14 +142,9 @@ RETRIES = [
         )
     ),
     *(
-        Fault(
-            name=f"the agent makes a bad call for ever, {how}",
-            moment="before the first call",
-            agent=agent,
-            trainer_sees=f"{NEVER}Its latest requests were refused: {why}…",
-            process_sees=left,
-            options={**SHORT, "models": {"judge": lambda messages: "Yes."}},
-        )
+        Fault(name=f"the agent makes a bad call for ever, {how}", moment="before the first call",
+            agent=agent, trainer_sees=f"{NEVER}Its latest requests were refused: {why}…",
+            process_sees=left, options={**SHORT, "models": {"judge": lambda messages: "Yes."}})
         for how, agent, why, left in (
             ("with n=2", persistent(n=2), "…'n'=2 is not supported", "nothing"),
             ("with an SDK", persistent_with_an_sdk, "…'n'=2 is not supported", "nothing"),
@@ -163,23 +152,12 @@ RETRIES = [
             ("to no model", persistent(model="none"), "…'none'", "nothing"),
         )
     ),
-    Fault(
-        name="the agent makes two thousand calls at once",
-        moment="in close",
-        agent=asks_for_many_when_closed,
-        play=stepped_and_closed,
-        trainer_sees="goes on; closed",
-        agent_sees=f"Fine.; CancelledError; {MANY} refused",
-        options={"close_timeout": 10.0},
-    ),
-    Fault(
-        name="the agent makes two thousand bad calls at once",
-        moment="between calls",
-        agent=asks_for_many,
-        trainer_sees="completed 1 in 1",
-        agent_sees=f"Fine.; {MANY} refused",
-    ),
-]
+    Fault(name="the agent makes two thousand calls at once", moment="in close",
+        agent=asks_for_many_when_closed, play=stepped_and_closed, trainer_sees="goes on; closed",
+        agent_sees=f"Fine.; CancelledError; {MANY} refused", options={"close_timeout": 10.0}),
+    Fault(name="the agent makes two thousand bad calls at once", moment="between calls",
+        agent=asks_for_many, trainer_sees="completed 1 in 1", agent_sees=f"Fine.; {MANY} refused"),
+]  # fmt: skip
 
 
 # -- what is long ----------------------------------------------------------------------------------
@@ -199,33 +177,20 @@ def sending(text: str) -> Agent:
 
 LONG = [
     *(
-        Fault(
-            name=f"the agent sends two megabytes of {what}",
-            moment="before the first call",
-            agent=sending(text),
-            trainer_sees="completed 1 in 1",
+        Fault(name=f"the agent sends two megabytes of {what}", moment="before the first call",
+            agent=sending(text), trainer_sees="completed 1 in 1",
             agent_sees="BadRequestError context_length_exceeded; Fine.",
-            options={"context_length": 4096},
-        )
+            options={"context_length": 4096})
         for what, text in (("words", WORDS), ("one letter", LETTERS))
     ),
-    Fault(
-        name="the Env is closed while its prompt is made",
-        moment="in close",
-        agent=sending(WORDS),
-        play=begun_and_closed,
+    Fault(name="the Env is closed while its prompt is made", moment="in close",
+        agent=sending(WORDS), play=begun_and_closed,
         trainer_sees="EnvClosedError: The environment was closed before its prompt.; closed",
-        agent_sees="…",
-    ),
-    Fault(
-        name="two Envs are closed whose prompts take seconds",
-        moment="in close",
-        agent=sending(WORDS),
-        play=beside_two_that_are_closed,
-        trainer_sees="completed 1 in 1",
-        agent_sees="…",
-    ),
-]
+        agent_sees="…"),
+    Fault(name="two Envs are closed whose prompts take seconds", moment="in close",
+        agent=sending(WORDS), play=beside_two_that_are_closed, trainer_sees="completed 1 in 1",
+        agent_sees="…"),
+]  # fmt: skip
 
 
 # -- what a thread leaves, and strings that lie ----------------------------------------------------
@@ -358,56 +323,31 @@ async def sends_what_cannot_be_read(client: Any, scene: Scene) -> float:
 
 
 LIES = [
-    Fault(
-        name="the agent sends a list that cannot be gone through",
-        moment="before the first call",
-        agent=sends_what_cannot_be_read,
-        trainer_sees="AgentError.ZeroDivisionError: …",
-        agent_sees="ZeroDivisionError",
-    ),
-    Fault(
-        name="the agent offers a tool whose name cannot be compared",
-        moment="between calls",
-        agent=offering(Unequal),
-        trainer_sees="completed 1 in 2",
-        agent_sees="Fine.; Fine.",
-    ),
+    Fault(name="the agent sends a list that cannot be gone through",
+        moment="before the first call", agent=sends_what_cannot_be_read,
+        trainer_sees="AgentError.ZeroDivisionError: …", agent_sees="ZeroDivisionError"),
+    Fault(name="the agent offers a tool whose name cannot be compared", moment="between calls",
+        agent=offering(Unequal), trainer_sees="completed 1 in 2", agent_sees="Fine.; Fine."),
     *(
-        Fault(
-            name=f"the agent notes {what}",
-            moment="between calls",
-            agent=noting(text),
-            play=written,
-            trainer_sees="completed 1 in 1",
-            agent_sees="Fine.",
-        )
+        Fault(name=f"the agent notes {what}", moment="between calls", agent=noting(text),
+            play=written, trainer_sees="completed 1 in 1", agent_sees="Fine.")
         for what, text in (
             ("a string that cannot be looked into", Unsearchable("Hi")),
             ("half of a surrogate pair", "\ud800"),
         )
     ),
-    Fault(
-        name="a thread's finalizer waits for the event loop",
-        moment="after its return",
-        agent=finalizes_slowly,
-        play=with_a_turn,
-        trainer_sees="completed 1 in 1",
-        agent_sees="Fine.; a turn",
-    ),
+    Fault(name="a thread's finalizer waits for the event loop", moment="after its return",
+        agent=finalizes_slowly, play=with_a_turn, trainer_sees="completed 1 in 1",
+        agent_sees="Fine.; a turn"),
     *(
-        Fault(
-            name=f"the agent sends a string that {what}",
-            moment="between calls",
-            agent=saying_twice(text),
-            trainer_sees="completed 1 in 2",
-            agent_sees="Fine.; Fine.",
-        )
+        Fault(name=f"the agent sends a string that {what}", moment="between calls",
+            agent=saying_twice(text), trainer_sees="completed 1 in 2", agent_sees="Fine.; Fine.")
         for what, text in (
             ("cannot be compared", Unequal("Hi")),
             ("says that it is short", Short("y " * 100_000)),
             ("has no length", Endless("Hi")),
         )
     ),
-]
+]  # fmt: skip
 
 FAULTS = [*RETRIES, *LONG, *LIES]

@@ -111,20 +111,15 @@ ORDERS: list[tuple[str, str, str]] = [
 ]
 
 OUT_OF_ORDER = [
-    Fault(
-        name=f"the trainer does {order}{place}",
-        moment="in any order",
-        agent=agent,
-        play=steps(*order.split(", ")),
-        trainer_sees=trainer,
-        agent_sees=told.replace("{refused}", refused),
-    )
+    Fault(name=f"the trainer does {order}{place}", moment="in any order", agent=agent,
+        play=steps(*order.split(", ")), trainer_sees=trainer,
+        agent_sees=told.replace("{refused}", refused))
     for order, trainer, told in ORDERS
     for agent, refused, place in (
         (talks, "CancelledError", ""),
         (talks_in_a_thread, "EnvClosedError", ", before a thread"),
     )
-]
+]  # fmt: skip
 
 
 async def steps_twice_at_once(scene: Scene) -> list[object]:
@@ -340,22 +335,11 @@ KINDS: tuple[tuple[Any, str, str], ...] = (
 )
 
 OTHERS: list[tuple[str, str, Any, Play, str, str]] = [
-    (
-        "clears the stop of an agent that has ended",
-        "after return",
-        talks,
-        clears_every_stop,
+    ("clears the stop of an agent that has ended", "after return", talks, clears_every_stop,
         "EnvStateError: …an episode whose agent has ended cannot be continued…",
-        "Fine.; Fine.; Fine.",
-    ),
-    (
-        "cancels a step and takes another",
-        "while cancelled",
-        thinks,
-        cancelled_and_stepped_again,
-        f"CancelledError: ; {NONE_OUT}",
-        "Yes.",
-    ),
+        "Fine.; Fine.; Fine."),
+    ("cancels a step and takes another", "while cancelled", thinks, cancelled_and_stepped_again,
+        f"CancelledError: ; {NONE_OUT}", "Yes."),
     *(
         (f"{name}{place}", "in step", agent, play, CLOSED, told)
         for name, play in (
@@ -367,39 +351,17 @@ OTHERS: list[tuple[str, str, Any, Play, str, str]] = [
             (ponders_in_a_thread, ", before a thread", "Yes.; EnvClosedError"),
         )
     ),
-    (
-        "closes while a long prompt is tokenised",
-        "in rendering",
-        says_much,
-        closed_while_rendering,
-        CLOSED,
-        "Yes.",
-    ),
-    (
-        "cancels a step whose prompt is tokenised",
-        "in rendering",
-        says_much,
-        cancelled_while_rendering,
-        "CancelledError: ",
-        "Yes.",
-    ),
-]
+    ("closes while a long prompt is tokenised", "in rendering", says_much, closed_while_rendering,
+        CLOSED, "Yes."),
+    ("cancels a step whose prompt is tokenised", "in rendering", says_much,
+        cancelled_while_rendering, "CancelledError: ", "Yes."),
+]  # fmt: skip
 
 FOR_BOTH: list[tuple[str, str, Play, str, str]] = [
-    (
-        "steps twice at once",
-        "in step",
-        steps_twice_at_once,
-        f"goes on; {NONE_OUT}",
-        "Yes.; {refused}",
-    ),
-    (
-        "begins twice at once",
-        "before the first call",
-        begins_twice_at_once,
-        "given; EnvStateError: …called twice…",
-        "{refused}",
-    ),
+    ("steps twice at once", "in step", steps_twice_at_once, f"goes on; {NONE_OUT}",
+        "Yes.; {refused}"),
+    ("begins twice at once", "before the first call", begins_twice_at_once,
+        "given; EnvStateError: …called twice…", "{refused}"),
     *(
         (
             f"cancels a step after {turns} turns of the loop",
@@ -422,55 +384,28 @@ FOR_BOTH: list[tuple[str, str, Play, str, str]] = [
     ),
     ("cancels a close", "in close", cancelled("close", 5), "…", "Yes.…"),
     ("runs out of time", "in sampling", timed_out, "rollout_timeout 0 in 1", "Fine.; {refused}"),
-    (
-        "waits too long for a sample",
-        "in sampling",
-        sampling_timed_out,
-        "SamplingTurnTimeoutError: …",
-        "Fine.; {refused}",
-    ),
-    (
-        "steps on another loop",
-        "in step",
-        steps_on_another_loop,
-        "EnvStateError: …stepped on another event loop…; goes on",
-        "Yes.; {refused}",
-    ),
-    (
-        "closes when its loop is gone",
-        "in close",
-        closes_after_its_loop,
-        f"EnvStateError: …stepped on another event loop…; {OVER}",
-        "{refused}",
-    ),
+    ("waits too long for a sample", "in sampling", sampling_timed_out,
+        "SamplingTurnTimeoutError: …", "Fine.; {refused}"),
+    ("steps on another loop", "in step", steps_on_another_loop,
+        "EnvStateError: …stepped on another event loop…; goes on", "Yes.; {refused}"),
+    ("closes when its loop is gone", "in close", closes_after_its_loop,
+        f"EnvStateError: …stepped on another event loop…; {OVER}", "{refused}"),
     ("drops the Env", "between calls", drops_the_env, DROPPED, "{refused}"),
     ("drops the Env in a thread", "between calls", drops_the_env_in_a_thread, DROPPED, "{refused}"),
     ("drops an unused Env", "before the first call", drops_an_unused_env, "0 warnings", ""),
-]
+]  # fmt: skip
 
 FAULTS = [
     *OUT_OF_ORDER,
     *(
-        Fault(
-            name=f"the trainer {name}",
-            moment=moment,
-            agent=agent,
-            play=play,
-            trainer_sees=trainer,
-            agent_sees=told,
-        )
+        Fault(name=f"the trainer {name}", moment=moment, agent=agent, play=play,
+            trainer_sees=trainer, agent_sees=told)
         for name, moment, agent, play, trainer, told in OTHERS
     ),
     *(
-        Fault(
-            name=f"the trainer {name}{place}",
-            moment=moment,
-            agent=agent,
-            play=play,
-            trainer_sees=trainer,
-            agent_sees=told.replace("{refused}", refused),
-        )
+        Fault(name=f"the trainer {name}{place}", moment=moment, agent=agent, play=play,
+            trainer_sees=trainer, agent_sees=told.replace("{refused}", refused))
         for name, moment, play, trainer, told in FOR_BOTH
         for agent, refused, place in KINDS
     ),
-]
+]  # fmt: skip

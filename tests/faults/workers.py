@@ -170,29 +170,19 @@ NONE = "WorkerError: No worker can be started: each died 3 times… The last tim
 SILENT = "process … was killed, since it gave no answer for 0.5 s: …(its standard error says where)"
 
 PROGRAMS = [
-    Program(
-        name, text, LOST.format(f"process … {how}"), f"…was lost with its worker: process … {how}.…"
-    )
+    Program(name, text, LOST.format(f"process … {how}"),
+        f"…was lost with its worker: process … {how}.…")
     for name, text, how in (
         ("exits when it is given a group", "group(); os._exit(7)", "ended with exit status 7"),
         ("ends as if all were well", "group()", "ended with exit status 0"),
         ("crashes", "group(); os.kill(os.getpid(), 11)", "was killed by SIGSEGV"),
         ("is terminated", "group(); os.kill(os.getpid(), 15)", "was killed by SIGTERM"),
-        (
-            "closes its pipe",
-            "group(); os.close(1); time.sleep(60)",
-            "was killed, since it closed its pipe",
-        ),
-        (
-            "dies in the middle of a frame",
-            "say(group(), b'half', 10); os._exit(1)",
-            "ended with exit status 1",
-        ),
-        (
-            "has nothing to say of a group",
-            "say(group()); group()",
-            "was killed, since it gave a group up…",
-        ),
+        ("closes its pipe", "group(); os.close(1); time.sleep(60)",
+            "was killed, since it closed its pipe"),
+        ("dies in the middle of a frame", "say(group(), b'half', 10); os._exit(1)",
+            "ended with exit status 1"),
+        ("has nothing to say of a group", "say(group()); group()",
+            "was killed, since it gave a group up…"),
     )
 ] + [
     Program(name, text, LOST.format(SILENT), f"…was lost with its worker: {SILENT}.…", 0.5)
@@ -203,34 +193,21 @@ PROGRAMS = [
         ("sends half a frame", "say(group(), b'half', 10**6); group()"),
         ("sends a frame of 2^63 bytes", "say(group(), b'much', 2**63); group()"),
     )
-]
+]  # fmt: skip
 
 PROGRAMS += [
-    Program(
-        "sends what is no pickle",
-        "say(group(), b'garbage'); group()",
-        "WorkerError: The group of …agent on the task 1.0: UnpicklingError: …cannot be read here…",
-    ),
-    Program(
-        "blocks its event loop",
-        BLOCKS,
-        LOST.format(SILENT),
-        f"…was lost with its worker: {SILENT}.…",
-        0.5,
-        printed="in play",
-    ),
+    Program("sends what is no pickle", "say(group(), b'garbage'); group()",
+        "WorkerError: The group of …agent on the task 1.0: UnpicklingError: …cannot be read here…"),
+    Program("blocks its event loop", BLOCKS, LOST.format(SILENT),
+        f"…was lost with its worker: {SILENT}.…", 0.5, printed="in play"),
     *(
-        Program(
-            name,
-            text,
-            NONE.format(f"process … {how}"),
+        Program(name, text, NONE.format(f"process … {how}"),
             "; ".join([f"A worker could not be started: process … {how}."] * 3),
-            start_seconds=seconds,
-        )
+            start_seconds=seconds)
         for name, text, how, seconds in (
             ("cannot import", "import no_such_module", "ended with exit status 1", 60.0),
             ("is killed at its start", "os.kill(os.getpid(), 9)", "was killed by SIGKILL…", 60.0),
             ("is never ready", "time.sleep(60)", "was killed, since it was not ready after…", 0.5),
         )
     ),
-]
+]  # fmt: skip

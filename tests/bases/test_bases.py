@@ -1,0 +1,170 @@
+"""What all shipped bases keep: their tokenizer, corpus and files, and the script behind them."""
+
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.bases.conftest import tokens_of
+from tinker_cookbook.renderers import Message, ToolCall, ToolSpec, get_renderer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
+
+from evert.bases.making import training
+from evert.bases.making.__main__ import corpus_of, main, tokenizer_of
+from evert.bases.making.tokenizer import CONTROL, MARKERS
+from evert.bridge.tokens.bases import BASE_RENDERER, BASES, base_path, base_tokenizer
+
+all_bases = pytest.mark.parametrize("base", BASES)
+TOKENIZER = base_tokenizer()
+CONTROL_IDS = set(TOKENIZER.convert_tokens_to_ids(list(CONTROL)))
+LARGEST = {"evert-tiny": 5_000_000, "evert-tiny-20q": 5_000_000, "evert-tiny-moves": 2_500_000}
+
+
+def config_of(base: Any, **given: Any) -> training.MakingConfig:
+    return training.MakingConfig(**{"out": "", "base": base, "steps": 2, **given})
+
+
+def encode(text: str, tokenizer: Any = TOKENIZER) -> list[int]:
+    """Encode as the Cookbook's renderers encode a message's content."""
+    return list(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+
+
+# -- tokenizers ------------------------------------------------------------------------------------
+
+
+@given(st.text() | st.lists(st.sampled_from([*CONTROL, "<|im_", "start|>", " "])).map("".join))
+def test_any_text_comes_back_unchanged_and_is_never_a_control_token(text: str) -> None:
+    for base in BASES:
+        tokenizer = base_tokenizer(base)
+        tokens = encode(text, tokenizer)
+        assert tokenizer.decode(tokens) == text, base
+        assert not CONTROL_IDS.intersection(tokens), base
+
+
+@given(st.text(alphabet="0123456789", min_size=1), st.sampled_from(["", "Guess: ", "$", " "]))
+def test_every_digit_is_one_token(digits: str, before: str) -> None:
+    assert len(encode(before + digits)) == len(encode(before)) + len(digits)
+
+
+@given(st.text(), st.text())
+def test_a_newline_cuts_text_into_parts_that_are_encoded_alone(left: str, right: str) -> None:
+    assert encode(left + "\n" + right) == encode(left) + encode("\n") + encode(right)
+
+
+def test_control_tokens_are_special_and_markers_are_not() -> None:
+    added = {token.content: token for token in TOKENIZER.added_tokens_decoder.values()}
+    assert {text for text, token in added.items() if token.special} == set(CONTROL)
+    assert {text for text, token in added.items() if not token.special} == set(MARKERS)
+    assert all(len(encode(marker)) == 1 for marker in MARKERS)
+    assert (TOKENIZER.eos_token, TOKENIZER.pad_token) == ("<|im_end|>", "<|endoftext|>")
+    assert [TOKENIZER.decode([t]) for t in encode("Guess: 512")] == ["Guess", ": ", "5", "1", "2"]
+
+
+@all_bases
+def test_the_script_makes_the_shipped_tokenizer(base: str, tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(config_of(base))
+    tokenizer.save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (tmp_path / name).read_bytes() == (base_path(base) / name).read_bytes(), name
+
+
+ADD: ToolSpec = {
+    "name": "add",
+    "description": 'Adds "two" numbers.',
+    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+}
+CALL = ToolCall(id="1", function=ToolCall.FunctionBody(name="add", arguments='{"a": 3, "b": "x"}'))
+CONVERSATION: list[Message] = [
+    {"role": "user", "content": "\n What is\n\n1 + 2? "},
+    {"role": "assistant", "content": "", "tool_calls": [CALL, CALL]},
+    {"role": "tool", "content": "3", "tool_call_id": "1"},
+    {"role": "tool", "content": "4\n", "tool_call_id": "2"},
+    {"role": "assistant", "content": "Once more.", "tool_calls": [CALL]},
+    {"role": "tool", "content": "", "tool_call_id": "3"},
+    {"role": "assistant", "content": "Done, é 1024."},
+    {"role": "user", "content": "Too low"},
+]
+
+
+def test_the_template_writes_what_the_cookbooks_renderer_writes() -> None:
+    renderer: Any = get_renderer(BASE_RENDERER, TOKENIZER)
+    tool_lists: list[list[ToolSpec]] = [[], [ADD], [ADD, ADD]]
+    for length, system, tools in product(range(1, 9), (None, "Be brief."), tool_lists):
+        opening: list[Message] = [{"role": "system", "content": system}] if system else []
+        messages = rendered = opening + CONVERSATION[:length]
+        if tools:
+            prefix = renderer.create_conversation_prefix_with_tools(tools, system or "")
+            rendered = prefix + CONVERSATION[:length]
+        templated = TOKENIZER.apply_chat_template(
+            [renderer.to_openai_message(message) for message in messages],
+            tools=[{"type": "function", "function": tool} for tool in tools] or None,
+            add_generation_prompt=True,
+            return_dict=False,
+        )
+        expected = renderer.build_generation_prompt(rendered).to_ints()
+        assert templated == expected, (length, system, tools)
+
+
+# -- files, and the script -------------------------------------------------------------------------
+
+
+@all_bases
+def test_a_base_is_small_and_says_how_it_was_made(base: str) -> None:
+    card = (base_path(base) / "README.md").read_text()
+    config = json.loads((base_path(base) / "config.json").read_text())
+    tokenizer = base_tokenizer(base)
+
+    assert sum(path.stat().st_size for path in base_path(base).iterdir()) < LARGEST[base]
+    assert card.startswith("---\n")
+    assert "python -m evert.bases.making out=FOLDER" in card
+    assert base == "evert-tiny" or f"base={base}" in card
+    assert (config["vocab_size"], config["eos_token_id"]) == (
+        len(tokenizer),
+        tokenizer.eos_token_id,
+    )
+
+
+@all_bases
+def test_a_seed_is_the_corpus(base: str) -> None:
+    one, same, other = (
+        corpus_of(config_of(base, seed=seed), base_tokenizer(base)) for seed in (1, 1, 2)
+    )
+    for whole_games in (False, True):
+        drawn, again = (corpus.step(whole_games=whole_games) for corpus in (one, same))
+        assert tokens_of(drawn) == tokens_of(again) != tokens_of(other.step(whole_games=True))
+        for mine, yours in zip(drawn, again, strict=True):
+            for a, b in zip(mine.examples, yours.examples, strict=True):
+                assert a.loss_mask == b.loss_mask
+                assert {p: v.tolist() for p, v in a.soft_targets.items()} == {
+                    p: v.tolist() for p, v in b.soft_targets.items()
+                }
+
+
+@pytest.mark.nightly
+@all_bases
+def test_the_script_makes_a_base_from_the_start_to_the_card(
+    base: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(config_of(base, out=str(tmp_path), measured_games=4))
+
+    assert base in capsys.readouterr().out
+    assert "steps=2 seed=0 measured_games=4" in (tmp_path / "README.md").read_text()
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert isinstance(model, Qwen3ForCausalLM)
+    assert len(AutoTokenizer.from_pretrained(tmp_path)) == model.config.vocab_size
+
+
+@pytest.mark.nightly
+def test_the_same_seed_makes_the_same_weights() -> None:
+    weights = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model = training.make_model(TOKENIZER)
+        config = config_of("evert-tiny", warm_up=1.0)
+        training.train(model, corpus_of(config, TOKENIZER), config)
+        weights.append(torch.cat([parameter.flatten() for parameter in model.parameters()]))
+    assert torch.equal(*weights)
