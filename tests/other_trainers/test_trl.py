@@ -1,11 +1,7 @@
 """evert's agents under TRL's own ``GRPOTrainer``, on the CPU.
 
-1. A run trains: identity's reward rises, and ten turns of guess-number give a gradient.
-2. What TRL is given are the Cookbook's data of the same episodes, id by id, and its loss covers
-   what was sampled and nothing else.
-3. Several lineages are one row; what is dropped is counted in TRL's log, and said once.
-4. Episodes that fail are left out, or scored; every Env is closed whatever happens.
-5. The trainer's settings hold: prompts, temperature, lengths, seeds.
+What TRL is given are the Cookbook's data of the same episodes, id by id, and its loss covers what
+was sampled and nothing else. Every Env is closed whatever happens.
 """
 
 import asyncio
@@ -131,6 +127,7 @@ def test_ten_turns_of_guess_number_are_a_step(tmp_path: Path) -> None:
     (given,) = rollouts.given
     assert step["grad_norm"] > 0
     assert step["evert/turns"] > 5
+    assert (step["evert/lineages"], step["evert/dropped_lineages"]) == (1, 0)
     assert 40 < max(map(len, given["completion_ids"])) <= 256
 
 
@@ -235,13 +232,6 @@ def test_lineages_that_trl_cannot_take_are_counted_and_said_once(
     assert [2 * task + 0.5 for task in given["task"]] == given["episode_reward"]  # of both
     decode = AutoTokenizer.from_pretrained(BASE).decode
     assert all("Right" in decode(ids) for ids in given["prompt_ids"])
-
-
-def test_a_linear_conversation_drops_nothing(tmp_path: Path) -> None:
-    (step,) = trained(game("identity"), tmp_path)
-
-    assert step["evert/dropped_lineages"] == 0
-    assert step["evert/lineages"] == 1
 
 
 # -- failures ------------------------------------------------------------------------------------
@@ -355,15 +345,18 @@ def test_ctrl_c_closes_every_env(tmp_path: Path, closed: list[ChatAgentEnv]) -> 
 # -- settings ------------------------------------------------------------------------------------
 
 
-def test_prompts_arrive_as_often_as_there_are_rollouts_of_them(tmp_path: Path) -> None:
+def test_prompts_arrive_as_often_as_there_are_rollouts_and_limits_bound_a_reply(
+    tmp_path: Path,
+) -> None:
     """TRL's docstring says otherwise; groups would be mixed if it came true."""
-    rollouts = game("identity")
+    rollouts = game("identity", limits=RolloutLimits(max_turn_tokens=3))
     trained(rollouts, tmp_path)
 
     (prompts,) = rollouts.prompts
     assert len(prompts) == 8
     assert [prompts[:4].count(prompts[0]), prompts[4:].count(prompts[4])] == [4, 4]
     assert prompts[0] != prompts[4]
+    assert {len(ids) for ids in rollouts.given[0]["completion_ids"]} == {3}
 
 
 def test_the_same_seed_gives_the_same_rows(tmp_path: Path) -> None:
@@ -391,13 +384,6 @@ def test_a_completion_has_at_most_max_completion_length_tokens(tmp_path: Path) -
     assert step["evert/stop/max_tokens"] > 0.5
 
 
-def test_limits_bound_a_reply(tmp_path: Path) -> None:
-    rollouts = game("identity", limits=RolloutLimits(max_turn_tokens=3))
-    trained(rollouts, tmp_path)
-
-    assert {len(ids) for ids in rollouts.given[0]["completion_ids"]} == {3}
-
-
 def test_limits_bound_the_whole_episode(tmp_path: Path) -> None:
     rollouts = game("guess_number", limits=RolloutLimits(max_turns=2))
     (step,) = trained(rollouts, tmp_path)
@@ -406,7 +392,9 @@ def test_limits_bound_the_whole_episode(tmp_path: Path) -> None:
     assert step["evert/stop/max_turns"] == 1
 
 
-def test_the_models_context_bounds_every_prompt(tmp_path: Path) -> None:
+def test_the_models_context_bounds_every_prompt_and_another_dataset_is_refused(
+    tmp_path: Path,
+) -> None:
     rollouts = game("guess_number")
     run = trainer(rollouts, tmp_path)
     run.model.config.max_position_embeddings = 72  # the rules have 67: no room for a whole guess
@@ -418,6 +406,8 @@ def test_the_models_context_bounds_every_prompt(tmp_path: Path) -> None:
         len(prompt) + len(ids) <= 72
         for prompt, ids in zip(rows["prompt_ids"], rows["completion_ids"], strict=True)
     )
+    with pytest.raises(InvalidDatasetError, match="train_dataset=rollouts.dataset"):
+        rollouts(["What is 2 + 2?"], run)
 
 
 def test_the_temperature_is_the_trainers_and_then_log_probabilities_are_left_out(
@@ -443,14 +433,6 @@ def test_settings_that_bend_the_distribution_are_refused(
 
     with pytest.raises(UsageError, match=f"GRPOConfig has {name}={value}"):
         trained(game("identity"), tmp_path, **setting)
-
-
-def test_another_dataset_is_refused(tmp_path: Path) -> None:
-    rollouts = game("identity")
-    run = trainer(rollouts, tmp_path)
-
-    with pytest.raises(InvalidDatasetError, match="train_dataset=rollouts.dataset"):
-        rollouts(["What is 2 + 2?"], run)
 
 
 def test_test_tasks_are_evaluated(tmp_path: Path) -> None:

@@ -1,9 +1,6 @@
 """evert's agents under verl: its own worker classes play them, its own ``main_ppo`` trains on them.
 
-1. Ids, masks and log-probabilities of an output are those of the Cookbook's data, id by id.
-2. Each lineage is an output where verl takes lists; else the last is, and the others are counted.
-3. What verl cannot take is refused with the reason; an Env is closed however its episode ends.
-4. ``main_ppo``, unmodified, trains identity and guess-number (``examples/verl_on_cpu``).
+Ids, masks and log-probabilities of an output are those of the Cookbook's data, id by id.
 """
 
 import asyncio
@@ -13,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -78,6 +75,7 @@ class Servers(LLMServerClient):
 
     def __init__(self, config: DictConfig, policy: TokenCompleter, version: int = 7) -> None:
         super().__init__(config)
+        self.given = config
         self.policy = policy
         self.version = version
         self.asked: list[dict[str, Any]] = []
@@ -125,10 +123,10 @@ class Scripted(TokenCompleter):
 
 def row(task: Any, **more: Any) -> dict[str, Any]:
     info = {"index": 0, "task_json": json.dumps(task)}
-    return {"raw_prompt": [{"role": "user", "content": "-"}], "extra_info": info, **more}
+    return {"raw_prompt": [{"role": "user", "content": "-"}], "extra_info": info} | more
 
 
-async def batch_of(config: DictConfig, servers: Servers, rows: list[dict[str, Any]]) -> DataProto:
+async def batch_of(servers: Servers, *rows: dict[str, Any]) -> DataProto:
     """What verl's worker makes of some rows."""
     names = {name: [each[name] for each in rows] for name in rows[0]}
     columns = {name: np.empty(len(rows), dtype=object) for name in names}
@@ -139,13 +137,13 @@ async def batch_of(config: DictConfig, servers: Servers, rows: list[dict[str, An
         non_tensors=columns,
         meta_info={"validate": False, "global_steps": 8},
     )
-    return await of_verl.AgentLoopWorker(config, servers).generate_sequences(batch)
+    return await of_verl.AgentLoopWorker(servers.given, servers).generate_sequences(batch)
 
 
-async def outputs_of(config: DictConfig, servers: Servers, task: Any, **more: Any) -> Any:
+async def outputs_of(servers: Servers, task: Any) -> Any:
     """What an agent loop returns, made as verl's V1 worker makes it."""
-    config.transfer_queue.enable = True
-    worker = of_verl.AgentLoopWorker(config, servers)
+    servers.given.transfer_queue.enable = True
+    worker = of_verl.AgentLoopWorker(servers.given, servers)
     found: list[Any] = []
 
     async def kept(output: Any, validate: bool, **_: Any) -> None:
@@ -155,7 +153,7 @@ async def outputs_of(config: DictConfig, servers: Servers, task: Any, **more: An
     trajectory = {"step": 8, "sample_index": 0, "rollout_n": 0, "validate": False}
     params = {"temperature": 1.0, "logprobs": True}
     await worker._run_agent_loop(
-        params, trajectory, agent_name="evert", trace=False, **row(task, global_steps=8, **more)
+        params, trajectory, agent_name="evert", trace=False, **row(task, global_steps=8)
     )
     return found[0]
 
@@ -206,8 +204,15 @@ def of_row(batch: DataProto, index: int) -> dict[str, list[float]]:
 
 
 @pytest.fixture
-def agents(monkeypatch: pytest.MonkeyPatch) -> None:
+def servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Servers]:
+    """Makes verl's servers and configuration, for an agent of ``verl_agents``."""
     monkeypatch.syspath_prepend(Path(__file__).parent)
+
+    def made(name: str, *overrides: str, reply: str = "Fine.", **loop: Any) -> Servers:
+        given = {"agent": f"verl_agents:{name}", "renderer_name": "qwen3_instruct", **loop}
+        return Servers(verl_config(tmp_path, *overrides, **given), Scripted(reply))
+
+    return made
 
 
 @pytest.fixture
@@ -218,7 +223,9 @@ def engine(tmp_path: Path) -> Iterator[TokenCompleter]:
         yield TinkerTokenCompleter(client, max_tokens=16)
 
 
-# -- 1: the Cookbook's data ----------------------------------------------------------------------
+# -- the Cookbook's data -------------------------------------------------------------------------
+
+Made = Callable[..., Servers]
 
 
 @pytest.mark.parametrize("agent", [identity_agent, guess_number_agent])
@@ -227,13 +234,13 @@ async def test_an_output_is_the_cookbooks_datum_id_by_id(
 ) -> None:
     path = f"{agent.__module__}:{agent.__name__}"
     config = verl_config(tmp_path, agent=path, renderer_name="qwen3_instruct")
-    servers = Servers(config, engine)
+    asked = Servers(config, engine)
 
     for task in TASKS:
-        servers.answers.clear()
-        batch = await batch_of(config, servers, [row(task)])
+        asked.answers.clear()
+        batch = await batch_of(asked, row(task))
 
-        trajectory, [datum] = await cookbook_data(agent, task, Said(servers))
+        trajectory, [datum] = await cookbook_data(agent, task, Said(asked))
         rewards = [turn.reward for turn in trajectory.transitions]
         assert of_row(batch, 0) == of_datum(datum)
         assert float(batch.batch["rm_scores"].sum()) == sum(rewards)
@@ -243,80 +250,80 @@ async def test_an_output_is_the_cookbooks_datum_id_by_id(
         assert batch.non_tensor_batch["min_global_steps"].tolist() == [7]
 
 
-async def test_all_turns_of_an_episode_go_to_the_same_server(agents: None, tmp_path: Path) -> None:
-    config = verl_config(tmp_path, agent="verl_agents:two_talks", renderer_name="qwen3_instruct")
-    servers = Servers(config, Scripted())
+async def test_all_turns_of_an_episode_go_to_the_same_server(servers: Made) -> None:
+    given = servers("two_talks")
 
-    await batch_of(config, servers, [row(0), row(1)])
+    await batch_of(given, row(0), row(1))
 
-    asked = [each["request_id"] for each in servers.asked]
+    asked = [each["request_id"] for each in given.asked]
     assert len(asked) == 8
     assert len(set(asked)) == 2
 
 
 async def test_an_episode_knows_the_oldest_and_the_newest_weights_that_sampled_it(
-    agents: None, tmp_path: Path
+    servers: Made,
 ) -> None:
-    config = verl_config(tmp_path, agent="verl_agents:two_talks", renderer_name="qwen3_instruct")
-    servers = Servers(config, Scripted())
-    generate = servers.generate
+    given = servers("two_talks")
+    generate = given.generate
 
     async def renewed(**asked: Any) -> TokenOutput:
-        servers.version += 1
+        given.version += 1
         return await generate(**asked)
 
-    servers.generate = renewed  # type: ignore[method-assign]
-    found = await outputs_of(config, servers, 1)
+    given.generate = renewed  # type: ignore[method-assign]
+    fields = [output.extra_fields for output in await outputs_of(given, 1)]
 
-    fields = [output.extra_fields for output in found]
     assert [each["min_global_steps"] for each in fields] == [8, 8]
     assert [each["max_global_steps"] for each in fields] == [11, 11]
 
 
-async def test_stops_in_text_leave_the_end_of_a_turn_a_token(agents: None, tmp_path: Path) -> None:
-    loop = {"agent": "verl_agents:stops_at_lines", "renderer_name": "qwen3_instruct"}
-    config = verl_config(tmp_path, **loop)
-    servers = Servers(config, Scripted("Fine.\nAnd you?"))
-    rows = [{**row(0), "extra_info": {"index": 0}}]
+async def test_stops_in_text_leave_the_end_of_a_turn_a_token(servers: Made) -> None:
+    given = servers("stops_at_lines", reply="Fine.\nAnd you?")
 
-    batch = await batch_of(config, servers, rows)
+    batch = await batch_of(given, row(0, extra_info={"index": 0}))
 
-    [asked] = [each["sampling_params"] for each in servers.asked]
+    [asked] = [each["sampling_params"] for each in given.asked]
     [end] = asked["stop_token_ids"]
     assert AutoTokenizer.from_pretrained(base_path()).decode([end]) == "<|im_end|>"
     assert asked["stop"] == ["\n"]
     assert float(batch.batch["rm_scores"].sum()) == 1.0
 
 
-async def test_without_log_probabilities_there_are_none(agents: None, tmp_path: Path) -> None:
+async def test_without_log_probabilities_there_are_none(servers: Made) -> None:
     off = "actor_rollout_ref.rollout.calculate_log_probs=False"
-    loop = {"agent": "verl_agents:two_talks", "renderer_name": "qwen3_instruct"}
-    config = verl_config(tmp_path, off, **loop)
 
-    batch = await batch_of(config, Servers(config, Scripted()), [row(0)])
+    batch = await batch_of(servers("two_talks", off), row(0))
 
     assert "rollout_log_probs" not in batch.batch
 
 
-# -- 2: lineages ---------------------------------------------------------------------------------
+# -- lineages ------------------------------------------------------------------------------------
+
+
+async def cookbooks(name: str, task: Any, given: Servers) -> list[dict[str, list[float]]]:
+    """The Cookbook's data of the same episode."""
+    import verl_agents
+
+    _, data = await cookbook_data(getattr(verl_agents, name), task, Said(given))
+    return [of_datum(datum) for datum in data]
+
+
+def of_outputs(found: Any) -> list[dict[str, list[float]]]:
+    return [
+        of_output(each.prompt_ids, each.response_ids, each.response_mask, each.response_logprobs)
+        for each in found
+    ]
 
 
 @pytest.mark.parametrize(("name", "turns"), [("two_talks", 4), ("calls_at_once", 2)])
 async def test_each_lineage_is_an_output_with_the_whole_reward(
-    agents: None, name: str, turns: int, tmp_path: Path
+    servers: Made, name: str, turns: int
 ) -> None:
-    config = verl_config(tmp_path, agent=f"verl_agents:{name}", renderer_name="qwen3_instruct")
-    servers = Servers(config, Scripted())
+    given = servers(name)
 
-    found = await outputs_of(config, servers, 1)
+    found = await outputs_of(given, 1)
 
-    import verl_agents
-
-    _, data = await cookbook_data(getattr(verl_agents, name), 1, Said(servers))
-    assert [
-        of_output(each.prompt_ids, each.response_ids, each.response_mask, each.response_logprobs)
-        for each in found
-    ] == [of_datum(datum) for datum in data]
+    assert of_outputs(found) == await cookbooks(name, 1, given)
     assert [each.reward_score for each in found] == [1.25, 1.25]
     assert [each.extra_fields["reward_extra_info"] for each in found] == [
         {"turns": turns, "lineages": 2, "lineages_left_out": 0}
@@ -324,146 +331,114 @@ async def test_each_lineage_is_an_output_with_the_whole_reward(
 
 
 async def test_what_is_too_long_of_a_later_prompt_opens_the_response_unsampled(
-    agents: None, tmp_path: Path
+    servers: Made,
 ) -> None:
-    loop = {"agent": "verl_agents:short_and_long", "renderer_name": "qwen3_instruct"}
-    config = verl_config(tmp_path, **loop)
-    servers = Servers(config, Scripted())
+    given = servers("short_and_long")
 
-    found = await outputs_of(config, servers, 100)
+    found = await outputs_of(given, 100)
 
-    from verl_agents import short_and_long
-
-    _, data = await cookbook_data(short_and_long, 100, Said(servers))
-    assert [
-        of_output(each.prompt_ids, each.response_ids, each.response_mask, each.response_logprobs)
-        for each in found
-    ] == [of_datum(datum) for datum in data]
+    assert of_outputs(found) == await cookbooks("short_and_long", 100, given)
     assert len(found[0].prompt_ids) < len(found[1].prompt_ids) == 96
     assert found[1].response_mask[0] == 0
 
 
 @pytest.mark.parametrize("takes_lists", [True, False])
 async def test_the_last_lineage_alone_says_how_many_are_left_out(
-    agents: None, tmp_path: Path, takes_lists: bool, caplog: pytest.LogCaptureFixture
+    servers: Made, takes_lists: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    loop = {"agent": "verl_agents:two_talks", "renderer_name": "qwen3_instruct"}
-    config = verl_config(tmp_path, **loop, **({"branches": "last"} if takes_lists else {}))
-    servers = Servers(config, Scripted())
+    given = servers("two_talks", **({"branches": "last"} if takes_lists else {}))
 
     if takes_lists:
-        output = await outputs_of(config, servers, 1)
-        info = output.extra_fields["reward_extra_info"]
+        info = (await outputs_of(given, 1)).extra_fields["reward_extra_info"]
     else:
-        batch = await batch_of(config, servers, [row(1)])
+        batch = await batch_of(given, row(1))
         info = {name: batch.non_tensor_batch[name][0] for name in ("lineages", "lineages_left_out")}
 
     assert (info["lineages"], info["lineages_left_out"]) == (2, 1)
     assert "1 lineages of an episode are not trained on" in caplog.text
 
 
-# -- 3: what is refused, how episodes end --------------------------------------------------------
+# -- what is refused, how episodes end -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("length", [100, 1000])
 async def test_a_first_prompt_over_verls_room_is_refused_before_it_is_sampled(
-    agents: None, length: int, tmp_path: Path
+    servers: Made, length: int
 ) -> None:
-    config = verl_config(tmp_path, agent="verl_agents:wordy", renderer_name="qwen3_instruct")
-    servers = Servers(config, Scripted())
+    given = servers("wordy")
 
     with pytest.raises(evert.EvertError, match=r"\d+ tokens.*data.max_prompt_length=96. Raise"):
-        await batch_of(config, servers, [row(length)])
+        await batch_of(given, row(length))
 
-    assert servers.asked == []
+    assert given.asked == []
+
+
+ROUTED = "actor_rollout_ref.rollout.enable_rollout_routing_replay=True"
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("overrides", "settings", "message"),
     [
-        ({"seats": ["a", "b"]}, "one sample of one policy"),
-        ({"branches": "all"}, "only its V1 trainers take several"),
-        ({"branches": "some"}, "branches is 'some'; expected 'all', 'last'"),
-        ({"policy_name": "gpt-4o"}, "Did you mean 'policy_names'"),
-        ({"limits": {"max_turn": 3}}, "Did you mean 'limits.max_turns'"),
-        ({"models": {"judge": "evert-tiny"}}, "verl's workers have no engine for"),
-        ({"agent": "verl_agents:nobody"}, "No agent at 'verl_agents:nobody'"),
-        ({"renderer_name": None}, "The Cookbook names no renderer"),
-        ({"task": "extra_info.question"}, "has no 'extra_info.question'; it has .*task_json"),
+        ([], {"seats": ["a", "b"]}, "one sample of one policy"),
+        ([], {"branches": "all"}, "only its V1 trainers take several"),
+        ([], {"branches": "some"}, "branches is 'some'; expected 'all', 'last'"),
+        ([], {"policy_name": "gpt-4o"}, "Did you mean 'policy_names'"),
+        ([], {"limits": {"max_turn": 3}}, "Did you mean 'limits.max_turns'"),
+        ([], {"models": {"judge": "evert-tiny"}}, "verl's workers have no engine for"),
+        ([], {"agent": "verl_agents:nobody"}, "No agent at 'verl_agents:nobody'"),
+        ([], {"renderer_name": None}, "The Cookbook names no renderer"),
+        ([], {"task": "extra_info.question"}, "has no 'extra_info.question'; it has .*task_json"),
+        ([ROUTED], {}, "does not carry a router's choices"),
     ],
 )
 async def test_a_setting_that_cannot_be_served_is_refused_with_the_reason(
-    agents: None, settings: dict[str, Any], message: str, tmp_path: Path
+    servers: Made, overrides: list[str], settings: dict[str, Any], message: str
 ) -> None:
-    given = {"agent": "verl_agents:two_talks", "renderer_name": "qwen3_instruct", **settings}
-    config = verl_config(tmp_path, **given)
+    given = servers("two_talks", *overrides, **settings)
 
     with pytest.raises(Exception, match=message):  # of the class that Hydra makes of it
-        await batch_of(config, Servers(config, Scripted()), [row(0)])
+        await batch_of(given, row(0))
 
 
-async def test_router_replay_is_refused(agents: None, tmp_path: Path) -> None:
-    on = "actor_rollout_ref.rollout.enable_rollout_routing_replay=True"
-    loop = {"agent": "verl_agents:two_talks", "renderer_name": "qwen3_instruct"}
-    config = verl_config(tmp_path, on, **loop)
-
-    with pytest.raises(Exception, match="does not carry a router's choices"):
-        await batch_of(config, Servers(config, Scripted()), [row(0)])
-
-
-async def test_images_are_refused(tmp_path: Path) -> None:
-    config = verl_config(tmp_path, agent="verl_agents:two_talks")
-    servers = Servers(config, Scripted())
-    policy = ServerPolicy(servers, "1", {}, Room(96, 448, 544), None)
+async def test_images_are_refused(servers: Made) -> None:
+    given = servers("two_talks")
+    policy = ServerPolicy(given, "1", {}, Room(96, 448, 544), None)
     image = tinker.types.ImageChunk(data=b"png", format="png", expected_tokens=3)
 
     with pytest.raises(evert.UnsupportedPromptError, match="hands verl token ids alone"):
         await policy(tinker.ModelInput(chunks=[image]), [5])
 
-    assert servers.asked == []
+    assert given.asked == []
 
 
-async def test_an_agent_that_raises_fails_its_episode(agents: None, tmp_path: Path) -> None:
-    loop = {"agent": "verl_agents:odd_tasks_fail", "renderer_name": "qwen3_instruct"}
-    config = verl_config(tmp_path, **loop)
-
+async def test_an_agent_that_raises_fails_its_episode(servers: Made) -> None:
     with pytest.raises(evert.AgentError, match="raised KeyError after 1 model calls"):
-        await outputs_of(config, Servers(config, Scripted()), 1)
+        await outputs_of(servers("odd_tasks_fail"), 1)
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_or_its_episode_is_scored(agents: None, tmp_path: Path) -> None:
-    loop = {"agent": "verl_agents:odd_tasks_fail", "renderer_name": "qwen3_instruct"}
-    config = verl_config(tmp_path, **loop, on_agent_error=-1.0)
-
-    batch = await batch_of(config, Servers(config, Scripted()), [row(0), row(1)])
+async def test_or_its_episode_is_scored(servers: Made) -> None:
+    batch = await batch_of(servers("odd_tasks_fail", on_agent_error=-1.0), row(0), row(1))
 
     assert batch.batch["rm_scores"].sum(-1).tolist() == [1.0, -1.0]
     assert batch.batch["response_mask"].sum(-1).min() > 0
     assert batch.non_tensor_batch["stop_reason"].tolist() == ["completed", "agent_error"]
 
 
-async def test_a_reply_that_the_server_broke_off_fails_its_episode(
-    agents: None, tmp_path: Path
-) -> None:
-    config = verl_config(tmp_path, agent="verl_agents:two_talks", renderer_name="qwen3_instruct")
-    servers = Servers(config, Scripted())
+async def test_a_reply_that_the_server_broke_off_fails_its_episode(servers: Made) -> None:
+    given = servers("two_talks")
 
     async def generate(request_id: str, **_: Any) -> TokenOutput:
         return TokenOutput(token_ids=[5], log_probs=[-1.0], stop_reason="aborted")
 
-    servers.generate = generate  # type: ignore[method-assign]
+    given.generate = generate  # type: ignore[method-assign]
     with pytest.raises(evert.EvertError, match="broke off a reply after 1 tokens"):
-        await outputs_of(config, servers, 1)
+        await outputs_of(given, 1)
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_an_episode_without_a_call_counts_and_teaches_nothing(
-    agents: None, tmp_path: Path
-) -> None:
-    config = verl_config(tmp_path, agent="verl_agents:silent", renderer_name="qwen3_instruct")
-
-    [output] = await outputs_of(config, Servers(config, Scripted()), 1)
+async def test_an_episode_without_a_call_counts_and_teaches_nothing(servers: Made) -> None:
+    [output] = await outputs_of(servers("silent"), 1)
 
     assert output.response_mask == [0]
     assert output.response_logprobs == [0.0]
@@ -471,12 +446,8 @@ async def test_an_episode_without_a_call_counts_and_teaches_nothing(
     assert output.extra_fields["min_global_steps"] == 7
 
 
-async def test_a_conversation_that_grows_too_long_ends_within_verls_room(
-    agents: None, tmp_path: Path
-) -> None:
-    config = verl_config(tmp_path, agent="verl_agents:talks_on", renderer_name="qwen3_instruct")
-
-    batch = await batch_of(config, Servers(config, Scripted()), [row(0)])
+async def test_a_conversation_that_grows_too_long_ends_within_verls_room(servers: Made) -> None:
+    batch = await batch_of(servers("talks_on"), row(0))
 
     assert batch.batch["responses"].shape == (1, 448)
     assert batch.batch["prompts"].shape == (1, 96)
@@ -486,32 +457,25 @@ async def test_a_conversation_that_grows_too_long_ends_within_verls_room(
 
 
 @pytest.mark.parametrize(
-    ("task", "path", "more", "reward"),
+    ("agent", "path", "given", "reward"),
     [
-        (0.75, None, {}, 0.75),
-        (None, "row", {"extra_info": {"wanted": 0.5}}, 0.5),
-        (None, "extra_info.wanted", {"extra_info": {"wanted": 0.25}}, 0.25),
+        ("tells_its_task", None, row(0.75), 0.75),
+        ("tells_its_task", "row", {**row(None), "extra_info": {"wanted": 0.5}}, 0.5),
+        (
+            "tells_its_task",
+            "extra_info.wanted",
+            {**row(None), "extra_info": {"wanted": 0.25}},
+            0.25,
+        ),
+        ("without_a_task", None, row(0, extra_info={"index": 0}), 1.0),
     ],
 )
 async def test_the_task_comes_from_where_the_yaml_says(
-    agents: None, tmp_path: Path, task: Any, path: str | None, more: Any, reward: float
+    servers: Made, agent: str, path: str | None, given: dict[str, Any], reward: float
 ) -> None:
-    loop = {"agent": "verl_agents:tells_its_task", "renderer_name": "qwen3_instruct", "task": path}
-    config = verl_config(tmp_path, **loop)
-
-    batch = await batch_of(config, Servers(config, Scripted()), [{**row(task), **more}])
+    batch = await batch_of(servers(agent, task=path), given)
 
     assert float(batch.batch["rm_scores"].sum()) == reward
-
-
-async def test_an_agent_may_take_no_task(agents: None, tmp_path: Path) -> None:
-    loop = {"agent": "verl_agents:without_a_task", "renderer_name": "qwen3_instruct"}
-    config = verl_config(tmp_path, **loop)
-    rows = [{**row(0), "extra_info": {"index": 0}}]
-
-    batch = await batch_of(config, Servers(config, Scripted()), rows)
-
-    assert float(batch.batch["rm_scores"].sum()) == 1.0
 
 
 # -- datasets ------------------------------------------------------------------------------------
@@ -547,7 +511,7 @@ def test_tasks_that_would_not_come_back_are_refused(
         write_dataset(tmp_path / "tasks.parquet", tasks)
 
 
-# -- 4: main_ppo ---------------------------------------------------------------------------------
+# -- main_ppo ------------------------------------------------------------------------------------
 
 LOOPS = {
     "identity": {"agent": "evert.envs.identity:identity_agent"},
