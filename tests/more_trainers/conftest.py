@@ -57,14 +57,13 @@ def served(answer: Answer) -> Iterator[int]:
         thread.join()
 
 
-@pytest.fixture
-def endpoint() -> Iterator[str]:
-    """A trainer's endpoint for chat completions; its model bisects."""
-    from game import next_guess
+@contextmanager
+def served_chat(say: Callable[[str], str]) -> Iterator[str]:
+    """An endpoint for chat completions, whose model says this to all that it was told."""
 
     def reply(body: dict[str, Any]) -> dict[str, Any]:
-        said = next_guess(" ".join(message["content"] for message in body["messages"]))
-        message = {"role": "assistant", "content": str(said)}
+        said = say(" ".join(message["content"] for message in body["messages"]))
+        message = {"role": "assistant", "content": said}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         about = {"id": "1", "object": "chat.completion", "created": 1, "model": body["model"]}
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
@@ -72,3 +71,12 @@ def endpoint() -> Iterator[str]:
 
     with served(reply) as port:
         yield f"http://127.0.0.1:{port}/v1"
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    """A trainer's endpoint, whose model bisects."""
+    from game import next_guess
+
+    with served_chat(lambda told: str(next_guess(told))) as url:
+        yield url

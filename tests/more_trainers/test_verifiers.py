@@ -15,7 +15,7 @@ import pytest
 import verifiers.v1 as vf
 from game import TASKS
 from openai import OpenAI
-from tests.more_trainers.conftest import served
+from tests.more_trainers.conftest import served_chat
 from tests.more_trainers.test_more_trainers import bisections
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
@@ -37,19 +37,10 @@ def answer(prompt: str) -> str:
 
 async def by_verifiers(config: Any, number: int, say: Any) -> vf.Episode:
     """An episode as verifiers plays it by itself, at an endpoint."""
-
-    def reply(body: dict[str, Any]) -> dict[str, Any]:
-        text = say(" ".join(message["content"] for message in body["messages"]))
-        message = {"role": "assistant", "content": text}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        about = {"id": "1", "object": "chat.completion", "created": 1, "model": body["model"]}
-        return {**about, "choices": [choice], "usage": usage}
-
     env = vf.load_environment(vf.resolve_env_config(config))
     task = [*env.taskset][number]
-    with served(reply) as port:
-        client = vf.EvalClientConfig(base_url=f"http://127.0.0.1:{port}/v1", api_key_var="NO_KEY")
+    with served_chat(say) as url:
+        client = vf.EvalClientConfig(base_url=url, api_key_var="NO_KEY")
         async with env.serving():
             return await env.run_episode(task, vf.ModelContext(model="policy", client=client))
 
