@@ -1,8 +1,7 @@
 """Whatever a worker of a pool does, its trainer learns of it in time, and nothing is left.
 
-1. An agent that hurts its worker once is played again; the loss is told with its cause.
-2. A worker that does wrong each time costs its group, which is named.
-3. Meanwhile the executor's event loop never stands still, and no process stays behind.
+An agent that hurts its worker once is played again; a worker that does wrong each time costs its
+group. Meanwhile the executor's event loop never stands still, and no process stays behind.
 """
 
 import asyncio
@@ -157,9 +156,3 @@ def test_a_worker_that_does_wrong_each_time_is_told_from_a_slow_one(
     assert program.printed in capfd.readouterr().err
     assert seen.left == []
     assert seen.stall < stalls.LONGEST
-
-
-def test_the_rows_are_many_and_repeat_nothing() -> None:
-    names = [str(row) for row in (*DEEDS, *PROGRAMS)]
-    assert len(names) >= 15
-    assert len({*names}) == len(names)

@@ -5,7 +5,8 @@ import gc
 import threading
 import time
 import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tests.faults.scene import Fault, Play, Sampler, Scene, fine, tokens
@@ -60,7 +61,7 @@ async def thinks(client: Any, scene: Scene) -> float:
     return 1.0
 
 
-async def outcome(moment: Awaitable[object]) -> object:
+async def outcome(moment: Coroutine[Any, Any, object]) -> object:
     """What an await gives or raises."""
     try:
         return await moment
@@ -76,7 +77,7 @@ def steps(*what: str) -> Play:
 
     async def play(scene: Scene) -> list[object]:
         env = scene.env()
-        does: dict[str, Callable[[], Awaitable[object]]] = {
+        does: dict[str, Callable[[], Coroutine[Any, Any, object]]] = {
             "begin": env.initial_observation,
             "step": lambda: env.step(YES),
             "close": env.close,
@@ -204,22 +205,17 @@ async def cancelled_and_stepped_again(scene: Scene) -> list[object]:
     return seen
 
 
-async def timed_out(scene: Scene) -> object:
-    env = scene.env()
-    try:
-        return await run_rollout(Slow(), env, limits=RolloutLimits(rollout_timeout_seconds=0.05))
-    finally:
-        await env.close()
+def limited(**limits: float) -> Play:
+    """A rollout with limits and a sampler that hangs."""
 
+    async def play(scene: Scene) -> object:
+        env = scene.env()
+        try:
+            return await run_rollout(Slow(), env, limits=RolloutLimits(**limits))  # type: ignore[arg-type]
+        finally:
+            await env.close()
 
-async def sampling_timed_out(scene: Scene) -> object:
-    env = scene.env()
-    try:
-        return await run_rollout(
-            Slow(), env, limits=RolloutLimits(sampling_turn_timeout_seconds=0.05)
-        )
-    finally:
-        await env.close()
+    return play
 
 
 class Slow(Sampler):
@@ -235,26 +231,24 @@ class Slow(Sampler):
         return await super().__call__(*args, **options)
 
 
-async def closed_while_rendering(scene: Scene) -> list[object]:
-    env = scene.env()
-    await env.initial_observation()
-    task = asyncio.ensure_future(outcome(env.step(YES)))
-    for _ in range(5):
-        await asyncio.sleep(0)
-    await env.close()
-    return [await task]
+def while_rendering(end: str) -> Play:
+    """A trainer that closes, or cancels a step, while its prompt is tokenised."""
 
+    async def play(scene: Scene) -> list[object]:
+        env = scene.env()
+        await env.initial_observation()
+        task = asyncio.ensure_future(outcome(env.step(YES)))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        if end == "close":
+            await env.close()
+        else:
+            task.cancel()
+        seen = [await task]
+        await env.close()
+        return seen
 
-async def cancelled_while_rendering(scene: Scene) -> list[object]:
-    env = scene.env()
-    await env.initial_observation()
-    task = asyncio.ensure_future(outcome(env.step(YES)))
-    for _ in range(5):
-        await asyncio.sleep(0)
-    task.cancel()
-    seen = [await task]
-    await env.close()
-    return seen
+    return play
 
 
 # -- elsewhere -------------------------------------------------------------------------------------
@@ -263,14 +257,10 @@ async def cancelled_while_rendering(scene: Scene) -> list[object]:
 async def steps_on_another_loop(scene: Scene) -> list[object]:
     env = scene.env()
     await env.initial_observation()
-    elsewhere = await asyncio.to_thread(lambda: asyncio.run(_outcome_of(env.step(YES))))
+    elsewhere = await asyncio.to_thread(lambda: asyncio.run(outcome(env.step(YES))))
     here = await outcome(env.step(YES))
     await env.close()
     return [elsewhere, here]
-
-
-async def _outcome_of(moment: Awaitable[object]) -> object:
-    return await outcome(moment)
 
 
 async def closes_on_another_loop(scene: Scene) -> list[object]:
@@ -294,36 +284,42 @@ async def _begun(env: ChatAgentEnv) -> None:
     await env.initial_observation()
 
 
-async def drops_the_env(scene: Scene) -> str:
-    env: ChatAgentEnv | None = scene.env()
-    assert env is not None
-    await env.initial_observation()
+@contextmanager
+def warned() -> Iterator[list[str]]:
+    """What is warned of in a block, when it is over."""
+    told: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        del env
+        yield told
+    told += [f"{one.category.__name__}: {one.message}" for one in caught]
+
+
+async def drops_the_env(scene: Scene) -> str:
+    envs = [scene.env()]
+    await envs[0].initial_observation()
+    with warned() as told:
+        envs.clear()
         gc.collect()
         await asyncio.sleep(0.02)
-    return "; ".join(f"{w.category.__name__}: {w.message}" for w in caught)
+    return "; ".join(told)
 
 
 async def drops_the_env_in_a_thread(scene: Scene) -> str:
     envs = [scene.env()]
     await envs[0].initial_observation()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned() as told:
         thread = threading.Thread(target=envs.clear)
         thread.start()
         await asyncio.to_thread(thread.join)
         await asyncio.sleep(0.02)
-    return "; ".join(f"{w.category.__name__}: {w.message}" for w in caught)
+    return "; ".join(told)
 
 
 async def drops_an_unused_env(scene: Scene) -> str:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned() as told:
         scene.env()
         gc.collect()
-    return f"{len(caught)} warnings"
+    return f"{len(told)} warnings"
 
 
 CLOSED = "EnvClosedError: …"
@@ -351,10 +347,10 @@ OTHERS: list[tuple[str, str, Any, Play, str, str]] = [
             (ponders_in_a_thread, ", before a thread", "Yes.; EnvClosedError"),
         )
     ),
-    ("closes while a long prompt is tokenised", "in rendering", says_much, closed_while_rendering,
+    ("closes while a long prompt is tokenised", "in rendering", says_much, while_rendering("close"),
         CLOSED, "Yes."),
     ("cancels a step whose prompt is tokenised", "in rendering", says_much,
-        cancelled_while_rendering, "CancelledError: ", "Yes."),
+        while_rendering("cancel"), "CancelledError: ", "Yes."),
 ]  # fmt: skip
 
 FOR_BOTH: list[tuple[str, str, Play, str, str]] = [
@@ -363,28 +359,15 @@ FOR_BOTH: list[tuple[str, str, Play, str, str]] = [
     ("begins twice at once", "before the first call", begins_twice_at_once,
         "given; EnvStateError: …called twice…", "{refused}"),
     *(
-        (
-            f"cancels a step after {turns} turns of the loop",
-            "while cancelled",
-            cancelled("step", turns),
-            "…",
-            "Yes.…",
-        )
-        for turns in (1, 2, 3, 5)
-    ),
-    *(
-        (
-            f"cancels a beginning after {turns} turns of the loop",
-            "while cancelled",
-            cancelled("begin", turns),
-            "…",
-            "…",
-        )
+        (f"cancels a {what} after {turns} turns of the loop", "while cancelled",
+            cancelled(moment, turns), "…", told)
+        for what, moment, told in (("step", "step", "Yes.…"), ("beginning", "begin", "…"))
         for turns in (1, 2, 3, 5)
     ),
     ("cancels a close", "in close", cancelled("close", 5), "…", "Yes.…"),
-    ("runs out of time", "in sampling", timed_out, "rollout_timeout 0 in 1", "Fine.; {refused}"),
-    ("waits too long for a sample", "in sampling", sampling_timed_out,
+    ("runs out of time", "in sampling", limited(rollout_timeout_seconds=0.05),
+        "rollout_timeout 0 in 1", "Fine.; {refused}"),
+    ("waits too long for a sample", "in sampling", limited(sampling_turn_timeout_seconds=0.05),
         "SamplingTurnTimeoutError: …", "Fine.; {refused}"),
     ("steps on another loop", "in step", steps_on_another_loop,
         "EnvStateError: …stepped on another event loop…; goes on", "Yes.; {refused}"),
