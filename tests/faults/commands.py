@@ -38,22 +38,13 @@ def stay(code="", name="stays"):
 
 @dataclass(frozen=True, kw_only=True)
 class Leaving:
-    """A row of the table.
-
-    Attributes:
-        name: What the command does, in words.
-        does: The same in Python.
-        sees: What the trainer gets, as a line.
-        options: Of the ``ProcessAgent``.
-        env: Options of the Env.
-        task: Its task.
-    """
+    """A row: what a command does, in words and in Python, and what its trainer gets."""
 
     name: str
     does: str = ""
     sees: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    env: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the ProcessAgent
+    env: Mapping[str, Any] = field(default_factory=dict)  # options of the Env
     task: Any = NO_TASK
 
     def __str__(self) -> str:

@@ -47,19 +47,12 @@ Way = Callable[[str], object]
 
 @dataclass(frozen=True)
 class Row:
-    """One folder.
-
-    Attributes:
-        what: What is in it.
-        change: Puts that into a copy of the shipped base.
-        way: How it is named.
-        says: The message, or ``LOADED``; … stands for anything, FOLDER for the folder.
-    """
+    """One folder: what is put into a copy of the shipped base, and how it is named."""
 
     what: str
     change: Change
     way: Way
-    says: str
+    says: str  # the message, or LOADED; … stands for anything, FOLDER for the folder
 
     def __str__(self) -> str:
         """Its name."""

@@ -58,21 +58,13 @@ def worth(record: RolloutRecord) -> float:
 
 @dataclass(frozen=True)
 class Damage:
-    """A row of the table.
-
-    Attributes:
-        name: What is damaged.
-        sees: What reading ends with.
-        replays: What a replay ends with, where the line is read; "": with the same rewards.
-        row: Damages the fields of the line.
-        line: Damages its bytes.
-    """
+    """A row of the table: what is damaged, and what reading ends with."""
 
     name: str
     sees: str
-    replays: str = ""
-    row: Callable[[Row], object] = lambda row: None
-    line: Callable[[bytes], bytes] = lambda line: line
+    replays: str = ""  # what a replay ends with, where the line is read; "": with the same rewards
+    row: Callable[[Row], object] = lambda row: None  # damages the fields of the line
+    line: Callable[[bytes], bytes] = lambda line: line  # damages its bytes
 
     def __str__(self) -> str:
         return self.name

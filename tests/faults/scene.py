@@ -72,19 +72,12 @@ def fine() -> TokenCompleter:
 
 @dataclass(eq=False)
 class Scene:
-    """What a row is played in; the agent has it as its task, so that it can say what it saw.
-
-    Attributes:
-        fault: The row.
-        saw: What the agent saw, in turn.
-        over: Set when all has been looked at, so that whoever hangs may end.
-        kept: Whatever should outlive the agent.
-    """
+    """What a row is played in; the agent has it as its task, so that it can say what it saw."""
 
     fault: "Fault"
-    saw: list[str] = field(default_factory=list)
-    over: threading.Event = field(default_factory=threading.Event)
-    kept: list[Any] = field(default_factory=list)
+    saw: list[str] = field(default_factory=list)  # by the agent, in turn
+    over: threading.Event = field(default_factory=threading.Event)  # then whoever hangs may end
+    kept: list[Any] = field(default_factory=list)  # whatever should outlive the agent
 
     def env(self, **options: Any) -> ChatAgentEnv:
         """The Env of the row's agent."""
@@ -136,29 +129,17 @@ async def rollout(scene: Scene) -> Trajectory:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A row of the table.
-
-    Attributes:
-        name: Who does what.
-        moment: When.
-        trainer_sees: What the trainer gets: an exception, or a stop reason and a reward.
-        agent_sees: What the agent's calls end with, in turn.
-        process_sees: What is left when the Env is closed.
-        agent: ``(client, scene)``.
-        policy: Makes the policy.
-        play: What the trainer does.
-        options: Of the Env.
-    """
+    """A row of the table: who does what, when, and what is seen of it."""
 
     name: str
     moment: str
-    trainer_sees: str
-    agent_sees: str = ""
-    process_sees: str = NOTHING
-    agent: Agent
+    trainer_sees: str  # an exception, or a stop reason and a reward
+    agent_sees: str = ""  # what its calls end with, in turn
+    process_sees: str = NOTHING  # what is left when the Env is closed
+    agent: Agent  # (client, scene)
     policy: Callable[[], TokenCompleter] = fine
-    play: Play = rollout
-    options: Mapping[str, Any] = field(default_factory=dict)
+    play: Play = rollout  # what the trainer does
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the Env
 
     def __str__(self) -> str:
         return f"{self.moment}: {self.name}"
@@ -303,21 +284,13 @@ async def settled(before: Inventory, expected: str) -> str:
 
 @dataclass(frozen=True)
 class Seen:
-    """The three lines of a row, as they were.
-
-    Attributes:
-        trainer: What the trainer got.
-        agent: What the agent saw.
-        process: What was left when the Env was closed.
-        at_last: What is left when the loop is gone, too.
-        complaints: What the loop's exception handler was told.
-    """
+    """The three lines of a row, as they were."""
 
     trainer: str
     agent: str
     process: str
-    at_last: str
-    complaints: list[str]
+    at_last: str  # when the loop is gone, too
+    complaints: list[str]  # of the loop's exception handler
 
 
 def perform(fault: Fault) -> Seen:

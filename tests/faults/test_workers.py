@@ -28,18 +28,11 @@ Group = tuple[Callable[..., Any], object]
 
 @dataclass(frozen=True)
 class Seen:
-    """What came of some groups.
+    """What came of some groups."""
 
-    Attributes:
-        lines: What the trainer got for each, as a line.
-        told: What it was told meanwhile.
-        stall: The longest time that the executor's loop stood still, in seconds.
-        left: Processes that are left.
-    """
-
-    lines: list[str]
-    told: list[str]
-    stall: float
+    lines: list[str]  # what the trainer got for each
+    told: list[str]  # what it was told meanwhile
+    stall: float  # the longest time that the executor's loop stood still, in seconds
     left: list[psutil.Process]
 
 

@@ -20,19 +20,12 @@ PLAYED = "completed 1 in 1"
 
 @dataclass(frozen=True)
 class Deed:
-    """What an agent does once.
+    """What an agent does once, in its worker, from the event loop of its groups."""
 
-    Attributes:
-        name: Of the row, and the task of its group.
-        does: What is done in the worker, from the event loop of its groups.
-        trainer_sees: What comes of the group.
-        told: What is said of that; empty: nothing is.
-    """
-
-    name: str
+    name: str  # of the row, and the task of its group
     does: Callable[[], Any]
     trainer_sees: str = PLAYED
-    told: str = ""
+    told: str = ""  # what is said of that; empty: nothing is
 
     def __str__(self) -> str:
         return self.name
@@ -108,25 +101,15 @@ DEEDS = _deeds()
 
 @dataclass(frozen=True)
 class Program:
-    """What a worker is in place of evert's own.
-
-    Attributes:
-        name: Of the row.
-        text: The program; ``group()`` is the number of the next group, until which it is well.
-        trainer_sees: What comes of the group.
-        told: All that is said of it meanwhile.
-        seconds: In which it has to answer.
-        start_seconds: In which it has to be ready.
-        printed: What is on its standard error.
-    """
+    """What a worker is in place of evert's own."""
 
     name: str
-    text: str
+    text: str  # of the program; group() is the number of the next group, until which it is well
     trainer_sees: str
-    told: str = ""
-    seconds: float = 30.0
-    start_seconds: float = 60.0
-    printed: str = ""
+    told: str = ""  # all that is said of it meanwhile
+    seconds: float = 30.0  # in which it has to answer
+    start_seconds: float = 60.0  # in which it has to be ready
+    printed: str = ""  # on its standard error
 
     def __str__(self) -> str:
         return self.name

@@ -65,3 +65,14 @@ def evaluated(base_url: str, out: Path, *settings: str) -> dict[str, dict[str, s
     for row in rows.values():
         del row["split"], row["category"]
     return {"served": rows[names[0]], "engine": rows[names[1]]}
+
+
+def check_log_probabilities(base_url: str, store: Path, episodes: int, temperature: float) -> str:
+    """That the server's are the engine's for the same weights; what there was to see."""
+    trajectories = played(base_url, episodes, temperature)
+    worst, count = largest_difference(trajectories, store)
+
+    assert len(trajectories) == episodes
+    assert count > 4 * episodes
+    assert worst < TOLERANCE
+    return f"temperature {temperature}: at most {worst:.1e} apart in {count} tokens"

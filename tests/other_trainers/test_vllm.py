@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.other_trainers.served_checks import TOLERANCE, evaluated, largest_difference, played
+from tests.other_trainers.served_checks import check_log_probabilities, evaluated
 
 from evert.bridge.tokens.bases import base_path
 
@@ -67,13 +67,7 @@ def _wait(server: "subprocess.Popen[bytes]", log: Path) -> None:
 def test_its_log_probabilities_are_the_engines(
     base_url: str, tmp_path: Path, episodes: int, temperature: float
 ) -> None:
-    trajectories = played(base_url, episodes, temperature)
-    worst, count = largest_difference(trajectories, tmp_path)
-
-    print(f"\nvLLM, temperature {temperature}: at most {worst:.1e} apart in {count} tokens")
-    assert len(trajectories) == episodes
-    assert count > 4 * episodes
-    assert worst < TOLERANCE
+    print("\nvLLM,", check_log_probabilities(base_url, tmp_path, episodes, temperature))
 
 
 @pytest.mark.timeout(1800)

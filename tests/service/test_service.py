@@ -1,15 +1,10 @@
-"""What evert needs of a Tinker service: sampling, checkpoints, training, going on.
-
-1. Sampled sequences have a token id and a log-probability each, as many as were asked for, and end
-   where they should; the log-probabilities are those of the weights that sampled them.
-2. Weights that were saved are sampled by name, and training goes on from a state that was saved.
-3. ``evert train`` plays identity for two steps, and the same command goes on to a third.
-"""
+"""What evert needs of a Tinker service: sampling, checkpoints, training, going on."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tinker
@@ -21,10 +16,17 @@ pytestmark = [
 ]
 
 
+def sampled(
+    client: tinker.SamplingClient, count: int = 1, **params: Any
+) -> list[tinker.SampledSequence]:
+    """What the service says to the prompt."""
+    given = tinker.SamplingParams(**{"max_tokens": 8, "temperature": 0.0, **params})
+    future = client.sample(prompt=PROMPT, num_samples=count, sampling_params=given)
+    return [*future.result().sequences]
+
+
 def greedy(client: tinker.SamplingClient) -> list[int]:
-    params = tinker.SamplingParams(max_tokens=8, temperature=0.0)
-    response = client.sample(prompt=PROMPT, num_samples=1, sampling_params=params).result()
-    return response.sequences[0].tokens
+    return sampled(client)[0].tokens
 
 
 # -- sampling ------------------------------------------------------------------------------------
@@ -35,36 +37,26 @@ def sampler(trained: tinker.TrainingClient) -> tinker.SamplingClient:
     return trained.save_weights_and_get_sampling_client().result()
 
 
-def test_as_many_sequences_come_as_were_asked_for_each_with_its_logprobs(
+def test_as_many_sequences_come_as_were_asked_for_each_with_the_weights_logprobs(
     sampler: tinker.SamplingClient,
 ) -> None:
-    params = tinker.SamplingParams(max_tokens=6, temperature=1.0)
-    response = sampler.sample(prompt=PROMPT, num_samples=3, sampling_params=params).result()
+    sequences = sampled(sampler, 3, max_tokens=6, temperature=1.0)
 
-    assert len(response.sequences) == 3
-    for sequence in response.sequences:
+    assert len(sequences) == 3
+    for sequence in sequences:
+        whole = tinker.ModelInput.from_ints([*PROMPT.to_ints(), *sequence.tokens])
+        again = sampler.compute_logprobs(whole).result()
+
         assert 1 <= len(sequence.tokens) <= 6
         assert sequence.logprobs is not None
         assert len(sequence.logprobs) == len(sequence.tokens)
         assert all(logprob <= 0 for logprob in sequence.logprobs)
-
-
-def test_the_logprobs_are_those_of_the_weights_that_sampled(sampler: tinker.SamplingClient) -> None:
-    params = tinker.SamplingParams(max_tokens=6, temperature=1.0)
-    response = sampler.sample(prompt=PROMPT, num_samples=1, sampling_params=params).result()
-    [sequence] = response.sequences
-    whole = tinker.ModelInput.from_ints([*PROMPT.to_ints(), *sequence.tokens])
-    again = sampler.compute_logprobs(whole).result()
-
-    assert again[PROMPT.length :] == pytest.approx(sequence.logprobs, abs=0.05)
+        assert again[PROMPT.length :] == pytest.approx(sequence.logprobs, abs=0.05)
 
 
 def test_a_reply_ends_at_a_token_that_stops(sampler: tinker.SamplingClient) -> None:
     first = greedy(sampler)[0]
-    params = tinker.SamplingParams(max_tokens=8, temperature=0.0, stop=[first])
-    [sequence] = (
-        sampler.sample(prompt=PROMPT, num_samples=1, sampling_params=params).result().sequences
-    )
+    [sequence] = sampled(sampler, stop=[first])
 
     assert (sequence.tokens, sequence.stop_reason) == ([first], "stop")
 
@@ -105,14 +97,8 @@ def test_identity_trains_two_steps_and_goes_on_to_a_third(
     ]  # fmt: skip
 
     def steps_of_training(steps: int) -> list[int]:
-        command = [
-            sys.executable,
-            "-m",
-            "evert.trainers.commands.train",
-            *settings,
-            f"log_path={run}",
-        ]
-        subprocess.run([*command, f"steps={steps}"], check=True)  # its session ends with it
+        command = [sys.executable, "-m", "evert.trainers.commands.train", f"log_path={run}"]
+        subprocess.run([*command, *settings, f"steps={steps}"], check=True)  # its session ends
         rows = [json.loads(line) for line in (run / "metrics.jsonl").open()]
         return [row["step"] for row in rows if "env/all/reward/total" in row]
 
