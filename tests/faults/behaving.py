@@ -199,21 +199,16 @@ async def waits_for_a_call_of_its_own_thread(client: Any, scene: Scene) -> float
 def _gives_up(agent: Agent, told: str, left: str = "nothing", **options: Any) -> list[Fault]:
     """An agent that does not go on in time: an error of the trainer's, or scored."""
     error = "AgentTimeoutError: The agent … neither called the model nor ended within …"
+    given = {"agent_timeout": 0.05, "close_timeout": 0.05, **options}
     return [
-        Fault(
-            name=f"the agent {agent.__name__.replace('_', ' ')}{end}",
-            moment="between calls",
-            agent=agent,
-            trainer_sees=trainer,
-            agent_sees=told,
-            process_sees=left,
-            options={"agent_timeout": 0.05, "close_timeout": 0.05, **score, **options},
-        )
+        Fault(name=f"the agent {agent.__name__.replace('_', ' ')}{end}", moment="between calls",
+            agent=agent, trainer_sees=trainer, agent_sees=told, process_sees=left,
+            options={**score, **given})
         for end, trainer, score in (
             ("", error, {}),
             (", which is scored", "agent_timeout -1 in …", {"on_agent_error": -1.0}),
         )
-    ]
+    ]  # fmt: skip
 
 
 WAITS = [
@@ -347,22 +342,21 @@ async def gives_up_a_call_and_asks_again(client: Any, scene: Scene) -> float:
     return 1.0
 
 
-async def gives_up_its_calls_and_returns(client: Any, scene: Scene) -> float:
+async def _gives_up_every(step: int, client: Any, scene: Scene) -> float:
     calls = [asyncio.create_task(scene.ask(client, str(n))) for n in range(5)]
     await asyncio.sleep(0)
-    for call in calls:
+    for call in calls[step - 1 :: step]:
         call.cancel()
     await asyncio.wait(calls)
     return 1.0
+
+
+async def gives_up_its_calls_and_returns(client: Any, scene: Scene) -> float:
+    return await _gives_up_every(1, client, scene)
 
 
 async def gives_up_some_of_its_calls(client: Any, scene: Scene) -> float:
-    calls = [asyncio.create_task(scene.ask(client, str(n))) for n in range(5)]
-    await asyncio.sleep(0)
-    for call in calls[1::2]:
-        call.cancel()
-    await asyncio.wait(calls)
-    return 1.0
+    return await _gives_up_every(2, client, scene)
 
 
 def calls_from_another_loop(client: Any, scene: Scene) -> float:

@@ -53,28 +53,18 @@ async def beside_two_that_are_closed(scene: Scene) -> list[object]:
 # -- who retries -----------------------------------------------------------------------------------
 
 
-def retrying(**fields: Any) -> Agent:
-    """An agent that makes the same call until all is over, whatever it gets."""
-
-    async def agent(client: Any, scene: Scene) -> float:
-        while not scene.over.is_set():
-            with contextlib.suppress(BaseException):
-                await client.chat.completions.create(**asking("Hi", **fields))
-        return 1.0
-
-    return agent
+async def retries(client: Any, scene: Scene) -> float:
+    while not scene.over.is_set():
+        with contextlib.suppress(BaseException):
+            await client.chat.completions.create(**asking("Hi"))
+    return 1.0
 
 
-def retrying_in_a_thread(**fields: Any) -> Agent:
-    """The same in a thread."""
-
-    def agent(client: Any, scene: Scene) -> float:
-        while not scene.over.is_set():
-            with contextlib.suppress(BaseException):
-                client.chat.completions.create(**asking("Hi", **fields))
-        return 1.0
-
-    return agent
+def retries_in_a_thread(client: Any, scene: Scene) -> float:
+    while not scene.over.is_set():
+        with contextlib.suppress(BaseException):
+            client.chat.completions.create(**asking("Hi"))
+    return 1.0
 
 
 def persistent(**fields: Any) -> Agent:
@@ -136,9 +126,9 @@ RETRIES = [
         Fault(name=f"the agent makes its call for ever, {how}", moment="after the end",
             agent=agent, trainer_sees="max_turns 0 in 2", process_sees=left, options=TWO_TURNS)
         for how, agent, left in (
-            ("whatever it gets", retrying(), "nothing"),
+            ("whatever it gets", retries, "nothing"),
             ("each in a task of its own", retries_in_new_tasks, "1 task"),
-            ("in a thread", retrying_in_a_thread(), "1 thread"),
+            ("in a thread", retries_in_a_thread, "1 thread"),
         )
     ),
     *(
