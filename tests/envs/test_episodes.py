@@ -495,6 +495,7 @@ def test_tasks_may_be_of_any_kind(tasks: list[Any]) -> None:
         _, info = env.reset(options={"task": task})
         assert str(info["task"]) == str(task)
         assert info["task"] is not task
+        assert not isinstance(task, dict) or info["task"]["a"] is not task["a"]
     env.close()
 
 
