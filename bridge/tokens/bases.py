@@ -9,6 +9,7 @@ the tokenizer. The bridge uses only the first one's tokenizer, as the default of
 so that one argument is enough and no network is needed; the embedded engine uses the weights.
 """
 
+import difflib
 import logging
 import sys
 from functools import cache, partial
@@ -30,6 +31,9 @@ BASE_MODEL = "evert-tiny"
 BASES = (BASE_MODEL, "evert-tiny-20q", "evert-tiny-moves")  # model names of all shipped bases
 BASE_RENDERER = "qwen3_instruct"  # Cookbook renderer the bases were trained with
 
+TEMPLATE, HERMES = "template", "template_hermes"
+"""Renderers of a model's own chat template (``template.py``); the second has Hermes' tools."""
+
 
 def base_path(name: str = BASE_MODEL) -> Path:
     """Folder of a shipped base: ``config.json``, ``model.safetensors``, ``tokenizer.json``."""
@@ -49,10 +53,13 @@ def base_tokenizer(name: str = BASE_MODEL) -> Any:
     return tokenizer
 
 
-def register_base_tokenizers() -> None:
-    """Let the Cookbook's ``get_tokenizer`` find the shipped tokenizers by their bases' names."""
+def register_with_cookbook() -> None:
+    """Let the Cookbook find the shipped tokenizers by their bases' names, and our renderers."""
+    from tinker_cookbook.renderers import register_renderer
     from tinker_cookbook.tokenizer_utils import register_tokenizer
 
+    register_renderer(TEMPLATE, partial(_template_of, hermes=False))
+    register_renderer(HERMES, partial(_template_of, hermes=True))
     for name in BASES:
         register_tokenizer(name, partial(base_tokenizer, name))
 
@@ -65,8 +72,18 @@ def default_renderer() -> "Renderer":
     return get_renderer(BASE_RENDERER, base_tokenizer(), model_name=BASE_MODEL)
 
 
+def _template_of(tokenizer: Any, images: Any = None, *, hermes: bool) -> "Renderer":
+    from evert.bridge.tokens.template import TemplateRenderer
+
+    return TemplateRenderer(tokenizer, hermes=hermes)
+
+
 def renderer_name_of(base_model: str) -> str:
-    """The Cookbook renderer that fits a base."""
+    """The renderer that fits a base: the Cookbook's; where it has none, the model's own template.
+
+    Raises:
+        InvalidModelError: It is none of the Cookbook's models, no base and no folder.
+    """
     from tinker_cookbook.exceptions import ConfigurationError
     from tinker_cookbook.model_info import get_recommended_renderer_name
 
@@ -75,9 +92,15 @@ def renderer_name_of(base_model: str) -> str:
     try:
         return get_recommended_renderer_name(base_model)
     except (ConfigurationError, KeyError, ValueError) as error:
+        if Path(base_model).expanduser().is_dir():
+            return TEMPLATE
+        near = difflib.get_close_matches(base_model, BASES, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
         raise InvalidModelError(
-            f"The Cookbook names no renderer for the model {base_model!r}. Pass the one that it "
-            f"was trained with, for example renderer_name={BASE_RENDERER}."
+            f"The Cookbook names no renderer for the model {base_model!r}, and it is neither a "
+            f"folder nor one of the bases {', '.join(BASES)}.{hint} If there is such a model, pass "
+            "the renderer that it was trained with, for example renderer_name=qwen3_instruct, or "
+            f"renderer_name={TEMPLATE}, its own chat template."
         ) from error
 
 
@@ -86,7 +109,7 @@ def model_renderer(base_model: str, renderer_name: str | None = None) -> "Render
     from tinker_cookbook.renderers import get_renderer
     from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-    register_base_tokenizers()
+    register_with_cookbook()
     register_folder(base_model)
     name = renderer_name or renderer_name_of(base_model)
     images = _image_processor(base_model, name)

@@ -36,15 +36,16 @@ from tinker_cookbook.renderers.base import (
 )
 
 from evert.bridge.errors import RendererMismatchError
-from evert.bridge.tokens.bases import default_renderer, register_base_tokenizers
+from evert.bridge.tokens.bases import default_renderer, register_with_cookbook
 from evert.bridge.tokens.escaping import MARK, ControlTokens, MarkedBackend, MarkedTokenizer
 from evert.bridge.tokens.parse_guard import CHECKED_TOKENS, check_marks
+from evert.bridge.tokens.template import TemplateRenderer
 from evert.bridge.tokens.token_log import FlatPrompt, flatten
 
 if TYPE_CHECKING:
     import torch
 
-register_base_tokenizers()  # here, since every Env, pickled ones too, comes past this module
+register_with_cookbook()  # here, since every Env, pickled ones too, comes past this module
 
 
 class PromptRenderer:
@@ -69,7 +70,7 @@ class PromptRenderer:
             if isinstance(value, tokenizers.Tokenizer):
                 setattr(self._renderer, name, MarkedBackend(value, self._control))
         self.lock = threading.Lock()
-        self._suffixes: dict[str | None, list[int]] = {}
+        self._suffixes: dict[str, list[int]] = {}
         self.stop: StopCondition = renderer.get_stop_sequences()
         self.end_tokens = [s for s in self.stop if isinstance(s, int)]
         # Whether history stays as it is, so that a tail can be rendered alone; not so for templates
@@ -77,7 +78,10 @@ class PromptRenderer:
         self.renders_tails = (
             renderer.has_extension_property
             and len(self.end_tokens) == len(self.stop) > 0
-            and type(renderer).build_generation_prompt is Renderer.build_generation_prompt
+            and (
+                isinstance(renderer, TemplateRenderer)
+                or type(renderer).build_generation_prompt is Renderer.build_generation_prompt
+            )
         )
         # Whether images become chunks; the other renderers would drop them in silence.
         self.takes_images = getattr(renderer, "image_processor", None) is not None
@@ -107,6 +111,8 @@ class PromptRenderer:
     @cached_property
     def _text_frames(self) -> list[str]:
         """What frames messages in a format that has only text for it: "\\n\\nUser:" and so on."""
+        if isinstance(self.renderer, TemplateRenderer):
+            return self.renderer.template.frames
         stops = [stop for stop in self.stop if isinstance(stop, str)]
         if not stops:
             return []
@@ -168,9 +174,9 @@ class PromptRenderer:
                 return self._renderer.create_conversation_prefix_with_tools(marked, system_prompt)
         except NotImplementedError:
             raise RendererMismatchError(
-                f"{self._name} has no tool support, but the agent offers "
-                f"{len(tools)} tools. Use a renderer with tools (qwen3_instruct, llama3 has none) "
-                "or put the tools into the prompt as text."
+                f"{self._name} has no tool support, but the agent offers {len(tools)} tools. Use a "
+                "renderer with tools (qwen3_instruct; template_hermes writes them into the system "
+                "message of any chat model), or put the tools into the prompt as text."
             ) from None
 
     @cached_property
@@ -211,11 +217,14 @@ class PromptRenderer:
         """What ``messages[start:]`` add to the prompt; ``last_user`` is an index, -1 for none."""
         flat: FlatPrompt = []
         with self.lock, self._refusing():
+            contexts = (_context(messages, at, last_user) for at in range(start, len(messages)))
+            new = zip(messages[start:], contexts, strict=True)
+            if isinstance(self._renderer, TemplateRenderer):
+                return [*self._renderer.tail(new)]
             if start == 0:
                 flat.extend(self._renderer._bos_tokens)
-            for index in range(start, len(messages)):
-                context = _context(messages, index, last_user)
-                rendered = self._renderer.render_message(messages[index], context)
+            for message, context in new:
+                rendered = self._renderer.render_message(message, context)
                 if rendered.header is not None:
                     flat.extend(rendered.header.tokens)
                 flat.extend(flatten(rendered.output))
@@ -243,13 +252,15 @@ class PromptRenderer:
 
     def suffix(self, messages: list[Message], last_user: int) -> list[int]:
         """The tokens that open the reply ("<|im_start|>assistant")."""
-        key = messages[-1]["role"] if messages else None
+        # A template may show a lone message only with what follows.
+        key = messages[-1]["role"] if len(messages) > 1 else ""
         known = self._suffixes.get(key)
         if known is None:
             context = _context(messages, len(messages), last_user)
-            with self.lock:
+            with self.lock, self._refusing():
                 known = self._renderer._get_generation_suffix("assistant", context)
-            self._suffixes[key] = known
+            if key:
+                self._suffixes[key] = known
         return known
 
     def parse(self, action: list[int]) -> tuple[Message, ParseTermination]:

@@ -312,7 +312,7 @@ def test_a_bad_argument_is_named() -> None:
         ({"levle": "tokens"}, "Did you mean 'level'"),
     ):
         with pytest.raises(EnvArgumentError, match=message):
-            AgentVectorEnv(**{"agent": wandering_agent, "tasks": [7], **given})
+            AgentVectorEnv(**{"agent": wandering_agent, "tasks": [7], **given})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="disable `shared_memory`"):
         gymnasium.make_vec("evert/Identity-v0", 2, "async")
 

@@ -32,7 +32,7 @@ from evert import (
     embedded_engine,
 )
 from evert.bridge.env.options import EnvOptions, EnvSettings
-from evert.bridge.errors import EvertError, InvalidModelError
+from evert.bridge.errors import EvertError, RendererMismatchError
 from evert.trainers.config.arguments import UsageError, gather
 from evert.trainers.config.backend import EngineChoice, running_engine
 from evert.trainers.config.episode import EpisodeSettings, env_options
@@ -171,7 +171,7 @@ def test_the_embedded_engine_has_what_is_on_this_machine(run: Path, tiny_model: 
         check_frozen({"d": TinkerModel("evert-tiny", f"{PATH}x")}, embedded=True)
     with pytest.raises(ModelNotFoundError, match="No folder"):
         check_frozen({"d": TinkerModel("./nowhere", renderer_name="qwen3")}, embedded=True)
-    with pytest.raises(InvalidModelError, match="names no renderer"):
+    with pytest.raises(RendererMismatchError, match="has no chat template"):
         check_frozen({"d": TinkerModel(tiny_model)}, embedded=True)
 
 

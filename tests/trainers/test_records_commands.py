@@ -16,7 +16,7 @@ from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 
 import evert
 from evert import ChatAgentGroupBuilder, Recorder, RolloutRecord, ScriptedPolicy, read_records
-from evert.bridge.tokens.bases import register_base_tokenizers
+from evert.bridge.tokens.bases import register_with_cookbook
 from evert.trainers import cli
 from evert.trainers.config.train import read_train_settings
 from evert.trainers.training.cookbook import cookbook_config
@@ -130,7 +130,7 @@ async def test_what_is_exported_trains_on_the_tokens_that_were_sampled(
 
     assert cli.main(["export", f"run={tmp_path}", "min_reward=2", f"out={out}"]) == 0
     assert "2 conversations of 4 rollouts (6 on record)" in capsys.readouterr().out
-    register_base_tokenizers()
+    register_with_cookbook()
     how = ChatDatasetBuilderCommonConfig(
         model_name_for_tokenizer="evert-tiny",
         renderer_name="qwen3_instruct",

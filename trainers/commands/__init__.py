@@ -9,5 +9,6 @@ In reading order:
     report.py    ``evert report``: runs as a page
     rescore.py   ``evert rescore``: other rewards for rollouts on record
     export.py    ``evert export``: conversations on record, for supervised training
+    model.py     ``evert model import``: a model from elsewhere, made ready to train
     plan.py      ``evert engine plan``: what a model takes in memory, before it is loaded
 """

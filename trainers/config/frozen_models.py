@@ -163,7 +163,7 @@ def needs_engine(models: "Mapping[str, FrozenModel]") -> bool:
 def check_frozen(models: "Mapping[str, FrozenModel]", *, embedded: bool) -> None:
     """Refuse, before the run, frozen weights that its engine or a renderer does not have."""
     from evert.bridge.models.tinker_model import TinkerModel
-    from evert.bridge.tokens.bases import renderer_name_of
+    from evert.bridge.tokens.bases import model_renderer, renderer_name_of
     from evert.trainers.engine.models.base_models import resolve_model
 
     for name, model in models.items():
@@ -188,7 +188,9 @@ def check_frozen(models: "Mapping[str, FrozenModel]", *, embedded: bool) -> None
             )
         if embedded and base:
             resolve_model(base)
-        if base and model.renderer_name is None:
+        if local:
+            model_renderer(base, model.renderer_name)
+        elif base and model.renderer_name is None:
             renderer_name_of(base)
 
 

@@ -3,7 +3,6 @@
 A recipe stands with its game (``evert.envs.games``): defaults that are laid under what is given.
 """
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -11,7 +10,7 @@ from typing import Any, Literal
 import chz
 
 from evert.bridge.redaction import redacted_tree
-from evert.bridge.tokens.bases import BASE_MODEL, BASE_RENDERER, BASES
+from evert.bridge.tokens.bases import BASE_MODEL, renderer_name_of
 from evert.envs.games import games
 from evert.trainers.config.arguments import gather, read_settings
 from evert.trainers.config.episode import EpisodeSettings
@@ -253,21 +252,9 @@ def differing(before: Mapping[str, Any], settings: TrainSettings) -> Sequence[st
 
 
 def renderer_of(settings: TrainSettings) -> str:
-    """The Cookbook renderer a run uses."""
-    if settings.renderer_name:
-        return settings.renderer_name
-    if settings.model_name in BASES:
-        return BASE_RENDERER
-    from tinker_cookbook import model_info
-    from tinker_cookbook.exceptions import ConfigurationError
+    """The name of the renderer that a run uses.
 
-    try:
-        return model_info.get_recommended_renderer_name(settings.model_name)
-    except (ConfigurationError, KeyError, ValueError) as error:
-        near = difflib.get_close_matches(settings.model_name, BASES, n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        raise RecipeError(
-            f"model_name={settings.model_name} is none of the bases {', '.join(BASES)}.{hint} The "
-            "Cookbook names no renderer for a model of that name; if there is one, pass the "
-            f"renderer it was trained with, for example renderer_name={BASE_RENDERER}."
-        ) from error
+    Raises:
+        InvalidModelError: None was given, and there is no such model.
+    """
+    return settings.renderer_name or renderer_name_of(settings.model_name)

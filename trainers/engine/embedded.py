@@ -7,7 +7,7 @@ from pathlib import Path
 import tinker
 import torch
 
-from evert.bridge.tokens.bases import register_base_tokenizers
+from evert.bridge.tokens.bases import register_with_cookbook
 from evert.trainers.engine.clients.engine import Engine, logger
 from evert.trainers.engine.clients.rest_client import RestClient
 from evert.trainers.engine.clients.service_client import ServiceClient
@@ -69,7 +69,7 @@ def embedded_engine(
 
 @contextmanager
 def _in_use(engine: Engine) -> Iterator[Engine]:
-    register_base_tokenizers()
+    register_with_cookbook()
     with swapped(_swaps(engine)), tokenizers(engine.stand_ins):
         logger.info(
             "evert's embedded engine is in use on %s; checkpoints go to %s and nothing leaves "

@@ -77,10 +77,10 @@ def _check_renderer(settings: TrainSettings) -> None:
     from evert.bridge.tokens.bases import model_renderer
     from evert.bridge.tokens.pretrained import trusting_code
 
-    if settings.renderer_name:
+    if settings.renderer_name or Path(settings.model_name).expanduser().is_dir():
         try:
             with trusting_code(settings.trust_remote_code):
-                model_renderer(settings.model_name, settings.renderer_name)
+                model_renderer(settings.model_name, renderer_of(settings))
         except RendererError as error:
             raise RecipeError(
                 f"renderer_name={settings.renderer_name} is none of the Cookbook's: {error} Leave "

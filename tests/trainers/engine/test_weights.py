@@ -20,7 +20,7 @@ from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import ChatAgentEnv, ScriptedPolicy, TinkerModel, embedded_engine
-from evert.bridge.errors import InvalidModelError
+from evert.bridge.errors import InvalidModelError, RendererMismatchError
 from evert.bridge.models.tinker_model import OpenWeights, context_length_of, open_weights
 from evert.bridge.tokens.bases import base_tokenizer, model_renderer
 from evert.trainers.engine.clients.engine import Engine
@@ -123,10 +123,10 @@ async def test_it_reads_its_own_chat_format_and_the_policy_another(engine: Engin
     assert plain.texts == other.texts != worse.texts
 
 
-async def test_a_model_that_the_cookbook_does_not_know_needs_a_renderers_name(
+async def test_a_folder_without_a_chat_template_needs_a_renderers_name(
     engine: Engine, tiny_model: str
 ) -> None:
-    with pytest.raises(InvalidModelError, match=r"names no renderer .* renderer_name=qwen3_inst"):
+    with pytest.raises(RendererMismatchError, match="has no chat template"):
         await open_weights(TinkerModel(tiny_model))
 
     weights = await open_weights(TinkerModel(tiny_model, renderer_name="qwen3"))

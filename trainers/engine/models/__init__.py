@@ -10,5 +10,6 @@ From a name to its logits:
     logits.py       logits and log-probabilities, a stretch at a time
     encoding.py     tokenizers that threads share
     pictures.py     images among tokens
+    importing.py    models from elsewhere, as a folder
     stand_ins.py    models that answer for names of others
 """

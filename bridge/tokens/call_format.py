@@ -1,0 +1,218 @@
+"""How a chat template writes tool calls: found by having it write some, and read back.
+
+Calls stand between texts that are the same each time: ``before`` the first, ``between`` two,
+``after`` the last. Each is written in one of three ways. *Objects*: JSON that holds the name and
+the arguments, or a list of such (Hermes, Qwen, Llama 3, Mistral, Granite, Phi). *Named*: the name,
+then the arguments as JSON (DeepSeek, later Mistrals). *Keyed*: the name, then each argument
+between marks (Qwen's coders, GLM). White space at the ends of those texts does not count.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tinker_cookbook.renderers.base import Message, ToolCall, UnparsedToolCall
+
+Call = tuple[str, dict[str, Any]]
+"""A function's name and its arguments."""
+
+FIRST: Call = ("qzname", {"qzkey": "qzvalue", "qzlast": "qzend"})
+SECOND: Call = ("qzother", {"qzkey": "qzvalue", "qzlast": "qzend"})
+
+_NAME = re.compile(r"[\w.\-]+")
+_JSON = json.JSONDecoder()
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """One template's way; ``keys`` of an object are those of the name and the arguments."""
+
+    before: str
+    after: str
+    between: str | None = None
+    keys: tuple[str, str] | None = None
+    middle: str = ""  # between a name and its arguments
+    colon: str = ""  # between a key and its value
+    comma: str = ""  # between a value and the next key
+
+    def read_into(self, message: Message) -> None:
+        """Take the calls out of a message's text; what cannot be read stays, and is marked so."""
+        text = str(message["content"])
+        mark = self.before.strip()
+        start = text.find(mark) if mark else len(text) - len(text.lstrip())
+        if start < 0 or (not mark and not text[start:].startswith("{")):
+            return
+        try:
+            calls = list(self.read(text[start:]))
+        except (ValueError, RecursionError) as error:
+            if mark:
+                broken = UnparsedToolCall(raw_text=text[start:], error=str(error))
+                message["unparsed_tool_calls"] = [broken]
+            return
+        message["content"] = text[:start].rstrip()
+        message["tool_calls"] = [
+            ToolCall(
+                function=ToolCall.FunctionBody(name=name, arguments=json.dumps(arguments)),
+            )
+            for name, arguments in calls
+        ]
+
+    def read(self, text: str) -> Iterator[Call]:
+        """The calls of a text that holds nothing else.
+
+        Raises:
+            ValueError: It holds something else.
+        """
+        at = _past(self.before, text, 0)
+        while True:
+            calls, at = self._one(text, at)
+            yield from calls
+            if text[at:].split() == self.after.split():
+                return
+            if self.between is None:
+                raise ValueError(f"expected {self.after!r} after the call, got {text[at:]!r:.80}")
+            at = _past(self.between, text, at)
+
+    def _one(self, text: str, at: int) -> tuple[list[Call], int]:
+        if self.keys is not None:
+            value, at = _JSON.raw_decode(text, at)
+            of_name, of_arguments = self.keys
+            found = map(dict, value if isinstance(value, list) else [value])
+            return [_checked(one[of_name], one[of_arguments]) for one in found], at
+        named = _NAME.match(text, at)
+        if named is None:
+            raise ValueError(f"expected the name of a function, got {text[at:]!r:.80}")
+        at = _past(self.middle, text, named.end())
+        if not self.colon:
+            value, at = _JSON.raw_decode(text, at)
+            return [_checked(named[0], value)], at
+        arguments, at = self._arguments(text, at)
+        return [(named[0], arguments)], at
+
+    def _arguments(self, text: str, at: int) -> tuple[dict[str, Any], int]:
+        arguments: dict[str, Any] = {}
+        end = self.comma.split()[0]
+        while True:
+            split = text.find(self.colon.strip(), at)
+            close = text.find(end, split)
+            if split < 0 or close < 0:
+                raise ValueError(f"expected a key and a value, got {text[at:]!r:.80}")
+            value = text[split + len(self.colon.strip()) : close].removeprefix("\n")
+            arguments[text[at:split].strip()] = _value(value.removesuffix("\n"))
+            try:
+                at = _past(self.comma, text, close)
+            except ValueError:
+                return arguments, close
+
+
+HERMES_CALLS = CallFormat(
+    "<tool_call>\n",
+    "\n</tool_call>",
+    between="\n</tool_call>\n<tool_call>\n",
+    keys=("name", "arguments"),
+)
+"""Of the models that Nous Research's Hermes taught to call tools, Qwen's among them."""
+
+
+def find_format(shown: Callable[[list[Call]], str]) -> CallFormat | None:
+    """The way of a template; None where it shows no calls, or some that cannot be read again.
+
+    Args:
+        shown: What it writes for calls; "" where it refuses.
+    """
+    one, two = shown([FIRST]), shown([FIRST, SECOND])
+    found = _find(one)
+    if found is None:
+        return None
+    if two and (split := _between(found, two)) is not None:
+        found = CallFormat(**{**vars(found), "between": split})
+    try:
+        read = list(found.read(one)) == [FIRST]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return found if read else None
+
+
+def _find(text: str) -> CallFormat | None:
+    name, at, end = text.find("qzname"), -1, -1
+    value: Any = None
+    for found in re.finditer(r"[\[{]", text):
+        try:
+            value, end = _JSON.raw_decode(text, found.start())
+        except ValueError:
+            continue
+        if "qzkey" in json.dumps(value):
+            at = found.start()
+            break
+    if at < 0:
+        return _keyed(text)
+    inner = value[0] if isinstance(value, list) else value
+    keys = {json.dumps(said): key for key, said in inner.items()}
+    of_name, of_arguments = keys.get('"qzname"'), keys.get(json.dumps(FIRST[1]))
+    if of_name is not None and of_arguments is not None:
+        return CallFormat(text[:at], text[end:], keys=(of_name, of_arguments))
+    if inner == FIRST[1] and 0 <= name < at:
+        middle = text[name + len("qzname") : at]
+        return CallFormat(text[:name], text[end:], middle=middle)
+    return None
+
+
+def _keyed(text: str) -> CallFormat | None:
+    names = ("qzname", "qzkey", "qzvalue", "qzlast", "qzend")
+    found = re.fullmatch("(.*?)" + "(.*?)".join(names) + "(.*)", text, re.DOTALL)
+    if found is None:
+        return None
+    before, middle, colon, comma, _, after = found.groups()
+    return CallFormat(before, after, middle=middle, colon=colon, comma=comma)
+
+
+def _between(found: CallFormat, text: str) -> str | None:
+    """What stands between two calls, if ``text`` holds two of that way."""
+    try:
+        _, end = found._one(text, _past(found.before, text, 0))
+        other = text.index("qzother", end)
+    except (ValueError, KeyError, TypeError):
+        return None
+    start = text.rindex("{", end, other) if found.keys is not None else other
+    return text[end:start]
+
+
+def _past(literal: str, text: str, at: int) -> int:
+    """The place after a text whose white space does not count."""
+    for word in literal.split():
+        at = _past_space(text, at)
+        if not text.startswith(word, at):
+            raise ValueError(f"expected {literal!r}, got {text[at:]!r:.80}")
+        at += len(word)
+    return _past_space(text, at)
+
+
+def _past_space(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+def _checked(name: Any, arguments: Any) -> Call:
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments)
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        raise ValueError(f"expected a name and an object of arguments, got {name!r:.80}")
+    return name, arguments
+
+
+def _value(text: str) -> Any:
+    """An argument as it was before a template wrote it: a text, or JSON of something else."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return text if isinstance(value, str) else value
+
+
+def common(text: str, other: str) -> str:
+    """What both begin with."""
+    pairs = enumerate(zip(text, other, strict=False))
+    return text[: next((at for at, (one, two) in pairs if one != two), min(len(text), len(other)))]

@@ -1,0 +1,122 @@
+"""A renderer made of a tokenizer's own chat template, for models that no Cookbook renderer fits.
+
+A prompt is what ``apply_chat_template`` makes of it, token for token. If the template is additive
+(``chat_template.py``), a turn renders its new messages alone; else each prompt is rendered whole.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import tinker
+from tinker_cookbook.exceptions import RendererError
+from tinker_cookbook.renderers.base import (
+    Message,
+    ParseTermination,
+    RenderContext,
+    RenderedMessage,
+    Renderer,
+    Role,
+    ToolSpec,
+)
+from tinker_cookbook.renderers.qwen3 import Qwen3InstructRenderer
+
+from evert.bridge.tokens.call_format import common
+from evert.bridge.tokens.chat_template import ChatTemplate
+from evert.bridge.tokens.probes import carrier, thinking
+
+
+class TemplateRenderer(Renderer):
+    """The renderer of a tokenizer that brings a chat template; ``hermes``: see ``ChatTemplate``."""
+
+    def __init__(self, tokenizer: Any, *, hermes: bool = False) -> None:
+        super().__init__(tokenizer)
+        self.template = ChatTemplate(tokenizer, hermes=hermes)
+
+    @property
+    def has_extension_property(self) -> bool:
+        """Whether each prompt of a conversation begins with the one before it."""
+        return self.template.is_additive
+
+    def get_stop_sequences(self) -> list[int]:
+        """Token ids: what the template ends a reply with, then the model's other ends."""
+        return list(self.template.stops)
+
+    # -- rendering -------------------------------------------------------------------------------
+
+    def build_generation_prompt(
+        self, messages: list[Message], role: Role = "assistant", prefill: str | None = None
+    ) -> tinker.ModelInput:
+        """What ``apply_chat_template`` makes of the messages, with what opens the reply."""
+        text = self.template.text(messages, opens=True) + (prefill or "")
+        return tinker.ModelInput.from_ints(self._encode(text))
+
+    def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
+        """The tokens that one message adds, if the template is additive."""
+        added = self.template.shown(message, ctx)
+        if message["role"] != "assistant":
+            return RenderedMessage(output=_chunks(self._encode(added)))
+        opening = common(added, self.template.added(ctx))
+        header = tinker.EncodedTextChunk(tokens=self._encode(opening))
+        return RenderedMessage(_chunks(self._encode(added[len(opening) :])), header)
+
+    def tail(self, messages: Iterable[tuple[Message, RenderContext]]) -> list[int]:
+        """The tokens that messages add one after the other, if the template is additive."""
+        return self._encode("".join(self.template.shown(*one) for one in messages))
+
+    def _get_generation_suffix(self, role: Role, ctx: RenderContext) -> list[int]:
+        return self._encode(self.template.added(ctx))
+
+    def create_conversation_prefix_with_tools(
+        self, tools: list[ToolSpec], system_prompt: str = ""
+    ) -> list[Message]:
+        """One message that hands the tools to the template.
+
+        Raises:
+            NotImplementedError: The template shows no tools, or calls that cannot be read.
+        """
+        if self.template.calls is None:
+            raise NotImplementedError
+        if self.template.hermes:
+            theirs = Qwen3InstructRenderer.create_conversation_prefix_with_tools
+            return theirs(self, tools, system_prompt)  # type: ignore[arg-type]
+        return [carrier(tools, system_prompt)]
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def parse_response(self, response: list[int]) -> tuple[Message, ParseTermination]:
+        """The message that sampled tokens are: its thought, its text, its tool calls."""
+        ended = bool(response) and response[-1] in self.template.stops
+        body = response[:-1] if ended else response
+        if any(token in self.template.stops for token in body):
+            raise RendererError("A reply goes on after the token that ends it.")
+        text = str(self.tokenizer.decode(body, clean_up_tokenization_spaces=False))
+        termination = ParseTermination.MALFORMED
+        if ended:
+            first = response[-1] == self.template.stops[0]
+            termination = ParseTermination.STOP_SEQUENCE if first else ParseTermination.EOS
+        thought, text = self._split_thought(text)
+        message = Message(role="assistant", content=text)
+        if self.template.calls is not None and ended:
+            self.template.calls.read_into(message)
+        if thought:
+            message["content"] = thinking(thought, str(message["content"]))
+        return message, termination
+
+    def _split_thought(self, text: str) -> tuple[str, str]:
+        if self.template.thought is None:
+            return "", text
+        before, between = (mark.strip() for mark in self.template.thought)
+        rest = text.lstrip()
+        if not before and between in self.template.opening:
+            return "", text  # the prompt has closed it
+        if before and not self.template.opening.rstrip().endswith(before):
+            if not rest.startswith(before):
+                return "", text
+            text = rest.removeprefix(before)
+        thought, _, rest = text.partition(between)
+        return thought.strip("\n"), rest.lstrip("\n")
+
+
+def _chunks(tokens: list[int]) -> list[tinker.ModelInputChunk]:
+    return [tinker.EncodedTextChunk(tokens=tokens)]
