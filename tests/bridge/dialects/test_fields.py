@@ -1,11 +1,7 @@
-"""What the dialects' readers share.
-
-1. A format is text, any JSON object, or a JSON schema; one that is none is a 400.
-2. A forced tool is one of those offered.
-3. A flag is true, false or absent.
-"""
+"""What the dialects' readers share: formats, forced tools, flags."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import openai
@@ -22,51 +18,38 @@ def tools(*names: str) -> list[Any]:
     return [{"type": "function", "function": {"name": name}} for name in names]
 
 
-# -- formats -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", [None, "text"])
-def test_text_is_no_format_at_all(kind: Any) -> None:
-    assert read_format(kind, None, (), "response_format") is None
-
-
-def test_an_object_is_the_schema_of_any_object() -> None:
-    assert read_format("json_object", None, (), "response_format") == ReplyFormat(ANY_OBJECT)
-
-
-def test_a_schema_is_kept_as_json() -> None:
-    read = read_format("json_schema", SCHEMA, (), "response_format")
-
-    assert read == ReplyFormat(json.dumps(SCHEMA))
-
-
-def test_forced_tools_and_a_format_go_together() -> None:
-    assert read_format(None, None, ("add",), "text") == ReplyFormat(None, ("add",))
-    assert read_format("json_object", None, ("add",), "text") == ReplyFormat(ANY_OBJECT, ("add",))
-
-
-@pytest.mark.parametrize("kind", ["", "json", "grammar", 5, ["text"], {}])
-def test_another_kind_is_refused_with_the_kinds_there_are(kind: Any) -> None:
+def refusal(read: Callable[..., Any], *arguments: Any) -> openai.BadRequestError:
     with pytest.raises(openai.BadRequestError) as caught:
-        read_format(kind, None, (), "text.format")
-
-    assert caught.value.param == "text.format"
-    assert caught.value.message == (
-        f"'text.format' has the type {kind!r}; expected 'text', 'json_object' or 'json_schema'."
-    )
+        read(*arguments)
+    return caught.value
 
 
-@pytest.mark.parametrize("schema", [None, "{}", 5, [], True])
-def test_a_schema_must_be_an_object(schema: Any) -> None:
-    with pytest.raises(openai.BadRequestError, match="'p' needs a JSON schema, got") as caught:
-        read_format("json_schema", schema, (), "p")
+def test_a_format_is_none_any_object_or_a_schema_as_json_and_tools_that_are_forced() -> None:
+    for kind in (None, "text"):
+        assert read_format(kind, None, (), "p") is None
+        assert read_format(kind, None, ("add",), "p") == ReplyFormat(None, ("add",))
+    assert read_format("json_object", None, (), "p") == ReplyFormat(ANY_OBJECT)
+    assert read_format("json_object", None, ("add",), "p") == ReplyFormat(ANY_OBJECT, ("add",))
+    assert read_format("json_schema", SCHEMA, (), "p") == ReplyFormat(json.dumps(SCHEMA))
 
-    assert caught.value.param == "p"
+
+def test_another_kind_is_refused_with_the_kinds_there_are() -> None:
+    others: list[Any] = ["", "json", "grammar", 5, ["text"], {}]
+    for kind in others:
+        error = refusal(read_format, kind, None, (), "text.format")
+        assert error.param == "text.format"
+        assert error.message == (
+            f"'text.format' has the type {kind!r}; expected 'text', 'json_object' or 'json_schema'."
+        )
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
+def test_what_is_no_json_schema_is_refused() -> None:
+    others: list[Any] = [None, "{}", 5, [], True]
+    for schema in others:
+        error = refusal(read_format, "json_schema", schema, (), "p")
+        assert error.message.startswith("'p' needs a JSON schema, got "), schema
+        assert error.param == "p"
+    broken: list[Any] = [
         {"type": "no such type"},
         {"properties": []},
         {"required": "x"},
@@ -76,65 +59,40 @@ def test_a_schema_must_be_an_object(schema: Any) -> None:
         {"anyOf": {}},
         {1: {2}},
         {"$schema": 5, "type": 5},
-    ],
-    ids=str,
-)
-def test_what_is_no_json_schema_is_refused(schema: Any) -> None:
-    with pytest.raises(openai.BadRequestError, match="'p' is no valid JSON schema: ") as caught:
-        read_format("json_schema", schema, (), "p")
-
-    assert caught.value.param == "p"
-    assert len(caught.value.message) < 400
+    ]
+    for schema in broken:
+        error = refusal(read_format, "json_schema", schema, (), "p")
+        assert error.message.startswith("'p' is no valid JSON schema: "), schema
+        assert error.param == "p"
+        assert len(error.message) < 400
 
 
-# -- forced tools --------------------------------------------------------------------------------
+def test_forced_is_nothing_any_of_the_tools_or_one_by_its_name() -> None:
+    offered = tools("add", "look")
+    for choice in (None, "auto", "none", "tool"):
+        assert forced_tools(choice, None, offered) == forced_tools(choice, None, None) == ()
+    for choice in ("required", "any"):
+        assert forced_tools(choice, None, offered) == ("add", "look")
+    assert forced_tools(None, "look", offered) == ("look",)
 
 
-@pytest.mark.parametrize("choice", [None, "auto", "none", "tool"])
-def test_nothing_is_forced(choice: Any) -> None:
-    assert forced_tools(choice, None, tools("add")) == ()
-    assert forced_tools(choice, None, None) == ()
+def test_a_tool_that_is_not_offered_cannot_be_forced() -> None:
+    for offered in (None, [], tools("add"), [None, 5, {"function": None}]):
+        error = refusal(forced_tools, None, "look", offered)
+        assert "names the tool 'look'; offered" in error.message, offered
+        assert error.param == "tool_choice"
+    for choice in ("required", "any"):
+        error = refusal(forced_tools, choice, None, None)
+        assert "needs tools to choose from" in error.message
+        assert error.param == "tool_choice"
 
 
-@pytest.mark.parametrize("choice", ["required", "any"])
-def test_any_of_the_tools_will_do(choice: str) -> None:
-    assert forced_tools(choice, None, tools("add", "look")) == ("add", "look")
-
-
-def test_one_tool_is_forced_by_its_name() -> None:
-    assert forced_tools(None, "look", tools("add", "look")) == ("look",)
-
-
-@pytest.mark.parametrize("offered", [None, [], tools("add"), [None, 5, {"function": None}]])
-def test_a_tool_that_is_not_offered_cannot_be_forced(offered: Any) -> None:
-    with pytest.raises(openai.BadRequestError, match="names the tool 'look'; offered") as caught:
-        forced_tools(None, "look", offered)
-
-    assert caught.value.param == "tool_choice"
-
-
-@pytest.mark.parametrize("choice", ["required", "any"])
-def test_without_tools_none_can_be_forced(choice: str) -> None:
-    with pytest.raises(openai.BadRequestError, match="needs tools to choose from") as caught:
-        forced_tools(choice, None, None)
-
-    assert caught.value.param == "tool_choice"
-
-
-# -- flags ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("value", "flag"), [(True, True), (False, False), (None, False)])
-def test_a_flag_is_a_boolean_and_false_when_it_is_absent(value: Any, flag: bool) -> None:
-    assert read_flag({"stream": value}, "stream") is flag
+def test_a_flag_is_true_false_or_absent() -> None:
+    for value, flag in [(True, True), (False, False), (None, False), (openai.omit, False)]:
+        assert read_flag({"stream": value}, "stream") is flag
     assert read_flag({}, "stream") is False
-    assert read_flag({"stream": openai.omit}, "stream") is False
-
-
-@pytest.mark.parametrize("value", [0, 1, "true", [], {}])
-def test_a_flag_of_another_type_is_refused(value: Any) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        read_flag({"stream": value}, "stream")
-
-    assert caught.value.param == "stream"
-    assert caught.value.message == f"'stream' must be true or false, got {value!r}."
+    others: list[Any] = [0, 1, "true", [], {}]
+    for other in others:
+        error = refusal(read_flag, {"stream": other}, "stream")
+        assert error.param == "stream"
+        assert error.message == f"'stream' must be true or false, got {other!r}."

@@ -1,10 +1,4 @@
-"""Gemini's function declarations and schemas.
-
-1. A field has one name, however it is written.
-2. An OpenAPI schema becomes the JSON schema that means the same.
-3. Declarations become functions of chat completions; which of them may, or have to, be called.
-4. A call that comes back without its id is known again by its place and by what it says.
-"""
+"""Gemini's function declarations and schemas, and the ids of calls that come back without."""
 
 import json
 from collections.abc import Callable
@@ -32,29 +26,27 @@ def named(*names: str) -> list[dict[str, Any]]:
     return [{"type": "function", "function": {"name": name}} for name in names]
 
 
-# -- 1. fields -----------------------------------------------------------------------------------
+def refusal(read: Callable[..., Any], *arguments: Any) -> openai.BadRequestError:
+    with pytest.raises(openai.BadRequestError) as caught:
+        read(*arguments)
+    return caught.value
 
 
-def test_names_with_underscores_are_the_apis_own() -> None:
-    given = {"max_output_tokens": 1, "topP": 2, "stop": 3, "a__b": 4}
+# -- fields --------------------------------------------------------------------------------------
+
+
+def test_a_field_has_one_name_and_null_is_none() -> None:
+    given = {"max_output_tokens": 1, "topP": 2, "stop": 3, "a__b": 4, "text": None}
 
     assert read_fields(given, "p") == {"maxOutputTokens": 1, "topP": 2, "stop": 3, "aB": 4}
+    others: list[Any] = [None, 5, "x", []]
+    for value in others:
+        error = refusal(read_fields, value, "contents[0]")
+        assert error.param == "contents[0]"
+        assert error.message == f"'contents[0]' must be an object, got {value!r}."
 
 
-def test_null_is_the_same_as_an_absent_field() -> None:
-    assert read_fields({"text": None}, "p") == {}
-
-
-@pytest.mark.parametrize("value", [None, 5, "x", []])
-def test_what_is_no_object_is_refused_with_its_place(value: Any) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        read_fields(value, "contents[0]")
-
-    assert caught.value.param == "contents[0]"
-    assert caught.value.message == f"'contents[0]' must be an object, got {value!r}."
-
-
-# -- 2. schemas ----------------------------------------------------------------------------------
+# -- schemas -------------------------------------------------------------------------------------
 
 
 def test_types_in_capitals_are_json_s_all_the_way_down() -> None:
@@ -90,28 +82,21 @@ def test_numbers_of_64_bits_may_be_text() -> None:
     assert json_schema(given, "p") == written
 
 
-@pytest.mark.parametrize(
-    ("given", "written"),
-    [
+def test_what_is_nullable_may_be_null() -> None:
+    rows: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"type": "STRING"}, {"type": ["string", "null"]}),
         ({"type": "STRING", "enum": ["a"]}, {"type": ["string", "null"], "enum": ["a", None]}),
         ({"anyOf": [{"type": "STRING"}]}, {"anyOf": [{"type": "string"}, {"type": "null"}]}),
         ({}, {}),
-    ],
-)
-def test_what_is_nullable_may_be_null(given: Any, written: Any) -> None:
-    assert json_schema({**given, "nullable": True}, "p") == written
-    assert first_error(json.dumps(written), None) is None
+    ]
+    for given, written in rows:
+        assert json_schema({**given, "nullable": True}, "p") == written
+        assert first_error(json.dumps(written), None) is None
     assert json_schema({"type": "STRING", "nullable": False}, "p") == {"type": "string"}
 
 
-def test_what_json_schemas_do_not_know_is_left_out() -> None:
+def test_what_json_schemas_do_not_know_is_left_out_and_one_stays_as_it_is() -> None:
     given = {"type": "TYPE_UNSPECIFIED", "propertyOrdering": ["x"], "example": 1, "title": "T"}
-
-    assert json_schema(given, "p") == {"title": "T"}
-
-
-def test_a_json_schema_stays_as_it_is() -> None:
     schema = {
         "$defs": {"D": {"type": "integer", "minimum": 1}},
         "type": "object",
@@ -119,24 +104,19 @@ def test_a_json_schema_stays_as_it_is() -> None:
         "additionalProperties": False,
     }
 
+    assert json_schema(given, "p") == {"title": "T"}
     assert json_schema(schema, "p") == schema
     assert json_schema({"ref": "#/defs/D"}, "p") == {"$ref": "#/defs/D"}
 
 
-@pytest.mark.parametrize(
-    ("schema", "place"),
-    [
+def test_a_schema_within_must_be_an_object() -> None:
+    for schema, place in [
         (None, "p"),
         ({"properties": {"x": 5}}, "p.properties.x"),
         ({"anyOf": [5]}, "p.anyOf"),
         ({"items": "x"}, "p.items"),
-    ],
-)
-def test_a_schema_within_must_be_an_object(schema: Any, place: str) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        json_schema(schema, place="p")
-
-    assert caught.value.param == place
+    ]:
+        assert refusal(json_schema, schema, "p").param == place
 
 
 class Colour(Enum):
@@ -150,9 +130,12 @@ class Point(BaseModel):
     names: list[str] = []
 
 
-@pytest.mark.parametrize(
-    ("value", "fits"),
-    [
+def test_what_the_sdk_makes_of_a_class_fits_what_fits_the_class(
+    sent: Callable[..., dict[str, Any]],
+) -> None:
+    body = sent(response_mime_type="application/json", response_schema=Point)
+    schema = json.dumps(json_schema(body["generationConfig"]["responseSchema"], "p"))
+    rows: list[tuple[dict[str, Any], bool]] = [
         ({"x": 1}, True),
         ({"x": 1, "colour": None, "names": ["a"]}, True),
         ({"x": 1, "colour": "red"}, True),
@@ -160,15 +143,9 @@ class Point(BaseModel):
         ({"x": 1, "names": [5]}, False),
         ({"x": "1"}, False),
         ({}, False),
-    ],
-)
-def test_what_the_sdk_makes_of_a_class_fits_what_fits_the_class(
-    sent: Callable[..., dict[str, Any]], value: Any, fits: bool
-) -> None:
-    body = sent(response_mime_type="application/json", response_schema=Point)
-    schema = json_schema(body["generationConfig"]["responseSchema"], "p")
-
-    assert (first_error(json.dumps(schema), value) is None) is fits
+    ]
+    for value, fits in rows:
+        assert (first_error(schema, value) is None) is fits, value
 
 
 def test_what_the_sdk_makes_of_a_function_is_its_signature(
@@ -187,7 +164,7 @@ def test_what_the_sdk_makes_of_a_function_is_its_signature(
     assert parameters["properties"]["names"]["items"]["type"] == "string"
 
 
-# -- 3. functions --------------------------------------------------------------------------------
+# -- functions -----------------------------------------------------------------------------------
 
 
 def test_declarations_of_several_tools_are_functions_in_their_order() -> None:
@@ -208,42 +185,30 @@ def test_declarations_of_several_tools_are_functions_in_their_order() -> None:
     ]
 
 
-@pytest.mark.parametrize("tools", [None, [], [{}], [{"functionDeclarations": []}]])
-def test_no_tools_are_no_functions(tools: Any) -> None:
-    assert read_tools(tools) == []
-
-
-def test_a_function_of_no_parameters_has_none() -> None:
+def test_no_tools_are_no_functions_and_a_function_may_have_no_parameters() -> None:
+    nothing: list[Any] = [None, [], [{}], [{"functionDeclarations": []}]]
+    for tools in nothing:
+        assert read_tools(tools) == []
     [function] = read_tools([{"functionDeclarations": [{"name": "end"}]}])
-
     assert function["function"]["parameters"] is None
 
 
-@pytest.mark.parametrize(
-    "tool",
-    [
+def test_the_apis_own_tools_are_refused_with_their_place() -> None:
+    own: list[dict[str, Any]] = [
         {"googleSearch": {}},
         {"codeExecution": {}, "functionDeclarations": [ADD]},
         {"functionDeclarations": ADD},
-    ],
-)
-def test_the_apis_own_tools_are_refused_with_their_place(tool: Any) -> None:
-    with pytest.raises(openai.BadRequestError, match="are not behind the policy: offer") as caught:
-        read_tools([{"functionDeclarations": [ADD]}, tool])
-
-    assert caught.value.param == "tools[1]"
-
-
-def test_a_declaration_must_be_an_object() -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        read_tools([{"functionDeclarations": [ADD, "add"]}])
-
-    assert caught.value.param == "tools[0].functionDeclarations[1]"
+    ]
+    for tool in own:
+        error = refusal(read_tools, [{"functionDeclarations": [ADD]}, tool])
+        assert error.param == "tools[1]"
+        assert "are not behind the policy: offer" in error.message
+    error = refusal(read_tools, [{"functionDeclarations": [ADD, "add"]}])
+    assert error.param == "tools[0].functionDeclarations[1]"
 
 
-@pytest.mark.parametrize(
-    ("config", "may_call"),
-    [
+def test_nothing_is_forced_but_by_the_mode_any() -> None:
+    rows: list[tuple[Any, bool]] = [
         (None, True),
         ({}, True),
         ({"functionCallingConfig": {}}, True),
@@ -252,10 +217,9 @@ def test_a_declaration_must_be_an_object() -> None:
         ({"functionCallingConfig": {"mode": "VALIDATED", "allowedFunctionNames": ["add"]}}, True),
         ({"function_calling_config": {"mode": "NONE"}}, False),
         ({"retrievalConfig": {"languageCode": "en"}}, True),
-    ],
-)
-def test_nothing_is_forced_but_by_the_mode_any(config: Any, may_call: bool) -> None:
-    assert read_calling(config, named("add")) == (may_call, ())
+    ]
+    for config, may_call in rows:
+        assert read_calling(config, named("add")) == (may_call, ()), config
 
 
 def test_one_of_all_or_of_some_functions_is_forced() -> None:
@@ -267,30 +231,23 @@ def test_one_of_all_or_of_some_functions_is_forced() -> None:
     assert forced(allowed_function_names=["end", "add"]) == ("end", "add")
 
 
-@pytest.mark.parametrize(
-    ("calling", "said"),
-    [
+def test_another_way_to_call_is_refused() -> None:
+    rows: list[tuple[Any, str]] = [
         ({"mode": "any"}, "expected one of AUTO, VALIDATED, ANY, NONE."),
         ({"mode": ["ANY"]}, "expected one of AUTO, VALIDATED, ANY, NONE."),
         ({"mode": "ANY", "allowedFunctionNames": "add"}, "must be a list of names, got 'add'"),
         ({"mode": "ANY", "allowedFunctionNames": ["look"]}, "names the tool 'look'; offered are"),
         (5, "must be an object, got 5"),
-    ],
-)
-def test_another_way_to_call_is_refused(calling: Any, said: str) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        read_calling({"functionCallingConfig": calling}, named("add"))
-
-    assert str(caught.value.param).startswith("toolConfig.functionCallingConfig")
-    assert said in caught.value.message
-
-
-def test_without_functions_none_can_be_forced() -> None:
-    with pytest.raises(openai.BadRequestError, match="needs tools to choose from"):
-        read_calling({"functionCallingConfig": {"mode": "ANY"}}, [])
+    ]
+    for calling, said in rows:
+        error = refusal(read_calling, {"functionCallingConfig": calling}, named("add"))
+        assert str(error.param).startswith("toolConfig.functionCallingConfig"), calling
+        assert said in error.message
+    error = refusal(read_calling, {"functionCallingConfig": {"mode": "ANY"}}, [])
+    assert "needs tools to choose from" in error.message
 
 
-# -- 4. ids --------------------------------------------------------------------------------------
+# -- ids -----------------------------------------------------------------------------------------
 
 HI = {"role": "user", "content": "Hi"}
 HO = {"role": "user", "content": "Ho"}
@@ -364,10 +321,5 @@ def test_a_call_of_the_agents_own_making_gets_none(ids: CallIds) -> None:
 def test_what_has_an_id_keeps_it(ids: CallIds) -> None:
     call = calling(part("mine", x=1), part(None, x=1))
 
-    assert restored(ids, HI, call, result("other"), result("mine"), result()) == [
-        "mine",
-        "a",
-        "other",
-        "mine",
-        "a",
-    ]
+    found = restored(ids, HI, call, result("other"), result("mine"), result())
+    assert found == ["mine", "a", "other", "mine", "a"]

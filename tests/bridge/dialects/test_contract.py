@@ -1,0 +1,673 @@
+"""What all four APIs keep: every field has its policy, a thing is the same by whatever name, what
+cannot be read is a 400 with its place, and what is written is recognised when it is sent back."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import openai
+import pytest
+from anthropic.types import Message
+from google.genai.types import GenerateContentResponse
+from openai.types.chat import ChatCompletion
+from openai.types.responses import Response
+from tests.bridge.dialects.apis import (
+    APIS,
+    HI,
+    HI_PARTS,
+    REPLIES,
+    SCHEMA,
+    Fields,
+    called,
+    every_api,
+    reply,
+)
+from tests.bridge.sent_back import is_sent_back
+
+from evert.bridge.chat.formats import ANY_OBJECT, ANY_VALUE, ReplyFormat
+from evert.bridge.clients.dialects.responses import LOGPROBS
+
+# -- policies ------------------------------------------------------------------------------------
+
+REFUSED: dict[tuple[str, str], dict[str, list[Any]]] = {
+    ("chat", ""): {
+        "n": [2, 0, "1"],
+        "top_logprobs": [1, 5],
+        "logit_bias": [{"50256": -100}],
+        "modalities": [["text", "audio"], ["audio"], [], "text", 5],
+        "audio": [{"voice": "alloy", "format": "wav"}],
+        "functions": [[], [{"name": "add"}]],
+        "function_call": ["auto", {"name": "add"}],
+        "web_search_options": [{}],
+        "moderation": [{"model": "omni-moderation-latest"}],
+    },
+    ("responses", ""): {
+        "background": [True],
+        "conversation": ["conv_1"],
+        "prompt": [{"id": "p"}],
+        "moderation": [{"model": "m"}],
+        "top_logprobs": [3],
+    },
+    ("anthropic", ""): {
+        "compaction": [{"type": "auto"}],
+        "container": ["c", {}],
+        "mcp_servers": [[{"type": "url"}]],
+        "thread": [{"type": "create"}],
+    },
+    ("gemini", ""): {"cachedContent": ["cachedContents/c"], "continuationToken": ["x"]},
+    ("gemini", "generationConfig"): {
+        "candidateCount": [0, 2],
+        "logprobs": [1],
+        "responseModalities": [["IMAGE"], ["TEXT", "AUDIO"]],
+        "responseFormat": [[{"text": {}}]],
+        "speechConfig": [{"voiceConfig": {}}],
+        "imageConfig": [{"aspectRatio": "1:1"}],
+        "audioTranscriptionConfig": [{}],
+        "translationConfig": [{}],
+        "generationOutputConfig": [{}],
+    },
+}
+every_policy = pytest.mark.parametrize(("name", "within"), REFUSED)
+
+NOTHING_SPECIAL: dict[str, list[Fields]] = {
+    "chat": [
+        {"n": 1, "stream": False, "logprobs": False, "top_logprobs": 0},
+        {"tool_choice": "auto", "response_format": {"type": "text"}, "logit_bias": {}},
+        {"modalities": ["text"]},
+        {"modalities": ("text",)},
+    ],
+    "responses": [{"background": False, "top_logprobs": 0, "instructions": "", "include": []}],
+    "anthropic": [{"mcp_servers": [], "output_config": {"effort": "low"}}],
+    "gemini": [
+        {"generationConfig": {"candidateCount": 1, "logprobs": 0, "responseModalities": one}}
+        for one in (["TEXT"], ["text"], [])
+    ]
+    + [{"generationConfig": {"responseMimeType": "text/plain", "responseLogprobs": False}}],
+}
+
+
+def placed(within: str, fields: Fields) -> Fields:
+    """Fields where they stand in a body."""
+    return {within: fields} if within else fields
+
+
+@every_api
+def test_every_parameter_of_the_sdk_has_exactly_one_policy(name: str) -> None:
+    api = APIS[name]
+    parts = [
+        part for one in api.settings.values() for part in (one.honoured, one.ignored, one.refused)
+    ]
+    counts = {parameter: sum(parameter in part for part in parts) for parameter in api.sdk()}
+
+    assert len(counts) > 10
+    assert {parameter: count for parameter, count in counts.items() if count != 1} == {}
+
+
+@every_policy
+def test_an_ignored_field_changes_nothing(name: str, within: str) -> None:
+    api = APIS[name]
+    for field in api.settings[within].ignored:
+        assert api.read(**placed(within, {field: {"some": "thing"}})) == api.read(), field
+
+
+@every_policy
+def test_a_refused_field_is_a_400_that_says_what_to_do(name: str, within: str) -> None:
+    api, rows = APIS[name], REFUSED[name, within]
+    refused = api.settings[within].refused
+    assert {*rows} == {*refused}
+    for field, value in ((field, value) for field, values in rows.items() for value in values):
+        error = api.refusal(**placed(within, {field: value}))
+        assert error.message == f"'{field}'={value!r} is not supported. {refused[field][1]}"
+        assert error.param == field
+
+
+@every_policy
+def test_an_absent_field_is_absent_in_every_spelling(name: str, within: str) -> None:
+    api = APIS[name]
+    policy = api.settings[within]
+    for field in (policy.honoured | {*policy.refused}) - {*api.least}:
+        for absent in (None, openai.NOT_GIVEN, openai.omit):
+            read = api.read(**placed(within, {field: absent}))
+            assert read == api.read(), f"{field}={absent}"
+
+
+@every_api
+def test_a_value_that_asks_for_nothing_special_passes(name: str) -> None:
+    for fields in NOTHING_SPECIAL[name]:
+        assert APIS[name].read(**fields) == APIS[name].read(), fields
+
+
+# -- a thing by its four names -------------------------------------------------------------------
+
+ADD = {"name": "add", "description": "It."}
+ADD_READ = {"type": "function", "function": {**ADD, "parameters": SCHEMA}}
+TOOLS: dict[str, Fields] = {
+    "chat": {"tools": [ADD_READ]},
+    "responses": {"tools": [{"type": "function", **ADD, "parameters": SCHEMA}]},
+    "anthropic": {"tools": [{**ADD, "input_schema": SCHEMA}]},
+    "gemini": {"tools": [{"functionDeclarations": [{**ADD, "parametersJsonSchema": SCHEMA}]}]},
+}
+
+
+def with_tools(**more: Fields) -> dict[str, Fields]:
+    return {name: {**TOOLS[name], **fields} for name, fields in more.items()}
+
+
+def config(**fields: Any) -> Fields:
+    return {"generationConfig": fields}
+
+
+def mode(**calling: Any) -> Fields:
+    return {"toolConfig": {"functionCallingConfig": calling}}
+
+
+MUST_ADD = {"tools": [ADD_READ], "format": ReplyFormat(must_call=("add",))}
+JSON_SCHEMA = {"type": "json_schema", "schema": SCHEMA}
+WRAPPED = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
+JSON = "application/json"
+THINGS: dict[str, tuple[Fields, dict[str, Fields]]] = {
+    "the model": ({"model": "judge"}, {name: {"model": "judge"} for name in APIS}),
+    "the cap": (
+        {"max_tokens": 5},
+        {
+            "chat": {"max_tokens": 6, "max_completion_tokens": 5},
+            "responses": {"max_output_tokens": 5},
+            "anthropic": {"max_tokens": 5},
+            "gemini": config(maxOutputTokens=5),
+        },
+    ),
+    "stops": (
+        {"stop": ("END",)},
+        {
+            "chat": {"stop": "END"},
+            "anthropic": {"stop_sequences": ["END"]},
+            "gemini": config(stopSequences=["END"]),
+        },
+    ),
+    "log-probabilities": (
+        {"logprobs": True},
+        {
+            "chat": {"logprobs": True, "top_logprobs": 0},
+            "responses": {"include": ["reasoning.encrypted_content", LOGPROBS]},
+            "gemini": config(responseLogprobs=True),
+        },
+    ),
+    "a stream": (
+        {},
+        {name: {"stream": True} for name in APIS}
+        | {"chat": {"stream": True, "stream_options": {}}},
+    ),
+    "a tool": ({"tools": [ADD_READ]}, TOOLS),
+    "a tool that may be called": (
+        {"tools": [ADD_READ]},
+        with_tools(
+            chat={"tool_choice": "auto"},
+            responses={"tool_choice": "auto"},
+            anthropic={"tool_choice": {"type": "auto"}},
+            gemini=mode(mode="AUTO"),
+        ),
+    ),
+    "a tool that may not be called": (
+        {"may_call": False},
+        with_tools(
+            chat={"tool_choice": "none"},
+            responses={"tool_choice": "none"},
+            anthropic={"tool_choice": {"type": "none"}},
+            gemini=mode(mode="NONE"),
+        ),
+    ),
+    "any tool": (
+        MUST_ADD,
+        with_tools(
+            chat={"tool_choice": "required"},
+            responses={"tool_choice": "required"},
+            anthropic={"tool_choice": {"type": "any"}},
+            gemini=mode(mode="ANY"),
+        ),
+    ),
+    "one tool": (
+        MUST_ADD,
+        with_tools(
+            chat={"tool_choice": {"type": "function", "function": {"name": "add"}}},
+            responses={"tool_choice": {"type": "function", "name": "add"}},
+            anthropic={"tool_choice": {"type": "tool", "name": "add"}},
+            gemini=mode(mode="ANY", allowedFunctionNames=["add"]),
+        ),
+    ),
+    "a schema": (
+        {"format": ReplyFormat(json.dumps(SCHEMA))},
+        {
+            "chat": {"response_format": WRAPPED},
+            "responses": {"text": {"format": {**JSON_SCHEMA, "name": "s"}}},
+            "anthropic": {"output_config": {"format": JSON_SCHEMA, "effort": "low"}},
+            "gemini": config(responseMimeType=JSON, responseJsonSchema=SCHEMA),
+        },
+    ),
+    "a schema by its older name": (
+        {"format": ReplyFormat(json.dumps(SCHEMA))},
+        {
+            "anthropic": {"output_format": JSON_SCHEMA},
+            "gemini": config(
+                responseMimeType=JSON,
+                responseSchema={"type": "OBJECT", "properties": {"x": {"type": "INTEGER"}}},
+            ),
+        },
+    ),
+    "an object": (
+        {"format": ReplyFormat(ANY_OBJECT)},
+        {
+            "chat": {"response_format": {"type": "json_object"}},
+            "responses": {"text": {"format": {"type": "json_object"}}},
+        },
+    ),
+    "any JSON": ({"format": ReplyFormat(ANY_VALUE)}, {"gemini": config(responseMimeType=JSON)}),
+    "a tool and a format": (
+        {"tools": [ADD_READ], "format": ReplyFormat(ANY_VALUE, ("add",))},
+        with_tools(gemini={**mode(mode="ANY"), **config(responseMimeType=JSON)}),
+    ),
+    "text": (
+        {},
+        {
+            "responses": {"text": {"format": {"type": "text"}, "verbosity": "low"}},
+            "gemini": config(responseMimeType="text/plain"),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("thing", THINGS)
+def test_a_thing_is_the_same_by_whatever_name(thing: str) -> None:
+    read, spellings = THINGS[thing]
+    for name, fields in spellings.items():
+        api = APIS[name]
+        assert api.read(**fields) == replace(api.read(), **read), name
+
+
+# -- what cannot be read -------------------------------------------------------------------------
+
+NO_SCHEMA = {"type": "json_schema"}
+Make = Callable[[Any], Fields]
+
+
+def field(name: str, **beside: Any) -> Make:
+    """The body that has a value in that field."""
+    return lambda value: {**beside, name: value}
+
+
+def second(name: str, first: Fields) -> Make:
+    """The body whose list of that name has a value after another."""
+    return lambda value: {name: [first, value]}
+
+
+def setting(name: str, **beside: Any) -> Make:
+    return lambda value: config(**beside, **{name: value})
+
+
+def argument(value: Any) -> Fields:
+    block = {"type": "tool_use", "id": "c", "name": "add", "input": value}
+    return {"messages": [HI, {"role": "assistant", "content": [block]}]}
+
+
+UNREADABLE: dict[str, list[tuple[str, str, Make, list[Any]]]] = {
+    "chat": [
+        (
+            "tool_choice",
+            "; expected 'auto', 'none', ",
+            field("tool_choice", **TOOLS["chat"]),
+            ["any", 5, [], {}, {"type": "allowed_tools"}, {"function": 5}],
+        ),
+        ("tool_choice", "needs tools", field("tool_choice"), ["required"]),
+        ("tool_choice", "names the tool", field("tool_choice"), [{"function": {"name": "add"}}]),
+        (
+            "response_format",
+            "",
+            field("response_format"),
+            ["text", 5, {}, {"type": "xml"}, NO_SCHEMA, JSON_SCHEMA],
+        ),
+        ("logprobs", "must be true or false, got 5.", field("logprobs"), [5]),
+        ("stream", "must be true or false", field("stream"), [1, "true", []]),
+        ("stream_options", "must be an object", field("stream_options"), [True, "usage", []]),
+        ("messages", "must be a non-empty list", field("messages"), [None, [], "Hi"]),
+    ],
+    "responses": [
+        (
+            "input",
+            "must be a string or a non-empty list of items, got ",
+            field("input"),
+            [None, [], 5, {}, ()],
+        ),
+        (
+            "input[1]",
+            "",
+            second("input", HI),
+            [
+                {"type": "item_reference", "id": "i"},
+                {"type": "web_search_call", "id": "i"},
+                {"type": None},
+                {"type": ["message"]},
+                "Hi",
+                None,
+            ],
+        ),
+        (
+            "input[0]",
+            "expected 'input_text', 'output_text' or 'input_image'",
+            lambda part: {"input": [{"role": "user", "content": [part]}]},
+            [None, "Hi", {}, {"type": "input_file"}, {"type": ["text"]}],
+        ),
+        (
+            "tools[1]",
+            "",
+            second("tools", TOOLS["responses"]["tools"][0]),
+            [None, "add", {}, *({"type": kind} for kind in ("odd", ["function"], "namespace"))],
+        ),
+        (
+            "tool_choice",
+            "",
+            field("tool_choice", **TOOLS["responses"]),
+            ["any", 5, {}, {"type": "function"}, {"type": "web_search"}],
+        ),
+        ("text", "", field("text"), [5, "text", [], {"format": 5}, {"format": {}}]),
+        ("include", "must be a list of strings, got ", field("include"), [LOGPROBS, 5, {}]),
+        (
+            "previous_response_id",
+            "not found in this rollout",
+            field("previous_response_id"),
+            ["resp_other", 5, ["resp_1"], ""],
+        ),
+    ],
+    "anthropic": [
+        (
+            "messages[1]",
+            "",
+            lambda content: {"messages": [HI, {"role": "user", "content": content}]},
+            [
+                *(None, 5, [None], ["Hi"], [{}], [{"type": ["text"]}], [{"type": "text"}]),
+                [{"type": "document", "source": {}}],
+                [{"type": "image", "source": {"type": "file"}}],
+                [{"type": "tool_result", "tool_use_id": "c", "content": 5}],
+                [{"type": "tool_result", "tool_use_id": "c", "content": [{"type": "image"}]}],
+            ],
+        ),
+        (
+            "messages[1]",
+            "",
+            second("messages", HI),
+            [None, "Hi", {}, {"role": "tool", "content": "5"}, {"role": []}],
+        ),
+        (
+            "None",
+            "messages[1].content[0].input must be an object, got ",
+            argument,
+            [None, "x", [], 5],
+        ),
+        (
+            "tools[1]",
+            "",
+            second("tools", TOOLS["anthropic"]["tools"][0]),
+            [None, "add", {"type": "bash_20250124", "name": "bash"}, {"type": ["custom"]}],
+        ),
+        (
+            "tool_choice",
+            "",
+            field("tool_choice", **TOOLS["anthropic"]),
+            ["auto", 5, {}, {"type": "required"}, {"type": "tool"}, {"type": "tool", "name": "b"}],
+        ),
+        ("output_config", "", field("output_format"), [5, {}, NO_SCHEMA, {"type": "xml"}]),
+        (
+            "output_config",
+            "",
+            lambda value: {"output_config": {"format": value}},
+            [5, "json", {}, NO_SCHEMA, {"type": "xml"}],
+        ),
+        (
+            "output_config",
+            "'output_config' must be an object",
+            field("output_config"),
+            [5, "json", []],
+        ),
+    ],
+    "gemini": [
+        (
+            "contents[1].parts[0]",
+            "",
+            lambda part: {"contents": [HI_PARTS, {"role": "user", "parts": [part]}]},
+            [
+                *(None, 5, "Hi", {}, {"text": 5}, {"executableCode": {"code": "1"}}),
+                {"inlineData": {"mimeType": "audio/wav", "data": "AA"}},
+                {"inlineData": {"mimeType": "image/png"}},
+                {"inlineData": "AA"},
+                {"fileData": {"fileUri": "https://example.com/a.png"}},
+                {"functionResponse": "5"},
+                {"functionResponse": {"name": "add", "response": "5"}},
+                {"functionResponse": {"name": "add", "parts": "5"}},
+                {"functionResponse": {"name": "add", "parts": [{"inlineData": {}}]}},
+            ],
+        ),
+        (
+            "contents[1].parts[1]",
+            "",
+            lambda part: {"contents": [HI_PARTS, {"role": "model", "parts": [{"text": ""}, part]}]},
+            [
+                *({}, {"functionCall": None}, {"functionCall": "add"}),
+                {"functionCall": {"name": "add", "args": "{}"}},
+                {"codeExecutionResult": {"output": "5"}},
+            ],
+        ),
+        (
+            "contents[1]",
+            "",
+            second("contents", HI_PARTS),
+            [
+                *(None, "Hi", {"role": "user"}),
+                {"role": "assistant", "parts": [{"text": "Hi"}]},
+                {"role": [], "parts": [{"text": "Hi"}]},
+                {"role": "user", "parts": []},
+                {"role": "user", "parts": "Hi"},
+            ],
+        ),
+        ("contents", "", field("contents"), [None, [], "Hi", HI_PARTS]),
+        (
+            "systemInstruction",
+            "",
+            field("systemInstruction"),
+            ["Add.", [], {"parts": "Add."}, {"parts": [{}]}],
+        ),
+        ("generationConfig", "", field("generationConfig"), [5, "x", []]),
+        ("responseLogprobs", "", setting("responseLogprobs"), [1]),
+        ("responseMimeType", "with an enum.", setting("responseMimeType"), ["text/x.enum", 5]),
+        ("responseSchema", "needs responseMimeType=", setting("responseSchema"), [{}]),
+        *(
+            (name, said, setting(name, responseMimeType=JSON), [value])
+            for name, said, value in [
+                ("responseSchema", "must be an object, got 5.", 5),
+                ("responseJsonSchema", "needs a JSON schema, got 5.", 5),
+                ("responseSchema", "is no valid JSON schema: ", {"type": "ODD"}),
+            ]
+        ),
+    ],
+}
+
+
+@every_api
+def test_what_cannot_be_read_is_refused_with_its_place(name: str) -> None:
+    for param, said, make, values in UNREADABLE[name]:
+        for fields in map(make, values):
+            error = APIS[name].refusal(**fields)
+            assert str(error.param).startswith(param), fields
+            assert said in error.message, fields
+
+
+# -- writing -------------------------------------------------------------------------------------
+
+CLASSES: dict[str, Any] = {
+    "chat": ChatCompletion,
+    "responses": Response,
+    "anthropic": Message,
+    "gemini": GenerateContentResponse,
+}
+THOUGHTS = {"generationConfig": {"thinkingConfig": {"includeThoughts": True}}}
+
+
+def history(name: str, answer: Any) -> list[Fields]:
+    """The bodies that go on from an answer, a dict or the SDK's object."""
+    whole = answer if isinstance(answer, dict) else answer.to_dict()
+    if name == "chat":
+        return [{"messages": [HI, whole["choices"][0]["message"]]}]
+    if name == "responses":
+        return [{"input": [HI, *whole["output"]]}]
+    if name == "anthropic":
+        return [{"messages": [HI, {"role": "assistant", "content": whole["content"]}, HI]}]
+    return [{"contents": [HI_PARTS, whole["candidates"][0]["content"]]}]
+
+
+@every_api
+def test_an_answer_is_the_sdks_own_class_and_is_recognised_when_it_is_sent_back(name: str) -> None:
+    api = APIS[name]
+    for row, said in REPLIES.items():
+        for body in (api.least, {**api.least, **(THOUGHTS if name == "gemini" else {})}):
+            written = api.dialect("policy").write(said, api.read(), "1", body)
+            typed = CLASSES[name].model_validate(written)
+            answers = [written]
+            if name == "gemini":
+                assert typed.model_dump(mode="json", by_alias=True, exclude_none=True) == written
+            else:
+                answers.append(typed.to_dict())
+            for answer in answers:
+                for fields in history(name, answer):
+                    assert is_sent_back(said, api.read(**fields).messages[1]), row
+
+
+@every_api
+def test_an_answer_has_its_number_its_model_and_its_usage(name: str) -> None:
+    api = APIS[name]
+    written = api.dialect("policy").write(reply(), api.read(model="judge"), "1", api.least)
+    number, model, counts = {
+        "chat": ("id", "model", ("usage", "prompt_tokens", "completion_tokens")),
+        "responses": ("id", "model", ("usage", "input_tokens", "output_tokens")),
+        "anthropic": ("id", "model", ("usage", "input_tokens", "output_tokens")),
+        "gemini": (
+            "responseId",
+            "modelVersion",
+            ("usageMetadata", "promptTokenCount", "candidatesTokenCount"),
+        ),
+    }[name]
+    usage = written[counts[0]]
+
+    assert written[number].rpartition("-")[2].rpartition("_")[2] == "1"
+    assert written[model] == "judge"
+    assert (usage[counts[1]], usage[counts[2]]) == (11, 3)
+    totals = [usage[total] for total in ("total_tokens", "totalTokenCount") if total in usage]
+    assert totals == ([] if name == "anthropic" else [14])
+
+
+CUT = reply(finish_reason="length")
+CALLS = reply(calls=(("add", "{}"),), finish_reason="tool_calls")
+CUT_AFTER_STOP = reply(stop_string="END", finish_reason="length")
+ENDS: dict[str, list[tuple[Any, Any]]] = {
+    "chat": [(reply(), "stop"), (CUT, "length"), (CALLS, "tool_calls")],
+    "responses": [(reply(), "completed"), (CUT, "incomplete"), (CALLS, "completed")],
+    "anthropic": [
+        (reply(), ("end_turn", None)),
+        (CUT, ("max_tokens", None)),
+        (CALLS, ("tool_use", None)),
+        (reply(stop_string="END"), ("stop_sequence", "END")),
+        (CUT_AFTER_STOP, ("max_tokens", None)),
+    ],
+    "gemini": [
+        (reply(), "STOP"),
+        (CUT, "MAX_TOKENS"),
+        (CALLS, "STOP"),
+        (reply(stop_string="END"), "STOP"),
+    ],
+}
+
+
+@every_api
+def test_the_reason_of_the_end_is_the_apis_own(name: str) -> None:
+    api = APIS[name]
+    for said, reason in ENDS[name]:
+        written = api.dialect("policy").write(said, api.read(), "1", api.least)
+        found: Any = {
+            "chat": lambda one: one["choices"][0]["finish_reason"],
+            "responses": lambda one: one["status"],
+            "anthropic": lambda one: (one["stop_reason"], one["stop_sequence"]),
+            "gemini": lambda one: one["candidates"][0]["finishReason"],
+        }[name]
+        assert found(written) == reason, said
+
+
+@pytest.mark.parametrize("name", ["anthropic", "gemini"])
+def test_arguments_that_are_no_object_are_given_whole(name: str) -> None:
+    api = APIS[name]
+    for arguments in ("no JSON", "[1]", "5", "[" * 3000):
+        said = reply("", calls=(("add", arguments),))
+        written = api.dialect("policy").write(said, api.read(), "1", api.least)
+        if name == "gemini":
+            [part] = written["candidates"][0]["content"]["parts"]
+            given = part["functionCall"]["args"]
+        else:
+            [block] = written["content"]
+            given = block["input"]
+        assert given == {"arguments": arguments}
+
+
+ERROR = {"message": "No.", "type": "invalid_request_error", "param": "p", "code": "c"}
+ANTHROPICS = {"type": "error", "error": {"type": "invalid_request_error", "message": "No."}}
+IN_A_STREAM = {"type": "error", "code": "c", "message": "No.", "param": "p", "sequence_number": 0}
+
+
+def geminis(status: int, name: str, reason: str = "c") -> Fields:
+    kind = "type.googleapis.com/google.rpc.ErrorInfo"
+    details = [{"@type": kind, "reason": reason, "domain": "evert"}]
+    return {"error": {"code": status, "message": "No.", "status": name, "details": details}}
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "whole", "event", "within"),
+    [
+        ("chat", 400, {"error": ERROR}, "", {"error": ERROR}),
+        ("responses", 400, {"error": ERROR}, "error", IN_A_STREAM),
+        ("anthropic", 400, ANTHROPICS, "error", ANTHROPICS),
+        *(
+            ("gemini", status, geminis(status, word), "", geminis(status, word))
+            for status, word in [
+                (400, "INVALID_ARGUMENT"),
+                (404, "NOT_FOUND"),
+                (429, "RESOURCE_EXHAUSTED"),
+                (418, "UNKNOWN"),
+            ]
+        ),
+    ],
+)
+def test_a_refusal_has_the_apis_form(
+    name: str, status: int, whole: Fields, event: str, within: Fields
+) -> None:
+    dialect = APIS[name].dialect("policy")
+    heading, _, data = dialect.error_event(ERROR, status).decode().partition("data: ")
+
+    assert dialect.error(ERROR, status) == whole
+    assert heading == (f"event: {event}\n" if event else "")
+    assert json.loads(data.partition("\n")[0]) == within
+
+
+def test_a_refusal_without_a_code_or_a_type_is_an_invalid_request() -> None:
+    gemini = APIS["gemini"].dialect("policy")
+    limited = {"message": "No.", "code": None, "type": "rate_limit_error"}
+
+    assert APIS["anthropic"].dialect("policy").error({"message": "No."}, 400) == ANTHROPICS
+    assert gemini.error(limited, 400) == geminis(400, "INVALID_ARGUMENT", "rate_limit_error")
+    assert gemini.error({"message": "No."}, 400) == geminis(
+        400, "INVALID_ARGUMENT", "invalid_request_error"
+    )
+
+
+def test_a_call_keeps_its_id_and_its_arguments_to_the_letter() -> None:
+    said = reply("", calls=(("add", '{ "x":1 }'), ("add", '{"x": 1}')))
+    written = APIS["chat"].dialect("policy").write(said, APIS["chat"].read(), "1", {})
+
+    assert written["choices"][0]["message"]["tool_calls"] == [
+        called("call-0", arguments='{ "x":1 }'),
+        called("call-1", arguments='{"x": 1}'),
+    ]
