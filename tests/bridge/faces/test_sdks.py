@@ -1,13 +1,8 @@
-"""The real OpenAI and Anthropic SDKs, in process: what they get is what they would get.
+"""The real SDKs of OpenAI, Anthropic and Google, in process: what they get is what they would get.
 
-1. Whole answers: text, reasoning, tool calls, stop reasons and usage are where each SDK has them,
-   and every object passes its own class's validation, with no field that the class does not know.
-2. Streams: every event is of its typed class; what is put together from them, by hand or by the
-   SDK's own helper, is the whole answer.
-3. Raw and streaming responses, ``parse`` and structured outputs work.
-4. Refusals are the SDK's own exceptions, with the code or the sentence on which agents compact.
-5. A conversation sent back as each SDK's users do is one lineage: the next prompt begins with the
-   last one and the very tokens that were sampled.
+Whole answers and streams are of their typed classes and say the same; refusals are the SDK's own
+exceptions; a conversation that is sent back as each SDK's users do is one lineage. What is Google's
+alone is in ``test_genai.py``.
 """
 
 import asyncio
@@ -19,29 +14,46 @@ import anthropic
 import openai
 import pytest
 import tinker_cookbook.renderers as cookbook
+from google.genai import errors, types
 from pydantic import BaseModel
-from tests.bridge.faces.conftest import LONG, ONE_CALL, SAID, THOUGHT, Play, calling, every_reply
-from tinker_cookbook.rl.data_processing import trajectory_to_data
+from tests.bridge.faces.conftest import (
+    CONVERSATION,
+    LONG,
+    ONE_CALL,
+    SAID,
+    THOUGHT,
+    assert_one_lineage,
+    calling,
+    every_reply,
+    play_without_a_call,
+)
+from tests.bridge.faces.genai_calls import (
+    CONVERSATIONS,
+    assert_genai_typed,
+    genai_blocking,
+    genai_events,
+    genai_whole,
+    parts_of,
+    said_by,
+)
+from tests.kit import play, user
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
-from tinker_cookbook.rl.rollouts import do_single_rollout
-from tinker_cookbook.rl.types import Trajectory
 
-from evert import AgentClient, BlockingAgentClient, ChatAgentEnv, ScriptedPolicy
+from evert import AgentClient, BlockingAgentClient, ChatAgentEnv
 
-HELLO: Any = [{"role": "user", "content": "Hello?"}]
+HELLO: Any = [user("Hello?")]
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
+NAMES = ("add", "look")
 CHAT_TOOLS: Any = [
     {"type": "function", "function": {"name": name, "strict": True, "parameters": SCHEMA}}
-    for name in ("add", "look")
+    for name in NAMES
 ]
 RESPONSES_TOOLS: Any = [
-    {"type": "function", "name": name, "parameters": SCHEMA, "strict": True}
-    for name in ("add", "look")
+    {"type": "function", "name": name, "parameters": SCHEMA, "strict": True} for name in NAMES
 ]
 ANTHROPIC_TOOLS: Any = [
-    {"name": name, "description": "It.", "input_schema": SCHEMA} for name in ("add", "look")
+    {"name": name, "description": "It.", "input_schema": SCHEMA} for name in NAMES
 ]
-
 
 EXTRA = {
     "ChatCompletionMessage": {"reasoning_content"},
@@ -88,114 +100,133 @@ def content(value: Any) -> Any:
 
 # -- how each SDK asks ---------------------------------------------------------------------------
 
-Ask = Callable[[Any], Awaitable[Any]]
-
 
 async def chat_whole(sdk: AgentClient, **fields: Any) -> Any:
-    return await sdk.openai.chat.completions.create(
-        model=sdk.model, messages=HELLO, tools=CHAT_TOOLS, **fields
-    )
+    fields = {"messages": HELLO, "tools": CHAT_TOOLS, **fields}
+    return await sdk.openai.chat.completions.create(model=sdk.model, **fields)
+
+
+async def responses_whole(sdk: AgentClient, **fields: Any) -> Any:
+    fields = {"input": HELLO, "tools": RESPONSES_TOOLS, **fields}
+    return await sdk.openai.responses.create(model=sdk.model, **fields)
+
+
+async def anthropic_whole(sdk: AgentClient, **fields: Any) -> Any:
+    fields = {"messages": HELLO, "tools": ANTHROPIC_TOOLS, "max_tokens": 500, **fields}
+    return await sdk.anthropic.messages.create(model=sdk.model, **fields)
 
 
 async def chat_joined(sdk: AgentClient, **fields: Any) -> Any:
     """The chunks of a stream, put together by the SDK's own helper."""
-    asked = sdk.openai.chat.completions.stream(
-        model=sdk.model,
-        messages=HELLO,
-        tools=CHAT_TOOLS,
-        stream_options={"include_usage": True},
-        **fields,
-    )
-    async with asked as stream:
+    fields = {"messages": HELLO, "tools": CHAT_TOOLS, **fields}
+    usage: Any = {"include_usage": True}
+    async with sdk.openai.chat.completions.stream(
+        model=sdk.model, stream_options=usage, **fields
+    ) as stream:
         async for event in stream:
             assert_named(event)
         return await stream.get_final_completion()
 
 
-async def chat_events(sdk: AgentClient, **fields: Any) -> list[Any]:
-    stream: Any = await chat_whole(sdk, stream=True, **fields)
-    return [event async for event in stream]
-
-
-async def responses_whole(sdk: AgentClient, **fields: Any) -> Any:
-    return await sdk.openai.responses.create(
-        model=sdk.model, input=HELLO, tools=RESPONSES_TOOLS, **fields
-    )
-
-
 async def responses_joined(sdk: AgentClient, **fields: Any) -> Any:
-    asked = sdk.openai.responses.stream(
-        model=sdk.model, input=HELLO, tools=RESPONSES_TOOLS, **fields
-    )
-    async with asked as stream:
+    fields = {"input": HELLO, "tools": RESPONSES_TOOLS, **fields}
+    async with sdk.openai.responses.stream(model=sdk.model, **fields) as stream:
         async for event in stream:
             assert_named(event)
         return await stream.get_final_response()
 
 
-async def responses_events(sdk: AgentClient, **fields: Any) -> list[Any]:
-    stream: Any = await responses_whole(sdk, stream=True, **fields)
-    return [event async for event in stream]
-
-
-async def anthropic_whole(sdk: AgentClient, *, max_tokens: int = 500, **fields: Any) -> Any:
-    return await sdk.anthropic.messages.create(
-        model=sdk.model, messages=HELLO, tools=ANTHROPIC_TOOLS, max_tokens=max_tokens, **fields
-    )
-
-
-async def anthropic_joined(sdk: AgentClient, *, max_tokens: int = 500, **fields: Any) -> Any:
-    asked = sdk.anthropic.messages.stream(
-        model=sdk.model, messages=HELLO, tools=ANTHROPIC_TOOLS, max_tokens=max_tokens, **fields
-    )
-    async with asked as stream:
+async def anthropic_joined(sdk: AgentClient, **fields: Any) -> Any:
+    fields = {"messages": HELLO, "tools": ANTHROPIC_TOOLS, "max_tokens": 500, **fields}
+    async with sdk.anthropic.messages.stream(model=sdk.model, **fields) as stream:
         async for event in stream:
             assert_named(event)
         return await stream.get_final_message()
 
 
-async def anthropic_events(sdk: AgentClient, **fields: Any) -> list[Any]:
-    stream: Any = await anthropic_whole(sdk, stream=True, **fields)
-    return [event async for event in stream]
+Way = Callable[..., Awaitable[Any]]
+WHOLE: dict[str, Way] = {
+    "chat": chat_whole,
+    "responses": responses_whole,
+    "anthropic": anthropic_whole,
+}
+JOINED: dict[str, Way] = {
+    "chat": chat_joined,
+    "responses": responses_joined,
+    "anthropic": anthropic_joined,
+}
+ALL = {**WHOLE, "genai": genai_whole}
 
 
-WHOLE = {"chat": chat_whole, "responses": responses_whole, "anthropic": anthropic_whole}
-JOINED = {"chat": chat_joined, "responses": responses_joined, "anthropic": anthropic_joined}
-EVENTS = {"chat": chat_events, "responses": responses_events, "anthropic": anthropic_events}
-every_api = pytest.mark.parametrize("api", WHOLE)
+async def events(sdk: AgentClient, api: str, **fields: Any) -> list[Any]:
+    if api == "genai":
+        return await genai_events(sdk, **fields)
+    return [event async for event in await WHOLE[api](sdk, stream=True, **fields)]
 
 
-async def asked(play: Play, said: str, *ways: Callable[..., Awaitable[Any]], **fields: Any) -> Any:
-    """What an agent gets that asks in some ways, for the same reply each."""
+def streamed(api: str, **fields: Any) -> Way:
+    """The way to ask for an API's events."""
+    return lambda sdk: events(sdk, api, **fields)
+
+
+async def asked(said: str, *ways: Way, **options: Any) -> tuple[list[Any], Any]:
+    """What an agent gets that asks in some ways, for the same reply each; and its trajectory."""
     got: list[Any] = []
 
     async def agent(client: AgentClient) -> float:
-        got.extend([await way(client, **fields) for way in ways])
+        got.extend([await way(client) for way in ways])
         return 1.0
 
-    await play(agent, *[said] * len(ways))
-    return got
+    return got, await play(agent, *[said] * len(ways), **options)
 
 
-# -- 1., 2. whole answers and streams ------------------------------------------------------------
+# -- whole answers and streams -------------------------------------------------------------------
 
 
-@every_api
 @every_reply
 async def test_everything_has_its_type_and_a_stream_says_what_the_whole_answer_says(
-    play: Play, api: str, said: str
+    renderer: cookbook.Renderer | None, said: str
 ) -> None:
-    whole, events, joined = await asked(play, said, WHOLE[api], EVENTS[api], JOINED[api])
+    ways = [way for api in WHOLE for way in (WHOLE[api], streamed(api), JOINED[api])]
+    got, trajectory = await asked(said, *ways, genai_whole, streamed("genai"), renderer=renderer)
 
-    assert_typed(whole)
-    assert len(events) >= 2
-    assert_typed(events)
-    assert content(joined) == content(whole)
+    for number, api in enumerate(WHOLE):
+        whole, pieces, joined = got[3 * number : 3 * number + 3]
+        assert_typed(whole)
+        assert len(pieces) >= 2, api
+        assert_typed(pieces)
+        assert content(joined) == content(whole), api
+    whole, chunks = got[-2:]
+    for response in (whole, *chunks):
+        assert_genai_typed(response)
+    assert all(map(parts_of, chunks))
+    reasons = [chunk.candidates[0].finish_reason for chunk in chunks]
+    assert reasons == [None] * (len(chunks) - 1) + [whole.candidates[0].finish_reason]
+    assert chunks[-1].usage_metadata == whole.usage_metadata
+    assert said_by(chunks) == said_by([whole])
+    for answer, transition in zip(got, trajectory.transitions, strict=True):
+        if not isinstance(answer, list):
+            assert usage_of(answer) == (transition.ob.length, len(transition.ac.tokens))
 
 
-async def test_the_chunks_of_a_stream_put_together_by_hand_are_the_whole_answer(play: Play) -> None:
+def usage_of(answer: Any) -> tuple[int, int]:
+    """The tokens of the observation and of the action, wherever the SDK has them."""
+    usage = getattr(answer, "usage", None) or answer.usage_metadata
+    for names in (
+        ("prompt_tokens", "completion_tokens", "total_tokens"),
+        ("prompt_token_count", "candidates_token_count", "total_token_count"),
+        ("input_tokens", "output_tokens", "total_tokens"),
+    ):
+        if hasattr(usage, names[0]):
+            prompt, reply = getattr(usage, names[0]), getattr(usage, names[1])
+            assert getattr(usage, names[2], prompt + reply) == prompt + reply
+            return prompt, reply
+    raise AssertionError(usage)
+
+
+async def test_the_chunks_of_a_stream_put_together_by_hand_are_the_whole_answer() -> None:
     said = f"{THOUGHT}{LONG}\n{calling('add', x=1)}\n{calling('look', x=2)}"
-    whole, chunks = await asked(play, said, chat_whole, chat_events)
+    (whole, chunks), _ = await asked(said, chat_whole, streamed("chat"))
 
     message = whole.choices[0].message
     deltas = [chunk.choices[0].delta for chunk in chunks]
@@ -208,27 +239,22 @@ async def test_the_chunks_of_a_stream_put_together_by_hand_are_the_whole_answer(
     assert arguments == [call.function.arguments for call in message.tool_calls]
     names = [one.function.name for delta in deltas for one in delta.tool_calls or () if one.id]
     assert names == ["add", "look"]
-    assert [
-        chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason
-    ] == ["tool_calls"]
+    reasons = [chunk.choices[0].finish_reason for chunk in chunks]
+    assert [reason for reason in reasons if reason] == ["tool_calls"]
     assert len(chunks) > 8
 
 
-async def test_a_chunk_with_the_usage_comes_last_and_only_when_it_is_asked_for(play: Play) -> None:
-    async def with_usage(client: AgentClient) -> Any:
-        return await chat_events(client, stream_options={"include_usage": True})
-
-    whole, plain, counted = await asked(play, LONG, chat_whole, chat_events, with_usage)
+async def test_a_chunk_with_the_usage_comes_last_and_only_when_it_is_asked_for() -> None:
+    with_usage = streamed("chat", stream_options={"include_usage": True})
+    (whole, plain, counted), _ = await asked(LONG, chat_whole, streamed("chat"), with_usage)
 
     assert all(chunk.usage is None for chunk in [*plain, *counted[:-1]])
     assert counted[-1].usage == whole.usage
     assert counted[-1].choices == []
 
 
-async def test_the_events_of_responses_are_numbered_and_lead_from_created_to_completed(
-    play: Play,
-) -> None:
-    [events] = await asked(play, f"{THOUGHT}{LONG}\n{ONE_CALL}", responses_events)
+async def test_the_events_of_responses_are_numbered_and_lead_from_created_to_completed() -> None:
+    [[*events]], _ = await asked(f"{THOUGHT}{LONG}\n{ONE_CALL}", streamed("responses"))
 
     kinds = [event.type for event in events]
     assert [event.sequence_number for event in events] == [*range(len(events))]
@@ -243,8 +269,8 @@ async def test_the_events_of_responses_are_numbered_and_lead_from_created_to_com
     assert "".join(thoughts).strip() == "Hm, let me think about all of this."
 
 
-async def test_the_events_of_anthropic_open_and_close_each_block(play: Play) -> None:
-    [events] = await asked(play, f"{THOUGHT}{LONG}\n{ONE_CALL}", anthropic_events)
+async def test_the_events_of_anthropic_open_and_close_each_block() -> None:
+    [[*events]], _ = await asked(f"{THOUGHT}{LONG}\n{ONE_CALL}", streamed("anthropic"))
 
     kinds = [event.type for event in events]
     assert kinds[0] == "message_start"
@@ -259,117 +285,76 @@ async def test_the_events_of_anthropic_open_and_close_each_block(play: Play) -> 
 # -- what each answer says -----------------------------------------------------------------------
 
 
-async def test_text_is_where_each_sdk_has_it(play: Play) -> None:
-    chat, response, message = await asked(play, LONG, *WHOLE.values())
+async def test_text_reasoning_and_calls_are_where_each_sdk_has_them() -> None:
+    said = f"{THOUGHT}So.\n{calling('add', x=1)}\n{calling('look', x=2)}"
+    (chat, response, message, google), _ = await asked(said, *ALL.values())
 
-    assert chat.choices[0].message.content == LONG
-    assert response.output_text == LONG
-    assert [block.text for block in message.content] == [LONG]
-
-
-async def test_reasoning_is_where_each_sdk_has_it(play: Play) -> None:
-    chat, response, message = await asked(play, SAID["reasoning"], *WHOLE.values())
-
-    thought = "Hm, let me think about all of this."
-    assert chat.choices[0].message.reasoning_content.strip() == thought
-    assert [part.text.strip() for part in response.output[0].content] == [thought]
-    assert message.content[0].thinking.strip() == thought
-    assert chat.choices[0].message.content == response.output_text == message.content[1].text
-
-
-async def test_tool_calls_are_where_each_sdk_has_them(play: Play) -> None:
-    chat, response, message = await asked(play, SAID["reasoning and calls"], *WHOLE.values())
-
-    calls = chat.choices[0].message.tool_calls
-    assert [(c.function.name, c.function.arguments) for c in calls] == [
-        ("add", '{"x": 1}'),
-        ("look", '{"x": 2}'),
-    ]
-    calls = [item for item in response.output if item.type == "function_call"]
-    assert [(c.name, c.arguments) for c in calls] == [("add", '{"x": 1}'), ("look", '{"x": 2}')]
-    calls = [block for block in message.content if block.type == "tool_use"]
-    assert [(c.name, c.input) for c in calls] == [("add", {"x": 1}), ("look", {"x": 2})]
+    thought, calls = "Hm, let me think about all of this.", [("add", {"x": 1}), ("look", {"x": 2})]
+    own = chat.choices[0].message
+    assert (own.reasoning_content.strip(), own.content.strip()) == (thought, "So.")
+    texts = [(call.function.name, call.function.arguments) for call in own.tool_calls]
+    assert texts == [("add", '{"x": 1}'), ("look", '{"x": 2}')]
+    reasoning, _, *called = response.output
+    assert [part.text.strip() for part in reasoning.content] == [thought]
+    assert response.output_text.strip() == "So."
+    assert [(item.name, item.arguments) for item in called] == texts
+    thinking, text, *used = message.content
+    assert (thinking.thinking.strip(), text.text.strip()) == (thought, "So.")
+    assert [(block.name, block.input) for block in used] == calls
+    assert [part.thought for part in parts_of(google)] == [True, None, None, None]
+    assert [one.strip() for one in said_by([google])[:2]] == ["So.", thought]
+    assert [(call.name, call.args) for call in google.function_calls] == calls
 
 
-async def test_ids_are_never_used_twice(play: Play) -> None:
-    ways = [*WHOLE.values(), *WHOLE.values(), *JOINED.values()]
-    got = await asked(play, SAID["parallel calls"], *ways)
+async def test_ids_are_never_used_twice() -> None:
+    ways = [*ALL.values(), *ALL.values(), *JOINED.values()]
+    got, _ = await asked(SAID["parallel calls"], *ways)
 
-    assert len({one.id for one in got}) == len(got)
-    items = [item for response in got[1::3] for item in response.output]
+    assert len({getattr(one, "id", None) or one.response_id for one in got}) == len(got)
+    items = [item for response in (got[1], got[5], got[9]) for item in response.output]
     calls = [item.call_id for item in items if item.type == "function_call"]
     assert len({item.id for item in items} | {*calls}) == len(items) + len(calls)
+    ids = [call.id for response in (got[3], got[7]) for call in response.function_calls]
+    assert len({*ids}) == len(ids) == 6
 
 
-@every_api
-async def test_usage_counts_the_tokens_of_the_transition(play: Play, api: str) -> None:
-    got: list[Any] = []
-
-    async def agent(client: AgentClient) -> float:
-        got.append(await WHOLE[api](client))
-        got.append(await JOINED[api](client))
-        return 1.0
-
-    trajectory = await play(agent, SAID["one call"], SAID["text"])
-
-    for answer, transition in zip(got, trajectory.transitions, strict=True):
-        prompt, reply = transition.ob.length, len(transition.ac.tokens)
-        if api == "chat":
-            usage = (answer.usage.prompt_tokens, answer.usage.completion_tokens)
-            assert answer.usage.total_tokens == prompt + reply
-        else:
-            usage = (answer.usage.input_tokens, answer.usage.output_tokens)
-        assert usage == (prompt, reply)
-
-
-STOPS = {
-    "stop": ("A whole reply.", {}, "stop", ("completed", None), "end_turn"),
-    "length": (LONG, {"cap": 5}, "length", ("incomplete", "max_output_tokens"), "max_tokens"),
-    "tool": (ONE_CALL, {}, "tool_calls", ("completed", None), "tool_use"),
-    "cut tool": (ONE_CALL, {"cap": 9}, "length", ("incomplete", "max_output_tokens"), "max_tokens"),
-}
+CAPS = {"chat": "max_completion_tokens", "genai": "max_output_tokens"}
+CAPS |= {"responses": "max_output_tokens", "anthropic": "max_tokens"}
+INCOMPLETE = ("incomplete", "max_output_tokens")
 
 
 @pytest.mark.parametrize(
-    ("said", "options", "chat", "responses", "message"), STOPS.values(), ids=STOPS
+    ("said", "cap", "ends"),
+    [
+        ("A whole reply.", None, ("stop", ("completed", None), "end_turn", "STOP")),
+        (LONG, 5, ("length", INCOMPLETE, "max_tokens", "MAX_TOKENS")),
+        (ONE_CALL, None, ("tool_calls", ("completed", None), "tool_use", "STOP")),
+        (ONE_CALL, 9, ("length", INCOMPLETE, "max_tokens", "MAX_TOKENS")),
+    ],
+    ids=["stop", "length", "tool", "cut tool"],
 )
 async def test_the_reason_of_the_end_is_each_sdks_own(
-    play: Play, said: str, options: Any, chat: str, responses: Any, message: str
+    said: str, cap: int | None, ends: tuple[Any, ...]
 ) -> None:
-    caps = {"chat": "max_completion_tokens", "responses": "max_output_tokens"}
     got: dict[str, list[Any]] = {}
 
     async def agent(client: AgentClient) -> float:
-        for api in WHOLE:
-            fields = {caps.get(api, "max_tokens"): options["cap"]} if options else {}
-            got[api] = [await way[api](client, **fields) for way in (WHOLE, ENDS)]
+        for api, ask in ALL.items():
+            fields = {CAPS[api]: cap} if cap else {}
+            got[api] = [await ask(client, **fields), (await events(client, api, **fields))[-1]]
         return 1.0
 
-    await play(agent, *[said] * 6)
+    await play(agent, *[said] * 8)
 
-    assert [one.choices[0].finish_reason for one in got["chat"]] == [chat] * 2
-    details = [one.incomplete_details and one.incomplete_details.reason for one in got["responses"]]
-    assert [one.status for one in got["responses"]] == [responses[0]] * 2
-    assert details == [responses[1]] * 2
-    assert [one.stop_reason for one in got["anthropic"]] == [message] * 2
-
-
-async def chat_last(sdk: AgentClient, **fields: Any) -> Any:
-    """The last chunk: the SDK's helper raises when a reply was cut."""
-    return (await chat_events(sdk, **fields))[-1]
+    responses = [got["responses"][0], got["responses"][1].response]
+    details = [(one.status, getattr(one.incomplete_details, "reason", None)) for one in responses]
+    assert [one.choices[0].finish_reason for one in got["chat"]] == [ends[0]] * 2
+    assert details == [ends[1]] * 2
+    assert got["anthropic"][0].stop_reason == ends[2]
+    assert [one.candidates[0].finish_reason for one in got["genai"]] == [ends[3]] * 2
 
 
-async def responses_last(sdk: AgentClient, **fields: Any) -> Any:
-    """The last event's response: the SDK's helper knows no other than a completed one."""
-    return (await responses_events(sdk, **fields))[-1].response
-
-
-ENDS = {"chat": chat_last, "responses": responses_last, "anthropic": anthropic_joined}
-
-
-async def test_the_helpers_for_chat_raise_the_sdks_error_for_a_reply_that_was_cut(
-    play: Play,
-) -> None:
+async def test_the_helper_for_chat_raises_the_sdks_error_for_a_reply_that_was_cut() -> None:
     async def agent(client: AgentClient) -> float:
         with pytest.raises(openai.LengthFinishReasonError):
             await chat_joined(client, max_completion_tokens=5)
@@ -378,17 +363,20 @@ async def test_the_helpers_for_chat_raise_the_sdks_error_for_a_reply_that_was_cu
     await play(agent, LONG)
 
 
-async def test_a_stop_sequence_that_cut_the_reply_is_named(play: Play) -> None:
-    whole, joined = await asked(
-        play, "One. Two.", anthropic_whole, anthropic_joined, stop_sequences=["Two", "Ten"]
-    )
+async def test_a_stop_sequence_that_cut_the_reply_is_named() -> None:
+    async def agent(client: AgentClient) -> float:
+        for ask in (anthropic_whole, anthropic_joined):
+            message = await ask(client, stop_sequences=["Two", "Ten"])
+            assert message.content[0].text == "One. "
+            assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "Two")
+        stopped = await genai_whole(client, stop_sequences=["Two"])
+        assert (stopped.text, stopped.candidates[0].finish_reason) == ("One. ", "STOP")
+        return 1.0
 
-    for message in (whole, joined):
-        assert message.content[0].text == "One. "
-        assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "Two")
+    await play(agent, *["One. Two."] * 3)
 
 
-# -- 3. raw, streaming and parsed ----------------------------------------------------------------
+# -- raw, streaming and parsed -------------------------------------------------------------------
 
 
 class Sum(BaseModel):
@@ -399,157 +387,125 @@ class Sum(BaseModel):
 FITS = '{"x": 7, "why": "so"}'
 
 
-async def test_raw_responses_have_status_headers_and_the_parsed_answer(play: Play) -> None:
-    got: list[Any] = []
-
+async def test_raw_responses_have_status_headers_and_the_parsed_answer() -> None:
     async def agent(client: AgentClient) -> float:
-        raw: Any = await client.openai.chat.completions.with_raw_response.create(
-            model=client.model, messages=HELLO
-        )
-        got.append(raw.parse().choices[0].message.content)
-        raw = await client.openai.responses.with_raw_response.create(
-            model=client.model, input="Hello?"
-        )
-        got.append(raw.parse().output_text)
+        model, chats = client.model, client.openai.chat.completions
+        raw: Any = await chats.with_raw_response.create(model=model, messages=HELLO)
+        assert raw.parse().choices[0].message.content == LONG
+        raw = await client.openai.responses.with_raw_response.create(model=model, input="Hello?")
+        assert raw.parse().output_text == LONG
         raw = await client.anthropic.messages.with_raw_response.create(
-            model=client.model, messages=HELLO, max_tokens=100
+            model=model, messages=HELLO, max_tokens=100
         )
-        got.append((await raw.parse()).content[0].text)
+        assert (await raw.parse()).content[0].text == LONG
         assert raw.status_code == 200
         assert raw.headers["content-type"] == "application/json"
-        return 1.0
-
-    await play(agent, LONG, LONG, LONG)
-    assert got == [LONG] * 3
-
-
-async def test_streaming_responses_can_be_read_line_by_line(play: Play) -> None:
-    lines: list[str] = []
-
-    async def agent(client: AgentClient) -> float:
-        asked = client.openai.chat.completions.with_streaming_response.create(
-            model=client.model, messages=HELLO, stream=True
-        )
-        async with asked as response:
+        async with chats.with_streaming_response.create(
+            model=model, messages=HELLO, stream=True
+        ) as response:
             assert response.headers["content-type"] == "text/event-stream"
-            lines.extend([line async for line in response.iter_lines()])
+            lines = [line async for line in response.iter_lines() if line]
+        assert lines[0].startswith("data: {")
+        assert lines[-1] == "data: [DONE]"
         return 1.0
 
-    await play(agent, LONG)
-    assert lines[0].startswith("data: {")
-    assert [line for line in lines if line][-1] == "data: [DONE]"
+    await play(agent, LONG, LONG, LONG, LONG)
 
 
-async def test_parse_gives_the_agents_own_class(play: Play) -> None:
+async def test_parse_and_the_streaming_helpers_give_the_agents_own_class() -> None:
     got: list[Any] = []
 
     async def agent(client: AgentClient) -> float:
-        sdk = client.openai
-        chat = await sdk.chat.completions.parse(
-            model=client.model, messages=HELLO, response_format=Sum
-        )
+        sdk, claude, model = client.openai, client.anthropic, client.model
+        chats, asked = sdk.chat.completions, {"model": model, "messages": HELLO}
+        chat = await chats.parse(**asked, response_format=Sum)
         got.append(chat.choices[0].message.parsed)
-        response = await sdk.responses.parse(model=client.model, input=HELLO, text_format=Sum)
+        response = await sdk.responses.parse(model=model, input=HELLO, text_format=Sum)
         got.append(response.output_parsed)
-        message = await client.anthropic.messages.parse(
-            model=client.model, messages=HELLO, max_tokens=100, output_format=Sum
-        )
+        message = await claude.messages.parse(**asked, max_tokens=100, output_format=Sum)
         got.append(message.parsed_output)
+        async with chats.stream(**asked, response_format=Sum) as chunks:
+            got.append((await chunks.get_final_completion()).choices[0].message.parsed)
+        async with sdk.responses.stream(model=model, input=HELLO, text_format=Sum) as items:
+            got.append((await items.get_final_response()).output_parsed)
+        async with claude.messages.stream(**asked, max_tokens=100, output_format=Sum) as blocks:
+            got.append((await blocks.get_final_message()).parsed_output)
         return 1.0
 
-    trajectory = await play(agent, FITS, f"```json\n{FITS}\n```", FITS)
+    trajectory = await play(agent, FITS, f"```json\n{FITS}\n```", FITS, FITS, FITS, FITS)
 
-    assert got == [Sum(x=7, why="so")] * 3
-    assert len(trajectory.transitions) == 3
-
-
-async def test_the_streaming_helpers_parse_as_well(play: Play) -> None:
-    got: list[Any] = []
-
-    async def agent(client: AgentClient) -> float:
-        sdk, model = client.openai, client.model
-        async with sdk.chat.completions.stream(
-            model=model, messages=HELLO, response_format=Sum
-        ) as chat:
-            got.append((await chat.get_final_completion()).choices[0].message.parsed)
-        async with sdk.responses.stream(model=model, input=HELLO, text_format=Sum) as response:
-            got.append((await response.get_final_response()).output_parsed)
-        async with client.anthropic.messages.stream(
-            model=model, messages=HELLO, max_tokens=100, output_format=Sum
-        ) as message:
-            got.append((await message.get_final_message()).parsed_output)
-        return 1.0
-
-    await play(agent, FITS, FITS, FITS)
-    assert got == [Sum(x=7, why="so")] * 3
+    assert got == [Sum(x=7, why="so")] * 6
+    assert len(trajectory.transitions) == 6
 
 
-async def test_a_reply_that_does_not_fit_is_asked_for_again_behind_the_sdk(play: Play) -> None:
-    got: list[Any] = []
+async def test_a_reply_that_does_not_fit_is_asked_for_again_behind_the_sdk() -> None:
+    json_mode: Any = {"response_mime_type": "application/json", "response_schema": Sum}
 
     async def agent(client: AgentClient) -> float:
         response = await client.openai.responses.parse(
             model=client.model, input=HELLO, text_format=Sum
         )
-        got.append(response.output_parsed)
+        assert response.output_parsed == Sum(x=7, why="so")
+        other = await genai_whole(client, **json_mode, tools=None)
+        assert other.parsed == Sum(x=7, why="so")
         return 1.0
 
-    trajectory = await play(agent, "Seven.", '{"x": "seven"}', FITS)
+    trajectory = await play(agent, *["Seven.", '{"x": "seven"}', FITS] * 2)
 
-    assert got == [Sum(x=7, why="so")]
-    errors = [transition.metrics.get("format_error") for transition in trajectory.transitions]
-    assert errors == [1.0, 1.0, None]
+    marks = [transition.metrics.get("format_error") for transition in trajectory.transitions]
+    assert marks == [1.0, 1.0, None] * 2
 
 
-async def test_tokens_of_a_prompt_are_counted_as_they_would_be_sampled(play: Play) -> None:
-    counted: list[int] = []
+async def test_tokens_of_a_prompt_are_counted_as_they_would_be_sampled() -> None:
+    counted: list[int | None] = []
 
     async def agent(client: AgentClient) -> float:
-        count = await client.anthropic.messages.count_tokens(
-            model=client.model, messages=HELLO, tools=ANTHROPIC_TOOLS
-        )
+        fields: Any = {"model": client.model, "messages": HELLO}
+        count = await client.anthropic.messages.count_tokens(**fields, tools=ANTHROPIC_TOOLS)
         counted.append(count.input_tokens)
         await anthropic_whole(client)
+        other = await client.genai.aio.models.count_tokens(model=client.model, contents="Hello?")
+        counted.append(other.total_tokens)
+        await genai_whole(client, tools=None)
         return 1.0
 
-    trajectory = await play(agent, LONG)
-    assert counted == [trajectory.transitions[0].ob.length]
+    trajectory = await play(agent, LONG, LONG)
+    assert counted == [transition.ob.length for transition in trajectory.transitions]
 
 
-async def test_the_models_are_listed(play: Play) -> None:
-    listed: list[Any] = []
-
+async def test_the_models_are_listed() -> None:
     async def agent(client: AgentClient) -> float:
-        listed.append([model.id async for model in client.openai.models.list()])
-        listed.append((await client.openai.models.retrieve(client.model)).id)
-        listed.append((await client.openai.models.retrieve("gpt-4o")).id)  # as calls to it are
+        models = client.openai.models
+        assert [model.id async for model in models.list()] == ["org/policy"]
+        assert (await models.retrieve(client.model)).id == "org/policy"
+        assert (await models.retrieve("gpt-4o")).id == "gpt-4o"  # as calls to it are answered
+        listed = [model.name async for model in await client.genai.aio.models.list()]
+        assert listed == ["models/org/policy"]
         return 1.0
 
-    trajectory: Any = await ChatAgentEnv(agent, policy_names="org/policy").initial_observation()
-    assert listed == [["org/policy"], "org/policy", "gpt-4o"]
-    assert trajectory.reward == 1.0
+    await play_without_a_call(agent, policy_names="org/policy")
 
 
-# -- 4. refusals ---------------------------------------------------------------------------------
+# -- refusals ------------------------------------------------------------------------------------
+
+TOO_LONG = RolloutLimits(max_trajectory_tokens=40)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_a_prompt_that_is_too_long_is_the_error_on_which_agents_compact(
-    play: Play, stream: bool
-) -> None:
-    errors: list[Any] = []
+async def test_a_prompt_that_is_too_long_is_the_error_on_which_agents_compact(stream: bool) -> None:
+    caught: list[Any] = []
 
     async def agent(client: AgentClient) -> float:
-        for ask in WHOLE.values():
-            with pytest.raises((openai.OpenAIError, anthropic.AnthropicError)) as caught:
-                await ask(client, stream=stream)
-            errors.append(caught.value)
+        for api, ask in ALL.items():
+            try:
+                await (events(client, api) if stream else ask(client))
+            except (openai.OpenAIError, anthropic.AnthropicError, errors.ClientError) as error:
+                caught.append(error)
         return 1.0
 
-    limits = RolloutLimits(max_trajectory_tokens=40)
-    await ChatAgentEnv(agent, limits=limits).initial_observation()
+    await play_without_a_call(agent, limits=TOO_LONG)
 
-    chat, response, message = errors
+    chat, response, message, google = caught
     for error in (chat, response):
         assert type(error) is openai.BadRequestError
         assert (error.status_code, error.code) == (400, "context_length_exceeded")
@@ -557,47 +513,45 @@ async def test_a_prompt_that_is_too_long_is_the_error_on_which_agents_compact(
     assert type(message) is anthropic.BadRequestError
     assert message.status_code == 400
     body: Any = message.body
-    assert body["type"] == "error"
-    assert body["error"]["type"] == "invalid_request_error"
-    assert all("prompt is too long" in str(error) for error in errors)
+    assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
+    assert (google.code, google.status) == (400, "INVALID_ARGUMENT")
+    assert google.message.startswith("prompt is too long: ")
+    [detail] = google.details["error"]["details"]
+    assert detail["reason"] == "context_length_exceeded"
+    assert all("prompt is too long" in str(error) for error in caught)
 
 
-@every_api
-async def test_an_agent_that_does_not_cope_with_it_ends_with_a_context_overflow(api: str) -> None:
-    async def agent(client: AgentClient) -> float:
-        await WHOLE[api](client)
-        return 1.0
+async def test_an_agent_that_does_not_cope_with_it_ends_with_a_context_overflow() -> None:
+    for api, ask in ALL.items():
 
-    env = ChatAgentEnv(agent, limits=RolloutLimits(max_trajectory_tokens=40))
-    end: Any = await env.initial_observation()
+        async def agent(client: AgentClient, ask: Way = ask) -> float:
+            await ask(client)
+            return 1.0
 
-    assert end.reward == -0.1
-    assert "prompt is too long" in end.logs["context_overflow"]
+        end: Any = await ChatAgentEnv(agent, limits=TOO_LONG).initial_observation()
+        assert end.reward == -0.1, api
+        assert "prompt is too long" in end.logs["context_overflow"], api
 
 
 async def test_a_refused_field_is_the_sdks_bad_request_error() -> None:
-    errors: list[Any] = []
+    google_search = [types.Tool(google_search=types.GoogleSearch())]
+    refused: list[tuple[str, type[Exception], dict[str, Any], str]] = [
+        ("chat", openai.BadRequestError, {"n": 2}, "make the call again"),
+        ("responses", openai.BadRequestError, {"background": True}, "is not supported"),
+        ("anthropic", anthropic.BadRequestError, {"container": "c"}, "is not supported"),
+        ("genai", errors.ClientError, {"candidate_count": 2}, "make the call again"),
+        ("genai", errors.ClientError, {"tools": google_search}, "offer functions"),
+    ]
 
     async def agent(client: AgentClient) -> float:
-        refused: list[tuple[Any, dict[str, Any]]] = [
-            (chat_whole, {"n": 2}),
-            (responses_whole, {"background": True}),
-            (anthropic_whole, {"container": "c"}),
-        ]
-        for ask, fields in refused:
-            with pytest.raises((openai.BadRequestError, anthropic.BadRequestError)) as caught:
-                await ask(client, **fields)
-            errors.append(caught.value)
+        for api, kind, fields, said in refused:
+            with pytest.raises(kind, match=said):
+                await ALL[api](client, **fields)
+            with pytest.raises(kind, match=said):
+                await events(client, api, **fields)
         return 1.0
 
-    await ChatAgentEnv(agent).initial_observation()
-    assert [type(error) for error in errors] == [
-        openai.BadRequestError,
-        openai.BadRequestError,
-        anthropic.BadRequestError,
-    ]
-    assert errors[0].param == "n"
-    assert "is not supported. " in str(errors[2])
+    await play_without_a_call(agent)
 
 
 async def test_another_path_is_the_sdks_not_found_error() -> None:
@@ -606,9 +560,12 @@ async def test_another_path_is_the_sdks_not_found_error() -> None:
             await client.openai.embeddings.create(model=client.model, input="Hi")
         with pytest.raises(anthropic.NotFoundError, match="Nothing answers GET /v1/messages/batch"):
             await client.anthropic.messages.batches.retrieve("b")
+        with pytest.raises(errors.ClientError, match="Nothing answers POST") as caught:
+            await client.genai.aio.models.embed_content(model=client.model, contents="Hi")
+        assert (caught.value.code, caught.value.status) == (404, "NOT_FOUND")
         return 1.0
 
-    await ChatAgentEnv(agent).initial_observation()
+    await play_without_a_call(agent)
 
 
 async def test_a_call_is_never_made_twice() -> None:
@@ -619,7 +576,7 @@ async def test_a_call_is_never_made_twice() -> None:
         assert client.anthropic.timeout is None
         return 1.0
 
-    await ChatAgentEnv(agent).initial_observation()
+    await play_without_a_call(agent)
 
 
 # -- blocking clients ----------------------------------------------------------------------------
@@ -643,7 +600,7 @@ def blocking_answers(client: BlockingAgentClient | AgentClient) -> list[Any]:
     with claude.messages.stream(**asked) as message:
         assert_named_all(message)
         got.append(message.get_final_message())
-    return got
+    return [*got, *genai_blocking(client)]
 
 
 def assert_named_all(stream: Iterable[Any]) -> None:
@@ -652,115 +609,89 @@ def assert_named_all(stream: Iterable[Any]) -> None:
 
 
 def assert_alike(got: list[Any]) -> None:
-    assert len(got) == 6
-    for whole, joined in zip(got[::2], got[1::2], strict=True):
+    assert len(got) == 8
+    for whole, joined in zip(got[:6:2], got[1:6:2], strict=True):
         assert_typed(whole)
         assert content(whole) == content(joined)
+    whole, chunks = got[6:]
+    assert_genai_typed(whole)
+    assert said_by(chunks) == said_by([whole])
 
 
-@every_reply
-async def test_blocking_clients_get_the_same_in_a_plain_agent(play: Play, said: str) -> None:
-    got: list[Any] = []
-
+async def test_blocking_clients_get_the_same_in_a_plain_agent_and_in_a_thread() -> None:
     def agent(client: BlockingAgentClient) -> float:
-        got.extend(blocking_answers(client))
+        for _ in SAID:
+            assert_alike(blocking_answers(client))
         return 1.0
 
-    await play(agent, *[said] * 6)
-    assert_alike(got)
-
-
-async def test_blocking_clients_get_the_same_in_an_async_agents_thread(play: Play) -> None:
-    got: list[Any] = []
-
-    async def agent(client: AgentClient) -> float:
-        got.extend(await asyncio.to_thread(blocking_answers, client))
+    async def threaded(client: AgentClient) -> float:
+        assert_alike(await asyncio.to_thread(blocking_answers, client))
         return 1.0
 
-    await play(agent, *[SAID["parallel calls"]] * 6)
-    assert_alike(got)
+    await play(agent, *[said for said in SAID.values() for _ in range(8)])
+    await play(threaded, *[SAID["parallel calls"]] * 8)
 
 
 async def test_a_blocking_client_on_the_envs_loop_is_told_instead_of_waiting_for_ever() -> None:
     async def agent(client: AgentClient) -> float:
+        model = client.model
         with pytest.raises(openai.BadRequestError, match="asyncio.to_thread") as caught:
-            client.openai_sync.chat.completions.create(model=client.model, messages=HELLO)
+            client.openai_sync.chat.completions.create(model=model, messages=HELLO)
         assert caught.value.code == "blocking_call"
         with pytest.raises(anthropic.BadRequestError, match="asyncio.to_thread"):
-            client.anthropic_sync.messages.create(model=client.model, messages=HELLO, max_tokens=10)
+            client.anthropic_sync.messages.create(model=model, messages=HELLO, max_tokens=10)
+        with pytest.raises(errors.ClientError, match="asyncio.to_thread"):
+            client.genai.models.generate_content(model=model, contents="Hi")
         return 1.0
 
-    await ChatAgentEnv(agent).initial_observation()
+    await play_without_a_call(agent)
 
 
-# -- 5. conversations ----------------------------------------------------------------------------
+# -- conversations -------------------------------------------------------------------------------
 
 
 async def chat_conversation(client: AgentClient, rounds: int, *, stream: bool) -> None:
     messages: list[Any] = [{"role": "system", "content": "You add."}, *HELLO]
     for number in range(rounds):
-        fields: Any = {"model": client.model, "messages": messages, "tools": CHAT_TOOLS}
-        if stream:
-            async with client.openai.chat.completions.stream(**fields) as events:
-                completion: Any = await events.get_final_completion()
-        else:
-            completion = await client.openai.chat.completions.create(**fields)
+        completion = await (chat_joined if stream else chat_whole)(client, messages=messages)
         message = completion.choices[0].message
         messages.append(message)
         for call in message.tool_calls or ():
             messages.append({"role": "tool", "tool_call_id": call.id, "content": f"{number}!"})
         if not message.tool_calls:
-            messages.append({"role": "user", "content": f"Go on, {number}."})
+            messages.append(user(f"Go on, {number}."))
 
 
 async def responses_conversation(client: AgentClient, rounds: int, *, stream: bool) -> None:
-    items: list[Any] = [*HELLO]
+    ask, items = responses_joined if stream else responses_whole, [*HELLO]
     for number in range(rounds):
-        response = await _response(client, stream, input=items)
+        response = await ask(client, input=items, instructions="You add.")
         items += response.output
         items += _what_follows(response, number)
 
 
 async def responses_with_state(client: AgentClient, rounds: int, *, stream: bool) -> None:
-    items, previous = [*HELLO], openai.omit
+    ask, items = responses_joined if stream else responses_whole, [*HELLO]
+    state: dict[str, str] = {}
     for number in range(rounds):
-        response = await _response(client, stream, input=items, previous_response_id=previous)
-        previous = response.id
+        response = await ask(client, input=items, instructions="You add.", **state)
+        state = {"previous_response_id": response.id}
         items = _what_follows(response, number)
-
-
-async def _response(client: AgentClient, stream: bool, **fields: Any) -> Any:
-    fields |= {"model": client.model, "instructions": "You add.", "tools": RESPONSES_TOOLS}
-    if not stream:
-        return await client.openai.responses.create(**fields)
-    async with client.openai.responses.stream(**fields) as events:
-        return await events.get_final_response()
 
 
 def _what_follows(response: Any, number: int) -> list[Any]:
     calls = [item.call_id for item in response.output if item.type == "function_call"]
     if not calls:
-        return [{"role": "user", "content": f"Go on, {number}."}]
+        return [user(f"Go on, {number}.")]
     return [
         {"type": "function_call_output", "call_id": call, "output": f"{number}!"} for call in calls
     ]
 
 
 async def anthropic_conversation(client: AgentClient, rounds: int, *, stream: bool) -> None:
-    messages: list[Any] = [*HELLO]
+    ask, messages = anthropic_joined if stream else anthropic_whole, [*HELLO]
     for number in range(rounds):
-        fields: Any = {
-            "model": client.model,
-            "system": "You add.",
-            "messages": messages,
-            "tools": ANTHROPIC_TOOLS,
-            "max_tokens": 500,
-        }
-        if stream:
-            async with client.anthropic.messages.stream(**fields) as events:
-                message: Any = await events.get_final_message()
-        else:
-            message = await client.anthropic.messages.create(**fields)
+        message = await ask(client, messages=messages, system="You add.")
         messages.append({"role": "assistant", "content": message.content})
         results = [
             {"type": "tool_result", "tool_use_id": block.id, "content": f"{number}!"}
@@ -775,45 +706,30 @@ CONVERSATIONS = {
     "responses": responses_conversation,
     "responses with state": responses_with_state,
     "anthropic": anthropic_conversation,
+    **CONVERSATIONS,
 }
-
-
-def assert_one_lineage(trajectory: Trajectory, *, drift: str | None = None) -> None:
-    assert {t.logs["drift"] for t in trajectory.transitions if "drift" in t.logs} <= {drift}
-    assert trajectory.transitions[-1].metrics["lineages"] == 1
-    for before, after in zip(trajectory.transitions, trajectory.transitions[1:], strict=False):
-        known = before.ob.to_ints() + before.ac.tokens
-        assert after.ob.to_ints()[: len(known)] == known
-    [datum] = trajectory_to_data(trajectory, 1.0)
-    last = trajectory.transitions[-1]
-    assert datum.model_input.length == last.ob.length + len(last.ac.tokens) - 1
+every_conversation = pytest.mark.parametrize("api", CONVERSATIONS)
+whole_and_stream = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 
 
 async def converse(
-    api: str, renderer: cookbook.Renderer | None, said: list[str], *, stream: bool
-) -> Trajectory:
+    api: str, said: list[str], *, stream: bool, drift: str | None = None, **options: Any
+) -> None:
+    """A conversation of these replies is one lineage."""
+
     async def agent(client: AgentClient) -> float:
         await CONVERSATIONS[api](client, len(said), stream=stream)
         return 1.0
 
-    script = ScriptedPolicy(said, renderer)
-    return await do_single_rollout(script, ChatAgentEnv(agent, renderer=renderer))
-
-
-every_conversation = pytest.mark.parametrize("api", CONVERSATIONS)
-whole_and_stream = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+    trajectory = await play(agent, *said, **options)
+    assert len(trajectory.transitions) == len(said)
+    assert_one_lineage(trajectory, drift=drift)
 
 
 @whole_and_stream
 @every_conversation
 async def test_a_conversation_is_one_lineage_of_the_sampled_tokens(api: str, stream: bool) -> None:
-    odd = calling("look", q="ü\n\"'\\ 🐕", x=[1, {"y": None}], z=1.50)
-    said = [LONG, ONE_CALL, ONE_CALL, "Well.", odd, "", calling("look"), "  Bye.\n"]
-
-    trajectory = await converse(api, None, said, stream=stream)
-
-    assert len(trajectory.transitions) == len(said)
-    assert_one_lineage(trajectory)
+    await converse(api, CONVERSATION, stream=stream)
 
 
 @whole_and_stream
@@ -821,7 +737,6 @@ async def test_a_conversation_is_one_lineage_of_the_sampled_tokens(api: str, str
 async def test_thinking_that_stays_in_the_history_is_sent_back_and_recognised(
     make_renderer: Callable[[str], cookbook.Renderer], api: str, stream: bool
 ) -> None:
-    renderer = make_renderer("qwen3_5_preserve_thinking")
     # the prompt has opened the thinking
     thought, one, two = "Hm, let me think.\n</think>\n\n", _in_xml("add", 1), _in_xml("look", 2)
     said = [
@@ -832,10 +747,7 @@ async def test_thinking_that_stays_in_the_history_is_sent_back_and_recognised(
         f"{thought}Bye.",
     ]
 
-    trajectory = await converse(api, renderer, said, stream=stream)
-
-    assert len(trajectory.transitions) == len(said)
-    assert_one_lineage(trajectory)
+    await converse(api, said, stream=stream, renderer=make_renderer("qwen3_5_preserve_thinking"))
 
 
 def _in_xml(name: str, x: int) -> str:
@@ -844,8 +756,7 @@ def _in_xml(name: str, x: int) -> str:
     return f"<tool_call>\n<function={name}>\n{parameter}\n</function>\n</tool_call>"
 
 
-@pytest.mark.parametrize("name", ["parallel calls", "text and call"])
-async def test_calls_in_the_white_space_that_qwen_writes_stay_in_one_lineage(name: str) -> None:
-    trajectory = await converse("chat", None, [SAID[name], "Bye."], stream=False)
-
-    assert_one_lineage(trajectory, drift="retokenised")  # and the sampled ids are kept
+async def test_calls_in_the_white_space_that_qwen_writes_stay_in_one_lineage() -> None:
+    for said in (SAID["parallel calls"], SAID["text and call"]):  # the sampled ids are kept
+        await converse("chat", [said, "Bye."], stream=False, drift="retokenised")
+        await converse("ids dropped", [said, "Bye."], stream=True, drift="retokenised")

@@ -1,12 +1,5 @@
-"""Agents that build their own client, deep inside, and know nothing of evert.
-
-1. Every SDK, wherever an agent's code may run: in its task, a thread, a pool, another loop.
-2. Many episodes at once, and the threads they share, are never mixed up.
-3. Other models, other paths and all code outside of agents go where they would have gone.
-4. What outlives its agent: work that it handed out is told so, a thread or a pool is nobody's.
-5. It is installed once, nobody sees a difference, and ``remove`` leaves everything as it was.
-6. A blocking call on the loop that has to answer it is a 400 that says so.
-"""
+"""Agents that build their own client, deep inside, and know nothing of evert: with every SDK, and
+wherever their code may run. All else goes where it would have gone; ``remove`` leaves no trace."""
 
 import asyncio
 import concurrent.futures
@@ -28,127 +21,36 @@ from multiprocessing.pool import ThreadPool
 from typing import Any
 
 import aiohttp
-import anthropic
 import anyio.to_thread
 import httpx
 import httpx2
 import openai
 import pytest
-import pytest_asyncio
-from aiohttp import web
 from google import genai
-from tinker_cookbook.rl.rollouts import do_single_rollout
+from tests import kit
+from tests.bridge.faces.conftest import Elsewhere, play_without_a_call
+from tests.bridge.faces.sdk_calls import (
+    ASYNC,
+    BLOCKING,
+    LM15,
+    MODEL,
+    REFUSALS,
+    async_anthropic,
+    async_genai,
+    async_openai,
+    blocking_anthropic,
+    blocking_openai,
+)
+from tests.kit import reward, user
 from tinker_cookbook.rl.types import Trajectory
 
-from evert import ChatAgentEnv, EpisodeEndedError, RemoteModel, ScriptedPolicy
+from evert import ChatAgentEnv, EpisodeEndedError, RemoteModel
 from evert.bridge.chat.request import ChatRequest
 from evert.bridge.clients import takeover
 
-MODEL = "policy"
-
-
-# -- what agents do ------------------------------------------------------------------------------
-
 
 def messages(text: str) -> Any:
-    return [{"role": "user", "content": text}]
-
-
-async def async_openai(text: str, model: str = MODEL, **options: Any) -> str:
-    async with openai.AsyncOpenAI(api_key="x", **options) as client:
-        said = await client.chat.completions.create(model=model, messages=messages(text))
-    return said.choices[0].message.content or ""
-
-
-async def async_responses(text: str) -> str:
-    async with openai.AsyncOpenAI(api_key="x") as client:
-        return (await client.responses.create(model=MODEL, input=text)).output_text
-
-
-async def async_anthropic(text: str) -> str:
-    async with anthropic.AsyncAnthropic(api_key="x") as client:
-        said: Any = await client.messages.create(
-            model=MODEL, messages=messages(text), max_tokens=500
-        )
-    return str(said.content[0].text)
-
-
-async def async_genai(text: str, model: str = MODEL, **options: Any) -> str:
-    async with genai.Client(api_key="x", **options).aio as client:
-        return (await client.models.generate_content(model=model, contents=text)).text or ""
-
-
-async def async_genai_stream(text: str) -> str:
-    async with genai.Client(api_key="x").aio as client:
-        stream = await client.models.generate_content_stream(model=MODEL, contents=text)
-        return "".join([chunk.text or "" async for chunk in stream])
-
-
-async def async_genai_without_aiohttp(text: str) -> str:
-    options: Any = {"async_client_args": {"transport": httpx2.AsyncHTTPTransport()}}
-    return await async_genai(text, http_options=options)
-
-
-def blocking_openai(text: str, model: str = MODEL, **options: Any) -> str:
-    with openai.OpenAI(api_key="x", **options) as client:
-        said = client.chat.completions.create(model=model, messages=messages(text))
-    return said.choices[0].message.content or ""
-
-
-def blocking_responses(text: str) -> str:
-    with openai.OpenAI(api_key="x") as client:
-        return client.responses.create(model=MODEL, input=text).output_text
-
-
-def blocking_anthropic(text: str) -> str:
-    with anthropic.Anthropic(api_key="x") as client:
-        said: Any = client.messages.create(model=MODEL, messages=messages(text), max_tokens=500)
-    return str(said.content[0].text)
-
-
-async def async_vertex(text: str) -> str:
-    return await async_genai(text, vertexai=True)
-
-
-def blocking_genai(text: str) -> str:
-    with genai.Client(api_key="x") as client:
-        return client.models.generate_content(model=MODEL, contents=text).text or ""
-
-
-def streamed_genai(text: str) -> str:
-    with genai.Client(api_key="x") as client:
-        chunks = client.models.generate_content_stream(model=MODEL, contents=text)
-        return "".join(chunk.text or "" for chunk in chunks)
-
-
-def streamed(text: str) -> str:
-    with openai.OpenAI(api_key="x") as client:
-        chunks: Any = client.chat.completions.create(
-            model=MODEL, messages=messages(text), stream=True
-        )
-        return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-
-
-ASYNC = {
-    "openai": async_openai,
-    "responses": async_responses,
-    "anthropic": async_anthropic,
-    "genai": async_genai,
-    "genai stream": async_genai_stream,
-    "genai without aiohttp": async_genai_without_aiohttp,
-    "genai on Vertex": async_vertex,
-}
-BLOCKING = {
-    "openai": blocking_openai,
-    "responses": blocking_responses,
-    "anthropic": blocking_anthropic,
-    "genai": blocking_genai,
-    "genai stream": streamed_genai,
-    "stream": streamed,
-}
-REFUSALS = (openai.BadRequestError, anthropic.BadRequestError, genai.errors.ClientError)
-every_async_sdk = pytest.mark.parametrize("ask", ASYNC.values(), ids=ASYNC)
-every_blocking_sdk = pytest.mark.parametrize("ask", BLOCKING.values(), ids=BLOCKING)
+    return [user(text)]
 
 
 def echo(prompt: str) -> str:
@@ -156,12 +58,8 @@ def echo(prompt: str) -> str:
     return prompt.rpartition("user\n")[2].partition("<|im_end|>")[0]
 
 
-async def play(agent: Any, *task: Any, **options: Any) -> Trajectory:
-    return await do_single_rollout(ScriptedPolicy(echo), ChatAgentEnv(agent, *task, **options))
-
-
-def reward(trajectory: Trajectory) -> float:
-    return sum(transition.reward for transition in trajectory.transitions)
+async def play(agent: Any, *task: Any) -> Trajectory:
+    return await kit.play(agent, echo, **({"task": task[0]} if task else {}))
 
 
 @pytest.fixture(autouse=True)
@@ -171,27 +69,23 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name.lower(), raising=False)
 
 
-# -- 1. wherever an agent's code runs ------------------------------------------------------------
+# -- wherever an agent's code runs ---------------------------------------------------------------
 
 
-@every_async_sdk
-async def test_an_async_agent_that_builds_its_own_client(ask: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("sdk", ASYNC)
+async def test_an_async_agent_that_builds_its_own_client(sdk: str) -> None:
     async def agent() -> bool:
-        return bool(await ask("Hello?") == "Hello?")
+        return await ASYNC[sdk]("Hello?") == "Hello?"
 
-    trajectory = await play(agent)
-    assert reward(trajectory) == 1.0
-    assert len(trajectory.transitions) == 1
+    assert kit.rewards(await play(agent)) == [1.0]
 
 
-@every_blocking_sdk
-async def test_a_plain_agent_that_builds_its_own_client(ask: Callable[[str], str]) -> None:
+@pytest.mark.parametrize("sdk", BLOCKING)
+async def test_a_plain_agent_that_builds_its_own_client(sdk: str) -> None:
     def agent() -> bool:
-        return ask("Hello?") == "Hello?"
+        return BLOCKING[sdk]("Hello?") == "Hello?"
 
-    trajectory = await play(agent)
-    assert reward(trajectory) == 1.0
-    assert len(trajectory.transitions) == 1
+    assert kit.rewards(await play(agent)) == [1.0]
 
 
 async def test_an_agent_may_take_the_task_alone() -> None:
@@ -276,14 +170,16 @@ PLACES = [
 
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
-@every_blocking_sdk
-async def test_blocking_calls_in_an_async_agents_threads(
-    ask: Callable[[str], str], place: Callable[..., Any]
-) -> None:
-    async def agent() -> bool:
-        return bool(await place(ask, "In here.") == "In here.")
+async def test_blocking_calls_in_an_async_agents_threads(place: Callable[..., Any]) -> None:
+    said: dict[str, str] = {}
 
-    assert reward(await play(agent)) == 1.0
+    async def agent() -> float:
+        for sdk, ask in BLOCKING.items():
+            said[sdk] = await place(ask, "In here.")
+        return 1.0
+
+    await play(agent)
+    assert said == dict.fromkeys(BLOCKING, "In here.")
 
 
 async def test_another_event_loop_in_a_thread() -> None:
@@ -318,67 +214,52 @@ async def test_a_client_made_before_any_env_is_taken_over_too() -> None:
     await client.close()
 
 
-@pytest.mark.parametrize("library", [httpx, httpx2])
-async def test_requests_without_any_sdk(library: Any) -> None:
+URL = "https://api.openai.com/v1/chat/completions"
+
+
+async def test_requests_without_any_sdk() -> None:
     body = {"model": MODEL, "messages": messages("Bare.")}
-    url = "https://api.openai.com/v1/chat/completions"
+    libraries: list[Any] = [httpx, httpx2]
+    forms: list[Any] = [{"json": body}, {"data": json.dumps(body)}]
+    forms.append({"data": json.dumps(body).encode()})
+    said: list[Any] = []
 
-    async def agent() -> bool:
-        async with library.AsyncClient() as client:
-            response = await client.post(url, json=body)
-        assert type(response) is library.Response
-        blocking = await asyncio.to_thread(library.post, url, json=body)
-        assert type(blocking) is library.Response
-        said = [one.json()["choices"][0]["message"]["content"] for one in (response, blocking)]
-        return said == ["Bare."] * 2
+    async def agent() -> float:
+        for library in libraries:
+            async with library.AsyncClient() as client:
+                responses = [await client.post(URL, json=body)]
+            responses.append(await asyncio.to_thread(library.post, URL, json=body))
+            assert [type(response) for response in responses] == [library.Response] * 2
+            said.extend([response.json() for response in responses])
+        async with aiohttp.ClientSession("https://api.openai.com/v1/") as session:
+            for form in forms:
+                async with session.post("chat/completions", **form) as response:
+                    assert type(response) is aiohttp.ClientResponse
+                    said.append(await response.json())
+        return 1.0
 
-    assert reward(await play(agent)) == 1.0
-
-
-@pytest.mark.parametrize("form", ["json", "text", "bytes"])
-async def test_requests_of_aiohttp_without_any_sdk(form: str) -> None:
-    body = {"model": MODEL, "messages": messages("Bare.")}
-    text = json.dumps(body)
-    sent: dict[str, Any] = {
-        "json": {"json": body},
-        "text": {"data": text},
-        "bytes": {"data": text.encode()},
-    }
-
-    async def agent() -> bool:
-        async with (
-            aiohttp.ClientSession("https://api.openai.com/v1/") as session,
-            session.post("chat/completions", **sent[form]) as response,
-        ):
-            assert type(response) is aiohttp.ClientResponse
-            return bool((await response.json())["choices"][0]["message"]["content"] == "Bare.")
-
-    assert reward(await play(agent)) == 1.0
+    await play(agent)
+    assert [one["choices"][0]["message"]["content"] for one in said] == ["Bare."] * 7
 
 
 async def test_aiohttp_raises_for_a_refusal_where_it_is_told_to() -> None:
     body = {"model": MODEL, "messages": messages("Hi"), "n": 2}
-    url = "https://api.openai.com/v1/chat/completions"
-    raised: list[int] = []
 
     async def agent() -> float:
         async with aiohttp.ClientSession() as session:
-            assert (await session.post(url, json=body)).status == 400
-            with pytest.raises(aiohttp.ClientResponseError) as caught:
-                await session.post(url, json=body, raise_for_status=True)
-            raised.append(caught.value.status)
+            assert (await session.post(URL, json=body)).status == 400
+            with pytest.raises(aiohttp.ClientResponseError, match="400"):
+                await session.post(URL, json=body, raise_for_status=True)
         async with aiohttp.ClientSession(raise_for_status=True) as session:
-            assert (await session.post(url, json=body, raise_for_status=False)).status == 400
-            with pytest.raises(aiohttp.ClientResponseError) as caught:
-                await session.post(url, json=body)
-            raised.append(caught.value.status)
+            assert (await session.post(URL, json=body, raise_for_status=False)).status == 400
+            with pytest.raises(aiohttp.ClientResponseError, match="400"):
+                await session.post(URL, json=body)
         return 1.0
 
-    await ChatAgentEnv(agent).initial_observation()
-    assert raised == [400, 400]
+    await play_without_a_call(agent)
 
 
-# -- 2. many at once -----------------------------------------------------------------------------
+# -- many at once --------------------------------------------------------------------------------
 
 
 async def test_many_episodes_at_once_are_never_mixed_up() -> None:
@@ -443,49 +324,7 @@ async def test_an_agent_may_play_an_episode_of_another() -> None:
     assert len(trajectory.transitions) == 1
 
 
-# -- 3. everything else goes where it would have gone --------------------------------------------
-
-
-class Elsewhere:
-    """A loopback server that stands for the network."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, str, Any]] = []
-        self.url = ""
-
-    async def answer(self, request: web.Request) -> web.Response:
-        body = await request.read()
-        sent = json.loads(body) if body.startswith(b"{") else None
-        self.asked.append((request.method, request.path, sent))
-        if request.path != "/v1/chat/completions":
-            known = request.path == "/v1/models"
-            return web.json_response({"data": [], "object": "list"}, status=200 if known else 404)
-        message = {"role": "assistant", "content": "From elsewhere."}
-        choice = {"index": 0, "finish_reason": "stop", "message": message}
-        return web.json_response(
-            {
-                "id": "1",
-                "object": "chat.completion",
-                "created": 1,
-                "model": "m",
-                "choices": [choice],
-            }
-        )
-
-
-@pytest_asyncio.fixture
-async def elsewhere() -> AsyncIterator[Elsewhere]:
-    server = Elsewhere()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", server.answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = runner.addresses[0][1]
-    server.url = f"http://127.0.0.1:{port}/v1"
-    yield server
-    await runner.cleanup()
+# -- everything else goes where it would have gone -----------------------------------------------
 
 
 async def test_other_models_are_asked_where_they_are(elsewhere: Elsewhere) -> None:
@@ -493,15 +332,17 @@ async def test_other_models_are_asked_where_they_are(elsewhere: Elsewhere) -> No
         for model in ("gpt-4o", "policy-2", ""):
             said = await async_openai("Hi", model, base_url=elsewhere.url)
             assert said == "From elsewhere."
-        said = await asyncio.to_thread(blocking_openai, "Hi", "gpt-4o", base_url=elsewhere.url)
-        assert said == "From elsewhere."
+        router = LM15["openai-chat"]
+        for ask in (blocking_openai, router.ask_blocking):
+            said = await asyncio.to_thread(ask, "Hi", "gpt-4o", base_url=elsewhere.url)
+            assert said == "From elsewhere."
+        assert await router.ask("Hi", "gpt-5.2", base_url=elsewhere.url) == "From elsewhere."
+        assert await router.ask("Here?", base_url=elsewhere.url) == "Here?"
         return float(await async_openai("Here?", base_url=elsewhere.url) == "Here?")
 
-    trajectory = await play(agent)
-
-    assert reward(trajectory) == 1.0
-    assert len(trajectory.transitions) == 1
-    assert [body["model"] for _, _, body in elsewhere.asked] == ["gpt-4o", "policy-2", "", "gpt-4o"]
+    assert kit.rewards(await play(agent)) == [0.0, 1.0]
+    models = [body["model"] for _, _, body in elsewhere.asked]
+    assert models == ["gpt-4o", "policy-2", "", "gpt-4o", "gpt-4o", "gpt-5.2"]
     assert elsewhere.asked[0][2]["messages"] == messages("Hi")
 
 
@@ -518,10 +359,7 @@ async def test_other_models_are_asked_where_they_are_by_aiohttp_too(elsewhere: E
             await session.get(f"{elsewhere.url}/models")
         return float(await async_genai("Here?", http_options={"base_url": root}) == "Here?")
 
-    trajectory = await play(agent)
-
-    assert reward(trajectory) == 1.0
-    assert len(trajectory.transitions) == 1
+    assert kit.rewards(await play(agent)) == [1.0]
     assert [path for _, path, _ in elsewhere.asked] == [
         "/v1/models/gemini-2.5-flash:generateContent",
         "/v1/chat/completions",
@@ -561,17 +399,21 @@ async def test_code_outside_of_agents_is_left_alone(elsewhere: Elsewhere) -> Non
     game = asyncio.create_task(play(agent))
     await inside.wait()
     assert takeover.is_installed()
+    router = LM15["openai-chat"]
+    ask = functools.partial(blocking_openai, base_url=elsewhere.url)
     for said in (
         await async_openai("Hi", base_url=elsewhere.url),
-        await asyncio.to_thread(blocking_openai, "Hi", base_url=elsewhere.url),
-        await in_thread(lambda text: blocking_openai(text, base_url=elsewhere.url), "Hi"),
-        await in_pool(lambda text: blocking_openai(text, base_url=elsewhere.url), "Hi"),
+        await asyncio.to_thread(ask, "Hi"),
+        await in_thread(ask, "Hi"),
+        await in_pool(ask, "Hi"),
+        await router.ask("Hi", base_url=elsewhere.url),
+        await asyncio.to_thread(router.ask_blocking, "Hi", base_url=elsewhere.url),
     ):
         assert said == "From elsewhere."
     outside.set()
 
     assert reward(await game) == 1.0
-    assert len(elsewhere.asked) == 4
+    assert len(elsewhere.asked) == 6
 
 
 async def test_a_context_that_the_agent_leaves_is_outside(elsewhere: Elsewhere) -> None:
@@ -581,8 +423,7 @@ async def test_a_context_that_the_agent_leaves_is_outside(elsewhere: Elsewhere) 
         said = await asyncio.get_running_loop().create_task(ask, context=empty)
         return float(said == "From elsewhere.")
 
-    result: Any = await ChatAgentEnv(agent).initial_observation()
-    assert result.reward == 1.0
+    await play_without_a_call(agent)
 
 
 async def test_large_uploads_that_are_no_model_calls_are_not_read_into_memory(
@@ -605,63 +446,63 @@ async def test_large_uploads_that_are_no_model_calls_are_not_read_into_memory(
                 request.content  # noqa: B018
         return 1.0
 
-    result: Any = await ChatAgentEnv(agent).initial_observation()
-    assert result.reward == 1.0
+    await play_without_a_call(agent)
 
 
-# -- 4. what outlives its agent ------------------------------------------------------------------
+# -- what outlives its agent ---------------------------------------------------------------------
 
 
-def left_to_a_task(work: Callable[[], Any]) -> Any:
+Work = Callable[[], Any]
+Said = concurrent.futures.Future[Any]
+
+
+def left_to_a_task(work: Work) -> Any:
     async def late() -> Any:
         return await asyncio.to_thread(work)
 
     return asyncio.create_task(late())
 
 
-def left_to_the_loops_threads(work: Callable[[], Any]) -> Any:
+def left_to_the_loops_threads(work: Work) -> Any:
     return asyncio.get_running_loop().run_in_executor(None, work)
 
 
-def left_to_a_pool(work: Callable[[], Any]) -> Any:
+def left_to_a_pool(work: Work) -> Any:
     pool = ThreadPoolExecutor(1)
     pending = pool.submit(work)
     pool.shutdown(wait=False)
     return asyncio.wrap_future(pending)
 
 
-def left_to_another_pool(work: Callable[[], Any]) -> Any:
+def left_to_another_pool(work: Work) -> Any:
     pool = ThreadPool(1)
-    said: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    said = Said()
     pool.apply_async(lambda: said.set_result(work()))
     pool.close()
     return asyncio.wrap_future(said)
 
 
-WORK = [left_to_a_task, left_to_the_loops_threads, left_to_a_pool, left_to_another_pool]
-
-
-def left_to_a_thread(work: Callable[[], Any]) -> Any:
-    said: concurrent.futures.Future[Any] = concurrent.futures.Future()
+def left_to_a_thread(work: Work) -> Any:
+    said = Said()
     threading.Thread(target=lambda: said.set_result(work())).start()
     return asyncio.wrap_future(said)
 
 
-def left_to_a_timer(work: Callable[[], Any]) -> Any:
-    said: concurrent.futures.Future[Any] = concurrent.futures.Future()
+def left_to_a_timer(work: Work) -> Any:
+    said = Said()
     threading.Timer(0, lambda: said.set_result(work())).start()
     return asyncio.wrap_future(said)
 
 
-def left_to_a_thread_of_a_pool(work: Callable[[], Any]) -> Any:
+def left_to_a_thread_of_a_pool(work: Work) -> Any:
     with ThreadPoolExecutor(1) as pool:
-        loop = asyncio.get_running_loop()
-        said: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        said = Said()
         thread = threading.Thread(target=lambda: said.set_result(work()))
         pool.submit(thread.start).result()
-        return asyncio.wrap_future(said, loop=loop)
+        return asyncio.wrap_future(said)
 
 
+WORK = [left_to_a_task, left_to_the_loops_threads, left_to_a_pool, left_to_another_pool]
 THREADS = [left_to_a_thread, left_to_a_timer, left_to_a_thread_of_a_pool]
 
 
@@ -763,30 +604,16 @@ async def test_a_service_keeps_no_rollout_alive() -> None:
     service.stop()
 
 
-def in_map(pool: ThreadPool, ask: Callable[[str], str], text: str) -> str:
-    return pool.map(ask, [text])[0]
+OLD_POOL: dict[str, Callable[..., str]] = {
+    "map": lambda pool, ask, text: pool.map(ask, [text])[0],
+    "imap": lambda pool, ask, text: next(iter(pool.imap_unordered(ask, [text]))),
+    "starmap": lambda pool, ask, text: pool.starmap(ask, [(text,)])[0],
+    "apply": lambda pool, ask, text: pool.apply(ask, (text,)),
+    "apply_async": lambda pool, ask, text: pool.apply_async(ask, args=(text,)).get(),
+}
 
 
-def in_imap(pool: ThreadPool, ask: Callable[[str], str], text: str) -> str:
-    return next(iter(pool.imap_unordered(ask, [text])))
-
-
-def in_starmap(pool: ThreadPool, ask: Callable[[str], str], text: str) -> str:
-    return pool.starmap(ask, [(text,)])[0]
-
-
-def in_apply(pool: ThreadPool, ask: Callable[[str], str], text: str) -> str:
-    return pool.apply(ask, (text,))
-
-
-def in_apply_async(pool: ThreadPool, ask: Callable[[str], str], text: str) -> str:
-    return pool.apply_async(ask, args=(text,)).get()
-
-
-OLD_POOLS = [in_map, in_imap, in_starmap, in_apply, in_apply_async]
-
-
-@pytest.mark.parametrize("way", OLD_POOLS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("way", OLD_POOL.values(), ids=OLD_POOL)
 async def test_the_old_pool_of_threads_works_for_each_who_uses_it(
     way: Callable[..., str], elsewhere: Elsewhere
 ) -> None:
@@ -869,8 +696,7 @@ async def test_a_forked_process_is_nobodys(elsewhere: Elsewhere) -> None:
         os.close(writing)
         return said == b"none" and takeover.current_endpoint() is not None
 
-    found: Any = await ChatAgentEnv(agent).initial_observation()
-    assert found.reward == 1.0
+    await play_without_a_call(agent)
 
 
 def test_rollouts_on_several_loops_at_once_are_each_their_own() -> None:
@@ -902,11 +728,10 @@ async def test_a_thread_of_an_agent_looks_like_any() -> None:
         assert seen == [(None, True), own_run]
         return 1.0
 
-    found: Any = await ChatAgentEnv(agent).initial_observation()
-    assert found.reward == 1.0
+    await play_without_a_call(agent)
 
 
-# -- 5. installed once, removed without a trace --------------------------------------------------
+# -- installed once, removed without a trace -----------------------------------------------------
 
 
 PATCHED = [
@@ -920,6 +745,10 @@ PATCHED = [
 ]
 
 
+def patches() -> list[Any]:
+    return [vars(owner)[name] for owner, name in PATCHED]
+
+
 @pytest.fixture
 def removed() -> Iterator[None]:
     takeover.remove()
@@ -929,23 +758,25 @@ def removed() -> Iterator[None]:
 
 @pytest.mark.usefixtures("removed")
 def test_removing_it_leaves_everything_as_it_was() -> None:
-    originals = [vars(owner)[name] for owner, name in PATCHED]
+    originals = patches()
     assert not takeover.is_installed()
 
     takeover.install()
-    patched = [vars(owner)[name] for owner, name in PATCHED]
+    patched = patches()
     assert takeover.is_installed()
     assert all(new is not old for new, old in zip(patched, originals, strict=True))
     assert [new.__name__ for new in patched] == [name for _, name in PATCHED]
+    assert "apply_async" in vars(ThreadPool)
 
     takeover.install()
-    assert [vars(owner)[name] for owner, name in PATCHED] == patched
+    assert patches() == patched
 
-    takeover.remove()
-    assert [vars(owner)[name] for owner, name in PATCHED] == originals
-    assert not takeover.is_installed()
-    takeover.remove()
-    assert [vars(owner)[name] for owner, name in PATCHED] == originals
+    for _ in range(2):
+        takeover.remove()
+        assert patches() == originals
+        assert not takeover.is_installed()
+    assert "apply_async" not in vars(ThreadPool)  # what was inherited is inherited again
+    assert "_guarded_task_generation" not in vars(ThreadPool)
 
 
 @pytest.mark.usefixtures("removed")
@@ -965,20 +796,10 @@ def test_nobody_sees_a_difference() -> None:
 
 
 @pytest.mark.usefixtures("removed")
-def test_what_was_inherited_is_inherited_again() -> None:
-    takeover.install()
-    assert "apply_async" in vars(ThreadPool)
-
-    takeover.remove()
-    assert "apply_async" not in vars(ThreadPool)
-    assert "_guarded_task_generation" not in vars(ThreadPool)
-
-
-@pytest.mark.usefixtures("removed")
 def test_an_exception_while_it_is_installed_leaves_nothing_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    originals = [vars(owner)[name] for owner, name in PATCHED]
+    originals = patches()
     finders = [*sys.meta_path]
 
     patch = takeover._patch
@@ -992,7 +813,7 @@ def test_an_exception_while_it_is_installed_leaves_nothing_installed(
     with pytest.raises(RuntimeError):
         takeover.install()
 
-    assert [vars(owner)[name] for owner, name in PATCHED] == originals
+    assert patches() == originals
     assert sys.meta_path == finders
     assert not takeover.is_installed()
     monkeypatch.undo()
@@ -1025,53 +846,31 @@ async def test_what_others_wrap_meanwhile_stays_theirs(monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("removed")
-async def test_every_env_installs_it_and_it_takes_effect_once() -> None:
+async def test_every_env_installs_it_again_and_it_takes_effect_once() -> None:
     async def agent(task: int) -> float:
         return float(await async_openai(f"Task {task}") == f"Task {task}")
 
     first = await play(agent, 0)
-    patched = [vars(owner)[name] for owner, name in PATCHED]
+    patched = patches()
     assert takeover.is_installed()
     rest = await asyncio.gather(*(play(agent, number) for number in range(1, 5)))
-
-    assert [vars(owner)[name] for owner, name in PATCHED] == patched
-    assert [reward(trajectory) for trajectory in [first, *rest]] == [1.0] * 5
-
-
-@pytest.mark.usefixtures("removed")
-async def test_it_comes_back_with_the_next_env() -> None:
-    async def agent() -> float:
-        return float(await async_openai("Again.") == "Again.")
-
-    assert reward(await play(agent)) == 1.0
+    assert patches() == patched
     takeover.remove()
-    assert reward(await play(agent)) == 1.0
+    last = await play(agent, 5)
+    assert [reward(trajectory) for trajectory in [first, *rest, last]] == [1.0] * 6
 
 
-# -- 6. refusals ---------------------------------------------------------------------------------
+# -- refusals ------------------------------------------------------------------------------------
 
 
-@every_blocking_sdk
-async def test_a_blocking_call_on_the_envs_own_loop_is_a_400(ask: Callable[[str], str]) -> None:
+async def test_a_blocking_call_on_the_envs_own_loop_is_a_400() -> None:
     async def agent() -> float:
-        with pytest.raises(REFUSALS, match="asyncio.to_thread"):
-            ask("Would wait for ever.")
+        for sdk, ask in BLOCKING.items():
+            with pytest.raises(REFUSALS, match="asyncio.to_thread"):
+                pytest.fail(f"{sdk} says {ask('Would wait for ever.')}")
         return 1.0
 
-    result: Any = await ChatAgentEnv(agent).initial_observation()
-    assert result.reward == 1.0
-
-
-async def test_a_field_that_is_refused_is_a_400() -> None:
-    async def agent() -> float:
-        async with openai.AsyncOpenAI(api_key="x") as client:
-            with pytest.raises(openai.BadRequestError) as caught:
-                await client.chat.completions.create(model=MODEL, messages=messages("Hi"), n=2)
-        assert caught.value.param == "n"
-        return 1.0
-
-    result: Any = await ChatAgentEnv(agent).initial_observation()
-    assert result.reward == 1.0
+    await play_without_a_call(agent)
 
 
 async def test_closing_the_env_tells_whoever_waits() -> None:
@@ -1104,10 +903,7 @@ async def test_evert_s_own_calls_to_a_model_of_the_policys_name_are_never_taken_
         assert reply.text == "From elsewhere."
         return float(await async_openai("Here?") == "Here?")
 
-    trajectory = await play(agent)
-
-    assert reward(trajectory) == 1.0
-    assert len(trajectory.transitions) == 1
+    assert kit.rewards(await play(agent)) == [1.0]
     assert [body["messages"] for _, _, body in elsewhere.asked] == [messages("The secret is 7.")]
 
 

@@ -1,11 +1,5 @@
-"""The rollout's API in process.
-
-1. Both HTTP libraries, sync and async, whole and streaming; the answer is the library's own class.
-2. No socket is opened, and no name is looked up.
-3. Other paths and methods are a 404 in the API's form.
-4. A rollout that is given up answers what waits, and what comes later, with a 400
-   ``rollout_over``; an agent that goes on calling is ended, and its thread is freed.
-"""
+"""The rollout's API in process, without a socket: both HTTP libraries, and what is answered when a
+rollout is given up."""
 
 import asyncio
 import json
@@ -19,14 +13,16 @@ import httpx
 import httpx2
 import openai
 import pytest
-from tinker_cookbook.rl.rollouts import do_single_rollout
+from tests.bridge.faces.conftest import play_without_a_call
+from tests.kit import play, reward, user
 
-from evert import AgentClient, BlockingAgentClient, ChatAgentEnv, ScriptedPolicy
+from evert import AgentClient, BlockingAgentClient, ChatAgentEnv
 from evert.bridge.clients.httpx_transport import Transport
 from evert.bridge.errors import AgentAborted
 
-HELLO: Any = [{"role": "user", "content": "Hello?"}]
-every_library = pytest.mark.parametrize("library", [httpx, httpx2])
+HELLO: Any = [user("Hello?")]
+LIBRARIES: list[Any] = [httpx, httpx2]
+every_library = pytest.mark.parametrize("library", LIBRARIES)
 
 
 @pytest.fixture(autouse=True)
@@ -40,12 +36,6 @@ def no_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(socket, name, refuse)
 
 
-async def play(agent: Any, *replies: str, **options: Any) -> float:
-    script: Any = replies or (lambda prompt: "Fine.")
-    trajectory = await do_single_rollout(ScriptedPolicy(script), ChatAgentEnv(agent, **options))
-    return sum(transition.reward for transition in trajectory.transitions)
-
-
 def body(client: Any, **fields: Any) -> dict[str, Any]:
     return {"model": client.model, "messages": HELLO, **fields}
 
@@ -54,7 +44,7 @@ def text(response: Any) -> str:
     return str(response.json()["choices"][0]["message"]["content"])
 
 
-# -- 1., 2. both libraries -----------------------------------------------------------------------
+# -- both libraries -----------------------------------------------------------------------
 
 
 @every_library
@@ -75,7 +65,7 @@ async def test_an_async_client_gets_its_own_librarys_response(library: Any) -> N
         assert "data: [DONE]" in lines
         return text(response) == "Fine."
 
-    assert await play(agent) == 1.0
+    assert reward(await play(agent)) == 1.0
 
 
 @every_library
@@ -89,7 +79,7 @@ async def test_a_blocking_client_gets_its_own_librarys_response(library: Any) ->
         assert "data: [DONE]" in lines
         return text(response) == "Fine."
 
-    assert await play(agent) == 1.0
+    assert reward(await play(agent)) == 1.0
 
 
 @every_library
@@ -104,11 +94,11 @@ async def test_bodies_that_are_streams_are_read(library: Any) -> None:
             url = f"{client.transport.base_url}/chat/completions"
             return text(await http.post(url, content=pieces())) == "Fine."
 
-    assert await play(agent) == 1.0
+    assert reward(await play(agent)) == 1.0
 
 
 async def test_the_transport_is_a_context_manager_of_both_kinds_that_holds_nothing() -> None:
-    async def agent(client: AgentClient) -> float:
+    async def agent(client: AgentClient) -> bool:
         assert isinstance(client.transport, Transport)
         with client.transport as same:
             assert same is client.transport
@@ -118,32 +108,29 @@ async def test_the_transport_is_a_context_manager_of_both_kinds_that_holds_nothi
         await client.transport.aclose()
         async with httpx.AsyncClient(transport=client.transport) as http:  # type: ignore[arg-type]
             url = f"{client.transport.base_url}/chat/completions"
-            return float(text(await http.post(url, json=body(client))) == "Fine.")
+            return text(await http.post(url, json=body(client))) == "Fine."
 
-    assert await play(agent) == 1.0
+    assert reward(await play(agent)) == 1.0
 
 
 async def test_it_is_bound_to_its_rollout_wherever_it_is_used() -> None:
     """Some frameworks lose context variables on the way."""
     found: dict[str, Transport] = {}
+    said: dict[str, str] = {}
     met = asyncio.Barrier(2)
 
-    async def agent(client: AgentClient, task: str) -> bool:
+    async def agent(client: AgentClient, task: str) -> float:
         found[task] = client.transport
         await met.wait()
         other = found[{"one": "two", "two": "one"}[task]]
         async with httpx.AsyncClient(transport=other) as http:  # type: ignore[arg-type]
             url = f"{other.base_url}/chat/completions"
-            said = text(await http.post(url, json={"messages": HELLO}))
+            said[task] = text(await http.post(url, json={"messages": HELLO}))
         await met.wait()
-        return said == {"one": "From two.", "two": "From one."}[task]
+        return 1.0
 
-    async def episode(task: str) -> float:
-        script = ScriptedPolicy(lambda prompt: f"From {task}.")
-        trajectory = await do_single_rollout(script, ChatAgentEnv(agent, task))
-        return trajectory.transitions[-1].reward
-
-    assert [*await asyncio.gather(episode("one"), episode("two"))] == [1.0, 1.0]
+    await asyncio.gather(play(agent, "From one.", task="one"), play(agent, "From two.", task="two"))
+    assert said == {"one": "From two.", "two": "From one."}
 
 
 async def test_the_sdks_open_no_socket_either() -> None:
@@ -163,35 +150,33 @@ async def test_the_sdks_open_no_socket_either() -> None:
         )
         return 1.0
 
-    assert await play(agent) == 1.0
+    assert reward(await play(agent)) == 1.0
 
 
-# -- 3. other paths ------------------------------------------------------------------------------
+# -- other paths ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
+async def test_another_path_is_a_404_that_says_what_there_is() -> None:
+    others = [
         ("GET", "/v1/chat/completions"),
         ("POST", "/v1/completions"),
         ("POST", "/v1/embeddings"),
         ("DELETE", "/v1/responses/resp_1"),
         ("GET", "/"),
         ("POST", "/v1/models"),
-    ],
-)
-async def test_another_path_is_a_404_that_says_what_there_is(method: str, path: str) -> None:
+    ]
+
     async def agent(client: AgentClient) -> float:
         async with httpx.AsyncClient(transport=client.transport) as http:  # type: ignore[arg-type]
-            response = await http.request(method, f"{client.transport.root_url}{path}")
-        error = response.json()["error"]
-        assert response.status_code == 404
-        assert error["type"] == "not_found_error"
-        assert error["message"].startswith(f"Nothing answers {method} {path.rstrip('/')} here. ")
+            for method, path in others:
+                response = await http.request(method, f"{client.transport.root_url}{path}")
+                error = response.json()["error"]
+                assert (response.status_code, error["type"]) == (404, "not_found_error"), path
+                said = f"Nothing answers {method} {path.rstrip('/')} here. "
+                assert error["message"].startswith(said)
         return 1.0
 
-    result: Any = await ChatAgentEnv(agent).initial_observation()
-    assert result.reward == 1.0
+    await play_without_a_call(agent)
 
 
 async def test_a_slash_at_the_end_makes_no_difference() -> None:
@@ -200,10 +185,10 @@ async def test_a_slash_at_the_end_makes_no_difference() -> None:
             url = f"{client.transport.base_url}/chat/completions/"
             return text(await http.post(url, json=body(client))) == "Fine."
 
-    assert await play(agent) == 1.0
+    assert reward(await play(agent)) == 1.0
 
 
-# -- 4. the end ----------------------------------------------------------------------------------
+# -- the end ----------------------------------------------------------------------------------
 
 
 async def test_closing_answers_a_call_that_waits_with_a_400_of_the_sdk() -> None:
@@ -324,7 +309,7 @@ async def test_a_call_after_the_end_is_a_400() -> None:
         await client.openai.chat.completions.create(**body(client))
         return 1.0
 
-    assert await play(agent) == 1.0
+    assert reward(await play(agent)) == 1.0
     with pytest.raises(openai.BadRequestError, match="had ended") as caught:
         await kept[0].openai.chat.completions.create(**body(kept[0]))
     assert caught.value.code == "rollout_over"
