@@ -162,8 +162,7 @@ async def langgraph_blocking_node(client, task):
     graph.add_conditional_edges("player", tools_condition)
     graph.add_edge("tools", "player")
     await graph.compile().ainvoke(
-        {"messages": [{"role": "user", "content": game.rules}]},
-        {"recursion_limit": 2 * TURNS + 2},
+        {"messages": [{"role": "user", "content": game.rules}]}, {"recursion_limit": 2 * TURNS + 2}
     )
     return game.reward
 
@@ -321,11 +320,7 @@ async def autogen_team(client, task):
         max_retries=0,
     )
     player = AssistantAgent(
-        "player",
-        model,
-        tools=[check_guess],
-        max_tool_iterations=TURNS,
-        model_client_stream=True,
+        "player", model, tools=[check_guess], max_tool_iterations=TURNS, model_client_stream=True
     )
     await RoundRobinGroupChat([player], max_turns=1).run(task=game.rules)
     return game.reward
@@ -355,11 +350,7 @@ async def smolagents_stream(client, task):
         client_kwargs={"http_client": http_client, "max_retries": 0},
     )
     player = ToolCallingAgent(
-        [check_guess],
-        model,
-        max_steps=TURNS + 1,
-        verbosity_level=LogLevel.OFF,
-        stream_outputs=True,
+        [check_guess], model, max_steps=TURNS + 1, verbosity_level=LogLevel.OFF, stream_outputs=True
     )
     await asyncio.to_thread(player.run, game.rules)
     return game.reward

@@ -95,11 +95,7 @@ def looked(*parts: Any) -> Fields:
 READ: dict[str, tuple[str, Fields, list[Fields]]] = {
     "chat completions as they are": ("chat", {"messages": [HI, HI]}, [HI, HI]),
     "a text alone": ("responses", {"input": "Hi"}, [HI]),
-    "instructions": (
-        "responses",
-        {"input": "Hi", "instructions": "Add.\n\nWell."},
-        [SYSTEM, HI],
-    ),
+    "instructions": ("responses", {"input": "Hi", "instructions": "Add.\n\nWell."}, [SYSTEM, HI]),
     "instructions of items": (
         "responses",
         {"input": "Hi", "instructions": [{"role": "developer", "content": "Add."}]},

@@ -14,12 +14,7 @@ from google import genai
 from google.genai import errors, types
 from pydantic import BaseModel
 from tests.bridge.faces.conftest import LONG, SAID, assert_one_lineage, calling, play_without_a_call
-from tests.bridge.faces.genai_calls import (
-    assert_genai_typed,
-    genai_events,
-    genai_whole,
-    parts_of,
-)
+from tests.bridge.faces.genai_calls import assert_genai_typed, genai_events, genai_whole, parts_of
 from tests.kit import play
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 

@@ -1,19 +1,12 @@
 """The loopback server: rollouts of other processes, over real HTTP with the real SDKs.
 
-1. One server for all rollouts of a loop; each is told by its key, and no other key is let in.
-2. It listens on loopback unless asked, and then says what that means.
-3. A retry that the SDK marks gets the reply of the call it repeats; an equal body does not.
-4. A client that goes away takes its call along, unless it retries.
-5. A stream that waits is kept alive; what goes wrong in it is an event.
-6. Bodies have a limit; what is no API is a 404; errors are the SDKs' own.
-7. Nothing is left: no task, thread, socket or file.
+Each test leaves no task, thread, socket or file. Keys are told apart in ``test_wrong_ways.py``.
 """
 
 import asyncio
-import gc
 import logging
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import anthropic
@@ -21,11 +14,12 @@ import openai
 import psutil
 import pytest
 from google import genai
+from tests.bridge.faces.conftest import play_without_a_call
+from tests.kit import play, reward, user
 from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.rl.rollouts import do_single_rollout
-from tinker_cookbook.rl.types import InitialObservationOverflow, Trajectory
 
-from evert import AgentClient, ChatAgentEnv, EpisodeEndedError, ScriptedPolicy
+from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
 from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.clients.http import calls, connections, server
 from evert.bridge.env.seats import seat_envs
@@ -35,7 +29,7 @@ from evert.bridge.tokens.renderer import prompt_renderer
 SERVED = "any-name"
 """Not the policy's, whose calls take-over would answer before they came to a socket."""
 
-QUESTION: list[Any] = [{"role": "user", "content": "Hi"}]
+QUESTION: list[Any] = [user("Hi")]
 
 
 @pytest.fixture(autouse=True)
@@ -52,17 +46,21 @@ async def nothing_is_left() -> AsyncIterator[None]:
     assert not server._servers
 
 
-async def play(agent: Any, replies: Any, **options: Any) -> Trajectory:
-    return await do_single_rollout(ScriptedPolicy(replies), ChatAgentEnv(agent, **options))
-
-
 def headers(client: AgentClient) -> dict[str, str]:
     return {"authorization": f"Bearer {client.api_key}"}
 
 
-def google(client: AgentClient, api_key: str | None = None) -> genai.client.AsyncClient:
+def openai_of(client: AgentClient, **options: Any) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=client.base_url, api_key=client.api_key, **options)
+
+
+def anthropic_of(client: AgentClient) -> anthropic.AsyncAnthropic:
+    return anthropic.AsyncAnthropic(base_url=client.serve().root_url, api_key=client.api_key)
+
+
+def google(client: AgentClient) -> genai.client.AsyncClient:
     options: Any = {"base_url": client.serve().root_url}
-    return genai.Client(api_key=api_key or client.api_key, http_options=options).aio
+    return genai.Client(api_key=client.api_key, http_options=options).aio
 
 
 def body(**fields: Any) -> dict[str, Any]:
@@ -74,20 +72,19 @@ async def step(env: ChatAgentEnv, text: str) -> Any:
     return await env.step(renderer.encode(text) + renderer.end_tokens[:1])
 
 
-# -- 1. one server, one key a rollout --------------------------------------------------------------
+# -- one server, one key a rollout --------------------------------------------------------------
 
 
 async def test_the_real_sdks_of_a_process_reach_their_rollout() -> None:
     seen: list[Any] = []
 
     async def agent(client: AgentClient) -> float:
-        async with openai.AsyncOpenAI(base_url=client.base_url, api_key=client.api_key) as sdk:
+        async with openai_of(client) as sdk:
             chat = await sdk.chat.completions.create(model=SERVED, messages=QUESTION)
             response = await sdk.responses.create(model=SERVED, input="Hi")
             seen.extend([chat.choices[0].message.content, response.output_text])
             seen.append([model.id async for model in sdk.models.list()])
-        root = client.serve().root_url
-        async with anthropic.AsyncAnthropic(base_url=root, api_key=client.api_key) as other:
+        async with anthropic_of(client) as other:
             message = await other.messages.create(model=SERVED, messages=QUESTION, max_tokens=100)
             seen.append(message.content[0].text)  # type: ignore[union-attr]
             count = await other.messages.count_tokens(model=SERVED, messages=QUESTION)
@@ -97,7 +94,7 @@ async def test_the_real_sdks_of_a_process_reach_their_rollout() -> None:
             seen.extend([said.text, [model.name async for model in await third.models.list()]])
         return 1.0
 
-    trajectory = await play(agent, ["one", "two", "three", "four"])
+    trajectory = await play(agent, "one", "two", "three", "four")
 
     assert seen == ["one", "two", ["policy"], "three", True, "four", ["models/policy"]]
     assert len(trajectory.transitions) == 4
@@ -126,10 +123,7 @@ async def test_many_rollouts_share_a_server_and_none_is_mixed_up() -> None:
     def echo(prompt: str) -> str:
         return f"echo of task {prompt.partition('task ')[2].partition('<')[0]}"
 
-    played = [
-        do_single_rollout(ScriptedPolicy(echo), ChatAgentEnv(agent, f"task {number}"))
-        for number in range(50)
-    ]
+    played = [play(agent, echo, task=f"task {number}") for number in range(50)]
     trajectories = await asyncio.gather(*played)
 
     assert len(addresses) == 1
@@ -137,80 +131,28 @@ async def test_many_rollouts_share_a_server_and_none_is_mixed_up() -> None:
     assert all(trajectory.transitions[-1].metrics["lineages"] == 1 for trajectory in trajectories)
 
 
-async def test_another_key_is_a_401_of_the_sdks_own() -> None:
-    async def agent(client: AgentClient) -> float:
-        async with openai.AsyncOpenAI(base_url=client.base_url, api_key="evert-guess") as sdk:
-            with pytest.raises(openai.AuthenticationError, match="No rollout has this API key"):
-                await sdk.chat.completions.create(model=SERVED, messages=QUESTION)
-        root = client.serve().root_url
-        async with anthropic.AsyncAnthropic(base_url=root, api_key="evert-guess") as other:
-            with pytest.raises(anthropic.AuthenticationError, match="No rollout has this API key"):
-                await other.messages.create(model=SERVED, messages=QUESTION, max_tokens=9)
-        async with google(client, "evert-guess") as third:
-            with pytest.raises(genai.errors.ClientError, match="No rollout has this API key") as e:
-                await third.models.generate_content(model=SERVED, contents="Hi")
-        assert (e.value.code, e.value.status) == (401, "UNAUTHENTICATED")
-        return 1.0
-
-    assert isinstance(await ChatAgentEnv(agent).initial_observation(), InitialObservationOverflow)
+# -- interfaces ----------------------------------------------------------------------------------
 
 
-async def test_a_key_is_of_no_use_after_its_episode() -> None:
-    keys: list[tuple[str, str]] = []
-
-    async def agent(client: AgentClient) -> float:
-        keys.append((client.base_url, client.api_key))
-        return 1.0
-
-    async def outer(client: AgentClient) -> float:
-        url = client.base_url  # keeps the server up while the other's key goes
-        await ChatAgentEnv(agent).initial_observation()
-        assert keys[0][0] == url
-        async with openai.AsyncOpenAI(base_url=url, api_key=keys[0][1]) as sdk:
-            with pytest.raises(openai.BadRequestError, match="The episode of this key is over"):
-                await sdk.chat.completions.create(model=SERVED, messages=QUESTION)
-        return 1.0
-
-    await ChatAgentEnv(outer).initial_observation()
-    assert keys
-
-
-# -- 2. interfaces ---------------------------------------------------------------------------------
-
-
-async def test_it_listens_on_loopback_only() -> None:
+async def test_it_listens_on_loopback_only_unless_asked_and_then_advises_tls(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def agent(client: AgentClient) -> float:
         port = int(client.base_url.rpartition(":")[2].partition("/")[0])
         listening = [c for c in psutil.Process().net_connections() if c.status == "LISTEN"]
         assert [c.laddr.ip for c in listening if c.laddr.port == port] == ["127.0.0.1"]
-        return 1.0
-
-    await ChatAgentEnv(agent).initial_observation()
-
-
-async def test_another_interface_is_listened_on_when_asked_and_tls_advised(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def agent(client: AgentClient) -> float:
+        with pytest.raises(OSError, match="assign requested address"):
+            client.serve("203.0.113.7")
         with caplog.at_level(logging.WARNING):
             address = client.serve("0.0.0.0")
         assert address.base_url.startswith("http://0.0.0.0:")
         return 1.0
 
-    await ChatAgentEnv(agent).initial_observation()
+    await play_without_a_call(agent)
     assert "Put a proxy with TLS or an SSH tunnel in front" in caplog.text
 
 
-async def test_an_interface_that_is_not_there_is_an_os_error() -> None:
-    async def agent(client: AgentClient) -> float:
-        with pytest.raises(OSError, match="assign requested address"):
-            client.serve("203.0.113.7")
-        return 1.0
-
-    await ChatAgentEnv(agent).initial_observation()
-
-
-# -- 3. retries ------------------------------------------------------------------------------------
+# -- retries ------------------------------------------------------------------------------------
 
 
 async def test_a_marked_retry_gets_the_same_reply_and_an_equal_body_another() -> None:
@@ -227,7 +169,7 @@ async def test_a_marked_retry_gets_the_same_reply_and_an_equal_body_another() ->
                 contents.append(answer["choices"][0]["message"]["content"])
         return 1.0
 
-    trajectory = await play(agent, ["first", "second"])
+    trajectory = await play(agent, "first", "second")
 
     assert contents == ["first", "first", "second"]
     assert len(trajectory.transitions) == 2
@@ -237,9 +179,7 @@ async def test_an_sdk_that_timed_out_gets_its_reply_on_its_own_retry() -> None:
     contents: list[str | None] = []
 
     async def agent(client: AgentClient) -> float:
-        async with openai.AsyncOpenAI(
-            base_url=client.base_url, api_key=client.api_key, timeout=0.3, max_retries=5
-        ) as sdk:
+        async with openai_of(client, timeout=0.3, max_retries=5) as sdk:
             completion = await sdk.chat.completions.create(model=SERVED, messages=QUESTION)
             contents.append(completion.choices[0].message.content)
         return 1.0
@@ -254,21 +194,19 @@ async def test_an_sdk_that_timed_out_gets_its_reply_on_its_own_retry() -> None:
     assert env.turns == 1
 
 
-# -- 4. clients that go away -----------------------------------------------------------------------
+# -- clients that go away -----------------------------------------------------------------------
 
 
 async def test_a_call_whose_client_has_gone_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "RETRY_PATIENCE", 0.05)
 
     async def agent(client: AgentClient) -> float:
-        async with openai.AsyncOpenAI(
-            base_url=client.base_url, api_key=client.api_key, timeout=0.2, max_retries=0
-        ) as sdk:
+        async with openai_of(client, timeout=0.2, max_retries=0) as sdk:
             with pytest.raises(openai.APITimeoutError):
                 await sdk.chat.completions.create(model=SERVED, messages=QUESTION)
             await asyncio.sleep(0.2)
             completion = await sdk.with_options(timeout=30).chat.completions.create(
-                model=SERVED, messages=[{"role": "user", "content": "Again"}]
+                model=SERVED, messages=[cast("Any", user("Again"))]
             )
         return float(completion.choices[0].message.content == "second")
 
@@ -285,7 +223,7 @@ async def test_a_call_whose_client_has_gone_is_given_up(monkeypatch: pytest.Monk
     assert result.reward == 1.0
 
 
-# -- 5. streams ------------------------------------------------------------------------------------
+# -- streams ------------------------------------------------------------------------------------
 
 
 async def test_a_waiting_stream_is_kept_alive_by_comments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,13 +262,12 @@ async def test_the_sdks_read_a_stream_that_waited(
 
     async def agent(client: AgentClient) -> float:
         async with (
-            openai.AsyncOpenAI(base_url=client.base_url, api_key=client.api_key) as sdk,
+            openai_of(client) as sdk,
             sdk.responses.stream(model=SERVED, input="Hi") as events,
         ):
             texts.append((await events.get_final_response()).output_text)
-        root = client.serve().root_url
         async with (
-            anthropic.AsyncAnthropic(base_url=root, api_key=client.api_key) as other,
+            anthropic_of(client) as other,
             other.messages.stream(model=SERVED, messages=QUESTION, max_tokens=99) as events,
         ):
             texts.append(await events.get_final_text())
@@ -371,8 +308,7 @@ async def test_what_goes_wrong_in_a_stream_of_googles_that_waited_is_its_own_err
         assert (caught.value.code, caught.value.status) == (400, "INVALID_ARGUMENT")
         return 1.0
 
-    end: Any = await ChatAgentEnv(agent, models={"late": Late()}).initial_observation()
-    assert end.reward == 1.0
+    await play_without_a_call(agent, models={"late": Late()})
 
 
 async def test_a_rollout_that_is_closed_ends_a_waiting_stream(
@@ -382,9 +318,7 @@ async def test_a_rollout_that_is_closed_ends_a_waiting_stream(
     raised: list[Exception] = []
 
     async def agent(client: AgentClient) -> float:
-        async with openai.AsyncOpenAI(
-            base_url=client.base_url, api_key=client.api_key, max_retries=0
-        ) as sdk:
+        async with openai_of(client, max_retries=0) as sdk:
             stream = await sdk.chat.completions.create(model=SERVED, messages=QUESTION, stream=True)
             try:
                 async for _ in stream:
@@ -402,27 +336,24 @@ async def test_a_rollout_that_is_closed_ends_a_waiting_stream(
     assert not env.is_running
 
 
-# -- 6. bad requests -------------------------------------------------------------------------------
+# -- bad requests -------------------------------------------------------------------------------
 
 
 async def test_a_body_over_the_limit_is_a_413(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "BODY_LIMIT", 1000)
 
     async def agent(client: AgentClient) -> float:
-        async with openai.AsyncOpenAI(base_url=client.base_url, api_key=client.api_key) as sdk:
+        async with openai_of(client) as sdk:
             with pytest.raises(openai.APIStatusError, match="longer than 1000 bytes") as caught:
-                await sdk.chat.completions.create(
-                    model=SERVED, messages=[{"role": "user", "content": "x" * 2000}]
-                )
+                await sdk.responses.create(model=SERVED, input="x" * 2000)
         assert caught.value.status_code == 413
         return 1.0
 
-    await ChatAgentEnv(agent).initial_observation()
+    await play_without_a_call(agent)
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "content", "status"),
-    [
+async def test_a_bad_request_is_an_error_in_json() -> None:
+    bad = [
         ("POST", "/v1/embeddings", b"{}", 404),
         ("GET", "/v1/chat/completions", b"", 404),
         ("GET", "/", b"", 404),
@@ -433,60 +364,31 @@ async def test_a_body_over_the_limit_is_a_413(monkeypatch: pytest.MonkeyPatch) -
         ("POST", "/v1beta/models/policy:generateContent", b"{}", 400),
         ("POST", "/v1beta/models/policy:countTokens", b"[", 400),
         ("POST", "/v1beta/models/policy:embedContent", b"{}", 404),
-    ],
-)
-async def test_a_bad_request_is_an_error_in_json(
-    method: str, path: str, content: bytes, status: int
-) -> None:
+    ]
+
     async def agent(client: AgentClient) -> float:
-        url = f"{client.serve().root_url}{path}"
-        async with (
-            aiohttp.ClientSession() as session,
-            session.request(method, url, data=content, headers=headers(client)) as response,
-        ):
-            assert response.status == status
-            assert (await response.json())["error"]["message"]
+        root = client.serve().root_url
+        async with aiohttp.ClientSession(root, headers=headers(client)) as session:
+            for method, path, content, status in bad:
+                async with session.request(method, path, data=content) as response:
+                    assert response.status == status, path
+                    assert (await response.json())["error"]["message"]
         return 1.0
 
-    await ChatAgentEnv(agent).initial_observation()
+    await play_without_a_call(agent)
 
 
-# -- 7. nothing is left ----------------------------------------------------------------------------
-
-
-async def test_closing_in_the_middle_of_a_call_frees_everything() -> None:
-    async def agent(client: AgentClient) -> float:
-        async with openai.AsyncOpenAI(
-            base_url=client.base_url, api_key=client.api_key, max_retries=0
-        ) as sdk:
-            await sdk.chat.completions.create(model=SERVED, messages=QUESTION)
-        return 1.0
-
-    env = ChatAgentEnv(agent)
-    await env.initial_observation()
-    await asyncio.wait_for(env.close(), 5)
-
-    assert not env.is_running
+# -- nothing is left ----------------------------------------------------------------------------
 
 
 async def test_a_blocking_agent_may_ask_for_an_address_from_its_thread() -> None:
-    def agent(client: Any) -> float:
+    def agent(client: Any) -> bool:
+        assert client.serve() == client.serve()
         with openai.OpenAI(base_url=client.base_url, api_key=client.api_key) as sdk:
             completion = sdk.chat.completions.create(model=SERVED, messages=QUESTION)
-        return float(completion.choices[0].message.content == "hello")
+        return bool(completion.choices[0].message.content == "hello")
 
-    trajectory = await play(agent, ["hello"])
-
-    assert trajectory.transitions[-1].reward == 1.0
-
-
-async def test_an_address_is_the_same_however_often_it_is_asked_for() -> None:
-    async def agent(client: AgentClient) -> float:
-        assert client.serve() == client.serve()
-        assert (client.base_url, client.api_key) == (client.base_url, client.api_key)
-        return 1.0
-
-    await ChatAgentEnv(agent).initial_observation()
+    assert reward(await play(agent, "hello")) == 1.0
 
 
 async def test_an_address_asked_for_while_the_last_one_is_let_go_works() -> None:
@@ -514,34 +416,6 @@ async def test_an_address_asked_for_while_the_last_one_is_let_go_works() -> None
         await asyncio.sleep(0)
         results = await asyncio.gather(*(step(env, "x") for env in envs))
         assert [result.reward for result in results] == [1.0, 1.0]
-
-
-async def test_an_address_after_the_end_is_refused() -> None:
-    clients: list[AgentClient] = []
-
-    async def agent(client: AgentClient) -> float:
-        clients.append(client)
-        return 1.0
-
-    await ChatAgentEnv(agent).initial_observation()
-    with pytest.raises(EpisodeEndedError):
-        clients[0].serve()
-
-
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-async def test_a_server_ends_with_its_loop_when_an_env_is_left_unclosed() -> None:
-    def trainer_that_crashes() -> None:
-        async def agent(client: AgentClient) -> float:
-            assert client.base_url
-            await client.chat.completions.create(messages=QUESTION)
-            return 1.0
-
-        asyncio.run(ChatAgentEnv(agent).initial_observation())
-
-    await asyncio.to_thread(trainer_that_crashes)
-    gc.collect()
-    listening = [c for c in psutil.Process().net_connections() if c.status == "LISTEN"]
-    assert not listening
 
 
 async def test_a_seats_client_taken_twice_goes_on_with_the_same_responses() -> None:

@@ -1,10 +1,4 @@
-"""The loopback server lives as long as its loop and its last rollout, and no moment longer.
-
-1. An address that is handed out is answered.
-2. The server is gone with its loop, in whatever way the loop ends.
-3. Each loop has a server of its own, and a fork has none.
-4. Nothing of a rollout is kept, and no key is shown.
-"""
+"""The loopback server lives as long as its loop and its last rollout, and no moment longer."""
 
 import asyncio
 import contextlib
@@ -27,15 +21,16 @@ from typing import Any
 
 import psutil
 import pytest
-from tinker_cookbook.rl.rollouts import do_single_rollout
+from tests import kit
+from tests.kit import user
 
-from evert import AgentClient, ChatAgentEnv, EnvClosedError, EpisodeEndedError, ScriptedPolicy
+from evert import AgentClient, ChatAgentEnv, EnvClosedError, EpisodeEndedError
 from evert.bridge.clients.http import server
 from evert.bridge.clients.http.server import Address
 from evert.bridge.tokens.renderer import prompt_renderer
 
 ROOT = Path(__file__).parents[3]
-QUESTION: list[Any] = [{"role": "user", "content": "Hi"}]
+QUESTION: list[Any] = [user("Hi")]
 
 
 def listening() -> list[Any]:
@@ -52,7 +47,7 @@ def nothing_listens() -> Iterator[None]:
 
 def ask(address: Address, text: str = "Hi") -> str:
     """A blocking call by the standard library, which knows nothing of evert."""
-    body = {"model": "any", "messages": [{"role": "user", "content": text}]}
+    body = {"model": "any", "messages": [user(text)]}
     request = urllib.request.Request(
         f"{address.base_url}/chat/completions",
         json.dumps(body).encode(),
@@ -68,8 +63,7 @@ async def asking(client: AgentClient) -> float:
 
 
 async def play(agent: Any = asking) -> float:
-    trajectory = await do_single_rollout(ScriptedPolicy(lambda _: "yes"), ChatAgentEnv(agent))
-    return trajectory.transitions[-1].reward
+    return kit.reward(await kit.play(agent, lambda prompt: "yes"))
 
 
 async def abandoned(addresses: list[Address]) -> ChatAgentEnv:
@@ -91,7 +85,7 @@ def is_refused(address: Address) -> bool:
     return isinstance(caught.value.reason, ConnectionRefusedError)
 
 
-# -- 1. an address is answered ---------------------------------------------------------------------
+# -- an address is answered ---------------------------------------------------------------------
 
 
 async def test_rollouts_that_come_and_go_two_at_a_time_are_all_answered() -> None:
@@ -163,7 +157,7 @@ def test_a_closed_loop_serves_nothing() -> None:
         clients[0].serve()
 
 
-# -- 2. the end of a loop --------------------------------------------------------------------------
+# -- the end of a loop --------------------------------------------------------------------------
 
 
 def cancel_all(loop: asyncio.AbstractEventLoop) -> None:
@@ -178,59 +172,51 @@ def test_run_after_run_has_servers_of_its_own() -> None:
     assert [asyncio.run(play()) for _ in range(5)] == [1.0] * 5
 
 
-def test_a_run_that_fails_takes_its_server_along() -> None:
+@pytest.mark.parametrize("error", [RuntimeError, asyncio.CancelledError])
+def test_a_run_that_fails_or_is_cancelled_takes_its_server_along(
+    error: type[BaseException],
+) -> None:
     addresses: list[Address] = []
-
-    async def trainer() -> None:
-        kept.append(await abandoned(addresses))
-        raise RuntimeError("The trainer crashes.")
-
     kept: list[ChatAgentEnv] = []
-    for _ in range(3):
-        with pytest.raises(RuntimeError):
-            asyncio.run(trainer())
-        assert not listening()
-    assert all(is_refused(address) for address in addresses)
-
-
-def test_a_run_that_is_cancelled_takes_its_server_along() -> None:
-    addresses: list[Address] = []
 
     async def trainer() -> None:
         kept.append(await abandoned(addresses))
+        if error is RuntimeError:
+            raise error
         asyncio.get_running_loop().call_soon(asyncio.current_task().cancel)  # type: ignore[union-attr]
         await asyncio.Event().wait()
 
-    kept: list[ChatAgentEnv] = []
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(trainer())
-    assert is_refused(addresses[0])
+    for _ in range(3):
+        with pytest.raises(error):
+            asyncio.run(trainer())
+        assert not listening()
+    assert all(map(is_refused, addresses))
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # asyncio's own
-@pytest.mark.parametrize("turns", [0, 1, 2, 3, 50])
-def test_a_loop_that_is_closed_takes_its_server_along(turns: int) -> None:
+def test_a_loop_that_is_closed_takes_its_server_along() -> None:
     """At any moment of the server's start, and with its Env still held by somebody."""
-    addresses: list[Address] = []
-    loop = asyncio.new_event_loop()
+    for turns in (0, 1, 2, 3, 50):
+        addresses: list[Address] = []
+        loop = asyncio.new_event_loop()
 
-    async def some_turns() -> ChatAgentEnv:
-        env = await abandoned(addresses)
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        return env
+        async def some_turns(addresses: list[Address] = addresses, turns: int = turns) -> Any:
+            env = await abandoned(addresses)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            return env
 
-    kept = loop.run_until_complete(some_turns())
-    with socket.create_connection(("127.0.0.1", port_of(addresses[0]))) as idle:
-        loop.run_until_complete(asyncio.sleep(0.05 if turns else 0))
-        cancel_all(loop)
-        loop.close()
-        idle.settimeout(10)
-        with suppress(ConnectionResetError):
-            assert idle.recv(1) == b""
-    assert not listening()
-    assert is_refused(addresses[0])
-    assert kept.turns == 0
+        kept = loop.run_until_complete(some_turns())
+        with socket.create_connection(("127.0.0.1", port_of(addresses[0]))) as idle:
+            loop.run_until_complete(asyncio.sleep(0.05 if turns else 0))
+            cancel_all(loop)
+            loop.close()
+            idle.settimeout(10)
+            with suppress(ConnectionResetError):
+                assert idle.recv(1) == b"", turns
+        assert not listening(), turns
+        assert is_refused(addresses[0]), turns
+        assert kept.turns == 0
 
 
 def port_of(address: Address) -> int:
@@ -272,7 +258,7 @@ def test_a_loop_that_is_stopped_and_goes_on_serves_on() -> None:
     assert steps[1].reward == 1.0
 
 
-# -- 3. loops, threads, forks ----------------------------------------------------------------------
+# -- loops, threads, forks ----------------------------------------------------------------------
 
 
 def test_loops_in_threads_have_servers_of_their_own() -> None:
@@ -335,7 +321,7 @@ async def test_a_fork_of_the_process_neither_keeps_an_address_alive_nor_is_kept_
         os.close(end)
 
 
-# -- 4. nothing is kept, nothing is shown ----------------------------------------------------------
+# -- nothing is kept, nothing is shown ----------------------------------------------------------
 
 
 async def test_a_server_keeps_nothing_of_the_rollout_that_started_it() -> None:

@@ -573,9 +573,7 @@ class Service:
                 done.set_exception(error)
 
 
-async def test_a_service_that_began_within_an_agent_serves_the_others(
-    elsewhere: Elsewhere,
-) -> None:
+async def test_a_service_that_began_within_an_agent_serves_the_others(elsewhere: Elsewhere) -> None:
     service = Service()
 
     def agent() -> bool:
@@ -633,9 +631,7 @@ async def test_the_old_pool_of_threads_works_for_each_who_uses_it(
     pools[0].terminate()
 
 
-async def test_threads_of_pools_that_agents_began_do_the_others_work(
-    elsewhere: Elsewhere,
-) -> None:
+async def test_threads_of_pools_that_agents_began_do_the_others_work(elsewhere: Elsewhere) -> None:
     with ThreadPoolExecutor(1) as pool:
 
         async def agent() -> bool:

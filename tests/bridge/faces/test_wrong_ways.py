@@ -14,6 +14,7 @@ import httpx2
 import lm15
 import openai
 import pytest
+from google import genai
 from tests.bridge.faces.conftest import play_without_a_call
 from tests.bridge.faces.sdk_calls import (
     ASYNC,
@@ -274,8 +275,12 @@ async def ask_late(address: server.Address, key: str, status: int) -> list[Any]:
         async with anthropic.AsyncAnthropic(base_url=address.root_url, api_key=key) as other:
             with pytest.raises(anthropic.APIStatusError) as told:
                 await other.messages.create(model=MODEL, messages=HELLO, max_tokens=9)
-    assert caught.value.status_code == told.value.status_code == status
-    return [caught.value, told.value]
+        options: Any = {"base_url": address.root_url}
+        async with genai.Client(api_key=key, http_options=options).aio as third:
+            with pytest.raises(genai.errors.ClientError) as said:
+                await third.models.generate_content(model=MODEL, contents="Hi")
+    assert caught.value.status_code == told.value.status_code == said.value.code == status
+    return [caught.value, told.value, said.value]
 
 
 async def test_a_key_whose_episode_is_over_is_told_so_as_in_process() -> None:

@@ -173,10 +173,7 @@ CHAT: dict[str, Any] = {
         {"role": "assistant", "content": [text("@said"), text("@said_2")]},
         user(),
     ),
-    "developer": talk(
-        {"role": "developer", "content": "@developer"},
-        user(),
-    ),
+    "developer": talk({"role": "developer", "content": "@developer"}, user()),
     "systems": talk(
         {"role": "system", "content": "@system"},
         user("@task"),
@@ -210,9 +207,7 @@ CHAT: dict[str, Any] = {
         {"role": "system", "content": "@system"}, {"role": "assistant", "content": "@said"}
     ),
     "schema": talk(
-        {"role": "system", "content": "@system"},
-        user(),
-        tools=[tool(SCHEMA), tool(name="@tool_2")],
+        {"role": "system", "content": "@system"}, user(), tools=[tool(SCHEMA), tool(name="@tool_2")]
     ),
     "tools": talk(user(), tools=[tool(), tool(name="@tool_2")], tool_choice="required"),
     "calls": talk(*calling(Json(ARGUMENTS)), user(), tools=[tool()]),
@@ -527,7 +522,7 @@ GEMINI: dict[str, Any] = {
                 role="model",
             ),
             parts("@asked"),
-        ],
+        ]
     },
     "schema": {
         "systemInstruction": {"parts": [{"text": "@system"}]},

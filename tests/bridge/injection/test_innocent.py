@@ -10,14 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.bridge.injection.flags import CLASSES, RENDERERS, literals, tokens_of
 from tests.bridge.injection.matrix import Matrix
-from tests.bridge.injection.shapes import (
-    ONCE,
-    SHAPES,
-    filled,
-    plain_prompt_of,
-    prompt_of,
-    slots,
-)
+from tests.bridge.injection.shapes import ONCE, SHAPES, filled, plain_prompt_of, prompt_of, slots
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Tool message missing"),
