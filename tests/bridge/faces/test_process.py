@@ -1,12 +1,6 @@
-"""Agents that are commands: real processes, over real HTTP.
+"""Agents that are commands, real processes over real HTTP: their rewards, and what is left of them.
 
-1. A command finds its model, its task and where to leave its reward in its environment, and in
-   its arguments.
-2. Its reward is its exit status, a file, or what a function makes of its output.
-3. Its whole process tree is gone in the end, however it ends.
-4. What cannot be run or has no reward is an error that says so, with the end of its output.
-
-Its files, its setup and what is filled in: ``test_process_folder.py``.
+Their files and setup: ``test_process_folder.py``; rewards that are none: ``tests/faults``.
 """
 
 import asyncio
@@ -21,8 +15,9 @@ from typing import Any
 
 import psutil
 import pytest
-from tinker_cookbook.rl.rollouts import do_single_rollout
-from tinker_cookbook.rl.types import InitialObservationOverflow, Trajectory
+from tests import kit
+from tests.bridge.faces.conftest import play_without_a_call
+from tinker_cookbook.rl.types import Trajectory, Transition
 
 from evert import (
     AgentError,
@@ -36,7 +31,7 @@ from evert import (
 from evert.agents.commands import ProcessResult
 from evert.agents.supervisor import KEPT_OUTPUT
 from evert.bridge.episode.agent import NO_TASK
-from evert.bridge.errors import InvalidAgentError, RewardError
+from evert.bridge.errors import InvalidAgentError
 
 ASK = """
 import json, os, urllib.request
@@ -56,8 +51,16 @@ def python(code: str, *arguments: str, **options: Any) -> ProcessAgent:
     return ProcessAgent([sys.executable, "-c", ASK + code, *arguments], **options)
 
 
-async def play(agent: ProcessAgent, replies: Any = ("yes",), task: object = NO_TASK) -> Trajectory:
-    return await do_single_rollout(ScriptedPolicy(replies), ChatAgentEnv(agent, task))
+async def play(agent: ProcessAgent, *replies: str, task: object = NO_TASK) -> Trajectory:
+    return await kit.play(agent, *(replies or ("yes",)), task=task)
+
+
+async def last_of(agent: ProcessAgent, *replies: str, **options: Any) -> Transition:
+    return (await play(agent, *replies, **options)).transitions[-1]
+
+
+def is_there(path: str) -> bool:
+    return Path(path).exists()
 
 
 def marked(mark: str) -> list[psutil.Process]:
@@ -72,22 +75,15 @@ def marked(mark: str) -> list[psutil.Process]:
     return found
 
 
-# -- 1. what it finds ------------------------------------------------------------------------------
+# -- what it finds ------------------------------------------------------------------------------
 
 
 async def test_a_script_plays_an_episode_and_its_exit_status_is_the_reward() -> None:
     code = 'import sys; sys.exit(0 if ask("Is it?") + ask("Sure?") == "yesno" else 3)'
-    trajectory = await play(python(code), ["yes", "no"])
-
-    assert [transition.reward for transition in trajectory.transitions] == [0.0, 1.0]
-    assert trajectory.transitions[-1].logs["exit_status"] == 0
-
-
-async def test_another_exit_status_is_no_reward() -> None:
-    trajectory = await play(python('ask("Is it?"); raise SystemExit(3)'))
-
-    assert trajectory.transitions[-1].reward == 0.0
-    assert trajectory.transitions[-1].logs["exit_status"] == 3
+    for replies, reward, status in [(["yes", "no"], 1.0, 0), (["no", "yes"], 0.0, 3)]:
+        trajectory = await play(python(code), *replies)
+        assert kit.rewards(trajectory) == [0.0, reward]
+        assert trajectory.transitions[-1].logs["exit_status"] == status
 
 
 async def test_a_script_with_the_real_sdks_needs_no_setting() -> None:
@@ -102,49 +98,41 @@ google = genai.Client()
 third = google.models.generate_content(model=model, contents="Hi")
 print(first.choices[0].message.content, second.content[0].text, third.text)
 """
-    trajectory = await play(python(code), ["one", "two", "three"])
+    last = await last_of(python(code), "one", "two", "three")
 
-    assert trajectory.transitions[-1].logs["stdout"] == "one two three\n"
-    assert trajectory.transitions[-1].reward == 1.0
+    assert (last.logs["stdout"], last.reward) == ("one two three\n", 1.0)
 
 
-@pytest.mark.parametrize(
-    ("task", "text"),
-    [("say {model}", "say {model}"), ({"a": [1]}, '{"a": [1]}'), (7, "7"), (NO_TASK, "")],
-)
-async def test_the_task_is_in_the_environment_and_in_the_arguments(task: Any, text: str) -> None:
+async def test_the_task_is_in_the_environment_and_in_the_arguments() -> None:
     code = 'import sys; ask("x"); print(sys.argv[1], os.environ["EVERT_TASK"], sep="|")'
-    trajectory = await play(python(code, "<{task}>"), task=task)
-
-    assert trajectory.transitions[-1].logs["stdout"] == f"<{text}>|{text}\n"
+    tasks: list[tuple[Any, str]] = [
+        ("say {model}", "say {model}"),
+        ({"a": [1]}, '{"a": [1]}'),
+        (7, "7"),
+        (NO_TASK, ""),
+    ]
+    for task, text in tasks:
+        last = await last_of(python(code, "<{task}>"), task=task)
+        assert last.logs["stdout"] == f"<{text}>|{text}\n"
 
 
 async def test_the_address_can_be_put_into_the_arguments() -> None:
-    code = """
-import sys
-base, root, key, model = sys.argv[1:]
-ask("x")
-print(base, root, key == os.environ["OPENAI_API_KEY"], model)
-"""
+    code = 'import sys; ask("x"); print(*sys.argv[1:], sys.argv[3] == os.environ["OPENAI_API_KEY"])'
     names = ("{base_url}", "{root_url}", "{api_key}", "{model}")
-    trajectory = await play(python(code, *names))
+    logs = (await last_of(python(code, *names))).logs
 
-    base, root, has_key, model = str(trajectory.transitions[-1].logs["stdout"]).split()
+    base, root, key, model, has_key = str(logs["stdout"]).split()
     assert base == f"{root}/v1"
     assert root.startswith("http://127.0.0.1:")
-    assert has_key == "True"
-    assert model == "policy"
+    assert (key, model, has_key) == ("[ROLLOUT_KEY]", "policy", "True")
 
 
 async def test_it_runs_in_a_folder_of_its_own_that_is_gone_afterwards() -> None:
-    code = 'ask("x"); open("made", "w").close(); print(os.getcwd())'
-    first, second = [
-        Path(str((await play(python(code))).transitions[-1].logs["stdout"]).strip())
-        for _ in range(2)
-    ]
+    agent = python('ask("x"); open("made", "w").close(); print(os.getcwd())')
+    first, second = [str((await last_of(agent)).logs["stdout"]).strip() for _ in range(2)]
 
     assert first != second
-    assert not first.exists()
+    assert not is_there(first)
 
 
 async def test_it_runs_where_it_is_told_to_and_with_further_variables(tmp_path: Path) -> None:
@@ -158,47 +146,29 @@ async def test_it_runs_where_it_is_told_to_and_with_further_variables(tmp_path: 
     assert (tmp_path / "made").read_text() == "green"
 
 
-# -- 2. rewards ------------------------------------------------------------------------------------
+# -- rewards ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("written", "reward", "metrics"),
-    [
-        ("0.25", 0.25, {}),
-        ('{"reward": -1, "metrics": {"tests": 3}}', -1.0, {"tests": 3}),
-        ("true", 1.0, {}),
-    ],
-)
-async def test_a_reward_may_be_left_in_a_file(
-    written: str, reward: float, metrics: dict[str, float]
-) -> None:
-    code = f'ask("x"); open(os.environ["EVERT_REWARD_FILE"], "w").write({written!r})'
-    last = (await play(python(code, reward="file"))).transitions[-1]
-
-    assert last.reward == reward
-    assert last.metrics.items() >= metrics.items()
+async def test_a_reward_may_be_left_in_a_file() -> None:
+    code = 'import sys; ask("x"); open(os.environ["EVERT_REWARD_FILE"], "w").write(sys.argv[1])'
+    for written, reward in [('{"reward": -1, "metrics": {"tests": 3}}', -1.0), ("true", 1.0)]:
+        last = await last_of(python(code, written, reward="file"))
+        assert last.reward == reward
+        assert last.metrics.get("tests") == (3 if "tests" in written else None)
 
 
-async def test_a_reward_may_be_a_function_of_output_files_and_task() -> None:
+async def test_a_reward_may_be_a_function_of_output_files_and_task_async_too() -> None:
     def score(result: ProcessResult, task: Any) -> Outcome:
         made = (result.folder / "made").read_text()
         return Outcome(float(result.stdout == "yes\n" and made == task and result.status == 0))
 
-    code = 'print(ask("x")); open("made", "w").write("seven")'
-    trajectory = await play(python(code, reward=score), task="seven")
-
-    assert trajectory.transitions[-1].reward == 1.0
-
-
-async def test_a_reward_function_may_be_async() -> None:
-    async def score(result: ProcessResult, task: Any) -> float:
+    async def length(result: ProcessResult, task: Any) -> float:
         await asyncio.sleep(0)
         return len(result.stderr)
 
-    code = 'import sys; ask("x"); print("abc", end="", file=sys.stderr)'
-    trajectory = await play(python(code, reward=score))
-
-    assert trajectory.transitions[-1].reward == 3.0
+    code = 'import sys; print(ask("x")); open("made", "w").write("seven"); sys.stderr.write("abc")'
+    assert (await last_of(python(code, reward=score), task="seven")).reward == 1.0
+    assert (await last_of(python(code, reward=length))).reward == 3.0
 
 
 async def test_a_reward_function_may_block_without_holding_up_the_others() -> None:
@@ -214,19 +184,16 @@ async def test_a_reward_function_may_block_without_holding_up_the_others() -> No
     assert [trajectory.transitions[-1].reward for trajectory in both] == [1.0, 1.0]
 
 
-@pytest.mark.parametrize(("made", "reward"), [("seven", 1.0), ("eight", 0.0)])
-async def test_a_reward_may_be_a_command_that_judges_the_folder(made: str, reward: float) -> None:
+async def test_a_reward_may_be_a_command_that_judges_the_folder() -> None:
     judge = "import sys; print('judged'); sys.exit(open(sys.argv[1]).read() != sys.argv[2])"
-    agent = python(
-        f'ask("x"); open("made", "w").write("{made}"); raise SystemExit(3)',
-        reward=[sys.executable, "-c", judge, "{folder}/made", "{task}"],
-    )
-    last = (await play(agent, task="seven")).transitions[-1]
-
-    assert last.reward == reward
-    assert last.logs["exit_status"] == 3
-    assert last.logs["reward_status"] == 1 - reward
-    assert last.logs["reward_stdout"] == "judged\n"
+    code = 'import sys; ask("x"); open("made", "w").write(sys.argv[1]); raise SystemExit(3)'
+    for made, reward in [("seven", 1.0), ("eight", 0.0)]:
+        check = [sys.executable, "-c", judge, "{folder}/made", "{task}"]
+        last = await last_of(python(code, made, reward=check), task="seven")
+        assert last.reward == reward
+        assert last.logs["exit_status"] == 3
+        assert last.logs["reward_status"] == 1 - reward
+        assert last.logs["reward_stdout"] == "judged\n"
 
 
 async def test_a_judge_has_files_a_folder_and_a_home_that_the_agent_never_saw() -> None:
@@ -244,7 +211,7 @@ async def test_a_judge_has_files_a_folder_and_a_home_that_the_agent_never_saw() 
         },
         reward=[sys.executable, "look.py", "{folder}"],
     )
-    logs = (await play(agent)).transitions[-1].logs
+    logs = (await last_of(agent)).logs
     first, listing, has_file = str(logs["stdout"]).splitlines()
     then, judges_listing = str(logs["reward_stdout"]).splitlines()
 
@@ -262,7 +229,7 @@ def test_a_judge_that_is_not_told_where_the_agent_ran_is_refused(tmp_path: Path)
         ProcessAgent(["ls"], reward=reward, files={"{judge}/check.py": "where = '{folder}'"})
 
 
-# -- 3. the process tree ---------------------------------------------------------------------------
+# -- the process tree ---------------------------------------------------------------------------
 
 FAMILY = """
 import subprocess, sys
@@ -286,19 +253,8 @@ async def test_closing_kills_the_whole_tree() -> None:
 
 async def test_what_a_command_left_running_is_killed_when_it_has_ended() -> None:
     mark = f"evert-test-{time.time_ns()}"
-    trajectory = await play(python(FAMILY, mark))
 
-    assert trajectory.transitions[-1].reward == 1.0
-    assert not marked(mark)
-
-
-async def test_a_command_that_ignores_signals_is_killed_all_the_same() -> None:
-    mark = f"evert-test-{time.time_ns()}"
-    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); ask('x')"
-    env = ChatAgentEnv(python(code, mark))
-    await env.initial_observation()
-    await env.close()
-
+    assert (await last_of(python(FAMILY, mark))).reward == 1.0
     assert not marked(mark)
 
 
@@ -308,34 +264,30 @@ async def test_twenty_processes_at_once_are_not_mixed_up() -> None:
     def echo(prompt: str) -> str:
         return prompt.partition("task ")[2].partition("<")[0]
 
-    played = [
-        do_single_rollout(ScriptedPolicy(echo), ChatAgentEnv(python(code), str(number)))
-        for number in range(20)
-    ]
+    played = [kit.play(python(code), echo, task=str(number)) for number in range(20)]
     trajectories = await asyncio.gather(*played)
 
     outputs = [str(t.transitions[-1].logs["stdout"]).strip() for t in trajectories]
     assert outputs == [str(number) for number in range(20)]
 
 
-# -- 4. errors -------------------------------------------------------------------------------------
+# -- errors -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["ls -l", [], [1, 2], ["ls", None]])
-def test_a_command_is_a_list_of_strings(command: Any) -> None:
-    with pytest.raises(InvalidAgentError, match="takes the command as a list of strings"):
-        ProcessAgent(command)
-
-
-@pytest.mark.parametrize("reward", ["exit_status", None, 1.0, [], ["ls", 1]])
-def test_a_reward_of_another_kind_is_refused(reward: Any) -> None:
-    with pytest.raises(InvalidAgentError, match="expected 'exit', 'file', a command"):
-        ProcessAgent(["ls"], reward=reward)
+def test_a_command_and_its_reward_are_of_the_right_kind() -> None:
+    commands: list[Any] = ["ls -l", [], [1, 2], ["ls", None]]
+    for command in commands:
+        with pytest.raises(InvalidAgentError, match="takes the command as a list of strings"):
+            ProcessAgent(command)
+    rewards: list[Any] = ["exit_status", None, 1.0, [], ["ls", 1]]
+    for reward in rewards:
+        with pytest.raises(InvalidAgentError, match="expected 'exit', 'file', a command"):
+            ProcessAgent(["ls"], reward=reward)
 
 
 async def error_of(agent: ProcessAgent, task: object = NO_TASK, **options: Any) -> AgentError:
     with pytest.raises(AgentError) as caught:
-        await do_single_rollout(ScriptedPolicy(["yes"]), ChatAgentEnv(agent, task, **options))
+        await kit.play(agent, "yes", task=task, **options)
     return caught.value
 
 
@@ -394,44 +346,27 @@ async def test_a_command_that_fails_on_a_refusal_is_an_error_with_both() -> None
     assert "wrote last: stderr '{" in str(error)
 
 
-@pytest.mark.parametrize("status", [0, 1])
-async def test_a_command_whose_last_prompt_is_too_long_ends_as_any_such_episode(
-    status: int,
-) -> None:
-    code = f"import sys; ask('Hi'){REFUSED}    raise SystemExit({status})"
-    agent = python(code, "long " * 200)
-    env = ChatAgentEnv(agent, context_length=200, context_overflow_reward=-0.5)
-    last = (await do_single_rollout(ScriptedPolicy(["yes"]), env)).transitions[-1]
-
-    assert last.reward == -0.5
-    assert last.metrics["stop/context_overflow"] == 1.0
-    assert last.logs["exit_status"] == status
-
-
-async def test_a_command_that_copes_with_a_long_prompt_is_rewarded() -> None:
-    code = f"import sys{REFUSED}\nask('Hi')"
-    env = ChatAgentEnv(python(code, "long " * 200), context_length=200)
-    last = (await do_single_rollout(ScriptedPolicy(["yes"]), env)).transitions[-1]
-
-    assert last.reward == 1.0
-    assert last.metrics["stop/completed"] == 1.0
+async def test_a_command_whose_last_prompt_is_too_long_ends_as_any_such_episode() -> None:
+    options: Any = {"context_length": 200, "context_overflow_reward": -0.5}
+    for status in (0, 1):
+        code = f"import sys; ask('Hi'){REFUSED}    raise SystemExit({status})"
+        last = (await kit.play(python(code, "long " * 200), "yes", **options)).transitions[-1]
+        assert (last.reward, last.logs["exit_status"]) == (-0.5, status)
+        assert last.metrics["stop/context_overflow"] == 1.0
+    copes = python(f"import sys{REFUSED}\nask('Hi')", "long " * 200)
+    last = (await kit.play(copes, "yes", **options)).transitions[-1]
+    assert last.reward == last.metrics["stop/completed"] == 1.0
 
 
 async def test_a_command_that_hangs_is_a_timeout_with_the_end_of_its_output() -> None:
     code = "import sys, time; ask('x'); print('waiting for a lock', file=sys.stderr, flush=True)"
     agent = python(f"{code}; time.sleep(600)")
     with pytest.raises(AgentTimeoutError) as caught:
-        await do_single_rollout(ScriptedPolicy(["yes"]), ChatAgentEnv(agent, agent_timeout=2))
+        await kit.play(agent, "yes", agent_timeout=2)
 
     assert f"The command {sys.executable!r} wrote last: stderr 'waiting for a lock'" in str(
         caught.value
     )
-
-
-async def test_a_command_that_hangs_in_silence_is_said_to_have_written_nothing() -> None:
-    agent = python("import time; time.sleep(600)")
-    with pytest.raises(AgentTimeoutError, match="wrote last: nothing"):
-        await ChatAgentEnv(agent, agent_timeout=1).initial_observation()
 
 
 async def test_a_reward_function_that_raises_is_an_error_with_the_commands_output() -> None:
@@ -453,7 +388,7 @@ async def test_only_the_end_of_a_long_output_is_read() -> None:
         return 1.0
 
     code = "import sys; ask('x'); sys.stderr.write('e' * 3_000_000 + 'end'); print('o' * 9)"
-    last = (await play(python(code, reward=score))).transitions[-1]
+    last = await last_of(python(code, reward=score))
 
     assert len(seen[0].stderr) == KEPT_OUTPUT
     assert seen[0].stderr.endswith("eend")
@@ -461,22 +396,8 @@ async def test_only_the_end_of_a_long_output_is_read() -> None:
     assert len(str(last.logs["stderr"])) == 4000
 
 
-@pytest.mark.parametrize("code", ["", 'open(os.environ["EVERT_REWARD_FILE"], "w").write("?")'])
-async def test_a_command_that_leaves_no_reward_is_an_error_with_its_output(code: str) -> None:
-    agent = python(f"import sys\n{code}\nprint('it broke', file=sys.stderr)", reward="file")
-    with pytest.raises(AgentError) as caught:
-        await ChatAgentEnv(agent).initial_observation()
-
-    assert isinstance(caught.value.__cause__, RewardError)
-    assert "left no reward in EVERT_REWARD_FILE" in str(caught.value)
-    assert "it broke" in str(caught.value)
-
-
 async def test_a_command_that_makes_no_call_is_an_episode_without_a_turn() -> None:
-    result = await ChatAgentEnv(python("")).initial_observation()
-
-    assert isinstance(result, InitialObservationOverflow)
-    assert result.reward == 1.0
+    await play_without_a_call(python(""))
 
 
 def test_an_agent_that_is_a_command_travels() -> None:

@@ -1,10 +1,4 @@
-"""The folder that a command runs in: files, setup, and what is filled in.
-
-1. Files are laid into it before: text with its placeholders filled in, bytes and paths as they are.
-2. A setup, a command or a function, runs in it before the agent.
-3. Parts of a task, the episode's folders and the address stand wherever a placeholder does.
-4. What leads out of it, or cannot be laid there, is refused; a setup that fails is an error.
-"""
+"""The folder that a command runs in: its files, its setup, and what is filled in."""
 
 import asyncio
 import os
@@ -14,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.bridge.faces.test_process import error_of, marked, play, python
+from tests.bridge.faces.test_process import error_of, is_there, last_of, marked, python
 
 from evert import AgentTimeoutError, ChatAgentEnv, ProcessAgent
 from evert.bridge.errors import CommandError, InvalidAgentError
@@ -23,15 +17,10 @@ SHOW = 'import sys; ask("x"); print(*(open(name).read() for name in sys.argv[1:]
 
 
 async def output(agent: ProcessAgent, **options: Any) -> str:
-    trajectory = await play(agent, **options)
-    return str(trajectory.transitions[-1].logs["stdout"])
+    return str((await last_of(agent, **options)).logs["stdout"])
 
 
-def is_there(path: str) -> bool:
-    return Path(path).exists()
-
-
-# -- 1. files --------------------------------------------------------------------------------------
+# -- files --------------------------------------------------------------------------------------
 
 
 async def test_text_is_laid_into_the_folder_with_its_placeholders_filled_in() -> None:
@@ -86,7 +75,7 @@ async def test_a_file_replaces_what_an_earlier_episode_left_in_its_place(tmp_pat
     assert (tmp_path / "precious").read_text() == "mine"
 
 
-# -- 2. setup --------------------------------------------------------------------------------------
+# -- setup --------------------------------------------------------------------------------------
 
 
 async def test_a_setup_command_runs_in_the_folder_after_the_files() -> None:
@@ -98,41 +87,34 @@ async def test_a_setup_command_runs_in_the_folder_after_the_files() -> None:
     assert await output(agent, task="setup") == "from setup"
 
 
-async def test_a_setup_function_gets_the_folder_and_the_task() -> None:
+async def test_a_setup_function_gets_the_folder_and_the_task_and_may_be_async() -> None:
     def lay_out(folder: Path, task: Any) -> None:
         for name, text in task["files"].items():
             (folder / name).write_text(text)
 
-    agent = python(SHOW, "a", "b", setup=lay_out)
-
-    assert await output(agent, task={"files": {"a": "one", "b": "two"}}) == "one|two"
-
-
-async def test_a_setup_function_may_be_async_and_gets_none_without_a_task() -> None:
-    async def lay_out(folder: Path, task: Any) -> None:
+    async def asynchronous(folder: Path, task: Any) -> None:
         await asyncio.sleep(0)
         (folder / "a").write_text(repr(task))
 
-    assert await output(python(SHOW, "a", setup=lay_out)) == "None"
+    task = {"files": {"a": "one", "b": "two"}}
+    assert await output(python(SHOW, "a", "b", setup=lay_out), task=task) == "one|two"
+    assert await output(python(SHOW, "a", setup=asynchronous)) == "None"
 
 
-# -- 3. what is filled in --------------------------------------------------------------------------
+# -- what is filled in --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("asked", "task", "text"),
-    [
+async def test_a_part_of_a_task_is_filled_in_once() -> None:
+    code = 'import sys; ask("x"); print(sys.argv[1], end="")'
+    rows: list[tuple[str, Any, str]] = [
         ("{task[prompt]}", {"prompt": "say {task[b]} {model}", "b": 1}, "say {task[b]} {model}"),
         ("{task[b]}-{task[b]}", {"prompt": "x", "b": [1, "2"]}, '[1, "2"]-[1, "2"]'),
         ("{task[1]}", ["zero", "one"], "one"),
         ("{model[0]}", "x", "policy[0]"),
         ("{tasks} {{task}}", "x", "{tasks} {x}"),
-    ],
-)
-async def test_a_part_of_a_task_is_filled_in_once(asked: str, task: Any, text: str) -> None:
-    code = 'import sys; ask("x"); print(sys.argv[1], end="")'
-
-    assert await output(python(code, asked), task=task) == text
+    ]
+    for asked, task, text in rows:
+        assert await output(python(code, asked), task=task) == text
 
 
 async def test_a_long_task_is_in_a_file_and_does_not_stand_in_the_way() -> None:
@@ -163,35 +145,30 @@ async def test_variables_are_filled_in_and_none_takes_one_away(
     assert await output(agent) == "None True\n"
 
 
-# -- 4. refusals and errors ------------------------------------------------------------------------
+# -- refusals and errors ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["/etc/passwd", "../out", "a/../../out", "{home}/../out"])
-def test_a_file_that_would_lie_outside_is_refused(name: str) -> None:
-    with pytest.raises(InvalidAgentError, match="would lie outside of the episode's folder"):
-        ProcessAgent(["ls"], files={name: "x"})
-
-
-def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_files_outside_or_that_are_none_and_another_setup_are_refused(tmp_path: Path) -> None:
+    for name in ("/etc/passwd", "../out", "a/../../out", "{home}/../out"):
+        with pytest.raises(InvalidAgentError, match="would lie outside of the episode's folder"):
+            ProcessAgent(["ls"], files={name: "x"})
     content: Any = 7
     with pytest.raises(InvalidAgentError, match="'a' is of type int; expected its text"):
         ProcessAgent(["ls"], files={"a": content})
     with pytest.raises(InvalidAgentError, match="to be copied from .*nowhere: it is not there"):
         ProcessAgent(["ls"], files={"a": tmp_path / "nowhere"})
+    setups: list[Any] = ["git init", [], [1]]
+    for setup in setups:
+        with pytest.raises(InvalidAgentError, match="setup=.*expected a command as a list of str"):
+            ProcessAgent(["ls"], setup=setup)
 
 
-@pytest.mark.parametrize("setup", ["git init", [], [1]])
-def test_a_setup_of_another_kind_is_refused(setup: Any) -> None:
-    with pytest.raises(InvalidAgentError, match="setup=.*expected a command as a list of strings"):
-        ProcessAgent(["ls"], setup=setup)
-
-
-@pytest.mark.parametrize("task", [{"other": 1}, "text", ["one"]])
-async def test_a_part_that_the_task_has_not_is_named(task: Any) -> None:
-    error = await error_of(python("", "{task[prompt]}"), task=task)
-
-    assert isinstance(error.__cause__, InvalidAgentError)
-    assert "{task[prompt]}, which the task" in str(error)
+async def test_a_part_that_the_task_has_not_is_named() -> None:
+    tasks: list[Any] = [{"other": 1}, "text", ["one"]]
+    for task in tasks:
+        error = await error_of(python("", "{task[prompt]}"), task=task)
+        assert isinstance(error.__cause__, InvalidAgentError)
+        assert "{task[prompt]}, which the task" in str(error)
 
 
 async def test_a_setup_that_fails_is_an_error_with_its_output() -> None:

@@ -1,10 +1,5 @@
-"""What a command sees of the trainer's environment: nothing that is a secret.
-
-1. A command, a setup and a judge find how to run, where they are, and no key.
-2. ``env=`` hands over what it names, and only there.
-3. What programs need to be found is there, though the home is another one.
-4. What a command says of a secret that it was handed is not kept.
-"""
+"""What a command sees of the trainer's environment: no secret but those that ``env=`` names, and
+what it says of one of these is not kept."""
 
 import json
 import os
@@ -13,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.bridge.faces.test_process import error_of, play, python
+from tests.bridge.faces.test_process import error_of, last_of, play, python
 from tests.bridge.faces.test_process_folder import output
 
 from evert.agents.variables import harmless
@@ -41,7 +36,7 @@ def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-# -- 1. what is there ------------------------------------------------------------------------------
+# -- what is there ------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("secrets")
@@ -54,9 +49,7 @@ async def test_a_command_its_setup_and_its_judge_see_no_secret() -> None:
 
     into = "import json, os; open('of_setup', 'w').write(json.dumps(dict(os.environ)))"
     await play(python(f"{SHOW}; ask('x')", setup=[sys.executable, "-c", into], reward=read))
-    last = (
-        await play(python("ask('x')", reward=[sys.executable, "-c", SHOW, "{folder}"]))
-    ).transitions[-1]
+    last = await last_of(python("ask('x')", reward=[sys.executable, "-c", SHOW, "{folder}"]))
 
     for text in (*seen, str(last.logs["reward_stdout"])):
         assert "EVERT_MODEL" in text
@@ -82,15 +75,15 @@ async def test_a_locale_is_neither_lost_nor_made_up(monkeypatch: pytest.MonkeyPa
     for name in ("LANG", "LC_ALL", "LC_CTYPE"):
         monkeypatch.delenv(name, raising=False)
     show = ["sh", "-c", "env | grep -c '^LC_CTYPE'; true", "{folder}"]
-    none = (await play(python("ask('x')", reward=show))).transitions[-1]
+    none = await last_of(python("ask('x')", reward=show))
     monkeypatch.setenv("LC_CTYPE", "C.UTF-8")
-    one = (await play(python("ask('x')", reward=show))).transitions[-1]
+    one = await last_of(python("ask('x')", reward=show))
 
     assert none.logs["reward_stdout"] == "0\n"
     assert one.logs["reward_stdout"] == "1\n"
 
 
-# -- 2. what is handed over ------------------------------------------------------------------------
+# -- what is handed over ------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("secrets")
@@ -122,7 +115,7 @@ async def test_neither_tasks_nor_commands_nor_files_get_at_a_variable() -> None:
     assert await output(agent, task=asked) == f"{asked} {asked} {asked}\n"
 
 
-# -- 3. programs -----------------------------------------------------------------------------------
+# -- programs -----------------------------------------------------------------------------------
 
 
 def test_a_proxy_is_handed_on_unless_it_has_a_login() -> None:
@@ -153,10 +146,10 @@ async def test_a_program_that_was_installed_for_its_user_is_found(tmp_path: Path
     show = [OUTSIDE, "-c", "import theirs; print(theirs.answer)", "{folder}"]
     agent = python("ask('x')", reward=show, env={"PYTHONUSERBASE": str(tmp_path)})
 
-    assert (await play(agent)).transitions[-1].logs["reward_stdout"] == "42\n"
+    assert (await last_of(agent)).logs["reward_stdout"] == "42\n"
 
 
-# -- 4. what is said of it -------------------------------------------------------------------------
+# -- what is said of it -------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("secrets")

@@ -1,10 +1,6 @@
 """What a command started is gone with its episode, whatever it is and whoever is killed.
 
-1. Commands that try to outlive it (``benchmarks/processes.py``), which end, or are ended.
-2. A trainer that is killed leaves no process and no folder; nor do its forks matter.
-3. A command that kills its supervisor has lost its episode.
-4. Outputs that flood, are closed, go to the terminal or to a full disk.
-5. Folders that cannot be removed fail no episode.
+Its outputs are bounded, and folders that cannot be removed fail no episode.
 """
 
 import asyncio
@@ -30,7 +26,7 @@ from benchmarks.processes import (
     new_mark,
     wait_for,
 )
-from tests.bridge.faces.test_process import play, python
+from tests.bridge.faces.test_process import last_of, python
 from tests.nightly import each
 
 from evert import ChatAgentEnv, ProcessAgent
@@ -39,7 +35,7 @@ from evert.agents.supervisor import CHUNK, KEPT_OUTPUT, Tail, remove
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux finds every descendant")
 
-# -- 1. to outlive an episode ----------------------------------------------------------------------
+# -- to outlive an episode ----------------------------------------------------------------------
 
 
 @linux
@@ -54,7 +50,7 @@ async def test_nothing_is_left_of_a_command_whose_env_is_closed(name: str) -> No
     assert await closed(name)
 
 
-# -- 2. the trainer's death ------------------------------------------------------------------------
+# -- the trainer's death ------------------------------------------------------------------------
 
 
 @linux
@@ -135,7 +131,7 @@ def status_of(process: psutil.Process) -> str:
     return "gone"
 
 
-# -- 3. the supervisor's death ---------------------------------------------------------------------
+# -- the supervisor's death ---------------------------------------------------------------------
 
 
 async def test_a_command_that_kills_its_supervisor_has_lost() -> None:
@@ -148,14 +144,14 @@ ask("x")
 os.kill(os.getppid(), signal.SIGKILL)
 time.sleep(600)
 """
-    last = (await play(python(code, mark))).transitions[-1]
+    last = await last_of(python(code, mark))
 
     assert last.logs["exit_status"] == -signal.SIGKILL
     assert last.reward == 0.0
     assert not marked(mark)
 
 
-# -- 4. outputs ------------------------------------------------------------------------------------
+# -- outputs ------------------------------------------------------------------------------------
 
 
 async def test_a_flood_of_output_fills_no_disk_and_its_end_is_kept() -> None:
@@ -163,7 +159,7 @@ async def test_a_flood_of_output_fills_no_disk_and_its_end_is_kept() -> None:
         return float(result.stdout.endswith("y\nend\n") and len(result.stdout) == KEPT_OUTPUT)
 
     code = "import sys; ask('x'); sys.stdout.write('y\\n' * 10_000_000 + 'end\\n')"
-    last = (await play(python(code, reward=score))).transitions[-1]
+    last = await last_of(python(code, reward=score))
 
     assert last.reward == 1.0
 
@@ -184,7 +180,7 @@ def test_the_file_of_an_output_does_not_grow(tmp_path: Path) -> None:
 
 async def test_a_command_may_close_its_outputs_and_go_on() -> None:
     code = "print('before', flush=True); os.close(1); os.close(2); os.close(0); ask('x')"
-    last = (await play(python(code))).transitions[-1]
+    last = await last_of(python(code))
 
     assert last.reward == 1.0
     assert last.logs["stdout"] == "before\n"
@@ -220,7 +216,7 @@ def test_a_command_has_no_way_to_the_trainers_terminal() -> None:
     assert b"UNWANTED" not in shown
 
 
-# -- 5. folders ------------------------------------------------------------------------------------
+# -- folders ------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -250,7 +246,7 @@ except OSError as error:
 """
     with mounted("-t", "tmpfs", "-o", "size=1m", "tmpfs", tmp_path):
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-        last = (await play(python(code))).transitions[-1]
+        last = await last_of(python(code))
         left = os.listdir(tmp_path)
 
     assert last.reward == 1.0
@@ -267,7 +263,7 @@ pathlib.Path("a/b/c").write_text("")
 os.chmod("a/b", 0o500); os.chmod("a", 0o000)
 print(os.getcwd())
 """
-    last = (await play(python(code))).transitions[-1]
+    last = await last_of(python(code))
 
     assert last.reward == 1.0
     assert not Path(str(last.logs["stdout"]).strip()).parent.exists()
@@ -291,7 +287,7 @@ raise SystemExit(os.system("mount --bind {tmp_path} 'in side'"))
         return float(result.status == 0)
 
     with caplog.at_level(logging.WARNING):
-        last = (await play(python(code, reward=score))).transitions[-1]
+        last = await last_of(python(code, reward=score))
     if last.reward == 0.0:
         pytest.skip("only root may mount")
     inside = folders[0] / "in side"
