@@ -45,128 +45,89 @@ class Tokens:
     greedy: bool = False
 
 
-THINKING = ("<think>", "</think>")
-CALLS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+def words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+THINKING = words("<think> </think>")
+CALLS = words("<tool_call> </tool_call> <tool_response> </tool_response>")
 
 QWEN = Tokens(
-    special=(
-        "<|endoftext|>",
-        "<|im_start|>",
-        "<|im_end|>",
-        "<|object_ref_start|>",
-        "<|box_start|>",
-        "<|vision_start|>",
-        "<|vision_end|>",
-        "<|image_pad|>",
-        "<|video_pad|>",
+    special=words(
+        """
+        <|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|box_start|>
+        <|vision_start|> <|vision_end|> <|image_pad|> <|video_pad|>
+        """
     ),
     plain=(*CALLS, *THINKING, "<|fim_prefix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>"),
     normalizer=normalizers.NFC(),
 )
 LLAMA = Tokens(
-    special=(
-        "<|begin_of_text|>",
-        "<|end_of_text|>",
-        "<|start_header_id|>",
-        "<|end_header_id|>",
-        "<|eom_id|>",
-        "<|eot_id|>",
-        "<|python_tag|>",
-        "<|finetune_right_pad_id|>",
-        "<|reserved_special_token_0|>",
+    special=words(
+        """
+        <|begin_of_text|> <|end_of_text|> <|start_header_id|> <|end_header_id|> <|eom_id|>
+        <|eot_id|> <|python_tag|> <|finetune_right_pad_id|> <|reserved_special_token_0|>
+        """
     ),
     bos="<|begin_of_text|>",
 )
 DEEPSEEK = Tokens(
     special=("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>", "<|EOT|>"),
     plain=(
-        "<｜User｜>",
-        "<｜Assistant｜>",
-        "<｜System｜>",
         *THINKING,
-        "<｜tool▁calls▁begin｜>",
-        "<｜tool▁calls▁end｜>",
-        "<｜tool▁call▁begin｜>",
-        "<｜tool▁call▁end｜>",
-        "<｜tool▁outputs▁begin｜>",
-        "<｜tool▁output▁begin｜>",
-        "<｜tool▁output▁end｜>",
-        "<｜tool▁sep｜>",
-        "<｜fim▁hole｜>",
-        "｜DSML｜",
+        *words(
+            """
+            <｜User｜> <｜Assistant｜> <｜System｜> <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜>
+            <｜tool▁call▁begin｜> <｜tool▁call▁end｜> <｜tool▁outputs▁begin｜>
+            <｜tool▁output▁begin｜> <｜tool▁output▁end｜> <｜tool▁sep｜> <｜fim▁hole｜> ｜DSML｜
+            """
+        ),
     ),
     bos="<｜begin▁of▁sentence｜>",
 )
 GLM = Tokens(
-    special=(
-        "<|endoftext|>",
-        "[MASK]",
-        "[gMASK]",
-        "<sop>",
-        "<eop>",
-        "<|system|>",
-        "<|user|>",
-        "<|assistant|>",
-        "<|observation|>",
-        "<|begin_of_image|>",
-        "/nothink",
+    special=words(
+        """
+        <|endoftext|> [MASK] [gMASK] <sop> <eop> <|system|> <|user|> <|assistant|>
+        <|observation|> <|begin_of_image|> /nothink
+        """
     ),
     plain=(*CALLS, *THINKING, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
 )
 KIMI = Tokens(
-    special=(
-        "[BOS]",
-        "[EOS]",
-        "[EOT]",
-        "<|im_end|>",
-        "<|im_user|>",
-        "<|im_assistant|>",
-        "<|im_system|>",
-        "<|im_middle|>",
-        "<|media_begin|>",
-        "<|media_content|>",
-        "<|media_end|>",
-        "<|media_pad|>",
+    special=words(
+        """
+        [BOS] [EOS] [EOT] <|im_end|> <|im_user|> <|im_assistant|> <|im_system|> <|im_middle|>
+        <|media_begin|> <|media_content|> <|media_end|> <|media_pad|>
+        """
     ),
     plain=(
-        "<|tool_calls_section_begin|>",
-        "<|tool_calls_section_end|>",
-        "<|tool_call_begin|>",
-        "<|tool_call_argument_begin|>",
-        "<|tool_call_end|>",
         *THINKING,
+        *words(
+            """
+            <|tool_calls_section_begin|> <|tool_calls_section_end|> <|tool_call_begin|>
+            <|tool_call_argument_begin|> <|tool_call_end|>
+            """
+        ),
     ),
     bos="[BOS]",
 )
 NEMOTRON = Tokens(
-    special=(
-        "<unk>",
-        "<s>",
-        "</s>",
-        "[INST]",
-        "[/INST]",
-        "[TOOL_CALLS]",
-        "<|im_start|>",
-        "<|im_end|>",
-        "<img>",
-        "</img>",
-        "<SPECIAL_20>",
+    special=words(
+        """
+        <unk> <s> </s> [INST] [/INST] [TOOL_CALLS] <|im_start|> <|im_end|> <img> </img>
+        <SPECIAL_20>
+        """
     ),
     plain=(*CALLS, *THINKING),
     bos="<s>",
 )
 HARMONY = Tokens(
-    special=(
-        "<|startoftext|>",
-        "<|endoftext|>",
-        "<|return|>",
-        "<|constrain|>",
-        "<|channel|>",
-        "<|start|>",
-        "<|end|>",
-        "<|message|>",
-        "<|call|>",
-        "<|endofprompt|>",
+    special=words(
+        """
+        <|startoftext|> <|endoftext|> <|return|> <|constrain|> <|channel|> <|start|> <|end|>
+        <|message|> <|call|> <|endofprompt|>
+        """
     ),
     bos="<|startoftext|>",
 )

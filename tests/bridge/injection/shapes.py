@@ -133,6 +133,16 @@ ARGUMENTS: Any = {
 }
 
 
+def said(*contents: Any, **more: Any) -> dict[str, Any]:
+    """A reply: a text, or parts."""
+    content = contents[0] if len(contents) == 1 else [*contents]
+    return {"role": "assistant", "content": content, **more}
+
+
+def system(slot: Any = "@system", role: str = "system") -> dict[str, Any]:
+    return {"role": role, "content": slot}
+
+
 def user(content: Any = "@asked") -> dict[str, Any]:
     return {"role": "user", "content": content}
 
@@ -161,7 +171,7 @@ def talk(*messages: Any, **fields: Any) -> dict[str, Any]:
 
 CHAT: dict[str, Any] = {
     "texts": talk(
-        {"role": "system", "content": "@system"},
+        system(),
         {**user([text("@part"), text("@part_2")]), "name": "@user_name"},
         {"role": "assistant", "content": "@said", "name": "@assistant_name"},
         user(),
@@ -170,24 +180,15 @@ CHAT: dict[str, Any] = {
     "parts": talk(
         {"role": "system", "content": [text("@system"), text("@system_2")]},
         user("@task"),
-        {"role": "assistant", "content": [text("@said"), text("@said_2")]},
+        said(text("@said"), text("@said_2")),
         user(),
     ),
-    "developer": talk({"role": "developer", "content": "@developer"}, user()),
+    "developer": talk(system("@developer", "developer"), user()),
     "systems": talk(
-        {"role": "system", "content": "@system"},
-        user("@task"),
-        {"role": "system", "content": "@system_2"},
-        {"role": "developer", "content": "@developer"},
-        user(),
+        system(), user("@task"), system("@system_2"), system("@developer", "developer"), user()
     ),
-    "assistants": talk(
-        user("@task"),
-        {"role": "assistant", "content": "@said"},
-        {"role": "assistant", "content": "@said_2"},
-        user(),
-    ),
-    "prefilled": talk(user("@task"), {"role": "assistant", "content": "@said"}),
+    "assistants": talk(user("@task"), said("@said"), said("@said_2"), user()),
+    "prefilled": talk(user("@task"), said("@said")),
     "reasoning": talk(
         user("@task"),
         {"role": "assistant", "content": "@said", "reasoning_content": "@reasoning"},
@@ -203,12 +204,8 @@ CHAT: dict[str, Any] = {
         },
         user(),
     ),
-    "no user": talk(
-        {"role": "system", "content": "@system"}, {"role": "assistant", "content": "@said"}
-    ),
-    "schema": talk(
-        {"role": "system", "content": "@system"}, user(), tools=[tool(SCHEMA), tool(name="@tool_2")]
-    ),
+    "no user": talk(system(), said("@said")),
+    "schema": talk(system(), user(), tools=[tool(SCHEMA), tool(name="@tool_2")]),
     "tools": talk(user(), tools=[tool(), tool(name="@tool_2")], tool_choice="required"),
     "calls": talk(*calling(Json(ARGUMENTS)), user(), tools=[tool()]),
     "calls without tools": talk(*calling(Json(ARGUMENTS)), user()),
@@ -293,7 +290,7 @@ RESPONSES: dict[str, Any] = {
     },
     "developer": {
         "instructions": "@instructions",
-        "input": [{"role": "developer", "content": "@developer"}, user()],
+        "input": [system("@developer", "developer"), user()],
     },
     "reasoning": {
         "input": [
@@ -321,7 +318,7 @@ RESPONSES: dict[str, Any] = {
                     {"type": "summary_text", "text": "@summary_2"},
                 ],
             },
-            {"role": "assistant", "content": "@said_2"},
+            said("@said_2"),
             user("@asked_2"),
         ]
     },
@@ -387,19 +384,11 @@ def result(content: Any) -> dict[str, Any]:
 ANTHROPIC: dict[str, Any] = {
     "texts": {
         "system": "@system",
-        "messages": [
-            user([text("@part"), text("@part_2")]),
-            {"role": "assistant", "content": "@said"},
-            user(),
-        ],
+        "messages": [user([text("@part"), text("@part_2")]), said("@said"), user()],
     },
     "blocks": {
         "system": [text("@system"), text("@system_2")],
-        "messages": [
-            user("@task"),
-            {"role": "assistant", "content": [text("@said"), text("@said_2")]},
-            user(),
-        ],
+        "messages": [user("@task"), said(text("@said"), text("@said_2")), user()],
     },
     "systems": {
         "system": "@system",
