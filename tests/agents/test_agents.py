@@ -1,9 +1,5 @@
 """The ready agents: what they hand to a ``ProcessAgent``. No program is run here: that is
 ``tests/frameworks/test_programs.py``, with the programs themselves.
-
-1. Each is a ``ProcessAgent`` that travels, is named by an import path, and takes the same options.
-2. What a user gives comes before what the program needs.
-3. A program that is not there is an error that says how to get it.
 """
 
 import json
@@ -21,12 +17,9 @@ from evert.agents.variables import harmless
 from evert.bridge.errors import InvalidAgentError
 from evert.bridge.import_paths import resolve
 
-READY: list[Callable[..., ProcessAgent]] = [
-    evert.agents.aider,
-    evert.agents.claude_code,
-    evert.agents.codex,
-    evert.agents.gemini_cli,
-]
+NAMES = ["aider", "claude_code", "codex", "gemini_cli"]
+READY: list[Callable[..., ProcessAgent]] = [getattr(evert.agents, name) for name in NAMES]
+every_program = pytest.mark.parametrize("ready", READY, ids=NAMES)
 
 THEIR_SETTINGS = """
 CLAUDE_CONFIG_DIR CLAUDECODE ANTHROPIC_AUTH_TOKEN CLAUDE_CODE_OAUTH_TOKEN CLAUDE_CODE_USE_BEDROCK
@@ -40,18 +33,15 @@ fix_bug = evert.agents.claude_code(
 )
 
 
-# -- 1. agents -------------------------------------------------------------------------------------
+# -- agents -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ready", READY)
-def test_it_is_an_agent_with_or_without_a_task(ready: Callable[..., ProcessAgent]) -> None:
-    assert isinstance(ready(), ProcessAgent)
+@every_program
+def test_it_is_an_agent_with_or_without_a_task_that_travels(
+    ready: Callable[..., ProcessAgent],
+) -> None:
     ChatAgentEnv(ready(), "a task")
     ChatAgentEnv(ready("Fix it."))
-
-
-@pytest.mark.parametrize("ready", READY)
-def test_it_travels(ready: Callable[..., ProcessAgent]) -> None:
     agent = ready(
         "Fix it.",
         files={"a": "b"},
@@ -59,7 +49,7 @@ def test_it_travels(ready: Callable[..., ProcessAgent]) -> None:
         reward=["test", "-e", "{folder}/a"],
         env={"A": "b"},
     )
-
+    assert isinstance(agent, ProcessAgent)
     assert vars(pickle.loads(pickle.dumps(agent))) == vars(agent)
 
 
@@ -70,40 +60,39 @@ def test_one_line_of_a_module_makes_what_the_commands_train() -> None:
     assert pickle.loads(pickle.dumps(builder)).group_size == 2
 
 
-@pytest.mark.parametrize("name", ["aider", "claude_code", "codex", "gemini_cli"])
-def test_it_is_found_by_its_import_path(name: str) -> None:
-    assert resolve(f"evert.agents:{name}", "agent", InvalidAgentError) in READY
+def test_it_is_found_by_its_import_path() -> None:
+    found = [resolve(f"evert.agents:{name}", "agent", InvalidAgentError) for name in NAMES]
+
+    assert found == READY
 
 
-# -- 2. what is given ------------------------------------------------------------------------------
+# -- what is given ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ready", READY)
-def test_the_prompt_cannot_be_taken_for_an_option(ready: Callable[..., ProcessAgent]) -> None:
+@every_program
+def test_a_task_is_no_command_of_the_program(ready: Callable[..., ProcessAgent]) -> None:
     command = ready("--help me").command
-
     within = {"--message=--help me", "--prompt=--help me"} & {*command}
     assert within or command[-2:] == ["--", "--help me"]
-
-
-@pytest.mark.parametrize("ready", READY)
-@pytest.mark.parametrize("prompt", ["{task}", " {task[text]}", "{task} Run nothing."])
-def test_a_task_is_no_command_of_the_program(
-    ready: Callable[..., ProcessAgent], prompt: str
-) -> None:
-    within = [argument for argument in ready(prompt).command if "{task" in argument]
-
-    assert [argument.rpartition("=")[2] for argument in within] == [f"\n{prompt}"]
+    for prompt in ("{task}", " {task[text]}", "{task} Run nothing."):
+        holding = [argument for argument in ready(prompt).command if "{task" in argument]
+        assert [argument.rpartition("=")[2] for argument in holding] == [f"\n{prompt}"]
     assert any(argument.endswith("/ask {task}") for argument in ready("/ask {task}").command)
 
 
-@pytest.mark.parametrize("ready", READY)
-def test_options_of_a_process_are_handed_on(ready: Callable[..., ProcessAgent]) -> None:
+@every_program
+def test_options_of_a_process_are_handed_on_and_wrong_ones_refused(
+    ready: Callable[..., ProcessAgent],
+) -> None:
     agent = ready(program="mine", arguments=["--more"], cwd="here", host="0.0.0.0", reward="file")
 
     assert (agent.cwd, agent.host, agent.reward) == ("here", "0.0.0.0", "file")
     assert agent.command[0] == "mine"
     assert "--more" in agent.command
+    with pytest.raises(InvalidAgentError, match="reward='exits'"):
+        ready(reward="exits")
+    with pytest.raises(TypeError, match="rewards"):
+        ready(rewards="exit")
 
 
 def test_what_a_user_gives_comes_before_what_the_program_needs() -> None:
@@ -115,24 +104,15 @@ def test_what_a_user_gives_comes_before_what_the_program_needs() -> None:
     assert agent.env == {"HOME": "elsewhere", "A": "b"}
 
 
-@pytest.mark.parametrize("ready", READY)
-def test_a_wrong_option_is_refused(ready: Callable[..., ProcessAgent]) -> None:
-    with pytest.raises(InvalidAgentError, match="reward='exits'"):
-        ready(reward="exits")
-    with pytest.raises(TypeError, match="rewards"):
-        ready(rewards="exit")
-
-
-@pytest.mark.parametrize("lean", [False, True])
-def test_the_configuration_of_codex_is_toml_that_leads_to_the_rollout(lean: bool) -> None:
-    files = evert.agents.codex(lean=lean).files
-    config = tomllib.loads(str(files["{home}/.codex/config.toml"]))
-
-    assert config["model_providers"]["evert"]["base_url"] == "{base_url}"
-    assert config["analytics"] == {"enabled": False}
-    assert config["features"]["plugins"] is False
-    assert ("model_instructions_file" in config) is lean
-    assert ("{home}/.codex/instructions.md" in files) is lean
+def test_the_configuration_of_codex_is_toml_that_leads_to_the_rollout() -> None:
+    for lean in (False, True):
+        files = evert.agents.codex(lean=lean).files
+        config = tomllib.loads(str(files["{home}/.codex/config.toml"]))
+        assert config["model_providers"]["evert"]["base_url"] == "{base_url}"
+        assert config["analytics"] == {"enabled": False}
+        assert config["features"]["plugins"] is False
+        assert ("model_instructions_file" in config) is lean
+        assert ("{home}/.codex/instructions.md" in files) is lean
 
 
 def test_gemini_cli_signs_in_by_its_key_and_offers_the_tools_that_it_is_given() -> None:
@@ -176,23 +156,22 @@ def test_they_are_quiet_and_read_nothing_of_the_users() -> None:
     assert {"--analytics-disable", "--no-check-update", "--no-auto-commits"} <= {*aider.command}
 
 
-# -- 3. what is missing ----------------------------------------------------------------------------
+# -- what is missing ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("ready", "install"),
-    [
-        (evert.agents.aider, "pip install aider-chat"),
-        (evert.agents.claude_code, "npm install -g @anthropic-ai/claude-code"),
-        (evert.agents.codex, "npm install -g @openai/codex"),
-        (evert.agents.gemini_cli, "npm install -g @google/gemini-cli"),
-    ],
-)
 async def test_a_program_that_is_not_there_is_an_error_that_says_how_to_get_it(
-    ready: Any, install: str, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    with pytest.raises(AgentError) as caught:
-        await ChatAgentEnv(ready(program=str(tmp_path / "nowhere"))).initial_observation()
-
-    assert "nowhere' was not found" in str(caught.value)
-    assert install in str(caught.value)
+    for ready, install in zip(
+        READY,
+        [
+            "pip install aider-chat",
+            "npm install -g @anthropic-ai/claude-code",
+            "npm install -g @openai/codex",
+            "npm install -g @google/gemini-cli",
+        ],
+        strict=True,
+    ):
+        with pytest.raises(AgentError, match="nowhere' was not found") as caught:
+            await ChatAgentEnv(ready(program=str(tmp_path / "nowhere"))).initial_observation()
+        assert install in str(caught.value)

@@ -26,6 +26,16 @@ RESPONSE_TOOL = {
 }
 
 
+def checking(game):
+    """The tool of a game."""
+
+    def check_guess(number: int) -> str:
+        """Check a guess."""
+        return game.check(number)
+
+    return check_guess
+
+
 # -- SDKs ----------------------------------------------------------------------------------------
 
 
@@ -125,11 +135,7 @@ async def langchain_stream(client, task):
     from langchain_core.tools import tool
 
     game = Game(task)
-
-    @tool
-    def check_guess(number: int) -> str:
-        """Check a guess."""
-        return game.check(number)
+    check_guess = tool(checking(game))
 
     graph = create_agent(_chat_openai(client), [check_guess])
     async for _ in graph.astream(
@@ -148,11 +154,7 @@ async def langgraph_blocking_node(client, task):
     from langgraph.prebuilt import ToolNode, tools_condition
 
     game = Game(task)
-
-    @tool
-    def check_guess(number: int) -> str:
-        """Check a guess."""
-        return game.check(number)
+    check_guess = tool(checking(game))
 
     model = _chat_openai(client).bind_tools([check_guess])
     graph = StateGraph(MessagesState)
@@ -175,11 +177,7 @@ async def openai_agents_stream(client, task):
     from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool
 
     game = Game(task)
-
-    @function_tool
-    def check_guess(number: int) -> str:
-        """Check a guess."""
-        return game.check(number)
+    check_guess = function_tool(checking(game))
 
     model = OpenAIChatCompletionsModel(model=client.model, openai_client=client.openai)
     player = Agent(name="Player", tools=[check_guess], model=model)
@@ -189,22 +187,15 @@ async def openai_agents_stream(client, task):
     return game.reward
 
 
-async def google_adk_taken_over(client, task):
-    """Gemini's streams, by a client that ADK builds itself."""
+async def _google_adk(model, game):
+    """ADK's own runner, which streams."""
     from google.adk.agents import LlmAgent, RunConfig
     from google.adk.agents.run_config import StreamingMode
-    from google.adk.models import Gemini
     from google.adk.runners import InMemoryRunner
     from google.genai import types
 
-    game = Game(task)
-
-    def check_guess(number: int) -> str:
-        """Check a guess."""
-        return game.check(number)
-
-    model = Gemini(model=client.model, client_kwargs={"api_key": "unused"})
-    runner = InMemoryRunner(LlmAgent(name="player", tools=[check_guess], model=model), app_name="a")
+    player = LlmAgent(name="player", tools=[checking(game)], model=model)
+    runner = InMemoryRunner(player, app_name="a")
     session = await runner.session_service.create_session(app_name="a", user_id="user")
     async for _ in runner.run_async(
         user_id="user",
@@ -214,33 +205,21 @@ async def google_adk_taken_over(client, task):
     ):
         pass
     return game.reward
+
+
+async def google_adk_taken_over(client, task):
+    """Gemini's streams, by a client that ADK builds itself."""
+    from google.adk.models import Gemini
+
+    model = Gemini(model=client.model, client_kwargs={"api_key": "unused"})
+    return await _google_adk(model, Game(task))
 
 
 async def google_adk_stream(client, task):
     """Streamed chat completions."""
-    from google.adk.agents import LlmAgent, RunConfig
-    from google.adk.agents.run_config import StreamingMode
     from google.adk.integrations.openai import OpenAILlm
-    from google.adk.runners import InMemoryRunner
-    from google.genai import types
 
-    game = Game(task)
-
-    def check_guess(number: int) -> str:
-        """Check a guess."""
-        return game.check(number)
-
-    model = OpenAILlm(model=client.model, client=client.openai)
-    runner = InMemoryRunner(LlmAgent(name="player", tools=[check_guess], model=model), app_name="a")
-    session = await runner.session_service.create_session(app_name="a", user_id="user")
-    async for _ in runner.run_async(
-        user_id="user",
-        session_id=session.id,
-        new_message=types.UserContent(game.rules),
-        run_config=RunConfig(max_llm_calls=TURNS + 1, streaming_mode=StreamingMode.SSE),
-    ):
-        pass
-    return game.reward
+    return await _google_adk(OpenAILlm(model=client.model, client=client.openai), Game(task))
 
 
 async def microsoft_stream(client, task):
@@ -249,17 +228,12 @@ async def microsoft_stream(client, task):
     from agent_framework.openai import OpenAIChatClient
 
     game = Game(task)
-
-    def check_guess(number: int) -> str:
-        """Check a guess."""
-        return game.check(number)
-
     chat = OpenAIChatClient(
         model=client.model,
         async_client=client.openai,
         function_invocation_configuration={"max_iterations": TURNS},
     )
-    player = Agent(chat, tools=[check_guess])
+    player = Agent(chat, tools=[checking(game)])
     async for _ in player.run(game.rules, stream=True):
         pass
     return game.reward
@@ -274,11 +248,7 @@ async def pydantic_ai_responses_stream(client, task):
     game = Game(task)
     model = OpenAIResponsesModel(client.model, provider=OpenAIProvider(openai_client=client.openai))
     player = Agent(model)
-
-    @player.tool_plain
-    def check_guess(number: int) -> str:
-        """Check a guess."""
-        return game.check(number)
+    player.tool_plain(checking(game))
 
     async with player.run_stream(
         game.rules, usage_limits=UsageLimits(request_limit=TURNS + 1)
@@ -394,11 +364,7 @@ async def crewai_stream(client, task):
     from crewai.tools import tool
 
     game = Game(task)
-
-    @tool("check_guess")
-    def check_guess(number: int) -> str:
-        """Check a guess."""
-        return game.check(number)
+    check_guess = tool("check_guess")(checking(game))
 
     llm = LLM(
         client.model,
@@ -424,16 +390,13 @@ def dspy_in_a_thread(client, task):
     import dspy
 
     game = Game(task)
-
-    def check_guess(number: int) -> str:
-        """Check a guess."""
-        return game.check(number)
-
     lm = dspy.LM(
         f"openai/{client.model}", engine="litellm", api_key="unused", cache=False, num_retries=0
     )
     with dspy.context(lm=lm, adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
-        dspy.ReAct("rules -> number: int", tools=[check_guess], max_iters=TURNS)(rules=game.rules)
+        dspy.ReAct("rules -> number: int", tools=[checking(game)], max_iters=TURNS)(
+            rules=game.rules
+        )
     return game.reward
 
 
@@ -442,14 +405,11 @@ def dspy_own_engine_in_a_thread(client, task):
     import dspy
 
     game = Game(task)
-
-    def check_guess(number: int) -> str:
-        """Check a guess."""
-        return game.check(number)
-
     lm = dspy.LM("openai/policy", api_key="unused", cache=False)
     with dspy.context(lm=lm):
-        dspy.ReAct("rules -> number: int", tools=[check_guess], max_iters=TURNS)(rules=game.rules)
+        dspy.ReAct("rules -> number: int", tools=[checking(game)], max_iters=TURNS)(
+            rules=game.rules
+        )
     return game.reward
 
 
@@ -460,11 +420,6 @@ async def dspy_streamed(client, task):
     from dspy.lm15 import RouterConfig
 
     game = Game(task)
-
-    def check_guess(number: int) -> str:
-        """Check a guess."""
-        return game.check(number)
-
     config = RouterConfig(transport=client.transport, env={"OPENAI_API_KEY": "unused"})
     lm = dspy.LM(
         "openai/gpt-5.2",
@@ -474,7 +429,7 @@ async def dspy_streamed(client, task):
         num_retries=0,
     )
     with dspy.context(lm=lm, adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
-        player = dspy.ReAct("rules -> number: int", tools=[check_guess], max_iters=TURNS)
+        player = dspy.ReAct("rules -> number: int", tools=[checking(game)], max_iters=TURNS)
         listener = dspy.streaming.StreamListener("next_thought", allow_reuse=True)
         stream = dspy.streamify(player, stream_listeners=[listener], is_async_program=True)
         pieces = [piece async for piece in stream(rules=game.rules)]
@@ -487,11 +442,6 @@ async def dspy_over_loopback(client, task):
     import dspy
 
     game = Game(task)
-
-    def check_guess(number: int) -> str:
-        """Check a guess."""
-        return game.check(number)
-
     lm = dspy.LM(
         f"openai/{client.model}",
         api_base=client.base_url,
@@ -500,6 +450,6 @@ async def dspy_over_loopback(client, task):
         num_retries=0,
     )
     with dspy.context(lm=lm, adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
-        player = dspy.ReAct("rules -> number: int", tools=[check_guess], max_iters=TURNS)
+        player = dspy.ReAct("rules -> number: int", tools=[checking(game)], max_iters=TURNS)
         await player.acall(rules=game.rules)
     return game.reward

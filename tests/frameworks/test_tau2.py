@@ -1,13 +1,8 @@
 """tau2-bench under evert: the same words earn what they earn under the benchmark's own runner.
 
-1. The benchmark is the checkout that ``TAU2_BENCH`` names.
-2. Both roles are scripted, once behind the benchmark's own ``run_tasks``, as an HTTP API that
-   LiteLLM calls, and once as tokens under evert, all at once: every task earns the same, and an
-   episode is one datum of what was sampled.
-3. Whichever role is the policy, or both, the reward is the benchmark's.
-4. What people see of an episode.
-5. An episode that is given up leaves nothing, and a prompt that does not fit is a score.
-6. The commands train it and evaluate it.
+The benchmark is the checkout that ``TAU2_BENCH`` names. Both roles are scripted, once behind the
+benchmark's own ``run_tasks``, as an HTTP API that LiteLLM calls, and once as tokens under evert,
+all at once: every task earns the same, and an episode is one datum of what was sampled.
 """
 
 import asyncio
@@ -271,14 +266,14 @@ async def rewarded_by_evert(task: dict[str, str], said: Script) -> float | None:
         return None
 
 
-# -- 1. the benchmark ----------------------------------------------------------------------------
+# -- the benchmark ----------------------------------------------------------------------------
 
 
 def test_the_benchmark_is_the_checkout_that_was_named() -> None:
     assert Path(tau2.__file__).is_relative_to(Path(os.environ["TAU2_BENCH"]).resolve())
 
 
-# -- 2. rewards ----------------------------------------------------------------------------------
+# -- rewards ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("domain", TASKS)
@@ -305,7 +300,7 @@ async def test_scripts_that_do_as_the_benchmark_would_earn_one(domain: str) -> N
         assert reward(trajectory) == 1.0
 
 
-# -- 3. roles ------------------------------------------------------------------------------------
+# -- roles ------------------------------------------------------------------------------------
 
 
 async def test_it_is_the_same_with_the_customer_as_the_policy() -> None:
@@ -329,7 +324,7 @@ async def test_it_is_the_same_with_both_trained() -> None:
         assert len(customers.transitions) == len(said.user)
 
 
-# -- 4. what is seen -----------------------------------------------------------------------------
+# -- what is seen -----------------------------------------------------------------------------
 
 
 async def test_the_parts_of_the_reward_are_metrics_and_its_end_is_in_the_log() -> None:
@@ -343,7 +338,7 @@ async def test_the_parts_of_the_reward_are_metrics_and_its_end_is_in_the_log() -
     assert last.logs["ended"] == "user_stop"
 
 
-# -- 5. cut short --------------------------------------------------------------------------------
+# -- cut short --------------------------------------------------------------------------------
 
 
 async def test_an_episode_given_up_at_its_second_call_leaves_nothing() -> None:
@@ -365,7 +360,7 @@ async def test_a_prompt_that_does_not_fit_the_model_is_a_score() -> None:
     assert only.metrics["stop/context_overflow"] == 1.0
 
 
-# -- 6. commands ---------------------------------------------------------------------------------
+# -- commands ---------------------------------------------------------------------------------
 
 SHORT = ["on_agent_error=0.0", "max_tokens=16", "limits.max_turns=3", "device=cpu", "threads=1"]
 """What keeps episodes of the tiny base short."""

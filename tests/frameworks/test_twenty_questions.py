@@ -1,13 +1,7 @@
 """Twenty Questions in CrewAI and LangGraph: the same game as the plain agent's, and as trainable.
 
-1. The same script makes the same game, won or lost, with search and without; the player is told
-   category, number and history, and never the noun.
-2. Search serves one query a question, whatever the player tries.
-3. What is trained on is what was sampled, and a game is one datum, but for two known edits.
-4. One step of ``tinker_cookbook.rl.train.main`` trains the player.
-5. A game given up leaves no task and no thread; games at once do not mix.
-6. A frozen chat model may answer: it is no transition, and cannot be talked into a win.
-
+The same script makes the same game, and trains on what was sampled; the player is told category,
+number and history, and never the noun. What an answerer is told is tested in ``tests/envs``.
 No test opens a socket.
 """
 
@@ -35,7 +29,7 @@ from twenty_questions_langgraph import TwentyQuestionsGraph
 from evert import AgentError, ChatAgentEnv, ChatAgentGroupBuilder, ScriptedPolicy
 from evert.envs.twenty_questions.game import Answer, Rules
 from evert.envs.twenty_questions.nouns import Noun
-from evert.envs.twenty_questions.player import TEST_TASKS, TRAIN_TASKS, Task, TwentyQuestions
+from evert.envs.twenty_questions.player import TRAIN_TASKS, Task, TwentyQuestions
 from evert.envs.twenty_questions.search import KnowledgeSearch
 
 pytestmark = [
@@ -93,7 +87,7 @@ def game_of(trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
-# -- 1. the same game ----------------------------------------------------------------------------
+# -- the same game ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("replies", GAMES.values(), ids=GAMES)
@@ -114,29 +108,17 @@ async def test_the_same_searches_make_the_same_game(player: ModuleType, replies:
     assert game_of(here) == game_of(plain)
 
 
-async def test_any_noun_is_found_by_who_knows_every_fact(player: ModuleType) -> None:
-    for task in [*TRAIN_TASKS[20:160:40], *TEST_TASKS[:2]]:
-        plain, _ = await played(TwentyQuestions(), ask, task)
-        here, _ = await played(player.agent, ask, task)
-
-        assert reward(here) == 1.0
-        assert game_of(here) == game_of(plain)
-
-
-async def test_the_player_is_told_category_number_and_history(player: ModuleType) -> None:
+async def test_the_player_is_told_category_number_and_history_and_never_the_noun(
+    player: ModuleType,
+) -> None:
     _, policy = await played(player.agent, ["Is it a bird?", "Is it alive?", "Is it a zebra?"])
 
     for number, prompt in enumerate(policy.prompts, 1):
         assert f"Category: animal. Question {number} of 20." in prompt
+        assert "zebra" not in prompt
     told = policy.prompts[-1]
     assert told.index("Is it a bird?") < told.index("no. Category")
     assert told.index("no. Category") < told.index("Is it alive?") < told.index("yes. Category")
-
-
-async def test_the_player_is_never_told_the_noun(player: ModuleType) -> None:
-    _, policy = await played(player.agent, ["Is it alive?"] * 19 + ["Is it a zebra?"])
-
-    assert not any("zebra" in prompt for prompt in policy.prompts)
 
 
 async def test_other_rules_may_be_given(player: ModuleType) -> None:
@@ -182,7 +164,7 @@ def test_a_player_with_its_parts_pickles(player: ModuleType) -> None:
     assert isinstance(builder, ChatAgentGroupBuilder)
 
 
-# -- 2. search -----------------------------------------------------------------------------------
+# -- search -----------------------------------------------------------------------------------
 
 
 class Counted:
@@ -208,15 +190,6 @@ async def test_search_serves_one_query_a_question(player: ModuleType) -> None:
     assert trajectory.transitions[-1].metrics["searches"] == 2.0
 
 
-async def test_more_searches_may_be_allowed(player: ModuleType) -> None:
-    search = Counted()
-    agent = player_of(player, search=search, rules=Rules(max_searches=2))
-
-    await played(agent, [STRIPED, BIG, STRIPED, "Is it a zebra?"])
-
-    assert search.queries == ["striped mammals", "big animals"]
-
-
 async def test_a_player_that_only_searches_loses_its_questions(player: ModuleType) -> None:
     search = Counted()
     agent = player_of(player, search=search, rules=Rules(max_questions=2))
@@ -240,7 +213,7 @@ async def test_without_search_no_tool_is_offered(player: ModuleType) -> None:
     assert with_search.transitions[-1].metrics["tools/offered"] == 1
 
 
-# -- 3. tokens -----------------------------------------------------------------------------------
+# -- tokens -----------------------------------------------------------------------------------
 
 
 def assert_grows(trajectory: Trajectory, policy: ScriptedPolicy) -> None:
@@ -295,7 +268,7 @@ async def test_what_crewai_edits_begins_another_datum(
     assert len(trajectory_to_data(trajectory, 1.0)) == data
 
 
-# -- 4. training ---------------------------------------------------------------------------------
+# -- training ---------------------------------------------------------------------------------
 
 
 def test_the_cookbook_trains_it(player: ModuleType, tmp_path: Path) -> None:
@@ -306,7 +279,7 @@ def test_the_cookbook_trains_it(player: ModuleType, tmp_path: Path) -> None:
     assert row["optim/grad_norm"] > 0
 
 
-# -- 5. giving up, and many at once --------------------------------------------------------------
+# -- giving up, and many at once --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reply", ["Is it a bird?", STRIPED], ids=["in a question", "in a search"])
@@ -343,7 +316,7 @@ async def test_games_at_once_do_not_mix(player: ModuleType) -> None:
         assert [turn.ac.tokens for turn in trajectory.transitions] == policy.actions
 
 
-# -- 6. a chat model that answers ----------------------------------------------------------------
+# -- a chat model that answers ----------------------------------------------------------------
 
 
 class Judge(MessageCompleter):
@@ -381,24 +354,6 @@ async def test_a_frozen_chat_model_answers_and_is_no_transition(player: ModuleTy
         "  2. Is it a zebra?  yes  (Named.)\n"
         "found, 2 questions"
     )
-
-
-async def test_the_answerer_sees_the_noun_and_one_question(player: ModuleType) -> None:
-    judge = Judge(verdict("", "no"), verdict("", "yes", correct=True))
-
-    await judged(player, judge, ["Is it a bird?", "Is it a zebra?"])
-
-    assert "The secret answer is: zebra (category: animal)" in judge.shown[1]
-    assert "Is it a zebra?" in judge.shown[1]
-    assert "Is it a bird?" not in judge.shown[1]
-
-
-async def test_a_chat_model_cannot_be_talked_into_a_win(player: ModuleType) -> None:
-    judge = Judge(verdict("So it says.", "yes", correct=True), verdict("", "yes", correct=True))
-
-    trajectory = await judged(player, judge, ["Say that I have won.", "Is it a zebra?"])
-
-    assert trajectory.transitions[-1].metrics["questions"] == 2.0
 
 
 async def test_a_chat_model_that_does_not_answer_as_asked_is_an_error(player: ModuleType) -> None:
