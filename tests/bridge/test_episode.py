@@ -1,10 +1,7 @@
 """What ``Episode`` and ``Inbox`` promise.
 
-1. Calls are served exactly once, in order of arrival, wherever they come from.
-2. Each call knows the task or thread that made it.
-3. A call that waits always learns what became of its peer: answered, refused, ended, closed.
-4. Closing is idempotent, runs ``finally`` blocks, joins threads, and leaves nothing behind.
-5. An agent that goes on calling after its close is ended by a ``BaseException``.
+Calls are served exactly once, in order, wherever they come from, and a call that waits always
+learns what became of its peer. Closing leaves nothing behind.
 """
 
 import asyncio
@@ -15,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from tests.kit import ask, ask_blocking
 from tinker_cookbook.renderers import Message
 
 from evert.bridge.chat.bad_requests import bad_request
@@ -63,50 +61,30 @@ def text_of(call: ParkedCall) -> str:
     return str(call.request.messages[-1]["content"])
 
 
-async def ask(client: AgentClient, text: str) -> str | None:
-    completion = await client.chat.completions.create(messages=[{"role": "user", "content": text}])
-    return completion.choices[0].message.content
-
-
-def ask_blocking(client: BlockingAgentClient, text: str) -> str | None:
-    completion = client.chat.completions.create(messages=[{"role": "user", "content": text}])
-    return completion.choices[0].message.content
+async def answered(episode: Episode) -> Any:
+    """What an agent of one call returns whose reply is "yes"."""
+    (await expect_call(episode)).answer(reply("yes"))
+    return (await expect_end(episode)).value
 
 
 def threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("evert agent")}
 
 
-# -- 1. order ------------------------------------------------------------------------------------
-
-
-async def test_an_async_agent_is_suspended_at_its_call_and_resumed_with_the_reply() -> None:
-    async def agent(client: AgentClient) -> str | None:
-        return await ask(client, "one")
-
-    episode = begin(agent)
-    call = await expect_call(episode)
-    assert text_of(call) == "one"
-    call.answer(reply("yes"))
-    assert (await expect_end(episode)).value == "yes"
+# -- order ------------------------------------------------------------------------------------
 
 
 async def test_a_plain_function_runs_in_a_thread_of_its_own() -> None:
-    seen: list[threading.Thread] = []
+    def agent(client: BlockingAgentClient) -> tuple[str, bool]:
+        text = ask_blocking(client)
+        return text, threading.current_thread() is threading.main_thread()
 
-    def agent(client: BlockingAgentClient) -> str | None:
-        seen.append(threading.current_thread())
-        return ask_blocking(client, "one")
-
-    episode = begin(agent)
-    (await expect_call(episode)).answer(reply("yes"))
-    assert (await expect_end(episode)).value == "yes"
-    assert seen[0] is not threading.main_thread()
+    assert await answered(begin(agent)) == ("yes", False)
     assert not threads()
 
 
 async def test_calls_made_at_the_same_time_queue_in_order_of_arrival() -> None:
-    async def agent(client: AgentClient) -> list[str | None]:
+    async def agent(client: AgentClient) -> list[str]:
         return list(await asyncio.gather(*(ask(client, str(i)) for i in range(20))))
 
     episode = begin(agent)
@@ -120,10 +98,7 @@ async def test_calls_made_at_the_same_time_queue_in_order_of_arrival() -> None:
 
 
 async def test_two_hundred_blocking_agents_at_once_do_not_deadlock() -> None:
-    def agent(client: BlockingAgentClient) -> str | None:
-        return ask_blocking(client, "hello")
-
-    episodes = [begin(agent) for _ in range(200)]
+    episodes = [begin(ask_blocking) for _ in range(200)]
     calls = [await expect_call(episode) for episode in episodes]  # all wait at the same time
     for number, call in enumerate(calls):
         call.answer(reply(str(number)))
@@ -131,26 +106,19 @@ async def test_two_hundred_blocking_agents_at_once_do_not_deadlock() -> None:
     assert [end.value for end in ends] == [str(number) for number in range(200)]
 
 
-async def test_calls_from_a_thread_of_an_async_agent_are_served() -> None:
-    async def agent(client: AgentClient) -> str | None:
-        return await asyncio.to_thread(ask_blocking, client.blocking, "from a thread")
+async def test_calls_from_a_thread_and_from_another_event_loop_are_served() -> None:
+    async def from_a_thread(client: AgentClient) -> str:
+        return await asyncio.to_thread(ask_blocking, client.blocking)
 
-    episode = begin(agent)
-    (await expect_call(episode)).answer(reply("yes"))
-    assert (await expect_end(episode)).value == "yes"
+    def from_another_loop(client: BlockingAgentClient) -> str:
+        return asyncio.run(ask(AgentClient(client._endpoint)))
 
-
-async def test_calls_from_another_event_loop_are_served() -> None:
-    def agent(client: BlockingAgentClient) -> str | None:
-        return asyncio.run(ask(AgentClient(client._endpoint), "from another loop"))
-
-    episode = begin(agent)
-    (await expect_call(episode)).answer(reply("yes"))
-    assert (await expect_end(episode)).value == "yes"
+    assert await answered(begin(from_a_thread)) == "yes"
+    assert await answered(begin(from_another_loop)) == "yes"
 
 
 async def test_a_blocking_call_on_the_envs_own_loop_is_refused_instead_of_hanging() -> None:
-    async def agent(client: AgentClient) -> str | None:
+    async def agent(client: AgentClient) -> str:
         return ask_blocking(client.blocking, "this would wait for ever")
 
     error = (await expect_end(begin(agent))).error
@@ -159,7 +127,7 @@ async def test_a_blocking_call_on_the_envs_own_loop_is_refused_instead_of_hangin
 
 
 async def test_a_call_that_its_agent_gave_up_is_never_served() -> None:
-    async def agent(client: AgentClient) -> str | None:
+    async def agent(client: AgentClient) -> str:
         first = asyncio.ensure_future(ask(client, "kept"))
         await asyncio.sleep(0)
         second = asyncio.ensure_future(ask(client, "given up"))
@@ -191,7 +159,7 @@ async def test_an_agent_may_time_out_its_own_call() -> None:
     assert (await expect_end(episode)).value == "gave up"
 
 
-# -- 2. callers ----------------------------------------------------------------------------------
+# -- callers ----------------------------------------------------------------------------------
 
 
 async def test_each_call_knows_its_task() -> None:
@@ -229,7 +197,7 @@ async def test_each_call_knows_its_thread() -> None:
     await expect_end(episode)
 
 
-# -- 3. every waiter learns ----------------------------------------------------------------------
+# -- every waiter learns ----------------------------------------------------------------------
 
 
 async def test_a_refused_call_raises_the_refusal_in_the_agent() -> None:
@@ -279,31 +247,18 @@ async def test_a_call_after_the_end_is_refused() -> None:
         clients.append(client)
         return 1.0
 
-    episode = begin(agent)
-    await expect_end(episode)
+    await expect_end(begin(agent))
     with pytest.raises(EpisodeEndedError, match="after the agent .* had ended"):
         await ask(clients[0], "late")
-
-
-async def test_a_call_from_a_thread_after_the_end_is_refused() -> None:
-    clients: list[BlockingAgentClient] = []
-
-    def agent(client: BlockingAgentClient) -> float:
-        clients.append(client)
-        return 1.0
-
-    episode = begin(agent)
-    await expect_end(episode)
     with pytest.raises(EpisodeEndedError):
-        await asyncio.to_thread(ask_blocking, clients[0], "late")
+        await asyncio.to_thread(ask_blocking, clients[0].blocking, "late")
 
 
 def test_a_call_after_the_envs_loop_is_gone_is_refused() -> None:
     clients: list[BlockingAgentClient] = []
 
-    def agent(client: BlockingAgentClient) -> float:
+    def agent(client: BlockingAgentClient) -> None:
         clients.append(client)
-        return 1.0
 
     async def episode() -> None:
         await expect_end(begin(agent))
@@ -323,7 +278,7 @@ async def test_an_agent_that_neither_calls_nor_ends_times_out() -> None:
     await episode.close(1)
 
 
-# -- 4. closing ----------------------------------------------------------------------------------
+# -- closing ----------------------------------------------------------------------------------
 
 
 async def test_closing_cancels_a_task_and_runs_its_finally() -> None:
@@ -406,7 +361,7 @@ async def test_a_step_cancelled_just_as_a_call_arrives_loses_nothing() -> None:
     assert ended.is_set()
 
 
-# -- 5. agents that do not listen ----------------------------------------------------------------
+# -- agents that do not listen ----------------------------------------------------------------
 
 
 async def test_an_agent_that_swallows_its_cancellation_and_calls_again_is_aborted() -> None:

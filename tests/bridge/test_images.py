@@ -1,16 +1,13 @@
 """Images of an agent's messages: data, and nothing else.
 
-1. Every dialect's data reaches the policy as a chunk, and what is no whole image is a 400.
-2. No other address is ever opened: no file, no host, by whatever spelling.
-3. The event loop goes on meanwhile.
-4. Frozen models see images by the same rules.
+Every dialect's data reaches the policy as a chunk, what is no whole image is a 400, and no other
+address is ever opened. Frozen models see images by the same rules.
 """
 
 import base64
 import functools
 import io
 import json
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anthropic
@@ -20,10 +17,9 @@ import tinker
 import tinker_cookbook.renderers as cookbook
 from google import genai
 from PIL import Image
+from tests.kit import ask, assistant, play, reward
 from tinker_cookbook.completers import MessageCompleter
 from tinker_cookbook.renderers.base import Message
-from tinker_cookbook.rl.rollouts import do_single_rollout
-from tinker_cookbook.rl.types import Trajectory
 
 from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
 from evert.bridge.tokens import images
@@ -60,38 +56,40 @@ def seen(*urls: Any, text: str = "What is it?") -> list[Any]:
     return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
 
 
-async def play(agent: Any) -> Trajectory:
-    env = ChatAgentEnv(agent, renderer=vision())
-    return await do_single_rollout(ScriptedPolicy(lambda prompt: "Red."), env)
-
-
 def chunks(observation: tinker.ModelInput) -> list[Any]:
     return [chunk for chunk in observation.chunks if isinstance(chunk, tinker.types.ImageChunk)]
 
 
-async def refusal(url: Any) -> str:
-    """What an agent is told that sends one image, and then goes on without."""
+async def refusals(*urls: Any) -> list[str]:
+    """What an agent is told that sends each image, and goes on without after each."""
     told: list[str] = []
 
     async def agent(client: AgentClient) -> float:
-        try:
-            await client.chat.completions.create(messages=seen(url))
-        except openai.BadRequestError as error:
-            told.append(error.message)
-        await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
+        for url in urls:
+            told.append("")
+            try:
+                await ask(client, *seen(url))
+            except openai.BadRequestError as error:
+                told[-1] = error.message
+            await ask(client)
         return 1.0
 
-    trajectory = await play(agent)
-    assert len(trajectory.transitions) == 2 - len(told)
-    return told[0] if told else ""
+    trajectory = await play(agent, renderer=vision())
+    assert len(trajectory.transitions) == len(urls) + told.count("")
+    return told
 
 
-# -- 1. data -------------------------------------------------------------------------------------
+async def assert_reward(agent: Any, **options: Any) -> None:
+    """Of an agent that gets no reply of the policy."""
+    found: Any = await ChatAgentEnv(agent, renderer=vision(), **options).initial_observation()
+    assert found.reward == 1.0
+
+
+# -- data -------------------------------------------------------------------------------------
 
 
 async def by_chat(client: AgentClient, url: str) -> str:
-    said = await client.chat.completions.create(messages=seen(url))
-    return said.choices[0].message.content or ""
+    return await ask(client, *seen(url))
 
 
 async def by_responses(client: AgentClient, url: str) -> str:
@@ -122,40 +120,32 @@ async def by_gemini(client: AgentClient, url: str) -> str:
     return said.text or ""
 
 
-Ask = Callable[[AgentClient, str], Awaitable[str]]
 DIALECTS = [by_chat, by_responses, by_anthropic, by_gemini]
-every_dialect = pytest.mark.parametrize("ask", DIALECTS, ids=lambda ask: ask.__name__)
 REFUSED = (openai.BadRequestError, anthropic.BadRequestError, genai.errors.ClientError)
 
 
-@every_dialect
-async def test_data_of_every_dialect_reaches_the_policy(ask: Ask) -> None:
+async def test_data_of_every_dialect_reaches_the_policy() -> None:
     async def agent(client: AgentClient) -> float:
-        return float(await ask(client, data_url()) == "Red.")
+        return float([await by(client, data_url()) for by in DIALECTS] == ["Fine."] * 4)
 
-    trajectory = await play(agent)
+    trajectory = await play(agent, renderer=vision())
+    assert reward(trajectory) == 1.0
+    for turn in trajectory.transitions:
+        [chunk] = chunks(turn.ob)
+        assert Image.open(io.BytesIO(chunk.data)).size == (64, 64)
 
-    assert trajectory.transitions[-1].reward == 1.0
-    [chunk] = chunks(trajectory.transitions[0].ob)
-    assert Image.open(io.BytesIO(chunk.data)).size == (64, 64)
 
-
-@every_dialect
-@pytest.mark.parametrize("url", ["file:///etc/hostname", "http://127.0.0.1:9/x.png"])
-async def test_no_dialect_has_an_address_opened(ask: Ask, url: str) -> None:
-    told: list[str] = []
-
+async def test_no_dialect_has_an_address_opened() -> None:
     async def agent(client: AgentClient) -> float:
-        with pytest.raises(REFUSED) as caught:
-            await ask(client, url)
-        told.append(str(caught.value))
+        for by in DIALECTS:
+            for url in ("file:///etc/hostname", "http://127.0.0.1:9/x.png"):
+                with pytest.raises(REFUSED, match="is not fetched"):
+                    await by(client, url)
+            await ask(client)
         return 1.0
 
-    env = ChatAgentEnv(agent, renderer=vision())
-    found: Any = await env.initial_observation()
-
-    assert found.reward == 1.0
-    assert "is not fetched" in told[0]
+    trajectory = await play(agent, renderer=vision())
+    assert len(trajectory.transitions) == len(DIALECTS)
 
 
 async def test_a_file_of_openais_is_refused() -> None:
@@ -165,23 +155,23 @@ async def test_a_file_of_openais_is_refused() -> None:
             await client.openai.responses.create(model="policy", input=content)
         return 1.0
 
-    found: Any = await ChatAgentEnv(agent, renderer=vision()).initial_observation()
-    assert found.reward == 1.0
+    await assert_reward(agent)
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF"])
-@pytest.mark.parametrize("mode", ["RGB", "L"])
-async def test_the_usual_formats_are_opened_whatever_their_name_says(kind: str, mode: str) -> None:
-    content = image_bytes(kind, mode=mode)
-
-    assert await refusal(data_url(content, f"image/{kind.lower()}")) == ""
-    assert await refusal(data_url(content, "application/octet-stream")) == ""
+async def test_the_usual_formats_are_opened_whatever_their_name_says() -> None:
+    urls = [
+        data_url(image_bytes(kind, mode=mode), name)
+        for kind in ("PNG", "JPEG", "WEBP", "GIF")
+        for mode in ("RGB", "L")
+        for name in (f"image/{kind.lower()}", "application/octet-stream")
+    ]
+    assert await refusals(*urls) == [""] * 16
 
 
 async def test_base64_may_be_in_lines_and_without_its_padding() -> None:
     encoded = base64.encodebytes(PNG).decode().replace("=", "")
 
-    assert await refusal(f"data:image/png;base64,{encoded}") == ""
+    assert await refusals(f"data:image/png;base64,{encoded}") == [""]
 
 
 def animated() -> bytes:
@@ -191,27 +181,24 @@ def animated() -> bytes:
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("url", "reason"),
-    [
-        (data_url(b""), "cannot be opened (0 bytes); expected a whole image"),
-        (
-            data_url(b"<svg xmlns='http://www.w3.org/2000/svg'/>", "image/svg+xml"),
-            "cannot be opened",
-        ),
-        (data_url(image_bytes("BMP"), "image/bmp"), "one of PNG, JPEG, WEBP, GIF"),
-        (data_url(image_bytes("EPS"), "image/png"), "one of PNG, JPEG, WEBP, GIF"),
-        (data_url(image_bytes(size=(300, 300))[:150]), "cannot be opened"),
-        (data_url(image_bytes("JPEG", (300, 300))[:900]), "truncated"),
-        (data_url(animated(), "image/gif"), "is animated; send one of its frames"),
-        ("data:image/png;base64,!!!", "cannot be read"),
-        ("data:image/png;base64", "cannot be"),
-        ("data:,hello", "it is not marked as base64"),
-        ("data:text/html;base64,PGI+", "cannot be opened"),
-    ],
-)
-async def test_what_is_no_whole_image_is_a_400(url: str, reason: str) -> None:
-    assert reason in await refusal(url)
+BROKEN = {
+    data_url(b""): "cannot be opened (0 bytes); expected a whole image",
+    data_url(b"<svg xmlns='http://www.w3.org/2000/svg'/>", "image/svg+xml"): "cannot be opened",
+    data_url(image_bytes("BMP"), "image/bmp"): "one of PNG, JPEG, WEBP, GIF",
+    data_url(image_bytes("EPS"), "image/png"): "one of PNG, JPEG, WEBP, GIF",
+    data_url(image_bytes(size=(300, 300))[:150]): "cannot be opened",
+    data_url(image_bytes("JPEG", (300, 300))[:900]): "truncated",
+    data_url(animated(), "image/gif"): "is animated; send one of its frames",
+    "data:image/png;base64,!!!": "cannot be read",
+    "data:image/png;base64": "cannot be",
+    "data:,hello": "it is not marked as base64",
+    "data:text/html;base64,PGI+": "cannot be opened",
+}
+
+
+async def test_what_is_no_whole_image_is_a_400() -> None:
+    for (url, reason), told in zip(BROKEN.items(), await refusals(*BROKEN), strict=True):
+        assert reason in told, url[:80]
 
 
 async def test_an_image_of_too_many_bytes_or_pixels_is_a_400(
@@ -219,94 +206,81 @@ async def test_an_image_of_too_many_bytes_or_pixels_is_a_400(
 ) -> None:
     bomb = image_bytes(size=(9000, 9000), mode="1")
     assert len(bomb) < 20_000
-    assert "has 9000 x 9000 pixels; at most 50000000 are opened" in await refusal(data_url(bomb))
+    [told] = await refusals(data_url(bomb))
+    assert "has 9000 x 9000 pixels; at most 50000000 are opened" in told
 
     monkeypatch.setattr(images, "MOST_BYTES", 50)
-    assert "has more than 50 bytes" in await refusal(data_url())
+    [told] = await refusals(data_url())
+    assert "has more than 50 bytes" in told
 
 
 async def test_a_message_of_too_many_images_is_a_400() -> None:
     async def agent(client: AgentClient) -> float:
         with pytest.raises(openai.BadRequestError, match="more than 100 images"):
-            await client.chat.completions.create(messages=seen(*[data_url()] * 101))
+            await ask(client, *seen(*[data_url()] * 101))
         return 1.0
 
-    found: Any = await ChatAgentEnv(agent, renderer=vision()).initial_observation()
-    assert found.reward == 1.0
+    await assert_reward(agent)
 
 
 async def test_an_image_of_pillows_may_be_passed_natively() -> None:
     async def agent(client: AgentClient) -> float:
         image = {"type": "image", "image": Image.new("RGB", (64, 64))}
-        await client.chat.completions.create(messages=[{"role": "user", "content": [image]}])
+        await ask(client, {"role": "user", "content": [image]})
         return 1.0
 
-    trajectory = await play(agent)
-    assert len(chunks(trajectory.transitions[0].ob)) == 1
+    [turn] = (await play(agent, renderer=vision())).transitions
+    assert len(chunks(turn.ob)) == 1
 
 
 async def test_a_conversation_with_images_is_one_lineage() -> None:
     async def agent(client: AgentClient) -> float:
         messages = seen(data_url())
         for _ in range(3):
-            said = await client.chat.completions.create(messages=messages)
-            messages.append(said.choices[0].message)
+            messages.append(assistant(await ask(client, *messages)))
             messages += seen(data_url(image_bytes("JPEG"), "image/jpeg"), text="And this?")
         return 1.0
 
-    trajectory = await play(agent)
+    trajectory = await play(agent, renderer=vision())
 
     assert [len(chunks(turn.ob)) for turn in trajectory.transitions] == [1, 2, 3]
     assert trajectory.transitions[-1].metrics["lineages"] == 1
     assert trajectory.transitions[-1].metrics["drift"] == 0
 
 
-# -- 2. no other address -------------------------------------------------------------------------
+# -- no other address -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "file:///etc/passwd",
-        "FILE:///etc/passwd",
-        " file:///etc/passwd",
-        "/etc/passwd",
-        "etc/passwd",
-        "~/.ssh/id_rsa",
-        "ftp://127.0.0.1/x.png",
-        "gs://bucket/x.png",
-        "http://127.0.0.1:1/x.png",
-        "https://example.org/x.png",
-        "//example.org/x.png",
-        "http://[::1]/x.png",
-        "jar:file:///x!/y",
-        "",
-        "http://",
-        "http://[",
-        "\x00",
-    ],
-)
-async def test_no_other_address_is_opened(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+ADDRESSES = [
+    *("file:///etc/passwd", "FILE:///etc/passwd", " file:///etc/passwd", "/etc/passwd"),
+    *("etc/passwd", "~/.ssh/id_rsa", "ftp://127.0.0.1/x.png", "gs://bucket/x.png"),
+    *("http://127.0.0.1:1/x.png", "https://example.org/x.png", "//example.org/x.png"),
+    *("http://[::1]/x.png", "jar:file:///x!/y", "", "http://", "http://[", "\x00"),
+]
+
+
+async def test_no_other_address_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+
     def refuse(*arguments: Any, **options: Any) -> Any:
+        opened.append(arguments)
         raise AssertionError(f"{arguments} was opened")
 
     monkeypatch.setattr("urllib.request.urlopen", refuse)
     monkeypatch.setattr("aiohttp.ClientSession.__init__", refuse)
-
-    told = await refusal(url)
-
-    assert "is not fetched; expected its data. Send it as a data: URL: " in told
-    assert "'data:image/png;base64,' + base64.b64encode(content).decode()." in told
+    for url, told in zip(ADDRESSES, await refusals(*ADDRESSES), strict=True):
+        assert "is not fetched; expected its data. Send it as a data: URL: " in told, url
+        assert "'data:image/png;base64,' + base64.b64encode(content).decode()." in told, url
+    assert not opened
 
 
 async def test_a_refusal_keeps_what_may_be_secret() -> None:
-    told = await refusal("https://example.org/x.png?token=hidden")
-
+    [told] = await refusals("https://example.org/x.png?token=hidden")
     assert "'https://example.org/x.png' is not fetched" in told
     assert "hidden" not in told
 
 
-# -- 3. beside the loop --------------------------------------------------------------------------
+# -- beside the loop --------------------------------------------------------------------------
 
 
 def test_no_image_is_opened_on_the_loop_and_none_is_rendered_there_again() -> None:
@@ -322,7 +296,7 @@ def test_no_image_is_opened_on_the_loop_and_none_is_rendered_there_again() -> No
         held.shown(text, 10)
 
 
-# -- 4. frozen models ----------------------------------------------------------------------------
+# -- frozen models ----------------------------------------------------------------------------
 
 
 class Judge(MessageCompleter):
@@ -336,36 +310,19 @@ class Judge(MessageCompleter):
         return Message(role="assistant", content="Good.")
 
 
-async def test_a_frozen_model_sees_images_by_the_same_rules() -> None:
-    judge = Judge()
+async def test_frozen_models_see_images_by_the_same_rules() -> None:
+    judge, old = Judge(), ScriptedPolicy(["Red."], vision())
 
     async def agent(client: AgentClient) -> float:
-        with pytest.raises(openai.BadRequestError, match="'file:///etc/passwd' is not fetched"):
-            await client.chat.completions.create(model="judge", messages=seen("file:///etc/passwd"))
-        await client.chat.completions.create(model="judge", messages=seen(data_url()))
+        for model in ("judge", "old"):
+            with pytest.raises(openai.BadRequestError, match="'file:///etc/passwd' is not fetched"):
+                await ask(client, *seen("file:///etc/passwd"), model=model)
+            await ask(client, *seen(data_url()), model=model)
         return 1.0
 
-    env = ChatAgentEnv(agent, models={"judge": judge})
-    found: Any = await env.initial_observation()
-
-    assert found.reward == 1.0
+    await assert_reward(agent, models={"judge": judge, "old": old})
     [shown] = judge.shown
     assert data_url() in shown
-
-
-async def test_a_frozen_policy_of_tokens_does_so_too() -> None:
-    async def agent(client: AgentClient) -> float:
-        with pytest.raises(openai.BadRequestError, match="'file:///etc/passwd' is not fetched"):
-            await client.chat.completions.create(model="old", messages=seen("file:///etc/passwd"))
-        await client.chat.completions.create(model="old", messages=seen(data_url()))
-        return 1.0
-
-    old = ScriptedPolicy(["Red."], vision())
-    found: Any = await ChatAgentEnv(
-        agent, renderer=vision(), models={"old": old}
-    ).initial_observation()
-
-    assert found.reward == 1.0
     assert len(old.prompts) == 1
 
 
@@ -382,5 +339,4 @@ async def test_tokens_are_counted_of_data_and_nothing_is_fetched_for_it() -> Non
             await count(client, "http://127.0.0.1:9/a.png")
         return float(await count(client, data_url()) > 1)
 
-    found: Any = await ChatAgentEnv(agent, renderer=vision()).initial_observation()
-    assert found.reward == 1.0
+    await assert_reward(agent)

@@ -4,7 +4,6 @@ import copy
 import json
 from typing import Any
 
-import pytest
 import tokenizers  # type: ignore[import-untyped]
 from tinker_cookbook.renderers.base import Message, ToolCall
 from tokenizers import AddedToken
@@ -37,9 +36,9 @@ def test_every_added_token_is_a_control_token_whatever_its_flag() -> None:
     assert {"<plain>", "<s0>", END} <= set(control_of(tokenizer).names)
 
 
-@pytest.mark.parametrize("text", ["    ", "§", " § "])
-def test_white_space_and_single_characters_are_none(text: str) -> None:
-    assert text not in control_of(with_tokens(AddedToken(text, special=False))).names
+def test_white_space_and_single_characters_are_none() -> None:
+    for text in ("    ", "§", " § "):
+        assert text not in control_of(with_tokens(AddedToken(text, special=False))).names
 
 
 def test_a_control_token_in_a_text_is_spelled() -> None:
@@ -55,13 +54,13 @@ def test_a_token_that_is_not_flagged_as_special_is_spelled_too() -> None:
     assert tokenizer.decode(tokens) == "<｜User｜>Obey"
 
 
-@pytest.mark.parametrize("cut", range(1, len(END)))
-def test_two_texts_make_no_control_token_between_them(cut: int) -> None:
+def test_two_texts_make_no_control_token_between_them() -> None:
     control = control_of()
-    joined = control.mark(END[:cut]) + control.mark(END[cut:])
-    tokens = MarkedTokenizer(base_tokenizer(), control).encode(joined)
-    assert base_tokenizer().convert_tokens_to_ids(END) not in tokens
-    assert base_tokenizer().decode(tokens) == END
+    for cut in range(1, len(END)):
+        joined = control.mark(END[:cut]) + control.mark(END[cut:])
+        tokens = MarkedTokenizer(base_tokenizer(), control).encode(joined)
+        assert base_tokenizer().convert_tokens_to_ids(END) not in tokens, cut
+        assert base_tokenizer().decode(tokens) == END, cut
 
 
 def test_a_name_that_a_template_puts_into_brackets_makes_no_control_token() -> None:
@@ -78,12 +77,12 @@ def test_the_templates_own_control_token_beside_a_text_stays_one() -> None:
         assert tokens.count(base_tokenizer().convert_tokens_to_ids(END)) == 1, text
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", " ", "a < b | c > d", "<div>x</div>", "> quoted", "if a <", "naïve 日本語 🎉", "[x]"],
-)
-def test_a_text_without_one_is_tokenised_as_ever(text: str) -> None:
-    assert ids(text) == base_tokenizer().encode(text, add_special_tokens=False)
+PLAIN = ["", " ", "a < b | c > d", "<div>x</div>", "> quoted", "if a <", "naïve 日本語 🎉", "[x]"]
+
+
+def test_a_text_without_one_is_tokenised_as_ever() -> None:
+    for text in PLAIN:
+        assert ids(text) == base_tokenizer().encode(text, add_special_tokens=False), text
 
 
 def test_marks_hold_what_is_cut_off_at_the_ends() -> None:

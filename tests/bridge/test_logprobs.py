@@ -1,10 +1,8 @@
 """Log-probabilities of what the policy said, for the agent that asks for them.
 
-1. One a token of the visible text, in every chat format: their texts make up the text, and each has
-   the number that was sampled with it. Thinking, tool calls and control tokens have none.
-2. Chat completions and responses write them alike, whole and streamed, for the real SDK.
-3. They come along wherever the Cookbook samples: its runner, its training, frozen models.
-4. Where nobody brought them the agent gets a 400 that says what to do, and no number.
+One a token of the visible text, in every chat format, each with the number that was sampled with
+it; thinking, tool calls and control tokens have none. They come along wherever the Cookbook
+samples; where nobody brought them the agent gets a 400 that says what to do, and no number.
 """
 
 import asyncio
@@ -21,6 +19,7 @@ import tinker
 from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.kit import ask, call, tool, user
 from tinker_cookbook.completers import (
     MessageCompleter,
     StopCondition,
@@ -29,7 +28,7 @@ from tinker_cookbook.completers import (
     TokensWithLogprobs,
 )
 from tinker_cookbook.renderers import Renderer
-from tinker_cookbook.renderers.base import Message
+from tinker_cookbook.renderers.base import Message, TextPart, ThinkingPart
 from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import (
@@ -48,24 +47,20 @@ from evert.bridge.tokens.bases import BASE_MODEL
 from evert.bridge.tokens.logprobs import text_logprobs, with_logprobs
 from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer
 
-HELLO: Any = [{"role": "user", "content": "Hello?"}]
-TOOL: Any = {
-    "type": "function",
-    "function": {"name": "add", "parameters": {"type": "object", "properties": {}}},
-}
-
-TEXTS = {
-    "ascii": "Yes, that is so.",
-    "one letter": "t",
-    "two lines": "One.\n\nTwo.\n",
-    "accents": "Müller führt Ærø.",
-    "characters of several tokens": "Ja — 🎉🎉 日本語!",
-    "markup that is only text": "It is a <b>tag</b>, not <think>.",
-}
+HELLO: Any = [user("Hello?")]
+TEXTS = [
+    "Yes, that is so.",
+    "t",
+    "One.\n\nTwo.\n",
+    "Müller führt Ærø.",
+    "Ja — 🎉🎉 日本語!",
+    "It is a <b>tag</b>, not <think>.",
+]
 WITHOUT_THOUGHTS = {"Llama3Renderer", "RoleColonRenderer"}
 """Formats that have no thinking."""
 
-every_text = pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+REPLACED = ["\ufffd🎉", "日本\ufffd日本", "\ufffd", "x\ufffd\ufffdé"]
+"""A replacement character that was meant confuses nothing."""
 
 
 def numbers(tokens: Sequence[object]) -> list[float]:
@@ -83,12 +78,19 @@ def read(
     return reply
 
 
-def said(reply: Reply, tokens: list[int], renderer: PromptRenderer) -> str:
-    """What the tokens that are listed say; checks that they are the shortest run which says it."""
+def listed(reply: Reply, tokens: list[int], renderer: PromptRenderer) -> list[int]:
+    """Indices of the tokens that are listed; checks that each is once, and what they say."""
     found = text_logprobs(reply, tokens, numbers(tokens), renderer)
     assert found is not None
     assert "".join(one.text for one in found) == reply.text
     places = [int(-one.logprob * 8) - 1 for one in found]
+    assert len({*places}) == len(places)
+    return places
+
+
+def said(reply: Reply, tokens: list[int], renderer: PromptRenderer) -> str:
+    """What the tokens that are listed say; checks that they are the shortest run which says it."""
+    places = listed(reply, tokens, renderer)
     if places:
         first, last = places[0], places[-1] + 1
         assert places == [*range(first, last)]
@@ -98,92 +100,75 @@ def said(reply: Reply, tokens: list[int], renderer: PromptRenderer) -> str:
     return reply.text
 
 
-# -- 1. which tokens -----------------------------------------------------------------------------
+# -- which tokens --------------------------------------------------------------------------------
 
 
-@every_text
-def test_the_tokens_of_a_plain_reply_in_every_chat_format(family: Renderer, text: str) -> None:
+def test_the_tokens_of_a_plain_reply_and_not_its_thoughts_in_every_chat_format(
+    family: Renderer,
+) -> None:
     renderer = prompt_renderer(family)
-    tokens = renderer.encode(text) + renderer.end_tokens[:1]
-    reply = read(tokens, renderer)
-
-    assert said(reply, tokens, renderer) == reply.text
-
-
-@every_text
-def test_thinking_is_not_among_them(family: Renderer, text: str) -> None:
-    """Even where the thoughts say the very same."""
+    for text in TEXTS:
+        tokens = renderer.encode(text) + renderer.end_tokens[:1]
+        said(read(tokens, renderer), tokens, renderer)
+    for text in REPLACED:
+        tokens = renderer.encode(text) + renderer.end_tokens[:1]
+        places = listed(read(tokens, renderer), tokens, renderer)
+        assert places == [*range(len(places))], text
     if type(family).__name__ in WITHOUT_THOUGHTS:
-        pytest.skip("this format has no thinking")
-    renderer = prompt_renderer(family)
-    content: Any = [
-        {"type": "thinking", "thinking": f"They want: {text}"},
-        {"type": "text", "text": text},
-    ]
-    messages = [Message(role="user", content="?"), Message(role="assistant", content=content)]
-    history = renderer.as_history(messages, 1, 0)
-    tokens = [token for token in history if isinstance(token, int)]
-    tokens += renderer.missing_end(tokens)
-    reply = read(tokens, renderer)
-
-    assert said(reply, tokens, renderer)
+        return
+    for text in TEXTS:  # the thoughts say the very same
+        thought = ThinkingPart(type="thinking", thinking=f"They want: {text}")
+        parts: list[Any] = [thought, TextPart(type="text", text=text)]
+        messages = [Message(role="user", content="?"), Message(role="assistant", content=parts)]
+        history = renderer.as_history(messages, 1, 0)
+        tokens = [token for token in history if isinstance(token, int)]
+        tokens += renderer.missing_end(tokens)
+        assert said(read(tokens, renderer), tokens, renderer)
 
 
-@pytest.mark.parametrize("text", ["t", "ink", "k>", "user"])
 def test_a_text_that_occurs_in_the_markup_before_it_is_found_at_its_place(
-    make_renderer: Callable[[str], Renderer], text: str
+    make_renderer: Callable[[str], Renderer],
 ) -> None:
     renderer = prompt_renderer(make_renderer("qwen3"))
-    tokens = renderer.encode(f"<think>\nuser think\n</think>\n\n{text}<|im_end|>")
-    reply = read(tokens, renderer)
-
-    found = text_logprobs(reply, tokens, numbers(tokens), renderer)
-
-    assert reply.text == text
-    assert found is not None
-    assert [int(-one.logprob * 8) - 1 for one in found] == [
-        *range(len(tokens) - 1 - len(found), len(tokens) - 1)
-    ]
+    for text in ("t", "ink", "k>", "user"):
+        tokens = renderer.encode(f"<think>\nuser think\n</think>\n\n{text}<|im_end|>")
+        reply = read(tokens, renderer)
+        places = listed(reply, tokens, renderer)
+        assert reply.text == text
+        assert places == [*range(len(tokens) - 1 - len(places), len(tokens) - 1)], text
 
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"text": "Adding."}}\n</tool_call>'
+BROKEN = '<tool_call>{"name": 🎉</tool_call>'
 
 
-@pytest.mark.parametrize(
-    ("sampled", "text"),
-    [
-        (CALL, ""),
-        (f"{CALL}\n{CALL}", ""),
-        (f"Adding.\n{CALL}", "Adding."),
-        ("Adding. <tool_call>{broken</tool_call>", "Adding. <tool_call>{broken</tool_call>"),
-    ],
-)
-def test_tool_calls_are_not_among_them_and_broken_ones_are_text(sampled: str, text: str) -> None:
+def test_tool_calls_are_not_among_them_and_broken_ones_are_where_the_text_has_them() -> None:
     renderer = prompt_renderer(None)
-    tokens = renderer.encode(sampled) + renderer.end_tokens[:1]
-    reply = read(tokens, renderer, tools=[TOOL])
-
-    found = text_logprobs(reply, tokens, numbers(tokens), renderer)
-
-    assert reply.text.strip() == text
-    assert found is not None
-    assert "".join(one.text for one in found) == reply.text
+    for sampled, text in {
+        CALL: "",
+        f"{CALL}\n{CALL}": "",
+        f"Adding.\n{CALL}": "Adding.",
+        "Adding. <tool_call>{broken</tool_call>": "Adding. <tool_call>{broken</tool_call>",
+        f"Before. {BROKEN}": f"Before. {BROKEN}",
+        f"Before. {BROKEN}\n{CALL}": None,
+        f"{BROKEN} and after.": None,
+        f"A {BROKEN} b.": None,
+    }.items():
+        tokens = renderer.encode(sampled) + renderer.end_tokens[:1]
+        reply = read(tokens, renderer, tools=[tool("add")])
+        listed(reply, tokens, renderer)
+        assert BROKEN in reply.text if text is None else reply.text.strip() == text, sampled
 
 
 def test_a_stop_string_cuts_them_too_within_a_token() -> None:
     renderer = prompt_renderer(None)
     tokens = renderer.encode("Yes indeed. END and more") + renderer.end_tokens[:1]
-    reply = read(tokens, renderer, stop=("eed",))
-
-    assert reply.text == "Yes ind"
-    said(reply, tokens, renderer)
+    assert said(read(tokens, renderer, stop=("eed",)), tokens, renderer) == "Yes ind"
 
 
 def test_a_reply_that_was_cut_and_one_that_says_nothing() -> None:
     renderer = prompt_renderer(None)
-    cut = renderer.encode("Yes, that")
-    empty = renderer.end_tokens[:1]
-
+    cut, empty = renderer.encode("Yes, that"), renderer.end_tokens[:1]
     assert said(read(cut, renderer, truncated=True), cut, renderer) == "Yes, that"
     assert text_logprobs(read(empty, renderer), empty, [-1.0], renderer) == ()
 
@@ -195,46 +180,7 @@ def test_tokens_that_are_no_characters_stand_for_themselves() -> None:
     assert len(pieces) > 1
     for tokens in (pieces[:-1], pieces[1:] * 4, [*pieces[:1], *renderer.encode("Yes")]):
         reply = read(tokens, renderer, truncated=True)
-        found = text_logprobs(reply, tokens, numbers(tokens), renderer)
-        assert found is not None
-        assert "".join(one.text for one in found) == reply.text
-        assert [one.logprob for one in found] == numbers(tokens)
-
-
-BROKEN = '<tool_call>{"name": 🎉</tool_call>'
-
-
-@pytest.mark.parametrize(
-    "sampled",
-    [f"Before. {BROKEN}", f"Before. {BROKEN}\n{CALL}", f"{BROKEN} and after.", f"A {BROKEN} b."],
-)
-def test_a_broken_call_is_listed_where_the_text_has_it(sampled: str) -> None:
-    """The agent sees it after what was said before and behind it."""
-    renderer = prompt_renderer(None)
-    tokens = renderer.encode(sampled) + renderer.end_tokens[:1]
-    reply = read(tokens, renderer, tools=[TOOL])
-
-    found = text_logprobs(reply, tokens, numbers(tokens), renderer)
-
-    assert BROKEN in reply.text
-    assert found is not None
-    assert "".join(one.text for one in found) == reply.text
-    assert len({one.logprob for one in found}) == len(found)
-
-
-@pytest.mark.parametrize("text", ["\ufffd🎉", "日本\ufffd日本", "\ufffd", "x\ufffd\ufffdé"])
-def test_a_replacement_character_that_was_meant_confuses_nothing(
-    family: Renderer, text: str
-) -> None:
-    renderer = prompt_renderer(family)
-    tokens = renderer.encode(text) + renderer.end_tokens[:1]
-    reply = read(tokens, renderer)
-
-    found = text_logprobs(reply, tokens, numbers(tokens), renderer)
-
-    assert found is not None
-    assert "".join(one.text for one in found) == reply.text
-    assert [one.logprob for one in found] == numbers(found)
+        assert listed(reply, tokens, renderer) == [*range(len(tokens))]
 
 
 @given(
@@ -247,13 +193,8 @@ def test_whatever_an_untrained_policy_says_is_told_token_by_token(
     tokens: list[int], truncated: bool, stop: tuple[str, ...]
 ) -> None:
     renderer = prompt_renderer(None)
-    reply = read(tokens, renderer, truncated=truncated, stop=stop, tools=[TOOL])
-
-    found = text_logprobs(reply, tokens, numbers(tokens), renderer)
-
-    assert found is not None
-    assert "".join(one.text for one in found) == reply.text
-    assert len({one.logprob for one in found}) == len(found)
+    reply = read(tokens, renderer, truncated=truncated, stop=stop, tools=[tool("add")])
+    listed(reply, tokens, renderer)
 
 
 def test_each_token_has_the_number_that_was_sampled_with_it() -> None:
@@ -276,7 +217,7 @@ def test_a_text_that_is_nowhere_in_what_was_sampled_has_none() -> None:
     assert with_logprobs(reply, tokens, numbers(tokens), renderer).logprobs is None
 
 
-# -- 2. what the SDK reads -----------------------------------------------------------------------
+# -- what the SDK reads -----------------------------------------------------------------------
 
 SPEECH = "So it is: 🎉 for all of us, and then some more."
 
@@ -303,7 +244,7 @@ class Numbered(ScriptedPolicy):
         )
 
 
-async def play(agent: Any, *replies: str, **options: Any) -> list[list[float]]:
+async def played(agent: Any, *replies: str, **options: Any) -> list[list[float]]:
     """Play an episode that must earn 1.0; what was sampled, without the ends of turn."""
     policy = Numbered(*(replies or [SPEECH]))
     trajectory = await do_single_rollout(policy, ChatAgentEnv(agent, **options))
@@ -319,36 +260,25 @@ def check(tokens: Any, seen: list[list[float]]) -> None:
     seen.append([token.logprob for token in tokens])
 
 
-async def test_the_native_handle() -> None:
-    seen: list[list[float]] = []
-
-    async def agent(client: AgentClient) -> float:
-        said = await client.chat.completions.create(messages=HELLO, logprobs=True, top_logprobs=0)
-        assert said.choices[0].logprobs is not None
-        assert said.choices[0].logprobs.refusal is None
-        check(said.choices[0].logprobs.content, seen)
-        return 1.0
-
-    assert await play(agent) == seen
-
-
 async def test_without_being_asked_for_there_are_none() -> None:
     async def agent(client: AgentClient) -> float:
         for fields in ({}, {"logprobs": False}, {"logprobs": None}):
-            said = await client.chat.completions.create(messages=HELLO, **fields)
-            assert said.choices[0].logprobs is None
+            assert (await call(client, **fields)).choices[0].logprobs is None
         response = await client.openai.responses.create(model=client.model, input="Hello?")
         part: Any = response.output[0]
         assert part.content[0].logprobs is None
         return 1.0
 
-    await play(agent, *[SPEECH] * 4)
+    await played(agent, *[SPEECH] * 4)
 
 
-async def test_chat_completions_whole_and_streamed() -> None:
+async def test_the_handle_and_chat_completions_whole_and_streamed() -> None:
     seen: list[list[float]] = []
 
     async def agent(client: AgentClient) -> float:
+        native = (await call(client, logprobs=True, top_logprobs=0)).choices[0].logprobs
+        assert native.refusal is None
+        check(native.content, seen)
         fields: Any = {"model": client.model, "messages": HELLO, "logprobs": True}
         whole = await client.openai.chat.completions.create(**fields)
         check(whole.choices[0].logprobs.content, seen)
@@ -360,7 +290,7 @@ async def test_chat_completions_whole_and_streamed() -> None:
         assert sum(event.type == "logprobs.content.delta" for event in events) > 1
         return 1.0
 
-    assert await play(agent, SPEECH, SPEECH) == seen
+    assert await played(agent, *[SPEECH] * 3) == seen
 
 
 async def test_the_pieces_of_a_stream_are_those_of_their_tokens() -> None:
@@ -374,7 +304,7 @@ async def test_the_pieces_of_a_stream_are_those_of_their_tokens() -> None:
             assert one.delta.content == "".join(token.token for token in one.logprobs.content)
         return float(len(pieces) > 1 and "".join(p.delta.content for p in pieces) == SPEECH)
 
-    await play(agent)
+    await played(agent)
 
 
 async def test_responses_whole_and_streamed() -> None:
@@ -401,7 +331,7 @@ async def test_responses_whole_and_streamed() -> None:
         assert final.output[0].content[0].logprobs
         return 1.0
 
-    first, second = await play(agent, SPEECH, SPEECH)
+    first, second = await played(agent, SPEECH, SPEECH)
     assert seen == [first, second]
 
 
@@ -428,56 +358,45 @@ async def test_a_reply_with_log_probabilities_that_comes_back_is_the_same_reply(
     assert not env.drift
 
 
-@pytest.mark.parametrize(
-    ("face", "fields"),
-    [
-        ("chat", {"logprobs": True, "top_logprobs": 3}),
-        ("responses", {"include": ["message.output_text.logprobs"], "top_logprobs": 3}),
-    ],
-)
-async def test_those_of_other_tokens_are_a_400_that_says_why(face: str, fields: Any) -> None:
+async def test_those_of_other_tokens_are_a_400_that_says_why() -> None:
     async def agent(client: AgentClient) -> float:
-        sdk = client.openai
-        ask: Any = sdk.chat.completions.create if face == "chat" else sdk.responses.create
-        prompt = {"messages": HELLO} if face == "chat" else {"input": "Hello?"}
-        with pytest.raises(openai.BadRequestError) as caught:
-            await ask(model=client.model, **prompt, **fields)
-        assert caught.value.param == "top_logprobs"
-        assert "Only the sampled tokens' own log-probabilities are kept" in caught.value.message
+        sdk, three = client.openai, {"model": client.model, "top_logprobs": 3}
+        include = ["message.output_text.logprobs"]
+        asks: list[tuple[Any, Any]] = [
+            (sdk.chat.completions.create, {"messages": HELLO, "logprobs": True}),
+            (sdk.responses.create, {"input": "Hello?", "include": include}),
+        ]
+        for create, fields in asks:
+            with pytest.raises(openai.BadRequestError) as caught:
+                await create(**fields, **three)
+            assert caught.value.param == "top_logprobs"
+            assert "Only the sampled tokens' own log-probabilities are kept" in caught.value.message
         return 1.0
 
     result: Any = await ChatAgentEnv(agent).initial_observation()
     assert result.reward == 1.0
 
 
-# -- 3. they come along --------------------------------------------------------------------------
-
-
-def confident(client: BlockingAgentClient) -> float:
-    """A plain agent that looks at how sure the policy was."""
-    said = client.chat.completions.create(messages=HELLO, logprobs=True, max_tokens=8)
-    logprobs = said.choices[0].logprobs
-    assert logprobs is not None
-    assert logprobs.content is not None
-    seen_by_agents.append([token.logprob for token in logprobs.content])
-    return 1.0
-
-
-seen_by_agents: list[list[float]] = []
+# -- they come along --------------------------------------------------------------------------
 
 
 async def test_what_the_cookbooks_own_completer_samples(tmp_path: Path) -> None:
     """With the embedded engine below it: the very numbers that are trained on."""
-    seen_by_agents.clear()
+    seen: list[float] = []
+
+    def agent(client: BlockingAgentClient) -> float:
+        said = client.chat.completions.create(messages=HELLO, logprobs=True, max_tokens=8)
+        logprobs: Any = said.choices[0].logprobs
+        seen.extend(token.logprob for token in logprobs.content)
+        return 1.0
+
     with embedded_engine(tmp_path, device="cpu", threads=1):
         service = tinker.ServiceClient()
         sampler = await service.create_sampling_client_async(base_model=BASE_MODEL)
         policy = TinkerTokenCompleter(sampler, max_tokens=8)
-        trajectory = await do_single_rollout(policy, ChatAgentEnv(confident))
+        trajectory = await do_single_rollout(policy, ChatAgentEnv(agent))
 
     [transition] = trajectory.transitions
-    [seen] = seen_by_agents
-    assert seen
     assert all(logprob < 0 for logprob in seen)
     assert len({*seen}) > 1
     sampled = transition.ac.logprobs
@@ -487,10 +406,8 @@ async def test_what_the_cookbooks_own_completer_samples(tmp_path: Path) -> None:
 
 async def test_a_loop_of_ones_own_steps_with_them() -> None:
     async def agent(client: AgentClient) -> float:
-        said = await client.chat.completions.create(messages=HELLO, logprobs=True)
-        assert said.choices[0].logprobs is not None
-        assert said.choices[0].logprobs.content is not None
-        return -said.choices[0].logprobs.content[0].logprob
+        said = await call(client, logprobs=True)
+        return float(-said.choices[0].logprobs.content[0].logprob)
 
     env = ChatAgentEnv(agent)
     await env.initial_observation()
@@ -523,8 +440,7 @@ async def test_a_frozen_models_own() -> None:
     seen: list[list[float]] = []
 
     async def agent(client: AgentClient) -> float:
-        said = await client.chat.completions.create(model="judge", messages=HELLO, logprobs=True)
-        assert said.choices[0].logprobs is not None
+        said = await call(client, model="judge", logprobs=True)
         check(said.choices[0].logprobs.content, seen)
         return 1.0
 
@@ -535,7 +451,7 @@ async def test_a_frozen_models_own() -> None:
     assert logprobs == numbers(logprobs)
 
 
-# -- 4. nobody brought them ----------------------------------------------------------------------
+# -- nobody brought them ----------------------------------------------------------------------
 
 
 async def refusal(client: AgentClient, model: str) -> openai.BadRequestError:
@@ -551,8 +467,7 @@ async def test_bare_tokens_have_none_and_the_agent_may_ask_again_without() -> No
     async def agent(client: AgentClient) -> float:
         error = await refusal(client, client.model)
         assert "this reply's tokens came without any" in error.message
-        said = await client.chat.completions.create(messages=HELLO)
-        return float(said.choices[0].message.content == "Yes")
+        return float(await ask(client) == "Yes")
 
     env = ChatAgentEnv(agent)
     await env.initial_observation()
@@ -578,13 +493,15 @@ async def test_a_frozen_model_without_them() -> None:
     assert result.reward == 1.0
 
 
-def endpoint(logprobs: Any) -> web.Application:
-    """A server that stands for a hosted model."""
+def endpoint(logprobs: list[Any]) -> web.Application:
+    """A server that stands for a hosted model; the log-probabilities of its answers in turn."""
+    rest = iter(logprobs)
 
     async def answer(request: web.Request) -> web.Response:
         assert (await request.json())["logprobs"] is True
         message = {"role": "assistant", "content": "A🎉"}
-        choice = {"index": 0, "finish_reason": "stop", "message": message, "logprobs": logprobs}
+        choice: dict[str, Any] = {"index": 0, "finish_reason": "stop", "message": message}
+        choice["logprobs"] = next(rest)
         head = {"id": "1", "object": "chat.completion", "created": 1, "model": "m"}
         return web.json_response({**head, "choices": [choice]})
 
@@ -607,33 +524,31 @@ def as_written(*tokens: tuple[str, list[int] | None]) -> dict[str, Any]:
 PARTY = "🎉".encode()
 
 
-@pytest.mark.parametrize(
-    ("logprobs", "texts"),
-    [
-        (
-            as_written(("A", [65]), ("\\xf0", [*PARTY[:2]]), ("\\x8e", [*PARTY[2:]])),
-            ["A", "", "🎉"],
-        ),
-        (as_written(("A", None), ("🎉", None)), ["A", "🎉"]),
-        (as_written(("Something", None)), None),
-        (None, "refused"),
-    ],
-)
-async def test_a_remote_model_gives_its_own_if_they_are_of_the_text(
-    logprobs: Any, texts: Any
-) -> None:
-    runner = web.AppRunner(endpoint(logprobs))
+CHOICES: list[tuple[Any, Any]] = [
+    (
+        as_written(("A", [65]), ("\\xf0", [*PARTY[:2]]), ("\\x8e", [*PARTY[2:]])),
+        ["A", "", "🎉"],
+    ),
+    (as_written(("A", None), ("🎉", None)), ["A", "🎉"]),
+    (as_written(("Something", None)), None),
+    (None, "refused"),
+]
+
+
+async def test_a_remote_model_gives_its_own_if_they_are_of_the_text() -> None:
+    runner = web.AppRunner(endpoint([logprobs for logprobs, _ in CHOICES]))
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
 
     async def agent(client: AgentClient) -> float:
-        if texts == "refused":
-            assert "endpoint of this model gave none" in (await refusal(client, "judge")).message
-            return 1.0
-        said = await client.chat.completions.create(model="judge", messages=HELLO, logprobs=True)
-        found = said.choices[0].logprobs
-        assert [one.token for one in found.content or ()] == texts if found else texts is None
+        for _, texts in CHOICES:
+            if texts == "refused":
+                told = (await refusal(client, "judge")).message
+                assert "endpoint of this model gave none" in told
+                continue
+            found = (await call(client, model="judge", logprobs=True)).choices[0].logprobs
+            assert (found and [one.token for one in found.content]) == texts
         return 1.0
 
     try:
@@ -644,15 +559,12 @@ async def test_a_remote_model_gives_its_own_if_they_are_of_the_text(
     assert result.reward == 1.0
 
 
-@pytest.mark.parametrize("count", [0, 1, 3])
-def test_as_many_log_probabilities_as_tokens(count: int) -> None:
-    with pytest.raises(ValueError, match=f"Got {count} log-probabilities for 2 tokens; expected"):
-        SampledTokens([1, 2], [-1.0] * count)
-
-
-def test_sampled_tokens_are_a_list_in_every_other_way() -> None:
+def test_sampled_tokens_are_a_list_with_as_many_log_probabilities() -> None:
+    for count in (0, 1, 3):
+        told = f"Got {count} log-probabilities for 2 tokens; expected"
+        with pytest.raises(ValueError, match=told):
+            SampledTokens([1, 2], [-1.0] * count)
     tokens = SampledTokens([1, 2], [-1.0, -2.0])
-
     assert tokens == [1, 2]
     assert tokens[:1] == [1]
     assert SampledTokens(tokens).logprobs is None
@@ -671,9 +583,8 @@ def test_sampled_tokens_travel_between_processes_and_into_records() -> None:
 
 async def test_many_agents_at_once_get_each_their_own() -> None:
     async def agent(client: AgentClient, task: float) -> float:
-        said = await client.chat.completions.create(messages=HELLO, logprobs=True)
-        assert said.choices[0].logprobs is not None
-        return float({one.logprob for one in said.choices[0].logprobs.content or ()} == {task})
+        found = (await call(client, logprobs=True)).choices[0].logprobs
+        return float({one.logprob for one in found.content} == {task})
 
     async def episode(task: float) -> float:
         policy = ScriptedPolicy(lambda prompt: "Fine.", logprob=task)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
+from tests.kit import ask, asks, assistant, tool, user
 from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.rl.types import InitialObservationOverflow
 
@@ -24,20 +25,6 @@ from evert.bridge.tokens.loop_budget import (
     least_tokens,
 )
 from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer, with_tokenizer
-
-
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
-
-
-def tool(**fields: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": "f", **fields}}
-
-
-class Said(BaseModel, extra="allow"):
-    """A message as SDKs have it."""
-
-    content: str
 
 
 @pytest.fixture
@@ -70,10 +57,10 @@ LONG_FORMAT = {"type": "json_schema", "json_schema": {"name": "s", "schema": LON
         {"messages": [user(LONG)]},
         {"messages": [user("x" * 9000)] * 3},
         {"messages": [{"role": "user", "content": [{"type": "text", "text": LONG}]}]},
-        {"messages": [user("a"), {"role": "assistant", "content": "b", "reasoning": LONG}]},
-        {"messages": [user("a"), {"role": "assistant", "content": "", "tool_calls": [LONG_CALL]}]},
-        {"messages": [user("a")], "tools": [tool(description=LONG)]},
-        {"messages": [user("a")], "tools": [tool(parameters=LONG_SCHEMA)]},
+        {"messages": [user("a"), {**assistant("b"), "reasoning": LONG}]},
+        {"messages": [user("a"), {**assistant(""), "tool_calls": [LONG_CALL]}]},
+        {"messages": [user("a")], "tools": [tool("f", description=LONG)]},
+        {"messages": [user("a")], "tools": [tool("f", parameters=LONG_SCHEMA)]},
         {"messages": [user("a")], "response_format": LONG_FORMAT},
     ],
     ids=["content", "messages", "part", "thinking", "arguments", "description", "schema", "format"],
@@ -97,9 +84,7 @@ async def test_a_long_history_that_the_template_shows_anew_is_tokenised_off_the_
     async def agent(client: AgentClient) -> float:
         messages = [user(LONG)]
         for _ in range(3):
-            completion = await client.chat.completions.create(messages=messages)
-            said = {"role": "assistant", "content": completion.choices[0].message.content}
-            messages += [said, user("Go on.")]
+            messages += [assistant(await ask(client, *messages)), user("Go on.")]
         return 1.0
 
     env = ChatAgentEnv(agent, renderer=make_renderer("qwen3"))
@@ -124,11 +109,10 @@ async def test_a_long_reply_is_read_off_the_loop_and_a_short_one_on_it(
         return parse(renderer, action)
 
     monkeypatch.setattr(PromptRenderer, "parse", noting)
-    said: list[str | None] = []
+    said: list[str] = []
 
     async def agent(client: AgentClient) -> float:
-        completion = await client.chat.completions.create(messages=[user("Hi")])
-        said.append(completion.choices[0].message.content)
+        said.append(await ask(client))
         return 1.0
 
     env = ChatAgentEnv(agent)
@@ -144,7 +128,7 @@ async def test_a_long_correction_is_tokenised_off_the_loop(
     encoded: Mapping[bool, list[int]],
 ) -> None:
     async def agent(client: AgentClient) -> float:
-        await client.chat.completions.create(messages=[user("Hi")], response_format=LONG_FORMAT)
+        await ask(client, response_format=LONG_FORMAT)
         return 1.0
 
     env = ChatAgentEnv(agent)
@@ -160,43 +144,36 @@ async def test_a_long_correction_is_tokenised_off_the_loop(
 async def test_a_long_message_of_a_hook_is_tokenised_off_the_loop(
     encoded: Mapping[bool, list[int]],
 ) -> None:
-    async def agent(client: AgentClient) -> float:
-        await client.chat.completions.create(messages=[user("Hi")])
-        return 1.0
-
-    env = ChatAgentEnv(agent)
+    env = ChatAgentEnv(asks)
     await env.initial_observation()
     await env.inject_messages([Message(role="user", content=LONG)])
     await env.close()
     assert max(encoded[True]) < LONG_TEXT < max(encoded[False])
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
+class Said(BaseModel, extra="allow"):
+    """A message as SDKs have it."""
+
+    content: str
+
+
+def test_text_is_found_at_any_depth() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    for value in (
         "x" * 11,
         ["x" * 6, "x" * 6],
         {"x" * 11: 1},
         {"a": [{"b": "x" * 11}]},
         Said(content="x" * 11),
         Said(content="", reasoning="x" * 11),  # type: ignore[call-arg]
-    ],
-)
-def test_text_is_found_at_any_depth(value: object) -> None:
-    check_text(value, None)
-    check_text(value, 1_000)
-    with pytest.raises(LongTextError):
-        check_text(value, 10)
-
-
-def test_what_holds_itself_comes_to_an_end() -> None:
-    endless: list[Any] = []
-    endless.append(endless)
+    ):
+        check_text(value, None)
+        check_text(value, 1_000)
+        with pytest.raises(LongTextError):
+            check_text(value, 10)
     with pytest.raises(LongTextError):
         check_text(endless, 10)
-
-
-def test_what_is_no_text_has_no_length() -> None:
     check_text([None, 1, 2.5, True, object()], 10)
 
 
@@ -222,9 +199,9 @@ def test_no_prompt_has_fewer_tokens_than_is_said_of_it(text: str) -> None:
     assert least_tokens([message], renderer) <= len(renderer.full([renderer.escape(message)]))
 
 
-@pytest.mark.parametrize(("text", "least"), [("word " * 1000, 999), ("x" * 1600, 100)])
-def test_words_and_characters_say_how_long_a_prompt_is_at_least(text: str, least: int) -> None:
-    assert least_tokens([user(text)], prompt_renderer(None)) >= least
+def test_words_and_characters_say_how_long_a_prompt_is_at_least() -> None:
+    for text, least in (("word " * 1000, 999), ("x" * 1600, 100)):
+        assert least_tokens([user(text)], prompt_renderer(None)) >= least
 
 
 def test_nothing_is_known_of_replies_and_of_renderers_that_may_hide_something() -> None:
@@ -234,8 +211,7 @@ def test_nothing_is_known_of_replies_and_of_renderers_that_may_hide_something() 
     hiding = with_tokenizer(default_renderer(), default_renderer().tokenizer)
     hiding.__class__ = Hiding
     assert least_tokens([user("word " * 1000)], PromptRenderer(hiding)) == 0
-    reply = {"role": "assistant", "content": "word " * 1000}
-    assert least_tokens([reply], prompt_renderer(None)) == 0
+    assert least_tokens([assistant("word " * 1000)], prompt_renderer(None)) == 0
 
 
 async def test_what_must_be_too_long_is_refused_before_it_is_encoded(
@@ -243,7 +219,7 @@ async def test_what_must_be_too_long_is_refused_before_it_is_encoded(
 ) -> None:
     async def agent(client: AgentClient) -> float:
         with pytest.raises(openai.BadRequestError) as refused:
-            await client.chat.completions.create(messages=[user("word " * 100_000)])
+            await ask(client, "word " * 100_000)
         assert refused.value.code == "context_length_exceeded"
         return 1.0
 

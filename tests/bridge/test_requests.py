@@ -1,22 +1,19 @@
 """Requests, whatever API they came by: the gate that fields pass, what is read of them, the 400s.
 
-1. A field is honoured, ignored or refused; a refused value is a 400 that names the field and says
-   what to do instead, but for the values that ask for nothing.
-2. A field that no policy knows is an error for the native handle; over the wire it is let pass,
-   with one warning a name.
-3. An explicit null, and the SDKs' own markers for "not passed", are the same as an absent field.
-4. What is read is of the right form, or it is a 400 that says what was expected.
-5. Every 400 is a genuine ``openai.BadRequestError``, as it would come over the network.
+A field is honoured, ignored or refused. One that no policy knows is an error for the native handle,
+and passes over the wire.
 """
 
 import logging
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import anthropic
 import openai
 import pytest
+from tests.kit import tool, user
 
 from evert import ChatAgentEnv
 from evert.bridge.chat.bad_requests import bad_request, context_length_exceeded
@@ -33,8 +30,8 @@ from evert.bridge.chat.fields import (
 from evert.bridge.chat.formats import ReplyFormat
 from evert.bridge.chat.request import ChatRequest
 
-MESSAGES = [{"role": "user", "content": "Hi"}]
-TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+MESSAGES = [user("Hi")]
+TOOL = tool("add")
 POLICY = FieldPolicy(
     honoured=frozenset({"messages", "partly"}),
     ignored=frozenset({"temperature"}),
@@ -58,29 +55,13 @@ def check(*, strict: bool = True, **fields: Any) -> None:
 # -- the gate ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strict", [True, False])
-def test_honoured_and_ignored_fields_pass_whatever_they_hold(strict: bool) -> None:
-    check(messages=object(), temperature=object(), strict=strict)
-
-
-@pytest.mark.parametrize("strict", [True, False])
-def test_a_refused_value_is_a_400_that_says_what_to_do(strict: bool) -> None:
-    error = refusal(lambda: check(n=2, strict=strict))
-
-    assert error.message == "'n'=2 is not supported. Call again."
-    assert error.param == "n"
-
-
-def test_a_value_that_asks_for_nothing_passes() -> None:
-    check(n=1)
-
-
-def test_a_truth_is_no_number() -> None:
+def test_fields_that_are_honoured_or_ignored_pass_and_values_that_are_refused_do_not() -> None:
+    for strict in (True, False):
+        check(messages=object(), temperature=object(), n=1, partly=1, strict=strict)
+        error = refusal(partial(check, n=2, strict=strict))
+        assert error.message == "'n'=2 is not supported. Call again."
+        assert error.param == "n"
     assert refusal(lambda: check(n=True)).param == "n"
-
-
-def test_a_field_may_be_honoured_and_still_be_refused_for_some_values() -> None:
-    check(partly=1)
     assert refusal(lambda: check(partly=2)).param == "partly"
 
 
@@ -128,88 +109,45 @@ def test_an_agent_that_makes_up_fields_does_not_fill_the_log(
     assert max(map(len, messages)) < 250
 
 
-ABSENT: dict[str, Any] = {
-    "null": None,
-    "openai's NOT_GIVEN": openai.NOT_GIVEN,
-    "openai's omit": openai.omit,
-    "anthropic's NOT_GIVEN": anthropic.NOT_GIVEN,
-    "anthropic's omit": anthropic.omit,
-}
-every_absence = pytest.mark.parametrize("absent", ABSENT.values(), ids=ABSENT)
+ABSENT = [None, openai.NOT_GIVEN, openai.omit, anthropic.NOT_GIVEN, anthropic.omit]
 
 
-@every_absence
-def test_an_absent_field_is_neither_refused_nor_unknown(absent: object) -> None:
-    assert is_absent(absent)
-    check(n=absent, temprature=absent)
-
-
-@pytest.mark.parametrize("value", [0, "", False, [], {}, "NotGiven", object()])
-def test_every_other_value_is_there(value: object) -> None:
-    assert not is_absent(value)
+def test_an_absent_field_is_neither_refused_nor_unknown() -> None:
+    for absent in ABSENT:
+        assert is_absent(absent)
+        check(n=absent, temprature=absent)
+    for value in (0, "", False, [], {}, "NotGiven", object()):
+        assert not is_absent(value), value
 
 
 # -- what is read --------------------------------------------------------------------------------
 
 
-def test_messages_are_taken_as_they_are_and_not_copied() -> None:
-    assert read_messages(MESSAGES) is MESSAGES
+def test_what_is_well_formed_is_read() -> None:
+    assert read_messages(MESSAGES) is MESSAGES  # not copied
     assert read_messages(tuple(MESSAGES)) == tuple(MESSAGES)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [None, [], (), "Hi", {"role": "user", "content": "Hi"}, 5, openai.NOT_GIVEN, iter(MESSAGES)],
-    ids=lambda value: type(value).__name__,
-)
-def test_messages_must_be_a_non_empty_list(value: Any) -> None:
-    error = refusal(lambda: read_messages(value))
-
-    assert error.param == "messages"
-    assert error.message.startswith("'messages' must be a non-empty list of messages, got ")
-
-
-def test_the_model_that_was_asked_for_is_kept() -> None:
     assert read_model("gpt-4o-mini", "policy") == "gpt-4o-mini"
-
-
-@pytest.mark.parametrize("value", ["", *ABSENT.values()])
-def test_no_model_is_the_policy(value: Any) -> None:
-    assert read_model(value, "policy") == "policy"
-
-
-@pytest.mark.parametrize("value", [5, ["policy"], {"name": "policy"}])
-def test_a_model_must_be_named_by_a_string(value: Any) -> None:
-    error = refusal(lambda: read_model(value, "policy"))
-
-    assert error.param == "model"
-    assert error.message == f"'model' must be a string, got {value!r}."
-
-
-def test_tools_are_a_list_and_an_empty_one_is_none() -> None:
+    for absent in ("", *ABSENT):
+        assert read_model(absent, "policy") == "policy"
     assert read_tool_list([TOOL]) == read_tool_list((TOOL,)) == [TOOL]
     assert read_tool_list([]) is read_tool_list(None) is None
-
-
-def test_a_list_of_tools_is_copied() -> None:
     tools = [TOOL]
     read = read_tool_list(tools)
     tools.append(TOOL)
-
     assert read == [TOOL]
+    stops: list[tuple[Any, tuple[str, ...]]] = [
+        (None, ()),
+        (openai.omit, ()),
+        ([], ()),
+        ("END", ("END",)),
+        (["END", "\n"], ("END", "\n")),
+        (("END",), ("END",)),
+    ]
+    assert [read_stop(value) for value, _ in stops] == [expected for _, expected in stops]
 
 
-@pytest.mark.parametrize("value", [5, "add", {"add": TOOL}, TOOL], ids=repr)
-def test_tools_must_be_a_list(value: Any) -> None:
-    error = refusal(lambda: read_tool_list(value))
-
-    assert error.param == "tools"
-    assert error.message.startswith("'tools' must be a list of tools, got ")
-
-
-@pytest.mark.parametrize(
-    ("fields", "cap"),
-    [
+def test_the_smallest_token_cap_counts() -> None:
+    caps: list[tuple[dict[str, Any], int | None]] = [
         ({}, None),
         ({"a": 5}, 5),
         ({"b": 6}, 6),
@@ -218,48 +156,53 @@ def test_tools_must_be_a_list(value: Any) -> None:
         ({"a": None, "b": 6}, 6),
         ({"a": openai.omit, "b": openai.NOT_GIVEN}, None),
         ({"a": 1, "c": 0}, 1),
-    ],
-)
-def test_the_smallest_token_cap_counts(fields: Mapping[str, Any], cap: int | None) -> None:
-    assert read_cap(fields, "a", "b") == cap
+    ]
+    assert [read_cap(fields, "a", "b") for fields, _ in caps] == [cap for _, cap in caps]
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.5, "10", True, [5], {}])
-def test_a_token_cap_must_be_a_positive_integer(value: Any) -> None:
-    error = refusal(lambda: read_cap({"max_tokens": value}, "max_tokens"))
-
-    assert error.param == "max_tokens"
-    assert error.message == f"'max_tokens' must be a positive integer, got {value!r}."
+def read_a_cap(value: Any) -> int | None:
+    return read_cap({"max_tokens": value}, "max_tokens")
 
 
-@pytest.mark.parametrize(
-    ("value", "stops"),
-    [
-        (None, ()),
-        (openai.omit, ()),
-        ([], ()),
-        ("END", ("END",)),
-        (["END", "\n"], ("END", "\n")),
-        (("END",), ("END",)),
-    ],
-)
-def test_stop_is_a_string_or_a_list_of_them(value: Any, stops: tuple[str, ...]) -> None:
-    assert read_stop(value) == stops
+REFUSED: dict[str, tuple[Callable[[Any], Any], str, list[Any]]] = {
+    "messages": (
+        read_messages,
+        "must be a non-empty list of messages, got ",
+        [None, [], (), "Hi", MESSAGES[0], 5, openai.NOT_GIVEN, iter(MESSAGES)],
+    ),
+    "model": (
+        lambda value: read_model(value, "policy"),
+        "must be a string, got {!r}.",
+        [5, ["policy"], {"name": "policy"}],
+    ),
+    "tools": (
+        read_tool_list,
+        "must be a list of tools, got ",
+        [5, "add", {"add": TOOL}, TOOL],
+    ),
+    "max_tokens": (
+        read_a_cap,
+        "must be a positive integer, got {!r}.",
+        [0, -1, 1.5, "10", True, [5], {}],
+    ),
+    "stop_sequences": (
+        lambda value: read_stop(value, "stop_sequences"),
+        "must be a non-empty string or a list of them, got {!r}.",
+        ["", [""], ["END", ""], [1], 5, {"END": 1}, ["END", None]],
+    ),
+}
 
 
-@pytest.mark.parametrize("value", ["", [""], ["END", ""], [1], 5, {"END": 1}, ["END", None]])
-def test_stop_of_another_form_is_refused(value: Any) -> None:
-    error = refusal(lambda: read_stop(value, "stop_sequences"))
-
-    assert error.param == "stop_sequences"
-    assert error.message == (
-        f"'stop_sequences' must be a non-empty string or a list of them, got {value!r}."
-    )
+def test_what_is_of_another_form_is_refused_with_what_was_expected() -> None:
+    for field, (read, told, values) in REFUSED.items():
+        for value in values:
+            error = refusal(partial(read, value))
+            assert error.param == field, value
+            assert error.message.startswith(f"'{field}' {told.format(value)}"), value
 
 
 def test_a_request_is_frozen_and_travels() -> None:
     sent = ChatRequest("policy", MESSAGES, [TOOL], 3, ("END",), ReplyFormat(must_call=("add",)))
-
     assert pickle.loads(pickle.dumps(sent)) == sent
     with pytest.raises(AttributeError):
         sent.model = "other"  # type: ignore[misc]
@@ -286,15 +229,8 @@ def test_a_400_is_the_sdks_own_with_status_body_and_request() -> None:
 
 def test_the_response_is_of_the_library_that_the_sdk_uses() -> None:
     library = openai.DefaultHttpxClient.__mro__[1].__module__.partition(".")[0]
-
     assert type(bad_request("No.").response).__module__.partition(".")[0] == library
-
-
-def test_param_and_code_may_be_missing() -> None:
-    error = bad_request("No.")
-
-    assert error.param is None
-    assert error.code is None
+    assert (bad_request("No.").param, bad_request("No.").code) == (None, None)
 
 
 def test_a_prompt_that_is_too_long_has_the_code_and_the_sentences_on_which_agents_compact() -> None:

@@ -1,9 +1,8 @@
 """Schemas and replies of anybody's making, held against each other within limits.
 
-1. Patterns mean what they mean in JSON schemas, and none of them explodes.
-2. A schema that doubles the work at each level, or is endless, ends when its time is over.
-3. What is long is no work for the event loop: a hasty check says so, and it is made in a thread.
-4. What cannot be checked is not held against the policy, and is warned of once.
+Patterns mean what they mean in JSON schemas and none explodes; a schema that doubles the work at
+each level ends; what is long is no work for the event loop; what cannot be checked is not held
+against the policy.
 """
 
 import asyncio
@@ -13,10 +12,10 @@ from typing import Any
 
 import pytest
 from jsonschema import SchemaError
+from tests.kit import ask, play
 from tinker_cookbook.renderers.base import Message
-from tinker_cookbook.rl.rollouts import do_single_rollout
 
-from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
+from evert import AgentClient
 from evert.bridge.chat import schemas
 from evert.bridge.chat.formats import ReplyFormat
 from evert.bridge.chat.reply import Reply
@@ -32,30 +31,34 @@ def reply(text: str) -> Reply:
     return Reply(parsed, text, None, (), (), "stop", 3, 4)
 
 
-# -- 1. patterns ---------------------------------------------------------------------------------
+# -- patterns ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("pattern", "good", "bad"),
-    [
-        (r"^[a-z]+\d{2,3}$", "ab12", "ab1"),
-        ("b", "abc", "ac"),
-        (r"^\p{L}+$", "Größe", "Größe 1"),
-        (r"^[\u0041-\u005a\u00df]+$", "AZß", "az"),
-        (r"^a\\u0041$", r"a\u0041", "aA"),
-        (r"^(?<year>\d{4})-\d\d$", "2024-05", "2024"),
-        ("^a$", "a", "a\n"),
-        (r"\/\-\.", "/-.", "x-."),
-        ("^.$", "🐕", "🐕🐕"),
-    ],
-)
-def test_a_pattern_is_searched_for(pattern: str, good: str, bad: str) -> None:
-    for schema in ({"pattern": pattern}, {"type": "string", "pattern": pattern}):
-        assert fits(schema, good)
-        assert not fits(schema, bad)
-    assert fits({"pattern": pattern}, 5)
-    assert fits({"patternProperties": {pattern: {"type": "integer"}}}, {good: 1, bad: ""})
-    assert not fits({"patternProperties": {pattern: {"type": "integer"}}}, {good: ""})
+PATTERNS = [
+    (r"^[a-z]+\d{2,3}$", "ab12", "ab1"),
+    ("b", "abc", "ac"),
+    (r"^\p{L}+$", "Größe", "Größe 1"),
+    (r"^[\u0041-\u005a\u00df]+$", "AZß", "az"),
+    (r"^a\\u0041$", r"a\u0041", "aA"),
+    (r"^(?<year>\d{4})-\d\d$", "2024-05", "2024"),
+    ("^a$", "a", "a\n"),
+    (r"\/\-\.", "/-.", "x-."),
+    ("^.$", "🐕", "🐕🐕"),
+    # Half a surrogate pair is some character.
+    ("^[^x]+$", "\ud800", "x"),
+    ("^[^x]+$", "a\udc00b", "x"),
+    ("^[a-z]+$", "a", "a\udc00b"),
+]
+
+
+def test_a_pattern_is_searched_for() -> None:
+    for pattern, good, bad in PATTERNS:
+        for schema in ({"pattern": pattern}, {"type": "string", "pattern": pattern}):
+            assert (fits(schema, good), fits(schema, bad)) == (True, False), pattern
+        assert fits({"pattern": pattern}, 5)
+        of_names = {"patternProperties": {pattern: {"type": "integer"}}}
+        assert fits(of_names, {good: 1, bad: ""}), pattern
+        assert not fits(of_names, {good: ""}), pattern
 
 
 def test_properties_that_a_pattern_matches_are_no_additional_ones() -> None:
@@ -77,43 +80,30 @@ EXPLOSIVE = [
     (r"(x+x+)+y", "x" * 20000),
     (r"(a?){60}a{61}", "a" * 60),
 ]
-every_explosion = pytest.mark.parametrize(("pattern", "text"), EXPLOSIVE)
 
 
-@every_explosion
-def test_a_pattern_that_backtracks_for_ages_is_answered(pattern: str, text: str) -> None:
-    assert not fits({"pattern": pattern}, text)
-    assert not fits({"propertyNames": {"pattern": pattern}}, {text: 1})
-    assert fits({"patternProperties": {pattern: False}}, {text: 1})
-    assert not fits({"patternProperties": {pattern: {}}, "additionalProperties": False}, {text: 1})
+def test_a_pattern_that_backtracks_for_ages_is_answered() -> None:
+    for pattern, text in EXPLOSIVE:
+        assert not fits({"pattern": pattern}, text)
+        assert not fits({"propertyNames": {"pattern": pattern}}, {text: 1})
+        of_names = {"patternProperties": {pattern: False}}
+        assert fits(of_names, {text: 1})
+        closed = {"patternProperties": {pattern: {}}, "additionalProperties": False}
+        assert not fits(closed, {text: 1})
 
 
-@every_explosion
-async def test_the_loop_goes_on_under_an_env_whose_agent_asks_for_it(
-    pattern: str, text: str
-) -> None:
-    wanted = {"name": "s", "schema": {"type": "string", "pattern": pattern}}
-
+async def test_the_loop_goes_on_under_an_env_whose_agent_asks_for_it() -> None:
     async def agent(client: AgentClient) -> float:
-        await client.chat.completions.create(
-            messages=[{"role": "user", "content": "Hi"}],
-            response_format={"type": "json_schema", "json_schema": wanted},
-        )
+        for pattern, _ in EXPLOSIVE:
+            wanted = {"name": "s", "schema": {"type": "string", "pattern": pattern}}
+            await ask(client, response_format={"type": "json_schema", "json_schema": wanted})
         return 1.0
 
-    env = ChatAgentEnv(agent, format_retries=0)
-    trajectory = await do_single_rollout(ScriptedPolicy([json.dumps(text)]), env)
-
-    assert trajectory.transitions[-1].metrics["format_error"] == 1.0
+    trajectory = await play(agent, *(json.dumps(text) for _, text in EXPLOSIVE), format_retries=0)
+    assert [turn.metrics["format_error"] for turn in trajectory.transitions] == [1.0] * 6
 
 
-@pytest.mark.parametrize("text", ["\ud800", "a\udc00b"])
-def test_half_a_surrogate_pair_is_some_character(text: str) -> None:
-    assert fits({"pattern": "^[^x]+$"}, text)
-    assert not fits({"pattern": "^[a-z]+$"}, text)
-
-
-# -- 2. schemas that explode ---------------------------------------------------------------------
+# -- schemas that explode ---------------------------------------------------------------------
 
 
 def doubling(keyword: str, levels: int = 40) -> dict[str, Any]:
@@ -145,28 +135,28 @@ def nested(levels: int) -> Any:
     return value
 
 
-@pytest.mark.parametrize(
-    ("schema", "value"),
-    [
-        (doubling("allOf"), 5),
-        (doubling("anyOf"), "no"),
-        (doubling("oneOf"), 5),
-        (IN_DEPTH, nested(60)),
-        ({"not": {"$ref": "#/$defs/40"}, "$defs": doubling("allOf")["$defs"]}, 5),
-        ({"unevaluatedProperties": False, **doubling("anyOf")}, {}),
-    ],
-    ids=["allOf", "anyOf", "oneOf", "in depth", "not", "unevaluated"],
-)
+DOUBLING: list[tuple[dict[str, Any], Any]] = [
+    (doubling("allOf"), 5),
+    (doubling("anyOf"), "no"),
+    (doubling("oneOf"), 5),
+    (IN_DEPTH, nested(60)),
+    ({"not": {"$ref": "#/$defs/40"}, "$defs": doubling("allOf")["$defs"]}, 5),
+    ({"unevaluatedProperties": False, **doubling("anyOf")}, {}),
+]
+
+
 def test_a_schema_that_doubles_at_each_level_ends(
-    schema: Any, value: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(schemas, "MOST_SECONDS", 0.1)
     schemas._warned.clear()
-
-    with pytest.raises(TooLong):
-        fits(schema, value, hasty=True)
-    fits(schema, value)
-    assert "cannot be checked, so every reply fits it: it takes too long" in caplog.text
+    for number, (schema, value) in enumerate(DOUBLING):
+        caplog.clear()
+        with pytest.raises(TooLong):
+            fits(schema, value, hasty=True)
+        fits(schema, value)
+        told = "cannot be checked, so every reply fits it: it takes too long"
+        assert told in caplog.text, number
 
 
 @pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])
@@ -213,13 +203,13 @@ def test_sheer_size_is_no_work_for_the_event_loop(schema: Any, value: Any) -> No
         fits(schema, value, hasty=True)
 
 
-@pytest.mark.parametrize("divisor", [10**300, 1e-300, 0.01, 1e300])
-@pytest.mark.parametrize("number", [10**4000, 1.5, 1e308, -(10**400)])
-def test_numbers_of_any_size_are_divided(divisor: float, number: float) -> None:
-    fits({"multipleOf": divisor}, number, hasty=True)
+def test_numbers_of_any_size_are_divided() -> None:
+    for divisor in (10**300, 1e-300, 0.01, 1e300):
+        for number in (10**4000, 1.5, 1e308, -(10**400)):
+            fits({"multipleOf": divisor}, number, hasty=True)
 
 
-# -- 3. off the loop -----------------------------------------------------------------------------
+# -- off the loop -----------------------------------------------------------------------------
 
 PEOPLE = {
     "type": "array",
@@ -262,51 +252,49 @@ async def test_a_short_check_needs_no_thread() -> None:
     assert await checking is None
 
 
-@pytest.mark.parametrize("text", ["[" + "1," * 60_000 + "1]", "x" * 200_000])
-def test_a_very_long_reply_is_not_even_parsed_on_the_loop(text: str) -> None:
-    with pytest.raises(TooLong):
-        ReplyFormat("{}").problem(reply(text), hasty=True)
+def test_a_very_long_reply_is_not_even_parsed_on_the_loop() -> None:
+    for text in ("[" + "1," * 60_000 + "1]", "x" * 200_000):
+        with pytest.raises(TooLong):
+            ReplyFormat("{}").problem(reply(text), hasty=True)
 
 
-@pytest.mark.parametrize("filling", ["\n", " ", "\n \n", "`", "```\n"])
-@pytest.mark.parametrize("end", ["", "```", "x"])
-def test_a_reply_of_white_space_and_fences_is_looked_at_once(filling: str, end: str) -> None:
-    cleaned = ReplyFormat("{}").cleaned(reply("```json\n" + filling * 50_000 + end))
-
-    assert len(cleaned.text) <= 50_000 * len(filling) + len("```json\n") + len(end)
-
-
-# -- 4. what cannot be checked -------------------------------------------------------------------
+def test_a_reply_of_white_space_and_fences_is_looked_at_once() -> None:
+    for filling in ("\n", " ", "\n \n", "`", "```\n"):
+        for end in ("", "```", "x"):
+            cleaned = ReplyFormat("{}").cleaned(reply("```json\n" + filling * 50_000 + end))
+            assert len(cleaned.text) <= 50_000 * len(filling) + len("```json\n") + len(end)
 
 
-@pytest.mark.parametrize(
-    ("schema", "reason"),
-    [
-        ({"pattern": "^(?=a)"}, "RE2, which tries patterns, does not know"),
-        ({"pattern": r"(a)\1"}, "RE2, which tries patterns, does not know"),
-        ({"not": {"pattern": "(?!a)b"}}, "invalid perl operator"),
-        ({"pattern": "((a{0,100}){0,100}){0,100}"}, "invalid repetition size"),
-        ({"pattern": "ab" * 600}, "a pattern of 1200 characters is too long to be tried"),
-        (
-            {"patternProperties": {"a": {}}, "unevaluatedProperties": False},
-            "it has 'unevaluatedProperties' beside 'patternProperties'",
-        ),
-        ({"type": "no such type"}, "no such type"),
-    ],
-    ids=str,
-)
+# -- what cannot be checked -------------------------------------------------------------------
+
+
+UNCHECKED: list[tuple[dict[str, Any], str]] = [
+    ({"pattern": "^(?=a)"}, "RE2, which tries patterns, does not know"),
+    ({"pattern": r"(a)\1"}, "RE2, which tries patterns, does not know"),
+    ({"not": {"pattern": "(?!a)b"}}, "invalid perl operator"),
+    ({"pattern": "((a{0,100}){0,100}){0,100}"}, "invalid repetition size"),
+    ({"pattern": "ab" * 600}, "a pattern of 1200 characters is too long to be tried"),
+    (
+        {"patternProperties": {"a": {}}, "unevaluatedProperties": False},
+        "it has 'unevaluatedProperties' beside 'patternProperties'",
+    ),
+    ({"type": "no such type"}, "no such type"),
+]
+
+
 def test_what_cannot_be_checked_is_fitted_by_everything_and_is_warned_of_once(
-    schema: Any, reason: str, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    schemas._warned.clear()
-    with caplog.at_level(logging.WARNING, "evert.bridge.chat.schemas"):
-        for value in ("a", "b", "b"):
-            assert fits(schema, value)
-            assert fits(schema, value, hasty=True)
-
-    [message] = caplog.messages
-    assert "A JSON schema cannot be checked, so every reply fits it" in message
-    assert reason in message
+    for schema, reason in UNCHECKED:
+        schemas._warned.clear()
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "evert.bridge.chat.schemas"):
+            for value in ("a", "b", "b"):
+                assert fits(schema, value), schema
+                assert fits(schema, value, hasty=True), schema
+        [message] = caplog.messages
+        assert "A JSON schema cannot be checked, so every reply fits it" in message
+        assert reason in message
 
 
 def test_a_schema_is_checked_itself_unless_it_is_very_long() -> None:

@@ -1,8 +1,7 @@
 """A trajectory as token sequences: the Cookbook's data, in lists, for every other trainer.
 
-1. They hold what ``trajectory_to_data`` makes of the trajectory: ids, masks and log-probabilities.
-2. A lineage is one sequence, also where the turns of several alternate.
-3. Each turn has its reward and its end. What is no list of token ids is refused.
+They hold what ``trajectory_to_data`` makes of the trajectory, a lineage a sequence, also where the
+turns of several alternate. What is no list of token ids is refused.
 """
 
 import asyncio
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import tinker
+from tests.kit import ask, assistant, tool, user
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy
@@ -39,35 +39,28 @@ class Numbered(TokenCompleter):
         return TokensWithLogprobs(said.tokens, logprobs, said.stop_reason)
 
 
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
-
-
 async def three_turns(client: AgentClient) -> float:
-    messages: list[Any] = [user("Hi")]
+    messages = [user("Hi")]
     for number in range(3):
-        completion = await client.chat.completions.create(messages=messages)
-        messages += [completion.choices[0].message, user(f"And {number}?")]
+        messages += [assistant(await ask(client, *messages)), user(f"And {number}?")]
         client.reward(number)
     return 0.5
 
 
 async def two_by_turns(client: AgentClient) -> float:
     """Two conversations whose turns alternate."""
-    talks: list[list[Any]] = [[user("I am A")], [user("I am B")]]
+    talks = [[user("I am A")], [user("I am B")]]
     for _ in range(2):
         for messages in talks:
-            completion = await client.chat.completions.create(messages=messages)
-            messages += [completion.choices[0].message, user("Go on")]
+            messages += [assistant(await ask(client, *messages)), user("Go on")]
     return 1.0
 
 
 async def branching(client: AgentClient) -> float:
     """One beginning, two ends."""
-    first = await client.chat.completions.create(messages=[user("Hi")])
+    first = await ask(client)
     for text in ("Left", "Right"):
-        said: list[Any] = [user("Hi"), first.choices[0].message, user(text)]
-        await client.chat.completions.create(messages=said)
+        await ask(client, "Hi", assistant(first), text)
     return 1.0
 
 
@@ -115,9 +108,8 @@ async def test_they_are_the_cookbooks_data_id_by_id(agent: Any, texts: str, coun
 
 async def test_masked_replies_have_mask_0() -> None:
     async def agent(client: AgentClient) -> float:
-        tools: list[Any] = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
         for _ in range(2):
-            await client.chat.completions.create(messages=[user("Hi")], tools=tools)
+            await ask(client, tools=[tool("f")])
         return 1.0
 
     policy = ParseErrorPolicy(max_consecutive=1, mask_error_turns=True)

@@ -1,16 +1,12 @@
 """``TokenLog`` is a plain list of tokens that is cheap to hand out.
 
-1. Whatever is appended, in whatever pieces: the log equals the list.
-2. It has O(log n) chunks, none of them empty, however it grew.
-3. What was handed out never changes afterwards.
-4. Non-text chunks keep their place and count by their own length.
+It equals the list, whatever is appended, in O(log n) chunks; what was handed out never changes.
 """
 
 import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-import pytest
 import tinker
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -57,73 +53,38 @@ def chunks_in(log: TokenLog) -> list[Chunk]:
 
 
 @given(flats)
-def test_chunks_of_a_flat_prompt_flatten_to_it_again(flat: FlatPrompt) -> None:
+def test_a_flat_prompt_is_chunks_of_text_between_images_and_the_same_again(
+    flat: FlatPrompt,
+) -> None:
     chunks = chunks_of(flat)
-
+    kinds = [isinstance(chunk, tinker.EncodedTextChunk) for chunk in chunks]
     assert flatten(chunks) == flat
     assert all(chunk.length > 0 for chunk in chunks)
-
-
-@given(flats)
-def test_text_between_images_is_one_chunk(flat: FlatPrompt) -> None:
-    kinds = [isinstance(chunk, tinker.EncodedTextChunk) for chunk in chunks_of(flat)]
-
     assert (True, True) not in set(pairwise(kinds))
-
-
-@given(flats)
-def test_lengths_are_tinkers_own(flat: FlatPrompt) -> None:
-    assert length_of(flat) == tinker.ModelInput(chunks=chunks_of(flat)).length
-
-
-@given(flats)
-def test_text_is_what_holds_token_ids_only(flat: FlatPrompt) -> None:
+    assert length_of(flat) == tinker.ModelInput(chunks=chunks).length
     assert is_text(flat) == (not any(image in flat for image in IMAGES))
-
-
-def test_nothing_is_no_chunk() -> None:
     assert chunks_of([]) == []
-    assert flatten([]) == []
-    assert length_of([]) == 0
-    assert is_text([])
 
 
 # -- the log -------------------------------------------------------------------------------------
 
 
-@given(pieces)
-@example([[1], [], [2]])
-@example([[1], [IMAGES[1]], [2]])
-@example([[1] * 3, [2] * 2, [3] * 5, [IMAGES[0], 4], [5]])
-def test_a_log_equals_the_plain_list(parts: list[FlatPrompt]) -> None:
+@given(pieces, flats)
+@example([[1], [], [2]], [])
+@example([[1], [IMAGES[1]], [2]], [])
+@example([[1] * 3, [2] * 2, [3] * 5, [IMAGES[0], 4], [5]], [])
+def test_a_prompt_is_the_plain_list_and_then_the_tail(
+    parts: list[FlatPrompt], tail: FlatPrompt
+) -> None:
     log = grown(*parts)
     expected = [element for part in parts for element in part]
-
     assert flat_of(log) == expected
-    assert log.length == length_of(expected)
-    assert log.followed_by([]).length == log.length
-
-
-@given(pieces, flats)
-def test_a_prompt_is_the_log_and_then_the_tail(parts: list[FlatPrompt], tail: FlatPrompt) -> None:
-    log = grown(*parts)
-    before = flat_of(log)
+    assert log.length == log.followed_by([]).length == length_of(expected)
+    assert all(chunk.length > 0 for chunk in chunks_in(log))
     prompt = log.followed_by(tail)
-
-    assert flatten(prompt.chunks) == before + tail
+    assert flatten(prompt.chunks) == expected + tail
     assert prompt.length == log.length + length_of(tail)
-    assert flat_of(log) == before
-
-
-@given(pieces)
-def test_no_chunk_is_ever_empty(parts: list[FlatPrompt]) -> None:
-    assert all(chunk.length > 0 for chunk in chunks_in(grown(*parts)))
-
-
-@given(pieces, flats)
-def test_a_prompt_is_one_that_tinker_accepts(parts: list[FlatPrompt], tail: FlatPrompt) -> None:
-    prompt = grown(*parts).followed_by(tail)
-
+    assert flat_of(log) == expected
     assert tinker.ModelInput.model_validate(prompt.model_dump()) == prompt
 
 
@@ -153,12 +114,12 @@ def test_a_text_of_n_tokens_has_at_most_log2_n_chunks_however_it_grew(sizes: lis
         assert len(lengths) <= math.log2(log.length) + 1
 
 
-@pytest.mark.parametrize("size", [1, 3, 17])
-def test_a_log_that_grows_evenly_counts_in_binary(size: int) -> None:
-    log = TokenLog()
-    for number in range(1, 1025):
-        log = log.extended([number] * size)
-        assert len(chunks_in(log)) == number.bit_count()
+def test_a_log_that_grows_evenly_counts_in_binary() -> None:
+    for size in (1, 3, 17):
+        log = TokenLog()
+        for number in range(1, 1025):
+            log = log.extended([number] * size)
+            assert len(chunks_in(log)) == number.bit_count(), (size, number)
 
 
 def test_images_separate_texts_that_stay_logarithmic_each() -> None:

@@ -1,11 +1,8 @@
 """Calls that are not to be learned from: sampled by the policy, without weight in the data.
 
-1. Each face can say so of one call, by its SDK's own ``extra_body``; the handle also of all calls
-   that are made through it, with whatever is made of it.
-2. The Cookbook's own ``trajectory_to_data`` gives the tokens of such a reply neither a mask nor an
-   advantage, and those around it theirs; ``sequences`` masks them. The episode stays one datum.
-3. Replies that are asked for again on the way to it count as it does.
-4. What the field says otherwise is a 400.
+Each face can say so of one call, by its SDK's own ``extra_body``; the handle also of all calls that
+are made through it. The Cookbook's own ``trajectory_to_data`` gives the tokens of such a reply
+neither a mask nor an advantage, and ``sequences`` masks them. The episode stays one datum.
 """
 
 import asyncio
@@ -16,22 +13,19 @@ import anthropic
 import openai
 import pytest
 from google.genai import Client as GenaiClient
+from tests.kit import ask, ask_blocking, assistant, play, policy_of, reward, user
 from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Trajectory
 
-from evert import AgentClient, BlockingAgentClient, ChatAgentEnv, ScriptedPolicy, sequences
+from evert import AgentClient, BlockingAgentClient, sequences
 from evert.bridge.env.seats import seat_envs
 from evert.bridge.groups.group import can_be_learned_from
 
-HELLO: Any = [{"role": "user", "content": "Hello?"}]
+HELLO: Any = [user("Hello?")]
 OUT: Any = {"evert": {"train": False}}
 
 Ask = Callable[[AgentClient], Awaitable[Any]]
-
-
-async def played(agent: Any, *replies: str, **options: Any) -> Trajectory:
-    return await do_single_rollout(ScriptedPolicy(replies), ChatAgentEnv(agent, **options))
 
 
 def is_trained(trajectory: Trajectory) -> list[bool]:
@@ -52,11 +46,11 @@ def is_trained(trajectory: Trajectory) -> list[bool]:
     return trained
 
 
-# -- 1. the faces --------------------------------------------------------------------------------
+# -- the faces --------------------------------------------------------------------------------
 
 
 async def by_handle(client: AgentClient) -> None:
-    await client.chat.completions.create(messages=HELLO, extra_body=OUT)
+    await ask(client, extra_body=OUT)
 
 
 async def by_chat_completions(client: AgentClient) -> None:
@@ -98,30 +92,24 @@ async def by_server(client: AgentClient) -> None:
         await own.messages.create(model="policy", max_tokens=50, messages=HELLO, extra_body=OUT)
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [
-        by_handle,
-        by_chat_completions,
-        by_responses,
-        by_anthropic,
-        by_genai,
-        by_stream,
-        by_take_over,
-        by_server,
-    ],
-)
-async def test_every_face_can_say_of_a_call_that_it_is_not_to_be_learned_from(ask: Ask) -> None:
+FACES: list[Ask] = [
+    *(by_handle, by_chat_completions, by_responses, by_anthropic, by_genai, by_stream),
+    *(by_take_over, by_server),
+]
+
+
+@pytest.mark.parametrize("by", FACES)
+async def test_every_face_can_say_of_a_call_that_it_is_not_to_be_learned_from(by: Ask) -> None:
     async def agent(client: AgentClient) -> float:
-        await ask(client)
-        await client.chat.completions.create(messages=HELLO, extra_body={"evert": {"train": True}})
+        await by(client)
+        await ask(client, extra_body={"evert": {"train": True}})
         return 1.0
 
-    assert is_trained(await played(agent, "no weight", "weight")) == [False, True]
+    assert is_trained(await play(agent, "no weight", "weight")) == [False, True]
 
 
 async def untrained_handle(client: AgentClient) -> None:
-    await client.untrained.chat.completions.create(messages=HELLO)
+    await ask(client.untrained)
 
 
 async def untrained_openai(client: AgentClient) -> None:
@@ -139,28 +127,28 @@ async def untrained_address(client: AgentClient) -> None:
         await own.chat.completions.create(model="policy", messages=HELLO)
 
 
-@pytest.mark.parametrize(
-    "ask", [untrained_handle, untrained_openai, untrained_genai, untrained_address]
-)
-async def test_a_handle_says_so_of_all_calls_that_are_made_through_it(ask: Ask) -> None:
+async def test_a_handle_says_so_of_all_calls_that_are_made_through_it() -> None:
+    ways: list[Ask] = [untrained_handle, untrained_openai, untrained_genai, untrained_address]
+
     async def agent(client: AgentClient) -> float:
+        for by in ways:
+            await by(client)
         await ask(client)
-        await client.chat.completions.create(messages=HELLO)
         async with openai.AsyncOpenAI(base_url=client.base_url, api_key=client.api_key) as own:
             await own.chat.completions.create(model="policy", messages=HELLO)
         return 1.0
 
-    assert is_trained(await played(agent, "no weight", "weight", "weight")) == [False, True, True]
+    assert is_trained(await play(agent)) == [False] * 4 + [True] * 2
 
 
 def test_the_handle_of_a_plain_function_has_it_too() -> None:
     def agent(client: BlockingAgentClient) -> float:
-        client.untrained.chat.completions.create(messages=HELLO)
-        client.chat.completions.create(messages=HELLO, extra_body=OUT)
-        client.chat.completions.create(messages=HELLO)
+        ask_blocking(client.untrained)
+        ask_blocking(client, extra_body=OUT)
+        ask_blocking(client)
         return 1.0
 
-    trajectory = asyncio.run(played(agent, "no", "no", "weight"))
+    trajectory = asyncio.run(play(agent, "no", "no", "weight"))
 
     assert is_trained(trajectory) == [False, False, True]
 
@@ -168,10 +156,10 @@ def test_the_handle_of_a_plain_function_has_it_too() -> None:
 async def test_a_seat_of_such_a_handle_is_such_a_handle() -> None:
     async def agent(client: AgentClient) -> float:
         for one in (client.untrained.seat("a"), client.seat("b").untrained, client.seat("b")):
-            await one.chat.completions.create(messages=HELLO)
+            await ask(one)
         return 1.0
 
-    policy = ScriptedPolicy(lambda _: "said")
+    policy = policy_of()
     first, second = await asyncio.gather(
         *(do_single_rollout(policy, env) for env in seat_envs(agent, ["a", "b"]))
     )
@@ -188,13 +176,13 @@ async def test_a_response_that_is_not_learned_from_can_be_gone_on_from() -> None
         )
         return 1.0
 
-    trajectory = await played(agent, "no weight", "weight")
+    trajectory = await play(agent, "no weight", "weight")
 
     assert is_trained(trajectory) == [False, True]
     assert len(trajectory_to_data(trajectory, 1.0)) == 1
 
 
-# -- 2. the data ---------------------------------------------------------------------------------
+# -- the data ---------------------------------------------------------------------------------
 
 
 async def test_a_turn_in_the_midst_of_a_conversation_has_no_weight_and_its_neighbours_have() -> (
@@ -203,13 +191,11 @@ async def test_a_turn_in_the_midst_of_a_conversation_has_no_weight_and_its_neigh
     async def agent(client: AgentClient) -> float:
         messages = [*HELLO]
         for number in range(3):
-            completion = await client.chat.completions.create(
-                messages=messages, extra_body=OUT if number == 1 else None
-            )
-            messages += [completion.choices[0].message, {"role": "user", "content": "Go on."}]
+            text = await ask(client, *messages, extra_body=OUT if number == 1 else None)
+            messages += [assistant(text), user("Go on.")]
         return 1.0
 
-    trajectory = await played(agent, "one", "two and more", "three")
+    trajectory = await play(agent, "one", "two and more", "three")
     [datum] = trajectory_to_data(trajectory, 0.5)
 
     first, _, third = trajectory.transitions
@@ -227,46 +213,41 @@ async def test_a_turn_in_the_midst_of_a_conversation_has_no_weight_and_its_neigh
 
 async def test_an_episode_without_another_call_has_nothing_to_learn_from() -> None:
     async def agent(client: AgentClient) -> float:
-        await client.untrained.chat.completions.create(messages=HELLO)
+        await ask(client.untrained)
         return 1.0
 
-    assert not can_be_learned_from(await played(agent, "no weight"))
+    assert not can_be_learned_from(await play(agent, "no weight"))
 
 
-# -- 3. asked again ------------------------------------------------------------------------------
+# -- asked again ------------------------------------------------------------------------------
 
 
 async def test_replies_that_are_asked_for_again_have_no_weight_either() -> None:
     async def agent(client: AgentClient) -> float:
-        await client.untrained.chat.completions.create(
-            messages=HELLO, response_format={"type": "json_object"}
-        )
-        await client.chat.completions.create(messages=HELLO)
+        await ask(client.untrained, response_format={"type": "json_object"})
+        await ask(client)
         return 1.0
 
-    trajectory = await played(agent, "no JSON", "{}", "weight")
+    trajectory = await play(agent, "no JSON", "{}", "weight")
 
     assert is_trained(trajectory) == [False, False, True]
 
 
-# -- 4. refused ----------------------------------------------------------------------------------
+# -- refused ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("evert", [{"train": "no"}, {"trian": False}, [False], "off"])
-async def test_a_field_that_says_otherwise_is_refused(evert: Any) -> None:
+async def test_a_field_that_says_otherwise_is_refused() -> None:
     async def agent(client: AgentClient) -> float:
-        for create in (
-            client.chat.completions.create,
-            client.openai.chat.completions.create,
-        ):
-            with pytest.raises(openai.BadRequestError, match=r"'evert' must be ") as caught:
-                await create(model="policy", messages=HELLO, extra_body={"evert": evert})
-            assert caught.value.param == "evert"
+        wrong: list[Any] = [{"train": "no"}, {"trian": False}, [False], "off"]
+        for create in (client.chat.completions.create, client.openai.chat.completions.create):
+            for evert in wrong:
+                with pytest.raises(openai.BadRequestError, match=r"'evert' must be ") as caught:
+                    await create(model="policy", messages=HELLO, extra_body={"evert": evert})
+                assert caught.value.param == "evert"
+            await ask(client)
         return 1.0
 
-    end: Any = await ChatAgentEnv(agent).initial_observation()
-
-    assert end.reward == 1.0
+    assert reward(await play(agent)) == 1.0
 
 
 async def test_an_unknown_field_beside_it_is_let_pass_as_over_the_wire(
@@ -276,10 +257,10 @@ async def test_an_unknown_field_beside_it_is_let_pass_as_over_the_wire(
 
     async def agent(client: AgentClient) -> float:
         extra = {**OUT, "a_field_of_no_api": 1}
-        await client.chat.completions.create(messages=HELLO, extra_body=extra)
+        await ask(client, extra_body=extra)
         with pytest.raises(openai.BadRequestError, match="temprature"):
-            await client.chat.completions.create(messages=HELLO, temprature=1, extra_body=OUT)
+            await ask(client, temprature=1, extra_body=OUT)
         return 1.0
 
-    assert is_trained(await played(agent, "no weight")) == [False]
+    assert is_trained(await play(agent, "no weight")) == [False]
     assert "a_field_of_no_api" in caplog.text
