@@ -15,7 +15,6 @@ import pytest
 from tests.kit import ask, ask_blocking
 from tinker_cookbook.renderers import Message
 
-from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.reply import Reply
 from evert.bridge.clients.client import AgentClient, BlockingAgentClient
 from evert.bridge.clients.dialects.endpoint import Endpoint
@@ -24,7 +23,6 @@ from evert.bridge.episode.episode import Episode
 from evert.bridge.episode.inbox import AgentEnd, ParkedCall
 from evert.bridge.errors import (
     AgentAborted,
-    AgentTimeoutError,
     EnvClosedError,
     EpisodeEndedError,
 )
@@ -126,23 +124,6 @@ async def test_a_blocking_call_on_the_envs_own_loop_is_refused_instead_of_hangin
     assert "await client.chat.completions.create" in str(error)
 
 
-async def test_a_call_that_its_agent_gave_up_is_never_served() -> None:
-    async def agent(client: AgentClient) -> str:
-        first = asyncio.ensure_future(ask(client, "kept"))
-        await asyncio.sleep(0)
-        second = asyncio.ensure_future(ask(client, "given up"))
-        await asyncio.sleep(0)
-        second.cancel()
-        await asyncio.gather(second, return_exceptions=True)
-        return await first
-
-    episode = begin(agent)
-    call = await expect_call(episode)
-    await asyncio.sleep(0.01)
-    call.answer(reply("yes"))
-    assert (await expect_end(episode)).value == "yes"
-
-
 async def test_an_agent_may_time_out_its_own_call() -> None:
     async def agent(client: AgentClient) -> str:
         try:
@@ -162,24 +143,13 @@ async def test_an_agent_may_time_out_its_own_call() -> None:
 # -- callers ----------------------------------------------------------------------------------
 
 
-async def test_each_call_knows_its_task() -> None:
+async def test_each_call_knows_its_task_or_thread() -> None:
     async def agent(client: AgentClient) -> None:
-        searcher = asyncio.create_task(ask(client, "a"), name="searcher")
-        writer = asyncio.create_task(ask(client, "b"), name="writer")
+        searcher = asyncio.create_task(ask(client, "searcher"), name="searcher")
+        writer = asyncio.create_task(ask(client, "writer"), name="writer")
         await asyncio.gather(searcher, writer)
 
-    episode = begin(agent)
-    callers = {}
-    for _ in range(2):
-        call = await expect_call(episode)
-        callers[text_of(call)] = call.caller
-        call.answer(reply("yes"))
-    assert callers == {"a": "searcher", "b": "writer"}
-    await expect_end(episode)
-
-
-async def test_each_call_knows_its_thread() -> None:
-    def agent(client: BlockingAgentClient) -> None:
+    def blocking(client: BlockingAgentClient) -> None:
         tools = [
             threading.Thread(target=ask_blocking, args=(client, name), name=name)
             for name in ("left", "right")
@@ -189,28 +159,16 @@ async def test_each_call_knows_its_thread() -> None:
         for tool in tools:
             tool.join()
 
-    episode = begin(agent)
-    for _ in range(2):
-        call = await expect_call(episode)
-        assert call.caller == text_of(call)
-        call.answer(reply("yes"))
-    await expect_end(episode)
+    for each in (agent, blocking):
+        episode = begin(each)
+        for _ in range(2):
+            call = await expect_call(episode)
+            assert call.caller == text_of(call)
+            call.answer(reply("yes"))
+        await expect_end(episode)
 
 
 # -- every waiter learns ----------------------------------------------------------------------
-
-
-async def test_a_refused_call_raises_the_refusal_in_the_agent() -> None:
-    async def agent(client: AgentClient) -> str:
-        try:
-            await ask(client, "bad")
-        except Exception as error:
-            return type(error).__name__
-        return "answered"
-
-    episode = begin(agent)
-    (await expect_call(episode)).refuse(bad_request("no"))
-    assert (await expect_end(episode)).value == "BadRequestError"
 
 
 async def test_calls_still_queued_when_the_agent_ends_are_told_so() -> None:
@@ -268,16 +226,6 @@ def test_a_call_after_the_envs_loop_is_gone_is_refused() -> None:
         ask_blocking(clients[0], "late")
 
 
-async def test_an_agent_that_neither_calls_nor_ends_times_out() -> None:
-    async def agent(client: AgentClient) -> None:
-        await asyncio.sleep(60)
-
-    episode = begin(agent)
-    with pytest.raises(AgentTimeoutError, match=r"neither called the model nor ended.*0\.01 s"):
-        await episode.inboxes[0].take(0.01)
-    await episode.close(1)
-
-
 # -- closing ----------------------------------------------------------------------------------
 
 
@@ -318,29 +266,6 @@ async def test_closing_releases_a_thread_and_joins_it() -> None:
     assert await episode.close(1)
     assert steps == ["closed", "finally"]
     assert not threads()
-
-
-async def test_closing_tells_who_waits_for_the_agent() -> None:
-    async def agent(client: AgentClient) -> None:
-        await asyncio.sleep(60)
-
-    episode = begin(agent)
-    waiting = asyncio.create_task(episode.inboxes[0].take(None))
-    await asyncio.sleep(0)
-    assert await episode.close(1)
-    with pytest.raises(EnvClosedError, match="was closed"):
-        await waiting
-
-
-async def test_closing_refuses_the_queue() -> None:
-    async def agent(client: AgentClient) -> list[Any]:
-        calls = (ask(client, str(i)) for i in range(5))
-        return list(await asyncio.gather(*calls, return_exceptions=True))
-
-    episode = begin(agent)
-    await expect_call(episode)
-    assert await episode.close(1)
-    assert episode.is_over
 
 
 async def test_a_step_cancelled_just_as_a_call_arrives_loses_nothing() -> None:

@@ -5,7 +5,6 @@ it; thinking, tool calls and control tokens have none. They come along wherever 
 samples; where nobody brought them the agent gets a 400 that says what to do, and no number.
 """
 
-import asyncio
 import dataclasses
 import json
 import pickle
@@ -579,16 +578,3 @@ def test_sampled_tokens_travel_between_processes_and_into_records() -> None:
     assert there.logprobs == [-1.0, -2.0]
     assert dataclasses.asdict(action)["tokens"] == [1, 2]
     assert json.dumps(action.tokens) == "[1, 2]"
-
-
-async def test_many_agents_at_once_get_each_their_own() -> None:
-    async def agent(client: AgentClient, task: float) -> float:
-        found = (await call(client, logprobs=True)).choices[0].logprobs
-        return float({one.logprob for one in found.content} == {task})
-
-    async def episode(task: float) -> float:
-        policy = ScriptedPolicy(lambda prompt: "Fine.", logprob=task)
-        trajectory = await do_single_rollout(policy, ChatAgentEnv(agent, task))
-        return trajectory.transitions[-1].reward
-
-    assert await asyncio.gather(*(episode(-float(n)) for n in range(1, 9))) == [1.0] * 8

@@ -192,6 +192,10 @@ CALL_FORM = "messages[3].tool_calls[1] is {!r}; expected {{'id': "
 CALL_LIST = "messages[3].tool_calls must be a list of calls, got {!r}."
 ARGUMENTS = "messages[3].tool_calls[0].function.arguments is no JSON ("
 
+FUNCTIONS: list[Any] = [
+    *(None, "add", {"name": "add"}, {"arguments": "{}"}),
+    *({"name": 5, "arguments": "{}"}, {"name": "add", "arguments": {"x": 1}}),
+]
 REFUSED: list[tuple[object, str]] = [
     *(
         ({"role": role, "content": "Hi"}, ROLE.format(role))
@@ -205,21 +209,13 @@ REFUSED: list[tuple[object, str]] = [
     *(
         ({"role": "user", "content": [HELLO, part]}, PART.format(part))
         for part in (
-            "Hi",
-            None,
-            {},
-            {"text": "Hi"},
-            {"type": "text"},
-            {"type": "text", "text": None},
-            {"type": "text", "text": ["Hi"]},
-            {"type": "thinking"},
-            {"type": "image_url"},
+            *("Hi", None, {}, {"text": "Hi"}, {"type": "text"}, {"type": "text", "text": None}),
+            *({"type": "text", "text": ["Hi"]}, {"type": "thinking"}, {"type": "image_url"}),
             {"type": "image_url", "image_url": {}},
             {"type": "image_url", "image_url": {"url": 5}},
             {"type": "image"},
             {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
-            {"type": "file", "file": {"file_id": "f"}},
-            {"type": "refusal", "refusal": "No."},
+            *({"type": "file", "file": {"file_id": "f"}}, {"type": "refusal", "refusal": "No."}),
         )
     ),
     *(
@@ -231,18 +227,10 @@ REFUSED: list[tuple[object, str]] = [
     *(
         ({**assistant(""), "tool_calls": [CALL, call]}, CALL_FORM.format(call))
         for call in (
-            "add",
-            None,
-            {},
-            {"id": "call-1"},
-            {"id": "call-1", "function": None},
-            {"id": "call-1", "function": "add"},
-            {"id": "call-1", "function": {"name": "add"}},
-            {"id": "call-1", "function": {"arguments": "{}"}},
-            {"id": "call-1", "function": {"name": 5, "arguments": "{}"}},
-            {"id": "call-1", "function": {"name": "add", "arguments": {"x": 1}}},
+            *("add", None, {}, {"id": "call-1"}),
             {"id": "call-1", "type": "custom", "custom": {"name": "add", "input": "1"}},
             {"id": 5, "function": {"name": "add", "arguments": "{}"}},
+            *({"id": "call-1", "function": function} for function in FUNCTIONS),
         )
     ),
     *(
@@ -280,16 +268,10 @@ REFUSED_TOOLS: list[tuple[Any, str]] = [
     *(
         (tool, TOOL_FORM.format(tool))
         for tool in (
-            "add",
-            None,
-            {},
-            {"type": "function"},
-            {"type": "function", "function": "add"},
-            {"type": "function", "function": {}},
-            {"type": "function", "function": {"name": 5}},
+            *("add", None, {}, {"type": "function"}, {"type": "web_search"}),
+            *({"type": "function", "function": function} for function in ("add", {}, {"name": 5})),
             {"type": "function", "name": "add", "parameters": {}},
             {"type": "custom", "custom": {"name": "add"}},
-            {"type": "web_search"},
         )
     ),
     *(
@@ -297,9 +279,7 @@ REFUSED_TOOLS: list[tuple[Any, str]] = [
         for parameters in (
             "object",
             [1],
-            {"type": "string"},
-            {"type": "array"},
-            {"type": ["object"]},
+            *({"type": kind} for kind in ("string", "array", ["object"])),
         )
     ),
     *(
@@ -411,6 +391,11 @@ REWRITTEN_CALLS = [
     call_a(id="b"),
 ]
 
+OTHER_FUNCTIONS: list[Any] = [
+    *(None, "add", {"name": "add"}, {"name": "sum", "arguments": '{"x": 1}'}),
+    *({"name": "add", "arguments": arguments} for arguments in ('{"x": 2}', "{", None)),
+]
+
 SAME: list[tuple[Reply, object]] = [
     (TEXT, sent([HELLO])),
     (TEXT, sent((HELLO,))),
@@ -445,22 +430,9 @@ ANOTHER: list[tuple[Reply, object]] = [
     *(
         (EVERYTHING, sent("So.", tool_calls=made))
         for made in (
-            None,
-            [],
-            [call_a(), call_a(id="b")],
-            [call_a(id="b")],
-            [call_a(id=None)],
-            [call_a(function={"name": "sum", "arguments": '{"x": 1}'})],
-            [call_a(function={"name": "add", "arguments": '{"x": 2}'})],
-            [call_a(function={"name": "add", "arguments": "{"})],
-            [call_a(function={"name": "add", "arguments": None})],
-            [call_a(function={"name": "add"})],
-            [call_a(function=None)],
-            [call_a(function="add")],
-            ["add"],
-            [None],
-            5,
-            {"a": call_a()},
+            *(None, [], ["add"], [None], 5, {"a": call_a()}),
+            *([call_a(), call_a(id="b")], [call_a(id="b")], [call_a(id=None)]),
+            *([call_a(function=function)] for function in OTHER_FUNCTIONS),
         )
     ),
     (CALLS, sent("", tool_calls=REWRITTEN_CALLS[::-1])),
