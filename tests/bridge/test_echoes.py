@@ -188,7 +188,7 @@ async def test_a_broken_tool_call_that_comes_back_as_delivered_keeps_its_tokens(
     assert_whole(trajectory)
 
 
-# -- completed arguments -------------------------------------------------------------------------
+# -- completed arguments ---------------------------------------------------------------------------
 
 
 async def completing(client: AgentClient) -> float:
@@ -230,7 +230,7 @@ async def test_completed_arguments_are_kept_where_the_option_or_the_agent_says_s
     assert metrics.items() >= {"lineages": 4, "drift": 3, "drift/completed_arguments": 3}.items()
 
 
-# -- ids -----------------------------------------------------------------------------------------
+# -- ids -------------------------------------------------------------------------------------------
 
 
 def renaming(rename: Callable[[str, int], tuple[str, str]]) -> Callable[[AgentClient], Any]:
@@ -343,7 +343,7 @@ async def test_drift_says_which_field_of_which_message_differed(
     assert (logs["drift"], logs["drift_at"]) == (cause, where)
 
 
-# -- handoffs ------------------------------------------------------------------------------------
+# -- handoffs --------------------------------------------------------------------------------------
 
 
 async def test_two_agents_over_one_history_make_two_data_and_no_drift() -> None:

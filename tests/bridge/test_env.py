@@ -77,7 +77,7 @@ async def started(agent: Any, **options: Any) -> tuple[ChatAgentEnv, Any]:
     return env, first[0]
 
 
-# -- forms of agents -----------------------------------------------------------------------------
+# -- forms of agents -------------------------------------------------------------------------------
 
 
 async def test_every_form_of_agent_is_played() -> None:
@@ -139,7 +139,7 @@ async def test_tools_go_through_the_renderer_and_calls_come_back() -> None:
     assert len(trajectory_to_data(trajectory, 1.0)) == 1
 
 
-# -- tokens --------------------------------------------------------------------------------------
+# -- tokens ----------------------------------------------------------------------------------------
 
 
 class Speller:
@@ -199,7 +199,7 @@ async def test_an_action_that_ends_in_its_middle_is_delivered_and_the_agent_may_
     assert (result.episode_done, result.reward) == (True, 1.0)
 
 
-# -- rewards -------------------------------------------------------------------------------------
+# -- rewards ---------------------------------------------------------------------------------------
 
 
 async def test_a_reward_belongs_to_the_transition_just_taken_or_to_the_first() -> None:
@@ -272,7 +272,7 @@ async def test_notes_go_to_the_transition_just_taken() -> None:
     assert "guess" not in second.logs
 
 
-# -- ends ----------------------------------------------------------------------------------------
+# -- ends ------------------------------------------------------------------------------------------
 
 
 async def test_an_agent_that_makes_no_call_is_an_overflow_with_its_reward() -> None:
@@ -360,7 +360,7 @@ async def test_the_trainers_time_is_not_the_agents() -> None:
     assert rewards(await do_single_rollout(Slow(lambda prompt: "x"), env)) == [0.0, 1.0]
 
 
-# -- limits --------------------------------------------------------------------------------------
+# -- limits ----------------------------------------------------------------------------------------
 
 
 async def test_the_turn_cap_ends_the_episode_with_what_was_earned() -> None:
@@ -582,7 +582,7 @@ async def test_retries_count_as_turns_and_keep_to_the_token_budget() -> None:
     assert result.metrics["stop/max_tokens"] == 1.0
 
 
-# -- replies that are cut or do not parse --------------------------------------------------------
+# -- replies that are cut or do not parse ----------------------------------------------------------
 
 
 async def test_a_cut_reply_is_delivered_or_ends_the_episode_as_in_the_cookbook() -> None:
@@ -697,7 +697,7 @@ async def test_an_agents_stop_string_stops_the_reply_and_is_left_out() -> None:
     assert seen == ["1 2 ", "4"]
 
 
-# -- seams ---------------------------------------------------------------------------------------
+# -- seams -----------------------------------------------------------------------------------------
 
 
 class Hurry(RolloutHooks):
@@ -733,7 +733,7 @@ async def test_a_hook_cannot_go_on_after_the_agents_end_and_is_told_why() -> Non
         await run_rollout(policy_of("a", "b"), ChatAgentEnv(talker(1)), hooks=Clears())
 
 
-# -- closing -------------------------------------------------------------------------------------
+# -- closing ---------------------------------------------------------------------------------------
 
 
 def leftovers() -> tuple[int, int, int]:
@@ -917,7 +917,7 @@ async def test_a_longer_episode_leaves_no_more_for_the_garbage_collector() -> No
     assert abs(await garbage_of(40) - await garbage_of(4)) < 40
 
 
-# -- order ---------------------------------------------------------------------------------------
+# -- order -----------------------------------------------------------------------------------------
 
 
 async def test_methods_out_of_order_are_refused() -> None:

@@ -69,7 +69,7 @@ def threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("evert agent")}
 
 
-# -- order ------------------------------------------------------------------------------------
+# -- order -----------------------------------------------------------------------------------------
 
 
 async def test_a_plain_function_runs_in_a_thread_of_its_own() -> None:
@@ -140,7 +140,7 @@ async def test_an_agent_may_time_out_its_own_call() -> None:
     assert (await expect_end(episode)).value == "gave up"
 
 
-# -- callers ----------------------------------------------------------------------------------
+# -- callers ---------------------------------------------------------------------------------------
 
 
 async def test_each_call_knows_its_task_or_thread() -> None:
@@ -168,7 +168,7 @@ async def test_each_call_knows_its_task_or_thread() -> None:
         await expect_end(episode)
 
 
-# -- every waiter learns ----------------------------------------------------------------------
+# -- every waiter learns ---------------------------------------------------------------------------
 
 
 async def test_calls_still_queued_when_the_agent_ends_are_told_so() -> None:
@@ -226,7 +226,7 @@ def test_a_call_after_the_envs_loop_is_gone_is_refused() -> None:
         ask_blocking(clients[0], "late")
 
 
-# -- closing ----------------------------------------------------------------------------------
+# -- closing ---------------------------------------------------------------------------------------
 
 
 async def test_closing_cancels_a_task_and_runs_its_finally() -> None:
@@ -286,7 +286,7 @@ async def test_a_step_cancelled_just_as_a_call_arrives_loses_nothing() -> None:
     assert ended.is_set()
 
 
-# -- agents that do not listen ----------------------------------------------------------------
+# -- agents that do not listen ---------------------------------------------------------------------
 
 
 async def test_an_agent_that_swallows_its_cancellation_and_calls_again_is_aborted() -> None:

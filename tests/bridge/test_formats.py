@@ -45,7 +45,7 @@ def wanted(schema: Any) -> ReplyFormat:
     return ReplyFormat(json.dumps(schema))
 
 
-# -- what is asked, and what is wrong ------------------------------------------------------------
+# -- what is asked, and what is wrong --------------------------------------------------------------
 
 
 def test_the_instruction_says_what_is_wanted_and_a_correction_what_was_wrong() -> None:
@@ -114,7 +114,7 @@ def test_a_code_fence_around_the_json_is_taken_away() -> None:
     assert ADD.cleaned(fenced) is fenced
 
 
-# -- schemas -------------------------------------------------------------------------------------
+# -- schemas ---------------------------------------------------------------------------------------
 
 
 def test_references_within_the_schema_are_followed() -> None:
@@ -169,7 +169,7 @@ def test_the_draft_that_a_schema_names_is_used() -> None:
         assert first_error(json.dumps(schema), 5) is not None
 
 
-# -- through an Env ------------------------------------------------------------------------------
+# -- through an Env --------------------------------------------------------------------------------
 
 JSON_OBJECT: dict[str, Any] = {"response_format": {"type": "json_object"}}
 JSON_SCHEMA: dict[str, Any] = {
@@ -262,7 +262,7 @@ async def test_blocking_agents_are_served_alike() -> None:
     assert trajectory.transitions[-1].reward == 1.0
 
 
-# -- the instruction -----------------------------------------------------------------------------
+# -- the instruction -------------------------------------------------------------------------------
 
 
 async def conversation(

@@ -85,7 +85,7 @@ async def assert_reward(agent: Any, **options: Any) -> None:
     assert found.reward == 1.0
 
 
-# -- data -------------------------------------------------------------------------------------
+# -- data ------------------------------------------------------------------------------------------
 
 
 async def by_chat(client: AgentClient, url: str) -> str:
@@ -248,7 +248,7 @@ async def test_a_conversation_with_images_is_one_lineage() -> None:
     assert trajectory.transitions[-1].metrics["drift"] == 0
 
 
-# -- no other address -------------------------------------------------------------------------
+# -- no other address ------------------------------------------------------------------------------
 
 
 ADDRESSES = [
@@ -280,7 +280,7 @@ async def test_a_refusal_keeps_what_may_be_secret() -> None:
     assert "hidden" not in told
 
 
-# -- beside the loop --------------------------------------------------------------------------
+# -- beside the loop -------------------------------------------------------------------------------
 
 
 def test_no_image_is_opened_on_the_loop_and_none_is_rendered_there_again() -> None:
@@ -296,7 +296,7 @@ def test_no_image_is_opened_on_the_loop_and_none_is_rendered_there_again() -> No
         held.shown(text, 10)
 
 
-# -- frozen models ----------------------------------------------------------------------------
+# -- frozen models ---------------------------------------------------------------------------------
 
 
 class Judge(MessageCompleter):

@@ -146,7 +146,7 @@ class Talk:
         return [token for character in text for token in self.renderer.encode(character)]
 
 
-# -- the renderer's own prompt -------------------------------------------------------------------
+# -- the renderer's own prompt ---------------------------------------------------------------------
 
 
 def test_every_prompt_is_the_renderers_own_in_every_family(family: Renderer) -> None:
@@ -232,7 +232,7 @@ def test_any_texts_give_the_renderers_own_prompts(turns: list[tuple[str, str]]) 
     assert talk.book.lineages == 1
 
 
-# -- sampled tokens ------------------------------------------------------------------------------
+# -- sampled tokens --------------------------------------------------------------------------------
 
 
 def test_a_hundred_turns_are_one_sequence_of_what_was_sampled_however_replies_are_spelled() -> None:
@@ -312,7 +312,7 @@ def test_an_empty_reply_is_a_turn_like_any_other() -> None:
     assert talk.is_renderers(talk.ask([messages[0], assistant(""), user("Hello?")]))
 
 
-# -- what continues a conversation ---------------------------------------------------------------
+# -- what continues a conversation -----------------------------------------------------------------
 
 
 class Step(NamedTuple):
@@ -533,7 +533,7 @@ def test_a_conversation_handed_to_another_task_goes_on() -> None:
     assert talk.ask(messages, "two") is first
 
 
-# -- drift ---------------------------------------------------------------------------------------
+# -- drift -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -609,7 +609,7 @@ def test_a_reply_that_cannot_be_parsed_is_history_like_any_other() -> None:
     assert talk.read(talk.ask(messages)).endswith("And?<|im_end|>\n<|im_start|>assistant\n")
 
 
-# -- completed arguments -------------------------------------------------------------------------
+# -- completed arguments ---------------------------------------------------------------------------
 
 SAMPLED = {
     "path": "a.py",
@@ -737,7 +737,7 @@ def test_a_template_that_strips_thinking_is_named_and_not_what_was_completed(
     assert talk.met == (2, {Drift.TEMPLATE: 1})
 
 
-# -- branches ------------------------------------------------------------------------------------
+# -- branches --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["qwen3_instruct", "deepseekv4_1_disable_thinking"])
@@ -756,7 +756,7 @@ def test_the_hundredth_branch_shares_tokens_as_the_first_does(
         assert talk.met == (100, {Drift.RETOKENISED: 1})
 
 
-# -- refusals ------------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------
 
 
 def test_refused_requests_leave_no_trace(make_renderer: MakeRenderer) -> None:
@@ -840,7 +840,7 @@ def test_tools_that_cannot_be_kept_or_expressed_are_the_agents_400(
         Talk(make_renderer("role_colon")).ask([user("Hi")], tools=[ADD])
 
 
-# -- frameworks of several agents ----------------------------------------------------------------
+# -- frameworks of several agents ------------------------------------------------------------------
 
 
 def test_a_handoff_of_the_openai_agents_sdk_is_a_new_conversation_and_no_drift() -> None:
@@ -893,7 +893,7 @@ def test_agents_that_alternate_over_the_same_question_are_no_drift() -> None:
     assert (*talk.met, talk.book.handoffs) == (4, {}, 0)
 
 
-# -- images --------------------------------------------------------------------------------------
+# -- images ----------------------------------------------------------------------------------------
 
 
 def red_square() -> dict[str, Any]:
@@ -940,7 +940,7 @@ def test_an_image_object_is_known_again_by_its_pixels() -> None:
     assert other.lineage == 1
 
 
-# -- many conversations --------------------------------------------------------------------------
+# -- many conversations ----------------------------------------------------------------------------
 
 
 def test_finding_takes_as_many_comparisons_among_many_as_among_few(

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from tests.kit import ask, call, tool, user
 from tinker_cookbook.completers import (
     MessageCompleter,
-    StopCondition,
     TinkerTokenCompleter,
     TokenCompleter,
     TokensWithLogprobs,
@@ -99,7 +98,7 @@ def said(reply: Reply, tokens: list[int], renderer: PromptRenderer) -> str:
     return reply.text
 
 
-# -- which tokens --------------------------------------------------------------------------------
+# -- which tokens ----------------------------------------------------------------------------------
 
 
 def test_the_tokens_of_a_plain_reply_and_not_its_thoughts_in_every_chat_format(
@@ -216,7 +215,7 @@ def test_a_text_that_is_nowhere_in_what_was_sampled_has_none() -> None:
     assert with_logprobs(reply, tokens, numbers(tokens), renderer).logprobs is None
 
 
-# -- what the SDK reads -----------------------------------------------------------------------
+# -- what the SDK reads ----------------------------------------------------------------------------
 
 SPEECH = "So it is: 🎉 for all of us, and then some more."
 
@@ -228,19 +227,12 @@ class Numbered(ScriptedPolicy):
         super().__init__(replies)
         self.given: list[list[float]] = []
 
-    async def __call__(
-        self,
-        model_input: tinker.ModelInput,
-        stop: StopCondition,
-        *,
-        max_tokens: int | None = None,
-    ) -> TokensWithLogprobs:
-        action = await super().__call__(model_input, stop, max_tokens=max_tokens)
+    async def __call__(self, *arguments: Any, **options: Any) -> TokensWithLogprobs:
+        action = await super().__call__(*arguments, **options)
         logprobs = numbers(action.tokens)
         self.given.append(logprobs)
-        return TokensWithLogprobs(
-            SampledTokens(action.tokens, logprobs), logprobs, action.stop_reason
-        )
+        tokens = SampledTokens(action.tokens, logprobs)
+        return TokensWithLogprobs(tokens, logprobs, action.stop_reason)
 
 
 async def played(agent: Any, *replies: str, **options: Any) -> list[list[float]]:
@@ -287,23 +279,16 @@ async def test_the_handle_and_chat_completions_whole_and_streamed() -> None:
         assert final.choices[0].message.content == SPEECH
         check(final.choices[0].logprobs.content, seen)
         assert sum(event.type == "logprobs.content.delta" for event in events) > 1
-        return 1.0
-
-    assert await played(agent, *[SPEECH] * 3) == seen
-
-
-async def test_the_pieces_of_a_stream_are_those_of_their_tokens() -> None:
-    async def agent(client: AgentClient) -> float:
-        chunks: Any = await client.openai.chat.completions.create(
-            model=client.model, messages=HELLO, logprobs=True, stream=True
-        )
+        chunks = await client.openai.chat.completions.create(**fields, stream=True)
         spoken = [chunk.choices[0] async for chunk in chunks]
         pieces = [one for one in spoken if one.delta.content]
         for one in pieces:
             assert one.delta.content == "".join(token.token for token in one.logprobs.content)
-        return float(len(pieces) > 1 and "".join(p.delta.content for p in pieces) == SPEECH)
+        assert len(pieces) > 1
+        check([token for one in pieces for token in one.logprobs.content], seen)
+        return 1.0
 
-    await played(agent)
+    assert await played(agent, *[SPEECH] * 4) == seen
 
 
 async def test_responses_whole_and_streamed() -> None:
@@ -376,7 +361,7 @@ async def test_those_of_other_tokens_are_a_400_that_says_why() -> None:
     assert result.reward == 1.0
 
 
-# -- they come along --------------------------------------------------------------------------
+# -- they come along -------------------------------------------------------------------------------
 
 
 async def test_what_the_cookbooks_own_completer_samples(tmp_path: Path) -> None:
@@ -423,34 +408,13 @@ class Judge(TokenCompleter):
         self._script = Numbered(SPEECH)
         self._logprobs = logprobs
 
-    async def __call__(
-        self,
-        model_input: tinker.ModelInput,
-        stop: StopCondition,
-        *,
-        max_tokens: int | None = None,
-    ) -> TokensWithLogprobs:
-        action = await self._script(model_input, stop, max_tokens=max_tokens)
+    async def __call__(self, *arguments: Any, **options: Any) -> TokensWithLogprobs:
+        action = await self._script(*arguments, **options)
         known = action.maybe_logprobs if self._logprobs else None
         return TokensWithLogprobs([*action.tokens], known)
 
 
-async def test_a_frozen_models_own() -> None:
-    seen: list[list[float]] = []
-
-    async def agent(client: AgentClient) -> float:
-        said = await call(client, model="judge", logprobs=True)
-        check(said.choices[0].logprobs.content, seen)
-        return 1.0
-
-    result: Any = await ChatAgentEnv(agent, models={"judge": Judge(True)}).initial_observation()
-
-    assert result.reward == 1.0
-    [logprobs] = seen
-    assert logprobs == numbers(logprobs)
-
-
-# -- nobody brought them ----------------------------------------------------------------------
+# -- nobody brought them ---------------------------------------------------------------------------
 
 
 async def refusal(client: AgentClient, model: str) -> openai.BadRequestError:
@@ -477,19 +441,23 @@ async def test_bare_tokens_have_none_and_the_agent_may_ask_again_without() -> No
     assert result.reward == 1.0
 
 
-async def test_a_frozen_model_without_them() -> None:
+async def test_a_frozen_model_gives_its_own_or_says_that_it_has_none() -> None:
     class Talker(MessageCompleter):
         async def __call__(self, messages: list[Message]) -> Message:
             raise AssertionError("it need not be asked")
 
+    seen: list[list[float]] = []
+
     async def agent(client: AgentClient) -> float:
-        assert "came without any" in (await refusal(client, "judge")).message
+        check((await call(client, model="judge", logprobs=True)).choices[0].logprobs.content, seen)
+        assert "came without any" in (await refusal(client, "silent")).message
         assert "'talker' is a MessageCompleter" in (await refusal(client, "talker")).message
         return 1.0
 
-    models: Any = {"judge": Judge(False), "talker": Talker()}
+    models: Any = {"judge": Judge(True), "silent": Judge(False), "talker": Talker()}
     result: Any = await ChatAgentEnv(agent, models=models).initial_observation()
     assert result.reward == 1.0
+    assert seen == [numbers(seen[0])]
 
 
 def endpoint(logprobs: list[Any]) -> web.Application:

@@ -55,7 +55,7 @@ def sdk_message(reply: Reply) -> ChatCompletionMessage:
     return completion(reply, id="chatcmpl-evert-0", model="policy").choices[0].message
 
 
-# -- what is read --------------------------------------------------------------------------------
+# -- what is read ----------------------------------------------------------------------------------
 
 
 def calls(*changes: dict[str, Any]) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def test_tools_are_read_with_name_description_and_schema() -> None:
     assert tool["parameters"]["properties"] == {"x": {"title": "X", "type": "integer"}}
 
 
-# -- what is refused -----------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------------------
 
 ROLE = "messages[3] has role {!r}; expected one of system, developer, user, assistant, tool."
 MESSAGE = "messages[3] must be a dict with 'role' and 'content', got {}: {!r}."
@@ -303,7 +303,7 @@ def test_a_tool_that_cannot_be_read_is_refused_with_its_place() -> None:
         assert caught.value.param == f"tools[1]{field}", tool
 
 
-# -- replies -------------------------------------------------------------------------------------
+# -- replies ---------------------------------------------------------------------------------------
 
 
 def test_a_reply_is_told_apart_into_text_and_reasoning() -> None:
@@ -349,7 +349,7 @@ def test_a_broken_call_of_the_default_renderer_reaches_the_agent_as_text() -> No
     assert reply.finish_reason == "stop"
 
 
-# -- sent back -----------------------------------------------------------------------------------
+# -- sent back -------------------------------------------------------------------------------------
 
 TEXT = replied("Hello.")
 EMPTY = replied("")

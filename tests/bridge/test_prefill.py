@@ -47,7 +47,7 @@ def texts(reply: anthropic.types.Message) -> list[str]:
     return [block.text for block in reply.content if block.type == "text"]
 
 
-# -- the prompt -------------------------------------------------------------------------------
+# -- the prompt ------------------------------------------------------------------------------------
 
 
 async def test_the_prompt_is_the_renderers_own_with_this_prefill(family: cookbook.Renderer) -> None:
@@ -70,7 +70,7 @@ async def test_what_cannot_begin_a_reply_is_a_finished_message() -> None:
         assert text.endswith("<|im_end|>\n<|im_start|>assistant\n"), messages
 
 
-# -- what the agent gets -------------------------------------------------------------------------
+# -- what the agent gets ---------------------------------------------------------------------------
 
 
 async def test_the_agent_gets_what_follows_whole_and_streamed() -> None:
@@ -118,7 +118,7 @@ async def test_a_frozen_model_that_is_sampled_goes_on_from_it_as_well() -> None:
     assert end.reward == 1.0
 
 
-# -- sent back --------------------------------------------------------------------------------
+# -- sent back -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("as_one", [True, False], ids=["joined", "two messages"])

@@ -34,7 +34,7 @@ WEATHER: ToolSpec = {
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
 
-# -- tails ---------------------------------------------------------------------------------------
+# -- tails -----------------------------------------------------------------------------------------
 
 
 def test_tails_are_the_end_of_the_whole_prompt(make_renderer: MakeRenderer) -> None:
@@ -59,7 +59,7 @@ def test_other_templates_are_rendered_whole(make_renderer: MakeRenderer) -> None
         assert not PromptRenderer(make_renderer(name)).renders_tails, why
 
 
-# -- literals ------------------------------------------------------------------------------------
+# -- literals --------------------------------------------------------------------------------------
 
 
 def test_control_tokens_in_a_users_text_stay_text_that_reads_the_same(family: Renderer) -> None:
@@ -132,7 +132,7 @@ def test_text_without_control_tokens_is_not_touched() -> None:
     assert prompt_renderer(None).escape(message) is message
 
 
-# -- ends ----------------------------------------------------------------------------------------
+# -- ends ------------------------------------------------------------------------------------------
 
 
 def test_a_cut_action_lacks_its_end_and_a_whole_one_does_not() -> None:
@@ -143,7 +143,7 @@ def test_a_cut_action_lacks_its_end_and_a_whole_one_does_not() -> None:
     assert renderer.missing_end([]) == renderer.end_tokens
 
 
-# -- tools ---------------------------------------------------------------------------------------
+# -- tools -----------------------------------------------------------------------------------------
 
 
 def test_tools_go_through_the_renderers_own_support() -> None:
@@ -157,7 +157,7 @@ def test_a_renderer_without_tools_says_so(make_renderer: MakeRenderer) -> None:
         renderer.tool_prefix([WEATHER], "")
 
 
-# -- threads -------------------------------------------------------------------------------------
+# -- threads ---------------------------------------------------------------------------------------
 
 
 def test_renderings_in_many_threads_are_those_of_one() -> None:
@@ -195,7 +195,7 @@ async def test_long_texts_in_threads_and_short_ones_on_the_loop_do_not_mix() -> 
     assert len({str(prompt) for prompt in await running}) == 1
 
 
-# -- refusals ------------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------
 
 
 def test_one_renderer_has_one_prompt_renderer(make_renderer: MakeRenderer) -> None:

@@ -31,7 +31,7 @@ def reply(text: str) -> Reply:
     return Reply(parsed, text, None, (), (), "stop", 3, 4)
 
 
-# -- patterns ---------------------------------------------------------------------------------
+# -- patterns --------------------------------------------------------------------------------------
 
 
 PATTERNS = [
@@ -103,7 +103,7 @@ async def test_the_loop_goes_on_under_an_env_whose_agent_asks_for_it() -> None:
     assert [turn.metrics["format_error"] for turn in trajectory.transitions] == [1.0] * 6
 
 
-# -- schemas that explode ---------------------------------------------------------------------
+# -- schemas that explode --------------------------------------------------------------------------
 
 
 def doubling(keyword: str, levels: int = 40) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def test_numbers_of_any_size_are_divided() -> None:
             fits({"multipleOf": divisor}, number, hasty=True)
 
 
-# -- off the loop -----------------------------------------------------------------------------
+# -- off the loop ----------------------------------------------------------------------------------
 
 PEOPLE = {
     "type": "array",
@@ -265,7 +265,7 @@ def test_a_reply_of_white_space_and_fences_is_looked_at_once() -> None:
             assert len(cleaned.text) <= 50_000 * len(filling) + len("```json\n") + len(end)
 
 
-# -- what cannot be checked -------------------------------------------------------------------
+# -- what cannot be checked ------------------------------------------------------------------------
 
 
 UNCHECKED: list[tuple[dict[str, Any], str]] = [

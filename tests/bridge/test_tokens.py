@@ -49,7 +49,7 @@ def chunks_in(log: TokenLog) -> list[Chunk]:
     return log.followed_by([]).chunks
 
 
-# -- flat prompts --------------------------------------------------------------------------------
+# -- flat prompts ----------------------------------------------------------------------------------
 
 
 @given(flats)
@@ -66,7 +66,7 @@ def test_a_flat_prompt_is_chunks_of_text_between_images_and_the_same_again(
     assert chunks_of([]) == []
 
 
-# -- the log -------------------------------------------------------------------------------------
+# -- the log ---------------------------------------------------------------------------------------
 
 
 @given(pieces, flats)

@@ -46,7 +46,7 @@ def is_trained(trajectory: Trajectory) -> list[bool]:
     return trained
 
 
-# -- the faces --------------------------------------------------------------------------------
+# -- the faces -------------------------------------------------------------------------------------
 
 
 async def by_handle(client: AgentClient) -> None:
@@ -182,7 +182,7 @@ async def test_a_response_that_is_not_learned_from_can_be_gone_on_from() -> None
     assert len(trajectory_to_data(trajectory, 1.0)) == 1
 
 
-# -- the data ---------------------------------------------------------------------------------
+# -- the data --------------------------------------------------------------------------------------
 
 
 async def test_a_turn_in_the_midst_of_a_conversation_has_no_weight_and_its_neighbours_have() -> (
@@ -219,7 +219,7 @@ async def test_an_episode_without_another_call_has_nothing_to_learn_from() -> No
     assert not can_be_learned_from(await play(agent, "no weight"))
 
 
-# -- asked again ------------------------------------------------------------------------------
+# -- asked again -----------------------------------------------------------------------------------
 
 
 async def test_replies_that_are_asked_for_again_have_no_weight_either() -> None:
@@ -233,7 +233,7 @@ async def test_replies_that_are_asked_for_again_have_no_weight_either() -> None:
     assert is_trained(trajectory) == [False, False, True]
 
 
-# -- refused ----------------------------------------------------------------------------------
+# -- refused ---------------------------------------------------------------------------------------
 
 
 async def test_a_field_that_says_otherwise_is_refused() -> None:
