@@ -1,20 +1,20 @@
 """Rewards that compare the episodes of a group.
 
-1. A group reward gets the trajectories, a list as ever, with task, seats, metrics and transcripts.
-2. It may be async; while it waits, other groups go on.
-3. It returns a number or an ``Outcome`` each, whose metrics are the trajectory's.
+A group reward gets the trajectories, a list as ever, with task, seats, metrics and transcripts; it
+may be async; it returns a number or an ``Outcome`` each.
 """
 
 import asyncio
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from tests.kit import ask, asks, assistant, policy_of, user
 from tinker_cookbook.rl.rollout_limits import RolloutLimits
 from tinker_cookbook.rl.rollouts import do_group_rollout
 from tinker_cookbook.rl.types import Trajectory
 
-from evert.bridge.env.scripted import ScriptedPolicy
 from evert.bridge.episode.agent import NO_TASK, Outcome
 from evert.bridge.errors import InvalidAgentError, RewardError
 from evert.bridge.groups.group import ChatAgentGroupBuilder
@@ -23,15 +23,6 @@ from evert.bridge.tokens.bases import default_renderer
 from evert.envs.identity import identity_agent
 
 SEATS = ("player", "judge")
-
-
-def says_seven() -> ScriptedPolicy:
-    return ScriptedPolicy(lambda prompt: "I am 7")
-
-
-async def ask(client: Any, text: str) -> str:
-    completion = await client.chat.completions.create(messages=[{"role": "user", "content": text}])
-    return completion.choices[0].message.content or ""
 
 
 async def seated(client: Any, task: object) -> float:
@@ -52,10 +43,14 @@ class Seen:
         return [0.0 for _ in group]
 
 
-async def seen(agent: Any = identity_agent, task: Any = 7, size: int = 2, **options: Any) -> Any:
+async def rewarded(reward: GroupReward | None, agent: Any, task: Any, **options: Any) -> Any:
+    builder = ChatAgentGroupBuilder(agent, task, 2, group_reward=reward, **options)
+    return await do_group_rollout(builder, policy_of("I am 7", *["I am 7"] * 20))
+
+
+async def seen(agent: Any = identity_agent, task: Any = 7, **options: Any) -> PlayedGroup:
     reward = Seen()
-    builder = ChatAgentGroupBuilder(agent, task, size, group_reward=reward, **options)
-    await do_group_rollout(builder, says_seven())
+    await rewarded(reward, agent, task, **options)
     [group] = reward.groups
     return group
 
@@ -70,14 +65,7 @@ async def test_it_is_given_the_trajectories_and_the_task() -> None:
     assert group.task == 7
     assert (group.seats, group.episodes) == ([None, None], [0, 1])
     assert group.renderer is default_renderer()
-
-
-async def test_an_agent_without_a_task_has_none() -> None:
-    async def agent(client: Any) -> float:
-        await ask(client, "?")
-        return 1.0
-
-    assert (await seen(agent, NO_TASK)).task is NO_TASK
+    assert (await seen(asks, NO_TASK)).task is NO_TASK
 
 
 async def test_the_seats_of_an_episode_are_named_and_belong_together() -> None:
@@ -91,7 +79,7 @@ async def test_the_seats_of_an_episode_are_named_and_belong_together() -> None:
 async def test_metrics_are_the_latest_of_each_name_and_the_report_is_among_them() -> None:
     async def agent(client: Any) -> float:
         for number in range(2):
-            await ask(client, "?")
+            await ask(client)
             client.metric("calls", number + 1)
         return 1.0
 
@@ -102,43 +90,46 @@ async def test_metrics_are_the_latest_of_each_name_and_the_report_is_among_them(
 
     async def endless(client: Any) -> float:
         while True:
-            await ask(client, "?")
+            await ask(client)
 
     cut = await seen(endless, NO_TASK, limits=RolloutLimits(max_turns=2))
     assert cut.metrics[0]["lineages"] == 2, "also where the episode was stopped"
 
 
 async def test_a_transcript_says_what_was_told_and_said_once() -> None:
-    async def agent(client: Any) -> float:
-        messages: list[Any] = [{"role": "user", "content": "First."}]
+    async def alternates(client: Any) -> float:
+        histories = [[user(f"I am {name}.")] for name in "AB"]
         for _ in range(2):
-            completion = await client.chat.completions.create(messages=messages)
-            messages += [completion.choices[0].message, {"role": "user", "content": "Second."}]
+            for messages in histories:
+                messages += [assistant(await ask(client, *messages)), user("More.")]
         return 1.0
 
-    group = await seen(agent, NO_TASK)
-    text = group.transcripts[0]
+    [text, _] = (await seen(alternates, NO_TASK)).transcripts
 
-    assert [text.count(part) for part in ("First.", "Second.", "I am 7")] == [1, 1, 2]
-    assert text.index("First.") < text.index("I am 7") < text.index("Second.")
+    assert [text.count(part) for part in ("I am A.", "I am B.", "More.", "I am 7")] == [1, 1, 2, 4]
+    assert text.index("I am A.") < text.index("I am 7") < text.index("More.")
     assert "<|" not in text
 
 
-async def test_what_alternating_conversations_were_told_is_not_said_again() -> None:
-    async def agent(client: Any) -> float:
-        histories: list[list[Any]] = [[{"role": "user", "content": f"I am {x}."}] for x in "AB"]
-        for _ in range(2):
-            for messages in histories:
-                completion = await client.chat.completions.create(messages=messages)
-                messages += [completion.choices[0].message, {"role": "user", "content": "More."}]
-        return 1.0
-
-    [text, _] = (await seen(agent, NO_TASK)).transcripts
-
-    assert [text.count(part) for part in ("I am A.", "I am B.", "More.")] == [1, 1, 2]
-
-
 # -- what it may be ------------------------------------------------------------------------------
+
+
+async def test_it_is_added_to_what_the_trajectories_earned_with_the_metrics_of_an_outcome() -> None:
+    group = await rewarded(lambda group: [Outcome(0.5, {"rank": 1}), 0.25], identity_agent, 7)
+    assert group.get_total_rewards() == [1.5, 1.25]
+    assert group.metrics_G == [{"rank": 1.0}, {}]
+
+    group = await rewarded(None, identity_agent, 7)
+    assert (group.final_rewards_G, group.get_total_rewards()) == ([0.0, 0.0], [1.0, 1.0])
+
+
+async def test_its_metrics_stand_beside_the_seats_rewards() -> None:
+    def judged(group: PlayedGroup) -> Sequence[Outcome]:
+        return [Outcome(float(seat == "player"), {"judged": 1.0}) for seat in group.seats]
+
+    player, judge, *_ = (await rewarded(judged, seated, 7, seats=SEATS)).metrics_G
+    assert (player["judged"], player["seat/player/reward"]) == (1.0, 1.0)
+    assert (judge["judged"], judge["seat/judge/reward"]) == (1.0, 0.0)
 
 
 async def test_it_may_be_async_and_other_groups_go_on_meanwhile() -> None:
@@ -148,58 +139,39 @@ async def test_it_may_be_async_and_other_groups_go_on_meanwhile() -> None:
         await both.wait()
         return [float(len(group)) for _ in group]
 
-    builders = [
-        ChatAgentGroupBuilder(identity_agent, task, 2, group_reward=waits_for_both)
-        for task in (7, 8)
-    ]
-    played = await asyncio.wait_for(
-        asyncio.gather(*(do_group_rollout(each, says_seven()) for each in builders)), 30
-    )
+    playing = asyncio.gather(*(rewarded(waits_for_both, identity_agent, task) for task in (7, 8)))
+    groups = await asyncio.wait_for(playing, 30)
 
-    assert [group.get_total_rewards() for group in played] == [[3.0, 3.0], [2.0, 2.0]]
-
-
-async def rewarded(reward: GroupReward, **options: Any) -> Any:
-    builder = ChatAgentGroupBuilder(identity_agent, 7, 2, group_reward=reward)
-    return await do_group_rollout(builder, says_seven())
-
-
-async def test_an_outcome_brings_metrics_of_its_trajectory() -> None:
-    group = await rewarded(lambda group: [Outcome(0.5, {"rank": 1}), 0.25])
-
-    assert group.get_total_rewards() == [1.5, 1.25]
-    assert group.metrics_G == [{"rank": 1.0}, {}]
-
-
-async def test_its_metrics_stand_beside_the_seats_rewards() -> None:
-    def judged(group: PlayedGroup) -> Sequence[Outcome]:
-        return [Outcome(float(seat == "player"), {"judged": 1.0}) for seat in group.seats]
-
-    builder = ChatAgentGroupBuilder(seated, 7, 2, seats=SEATS, group_reward=judged)
-    group = await do_group_rollout(builder, says_seven())
-
-    player, judge = group.metrics_G[:2]
-    assert (player["judged"], player["seat/player/reward"]) == (1.0, 1.0)
-    assert (judge["judged"], judge["seat/judge/reward"]) == (1.0, 0.0)
+    assert [group.get_total_rewards() for group in groups] == [[3.0, 3.0], [2.0, 2.0]]
 
 
 async def nothing(group: PlayedGroup) -> Any:
     return None
 
 
+def too_few(group: PlayedGroup) -> Any:
+    return [1.0]
+
+
 @pytest.mark.parametrize(
     ("reward", "error", "said"),
     [
         (nothing, InvalidAgentError, "nothing returned None; expected one reward for each of 2"),
+        (
+            too_few,
+            InvalidAgentError,
+            rf"{__name__}.too_few returned 1 rewards for 2 trajectories; expected one each, in ord",
+        ),
+        (lambda group: [math.nan] * 2, RewardError, r"A reward of .* is nan \(float\)"),
         (lambda group: [Outcome(), 1.0], RewardError, r"A reward of .* is None"),
         (
-            lambda group: [Outcome(1.0, {"x": float("nan")}), 1.0],
+            lambda group: [Outcome(1.0, {"x": math.nan}), 1.0],
             RewardError,
             r"The metric 'x' of .* is nan",
         ),
     ],
-    ids=["async without rewards", "an outcome without a reward", "a metric that is no number"],
+    ids=["no rewards", "too few", "nan", "an outcome without a reward", "a metric of nan"],
 )
 async def test_what_is_no_reward_is_an_error(reward: Any, error: Any, said: str) -> None:
     with pytest.raises(error, match=said):
-        await rewarded(reward)
+        await rewarded(reward, identity_agent, 7)
